@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests as other CPUs would round: under each setting one library takes kernels made for less than this CPU's AVX-512.
 #
-#   scripts/other_cpus.sh                               # README's tests under each setting, some ten minutes each
+#   scripts/other_cpus.sh                               # README's tests under each setting, some four minutes each
 #   scripts/other_cpus.sh tests/conformance -k iql      # pytest's arguments, in place of README's
 #   CPUS="MKL_CBWR=COMPATIBLE" scripts/other_cpus.sh    # other settings
 #

@@ -1,5 +1,6 @@
 """Nothing that a test loads or compiles is left in the user's cache; a process takes one thread, for several of them run at a time; and
-`heeds_signals`, for tests that send some; `pictures`, which keeps figures and spares rendering them."""
+`heeds_signals`, for tests that send some; `pictures`, which keeps figures and spares rendering them. A test is in one tier, and those of
+the fast tier that take long are named at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import re
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +53,21 @@ def no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    both = [item.nodeid for item in items if item.get_closest_marker("slow") and item.get_closest_marker("nightly")]
-    if both:
-        raise pytest.UsageError(f"a test is in one tier, slow or nightly: {both[0]}")
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
+    made = yield
+    for item in made if isinstance(made, list) else []:
+        if item.get_closest_marker("slow") and item.get_closest_marker("nightly"):
+            raise pytest.Collector.CollectError(f"{item.nodeid} is marked slow and nightly: a test is in one tier")
+    return made
 
 
-LONG = 5.0  # seconds
+FAST, LONG = "not slow and not nightly", 5.0  # -m of pyproject.toml, seconds
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Names the tests of the fast tier that took longer than the others may (CONTRIBUTING); a busy machine is no failure."""
-    if config.option.markexpr != "not slow and not nightly":
+    if config.option.markexpr != FAST:
         return
     spent: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():

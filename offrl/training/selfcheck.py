@@ -34,7 +34,7 @@ class SelfCheck:
 
     def __init__(self, algo: str, compile: str, device: torch.device) -> None:
         """Raises UserError for settings under which nothing can be tried."""
-        settings = {"algo": algo, "compile": compile, "device": str(device), "steps": PAYS_FROM, "quiet": True}
+        settings = {"algo": algo, "compile": compile, "device": str(device), "steps": PAYS_FROM, "quiet": True, "experiment": "none"}
         config = compose(settings)
         kind = registry.get("algo", config.algo.name)
         dataset = load_dataset(config.dataset, str(device), True)

@@ -35,6 +35,7 @@ from tests.support.cases import (
     BASE,
     BATCH,
     BATCHED,
+    REPRESENTATIVES,
     WAITING,
     Case,
     a_batch,
@@ -49,6 +50,7 @@ from tests.support.cases import (
     start,
     train,
 )
+from tests.support.tiers import nightly_but
 
 # ---- replicas
 
@@ -265,7 +267,7 @@ def test_resumes_bit_for_bit(case: Case, tmp_path: Path) -> None:
 PRETRAINED = {("rambo", "dynamics")}  # modules that begin as those of a run that came first, whatever the seed
 
 
-@each(representatives(ALL))
+@each([pytest.param(c, marks=pytest.mark.nightly if c.settings else ()) for c in ALL])
 def test_init_depends_on_the_seed_alone(case: Case) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -285,7 +287,7 @@ def test_init_depends_on_the_seed_alone(case: Case) -> None:
         identical(first.target[name], first.params[name])
 
 
-@each(representatives(ALL))
+@each([pytest.param(c, marks=pytest.mark.nightly if c.settings else ()) for c in ALL])
 def test_update_is_a_pure_function(case: Case) -> None:
     algorithm = case.make()
     state, batch, key = algorithm.init(0), a_batch(algorithm), rng.make_key(1)
@@ -386,8 +388,7 @@ def test_settings(name: str) -> None:
         assert name in text, "configs/algo has a file for every algorithm"
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", nightly_but({c.split("-")[0] for c in REPRESENTATIVES}, ALGORITHMS))
 def test_every_choice_of_a_setting_makes_networks(name: str) -> None:
     for field in dataclasses.fields(ALGORITHMS[name].Config):
         for choice in field.metadata.get("choices") or ():

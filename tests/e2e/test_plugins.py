@@ -155,7 +155,7 @@ def test_a_plugin_in_worker_processes_compiled_and_resumed(offrl: Offrl, file: P
         torch.testing.assert_close(value, b[key], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_the_tutorials_call_from_python(offrl: Offrl, file: Path) -> None:
     scope: dict[str, Any] = {}
     exec(BLOCKS[1].replace("steps=1000", "steps=20, quiet=True, settings={'eval.episodes': 1, 'eval.max_steps': 5, 'compare': []}"), scope)

@@ -276,7 +276,7 @@ def test_all_at_once(offrl: Offrl, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         check(offrl, it, command, server[1])
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c != "model"])
 def test_an_honest_run_is_served(offrl: Offrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Any, command: str) -> None:
     """The commands above are refused for the attack, not for something else."""

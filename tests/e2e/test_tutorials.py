@@ -18,8 +18,12 @@ OFFRL = 'offrl() { "$PYTHON" -m offrl.cli "$@"; }\n'
 PROGRAMS = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+ONCE = ("own-algorithm", "ship")  # first-run repeats README's main job
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, id=p.stem, marks=pytest.mark.slow if p.stem in ONCE else pytest.mark.nightly) for p in PAGES]
+)
 def test_tutorial_runs(page: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     saved = {text: name for name, text in re.findall(r"save this as `([\w.]+)`\.\n+```python\n(.*?)^```", page.read_text(), re.M | re.S)}

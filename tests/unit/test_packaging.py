@@ -106,9 +106,10 @@ def test_readme_has_the_two_commands_that_ci_runs() -> None:
     assert blocks["test"] == f'{torch} && pip install -e ".[dev]" && pytest'
 
 
-def test_plain_pytest_is_the_fast_suite() -> None:
+def test_plain_pytest_is_the_fast_tier() -> None:
     addopts = re.search(r"^addopts = '(.+)'$", (ROOT / "pyproject.toml").read_text(), re.M)
-    assert addopts and addopts[1].endswith('-n 2 --dist worksteal -m "not slow and not nightly"')
+    fast = re.search(r'^FAST, LONG = "(.+)",', (ROOT / "tests" / "conftest.py").read_text(), re.M)
+    assert addopts and fast and addopts[1].endswith(f'-n 2 --dist worksteal -m "{fast[1]}"') and fast[1] == "not slow and not nightly"
 
 
 def test_built_in_data_set_is_small() -> None:

@@ -27,6 +27,11 @@ def test_files_and_options_that_steps_call_exist() -> None:
             assert known, f"{name}: {file} knows no {option}"
 
 
+def test_nightly_shards_are_the_folders_of_tests() -> None:
+    names = set(re.search(r"^shards=\((.+)\)$", (ROOT / "scripts" / "nightly.sh").read_text("utf-8"), re.M)[1].split())  # type: ignore[index]
+    assert names - {"cpus", "security"} == {p.parent.name for p in ROOT.glob("tests/*/test_*.py")}
+
+
 def test_jobs_end_and_write_nothing_but_a_release() -> None:
     assert all(0 < job.get("timeout-minutes", 0) <= 90 for _, job in JOBS)
     assert all(content.get("permissions") == {"contents": "read"} for content in FLOWS.values())
