@@ -133,8 +133,10 @@ def next_commands(runs: Sequence[SavedRun]) -> list[str]:
     lines = [("all of it on a page", f"offrl report {' '.join(folders)}")]
     if not main.spec.text:
         lines.append(("a film of the policies", f"offrl evaluate {place} video=true"))
-    if len(main.diverged) < len(main.replicas):
-        lines.append(("training on", f"offrl train resume={place} steps={2 * main.final_scores[0]['step']}"))
+    steps, algo = main.final_scores[0]["step"], main.record["identity"]["algo"]
+    schedule_over = algo.get("actor_schedule") == "cosine" and algo["decay_steps"] <= steps  # the actor's learning rate is 0
+    if len(main.diverged) < len(main.replicas) and not schedule_over:
+        lines.append(("training on", f"offrl train resume={place} steps={2 * steps}"))
     return _aligned(lines)
 
 

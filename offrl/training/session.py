@@ -130,7 +130,8 @@ class Session:
         decay = getattr(config.algo, "decay_steps", None)
         if decay and getattr(config.algo, "actor_schedule", "") == "cosine":
             if decay < config.steps:
-                warn(f"the actor's learning rate reaches 0 at step {decay:,} (algo.decay_steps); it does not learn after that")
+                end = f"algo.decay_steps={config.steps} moves that to the end of the run"
+                warn(f"the actor's learning rate reaches 0 at step {decay:,}, and it does not learn after that; {end}")
             elif decay > config.steps >= PAYS_FROM:  # shorter runs are trials
                 share = 0.5 * (1.0 + math.cos(math.pi * config.steps / decay))
                 say(f"the actor's learning rate falls over {decay:,} updates (algo.decay_steps); this run ends at {share:.0%} of it")

@@ -307,6 +307,8 @@ def test_what_to_look_at_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert places == [str(iql.dir), str(bc.dir)]
     assert main(["report", *places, f"out={tmp_path / 'out'}", "bootstrap=100", "quiet=true"]) == 0  # as it stands
     assert len(tables.next_commands([iql, *[bc] * 9])[0]) < len(lines[0])  # of many runs their folder
+    iql.record["identity"]["algo"] |= {"actor_schedule": "cosine", "decay_steps": 300}  # the updates it had: nothing is left to learn
+    assert len(tables.next_commands([iql])) == 2
     unscored = tables.next_commands([saved("c", "bc", None)])
     assert ["select" in unscored[0], "env=ID" in unscored[1]] == [True, True]
     capsys.readouterr()
