@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from offrl.settings.evaluation import MOST_PROCESSES
 from offrl.settings.field import setting
 
 
@@ -20,7 +21,9 @@ class BenchmarkConfig:
     name: str | None = setting(None, "the benchmark's folder in runs_dir; null: the suite's name")
     runs_dir: str = setting("runs", "where the benchmark's folder is made")
     launcher: str = setting("serial", "what runs the cells: serial, local, ray, slurm, slurm_local; launcher.NAME=VALUE sets it up")
-    jobs: int | None = setting(None, "cells at once, with a launcher; null: one for each core, or the launcher's own number", low=1)
+    jobs: int | None = setting(
+        None, "cells at once, with a launcher; null: one for each core, or the launcher's own number", low=1, high=MOST_PROCESSES
+    )
     retry: bool = setting(True, "train failed cells again; false leaves them failed")
     dry_run: bool = setting(False, "print the cells and how far they are, and train nothing")
     quiet: bool = setting(False, "print the final table only (also --quiet)")

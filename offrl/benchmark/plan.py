@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from offrl.benchmark.config import BenchmarkConfig
 from offrl.benchmark.suites import Suite
@@ -18,6 +18,7 @@ from offrl.errors import UserError, nearest
 from offrl.runs import record as runs
 from offrl.settings.compose import compose, fill, flatten
 from offrl.settings.field import plain_name
+from offrl.settings.kinds import misfit
 from offrl.settings.presets import algorithm_group
 from offrl.settings.train import TrainConfig, seed_list
 from offrl.system import trust
@@ -195,16 +196,18 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     """benchmark.json, or None where there is none. Raises UserError where it is damaged."""
     path = folder / RECORD
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(trust.read_text(path))
         if not all(isinstance(record[k], kind) for k, kind in (("suite", str), ("seeds", list), ("steps", int), ("cells", list))):
             raise ValueError("an entry of another kind")
         if not all(isinstance(c.get(k), str) for c in record["cells"] for k in ("dataset", "algorithm", "run")):
             raise ValueError("a cell without dataset, algorithm or run")
         if outside := [c["run"] for c in record["cells"] if not plain_name(c["run"])]:
             raise ValueError(f"its run {outside[0]} is not in this folder")
+        if text := next((t for c in record["cells"] if (t := misfit(c.get("steps"), int | None, "steps"))), ""):
+            raise ValueError(text)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
         raise UserError(f"{path} cannot be read ({reason}); remove that file, and the same command writes it again") from None
     return record
@@ -229,16 +232,24 @@ def _references(suite: Suite, cells: Sequence[Mapping[str, str]]) -> tuple[dict[
 # ---------------------------------------------------------------------------------------------------------------- states
 
 
+class _Status(TypedDict):
+    status: str
+    steps: int
+    seconds: float
+    error: str
+    note: str
+
+
 def status_path(folder: Path, run: str) -> Path:
     return folder / CELLS / f"{run}.json"
 
 
 def read_status(folder: Path, run: str) -> dict[str, Any]:
     """A cell's status file; {} where there is none, or a damaged one: such a cell is begun anew, and finds what it had trained."""
-    with contextlib.suppress(OSError, ValueError):
-        status = json.loads(status_path(folder, run).read_text(encoding="utf-8"))
-        if isinstance(status, dict) and status.get("status") in ("done", "failed", "running"):
-            return status
+    with contextlib.suppress(OSError, ValueError, RecursionError, UserError):
+        status = json.loads(trust.read_text(status_path(folder, run)))
+        if not misfit(status, _Status, "") and status.get("status") in ("done", "failed", "running"):
+            return dict(status)
     return {}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offrl.errors import UserError
-from offrl.settings.evaluation import EvalConfig
+from offrl.settings.evaluation import MOST_PROCESSES, EvalConfig
 from offrl.settings.field import setting
 from offrl.settings.train import CheckpointConfig
 
@@ -58,7 +58,7 @@ class FinetuneConfig:
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     compile: str = setting("auto", "how updates run: auto picks by device and number", choices=("auto", "eager", "cudagraph", "compiled"))
     precision: str = setting("float32", "see offrl train", choices=("float32", "tf32", "bf16"))
-    threads: int = setting(1, "torch threads on CPU", low=1)
+    threads: int = setting(1, "torch threads on CPU", low=1, high=MOST_PROCESSES)
     runs_dir: str = setting("runs", "where run directories are made")
     name: str | None = setting(None, "the run directory's name; null: finetune, algorithm, environment and a hash of the settings")
     resume: str | None = setting(None, "a fine-tuning run to continue; neither the run that it began from nor its settings are needed")

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from offrl.data.containers.guard import DAMAGED, reading, refuse_growth
+from offrl.data.containers.plain_files import refuse_special
 from offrl.errors import UserError, first_line, warn
 from offrl.interop.sb3 import CURE, Actor, actor_from
 
@@ -64,6 +65,7 @@ def read_zip(path: Path, low: np.ndarray | None, high: np.ndarray | None) -> Act
 
 def _members(path: Path) -> tuple[bytes, bytes]:
     """policy.pth and data of the zip, as they are. Raises UserError."""
+    refuse_special(path)
     with reading(path), zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         if "policy.pth" not in names:

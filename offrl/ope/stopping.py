@@ -18,6 +18,7 @@ from offrl.ope.config import FQEConfig
 from offrl.registry import register
 from offrl.runs.log import LineFile, json_step
 from offrl.settings.replicas import Replica
+from offrl.system.trust import refuse_sparse
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
@@ -91,9 +92,10 @@ class Plateau:
     def ended(run_dir: Path, config: Mapping[str, Any]) -> int | None:
         """The step at which a run with these settings ended before its `steps`; None where it did not, or its file cannot be read."""
         try:
+            refuse_sparse(run_dir / FILE)
             rows = [json.loads(line) for line in (run_dir / FILE).read_text(encoding="utf-8").splitlines()]
             return _end(rows, int(config["stop_patience"]))
-        except (OSError, ValueError, TypeError, KeyError, IndexError):
+        except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError, UserError):
             return None
 
 

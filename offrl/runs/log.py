@@ -21,6 +21,7 @@ from offrl.settings.replicas import Replica
 from offrl.system.csv_text import text_of
 from offrl.system.files import open_to_append, replacing
 from offrl.system.progress import TrainingProgress
+from offrl.system.trust import refuse_sparse
 
 SCORE_COLUMNS = (
     "step", "seed", "episodes", "return_mean", "return_std", "length_mean", "success", "score", "dataset",
@@ -55,6 +56,7 @@ class LineFile:
         lines, old = [head], b""
         try:
             if path.exists():
+                refuse_sparse(path)
                 old = path.read_bytes()
                 for line in old.splitlines(keepends=True):
                     try:

@@ -18,7 +18,7 @@ from offrl.errors import UserError
 from offrl.runs.log import SENTENCE
 from offrl.settings.presets import bounded_tree
 from offrl.system.csv_text import rows_of
-from offrl.system.trust import read_text
+from offrl.system.trust import read_text, refuse_sparse
 from offrl.tasks.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -33,7 +33,13 @@ Damage = (
     IndexError,
     RecursionError,
 )
+LINE = 1 << 26  # characters of a line that are read
 PROVENANCE = tuple(f.name for f in fields(Provenance))
+
+
+def json_of(path: Path) -> Any:
+    """What a JSON file holds. Raises OSError, UserError (also for one that is no plain file, or too large), ValueError, RecursionError."""
+    return json.loads(read_text(path))
 
 
 def whole_rows(path: Path, say: Callable[[str], None], trace: Sequence[str] = (), every: int = 1) -> Iterator[dict[str, Any]]:
@@ -42,11 +48,15 @@ def whole_rows(path: Path, say: Callable[[str], None], trace: Sequence[str] = ()
     every: of the rows that agree in the columns `trace` only each `every`-th is given, those that are final, and at the end the last one.
     """
     try:
+        refuse_sparse(path)
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return
     except OSError as error:
         say(f"{path} cannot be read ({error.strerror}): left out")
+        return
+    except UserError as error:
+        say(f"{error}: left out")
         return
     complete, end, rest = text.rpartition("\n")
     if rest.strip("\0 "):
@@ -129,7 +139,7 @@ def header(path: Path) -> str:
         return ""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.readline().strip()
+            return file.readline(LINE).strip()
     except OSError:
         return ""
 
@@ -138,10 +148,11 @@ def lines_backwards(path: Path, tail: int | None) -> Iterator[dict[str, Any]]:
     """The whole lines of a .jsonl file that can be read, the last first, of its last `tail` bytes or of all."""
     try:
         with open(path, "rb") as file:
+            refuse_sparse(path)
             start = 0 if tail is None else max(0, os.fstat(file.fileno()).st_size - tail)
             file.seek(start)
             lines = file.read().split(b"\n")[1 if start else 0 : -1]
-    except OSError:
+    except (OSError, UserError):
         return
     for line in reversed(lines):
         try:
@@ -156,7 +167,7 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a .jsonl file that can be read; a half-written line, and a file that is not there, give none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            yield from objects(file)
+            yield from objects(iter(lambda: file.readline(LINE), ""))
     except OSError:
         return
 

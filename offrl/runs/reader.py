@@ -9,7 +9,7 @@ from typing import Any
 
 from offrl.errors import UserError, one_line
 from offrl.runs.log import SENTENCE
-from offrl.runs.parse import Damage, finite, header, lines_backwards, provenance, whole_rows, yaml_or_error
+from offrl.runs.parse import Damage, finite, header, json_of, lines_backwards, provenance, whole_rows, yaml_or_error
 from offrl.runs.paths import ended_early
 from offrl.runs.record import CONFIG, RECORD, SCORES, complete
 from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
@@ -95,12 +95,12 @@ class Reader:
     def _benchmark(self, path: Path) -> bool:
         """Read benchmark.json, its cells and their runs; False, and a problem, where it is damaged."""
         try:
-            plan = json.loads((path / BENCHMARK).read_text(encoding="utf-8"))
+            plan = json_of(path / BENCHMARK)
             suite, seeds = str(plan["suite"]), [int(s) for s in plan["seeds"]]
             cells = [(one_line(str(c["dataset"])), one_line(str(c["algorithm"])), str(c["run"])) for c in plan["cells"]]
             if outside := [name for _, _, name in cells if not plain_name(name)]:
                 raise ValueError(f"its run {outside[0]} is not in this folder")
-        except (OSError, *Damage) as error:
+        except (OSError, UserError, *Damage) as error:
             self.problems.append(f"{path / BENCHMARK} cannot be read ({_words(error)}): its runs are read without it")
             return False
         references = plan.get("references") if isinstance(plan.get("references"), dict) else {}
@@ -136,8 +136,8 @@ class Reader:
     def _status(self, path: Path) -> dict[str, Any]:
         """A cell's status; {} where there is none or it was half-written."""
         try:
-            status = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}  # a FIFO would be waited for
-        except (OSError, ValueError) as error:
+            status = json_of(path) if path.is_file() else {}
+        except (OSError, ValueError, RecursionError, UserError) as error:
             self.problems.append(f"{path} cannot be read ({_words(error)}): the cell is judged by its run")
             return {}
         return status if isinstance(status, dict) else {}

@@ -52,7 +52,7 @@ def assign(config: Any, name: str, value: Any) -> None:
         if isinstance(node, ListConfig) and kind in (words["Float"], words["Integer"]):
             kind = f"a list of {kind.removeprefix('a ')}s"
         elif isinstance(value, list):
-            thousands = all(re.fullmatch(r"0|\d{3}", str(v)) for v in value[1:])  # 100,000
+            thousands = bool(value) and all(re.fullmatch(r"0|\d{3}", str(v)) for v in value[1:])  # 100,000
             joined = str(value[0]) + "".join(f"{v:0>3}" for v in value[1:]) if thousands else ""
             kind += (
                 f", without commas: {name}={joined}" if kind == words["Integer"] and joined else f", not several values{grid_hint(name)}"

@@ -141,7 +141,7 @@ class DatasetConfig:
     drop_timeout_rows: bool = setting(False, "leave out time-out rows whose successor is known (as d4rl.qlearning_dataset does)")
     clip_actions: bool = setting(False, "clip actions outside the environment's range; without it such data are refused")
     action_margin: float = setting(0.0, "clip actions, scaled to [-1, 1], to +-(1 - margin), so that atanh stays finite", low=0.0)
-    normalize_observations: bool = setting(False, "(s - mean) / (std + 1e-3), with the statistics of the data that were kept")
+    normalize_observations: bool = setting(False, "(s - mean) / std (published data: std + 1e-3), with the statistics of the kept data")
     # Temporal augmentation (arXiv 2401.11237), of the goals that a policy learns towards.
     augment: str = setting(
         "none", "stitch: goals also from other trajectories that pass the same place (docs/goal-conditioned.md)", choices=AUGMENT

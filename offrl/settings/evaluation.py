@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from offrl.settings.field import setting
 
 MOST_WORKERS = 8
+MOST_PROCESSES = 1024  # threads, too: with many more of either a machine ends the command, without a word
 
 
 @dataclass
@@ -23,6 +24,7 @@ class EvalConfig:
         "processes that evaluate beside training; null: half of the cores, at most 8, in runs that are not short; "
         "0: none, training waits; never changes a score",
         low=0,
+        high=MOST_PROCESSES,
     )
     env: str = setting("auto", "auto (the dataset's own environment), none, a Gymnasium id, or file.py:Name, a class or function of yours")
     estimate: bool = setting(True, "without an environment: when training ends, estimate the policies' values from the data")

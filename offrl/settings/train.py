@@ -8,7 +8,7 @@ from typing import Any
 
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
-from offrl.settings.evaluation import EvalConfig
+from offrl.settings.evaluation import MOST_PROCESSES, EvalConfig
 from offrl.settings.field import setting
 
 LOGGERS = ("tensorboard", "wandb", "mlflow")
@@ -45,12 +45,13 @@ class TrainConfig:
         "bf16: networks under autocast; tf32: CUDA products in TensorFloat-32; float32: neither",
         choices=("float32", "tf32", "bf16"),
     )
-    threads: int = setting(1, "torch threads on CPU; more than 1 pays only where no other job runs", low=1)
+    threads: int = setting(1, "torch threads on CPU; more than 1 pays only where no other job runs", low=1, high=MOST_PROCESSES)
     workers: int | None = setting(
         None,
         "processes that train on CPU, one thread each; null: one for each core that is free when there are several replicas; "
         "on GPUs: one for each GPU",
         low=1,
+        high=MOST_PROCESSES,
     )
     group: int | None = setting(
         None, "replicas trained as one program; null: as many as are fastest on the device and fit its memory", low=1
@@ -125,6 +126,8 @@ def seed_list(seeds: Any) -> list[int]:
 
 def logger_names(value: Any) -> list[str]:
     """`wandb`, `[tensorboard,wandb]` or `none` as a list. Raises UserError for others, and for packages that are not installed."""
+    if not isinstance(value, str | list | tuple | None):
+        raise UserError(f"logger={value} is no name of a logger; choose among {', '.join(LOGGERS)}, none")
     names = [value] if isinstance(value, str) else list(value or [])
     names = [] if names == ["none"] else names
     for name in names:

@@ -1,7 +1,8 @@
 """The settings in a run's config.yaml, which a stranger may have written: data, held against the rule of `offrl.system.trust`.
 
-No text in it is an interpolation; it says neither where offrl's own files lie nor what they are taken from; code and environments that it
-names need a person's word. What a person types beside it may be all of that.
+No text in it is an interpolation; it says neither where offrl's own files lie nor what they are taken from, to which services curves are
+sent, or how many threads and processes are more than this machine has cores for; code and environments that it names need a person's word.
+What a person types beside it may be all of that. The file of a tune is held against the same rule (`given_of`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from offrl.errors import UserError, warn
 from offrl.settings.dataset import DatasetConfig
+from offrl.settings.evaluation import cores
 from offrl.settings.field import marked
 from offrl.settings.presets import as_settings, dotted, plain_names
 from offrl.system import trust
@@ -23,6 +25,9 @@ PLACES = tuple(f"dataset.{name}" for name in marked(DEFAULTS, "place") if name !
 CODE = ("dataset.reward_labels",)
 ENVIRONMENTS = ("env", "eval.env")
 PARTS = ("dataset", "eval")
+ASIDE = ("config", "resume", "trust", "runs_dir", "plugins")  # of a command: no settings of what it began
+LOCAL = ("tensorboard", "none")  # loggers that write into the run; the others send it to a service
+COUNTS = ("threads", "workers", "eval.workers")
 
 
 def read_settings(path: Path, typed: Collection[str] = ()) -> dict[str, Any]:
@@ -45,15 +50,55 @@ def read_settings(path: Path, typed: Collection[str] = ()) -> dict[str, Any]:
     for name, part in _texts(values):
         if "${" in part:
             raise UserError(f"{path}: {name} has an interpolation ({part[:60]}), which a run's file may not have; write the value itself")
-    data = values.get("dataset")
-    if data and not trust.granted():
+    if not trust.granted():
+        data = values.get("dataset") or {}
         dropped = {name: data.pop(key) for name in PLACES if (key := name.removeprefix("dataset.")) in data}
-        lost = [f"{k}={v}" for k, v in dropped.items() if v != getattr(DEFAULTS, k.removeprefix("dataset.")) and k not in typed]
-        if lost:
-            warn(f"{path}: {' '.join(lost)} is not taken from a run's file; say it yourself where it is needed, or trust=true")
+        lost = {k: v for k, v in dropped.items() if v != getattr(DEFAULTS, k.removeprefix("dataset."))}
+        for name in ("logger", *COUNTS):
+            group, key = (values.get("eval") or {}, "workers") if name == "eval.workers" else (values, name)
+            if key in group and (least := bounded(name, group[key])) != group[key]:
+                lost[name], group[key] = group[key], least
+        _tell(path, {k: v for k, v in lost.items() if k not in typed})
     if values.get("plugins"):
         values["plugins"] = of_file(values["plugins"], str(path))
     return {**values, "given": _given(given, values, path)}
+
+
+def bounded(name: str, value: Any) -> Any:
+    """A setting as a file may say it: of `logger` those that send nothing, of `COUNTS` no more than this machine has cores."""
+    if name == "logger" and isinstance(value, str | list | tuple):
+        names = [value] if isinstance(value, str) else list(value)
+        kept = [n for n in names if n in LOCAL]
+        return value if kept == names else kept or "none"
+    if name in COUNTS and isinstance(value, int | float) and value > cores():
+        return cores()
+    return value
+
+
+def given_of(path: Path, given: Mapping[str, Any], typed: Collection[str], places: Collection[str]) -> dict[str, Any]:
+    """The settings that the file `path` of a tune says its command had, by their own dotted names, less places (also `places`), services
+    and what `bounded` does not let through.
+
+    typed: names of the settings that the command has; a warning names what is left out and not among them. Raises UserError.
+    """
+    if name := next((name for name, text in _texts(given) if "${" in text), None):
+        raise UserError(f"{path}: {name} has an interpolation, which a tune's file may not have; write the value itself")
+    result: dict[str, Any] = {}
+    lost: dict[str, Any] = {}
+    for name, value in plain_names(given).items():
+        free = trust.granted() or not (name in PLACES or name in places)
+        if name not in ASIDE and free:
+            result[name] = value if trust.granted() else bounded(name, value)
+        if name in ASIDE or not free or result[name] != value:
+            lost[name] = value
+    _tell(path, {k: v for k, v in lost.items() if k not in typed})
+    return result
+
+
+def _tell(path: Path, lost: Mapping[str, Any]) -> None:
+    if lost:
+        words = " ".join(f"{k}={str(v)[:60]}" for k, v in lost.items())
+        warn(f"{path}: {words} is not taken from a file of a run or tune; say it yourself where it is needed, or trust=true")
 
 
 def _given(given: Any, values: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -63,8 +108,9 @@ def _given(given: Any, values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     saved = {**dotted({k: v for k, v in values.items() if v is not None}), "dataset": (values.get("dataset") or {}).get("name")}
     result: dict[str, Any] = {}
     for name, value in plain_names(given).items():
-        if name in ("config", "resume", "trust", "runs_dir", "plugins") or (name in PLACES and not trust.granted()):
+        if name in ASIDE or (name in PLACES and not trust.granted()):
             continue
+        value = value if trust.granted() else bounded(name, value)
         plain = all("${" not in text for _, text in _texts(value))
         if plain or name in saved:
             result[name] = value if plain else saved[name]

@@ -146,6 +146,14 @@ def read_text(path: Path, most: int = 1 << 26) -> str:
         return file.read(most).decode()
 
 
+def refuse_sparse(path: Path) -> None:
+    """Raises UserError for a file that seems huge and of which the disk holds almost nothing: it costs its maker nothing, and its reader
+    all memory. For logs and tables, which may honestly be large. Raises OSError."""
+    about = os.stat(path)
+    if about.st_size > 1 << 28 and getattr(about, "st_blocks", about.st_size) * 512 < about.st_size // 64:
+        raise UserError(f"{path} has {about.st_size:,} bytes, of which the disk holds {about.st_blocks * 512:,}: it is damaged; remove it")
+
+
 def _plain(name: str, value: Any) -> bool:
     """Whether an environment's argument can name neither a file nor a module, program or address: numbers, plain texts, lists of them."""
     pending = [(name, value)]
@@ -196,11 +204,17 @@ def _plugins() -> frozenset[str]:
     return frozenset(modules) | {module.partition(".")[0] for module in modules}
 
 
-def check_folder(folder: Path, skip: str = "") -> None:
+def check_folder(folder: Path, skip: str = "", of: str = "run") -> None:
     """Raises UserError, naming it, for a link anywhere in a run's `folder` that leads out of it, and for what is neither file nor folder.
 
-    The folder itself may be a link: a person typed its name. skip: the name of folders that are not looked into.
+    The folder itself may be a link: a person typed its name. skip: the name of folders that are not looked into. of: "run", or "dataset",
+    which is only read, so that `granted` allows links.
     """
+    cure = "put the file or folder itself in its place"
+    if of == "dataset":
+        cure += ", or say trust=true"
+    else:
+        cure = f"what is written there would change files that are not the run's; {cure}"
     root = os.path.realpath(folder)
     pending = [root]
     while pending:
@@ -208,15 +222,12 @@ def check_folder(folder: Path, skip: str = "") -> None:
             for entry in entries:
                 if entry.is_symlink():
                     target = os.path.realpath(entry.path)
-                    if os.path.commonpath([root, target]) != root:
-                        raise UserError(
-                            f"{entry.path} is a link that leads out of the run, to {target}: what is written there would change files that "
-                            "are not the run's; put the file or folder itself in its place"
-                        )
+                    if os.path.commonpath([root, target]) != root and not (of == "dataset" and granted()):
+                        raise UserError(f"{entry.path} is a link that leads out of the {of}, to {target}: {cure}")
                 elif entry.is_dir(follow_symlinks=False):
                     pending += [entry.path] * (entry.name != skip)
                 elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):  # not removed meanwhile
-                    raise UserError(f"{entry.path} is neither a file nor a folder, and no part of a run; remove it")
+                    raise UserError(f"{entry.path} is neither a file nor a folder, and no part of a {of}; remove it")
 
 
 def open_to_write(path: str | os.PathLike[str], mode: str, **options: Any) -> IO[Any]:

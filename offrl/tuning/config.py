@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from offrl.errors import UserError, nearest
 from offrl.ope.config import METHOD_NAMES, OPEConfig, validate
+from offrl.settings.evaluation import MOST_PROCESSES
 from offrl.settings.field import check, setting
 
 PROPOSERS = ("tpe", "random", "sobol", "grid", "cmaes", "nsga2")
@@ -70,9 +71,9 @@ class TuneConfig:
     launcher: str = setting(
         "none", "where the runs of a rung train: none: here, one after the other; local: in processes; ray", choices=LAUNCHERS, place=True
     )
-    jobs: int | None = setting(None, "launcher: runs at once; null: one for each core", low=1, place=True)
+    jobs: int | None = setting(None, "launcher: runs at once; null: one for each core", low=1, high=MOST_PROCESSES, place=True)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N", place=True)
-    threads: int = setting(1, "torch threads on CPU", low=1, place=True)
+    threads: int = setting(1, "torch threads on CPU", low=1, high=MOST_PROCESSES, place=True)
     quiet: bool = setting(False, "print the result only (also --quiet)", place=True)
 
     def configs_and_steps(self) -> tuple[int, int]:

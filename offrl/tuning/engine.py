@@ -10,10 +10,12 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-from offrl.errors import UserError
+from offrl.data.containers.guard import from_json
+from offrl.errors import UserError, first_line
 from offrl.system import backend, files, trust
 from offrl.system.devices import pick_device
 from offrl.system.locks import exclusive
@@ -21,7 +23,7 @@ from offrl.tuning.config import OPTUNA
 from offrl.tuning.final import finish, task_of
 from offrl.tuning.judging import Summary, judge, policies_of, rung_settings, summarise
 from offrl.tuning.plan import GROUP, Tune, prepare
-from offrl.tuning.search import store
+from offrl.tuning.search import states, store
 from offrl.tuning.search.launch import train_all
 from offrl.tuning.search.propose import load_optuna, propose
 from offrl.tuning.search.rungs import Rung, cost, survivors
@@ -71,22 +73,37 @@ class TuningSearch:
 
     # ---- stages
 
-    def stage(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What a stage found: from its file, or made now and written there."""
-        path = self.work.folder / "state" / f"{name}.json"
-        if path.exists():
-            try:
-                result = json.loads(trust.read_text(path))
-                if isinstance(result, dict):
-                    return result
-            except (ValueError, RecursionError):
-                pass
-            raise UserError(f"{path} is damaged; remove it, and the same command makes it again")
+    def stage(self, name: str, make: Callable[[], dict[str, Any]], settings: Collection[str] | None = None) -> dict[str, Any]:
+        """What a stage found: from its file, or made now and written there. See `state`."""
+        if (result := self.state(name, settings)) is not None:
+            return result
         began = time.monotonic()
         result = json.loads(json.dumps(make()))
-        files.write_text(path, json.dumps(result, indent=1) + "\n")
+        files.write_text(self._path(name), json.dumps(result, indent=1) + "\n")
         self.time(name, time.monotonic() - began)
         return result
+
+    def state(self, name: str, settings: Collection[str] | None = None) -> dict[str, Any] | None:
+        """What the file of a stage holds; None where there is none yet. settings: those that it may name; None: all so far.
+
+        Raises UserError for a file that does not hold what the stage makes.
+        """
+        path = self._path(name)
+        if not path.exists():
+            return None
+        try:
+            result = from_json(trust.read_text(path))
+            reason = "it holds no entries"
+            if isinstance(result, dict):
+                reason = states.fault(name, result, self.trials if settings is None else settings, self.config.data_judges)
+        except (ValueError, RecursionError, OSError) as error:
+            reason = first_line(error)
+        if reason:
+            raise UserError(f"{path} is damaged ({reason}); remove it, and the same command makes it again")
+        return dict(result)
+
+    def _path(self, name: str) -> Path:
+        return self.work.folder / "state" / f"{name}.json"
 
     def time(self, stage: str, seconds: float) -> None:
         """Note how long a stage took, in a file that is no part of the result."""
@@ -102,12 +119,9 @@ class TuningSearch:
     def _bracket(self, number: int, size: int) -> None:
         config, work = self.config, self.work
         asked = self.stage(f"bracket-{number}", lambda: self._ask(size))
+        if wrong := states.unasked(asked["settings"], work.spaces):
+            raise UserError(f"{work.folder}/state/bracket-{number}.json: {wrong}; begin again with another out=")
         trials: Trials = {name: (algo, values) for name, (algo, values) in asked["settings"].items()}
-        for name, (algo, values) in trials.items():  # a stranger may have written the file, and settings can name code
-            if algo not in work.spaces or {d.name for d in work.spaces[algo].dimensions} != set(values):
-                raise UserError(
-                    f"state/bracket-{number}.json: {name} holds other settings than are searched; begin again with another out="
-                )
         self.trials |= trials
         if not trials:  # a space of listed values is used up
             return
@@ -177,7 +191,8 @@ class TuningSearch:
         chosen = survivors(values, following.settings, wild, [trials[n][0] for n in names], multiple, always)
         if not chosen:
             raise UserError("every setting diverged in the first rung: lower learning rates, or look at the data with offrl data inspect")
-        kept = self.stage(f"kept-{number}-{i}", lambda: {"settings": {names[k]: why for k, why in chosen.items()}})["settings"]
+        going = {"settings": {names[k]: why for k, why in chosen.items()}}
+        kept = self.stage(f"kept-{number}-{i}", lambda: going, names)["settings"]
         self.wild |= {name for name, why in kept.items() if why == "wild card"}
         best = max((k for k in chosen), key=lambda k: values[k])
         self.show.tell(f"{len(kept)} of {len(names)} settings go on; best so far {names[best]} ({summary.value[best]:.4g})")

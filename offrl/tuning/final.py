@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from offrl.data.containers.guard import from_json
 from offrl.data.dataset import Dataset
-from offrl.errors import UserError, warn
+from offrl.errors import UserError, first_line, warn
 from offrl.evaluation.pool import evaluate_parallel
 from offrl.runs.run import SavedRun
 from offrl.settings.evaluation import EvalConfig
@@ -38,9 +39,10 @@ def finish(search: TuningSearch) -> dict[str, Any]:
     task = task_of(search)
     record = search.judge_finalists() if config.data_judges else None
     summary = None if record is None else summarise(record, search.finalists)
-    by_data = search.stage("chosen", lambda: choose(search, record, summary))
+    by_data = search.stage("chosen", lambda: choose(search, record, summary), search.finalists)
     policies = functools.cache(lambda: policies_of(search.last))  # read once, where a stage needs them
-    final = by_data if not config.episodes else search.stage("played", lambda: _play(search, task, policies(), by_data))
+    names = search.finalists
+    final = by_data if not config.episodes else search.stage("played", lambda: _play(search, task, policies(), by_data), names)
     fates = dict.fromkeys(search.finalists, "finalist")
     fates |= dict.fromkeys(by_data["vetoed"], "too far from the data") | dict.fromkeys(by_data["members"], "not told from the best")
     fates[final["setting"]] = "chosen"
@@ -173,8 +175,8 @@ def _play(search: TuningSearch, task: Task | None, policies: Policies, by_data: 
     else:
         playing = arms.SequentialHalving(count, config.episodes, prior)
     path = work.folder / EPISODES
-    for line in _lines(path):
-        playing.add(names.index(line["setting"]), line["episode"], line["return"])
+    for setting, episode, value in _lines(path, names):
+        playing.add(names.index(setting), episode, value)
     seeds = {n: [s for t, s in policies if t == n] for n in names}
     search.show.tell(f"playing {config.episodes} episodes of {', '.join(names)} in {task.env_id or task.name}")
     while pulls := playing.pulls():
@@ -200,17 +202,31 @@ def _play(search: TuningSearch, task: Task | None, policies: Policies, by_data: 
     }
 
 
-def _lines(path: Any) -> list[dict[str, Any]]:
-    """The played episodes; a last line that was cut by a kill does not count, and is cut off."""
+def _lines(path: Path, names: Sequence[str]) -> list[tuple[str, int, float]]:
+    """(setting, one of `names`; episode; return) of those that were played; a last line that was cut by a kill does not count, and is cut
+    off. Raises UserError for lines that hold anything else."""
     try:
         text = trust.read_text(path)
     except FileNotFoundError:
         return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({first_line(error)}); remove it, and its episodes are played again") from None
     complete, _, rest = text.rpartition("\n")
     if rest:
-        with path.open("rb+") as file:
+        with trust.open_to_write(path, "r+b") as file:
             file.truncate(len((complete + "\n").encode()) if complete else 0)
-    return [json.loads(line) for line in complete.splitlines() if line]
+    result = []
+    for number, line in enumerate(complete.splitlines(), 1):
+        try:
+            entry = from_json(line)
+            setting, episode, value = entry["setting"], entry["episode"], entry["return"]
+            sound = setting in names and type(episode) is int and type(value) in (int, float)
+        except (ValueError, LookupError, TypeError, RecursionError):
+            sound = False
+        if not sound:
+            raise UserError(f"{path}: line {number} is no episode of a finalist; remove the file, and its episodes are played again")
+        result.append((setting, episode, float(value)))
+    return result
 
 
 def _truth(search: TuningSearch, task: Task | None, policies: Policies) -> dict[str, Any]:

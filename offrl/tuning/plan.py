@@ -15,6 +15,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.load import load_dataset
 from offrl.errors import UserError, nearest, warn
 from offrl.ope.candidates import recorded
+from offrl.ope.config import OPEConfig
 from offrl.runs import record as runs
 from offrl.settings import diff
 from offrl.settings.compose import compose, fill, flatten
@@ -22,7 +23,7 @@ from offrl.settings.field import marked, without_places
 from offrl.settings.presets import algorithm_group
 from offrl.settings.replicas import expand
 from offrl.settings.train import MOST_SEEDS, TrainConfig
-from offrl.settings.untrusted import PLACES, check_code
+from offrl.settings.untrusted import COUNTS, PLACES, check_code, given_of
 from offrl.system import trust
 from offrl.system.devices import pick_device
 from offrl.tuning.config import FEW_EPISODES, MOST_GROUPS, OPTUNA, TuneConfig
@@ -33,6 +34,7 @@ from offrl.tuning.search.training import DataSets, RungRun, Values, origin_of, p
 
 PASSED = ("compile", "workers", "group", "precision", "experiment", "log_every", "logger")  # settings of `offrl train` that runs are given
 LONG = 5_000  # updates of a rung from which compiling pays on a CPU; a rule rather than a measurement, so that a resumed tune does the same
+MODELS = "ope.models_dir"  # a place among the settings of the judges
 GROUP = 4  # replicas in one program on a CPU, whatever the number of processes: its size decides last bits
 RETRAINED = 1_000_000  # reset seeds of the reported score; of the truth and of played episodes below, none of which another one uses
 TRUTH, PLAYED = 2_000_000, 3_000_000
@@ -167,14 +169,13 @@ def _resumed(values: Mapping[str, Any]) -> dict[str, Any]:
         return dict(values)
     path = Path(str(where)) / FILE
     record = read(path)
-    saved = {k: v for k, v in record["given"].items() if k != "config" and (k not in PLACES or trust.granted())}
+    places = marked(TuneConfig, "place")
+    saved = given_of(path, record["given"], values, (*places, MODELS))
     for name, value in saved.items():
-        if "${" in str(value):
-            raise UserError(f"{path}: {name} has an interpolation, which a tune's file may not have; write the value itself")
         if name.endswith(("actor_network", "critic_network")) and ".py" in str(value):
             trust.check_code(path, name, str(value), name in values)
     check_code(path, {"given": saved}, values)
-    free = (*marked(TuneConfig, "place"), "resume")
+    free = (*places, *PLACES, *COUNTS, MODELS, "logger", "resume")
     if other := next((k for k in values if k not in free and saved.get(k) != values[k]), None):
         raise UserError(f"{other}= cannot change with resume=: that would be another tune; begin it with another out=")
     return {**saved, **{k: v for k, v in values.items() if k != "resume"}, "out": str(where)}
@@ -266,7 +267,7 @@ def _identity(
 ) -> tuple[str, dict[str, Any]]:
     """(a hash of everything that decides what a tune finds, the same in words)."""
     own = without_places(config)
-    own["ope"] = dataclasses.asdict(config.ope)
+    own["ope"] = dataclasses.asdict(config.ope) | {"models_dir": OPEConfig.models_dir}  # a place
     words: dict[str, Any] = {**own, "data": data.fingerprint, "dataset": data.spec.name}
     for algo, train in composed.items():
         values = runs.identity(train)

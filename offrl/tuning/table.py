@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from offrl.system import files, trust
+from offrl.system import files
 from offrl.system.csv_text import text_of
 from offrl.tuning.judging import summarise
 
@@ -22,28 +21,23 @@ def write_trials(search: TuningSearch, fates: Mapping[str, str] | None = None) -
     rows: list[dict[str, Any]] = []
     work = search.work
     for number, size in enumerate(work.brackets):
-        asked = _state(search, f"bracket-{number}")
+        asked = search.state(f"bracket-{number}")
         if asked is None:
             break
         names = list(asked["settings"])
         for i, rung in enumerate(work.rungs(size * len(work.spaces))):
-            record, kept = _state(search, f"judged-{number}-{i}"), _state(search, f"kept-{number}-{i}")
+            record, kept = search.state(f"judged-{number}-{i}"), search.state(f"kept-{number}-{i}")
             if record is None:
                 break
             fate = dict.fromkeys(names, "dropped") | (kept["settings"] if kept else dict.fromkeys(names, "finalist"))
             rows += _rows(search, record, names, str(i + 1), rung.updates, fate, number + 1)
             names = list(kept["settings"]) if kept else names
-    record = _state(search, "judged")
+    record = search.state("judged")
     if record is not None:
         _, steps = work.config.configs_and_steps()
         rows += _rows(search, record, search.finalists, FINAL, steps, fates or {}, None)
     files.write_text(work.folder / FILE, text_of(_cells(rows)))
     return rows
-
-
-def _state(search: TuningSearch, name: str) -> dict[str, Any] | None:
-    path = search.work.folder / "state" / f"{name}.json"
-    return json.loads(trust.read_text(path)) if path.exists() else None
 
 
 def _rows(

@@ -8,6 +8,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +16,8 @@ from offrl.errors import UserError
 
 FREE = 256_000_000  # bytes that anything may unpack to
 GROWTH = 200  # times what the file holds of it, that anything larger may unpack to; deflate's limit is 1,032
-DEPTH = 64  # of lists and objects of JSON in one another
+DEPTH = 64  # of lists and objects of JSON, or groups of HDF5, in one another
+COLUMNS = 10_000  # of a table, or arrays of a file: what is looked up among them takes long with more
 DAMAGED = "the file is damaged or incomplete: get it again"
 
 # What h5py, NumPy, zipfile, zlib and json raise for damaged files. AttributeError, NameError and AssertionError are faults of offrl.
@@ -75,6 +77,21 @@ def refuse_growth(where: str, size: int, stored: int) -> None:
             f"{where} would take {words(size)} of memory, of which the file holds {words(stored)}: more than {GROWTH} times as much is "
             f"refused above {words(FREE)}, for such a file is damaged, or made to exhaust memory; if it is sound, write it uncompressed"
         )
+
+
+def refuse_columns(where: str, count: int) -> None:
+    """Raises UserError for more columns than a table has."""
+    if count > COLUMNS:
+        raise UserError(
+            f"{where} has {count:,} columns, and {COLUMNS:,} at most are read: leave out those that are not needed, or write observations "
+            "and actions as one array each, with numpy.savez"
+        )
+
+
+def refuse_empty_rows(where: str, shape: Sequence[int]) -> None:
+    """Raises UserError for a shape that has a length without end and yet no number: no bytes of the file bound it."""
+    if 0 in shape and max(shape) > FREE:
+        raise UserError(f"{where} declares the shape {list(shape)}, which holds no number; {DAMAGED}")
 
 
 def words(size: int) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.containers.guard import reading, refuse_growth
+from offrl.data.containers.guard import DEPTH, reading, refuse_empty_rows, refuse_growth
+from offrl.data.containers.plain_files import refuse_special
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import FLAGS
 from offrl.errors import UserError
@@ -27,6 +28,7 @@ def open_hdf5(path: Path) -> Iterator[Any]:
     """An open h5py.File. What HDF5 says about damaged files becomes a one-line UserError, also while reading."""
     import h5py
 
+    refuse_special(path)
     with reading(path, " as HDF5", _CURE), h5py.File(path, "r") as file:
         yield file
 
@@ -47,10 +49,29 @@ def hdf5_keys(file: Any) -> dict[str, Any]:
 def checked_links(file: Any) -> dict[str, int]:
     """The types of all links of a file by their path. Raises UserError for one that leads out of it."""
     links: dict[str, int] = {}
-    file.id.links.visit(lambda name, info: links.update({name.decode(errors="replace"): info.type}), info=True)
+    _walk(file.id, "", 0, links, set(), str(file.filename))
     for name, kind in links.items():
         _refuse_external(file, name, kind)
     return links
+
+
+def _walk(group: Any, within: str, depth: int, links: dict[str, int], visited: set[Any], where: str) -> None:
+    """Put the links of an h5py.h5g.GroupID and of its subgroups, each once, into `links`.
+
+    HDF5's own visit goes down by recursion, and ends the process where groups lie deep in one another. Raises UserError for such.
+    """
+    from h5py import h5g, h5o
+
+    if depth > DEPTH:
+        raise UserError(f"{where}: more than {DEPTH} groups lie in one another ('{within[:40]}...'); write them side by side")
+    own: list[tuple[bytes, int]] = []
+    group.links.iterate(lambda name, info: own.append((name, info.type)), info=True)
+    for name, kind in own:
+        path = within + name.decode(errors="replace")
+        links[path] = kind
+        if kind == _HARD and (about := h5o.get_info(group, name)).type == h5o.TYPE_GROUP and (about.fileno, about.addr) not in visited:
+            visited.add((about.fileno, about.addr))
+            _walk(h5g.open(group, name), f"{path}/", depth + 1, links, visited, where)
 
 
 def refuse_groups(file: Any, names: Iterable[str]) -> None:
@@ -109,6 +130,7 @@ def refuse_absent(item: Any, where: str, file: Any = None, width: int = 0) -> No
     shape = item.shape
     if shape is None:
         raise UserError(f"{where} is empty: it has no values")
+    refuse_empty_rows(where, shape)
     width = width or item.get_type().get_size()
     size = math.prod(shape) * width
     if item.get_offset() is not None:  # in one piece

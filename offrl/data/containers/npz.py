@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.containers.guard import reading, refuse_growth
+from offrl.data.containers.guard import COLUMNS, reading, refuse_empty_rows, refuse_growth
 from offrl.data.containers.hdf5 import column_dtype
+from offrl.data.containers.plain_files import refuse_special
 from offrl.data.memory import Memory, chunks
 from offrl.errors import UserError
 
@@ -29,8 +30,11 @@ class Npz:
         self._members: dict[str, zipfile.ZipInfo] = {}
         self.shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
         with reading(path, " as npz"):
+            refuse_special(path)
             self._zip = zipfile.ZipFile(path)
             members = [m for m in self._zip.infolist() if m.filename.endswith(".npy")]
+        if len(members) > COLUMNS:
+            raise UserError(f"{path} holds {len(members):,} arrays, and {COLUMNS:,} at most are read: write a column for all steps as one")
         for member in members:
             key = member.filename.removesuffix(".npy")
             if key in self._members:
@@ -56,6 +60,7 @@ class Npz:
         if any(length < 0 for length in shape):
             raise UserError(f"{where} declares the shape {list(shape)}; the file is damaged")
         size = math.prod(shape) * dtype.itemsize
+        refuse_empty_rows(where, shape if size else (*shape, 0))
         if not dtype.hasobject and file.tell() + size != member.file_size:
             raise UserError(
                 f"{where} declares {size:,} bytes, shape {list(shape)}, and the file holds {max(0, member.file_size - file.tell()):,}: "

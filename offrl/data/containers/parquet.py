@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.containers.guard import reading, refuse_growth
+from offrl.data.containers.guard import reading, refuse_columns, refuse_growth
+from offrl.data.containers.plain_files import refuse_special
 from offrl.errors import UserError
 
 
@@ -17,9 +18,11 @@ def open_parquet(path: Path) -> Any:
         import pyarrow.parquet as pq
     except ImportError:
         raise UserError("Parquet files need pyarrow: pip install 'offrl[parquet]'") from None
+    refuse_special(path)
     with reading(path, " as Parquet"):
         file = pq.ParquetFile(path)
         meta = file.metadata
+        refuse_columns(str(path), meta.num_columns)
         # Not `column` of a group: where its statistics are damaged, pyarrow ends the process.
         groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
         rows, size = sum(g.num_rows for g in groups), sum(g.total_byte_size for g in groups)
@@ -58,6 +61,7 @@ def arrow_values(array: Any, where: str) -> np.ndarray:
 
 def _read_arrow(pa: Any, file: Path) -> Any:
     """The table of an Arrow file, batch by batch, for compressed ones grow."""
+    refuse_special(file)
     reader, batches, size = pa.ipc.open_file(pa.memory_map(str(file))), [], 0
     for number in range(reader.num_record_batches):
         batches.append(reader.get_batch(number))

@@ -14,6 +14,7 @@ from offrl import registry
 from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import Links, open_hdf5
 from offrl.data.containers.npz import Npz
+from offrl.data.containers.plain_files import refuse_special, refuse_tables
 from offrl.data.formats import d3rlpy, d4rl, files, minari, ogbench, padded
 from offrl.data.formats.minari_episodes import numbered
 from offrl.data.infer import fitting_task
@@ -73,6 +74,8 @@ class Source:
 
 def resolve(name: str, config: DatasetConfig) -> Source:
     """The source of `name`; downloads what is a name and not here yet. Raises UserError, with the nearest name, for an unknown one."""
+    if not isinstance(name, str):
+        raise UserError(f"dataset={name!r} is no name of data, which is a text")
     form = config.format
     prefix, colon, rest = name.partition(":")
     if colon and prefix in ("minari", "d4rl", "ogbench") and not rest.startswith("//"):
@@ -92,7 +95,8 @@ def resolve(name: str, config: DatasetConfig) -> Source:
         with reading(path):
             source = _by_path(path, name, form)
         if source.kind == "padded" and config.instruction_encodings:
-            return replace(source, beside=Path(config.instruction_encodings).expanduser())
+            refuse_special(beside := Path(config.instruction_encodings).expanduser())
+            return replace(source, beside=beside)
         return source
     if path.suffix.lower() in _SUFFIXES or is_csv(path) or text.named_text(path) or re.match(r"[./~]|[A-Za-z]:\\", name):
         raise UserError(_missing(path))
@@ -102,7 +106,7 @@ def resolve(name: str, config: DatasetConfig) -> Source:
     if form == "ogbench" or (form == "auto" and ogbench.NAME.fullmatch(name)):
         return Source("ogbench", name, ogbench.locate(name, config), lookup(name.removesuffix("-val")))
     if form == "minari" or (form == "auto" and minari.ID.fullmatch(name) and ("/" in name or name in minari.installed())):
-        return Source("minari", name, minari.locate(name))
+        return _minari(name, minari.locate(name))
     known = _known_names()
     hint = datasets.hint(name) or nearest(name, known) or " `offrl data list` shows those that can be named"
     raise UserError(f"unknown dataset '{name}': no such file, and no D4RL, OGBench, Minari or registered name.{hint}")
@@ -116,6 +120,7 @@ def _several(name: str, config: DatasetConfig) -> Source | None:
     if not paths:
         raise UserError(f"dataset={name} names no file")
     if all(map(tables.is_table, paths)):
+        refuse_tables(paths, by_name=name.startswith("["))
         return Source("columns", name, paths[0], files=tuple(paths))
     if len(paths) == 1:
         return resolve(str(paths[0]), config)
@@ -154,13 +159,15 @@ def _by_path(path: Path, name: str, form: str) -> Source:
     if path.is_dir():
         if minari.data_folder(path) is None:
             if paths := tables.listed(name):
+                refuse_tables(paths, by_name=False)
                 return Source("columns", name, paths[0], files=tuple(paths))
             inside = _data_files(path)
             hint = f"; it has the files {', '.join(inside[:5])}: name one, or make one of them with `offrl data merge`" if inside else ""
             raise UserError(f"{path} is a folder without a Minari dataset (no data/metadata.json) and without CSV or Parquet files{hint}")
-        return Source("minari", "", path)
+        return _minari("", path)
+    refuse_tables([path], by_name=True)
     if form != "auto":
-        return Source(form, name, path)
+        return _minari(name, path) if form == "minari" and minari.data_folder(path) else Source(form, name, path)
     if is_csv(path):
         return Source("columns", name, path)
     if text.is_text(path):
@@ -177,13 +184,19 @@ def _by_path(path: Path, name: str, form: str) -> Source:
     with open_hdf5(path) as file:
         Links(file).check(file.id)
         if minari.data_folder(path) and numbered(file, "episode_"):
-            return Source("minari", "", path)
+            return _minari("", path)
         keys = set(file)
     if "observations_0" in keys or {"observations", "episode_terminals"} <= keys:
         return Source("d3rlpy", name, path)
     if {"observations", "actions", "rewards", "terminals"} <= keys:
         return Source("d4rl", name, path)
     return Source("columns", name, path)
+
+
+def _minari(name: str, path: Path) -> Source:
+    """The source of a Minari dataset. Raises UserError for links that lead out of it."""
+    minari.refuse_links(path)
+    return Source("minari", name, path)
 
 
 def guessed_task(source: Source) -> Task | None:
@@ -278,6 +291,8 @@ def _set_range(raw: RawData, config: DatasetConfig) -> None:
         low, high = config.action_low, config.action_high
         raw.action_low, raw.action_high = (low[0], high[0]) if len(low) == len(high) == 1 else (low, high)
         raw.range_known = True
+        if config.action_kind in ("auto", "continuous"):
+            raw.as_amounts()
     elif raw.action_low is None and raw.source in ("d4rl", "builtin"):
         known_range = raw.task is None or not raw.task.env_id or raw.task.ref_label in ("D4RL", "offrl")
         if known_range:  # another environment's range is that environment's own

@@ -9,6 +9,7 @@ import numpy as np
 
 from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, refuse_groups, value_of
+from offrl.data.formats.files import read_item
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical
 from offrl.errors import UserError
@@ -32,18 +33,20 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
             )
         discrete = _flag(items["discrete_action"], str(path)) if "discrete_action" in items else None
         keys = {"observations": "observations", "actions": "actions", "rewards": "rewards", "terminations": "terminals"}
-        columns = {}
+        columns, notes = {}, list[str]()
         for name, key in keys.items() | config.fields.items():
             if key not in items:
                 raise UserError(f"{path} has no '{key}' (dataset.fields.{name}); it has {', '.join(sorted(items))}")
             columns[name] = canonical(
-                name, read_hdf5(name, items[key], memory, str(path)), str(path), discrete if name == "actions" else None
+                name, read_item(name, items[key], memory, str(path), notes), str(path), discrete if name == "actions" else None
             )
         ends = None
         if "episode_terminals" in items:
             flags = read_hdf5("terminations", items["episode_terminals"], memory, str(path))
             ends = canonical("terminations", flags, f"{path}: 'episode_terminals'")
-    return RawData(columns, episode_ends=ends, name=path.stem, source="d3rlpy", path=str(path), discrete=discrete)
+    return RawData(
+        columns, episode_ends=ends, name=path.stem, source="d3rlpy", path=str(path), discrete=discrete, notes=[*filter(None, notes)]
+    )
 
 
 def _flag(item: Any, where: str) -> bool:

@@ -11,9 +11,9 @@ import numpy as np
 
 from offrl import registry
 from offrl.data.containers.guard import from_json, reading
-from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, refuse_groups, refuse_loops, value_of
+from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, refuse_absent, refuse_groups, refuse_loops, value_of
 from offrl.data.formats.download import fetch
-from offrl.data.formats.files import KNOWN, finish
+from offrl.data.formats.files import KNOWN, finish, read_item
 from offrl.data.formats.provenance import Record, fits, restore
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import FLAGS, NAMES, RawData
@@ -53,6 +53,7 @@ def verify(path: Path) -> None:
 def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = None) -> RawData:
     """A file in D4RL's layout. `task` when it was named; else it is the file's own, or guessed from its metadata and name."""
     columns = {}
+    notes: list[str] = []
     with open_hdf5(path) as file:
         items = hdf5_keys(file)
         refuse_groups(file, (k for c in KNOWN if c not in config.fields for k in (c, *NAMES.get(c, ()))))
@@ -70,7 +71,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = 
         for column, key in keys.items():
             if key not in items:
                 raise UserError(f"{path} has no '{key}' ({column}).{nearest(key, items)} It has: {', '.join(sorted(items))}")
-            columns[column] = read_hdf5(column, items[key], memory, str(path))
+            columns[column] = read_item(column, items[key], memory, str(path), notes)
         attributes = {k: _attribute(file, k, path) for k in ("env_id", "dataset_id", "ref_min_score", "ref_max_score")}
         env_id = _text(attributes["env_id"]) or _text(value_of(items["metadata/env_id"], str(path)) if "metadata/env_id" in items else None)
         dataset_id = _text(attributes["dataset_id"])
@@ -83,7 +84,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = 
         if record is not None and record.finals and {"next_observations", "timeouts"} <= set(items) and "next_observations" not in columns:
             with reading(f"{path}: 'next_observations'"):
                 finals = _last_successors(columns, items["next_observations"], str(path))
-    raw = finish(columns, path, "d4rl")
+    raw = finish(columns, path, "d4rl", notes)
     raw.about = about
     if record is not None:
         ends = np.zeros(raw.rows, bool)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import gzip
+import zipfile
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,20 @@ from offrl.data.containers.guard import reading, refuse_growth
 from offrl.data.containers.hdf5 import column_dtype, hdf5_keys, open_hdf5, read_hdf5, refuse_groups
 from offrl.data.containers.npz import Npz
 from offrl.data.containers.parquet import arrow_values, open_parquet
+from offrl.data.containers.plain_files import refuse_special
 from offrl.data.memory import Memory
-from offrl.data.raw import FLAGS, NAMES, RawData, canonical, ends_from, refuse_gaps
+from offrl.data.raw import BLOCK, BLOCKS, FLAGS, NAMES, RawData, canonical, coarse, ends_from, lost, refuse_gaps, sampled, wide
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 
 KNOWN = ("observations", "actions", "rewards", *FLAGS, "next_observations", "episode_ends", "episode_ids", "final_observations")
+MOST_AGAIN = 1 << 30  # bytes of an array of an npz file that is read a second time
 _MAGIC = {b"\x89HDF\r\n\x1a\n": "hdf5", b"PK\x03\x04": "npz", b"PK\x05\x06": "npz", b"PAR1": "parquet"}
 
 
 def file_type(path: Path) -> str:
     """hdf5 | npz | parquet, from the first bytes. Raises UserError for an empty file or another type."""
+    refuse_special(path)
     try:
         with path.open("rb") as file:
             head = file.read(8)
@@ -32,6 +37,11 @@ def file_type(path: Path) -> str:
         raise UserError(f"{path} is empty (0 bytes): download or copy it again")
     for magic, kind in _MAGIC.items():
         if head.startswith(magic):
+            if kind == "npz" and pickled(path):
+                raise UserError(
+                    f"{path} is a file of PyTorch, a pickle, which may run code when it is read, and is refused on purpose. Where you "
+                    "trust it, torch.load(FILE, weights_only=True) reads its tensors, numpy.savez writes them (docs/datasets.md#pickles)"
+                )
             return kind
     if head.startswith(b"\x93NUMPY"):
         if _objects(path):
@@ -40,10 +50,36 @@ def file_type(path: Path) -> str:
                 "numpy.savez and give that file (docs/language-labels.md has the lines)"
             )
         raise UserError(f"{path} is a single .npy array; save all columns with numpy.savez and give that file")
+    if pickled(path):
+        raise UserError(
+            f"{path} is a pickle, which may run code when it is read, and is refused on purpose. Where you trust it, three lines of Python "
+            f"make an npz file of a list of episodes: p = pickle.load(open({path.name!r}, 'rb')); ids = numpy.repeat(range(len(p)), "
+            f"[len(e['rewards']) for e in p]); numpy.savez({path.name.partition('.')[0] + '.npz'!r}, episode_ids=ids, **{{k: "
+            "numpy.concatenate([e[k] for e in p]) for k in p[0]}) (docs/datasets.md#pickles: other layouts)"
+        )
     raise UserError(
         f"{path} is neither HDF5 nor npz nor Parquet (it starts with {head!r}); it may be damaged or an error page (the name of a CSV "
         "file ends in .csv or .csv.gz)"
     )
+
+
+def pickled(path: Path) -> bool:
+    """Whether a file is a pickle by its first bytes (of protocol 0 and 1 by its name), maybe packed, or PyTorch's zip around one."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+        if head.startswith(b"\x1f\x8b"):
+            with gzip.open(path) as packed:
+                head = packed.read(4)
+        if head.startswith(b"PK\x03\x04"):
+            with zipfile.ZipFile(path) as archive:
+                names = archive.namelist()
+            return any(n.endswith((".pkl", ".pickle", ".pth")) for n in names) and not any(n.endswith(".npy") for n in names)
+    except Exception:  # of damaged ones, which their reader names
+        return False
+    if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5:
+        return True
+    return path.name.lower().endswith((".pkl", ".pickle", ".pkl.gz")) and bool(head) and head[:1] in b"(cdli}]"
 
 
 def _objects(path: Path) -> bool:
@@ -85,26 +121,47 @@ def choose_keys(config: DatasetConfig, keys: Mapping[str, Any], where: str, opti
 def read(path: Path, config: DatasetConfig, memory: Memory, kind: str, optional: Collection[str] = ()) -> RawData:
     """A file with a key per column. optional: columns that may be missing."""
     columns: dict[str, np.ndarray] = {}
+    notes: list[str] = []
     if kind == "hdf5":
         with open_hdf5(path) as file:
             items = hdf5_keys(file)
             refuse_groups(file, (k for c in KNOWN if c not in config.fields for k in (c, *NAMES.get(c, ()))))
             for name, key in choose_keys(config, items, str(path), optional).items():
-                columns[name] = read_hdf5(name, items[key], memory, str(path))
+                columns[name] = read_item(name, items[key], memory, str(path), notes)
     elif kind == "npz":
         archive = Npz(path)
         for name, key in choose_keys(config, archive.shapes, str(path), optional).items():
             columns[name] = archive.read(key, name, memory)
+            if suspect(name, columns[name], archive.shapes[key][1]) and columns[name].nbytes < MOST_AGAIN:
+                notes.append(lost(name, archive.array(key)))
     else:
-        columns = _read_parquet(path, config, memory, optional)
-    return finish(columns, path)
+        columns = _read_parquet(path, config, memory, optional, notes)
+    return finish(columns, path, notes=notes)
 
 
-def finish(columns: dict[str, np.ndarray], path: Path, source: str = "file") -> RawData:
-    """Columns of a file as RawData: dtypes made canonical, the columns that mark episodes taken out."""
+def suspect(name: str, values: np.ndarray, stored: np.dtype) -> bool:
+    """Whether float32 may have lost what a column as it is stored tells apart."""
+    if name in ("next_observations", "final_observations") or values.dtype != np.float32 or not wide(stored) or not values.ndim:
+        return False
+    parts = [values[part].reshape(len(values[part]), -1) for part in sampled(len(values))]
+    return bool(coarse(np.concatenate(parts)).any())
+
+
+def read_item(name: str, item: Any, memory: Memory, where: str, notes: list[str]) -> np.ndarray:
+    """`read_hdf5`, and in `notes` what float32 does not tell apart."""
+    values = read_hdf5(name, item, memory, where)
+    if suspect(name, values, item.dtype):
+        with reading(f"{where}: '{item.name.strip('/')}'"):
+            notes.append(lost(name, np.concatenate([item[part] for part in sampled(len(values))])))
+    return values
+
+
+def finish(columns: dict[str, np.ndarray], path: Path, source: str = "file", notes: Sequence[str] = ()) -> RawData:
+    """Columns of a file as RawData: dtypes made canonical, the columns that mark episodes taken out. notes: empty ones are left out."""
     ends, ids = columns.pop("episode_ends", None), columns.pop("episode_ids", None)
     final = columns.pop("final_observations", None)
     raw = RawData({k: canonical(k, v, str(path)) for k, v in columns.items()}, name=path.stem, source=source, path=str(path))
+    raw.notes += filter(None, notes)
     raw.final_observations = None if final is None else canonical("next_observations", final, str(path))
     raw.episode_ends = ends_from(ends, raw.rows, str(path))
     if ids is not None and raw.rows:
@@ -164,7 +221,7 @@ def is_wide(path: Path, config: DatasetConfig, optional: Collection[str]) -> boo
     return ids in schema.names and str(schema.field(ids).type) in ("string", "large_string") if ids else False
 
 
-def _read_parquet(path: Path, config: DatasetConfig, memory: Memory, optional: Collection[str]) -> dict[str, np.ndarray]:
+def _read_parquet(path: Path, config: DatasetConfig, memory: Memory, optional: Collection[str], notes: list[str]) -> dict[str, np.ndarray]:
     """List columns, or one column per dimension, named x_0, x_1, ..."""
     file = open_parquet(path)
     names, rows = file.schema_arrow.names, file.metadata.num_rows
@@ -174,12 +231,13 @@ def _read_parquet(path: Path, config: DatasetConfig, memory: Memory, optional: C
     columns: dict[str, np.ndarray] = {}
     size = 0
     for name, key in choose_keys(config, keys, str(path), optional).items():
-        row = 0
+        row, recorded = 0, []
         where = f"{path}: '{key}'"
         with reading(where):
             for batch in file.iter_batches(columns=keys[key], batch_size=1 << 16):
                 parts = [arrow_values(batch.column(c), f"{path}: '{c}'") for c in keys[key]]
                 block = np.stack(parts, 1) if len(parts) > 1 or key not in names else parts[0]
+                recorded.append(block[: 1 + BLOCKS * BLOCK * len(block) // max(1, rows)])
                 if name not in columns:
                     dtype = np.dtype(column_dtype(name, block.dtype))
                     size += rows * int(np.prod(block.shape[1:], dtype=np.int64)) * dtype.itemsize
@@ -193,6 +251,8 @@ def _read_parquet(path: Path, config: DatasetConfig, memory: Memory, optional: C
                 row += len(block)
         if row != rows:
             raise UserError(f"{where} declares {rows:,} rows, and the file holds {row:,}; it is damaged or incomplete")
+        if recorded and suspect(name, columns[name], recorded[0].dtype):
+            notes.append(lost(name, np.concatenate(recorded)))
         if name not in columns:
             columns[name] = np.zeros(0, np.float32)
     return columns

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.containers.guard import reading
+from offrl.data.containers.guard import FREE, reading
+from offrl.data.containers.plain_files import refuse_link
 from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, read_arrow, read_hdf5
 from offrl.data.formats.minari_spaces import Metadata, load_metadata, width_of
 from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, restore
@@ -18,6 +19,7 @@ from offrl.data.memory import Memory, chunks
 from offrl.data.raw import RawData
 from offrl.errors import UserError, nearest, warn
 from offrl.settings.dataset import DatasetConfig
+from offrl.system import trust
 from offrl.tasks.task import Task, recorded_arguments
 
 ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
@@ -80,9 +82,21 @@ def data_folder(path: Path) -> Path | None:
     for candidate in (path / "data", path, path.parent):
         file = candidate / "metadata.json"
         with reading(file):
+            if file.is_file() and (size := file.stat().st_size) > FREE:
+                raise UserError(f"{file} has {size:,} bytes, which no metadata have")
             if file.is_file() and "action_space" in file.read_text(errors="replace"):
                 return candidate
     return None
+
+
+def refuse_links(path: Path) -> None:
+    """Raises UserError for a link in the dataset at `path` that leads out of it, and for what is neither file nor folder. The folder that a
+    person typed may be a link."""
+    folder = data_folder(path)
+    assert folder is not None
+    if path.is_dir():
+        refuse_link(folder, path)
+    trust.check_folder(folder, of="dataset")
 
 
 def files(path: Path) -> list[Path]:

@@ -216,6 +216,10 @@ class _Hdf5Episode:
                     return self.h5.Dataset(item)[()]  # JPEG images of one size
                 raise UserError(f"{where} has shape {list(item.shape)}, expected {list(out.shape)}")
             out = out.reshape(item.shape)
+        if out.dtype == bool and kind == self.h5.h5t.ENUM and not stored.equal(self.h5.h5t.py_create(out.dtype)) and stored.dtype != bool:
+            raise UserError(
+                f"{where} holds true and false under other names or numbers than FALSE=0 and TRUE=1; the file is damaged, or write 0 and 1"
+            )
         if out.dtype == bool and kind != self.h5.h5t.ENUM:
             out[:] = canonical("terminations", self.h5.Dataset(item)[()], where)  # flags stored as numbers
         elif out.dtype.kind == "i" and kind == self.h5.h5t.FLOAT:
@@ -254,6 +258,8 @@ def read_arrow(folder: Path, kind: str, buffers: Buffers) -> None:
     import pyarrow as pa
 
     names = numbered((p.name for p in folder.iterdir() if p.is_dir()), "")
+    if not names and buffers.rows:
+        raise UserError(f"{folder} has no episode of format {kind}, and its metadata declare {buffers.rows:,} steps; it is incomplete")
     for index, name in enumerate(names):
         table, file = read_table(folder / name, kind)
         steps = table.num_rows - 1

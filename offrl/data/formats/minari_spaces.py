@@ -53,6 +53,9 @@ def load_metadata(folder: Path) -> Metadata:
             raise UserError(f"{path} is damaged: '{key}' is {str(value)[:40]}, not a number of them")
     if meta.get("data_format", "hdf5") not in FORMATS:
         raise UserError(f"{path}: 'data_format' is {str(meta['data_format'])[:40]}; {', '.join(FORMATS)} are known")
+    form, other = meta.get("data_format", "hdf5"), folder / "main_data.hdf5"
+    if form != "hdf5" and other.is_file() and not any(p.is_dir() and p.name.isdecimal() for p in folder.iterdir()):
+        raise UserError(f"{path}: 'data_format' is {form}, and the episodes are in {other.name}, which is hdf5; write hdf5 there")
     for key in ("ref_min_score", "ref_max_score"):
         value = meta.get(key)
         number = type(value) is float or (type(value) is int and abs(value) < 2**63)

@@ -22,7 +22,7 @@ from offrl.data.containers.npz import NUMBERS, Npz
 from offrl.data.containers.parquet import open_parquet
 from offrl.data.formats.files import file_type
 from offrl.data.memory import Memory
-from offrl.data.raw import RawData, canonical
+from offrl.data.raw import RawData, canonical, lost
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 
@@ -89,15 +89,18 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
         raise UserError(f"{where}: the mask of rollout {holes[0]} has gaps; padding must stand at the end")
     if not lengths.any():
         raise UserError(f"{where}: its masks mark no step as valid")
+    notes: list[str] = []
     columns = {
-        name: canonical(name, arrays[name][valid], where, _discrete(arrays["actions"]) if name == "actions" else None)
+        name: canonical(name, arrays[name][valid], where, _discrete(arrays["actions"]) if name == "actions" else None, notes)
         for name in ("actions", "rewards")
     }
     columns["observations"] = _observations(observations, valid, _encodings(arrays, count, config, where), memory, where)
     ends = np.zeros(int(lengths.sum()), bool)
     ends[np.cumsum(lengths[lengths > 0]) - 1] = True
     flags = {name: next((arrays[n] for n in names if n in arrays), None) for name, names in FLAGS.items()}
-    raw = RawData(columns, episode_ends=ends, name=path.stem, source="file", path=where)
+    raw = RawData(columns, episode_ends=ends, name=path.stem, source="file", path=where, notes=notes)
+    if text := lost("observations", observations[valid]):
+        raw.note(text)
     if all(value is None for value in flags.values()):
         short = np.repeat(lengths < steps, lengths)
         columns["terminations"] = ends & short

@@ -24,10 +24,14 @@ SCORE = (
     "data, and played episodes that nothing chose by: this is the number to report."
 )
 OPTIMISM = (
-    "Grey: the estimate that chose. It is the largest, or nearly, of several that each err, so it promises too much: of {} equal "
-    "settings with this error the largest estimate would exceed the truth by {} on average (its optimism). Its unit is the judge's, {}, "
-    "and not that of the score."
+    "Grey: the estimate that chose. {} The largest of several that each err promises too much: of {} equal settings with this error it "
+    "would exceed the truth by {} on average (its optimism). Its unit is the judge's, {}, and not that of the score."
 )
+RULES = {
+    "one-se": "By the one-standard-error rule (rule=one-se), which takes the most conservative of the settings that the judge cannot tell "
+    "from the largest estimate",
+    "best": "By the largest estimate (rule=best)",
+}
 COPY = """(()=>{const b=document.getElementById('copy'),c=document.getElementById('command');b.hidden=false;
 b.addEventListener('click',()=>{const done=()=>{b.textContent='copied'},old=()=>{getSelection().selectAllChildren(c);
 document.execCommand('copy')&&done()};
@@ -42,7 +46,9 @@ def show(made: TunePage) -> None:
     with_values = f" with {values}" if values else ""
     verdict = escape(f"Chosen: {setting['algo']}{with_values} ({name})")
     page.markup(f'<section class="answer"><p class="verdict first">{verdict}</p>')
-    page.text(f"Why: {result['chosen']['why']}.")
+    page.text(f"Why: {result['chosen']['why']}.{_rule(made)}")
+    if words := untold(made):
+        page.text(words)
     if result["truth"] is not None:
         page.text(f"Afterwards: {lost(made, result['truth'])}")
     words, kind = comparison(result["retrained"], name in made.defaults)
@@ -56,6 +62,41 @@ def show(made: TunePage) -> None:
     if notes := warnings(made):
         page.box("To know before using it", notes, "warning")
     _members(made)
+
+
+def _rule(made: TunePage) -> str:
+    """Which rule chose; "" where episodes did, or there was one finalist only."""
+    rule, by_data = RULES.get(str(made.result["rule"])), made.result["by_data"]
+    if rule is None or not made.judge or len(made.finals) < 2 or made.result["chosen"].get("episodes"):
+        return ""
+    return f" {rule}." if len(by_data.get("members") or ()) > 1 or made.result["rule"] != "one-se" else f" {rule}: here that one alone."
+
+
+def _place(made: TunePage) -> str:
+    """Where the estimate of the choice stands among those of the last judgement."""
+    known = sorted((j.value for j in made.finals if not math.isnan(j.value)), reverse=True)
+    judged = made.final(made.chosen)
+    if judged is None or math.isnan(judged.value):
+        return ""
+    place = known.index(judged.value) + 1
+    return "It is the largest." if place == 1 else f"It is number {place} of {len(known)}, counted from the largest."
+
+
+def untold(made: TunePage) -> str:
+    """What to say where the judge cannot tell the choice from the default settings of its algorithm; "" where it can."""
+    algo = str(made.settings.get(made.chosen, {}).get("algo", ""))
+    default, judged = made.final(f"{algo}-00"), made.final(made.chosen)
+    if made.chosen in made.defaults or default is None or judged is None or math.isnan(judged.value) or math.isnan(default.value):
+        return ""
+    error = math.hypot(judged.error, default.error)
+    alike = {made.chosen, default.setting} <= set(made.result["by_data"].get("members") or ())
+    below = judged.value <= default.value
+    if not (below or alike or math.isnan(error) or judged.value - default.value < ERROR95 * error):
+        return ""
+    sure = "" if math.isnan(error) else f", difference \u00b1 {number(ERROR95 * error)}, 95%"
+    estimates = f"{number(judged.value)} against {number(default.value)}{sure}"
+    advice = "" if made.result["retrained"] else "; where nothing else speaks for the choice, the default settings are the better advice"
+    return f"The judge does not tell the choice from the default settings of its algorithm ({made.judge}: {estimates}){advice}."
 
 
 def comparison(retrained: Mapping[str, Mapping[str, Any]], is_default: bool) -> tuple[str, str]:
@@ -125,7 +166,7 @@ def _scores(made: TunePage, entries: Mapping[str, Mapping[str, Any]]) -> None:
         made.page.table(["", "score, new seeds", "95% interval", "each seed", f"estimate that chose ({made.judge or 'none'})"], rows)
     optimism, count = real(made.result["optimism"]), len(made.finals)
     if math.isfinite(optimism) and made.judge:
-        made.page.text(OPTIMISM.format(count, number(optimism), made.estimate_of()), "small")
+        made.page.text(OPTIMISM.format(_place(made), count, number(optimism), made.estimate_of()), "small")
     played = made.result["chosen"]
     if played.get("episodes"):
         words = f"{plural(played['episodes'], 'real episode')} chose among the finalists; what chose promises too much here as well."

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from offrl.data.containers.guard import from_json
 from offrl.errors import UserError
 from offrl.settings import diff
 from offrl.settings.field import marked
@@ -20,7 +21,7 @@ FILE, VERSION = "tune.json", 1
 def read(path: Path) -> dict[str, Any]:
     """The file that says what a tune is. Raises UserError where it is missing, damaged, or of a newer version."""
     try:
-        record = json.loads(trust.read_text(path))
+        record = from_json(trust.read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path.parent} holds no tune: there is no {FILE} in it") from None
     except (OSError, ValueError, RecursionError) as error:

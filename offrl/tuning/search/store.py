@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError, first_line
+from offrl.system import trust
 from offrl.tuning.search.propose import History, as_trial, load_optuna
 from offrl.tuning.search.space import Space
 
 JOURNAL = "journal.log"
+MOST, END = 1 << 28, 1 << 20  # bytes of a journal, which Optuna reads whole; of its last line
+FIRST = b'{"op_code":'  # what each line of a journal of Optuna's begins with
 IDENTITY, SETTING = "offrl_tune", "setting"
 
 
@@ -61,14 +65,29 @@ def _open(optuna: Any, storage: str | None, folder: Path) -> Any:
 
 
 def _mend(path: Path) -> None:
-    """Cut a last line that an interrupted write left unfinished: Optuna would append to it, and never read the file again."""
-    try:
-        with path.open("rb+") as file:
-            content = file.read()
-            if content and not content.endswith(b"\n"):
-                file.truncate(content.rfind(b"\n") + 1)
-    except FileNotFoundError:
+    """Cut a last line that an interrupted write left unfinished: Optuna would append to it, and never read the file again.
+
+    Raises UserError, before anything is written, for what is no journal, and for one that is too large to be read.
+    """
+    path = Path(os.path.realpath(path))  # of links, those that a command names; a tune's folder has none that leads out of it
+    if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
+        return
+    try:
+        with trust.open_to_write(path, "r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            if not FIRST.startswith(head := file.read(len(FIRST))):
+                raise UserError(f"{path} is no journal of Optuna's, and stays as it is; name another with storage=")
+            if size > MOST:
+                raise UserError(
+                    f"{path} has {size:,} bytes, and a journal has {MOST:,} at most; move it away, or name another with storage="
+                )
+            file.seek(max(0, size - END))
+            end = file.read()
+            if head and not end.endswith(b"\n"):
+                if b"\n" not in end and size > END:
+                    raise UserError(f"{path} is no journal of Optuna's: its last line has more than {END:,} bytes; move it away")
+                file.truncate(size - len(end) + end.rfind(b"\n") + 1)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
 

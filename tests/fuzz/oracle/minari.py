@@ -22,6 +22,8 @@ def read(path: Path, doubts: Doubts) -> list[Truth]:
     folder = next((p for p in (path / "data", path) if (p / "metadata.json").is_file()), None)
     if folder is None:
         raise Refused("no metadata.json")
+    if outside := [p for p in folder.rglob("*") if p.is_symlink() and not p.resolve().is_relative_to(folder.resolve())]:
+        doubts.add(f"{outside[0].name} leads out of the folder")
     try:
         meta = json.loads((folder / "metadata.json").read_bytes())
         spaces = [json.loads(meta["observation_space"]), json.loads(meta["action_space"])]

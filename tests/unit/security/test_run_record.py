@@ -143,3 +143,38 @@ def test_types() -> None:
     assert misfit([["a", [1]], ["b"]], list[tuple[str, list[float]]], "x") == "x[1] has 1 entries, where 2 are due"
     assert misfit({"observation_shape": 3}, DataSpec, "spec") == "spec.observation_shape is 3, where a list is due"
     assert misfit([1], DataSpec | None, "spec") == "spec is [1], where entries by name are due" and not misfit(lambda: 1, Any, "x")
+
+
+def test_sparse_files_are_not_read(tmp_path: Path) -> None:
+    """A file of 5 GB that costs nothing to make: as benchmark.json, a cell's status, scores.csv and a log."""
+    from offrl.benchmark import plan
+    from offrl.runs import parse, results
+    from offrl.runs.log import LineFile, json_step
+
+    (tmp_path / "b" / "cells").mkdir(parents=True)
+    names = {name: tmp_path / "b" / name for name in ("benchmark.json", "cells/x.json", "scores.csv", "metrics.jsonl")}
+    for path in names.values():
+        path.touch()
+        os.truncate(path, 5 << 30)
+    with pytest.raises(UserError, match=r"benchmark\.json has 5,368,709,120 bytes"):
+        plan.read_record(tmp_path / "b")
+    assert plan.read_status(tmp_path / "b", "x") == {}
+    told: list[str] = []
+    assert list(parse.whole_rows(names["scores.csv"], told.append)) == [] and "of which the disk holds" in told[0]
+    assert list(parse.lines_backwards(names["metrics.jsonl"], None)) == []
+    with pytest.raises(UserError, match=r"metrics\.jsonl has 5,368,709,120 bytes, of which the disk holds"):
+        LineFile(names["metrics.jsonl"], json_step, 0)
+    assert len(parse.header(names["scores.csv"])) <= parse.LINE
+    with pytest.raises(UserError, match="holds no run"):
+        results.collect([str(tmp_path / "b")])
+
+
+@pytest.mark.parametrize("status", [{"steps": "x"}, {"steps": None}, {"seconds": []}, {"error": 5}, {"status": ["done"]}])
+def test_a_status_of_other_types_is_none(status: dict[str, Any], tmp_path: Path) -> None:
+    from offrl.benchmark import plan
+
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "x.json").write_text(json.dumps({"status": "done", "steps": 5, "seconds": 1.5, "error": "", **status}))
+    assert plan.read_status(tmp_path, "x") == {}
+    (tmp_path / "cells" / "x.json").write_text(json.dumps({"status": "done", "steps": 5, "seconds": 1.5, "error": "", "token": "t"}))
+    assert plan.read_status(tmp_path, "x")["steps"] == 5
