@@ -9,6 +9,7 @@ from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.containers.guard import reading
 from offrl.data.dataset import DataSpec
+from offrl.data.formats.files import pickled
 from offrl.errors import UserError
 from offrl.nn.outline import check_memory, outline
 from offrl.nn.outline import of_file as sized_by
@@ -22,6 +23,11 @@ CURE = "the file is damaged, or no policy that offrl wrote"
 
 def read(path: Path) -> tuple[Algorithm, TrainState, int]:
     """(algorithm, state of what acting needs, seed). Raises UserError, in one line, for whatever is wrong with the file."""
+    if Path(path).is_file() and pickled(path):  # a FIFO would be waited for
+        raise UserError(
+            f"{path} is a pickle (PyTorch's files are), which may run code when it is read, and is refused on purpose: policies of offrl "
+            "are RUN/policies/*.safetensors; another program's policy acts as a plugin (docs/tutorials/own-algorithm.md)"
+        )
     tensors, meta = files.read(path)
     if meta.get("kind") != "policy":
         raise UserError(f"{path} is not a policy file; policies are under policies/ in a run directory")

@@ -91,7 +91,7 @@ FAMILIES: dict[str, Callable[[str], Task]] = {
 
 @register("task", "text")
 def lookup(name: str) -> Task | None:
-    """A text task by its exact name, or by that of a family and of what it adapts: "text-gem-GuessTheNumber-v0", "text-babyai-GoTo-v0".
+    """A text task by its exact name, or by that of a family and of what it adapts: "text-gem-Hangman-v0-easy", "text-babyai-GoTo-v0".
     None for any other name."""
     if name in TASKS:
         return TASKS[name]

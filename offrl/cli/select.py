@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from offrl.errors import UserError, say, warn
 from offrl.ope.config import METHOD_NAMES, OPEConfig
 from offrl.runs.paths import no_run
+from offrl.settings.evaluation import MOST_PROCESSES
 from offrl.settings.field import describe, setting
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class SelectConfig(OPEConfig):
     returns: str | None = setting(None, "CSV of true values (candidate,return[,discounted]): says how good the ranking is")
     out: str | None = setting(None, "the table's file, or a folder for select.csv; null: the first run's directory, or here")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
-    threads: int = setting(1, "torch threads on CPU", low=1)
+    threads: int = setting(1, "torch threads on CPU", low=1, high=MOST_PROCESSES)
     quiet: bool = setting(False, "print the table only (also --quiet)")
 
 

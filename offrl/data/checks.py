@@ -14,6 +14,7 @@ from offrl.errors import UserError
 
 _NUMBERING = "number discrete actions from 0, without large gaps (numpy.unique(actions, return_inverse=True)), or write others as floats"
 MOST_CHOICES = 1000  # beyond it whole numbers are amounts, not choices
+FEWEST, MANY = 8, 128  # choices, up to which whole numbers are surely some, and beyond which they may be amounts
 FEW, SHARE, LONG = 3, 0.05, 50  # episodes of one length, their share of all, and the length from which chance does not explain them
 TOLERANCE = 1e-4  # of the action range: float32 files of float64 actions
 
@@ -151,7 +152,7 @@ def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
         limit = raw.num_actions or MOST_VALUES
         bad = np.flatnonzero((actions < 0) | (actions >= limit))
         if not len(bad):
-            return []
+            return [] if raw.num_actions else _amounts(actions)
         row = int(bad[0])
         message = f"'actions' holds {int(actions[row])}, which is no number from 0 to {limit - 1} ({len(bad)} rows)"
         return [Fault("actions", "corrupting", message, _episode(ends, row), row, _NUMBERING)]
@@ -179,6 +180,21 @@ def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
     )
     cure = "set dataset.clip_actions=true to clip them, or the right dataset.action_low and dataset.action_high"
     return [*faults, Fault("actions", "corrupting", message, _episode(ends, first), first, cure)]
+
+
+def _amounts(actions: np.ndarray) -> list[Fault]:
+    """A warning where whole numbers [R] from 0, taken for choices, look like amounts: few of the numbers up to the largest occur, the
+    smallest is far from 0, or they are very many."""
+    counts = np.bincount(actions)
+    taken = np.flatnonzero(counts)
+    if len(counts) <= FEWEST or (2 * len(taken) >= len(counts) and 10 * taken[0] < len(counts) <= MANY):
+        return []
+    message = (
+        f"'actions' are whole numbers from {taken[0]:,} to {taken[-1]:,}, of which {len(taken):,} occur, and are taken for {len(counts):,} "
+        "choices"
+    )
+    cure = "state their range if they are amounts (dataset.action_low and action_high, or action_low= and action_high=), else " + _NUMBERING
+    return [Fault("actions", "warning", message, cure=cure)]
 
 
 def _choices(actions: np.ndarray) -> list[Fault]:

@@ -21,7 +21,7 @@ from offrl.settings.dataset import DatasetConfig
 from offrl.settings.field import without_places
 from offrl.system.files import cache_dir
 
-LAYOUT = 2  # raise it when the files of a cached dataset change meaning
+LAYOUT = 3  # raise it when the files of a cached dataset change meaning
 
 
 def load_dataset(config: DatasetConfig | str | Dataset | Any, device: str = "cpu", quiet: bool = False) -> Dataset:

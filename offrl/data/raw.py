@@ -26,6 +26,9 @@ AMBIGUOUS = {  # words for which nobody means a further column of that name, and
     "episode_id": "episode_ids",
     **dict.fromkeys(("done", "dones"), "terminations if only ends for good are marked, episode_ends if time limits are marked as well"),
 }
+BLOCKS, BLOCK = 20, 1000  # rows that are looked at for what float32 does not tell apart
+STEPS = 4096  # of float32, by which a column varies at least that is not looked at
+ALIKE = 0.9  # share of numbers that stay different, at least
 CORE = ("observations", "actions", "rewards", *FLAGS, "next_observations")
 
 
@@ -69,6 +72,12 @@ class RawData:
         self.warnings.append(f"{self.where}: {text}")
         warn(self.warnings[-1])
 
+    def as_amounts(self) -> None:
+        """Whole numbers of actions as amounts, for a range is stated; not where the number of choices is."""
+        actions = self.columns.get("actions")
+        if actions is not None and actions.dtype.kind in "iu" and actions.ndim == 1 and not self.num_actions:
+            self.columns["actions"], self.discrete = actions.astype(np.float32)[:, None], False
+
     @property
     def where(self) -> str:
         return self.path or self.name
@@ -91,8 +100,62 @@ def canonical_name(word: str, where: str) -> str:
     return next((name for name, words in NAMES.items() if word in words), word)
 
 
-def canonical(name: str, values: Any, where: str = "", discrete: bool | None = None) -> np.ndarray:
-    """An array of the dtype and rank the column has in a `Dataset`. Copies only where the dtype changes."""
+def sampled(rows: int) -> list[slice]:
+    """Some rows in a row, here and there: all where these are few."""
+    if rows <= BLOCKS * BLOCK:
+        return [slice(0, rows)]
+    return [slice(start, start + BLOCK) for start in np.linspace(0, rows - BLOCK, BLOCKS).astype(int).tolist()]
+
+
+def wide(dtype: np.dtype) -> bool:
+    """Whether numbers of this type may be more than float32 tells apart."""
+    return dtype.kind in "iuf" and dtype.itemsize >= 4 and dtype != np.float32
+
+
+def coarse(values: np.ndarray) -> np.ndarray:
+    """Whether each dimension of numbers [n, D] varies by no more than `STEPS` steps of float32, bool [D]."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        numbers = np.where(np.isfinite(values), values, np.nan).astype(np.float64)
+        largest = np.nanmax(np.abs(numbers), 0, initial=0.0)
+        steps = np.spacing(largest.astype(np.float32)).astype(np.float64)
+        middle = np.nan_to_num(np.nanmax(numbers, 0, initial=-np.inf) / 2 + np.nanmin(numbers, 0, initial=np.inf) / 2)
+        spread = np.sqrt(np.nan_to_num((numbers - middle) ** 2).mean(0)) if len(numbers) else np.zeros(numbers.shape[1])
+    return np.asarray((largest > 0) & (spread < STEPS * steps))
+
+
+def lost(name: str, values: np.ndarray) -> str:
+    """What to say of numbers [n, ...], in the type they are recorded in, that float32 does not tell apart; "" where it does."""
+    if not wide(values.dtype) or values.ndim == 0 or not values.size:
+        return ""
+    flat = np.concatenate([values[part].reshape(len(values[part]), -1) for part in sampled(len(values))])
+    for d in np.flatnonzero(coarse(flat)):
+        column = flat[np.isfinite(flat[:, d]), d]
+        narrow = column.astype(np.float32)
+        real = np.abs(np.diff(column.astype(np.float64))) > 64 * np.spacing(float(np.abs(column).max()))  # no rounding errors of float64
+        before, after = len(np.unique(column)), len(np.unique(narrow))
+        same = real & (narrow[1:] == narrow[:-1])
+        if real.any() and (after < ALIKE * before or same.sum() > (1 - ALIKE) * real.sum()):
+            which = f"{name}, dimension {d}," if flat.shape[1] > 1 else name
+            offset = f"{float(np.median(column)):.6g}"
+            return (
+                f"{which}: of {before:,} different numbers, about {offset}, {after:,} stay different in float32, which holds 7 digits and "
+                f"in which all is learnt: subtract an offset, such as {offset}, from the column"
+            )
+    return ""
+
+
+def canonical(name: str, values: Any, where: str = "", discrete: bool | None = None, notes: list[str] | None = None) -> np.ndarray:
+    """An array of the dtype and rank the column has in a `Dataset`. Copies only where the dtype changes.
+
+    notes: takes what is to be said of numbers that float32 does not tell apart.
+    """
+    array = _canonical(name, values, where, discrete)
+    if notes is not None and array.dtype == np.float32 and (text := lost(name, np.asarray(values))):
+        notes.append(text)
+    return array
+
+
+def _canonical(name: str, values: Any, where: str, discrete: bool | None) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
         raise UserError(f"{where}: column '{name}' holds {array.dtype} values, not numbers")

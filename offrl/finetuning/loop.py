@@ -112,8 +112,9 @@ class TransitionLoop(OnlineLoop):
         say = self.bar.say
         say(
             f"{start.label} in {self.play.name} from {came}: {self.many} x {self.envs} environments, {self.steps:,} steps each, "
-            f"{mixing}, {config.utd:g} updates a step\n{arithmetic}; step {mode}; {self.run_dir}"
+            f"{mixing}, {config.utd:g} updates a step"
         )
+        say(f"{arithmetic}; step {mode}; {self.run_dir}")
         algo = start.algorithm.config
         changed = [f"{k}={v}" for k, v in (finetune_settings(algo.name) or {}).items() if hasattr(algo, k)]
         changed += [f"{k} from {a:g} to {b:g} times its value by {c:.0%} of the steps" for k, (a, b, c) in start.anneal.items()]

@@ -102,7 +102,7 @@ def encode(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> Stream:
 
 
 def _key(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> str:
-    digest = hashlib.sha256(f"1 {tokenizer.identity} {append_end}".encode())
+    digest = hashlib.sha256(f"2 {tokenizer.identity} {append_end}".encode())
     for text in dataset.strings:
         digest.update(f"{len(text)} {text}".encode("utf-8", "surrogatepass"))
     for name in ("observations", "actions", "next_observations", "successor_known"):

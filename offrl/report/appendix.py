@@ -13,7 +13,7 @@ MOST_DIAGNOSTICS, FEW_DIAGNOSTICS = 60, 20  # pictures of training metrics, at m
 SOME = 5  # runs of an algorithm on a dataset whose training metrics are drawn, of more than MANY_RUNS
 TIME = (
     "Wall-clock time by the runs' own logs. One update trains all policies of a run side by side, one for each seed. Evaluation beside "
-    "training costs no time of its own."
+    "training is in it only where training waited for it, which the log says."
 )
 METRICS = (
     "Training metrics: the mean over seeds, and their lowest and highest as a band. q_overestimation: the critic's value of the "

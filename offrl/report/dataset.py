@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from offrl.data.checks import Fault
+from offrl.data.dataset import DataSpec
 from offrl.data.raw import RawData
 from offrl.data.tools.inspect import Report, report
+from offrl.data.transforms.columns import is_published, scales
 from offrl.errors import UserError
 from offrl.figures import dataset as draw
 from offrl.figures.style import own_settings
@@ -142,7 +144,7 @@ def _remarks(raw: RawData, findings: Report, sample: Sample) -> list[str]:
     remarks += _constant(findings)
     observations = raw.columns.get("observations")
     if observations is not None and 1 < np.prod(observations.shape[1:]) <= WIDE and len(observations):
-        remarks += _scales(sample.take(observations))
+        remarks += _scales(sample.take(observations), raw)
     for share, d in draw.edge_shares(raw, sample, EDGE)[:3]:
         if share > 0.1:
             remarks.append(f"Action dimension {d} lies on an end of its range in {100 * share:.0f}% of the rows.")
@@ -158,7 +160,7 @@ def _constant(findings: Report) -> list[str]:
     return remarks
 
 
-def _scales(values: np.ndarray) -> list[str]:
+def _scales(values: np.ndarray, raw: RawData) -> list[str]:
     """Dimensions of very unlike spread, of observations [n, O]."""
     finite = values[np.isfinite(values).all(1)]
     spreads = finite.std(0) if len(finite) else np.zeros(values.shape[1])
@@ -167,7 +169,15 @@ def _scales(values: np.ndarray) -> list[str]:
         return []
     wide, narrow = int(np.nanargmax(spreads)), int(np.nanargmin(spreads))
     text = f"dimension {wide} varies {spreads[wide] / spreads[narrow]:,.3g} times as much as dimension {narrow}"
-    return [f"The scales of the observations differ: {text}; dataset.normalize_observations=true makes them alike."]
+    spec = DataSpec((values.shape[1],), 1, name=raw.name, source=raw.source, task=raw.task)
+    std = np.nan_to_num(spreads)
+    left = std / scales(std, np.abs(finite).max(0), is_published(spec))
+    if (left[[wide, narrow]] > 0.5).all():
+        return [f"The scales of the observations differ: {text}; dataset.normalize_observations=true makes them alike."]
+    return [
+        f"The scales of the observations differ: {text}; dataset.normalize_observations=true divides dimension {narrow} by "
+        f"{std[narrow] / left[narrow]:.3g}, and leaves it a standard deviation of {left[narrow]:.2g}."
+    ]
 
 
 def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:

@@ -6,6 +6,7 @@ import contextlib
 import html
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -147,6 +148,14 @@ def test_unusual_data(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
     with undrawn(name):
         write_page(raw, report(raw), tmp_path)
     assert words in shown(tmp_path)
+
+
+def test_what_normalising_does_is_true_of_small_units(tmp_path: Path) -> None:
+    """Published data keep the published floor, which small units do not get over."""
+    raw = made(observations=np.random.default_rng(0).normal(size=(300, 2)) * [1.0, 2e-6])
+    for source, words in (("file", "normalize_observations=true makes them alike"), ("builtin", "leaves it a standard deviation of 0.002")):
+        own = replace(raw, source=source)
+        assert any(words in text for text in module._remarks(own, report(own), module._sample(own, report(own)))), source
 
 
 def test_large_data_are_sampled_and_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_gem_endings_settings_and_unknown_names() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("gem") is None, reason="the package gem-llm is not installed")
 def test_gem_itself() -> None:
-    env = gem_env.TextGem("game:GuessTheNumber-v0")
+    env = gem_env.TextGem("game:GuessTheNumber-v0-easy")
     said = env.reset(seed=1)[0]
     assert said == env.reset(seed=1)[0] and "number" in said.lower()
     over = False

@@ -152,8 +152,8 @@ def test_scores_are_of_lmrl_gym() -> None:
         task = lookup(name)
         assert task is not None and task.ref_label == "LMRL-Gym"
         assert task.normalise(np.array([low, high])).tolist() == pytest.approx([0.0, 100.0])
-    gem, baby = lookup("text-gem-GuessTheNumber-v0"), lookup("text-babyai-GoToLocal-v0")
-    assert gem is not None and gem.env_kwargs == {"name": "game:GuessTheNumber-v0"}
+    gem, baby = lookup("text-gem-GuessTheNumber-v0-easy"), lookup("text-babyai-GoToLocal-v0")
+    assert gem is not None and gem.env_kwargs == {"name": "game:GuessTheNumber-v0-easy"}
     assert baby is not None and baby.env_kwargs == {"level": "BabyAI-GoToLocal-v0"}
     assert lookup("text-gem-") is None and lookup("text-mazes") is None
 

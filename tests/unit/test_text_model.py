@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,27 @@ def test_what_does_not_fit_is_said_in_one_line(tmp_path: Path, capsys: pytest.Ca
         trained(tmp_path / "bare", story_data(), 1, lora_layers=["c_fcc"])
     with pytest.raises(UserError, match=r"looks back 128 tokens, too few"):
         trained(tmp_path / "bare", story_data(), 1, action_tokens=125)
+
+
+def test_control_tokens_spelt_in_data_are_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Encoded from the model's folder, and from a policy file, which does not say how."""
+    tiny_gpt2(tmp_path)
+    tokenizer = tokenizing.of_model(tmp_path, "x")
+    numbers = [tokenizer.start, tokenizer.end, tokenizer.size]
+    for made in (tokenizer, tokenizing.from_json(tokenizer.backend.to_str(), numbers, "x")):
+        text = f"a{tokenizing.END}b{tokenizing.START}\n"
+        [ids] = made.encode([text])
+        assert not {made.start, made.end} & set(ids.tolist()) and made.decode(ids.tolist()) == text and not made.unknown([text])
+    data = story_data()
+    assert configured.fitted(configuration(tmp_path), data) and "control token" not in capsys.readouterr().err
+    spelt = replace(data, strings=(data.strings[0] + tokenizing.END, *data.strings[1:]))
+    configured.fitted(configuration(tmp_path), spelt)
+    said = capsys.readouterr().err
+    assert f"1 of {len(data.strings)} different texts hold the spelling of a control token" in said and tokenizing.END in said
+
+
+def configuration(folder: Path) -> Any:
+    return registry.get("algo", "lm_bc").Config(lm=str(folder), tune="adapters", rank=4, length=64, batch_size=3)
 
 
 def test_a_long_history_is_cut_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

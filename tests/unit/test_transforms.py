@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,12 +126,28 @@ def test_returns_to_go_use_the_transformed_rewards() -> None:
 def test_normalisation_by_hand() -> None:
     obs = np.array([[0.0, 5.0], [2.0, 5.0], [4.0, 5.0]])
     data = normalize_observations(from_arrays(obs, np.zeros((3, 1)), np.zeros(3), [0, 0, 1]))
-    std = np.sqrt(8 / 3) + 1e-3  # population deviation of 0, 2, 4
+    std = np.sqrt(8 / 3)  # population deviation of 0, 2, 4
     np.testing.assert_allclose(data.columns["observations"][:, 0], [-2 / std, 0, 2 / std], rtol=1e-6)
     assert data.columns["observations"][:, 1].tolist() == [0, 0, 0]  # a constant dimension becomes 0, not NaN
     np.testing.assert_allclose(data.columns["next_observations"][:, 0], [0, 2 / std, 2 / std], rtol=1e-6)
     assert data.spec.observation_mean == (2.0, 5.0)
-    np.testing.assert_allclose(data.spec.observation_std, [std, 1e-3], rtol=1e-6)
+    np.testing.assert_allclose(data.spec.observation_std, [std, 5.0], rtol=1e-6)
+
+
+def test_normalisation_of_published_data_has_the_published_floor() -> None:
+    obs = np.array([[0.0, 5.0], [2.0, 5.0], [4.0, 5.0]])
+    for name, source in (("hopper-medium-v2", "d4rl"), ("x", "builtin")):
+        data = from_arrays(obs, np.zeros((3, 1)), np.zeros(3), [0, 0, 1], name=name)
+        made = normalize_observations(replace(data, spec=replace(data.spec, source=source)))
+        np.testing.assert_allclose(made.spec.observation_std, [np.sqrt(8 / 3) + 1e-3, 1e-3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("unit", [1e-12, 2e-6, 1e-3, 1.0, 1e9])
+def test_normalisation_in_any_unit(unit: float) -> None:
+    rng = np.random.default_rng(0)
+    obs = np.stack([rng.normal(size=500), rng.normal(size=500) * unit, rng.random(500) < 0.01, np.zeros(500)], 1)
+    data = normalize_observations(from_arrays(obs, np.zeros((500, 1)), np.zeros(500), episode_ends=[499]))
+    np.testing.assert_allclose(data.columns["observations"].numpy().std(0), [1, 1, 1, 0], atol=1e-3)
 
 
 def test_normalisation_is_exact_for_large_offsets() -> None:

@@ -392,3 +392,23 @@ def test_axes_and_numbers() -> None:
     assert SettingAxis("same", 2.0, 2.0).ticks() == [(0.5, "2")]
     assert [number(x) for x in (0.00025, 0.6771, -12.345678, 31234.0, 2.5e6, 0.0)] == ["2.5e-4", "0.6771", "-12.35", "31,234", "2.5e6", "0"]
     assert level_colour(0.0) == "#d55e00" and level_colour(1.0) == "#0072b2"
+
+
+def test_a_choice_that_the_judge_does_not_tell_from_the_default_says_so(tmp_path: Path) -> None:
+    """The rule is named, and the place of the estimate is its own: one-se may take a small one."""
+    result = tuned(tmp_path, algos=("iql",))
+    chosen = result["chosen"]["setting"] = result["by_data"]["setting"] = "iql-03"
+    last = {**next(r for r in result["rows"] if r["rung"] == "final"), "error": 5.0}
+    estimates = {"iql-00": -564.7, chosen: -572.9, "iql-04": -517.8}
+    result["rows"] = [{**last, "setting": n, "algo": "iql", "fqe": v} for n, v in estimates.items()]
+    result["by_data"]["members"] = list(estimates)
+    result["retrained"] = {}
+    page = written(tmp_path, result)
+    assert "one-standard-error rule (rule=one-se)" in page and "It is number 3 of 3, counted from the largest." in page
+    assert re.search(r"does not tell the choice from the default settings of its algorithm \(fqe: .572.9 against .564.7, difference", page)
+    assert "the default settings are the better advice" in page
+    estimates[chosen] = -400.0
+    result["rows"] = [{**last, "setting": n, "algo": "iql", "fqe": v} for n, v in estimates.items()]
+    result["by_data"]["members"] = [chosen]
+    page = written(tmp_path, result)
+    assert "does not tell the choice" not in page and "It is the largest." in page

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
 from offrl.data.memory import Memory
-from offrl.data.raw import RawData, canonical, canonical_name, ends_from
+from offrl.data.raw import RawData, canonical, canonical_name, ends_from, lost
 from offrl.data.tables import values as cells
 from offrl.data.tables.actions import as_actions
-from offrl.data.tables.mapping import DONE, Chosen, Term, choose
+from offrl.data.tables.mapping import DONE, VECTORS, Chosen, Term, choose, left_over, usual_columns
+from offrl.data.tables.steps import describe
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
-
-REGULAR = 0.9  # share of the time steps that are the usual one: then one half as long again is a gap
-WIDE = 1.5
 
 
 class Tabular(Protocol):
@@ -26,8 +25,12 @@ class Tabular(Protocol):
     where: str
     names: list[str]
 
-    def read(self, wanted: Collection[str], exact: Collection[str] = ()) -> dict[str, np.ndarray]:
-        """Columns [R]: numbers, times (datetime64) or texts (object). exact: those whose whole numbers must stay integers."""
+    def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
+        """Columns [R]: numbers, times (datetime64) or texts (object).
+
+        exact: the columns whose whole numbers must stay integers. Of these a "name" (1.10, 007) is no number unless all are whole, and a
+        "label" is none where one is written with zeros before it.
+        """
 
     def kinds(self) -> dict[str, str]:
         """What the columns hold, by their first rows or their types: number, text or time."""
@@ -45,21 +48,26 @@ def build(
     """The data of a table. optional: columns of ours that may be missing. example: see `choose`. Raises UserError."""
     where, memory = table.where, memory or Memory()
     fields = {canonical_name(column, "dataset.fields"): key for column, key in config.fields.items()}
+    if (time := getattr(table, "time", "")) and not usual_columns("time", table.names):
+        fields.setdefault("time", time)
     chosen = choose(table.names, fields, where, optional, example, table.kinds)
     wanted = dict.fromkeys(part.column for parts in chosen.values() for part in parts)
-    exact = {part.column for c in ("actions", "episode_ids", "terminations", "truncations") for part in chosen.get(c, ())}
-    columns = table.read(list(wanted), exact)
+    columns = table.read(list(wanted), _exact(chosen, config))
     rows = len(next(iter(columns.values())))
     files = columns.get("\0file")  # of several files: which one a row is from
     raw = RawData({}, name=name, source=source, path="" if source == "arrays" else where)
     raw.named = {c: tuple(part.column for part in parts) for c, parts in chosen.items()}
+    for text in getattr(table, "notes", ()):
+        raw.note(text)
+    if text := left_over(table.names, chosen, table.kinds(), [c for c in VECTORS if c not in fields]):
+        raw.note(text)
     order, ends = _episodes(raw, chosen, columns, rows, files, config.max_gap)
     if order is not None:
         columns = {k: v[order] for k, v in columns.items()}
     for column, parts in chosen.items():
         if column in ("episode_ids", "time", "episode_ends", "actions"):
             continue
-        raw.columns[column] = canonical(column, _values(column, parts, columns, where, memory), where)
+        raw.columns[column] = canonical(column, _values(column, parts, columns, raw, memory), where, notes=raw.notes)
     if "terminations" in chosen and chosen["terminations"][0].column.lower() in DONE:
         _settle_done(raw, chosen)
     if "actions" in chosen:
@@ -70,7 +78,9 @@ def build(
         kind = "continuous" if config.action_kind == "auto" and config.action_low else config.action_kind
         actions, raw.num_actions, note = as_actions(given, [p.column for p in parts], kind, where)
         raw.discrete = actions.ndim == 1
-        raw.columns["actions"] = canonical("actions", actions, where, raw.discrete)
+        if config.action_kind == "discrete" and raw.discrete and not raw.num_actions and len(actions):
+            raw.num_actions = max(0, int(actions.max())) + 1
+        raw.columns["actions"] = canonical("actions", actions, where, raw.discrete, raw.notes)
         if note:
             raw.note(note)
     if "episode_ends" in chosen:
@@ -82,20 +92,39 @@ def build(
     return raw
 
 
-def _values(column: str, parts: tuple[Term, ...], columns: Mapping[str, np.ndarray], where: str, memory: Memory) -> np.ndarray:
+def _exact(chosen: Chosen, config: DatasetConfig) -> dict[str, str]:
+    """See `Tabular.read`."""
+    labels = len(chosen.get("actions", ())) == 1 and config.action_kind in ("auto", "discrete") and not config.action_low
+    kinds = {"terminations": "whole", "truncations": "whole", "actions": "label" if labels else "whole", "episode_ids": "name"}
+    times = {part.column for part in chosen.get("time", ())}
+    parts = [(part, kind) for column, kind in kinds.items() for part in chosen.get(column, ()) if part.plain]
+    return {part.column: kind for part, kind in parts if not (kind == "name" and part.column in times)}
+
+
+def _values(column: str, parts: tuple[Term, ...], columns: Mapping[str, np.ndarray], raw: RawData, memory: Memory) -> np.ndarray:
     """The values of one column of ours, [R] or [R, parts]."""
+    where = raw.where
     if column in ("terminations", "truncations"):
         return cells.flags(columns[parts[0].column], parts[0].column, where)
     if len(parts) == 1 and column not in ("observations", "next_observations"):
         return _scaled(parts[0], columns, where)
     if any(columns[part.column].ndim > 1 for part in parts):  # lists in Parquet
         blocks = [_scaled(part, columns, where) for part in parts]
+        for part, block in zip(parts, blocks, strict=True):
+            _say_lost(raw, column, part, block)
         return np.concatenate([b.reshape(len(b), -1).astype(np.float32, copy=False) for b in blocks], 1)
     out = memory.empty(column, (len(columns[parts[0].column]), len(parts)), np.float32)
     for i, part in enumerate(parts):
+        values = _scaled(part, columns, where)
+        _say_lost(raw, column, part, values)
         with np.errstate(over="ignore"):
-            out[:, i] = _scaled(part, columns, where)
+            out[:, i] = values
     return out
+
+
+def _say_lost(raw: RawData, column: str, part: Term, values: np.ndarray) -> None:
+    if column != "next_observations" and (text := lost(part.column, values)):
+        raw.note(text)
 
 
 def _scaled(part: Term, columns: Mapping[str, np.ndarray], where: str) -> np.ndarray:
@@ -195,22 +224,15 @@ def _in_time(
         )
     if not inside.any():
         return ends
-    usual = float(np.median(step[inside]))
-    wide = np.flatnonzero((step > (most or WIDE * usual)) & inside)
-    regular = float((np.abs(step[inside] - usual) < 0.1 * usual).mean()) >= REGULAR
     if most:
+        wide = np.flatnonzero((step > most) & inside)
+        inside[wide] = False
         ends = np.zeros(len(times), bool) if ends is None else ends
         ends[wide] = True
         ends[-1] = True
         raw.note(f"{len(wide):,} gaps in {word} longer than {cells.shown_span(most, dates)} (dataset.max_gap) each begin an episode")
-    elif len(wide) and regular:
-        first = int(wide[0])
-        raw.note(
-            f"{word} has {len(wide):,} gap{'s' if len(wide) > 1 else ''} longer than {cells.shown_span(WIDE * usual, dates)}, the longest "
-            f"of {cells.shown_span(float(step[wide].max()), dates)}, the first after row {first}; the usual step is "
-            f"{cells.shown_span(usual, dates)}. The next row counts as what followed: dataset.max_gap={WIDE * usual:g} begins an episode "
-            "there instead"
-        )
+    for text in describe(word, step, inside, dates):
+        raw.note(text)
     if ends is None and not known.any():
         ends = np.zeros(len(times), bool)
         ends[-1] = True

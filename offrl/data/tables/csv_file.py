@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import itertools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from types import MappingProxyType
+from typing import IO
 
 import numpy as np
 
 from offrl.data.containers.guard import reading, refuse_growth
+from offrl.data.tables.values import EMPTY, is_number
 from offrl.errors import UserError
 from offrl.system.csv_text import lines_of
 
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 ROWS = 1 << 16  # read at once
 LINE = 1 << 20  # characters of the longest line
-EMPTY = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "-", "?"})  # lower case: no value
+_WHOLE = re.compile(r"-?[1-9][0-9]*|0")  # a whole number as one writes it: 007, +1 and 1_000 are names
+_CODE = re.compile(r"[+-]?0[0-9]+")  # a name of digits
+_DATE = re.compile(r"\d{4}-\d\d-\d\d|\d\d?[./]\d\d?[./]\d{4}")
 _COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d*),\d+([eE][+-]?\d+)?")  # a number with a decimal comma
 
 
@@ -32,103 +37,162 @@ class _DecimalComma(Exception):
     """A number with a decimal comma came where points were expected."""
 
 
+class _OtherLetters(Exception):
+    """Bytes that are no UTF-8 came after others that were."""
+
+
 class CsvFile:
-    """A CSV file with a header line. `names` are its columns; `read` gives some of them. Raises UserError for a file that is none."""
+    """A CSV file with a header line. `names` are its columns; `read` gives some of them. Raises UserError for a file that is none.
+
+    Before the header may stand empty lines, Excel's `sep=;` and comments (#); after it a row of units, which is left out and noted.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.where = path, str(path)
         self.decimal_comma = False
+        self.notes: list[str] = []
         self.encoding = self._encoding()
-        with reading(path, " as CSV"), self._open() as file:
-            head = file.readline(LINE)
-            while head and not head.strip():
-                head = file.readline(LINE)
-        if not head.strip():
-            raise UserError(f"{path} is empty")
-        counts = {mark: _outside_quotes(head).count(mark) for mark in ("\t", ";", ",", "|")}
-        self.delimiter = max(counts, key=lambda mark: counts[mark])
-        if not counts[self.delimiter]:
+        try:
+            head = self._head()
+        except _OtherLetters:
+            self.encoding = "cp1252"
+            head = self._head()
+        if not self.delimiter:
             raise UserError(
                 f"{path}: its first line, '{head.strip()[:60]}', has no comma, semicolon, tab or bar: it must be the columns' names, "
                 "divided by one of them"
             )
         with reading(path, " as CSV"):
             self.names = [n.strip() for n in next(lines_of([head], self.delimiter))]
-        if sum(_is_number(n) for n in self.names) > len(self.names) // 2:
+        if sum(is_number(n) for n in self.names) > len(self.names) // 2:
             raise UserError(f"{path}: its first line holds numbers ({head.strip()[:60]}): give it a first line with the columns' names")
         twice = sorted({n for n in self.names if n and self.names.count(n) > 1})
         if twice:
             raise UserError(f"{path} has a column twice: {', '.join(twice)}")
+        self.units = self._has_units()
 
-    def read(self, wanted: Collection[str], exact: Collection[str] = ()) -> dict[str, np.ndarray]:
-        """Columns of R rows: float64 where all values are numbers or missing (NaN), int64 of `exact` ones where all are whole, else texts
-        (object).
+    def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
+        """Columns of R rows: float64 where all values are numbers or missing (NaN), else texts (object); see `Tabular`.
 
         Raises UserError, which names the line, for lines of other lengths than the first.
         """
-        try:
-            return self._read(wanted, exact)
-        except _DecimalComma:
-            self.decimal_comma = True
-            return self._read(wanted, exact)
+        while True:
+            try:
+                return self._read(wanted, exact)
+            except _DecimalComma:
+                self.decimal_comma = True
+            except _OtherLetters:
+                self.encoding = "cp1252"
 
     def kinds(self) -> dict[str, str]:
         """See `Tabular`; by the first rows."""
-        with reading(self.path, " as CSV"), self._open() as file:
-            rows = list(itertools.islice(lines_of(self._lines(file), self.delimiter), 1, 50))
+        rows = self._first_rows(50)[1 if self.units else 0 :]
         result = {}
         for i, name in enumerate(self.names):
             words = [row[i].strip() for row in rows if len(row) > i and row[i].strip().lower() not in EMPTY]
-            date = bool(words) and all(re.match(r"\d{4}-\d\d-\d\d|\d\d?[./]\d\d?[./]\d{4}", w) for w in words)
-            result[name] = "time" if date else "number" if all(map(_is_number, words)) else "text"
+            date = bool(words) and all(map(_DATE.match, words))
+            result[name] = "time" if date else "number" if 2 * sum(map(is_number, words)) >= len(words) else "text"
         return result
 
-    def _read(self, wanted: Collection[str], exact: Collection[str]) -> dict[str, np.ndarray]:
+    def _head(self) -> str:
+        """The line of names; finds the delimiter, and how many lines stand before the rows."""
+        marks, comment = ["\t", ";", ",", "|"], ("", 0)
+        line, self.skipped, self.delimiter = "", 0, ""
+        with reading(self.path, " as CSV"), self._open() as file:
+            for line in self._decoded(file):
+                self.skipped += 1
+                if (stated := re.fullmatch(r'"?sep=(.)"?', line.strip("\r\n"))) and self.skipped == 1:
+                    marks = [stated[1]]
+                elif line.lstrip().startswith("#"):
+                    comment = line.lstrip()[1:].lstrip(" "), self.skipped
+                elif line.strip():
+                    break
+            else:
+                line = ""
+        if not line.strip() and not comment[0].strip():
+            raise UserError(f"{self.path} is empty")
+        counts = {mark: _outside_quotes(line or comment[0]).count(mark) for mark in marks}
+        most = max(counts, key=lambda mark: counts[mark])
+        if counts[most]:
+            self.delimiter = most
+            measured = any(is_number(v.strip()) or _DATE.match(v.strip()) for v in line.split(most))
+            if measured and _outside_quotes(comment[0]).count(most) == counts[most]:
+                line, self.skipped = comment  # NumPy writes the names so
+        return line or comment[0]
+
+    def _first_rows(self, count: int) -> list[list[str]]:
+        with reading(self.path, " as CSV"), self._open() as file:
+            reader = lines_of(itertools.islice(self._decoded(file), self.skipped, None), self.delimiter)
+            try:
+                return list(itertools.islice((row for row in reader if row and any(row)), count))
+            except _OtherLetters:
+                self.encoding = "cp1252"
+        return self._first_rows(count)
+
+    def _has_units(self) -> bool:
+        """Whether the row below the names says units: words where the next row has numbers or dates."""
+        rows = self._first_rows(2)
+        if len(rows) < 2:
+            return False
+        cells = [(a.strip(), b.strip()) for a, b in zip(*rows, strict=False) if a.strip().lower() not in EMPTY]
+        measured = [bool(is_number(b) or _DATE.match(b)) and not is_number(a) and not _DATE.match(a) for a, b in cells]
+        units = 2 * sum(measured) > len(cells) and not any(is_number(a) and a != "1" for a, _ in cells)
+        if units:
+            shown = ", ".join(a for a, _ in cells[:6]) + (", ..." if len(cells) > 6 else "")
+            self.notes.append(f"the row below the names ({shown}) is taken for units, and left out")
+        return units
+
+    def _columns(self) -> Iterator[list[tuple[str, ...]]]:
+        """The columns as texts, some rows at a time."""
+        with reading(self.path, " as CSV"), self._open() as file:
+            reader = lines_of(itertools.islice(self._lines(file), self.skipped, None), self.delimiter)
+            if self.units:
+                next(row for row in reader if row and any(row))
+            while block := list(itertools.islice(reader, ROWS)):
+                if any(len(row) != len(self.names) for row in block):
+                    block = self._of_one_length(block, self.skipped + reader.line_num)
+                if block:
+                    yield list(zip(*block, strict=True))
+
+    def _read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         places = {name: self.names.index(name) for name in wanted}
         parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
         texts: set[str] = set()
-        with reading(self.path, " as CSV"), self._open() as file:
-            reader = lines_of(self._lines(file), self.delimiter)
-            next(row for row in reader if row and any(row))
-            while block := list(itertools.islice(reader, ROWS)):
-                last = reader.line_num
-                if any(len(row) != len(self.names) for row in block):
-                    self._refuse_lengths(block, last)
-                    block = [row for row in block if row]
-                    if not block:
+        for columns in self._columns():
+            for name, place in places.items():
+                values = columns[place]
+                if name not in texts:
+                    numbers = self._numbers(values, exact.get(name, ""))
+                    if numbers is not None:
+                        parts[name].append(numbers)
                         continue
-                columns = list(zip(*block, strict=True))
-                for name, place in places.items():
-                    values = columns[place]
-                    if name not in texts:
-                        numbers = self._numbers(values, name in exact)
-                        if numbers is not None:
-                            parts[name].append(numbers)
-                            continue
-                        texts.add(name)
-                        parts[name] = []
-                    parts[name].append(np.array(values, object))
+                    texts.add(name)
+                    parts[name] = []
+                parts[name].append(np.array([v.strip() for v in values] if name in exact else values, object))
         if late := [n for n in texts if sum(map(len, parts[n])) < max(sum(map(len, p)) for p in parts.values())]:
             again = self._texts(late)  # what were numbers before the first text
-            parts.update({n: [again[n]] for n in late})
+            parts.update({n: [np.array([v.strip() for v in again[n]], object) if n in exact else again[n]] for n in late})
         return {name: np.concatenate(blocks) if blocks else np.zeros(0) for name, blocks in parts.items()}
 
-    def _texts(self, wanted: Collection[str]) -> dict[str, np.ndarray]:
+    def _texts(self, wanted: Sequence[str]) -> dict[str, np.ndarray]:
         """Columns as texts, from the first row on."""
         places = [self.names.index(name) for name in wanted]
-        with reading(self.path, " as CSV"), self._open() as file:
-            reader = lines_of(self._lines(file), self.delimiter)
-            next(row for row in reader if row and any(row))
-            rows = [[row[p] for p in places] for row in reader if row]
-        return {name: np.array([row[i] for row in rows], object) for i, name in enumerate(wanted)}
+        blocks = [[np.array(columns[p], object) for p in places] for columns in self._columns()]
+        return {name: np.concatenate([block[i] for block in blocks]) for i, name in enumerate(wanted)}
 
-    def _numbers(self, values: tuple[str, ...], exact: bool) -> np.ndarray | None:
-        """Numbers of texts; None where some are none."""
+    def _numbers(self, values: tuple[str, ...], exact: str) -> np.ndarray | None:
+        """Numbers of texts; None where some are none. exact: see `Tabular`."""
         if exact:
-            try:
-                return np.fromiter(map(int, values), np.int64, len(values))
-            except (ValueError, OverflowError):
-                pass
+            words = [v.strip() for v in values]
+            if all(map(_WHOLE.fullmatch, words)):
+                try:
+                    return np.fromiter(map(int, words), np.int64, len(words))
+                except OverflowError:
+                    return np.array(words, float) if exact == "whole" else None
+            if exact == "name" or (exact == "label" and any(map(_CODE.fullmatch, words)) and not any("." in w or "," in w for w in words)):
+                return None
+        if "_" in "".join(values):
+            return None  # which float would pass over
         if not self.decimal_comma:
             try:
                 return np.fromiter(map(float, values), np.float64, len(values))
@@ -147,13 +211,26 @@ class CsvFile:
                 return None
         return out
 
-    def _refuse_lengths(self, block: list[list[str]], last: int) -> None:
+    def _of_one_length(self, block: list[list[str]], last: int) -> list[list[str]]:
+        """The rows without empty lines, comments, and the empty value after a last delimiter that the names do not have, or have alone.
+
+        last: the number of the last line. Raises UserError for rows of other lengths.
+        """
+        count, rows = len(self.names), []
         for i, row in enumerate(block):
-            if row and len(row) != len(self.names):
-                line = last - len(block) + i + 1
+            if not row or (len(row) != count and row[0].lstrip().startswith("#")):
+                continue
+            if len(row) == count + 1 and not row[-1].strip():
+                row = row[:-1]
+            elif len(row) == count - 1 and not self.names[-1]:
+                row = [*row, ""]
+            if len(row) != count:
                 raise UserError(
-                    f"{self.path}: line {line} has {len(row)} values, and the first line names {len(self.names)} columns; correct that line"
+                    f"{self.path}: line {last - len(block) + i + 1} has {len(row)} values, and the first line names {count} columns; "
+                    "correct that line"
                 )
+            rows.append(row)
+        return rows
 
     def _encoding(self) -> str:
         """How the file writes letters: a mark at its start, else UTF-8, else Windows' western one, in which no byte is wrong."""
@@ -164,8 +241,7 @@ class CsvFile:
             if head.startswith((b"PK\x03\x04", b"\x89HDF", b"PAR1", b"\x1f\x8b")):
                 raise UserError(f"{self.path} is no CSV file, whatever its name says: it starts with {head!r}")
             try:
-                rest = head + file.read(1 << 16)
-                rest[: rest.rfind(b"\n") + 1 or None].decode("utf-8")
+                codecs.getincrementaldecoder("utf-8")().decode(head + file.read(1 << 16))
             except UnicodeDecodeError:
                 return "cp1252"
         return "utf-8-sig"
@@ -174,16 +250,30 @@ class CsvFile:
         return gzip.open(self.path) if self.path.suffix.lower() == ".gz" else self.path.open("rb")  # type: ignore[return-value]
 
     def _open(self) -> IO[str]:
-        return io.TextIOWrapper(self._bytes(), encoding=self.encoding, errors="replace", newline="")
+        return io.TextIOWrapper(self._bytes(), self.encoding, "replace" if self.encoding == "cp1252" else "strict", newline="")
+
+    def _decoded(self, file: IO[str]) -> Iterator[str]:
+        """The lines of the file, cut to `LINE` characters. Raises _OtherLetters where it turns out to be no UTF-8."""
+        try:
+            while line := file.readline(LINE):
+                yield line
+        except UnicodeDecodeError:
+            if self.encoding != "utf-8-sig":
+                raise
+            raise _OtherLetters from None
 
     def _lines(self, file: IO[str]) -> Iterator[str]:
         """The lines of the file; of a packed one with a limit of what they may grow to."""
-        packed = self.path.suffix.lower() == ".gz"
-        if not packed:
-            yield from file
+        if self.path.suffix.lower() != ".gz":
+            try:
+                yield from file
+            except UnicodeDecodeError:
+                if self.encoding != "utf-8-sig":
+                    raise
+                raise _OtherLetters from None
             return
         size, stored = 0, self.path.stat().st_size
-        while line := file.readline(LINE):
+        for line in self._decoded(file):
             size += len(line)
             if len(line) == LINE:
                 raise UserError(f"{self.path} has a line of more than {LINE:,} characters: it is no CSV file, or damaged")
@@ -193,11 +283,3 @@ class CsvFile:
 
 def _outside_quotes(line: str) -> str:
     return re.sub(r'"[^"]*"', "", line)
-
-
-def _is_number(text: Any) -> bool:
-    try:
-        float(str(text).replace(",", "."))
-    except ValueError:
-        return False
-    return str(text).lower() not in ("nan", "inf", "infinity")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,9 +15,11 @@ from offrl.data.memory import Memory
 from offrl.data.raw import RawData
 from offrl.data.tables.build import Tabular, build
 from offrl.data.tables.csv_file import SUFFIXES, CsvFile, is_csv
+from offrl.data.tables.mapping import UNNAMED
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 
+SOME = 8  # columns that a note lists
 PARQUET = (".parquet", ".pq")
 
 
@@ -60,7 +63,7 @@ class ParquetTable:
         words = {"time": ("timestamp", "date", "time"), "text": ("string", "large_string", "dictionary")}
         return {n: next((k for k, starts in words.items() if t.startswith(starts)), "number") for n, t in types}
 
-    def read(self, wanted: Collection[str], exact: Collection[str] = ()) -> dict[str, np.ndarray]:
+    def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
         """Columns as numbers, datetime64 in UTC or objects; missing numbers as NaN."""
         import pyarrow as pa
 
@@ -96,12 +99,21 @@ class Files:
         self.tables, self.where = tables, where
         self.names = [n for n in tables[0].names if all(n in t.names for t in tables)]
         self.partial = {n: t.where for t in tables for n in t.names if n not in self.names}
+        self.notes = list(dict.fromkeys(note for t in tables for note in getattr(t, "notes", ())))
+        if names := [n for n in self.partial if n and not n.startswith(UNNAMED)]:
+            has = [sum(n in t.names for t in tables) for n in names[:SOME]]
+            shown = [
+                f"{n} (in {k} of {len(tables)}, not in {next(Path(t.where).name for t in tables if n not in t.names)})"
+                for n, k in zip(names, has, strict=False)
+            ]
+            more = f" and {len(names) - SOME} more" if len(names) > SOME else ""
+            self.notes.append(f"columns that not all files have are left out: {', '.join(shown)}{more}")
 
     def kinds(self) -> dict[str, str]:
         """See `Tabular`; those of the first file."""
         return self.tables[0].kinds()
 
-    def read(self, wanted: Collection[str], exact: Collection[str] = ()) -> dict[str, np.ndarray]:
+    def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
         """See `Tabular`. A column that is text in one of them is text in all."""
         blocks = [t.read(wanted, exact) for t in self.tables]
         result = {}

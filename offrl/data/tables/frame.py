@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from offrl.data.dataset import Dataset
 
 NAME = "dataframe"
+TIMES = ("DatetimeIndex", "PeriodIndex", "TimedeltaIndex")
 
 
 def is_frame(value: Any) -> bool:
@@ -28,17 +30,27 @@ def is_frame(value: Any) -> bool:
 
 
 class Frame:
-    """The columns of a DataFrame as a `Tabular`; levels of a pandas index that have a name count as columns."""
+    """The columns of a DataFrame as a `Tabular`; levels of a pandas index that have a name, or hold times, count as columns.
+
+    `time`: the column with the times of the index, "" where it holds none.
+    """
 
     def __init__(self, frame: Any, where: str = NAME) -> None:
         """Raises UserError for what is no DataFrame, and for a column twice."""
         if not is_frame(frame):
             raise UserError(f"{where}: a DataFrame of pandas or polars is due, and this is a {type(frame).__name__}")
         index = getattr(frame, "index", None)
+        self.time = ""
         if index is not None:
-            levels = [str(n) for n in index.names if n is not None]
-            if levels and not set(levels) & set(map(str, frame.columns)):
-                frame = frame.reset_index()
+            names, columns = list(index.names), set(map(str, frame.columns))
+            kinds = [type(index.get_level_values(i)).__name__ for i in range(len(names))]
+            at = next((i for i, kind in enumerate(kinds) if kind in TIMES), None)
+            if at is not None and names[at] is None:
+                names[at] = next(word for word in ("time", "index", "index of times") if word not in columns | set(names))
+            levels = {str(n) for n in names if n is not None}
+            if levels and not levels & columns:
+                frame = frame.rename_axis(names).reset_index()
+                self.time = "" if at is None else str(names[at])
         self.frame, self.where = frame, where
         self.names = [str(c) for c in frame.columns]
         if twice := sorted({n for n in self.names if self.names.count(n) > 1}):
@@ -49,7 +61,7 @@ class Frame:
         kinds = {str(c): getattr(self.frame[c].dtype, "kind", "O") for c in self.frame.columns}
         return {n: "time" if k in "mM" else "number" if k in "iufb" else "text" for n, k in kinds.items()}
 
-    def read(self, wanted: Collection[str], exact: Collection[str] = ()) -> dict[str, np.ndarray]:
+    def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
         """Columns as NumPy has them: numbers, datetime64 in UTC, or objects; missing values of numbers as NaN."""
         keys = dict(zip(self.names, self.frame.columns, strict=True))
         return {name: _values(self.frame[keys[name]]) for name in wanted}

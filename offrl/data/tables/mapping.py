@@ -36,7 +36,8 @@ HINTS = {
     "episode_ids": r"episode|batch|trial|session|trajectory|(^|_)(run|day|patient|user)(_?id)?$",
     "time": r"time|date|stamp",
 }
-SHOWN = 40  # columns that a message lists
+SHOWN, FEW = 40, 12  # columns that a message lists, and a note
+UNNAMED = ("Unnamed:", "__index_level_")  # what pandas calls an index without a name
 SEPARATOR = re.compile(r"[_.\-\[ ]?(\d+)\]?$")
 
 
@@ -75,11 +76,11 @@ def choose(
     chosen: Chosen = {c: _parts(c, entry, names, where) for c, entry in named.items() if not (c in optional and _absent(entry, names))}
     used = {part.column for parts in chosen.values() for part in parts}
     for column in (*SINGLE, *VECTORS):
-        if column not in fields and (free := _usual(column, [n for n in names if n not in used])):
+        if column not in fields and (free := usual_columns(column, [n for n in names if n not in used])):
             chosen[column] = tuple(map(Term, free))
             used.update(free)
     for column in (c for c, entry in fields.items() if entry == "*"):
-        chosen[column] = tuple(Term(n) for n in names if n and n not in used and not n.startswith(("Unnamed:", "__index_level_")))
+        chosen[column] = tuple(Term(n) for n in names if n and n not in used and not n.startswith(UNNAMED))
     missing = [c for c in REQUIRED if not chosen.get(c) and c not in optional]
     if missing:
         raise UserError(f"{where}: {_proposal(names, chosen, missing, example or where, kinds())}")
@@ -88,6 +89,19 @@ def choose(
             listing = ", ".join(p.column for p in chosen[column])
             raise UserError(f"{where}: dataset.fields.{column} takes one column, and {listing} are {len(chosen[column])}")
     return chosen
+
+
+def left_over(names: Sequence[str], chosen: Chosen, kinds: Mapping[str, str], guessed: Sequence[str]) -> str:
+    """What to say of columns with numbers or times that nothing takes; "" where there are none. guessed: vectors that `dataset.fields`
+    does not name."""
+    used = {part.column for parts in chosen.values() for part in parts}
+    free = [n for n in names if n and n not in used and not n.startswith(UNNAMED) and kinds.get(n, "number") != "text"]
+    if not free:
+        return ""
+    alone = {c: chosen[c][0].column for c in guessed if len(chosen.get(c, ())) == 1 and c != "next_observations"}
+    single = " and ".join(f"{name} alone is {c}, by its name" for c, name in alone.items() if name.lower() not in ("action", "actions"))
+    free_ones = f"column{'s' if len(free) > 1 else ''} {listing(free, FEW)}{f' ({single})' if single else ''}"
+    return f"nothing takes the {free_ones}: the policy sees only what dataset.fields.observations=[...] names"
 
 
 def _absent(entry: Any, names: Sequence[str]) -> bool:
@@ -146,7 +160,7 @@ def by_number(names: list[str]) -> list[str]:
     ) else names  # fmt: skip
 
 
-def _usual(column: str, names: Sequence[str]) -> list[str]:
+def usual_columns(column: str, names: Sequence[str]) -> list[str]:
     """The columns that are by their names what we call `column`; [] where none is."""
     lower = {n.lower().strip(): n for n in reversed(names)}
     for word in USUAL.get(column, ()):
@@ -170,16 +184,16 @@ def _gap(names: Sequence[str]) -> bool:
     return len(numbers) == len(names) and numbers != list(range(min(numbers[0], 1), min(numbers[0], 1) + len(numbers)))
 
 
-def listing(names: Sequence[str]) -> str:
+def listing(names: Sequence[str], most: int = SHOWN) -> str:
     """Names of columns for a message."""
-    shown = [n or "(no name)" for n in names[:SHOWN]]
-    return ", ".join(shown) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    shown = [n or "(no name)" for n in names[:most]]
+    return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _proposal(names: Sequence[str], chosen: Chosen, missing: Sequence[str], example: str, kinds: Mapping[str, str]) -> str:
     """Which columns there are, what is not known of them, and a command to copy."""
     used = {part.column for parts in chosen.values() for part in parts}
-    free = [n for n in names if n and n not in used and not n.startswith(("Unnamed:", "__index_level_"))]
+    free = [n for n in names if n and n not in used and not n.startswith(UNNAMED)]
     guesses: dict[str, list[str]] = {}
     for column in ("rewards", "time", "episode_ids", "actions"):
         if column not in chosen:

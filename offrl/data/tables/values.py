@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 
-from offrl.data.tables.csv_file import EMPTY
 from offrl.errors import UserError
 
+EMPTY = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "-", "?"})  # lower case: no value
 TRUE, FALSE = frozenset({"true", "t", "yes", "y", "1", "1.0"}), frozenset({"false", "f", "no", "n", "0", "0.0"})
+
+
+def number_of(text: str) -> float:
+    """The number that a text is. Raises ValueError, for 1_000 too, which Python would read."""
+    if "_" in text:
+        raise ValueError(text)
+    return float(text)
+
+
+def is_number(text: Any) -> bool:
+    """Whether a text is a number, with a point or a comma."""
+    try:
+        number_of(str(text).replace(",", "."))
+    except ValueError:
+        return False
+    return str(text).lower() not in ("nan", "inf", "infinity")
 
 
 def numbers(values: np.ndarray, name: str, where: str) -> np.ndarray:
@@ -20,16 +37,23 @@ def numbers(values: np.ndarray, name: str, where: str) -> np.ndarray:
         raise UserError(f"{where}: column '{name}' holds times, where numbers are due; leave it out, or give it as dataset.fields.time")
     out = np.empty(len(values))
     for row, value in enumerate(values):
-        if value is None or (isinstance(value, str) and value.strip().lower() in EMPTY):
+        if missing(value) or (isinstance(value, str) and value.strip().lower() in EMPTY):
             out[row] = np.nan
             continue
         try:
-            out[row] = float(value)
+            out[row] = number_of(value) if isinstance(value, str) else float(value)
         except (TypeError, ValueError):
             shown = str(value)[:40]
-            hint = "; the first of these is row 0"
-            raise UserError(f"{where}: column '{name}' holds '{shown}' in row {row}, which is no number{hint if row else ''}") from None
+            hint = "rows count from 0" if row else "a row of units below the names? Delete it"
+            raise UserError(f"{where}: column '{name}' holds '{shown}' in row {row}, which is no number ({hint})") from None
     return out
+
+
+def missing(value: Any) -> bool:
+    """Whether a cell holds no value: None, NaN, pandas' NA and NaT, an empty text."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
 
 
 def flags(values: np.ndarray, name: str, where: str) -> np.ndarray:
@@ -47,8 +71,13 @@ def flags(values: np.ndarray, name: str, where: str) -> np.ndarray:
 def codes(values: np.ndarray, name: str, where: str) -> np.ndarray:
     """Numbers of episodes, int64 [R]: equal values are one, numbered as they first come. Raises UserError for gaps."""
     if values.dtype.kind == "O":
-        empty = np.array([v is None or v != v or (isinstance(v, str) and v.strip() == "") for v in values])
-        values = np.array([str(v) for v in values])
+        empty = np.array([missing(v) for v in values], bool)
+        texts = [str(v) for v in values]
+        gaps = np.array([t.strip().lower() in EMPTY for t in texts], bool)
+        if gaps.any() and all(is_number(t) for t, gap in zip(texts, gaps, strict=True) if not gap):
+            empty |= gaps  # NA among numbers is no name
+        number = {text: i for i, text in enumerate(dict.fromkeys(texts))}  # NumPy's own texts end at a NUL
+        values = np.array([number[t] for t in texts], np.int64)
     else:
         empty = np.isnat(values) if values.dtype.kind in "mM" else values != values
     if empty.any():
@@ -67,7 +96,7 @@ def seconds(values: np.ndarray, name: str, where: str) -> tuple[np.ndarray, bool
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # NumPy's, of time zones, which it converts
-                values = np.array([str(v).strip() for v in values], "datetime64[us]")
+                values = np.array(["NaT" if missing(v) else str(v).strip() for v in values], "datetime64[us]")
         except ValueError as error:
             raise UserError(
                 f"{where}: column '{name}' ({' '.join(str(error).split())[:80]}): times are numbers, or written 2024-03-01 12:30:00; in "

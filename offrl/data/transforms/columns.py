@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.data.dataset import Dataset
+from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.memory import Memory, chunks
 from offrl.errors import UserError
+from offrl.tasks.task import lookup
 
-EPSILON = 1e-3  # added to the standard deviation of observations, as TD3+BC and CORL do
+EPSILON = 1e-3  # added to the standard deviation of observations of published data, as TD3+BC and CORL do
+CONSTANT = 1e-6  # standard deviation, as a share of the largest number, up to which a dimension of other data counts as constant
 
 
 def _with(dataset: Dataset, note: str, **columns: Tensor) -> Dataset:
@@ -77,9 +79,27 @@ def clip_to_margin(dataset: Dataset, margin: float) -> Dataset:
     return _with(dataset, f"action_margin {margin:g}", actions=dataset.columns["actions"].clamp(-1.0 + margin, 1.0 - margin))
 
 
-def normalize_observations(dataset: Dataset, memory: Memory | None = None, in_place: bool = False) -> Dataset:
-    """(s - mean) / (std + 1e-3) for observations and their successors, with mean and standard deviation over the rows' observations.
+def is_published(spec: DataSpec) -> bool:
+    """Whether data are those that ship with offrl or that tables of tasks know: for them others published how they normalise."""
+    names = [spec.name, *([spec.task.name] if spec.task is not None else [])]
+    return spec.source == "builtin" or any(lookup(name) is not None for name in names)
 
+
+def scales(std: np.ndarray, largest: np.ndarray, published: bool) -> np.ndarray:
+    """What the dimensions of observations [O] are divided by, from their standard deviations and largest absolute numbers.
+
+    std + 1e-3 for published data, whose units are large. Elsewhere std, in whatever unit; of a constant dimension the largest number, and 1
+    where all are zero.
+    """
+    if published:
+        return np.asarray(std + EPSILON)
+    return np.where(std > CONSTANT * largest, std, np.where(largest > 0.0, largest, 1.0))
+
+
+def normalize_observations(dataset: Dataset, memory: Memory | None = None, in_place: bool = False) -> Dataset:
+    """(s - mean) / scale for observations and their successors, with mean and standard deviation over the rows' observations.
+
+    scale: see `scales`.
     `in_place`: overwrite the columns of `dataset`, which then takes no second copy of them.
     """
     memory = memory or Memory()
@@ -89,7 +109,10 @@ def normalize_observations(dataset: Dataset, memory: Memory | None = None, in_pl
     rows, flat = len(observations), observations.reshape(len(observations), -1)
     mean = sum((flat[p].sum(0, dtype=np.float64) for p in chunks(rows)), np.zeros(flat.shape[1])) / rows
     square = sum((((flat[p] - mean) ** 2).sum(0) for p in chunks(rows)), np.zeros(flat.shape[1])) / rows
-    low, high = mean.astype(np.float32), (np.sqrt(square) + EPSILON).astype(np.float32)
+    largest = np.zeros(flat.shape[1])
+    for part in chunks(rows):
+        largest = np.maximum(largest, np.abs(flat[part]).max(0))
+    low, high = mean.astype(np.float32), scales(np.sqrt(square), largest, is_published(dataset.spec)).astype(np.float32)
     columns = {}
     for name in ("observations", "next_observations"):
         source = dataset.columns[name].numpy()

@@ -84,6 +84,13 @@ def fitted(config: Any, dataset: Dataset) -> Any:
             "give it an EOS token, or end each action with a newline (algo.append_end=false)"
         )
     longest = max(len(ids) for ids in tokenizer.encode(actions)) + int(append_end)
+    spelt = [t for t in dataset.strings if any(word in t for word in tokenizer.control)] if c.lm != SCRATCH else []
+    if spelt:
+        words = sorted({word for word in tokenizer.control for t in spelt if word in t})
+        warn(
+            f"{name}: {len(spelt):,} of {len(dataset.strings):,} different texts hold the spelling of a control token of {c.lm}, such as "
+            f"{words[0]!r}: it is read as plain text"
+        )
     altered = tokenizer.unknown(actions[:CHECKED])
     if altered:
         warn(

@@ -51,6 +51,14 @@ class Tokenizer:
     end: int | None  # the token that ends an action where the actions' texts do not say so themselves
     pad: int  # never attended to
 
+    def __post_init__(self) -> None:
+        self.backend.encode_special_tokens = True  # a text that happens to hold "</s>" is only text; no file keeps this
+
+    @property
+    def control(self) -> list[str]:
+        """The spellings of tokens that control the model, which in a text are text."""
+        return [t.content for t in self.backend.get_added_tokens_decoder().values() if t.special and t.content]
+
     @functools.cached_property
     def identity(self) -> str:
         """A short checksum of the tokenizer."""
@@ -102,7 +110,6 @@ def make(kind: str, words: Sequence[str]) -> Tokenizer:
         backend.pre_tokenizer = pre.Split(tokenizers.Regex(PIECES[kind]), "isolated")
         backend.decoder = decoders.Fuse()
     backend.add_special_tokens([tokenizers.AddedToken(t, special=True, normalized=False) for t in OWN])
-    backend.encode_special_tokens = True  # a text that happens to hold "</s>" is only text
     return Tokenizer(backend, len(entries), OWN.index(START), OWN.index(END), OWN.index(PAD))
 
 
