@@ -7,9 +7,9 @@ from pathlib import Path
 
 from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
+from offrl.data.containers.file_type import pickled
 from offrl.data.containers.guard import reading
 from offrl.data.dataset import DataSpec
-from offrl.data.formats.files import pickled
 from offrl.errors import UserError
 from offrl.nn.outline import check_memory, outline
 from offrl.nn.outline import of_file as sized_by

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,11 @@ import torch
 
 from offrl.data.assemble import assemble
 from offrl.data.dataset import Dataset
-from offrl.data.raw import RawData, canonical, canonical_name, ends_from, join_observations, lost
+from offrl.data.names import column_of, meaning
+from offrl.data.raw import RawData, join_observations, lost
+from offrl.data.tables.build import build
+from offrl.data.tables.keyed import Arrays
+from offrl.data.tables.mapping import choose
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
@@ -18,16 +23,20 @@ from offrl.tasks.task import Task
 
 
 def from_arrays(
-    observations: Any,
-    actions: Any,
-    rewards: Any,
+    observations: Any = None,
+    actions: Any = None,
+    rewards: Any = None,
     terminations: Any = None,
     truncations: Any = None,
     next_observations: Any = None,
     episode_ends: Any = None,
     *,
+    dones: Any = None,
+    episode_ids: Any = None,
+    time: Any = None,
     action_low: float | Sequence[float] | None = None,
     action_high: float | Sequence[float] | None = None,
+    action_kind: str = "auto",
     num_actions: int | None = None,
     name: str = "arrays",
     task: Task | None = None,
@@ -40,59 +49,55 @@ def from_arrays(
 
     observations [R, *O] (or a dict of them, joined in sorted order); actions [R, A] floats, or integers [R] for a discrete action space
     of `num_actions` (amounts where a range is given instead); rewards [R]; terminations, truncations [R] flags; next_observations like
-    observations. `episode_ends` marks the last row of each episode, as flags [R] or as row numbers, where the flags do not. With none of
-    the three there is one episode.
-    `action_low`, `action_high`: the environment's range. `env`: a Gymnasium id to evaluate in. `extra`: more columns of R rows; D4RL's
-    words `terminals` and `timeouts` are taken for terminations and truncations. Raises UserError, naming column, episode and row, when
-    the data would corrupt training, and for a column whose name (dones, next_obs, ...) leaves open what it is.
+    observations. `episode_ends` marks the last row of each episode, as flags [R] or as row numbers, where the flags do not; `dones` [R]
+    marks ends of either kind (terminations, where these are not given). `episode_ids` [R]: numbers or texts, of which a change ends an
+    episode; `time` [R]: numbers or datetime64, by which rows are sorted within equal ids. With none of these there is one episode.
+    `action_low`, `action_high`: the environment's range. `action_kind`: as dataset.action_kind. `env`: a Gymnasium id to evaluate in.
+    `extra`: more columns of R rows. The names that files know (`terminals`, `timeouts`, `obs`, ...; docs/own-data.md) mean the same here.
+    Raises UserError, naming column, episode and row, when the data would corrupt training.
     """
-    values = {
-        "observations": observations,
-        "actions": actions,
-        "rewards": rewards,
-        "terminations": terminations,
-        "truncations": truncations,
-        "next_observations": next_observations,
-    }
-    values = {k: v for k, v in values.items() if v is not None}
-    for word, value in extra.items():
-        column = canonical_name(word, name)
-        if column in values:
-            raise UserError(f"{name}: {column} and {word} are the same column; give one of them")
-        if value is not None:
-            values[column] = value
-    raw = raw_from_arrays(values, episode_ends, name)
+    given = {
+        "observations": observations, "actions": actions, "rewards": rewards, "terminations": terminations, "truncations": truncations,
+        "next_observations": next_observations, "episode_ends": episode_ends, "dones": dones, "episode_ids": episode_ids, "time": time,
+    }  # fmt: skip
+    values = {k: v for k, v in (given | extra).items() if v is not None}
     trust.typed(env)
+    low, high = ([] if v is None else np.asarray(v, float).reshape(-1).tolist() for v in (action_low, action_high))
+    kind = "discrete" if num_actions and action_kind == "auto" else action_kind
+    config = DatasetConfig(name=name, clip_actions=clip_actions, check=check, action_kind=kind, action_low=low, action_high=high)
+    config.validate()
+    raw = raw_from_arrays(values, config)
     raw.task = task if task is not None or env is None else Task(name=name, env_id=env)
     raw.action_low, raw.action_high = action_low, action_high
-    raw.num_actions = num_actions or 0
-    if action_low is not None:
-        raw.as_amounts()
-    return assemble(raw, DatasetConfig(name=name, clip_actions=clip_actions, check=check))
+    raw.num_actions = num_actions or raw.num_actions
+    return assemble(raw, config)
 
 
-def raw_from_arrays(values: Mapping[str, Any], episode_ends: Any, name: str) -> RawData:
-    """Copies of a user's arrays. A dict of observations is joined, and its achieved_goal and desired_goal become columns as well."""
-    columns: dict[str, np.ndarray] = {}
+def raw_from_arrays(values: Mapping[str, Any], config: DatasetConfig) -> RawData:
+    """Copies of a user's arrays by the names of their columns. A dict of observations is joined, and its achieved_goal and desired_goal
+    become columns as well. Raises UserError."""
+    arrays: dict[str, np.ndarray] = {}
     notes: list[str] = []
     for key, value in values.items():
         if isinstance(value, torch.Tensor):
             value = (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
         if isinstance(value, Mapping):
             for goal in ("achieved_goal", "desired_goal"):
-                if goal in value and key == "observations":
-                    columns[goal + "s"] = canonical(goal + "s", np.array(value[goal]), name)
+                if goal in value and column_of(key) == "observations":
+                    arrays[goal + "s"] = np.asarray(value[goal])
             notes += [text for inner, part in _entries(value) if (text := lost(f"{key}, entry {inner}", part))]
-            value = join_observations(value, where=name)
+            value = join_observations(value, where=config.name)
         try:
-            array = np.array(value)
-            if not array.ndim:
-                raise UserError(f"{name}: column '{key}' is a single value; it needs one for each row")
-            columns[key] = canonical(key, array, name, notes=None if key == "next_observations" else notes)
+            arrays[key] = np.asarray(value)
         except ValueError:
-            raise UserError(f"{name}: column '{key}' is not a rectangular array of numbers") from None
-    raw = RawData(columns, name=name, source="arrays", notes=notes)
-    raw.episode_ends = ends_from(episode_ends, raw.rows, name)
+            raise UserError(f"{config.name}: column '{key}' is not a rectangular array of numbers") from None
+        if not arrays[key].ndim:
+            raise UserError(f"{config.name}: column '{key}' is a single value; it needs one for each row")
+    example = "offrl.from_arrays("
+    used = {part.column for parts in choose(list(arrays), {}, config.name, example=example).values() for part in parts}
+    extra = {key: key for key in arrays if key not in used and meaning(key) in ("", "costs")}
+    raw = build(Arrays(arrays, config.name), replace(config, fields=extra), source="arrays", name=config.name, example=example)
+    raw.notes = [*dict.fromkeys(notes + raw.notes)]
     return raw
 
 

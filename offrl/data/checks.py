@@ -124,7 +124,8 @@ def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
             what = "NaN" if np.isnan(value).any() else "infinite values"
             message = f"'{name}' has {what} in {count} row{'s' if count > 1 else ''}"
             cure = "remove those episodes, or set dataset.check=false to load them all the same"
-            if (words := raw.named.get(name)) and len(words) == int(np.prod(column.shape[1:], dtype=int)):
+            words = raw.named.get(name, ())
+            if words not in ((), (name,)) and len(words) == int(np.prod(column.shape[1:], dtype=int)):
                 message += f", the first in column '{words[int(np.argmin(np.isfinite(column[first].reshape(-1))))]}'"
                 if name == "observations":
                     cure += ", or dataset.missing=forward to take the last value before"

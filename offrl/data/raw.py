@@ -14,18 +14,6 @@ from offrl.tasks.task import Task
 
 FLAGS = ("terminations", "truncations")
 MOST_VALUES = 65_536  # of a discrete action or observation: a network has an output, or an input, for each
-NAMES = {"terminations": ("terminals",), "truncations": ("timeouts",)}  # D4RL's words, accepted besides our own
-AMBIGUOUS = {  # words for which nobody means a further column of that name, and what is meant perhaps
-    **dict.fromkeys(("obs", "observation"), "observations"),
-    **dict.fromkeys(("next_obs", "next_observation"), "next_observations"),
-    "action": "actions",
-    "reward": "rewards",
-    **dict.fromkeys(("terminal", "terminated", "termination"), "terminations"),
-    **dict.fromkeys(("timeout", "truncated", "truncation"), "truncations"),
-    "episode_end": "episode_ends",
-    "episode_id": "episode_ids",
-    **dict.fromkeys(("done", "dones"), "terminations if only ends for good are marked, episode_ends if time limits are marked as well"),
-}
 BLOCKS, BLOCK = 20, 1000  # rows that are looked at for what float32 does not tell apart
 STEPS = 4096  # of float32, by which a column varies at least that is not looked at
 ALIKE = 0.9  # share of numbers that stay different, at least
@@ -91,13 +79,6 @@ def join_observations(values: Mapping[str, Any], keys: list[str] | tuple[str, ..
     entries = [values[k] for k in keys or sorted(values)]
     parts = [join_observations(v, where=where) if isinstance(v, Mapping) else np.asarray(v) for v in entries]
     return np.concatenate([p.reshape(len(p), -1).astype(np.float32, copy=False) for p in parts], axis=1)
-
-
-def canonical_name(word: str, where: str) -> str:
-    """Our name of the column that a user calls `word`. Raises UserError for a word that leaves open which column is meant."""
-    if word in AMBIGUOUS:
-        raise UserError(f"{where}: '{word}' would be a further column, which no algorithm looks at; is it {AMBIGUOUS[word]}?")
-    return next((name for name, words in NAMES.items() if word in words), word)
 
 
 def sampled(rows: int) -> list[slice]:

@@ -35,9 +35,10 @@ def write(draft: Draft, path: Path) -> None:
     """The columns as `offrl data convert` would write them."""
     from offrl.data.arrays import raw_from_arrays
     from offrl.data.formats.write import write_data
+    from offrl.settings.dataset import DatasetConfig
 
     table = dict(draft.tables[""])
-    raw = raw_from_arrays(table, table.pop("episode_ends", None), "case")
+    raw = raw_from_arrays(table, DatasetConfig(name="case"))
     form = "d4rl" if path.suffix else "minari"
     write_data(raw, path, form, {"author": "nobody", "description": "made up"})
 

@@ -52,7 +52,7 @@ def hdf5(path: Path, attributes: dict[str, Any] | None = None, **values: np.ndar
 @pytest.fixture
 def source(tmp_path: Path) -> str:
     return hdf5(
-        tmp_path / "a.hdf5", **columns(), **{"infos/qpos": np.arange(10.0) * 2, "metadata/algorithm": "SAC", "costs": np.arange(10.0)}
+        tmp_path / "a.hdf5", **columns(), **{"infos/qpos": np.arange(10.0) * 2, "metadata/algorithm": "SAC", "wear": np.arange(10.0)}
     )
 
 
@@ -121,13 +121,13 @@ def test_a_minari_data_set_comes_back_whole(tmp_path: Path) -> None:
 def test_every_column_of_every_file_is_kept(tmp_path: Path, source: str) -> None:
     plain = {k: v for k, v in columns().items() if k not in ("terminals", "timeouts")}
     flags = {"terminations": columns()["terminals"], "truncations": columns()["timeouts"]}
-    np.savez(tmp_path / "n.npz", **plain, **flags, costs=np.arange(10.0))
+    np.savez(tmp_path / "n.npz", **plain, **flags, wear=np.arange(10.0))
     np.savez(
         tmp_path / "og.npz", observations=plain["observations"], actions=plain["actions"], terminals=columns()["timeouts"], qpos=np.eye(10)
     )
     for name, kept in (
-        (source, {"infos/qpos", "infos/costs"}),
-        (tmp_path / "n.npz", {"infos/costs"}),
+        (source, {"infos/qpos", "infos/wear"}),
+        (tmp_path / "n.npz", {"infos/wear"}),
         (tmp_path / "og.npz", {"infos/qpos"}),
     ):
         there = convert(config(name), str(tmp_path / "out.hdf5"), force=True)
@@ -141,11 +141,11 @@ def test_every_column_of_every_file_is_kept(tmp_path: Path, source: str) -> None
 
 
 def test_columns_asked_for_keep_their_names(tmp_path: Path, source: str) -> None:
-    asked = config(source, fields={"costs": "costs"})
+    asked = config(source, fields={"wear": "wear"})
     for name in ("y.hdf5", "y-v0"):
         convert(asked, str(tmp_path / name))
-        np.testing.assert_array_equal(load(tmp_path / name).columns["costs"], np.arange(10))
-    assert "costs" in load(convert(config(tmp_path / "y-v0"), str(tmp_path / "z.hdf5")).path).columns
+        np.testing.assert_array_equal(load(tmp_path / name).columns["wear"], np.arange(10))
+    assert "wear" in load(convert(config(tmp_path / "y-v0"), str(tmp_path / "z.hdf5")).path).columns
 
 
 def test_faulty_data_are_refused_unless_asked_for(tmp_path: Path) -> None:
@@ -374,6 +374,6 @@ def test_what_does_not_belong_together_is_not_merged(tmp_path: Path) -> None:
 def test_infos_that_not_all_have_are_left_out_with_a_note(tmp_path: Path, source: str) -> None:
     written = merge([config(source), config(hdf5(tmp_path / "b.hdf5", **columns()))], str(tmp_path / "m.hdf5"))
     assert "a.hdf5 has no end there; merged, it counts as whole" in " ".join(written.notes)
-    assert written.notes[:2] == ("left out: infos/costs, which not all of them have", "left out: infos/qpos, which not all of them have")
-    with pytest.raises(UserError, match="the column 'costs' is in one of them only"):
-        merge([config(source, fields={"costs": "costs"}), config(tmp_path / "b.hdf5")], str(tmp_path / "n.hdf5"))
+    assert written.notes[:2] == ("left out: infos/wear, which not all of them have", "left out: infos/qpos, which not all of them have")
+    with pytest.raises(UserError, match="the column 'wear' is in one of them only"):
+        merge([config(source, fields={"wear": "wear"}), config(tmp_path / "b.hdf5")], str(tmp_path / "n.hdf5"))

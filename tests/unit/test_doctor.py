@@ -107,12 +107,14 @@ def made(**values: np.ndarray) -> RawData:
         "actions": rng.uniform(-1, 1, (rows, 2)).astype(np.float32),
         "rewards": rng.normal(size=rows).astype(np.float32),
     }
-    return raw_from_arrays({**arrays, **values}, np.arange(9, rows, 10), "made")
+    return raw_from_arrays({**arrays, **values, "episode_ends": np.arange(9, rows, 10)}, DatasetConfig(name="made"))
 
 
 VARIANTS: dict[str, tuple[RawData, str]] = {
     "one episode": (
-        raw_from_arrays({"observations": np.eye(5), "actions": np.ones((5, 1)), "rewards": np.ones(5)}, [4], "one"),
+        raw_from_arrays(
+            {"observations": np.eye(5), "actions": np.ones((5, 1)), "rewards": np.ones(5), "episode_ends": [4]}, DatasetConfig(name="one")
+        ),
         "one episode only",
     ),
     "discrete": (made(actions=np.arange(30) % 3 * 2), "2 of 5 are never taken"),
@@ -135,7 +137,9 @@ VARIANTS: dict[str, tuple[RawData, str]] = {
     "huge numbers": (made(observations=np.random.default_rng(0).normal(size=(30, 4)) * [1e-8, 1, 1e8, 1e30]), "axis is logarithmic"),
     "many actions": (made(actions=np.random.default_rng(0).uniform(-1, 1, (30, 40))), "The first 3 of 40 dimensions"),
     "few rows": (
-        raw_from_arrays({"observations": np.eye(2), "actions": np.ones((2, 1)), "rewards": np.ones(2)}, [1], "two"),
+        raw_from_arrays(
+            {"observations": np.eye(2), "actions": np.ones((2, 1)), "rewards": np.ones(2), "episode_ends": [1]}, DatasetConfig(name="two")
+        ),
         "too few finite rows",
     ),
 }

@@ -89,10 +89,10 @@ def test_columns_that_nothing_takes_are_named(tmp_path: Path) -> None:
     rows = [f"{t},{20 + t},{1 + t / 100},{t // 10},0.{t},{t},ok" for t in range(9)]
     path = written(tmp_path / "x.csv", "time,temp_C,pressure_bar,state,action,reward,comment", rows)
     [note] = [n for n in load_dataset(path).notes if "nothing takes" in n]
-    assert "temp_C, pressure_bar (state alone is observations, by its name)" in note and "comment" not in note
+    assert "temp_C, pressure_bar, comment (state alone is observations, by its name)" in note
     chosen = DatasetConfig(name=path, fields={"observations": ["state", "temp_C"]})
-    assert any("nothing takes the column pressure_bar:" in n for n in load_dataset(chosen).notes)
-    frame = pd.read_csv(path).drop(columns=["temp_C", "pressure_bar", "time"])
+    assert any("nothing takes the columns pressure_bar, comment:" in n for n in load_dataset(chosen).notes)
+    frame = pd.read_csv(path).drop(columns=["temp_C", "pressure_bar", "time", "comment"])
     assert not any("nothing takes" in n for n in offrl.from_dataframe(frame).notes)
 
 
@@ -188,7 +188,7 @@ def stored(folder: Path, kind: str, values: np.ndarray, column: str = "observati
 def test_what_float32_cannot_tell_apart_is_said_with_its_column(tmp_path: Path, kind: str) -> None:
     notes = [n for n in stored(tmp_path, kind, WALK).notes if "float32" in n]
     assert len(notes) == 1 and "subtract an offset, such as 5.4e+06" in notes[0] and "of 400 different numbers" in notes[0]
-    assert notes[0].startswith(("obs_1", "observations, dimension 1", "observations, entry b"))
+    assert notes[0].startswith(("obs_1", "observations_1", "observations, dimension 1", "observations, entry b"))
 
 
 @pytest.mark.parametrize("kind", ["arrays", "csv", "npz", "hdf5"])

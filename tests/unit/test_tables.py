@@ -184,7 +184,13 @@ def test_an_unclear_file_lists_its_columns_and_a_command_that_works(tmp_path: Pa
 
     proposed = split(text.partition("offrl data inspect ")[2])
     config = compose(parse([f"dataset={proposed[0]}", *proposed[1:]])).dataset
-    assert config.fields == {"observations": ["temp_in", "temp_out"], "actions": "heater", "rewards": "cost", "episode_ids": "house"}
+    assert config.fields == {
+        "observations": ["temp_in", "temp_out"],
+        "actions": "heater",
+        "rewards": [{"column": "cost", "scale": -1}],
+        "episode_ids": "house",
+    }
+    assert "leave that out where it is negative already" in text
     assert load_dataset(config).num_episodes == 3
 
 

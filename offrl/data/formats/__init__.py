@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from offrl import registry
+from offrl.data.containers.file_type import file_type
 from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import Links, open_hdf5
 from offrl.data.containers.npz import Npz
@@ -19,7 +20,8 @@ from offrl.data.formats import d3rlpy, d4rl, files, minari, ogbench, padded
 from offrl.data.formats.minari_episodes import numbered
 from offrl.data.infer import fitting_task
 from offrl.data.memory import Memory
-from offrl.data.raw import RawData, canonical_name
+from offrl.data.names import column_of
+from offrl.data.raw import RawData
 from offrl.data.tables import files as tables
 from offrl.data.tables.csv_file import is_csv
 from offrl.data.text import files as text
@@ -172,7 +174,7 @@ def _by_path(path: Path, name: str, form: str) -> Source:
         return Source("columns", name, path)
     if text.is_text(path):
         return Source("text", name, path)
-    kind = files.file_type(path)
+    kind = file_type(path)
     if padded.is_padded(path, kind):
         return Source("padded", name, path)
     if kind == "npz":
@@ -186,7 +188,7 @@ def _by_path(path: Path, name: str, form: str) -> Source:
         if minari.data_folder(path) and numbered(file, "episode_"):
             return _minari("", path)
         keys = set(file)
-    if "observations_0" in keys or {"observations", "episode_terminals"} <= keys:
+    if {"actions_0", "rewards_0"} <= keys or {"observations", "episode_terminals"} <= keys:
         return Source("d3rlpy", name, path)
     if {"observations", "actions", "rewards", "terminals"} <= keys:
         return Source("d4rl", name, path)
@@ -225,17 +227,17 @@ def read_raw(
     config, memory = config or DatasetConfig(), memory or Memory()
     source = source or resolve(name, config)
     path = source.path
-    config = replace(config, fields={canonical_name(column, "dataset.fields"): key for column, key in config.fields.items()})
+    config = replace(config, fields={column_of(column): key for column, key in config.fields.items()})
     if source.kind == "registered":
         raise UserError(f"'{source.name}' is made by a registered loader and has no raw columns")
     assert path is not None
     if source.text:
         raise UserError(f"{path} holds texts, not columns of numbers")
-    table = source.kind == "columns" and (bool(source.files) or is_csv(path) or files.is_wide(path, config, optional))
-    if not table:
-        _refuse_lists(config, path)
+    table = bool(source.files) or is_csv(path) or (source.kind == "columns" and file_type(path) == "parquet")
+    if source.kind not in ("columns", "d4rl", "builtin"):
+        d4rl.refuse_lists(config, path)
     if not table and source.kind in ("columns", "d4rl", "builtin", "d3rlpy", "ogbench"):
-        kind = files.file_type(path)
+        kind = file_type(path)
         extension = {"columns": kind, "ogbench": "npz"}.get(source.kind, "hdf5")
         if kind != extension:
             raise UserError(f"{path} is {kind}, but the format {source.kind} is kept in {extension} files; leave dataset.format at auto")
@@ -251,19 +253,6 @@ def read_raw(
     return raw
 
 
-def _refuse_lists(config: DatasetConfig, path: Path) -> None:
-    """Raises UserError for settings that only tables have (CSV, Parquet with a column a number, DataFrames)."""
-    for column, key in config.fields.items():
-        if not isinstance(key, str):
-            raise UserError(
-                f"dataset.fields.{column}={key}: lists of columns are for CSV, Parquet and DataFrames; {path} has a key for each of ours"
-            )
-    default = DatasetConfig()
-    for name in ("action_kind", "max_gap", "missing"):
-        if getattr(config, name) != getattr(default, name):
-            raise UserError(f"dataset.{name}={getattr(config, name)} is for CSV, Parquet and DataFrames, and {path} is none of these")
-
-
 def _read(source: Source, path: Path, config: DatasetConfig, memory: Memory, optional: Collection[str]) -> RawData:
     """The columns, by the reader of the source's layout."""
     if source.kind == "minari":
@@ -275,7 +264,7 @@ def _read(source: Source, path: Path, config: DatasetConfig, memory: Memory, opt
     elif source.kind == "padded":
         raw = padded.read(path, config, memory)
     elif source.kind == "columns":
-        raw = files.read(path, config, memory, files.file_type(path), optional)
+        raw = files.read(path, config, memory, file_type(path), optional)
         raw.task = d4rl.guess_task(path.stem)
     else:
         raw = d4rl.read(path, config, memory, source.task)

@@ -9,9 +9,9 @@ import numpy as np
 
 from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, refuse_groups, value_of
-from offrl.data.formats.files import read_item
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical
+from offrl.data.tables.keyed import read_item
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import numpy as np
 
 from offrl import registry
 from offrl.data.containers.guard import from_json, reading
-from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, refuse_absent, refuse_groups, refuse_loops, value_of
+from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, refuse_absent, refuse_loops, value_of
 from offrl.data.formats.download import fetch
-from offrl.data.formats.files import KNOWN, finish, read_item
 from offrl.data.formats.provenance import Record, fits, restore
 from offrl.data.memory import Memory, chunks
-from offrl.data.raw import FLAGS, NAMES, RawData
+from offrl.data.raw import FLAGS, RawData
+from offrl.data.tables.build import build, read_chosen
+from offrl.data.tables.keyed import Hdf5Table
+from offrl.data.tables.mapping import Chosen, Term
 from offrl.errors import UserError, nearest, warn
 from offrl.settings.dataset import DatasetConfig
 from offrl.system.files import cache_dir
@@ -52,40 +55,29 @@ def verify(path: Path) -> None:
 
 def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = None) -> RawData:
     """A file in D4RL's layout. `task` when it was named; else it is the file's own, or guessed from its metadata and name."""
-    columns = {}
-    notes: list[str] = []
     with open_hdf5(path) as file:
-        items = hdf5_keys(file)
-        refuse_groups(file, (k for c in KNOWN if c not in config.fields for k in (c, *NAMES.get(c, ()))))
-        keys = {c: k for c, k in (REQUIRED | OPTIONAL).items() if k in items or c in REQUIRED}
+        table = Hdf5Table(file, path, config.fields, own_names=("infos/", "metadata/"))
+        items = table.items
         record = record_of(items, path)
-        if record is None:  # another program's: ends of episodes by the names of plain files
-            plain = ("episode_ends", "episode_ids", *(["truncations"] if "truncations" not in keys else []))
-            keys |= {c: c for c in plain if c in items}
-        if record is not None:
-            keys |= {c: c for c in record.columns if c not in keys and c in items}
-            if "next_observations" not in record.columns:
-                keys.pop("next_observations", None)
-        for column, key in config.fields.items():
-            keys[column] = str(key)
-        for column, key in keys.items():
-            if key not in items:
-                raise UserError(f"{path} has no '{key}' ({column}).{nearest(key, items)} It has: {', '.join(sorted(items))}")
-            columns[column] = read_item(column, items[key], memory, str(path), notes)
         attributes = {k: _attribute(file, k, path) for k in ("env_id", "dataset_id", "ref_min_score", "ref_max_score")}
         env_id = _text(attributes["env_id"]) or _text(value_of(items["metadata/env_id"], str(path)) if "metadata/env_id" in items else None)
         dataset_id = _text(attributes["dataset_id"])
         references = [_score(attributes[k], k, path) for k in ("ref_min_score", "ref_max_score")]
-        about = _about(items, str(path))
-        final_columns = {}
-        for name in (k for k in (record.final_columns if record else ()) if f"{FINALS}/{k}" in items):
-            final_columns[name] = value_of(items[f"{FINALS}/{name}"], str(path), "biuf")
-        finals = None
-        if record is not None and record.finals and {"next_observations", "timeouts"} <= set(items) and "next_observations" not in columns:
-            with reading(f"{path}: 'next_observations'"):
-                finals = _last_successors(columns, items["next_observations"], str(path))
-    raw = finish(columns, path, "d4rl", notes)
-    raw.about = about
+        finals, final_columns = None, {}
+        if record is None:  # another program's
+            raw = build(table, config, memory, name=path.stem, source="d4rl", example=str(path))
+        else:
+            refuse_lists(config, path)
+            keys = _keys(items, record, config, path)
+            chosen: Chosen = {column: (Term(key),) for column, key in keys.items()}
+            kind = "auto" if record.spec.discrete else "continuous"
+            raw = read_chosen(table, chosen, replace(config, action_kind=kind), memory, path.stem, "d4rl")
+            for name in (k for k in record.final_columns if f"{FINALS}/{k}" in items):
+                final_columns[name] = value_of(items[f"{FINALS}/{name}"], str(path), "biuf")
+            if record.finals and {"next_observations", "timeouts"} <= set(items) and "next_observations" not in keys:
+                with reading(f"{path}: 'next_observations'"):
+                    finals = _last_successors(raw, items["next_observations"], str(path))
+        raw.about = _about(items, str(path))
     if record is not None:
         ends = np.zeros(raw.rows, bool)
         for name in FLAGS:
@@ -109,6 +101,31 @@ def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = 
         if label == "offrl" and env_id:
             raw.task = replace(raw.task, env_id=env_id, env_kwargs={}, max_episode_steps=None)
     return raw
+
+
+def refuse_lists(config: DatasetConfig, path: Path) -> None:
+    """Raises UserError for settings of own data in a layout whose columns are what it says."""
+    for column, key in config.fields.items():
+        if not isinstance(key, str):
+            what = f"lists of columns are for own data; the layout of {path} has a key for each of ours"
+            raise UserError(f"dataset.fields.{column}={key}: {what}")
+    default = DatasetConfig()
+    for name in ("action_kind", "max_gap", "missing"):
+        if getattr(config, name) != getattr(default, name):
+            raise UserError(f"dataset.{name}={getattr(config, name)} is for own data, and the layout of {path} says what its columns are")
+
+
+def _keys(items: Mapping[str, Any], record: Record, config: DatasetConfig, path: Path) -> dict[str, str]:
+    """Column -> key of a file with a record. Raises UserError where one is not there."""
+    keys = {c: k for c, k in (REQUIRED | OPTIONAL).items() if k in items or c in REQUIRED}
+    keys |= {c: c for c in record.columns if c not in keys and c in items}
+    if "next_observations" not in record.columns:
+        keys.pop("next_observations", None)
+    keys |= {column: str(key) for column, key in config.fields.items()}
+    for column, key in keys.items():
+        if key not in items:
+            raise UserError(f"{path} has no '{key}' ({column}).{nearest(key, items)} It has: {', '.join(sorted(items))}")
+    return keys
 
 
 def record_of(items: dict[str, Any], path: Path) -> Record | None:
@@ -157,9 +174,9 @@ def _about(items: dict[str, Any], where: str) -> dict[str, Any]:
     return about
 
 
-def _last_successors(columns: dict[str, np.ndarray], item: Any, where: str) -> np.ndarray:
+def _last_successors(raw: RawData, item: Any, where: str) -> np.ndarray:
     """The next observation of each episode's last row, [E, *O]; without keeping the others."""
-    last = columns["terminations"].astype(bool) | columns["truncations"].astype(bool)
+    last = raw.columns["terminations"] | raw.columns["truncations"]
     refuse_absent(item.id, f"{where}: '{item.name.strip('/')}'", item.file)
     return np.concatenate([item[part][last[part]] for part in chunks(len(last))])
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from offrl.data.containers.file_type import file_type
 from offrl.data.containers.guard import reading, refuse_growth
 from offrl.data.containers.hdf5 import Links, hdf5_keys, open_hdf5, refuse_groups, value_of
 from offrl.data.containers.npz import NUMBERS, Npz
 from offrl.data.containers.parquet import open_parquet
-from offrl.data.formats.files import file_type
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical, lost
 from offrl.errors import UserError, nearest

@@ -15,6 +15,7 @@ from typing import IO
 import numpy as np
 
 from offrl.data.containers.guard import reading, refuse_growth
+from offrl.data.tables.table import Table
 from offrl.data.tables.values import EMPTY, is_number
 from offrl.errors import UserError
 from offrl.system.csv_text import lines_of
@@ -41,7 +42,7 @@ class _OtherLetters(Exception):
     """Bytes that are no UTF-8 came after others that were."""
 
 
-class CsvFile:
+class CsvFile(Table):
     """A CSV file with a header line. `names` are its columns; `read` gives some of them. Raises UserError for a file that is none.
 
     Before the header may stand empty lines, Excel's `sep=;` and comments (#); after it a row of units, which is left out and noted.
@@ -72,7 +73,7 @@ class CsvFile:
         self.units = self._has_units()
 
     def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
-        """Columns of R rows: float64 where all values are numbers or missing (NaN), else texts (object); see `Tabular`.
+        """Columns of R rows: float64 where all values are numbers or missing (NaN), else texts (object); see `Table`.
 
         Raises UserError, which names the line, for lines of other lengths than the first.
         """
@@ -85,7 +86,7 @@ class CsvFile:
                 self.encoding = "cp1252"
 
     def kinds(self) -> dict[str, str]:
-        """See `Tabular`; by the first rows."""
+        """See `Table`; by the first rows."""
         rows = self._first_rows(50)[1 if self.units else 0 :]
         result = {}
         for i, name in enumerate(self.names):
@@ -181,7 +182,7 @@ class CsvFile:
         return {name: np.concatenate([block[i] for block in blocks]) for i, name in enumerate(wanted)}
 
     def _numbers(self, values: tuple[str, ...], exact: str) -> np.ndarray | None:
-        """Numbers of texts; None where some are none. exact: see `Tabular`."""
+        """Numbers of texts; None where some are none. exact: see `Table`."""
         if exact:
             words = [v.strip() for v in values]
             if all(map(_WHOLE.fullmatch, words)):

@@ -9,17 +9,22 @@ from types import MappingProxyType
 
 import numpy as np
 
+from offrl.data.containers.file_type import file_type
 from offrl.data.containers.guard import reading, refuse_growth
+from offrl.data.containers.hdf5 import column_dtype
 from offrl.data.containers.parquet import arrow_values, open_parquet
 from offrl.data.memory import Memory
-from offrl.data.raw import RawData
-from offrl.data.tables.build import Tabular, build
+from offrl.data.raw import BLOCK, BLOCKS, RawData, lost
+from offrl.data.tables.build import build
 from offrl.data.tables.csv_file import SUFFIXES, CsvFile, is_csv
+from offrl.data.tables.keyed import suspect
 from offrl.data.tables.mapping import UNNAMED
+from offrl.data.tables.table import Table
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 
 SOME = 8  # columns that a note lists
+BATCH = 1 << 16  # rows of lists read at once
 PARQUET = (".parquet", ".pq")
 
 
@@ -47,18 +52,25 @@ def listed(name: str) -> list[Path] | None:
     return None
 
 
-class ParquetTable:
+class ParquetTable(Table):
     """A Parquet file with a column for each number, or lists of numbers."""
+
+    by_column = True
 
     def __init__(self, path: Path) -> None:
         self.path, self.where = path, str(path)
         self.file = open_parquet(path)
+        self.sizes: dict[str, int] = {}
         self.names = [str(n) for n in self.file.schema_arrow.names]
         if twice := sorted({n for n in self.names if self.names.count(n) > 1}):
             raise UserError(f"{path} has a column twice: {', '.join(twice)}")
 
+    def _refuse_growth(self, name: str, size: int) -> None:
+        self.sizes[name] = size
+        refuse_growth(self.where, sum(self.sizes.values()), self.path.stat().st_size)
+
     def kinds(self) -> dict[str, str]:
-        """See `Tabular`."""
+        """See `Table`."""
         types = [(str(f.name), str(f.type)) for f in self.file.schema_arrow]
         words = {"time": ("timestamp", "date", "time"), "text": ("string", "large_string", "dictionary")}
         return {n: next((k for k, starts in words.items() if t.startswith(starts)), "number") for n, t in types}
@@ -67,12 +79,11 @@ class ParquetTable:
         """Columns as numbers, datetime64 in UTC or objects; missing numbers as NaN."""
         import pyarrow as pa
 
-        result, size = {}, 0
+        result = {}
         for name in wanted:
             with reading(f"{self.where}: '{name}'"):
                 column = self.file.read(columns=[name]).column(0).combine_chunks()
-                size += column.nbytes
-                refuse_growth(self.where, size, self.path.stat().st_size)
+                self._refuse_growth(name, column.nbytes)
                 if len(column) != self.file.metadata.num_rows:
                     raise UserError(
                         f"{self.where}: '{name}' declares {self.file.metadata.num_rows:,} rows, and the file holds {len(column):,}"
@@ -91,11 +102,38 @@ class ParquetTable:
                     result[name] = arrow_values(column, f"{self.where}: '{name}'")
         return result
 
+    def array(self, name: str, column: str, memory: Memory, notes: list[str]) -> np.ndarray | None:
+        """See `Table`; of a column of lists, read a part at a time."""
+        if not str(self.file.schema_arrow.field(name).type).startswith(("list", "large_list", "fixed_size_list")):
+            return None
+        rows, row, recorded = self.file.metadata.num_rows, 0, []
+        where = f"{self.where}: '{name}'"
+        values = np.zeros((0, 0), np.float32)
+        with reading(where):
+            for batch in self.file.iter_batches(columns=[name], batch_size=BATCH):
+                block = arrow_values(batch.column(0), where)
+                recorded.append(block[: 1 + BLOCKS * BLOCK * len(block) // max(1, rows)])
+                if not row:
+                    dtype = np.dtype(column_dtype(column, block.dtype))
+                    self._refuse_growth(name, rows * int(np.prod(block.shape[1:], dtype=np.int64)) * dtype.itemsize)
+                    values = memory.empty(column, (rows, *block.shape[1:]), dtype)
+                if block.shape[1:] != values.shape[1:]:
+                    raise UserError(f"{where} has lists of different lengths (near row {row})")
+                if row + len(block) > rows:
+                    break
+                values[row : row + len(block)] = block
+                row += len(block)
+        if row != rows:
+            raise UserError(f"{where} declares {rows:,} rows, and the file holds {row:,}; it is damaged or incomplete")
+        if recorded and suspect(column, values, recorded[0].dtype):
+            notes += filter(None, [lost(column, np.concatenate(recorded))])
+        return values
 
-class Files:
+
+class Files(Table):
     """Several tables with the same columns one after the other. The column "\\0file" says which one a row is from."""
 
-    def __init__(self, tables: Sequence[Tabular], where: str) -> None:
+    def __init__(self, tables: Sequence[Table], where: str) -> None:
         self.tables, self.where = tables, where
         self.names = [n for n in tables[0].names if all(n in t.names for t in tables)]
         self.partial = {n: t.where for t in tables for n in t.names if n not in self.names}
@@ -110,11 +148,11 @@ class Files:
             self.notes.append(f"columns that not all files have are left out: {', '.join(shown)}{more}")
 
     def kinds(self) -> dict[str, str]:
-        """See `Tabular`; those of the first file."""
+        """See `Table`; those of the first file."""
         return self.tables[0].kinds()
 
     def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
-        """See `Tabular`. A column that is text in one of them is text in all."""
+        """See `Table`. A column that is text in one of them is text in all."""
         blocks = [t.read(wanted, exact) for t in self.tables]
         result = {}
         for name in wanted:
@@ -128,7 +166,7 @@ class Files:
         return result
 
 
-def open_table(path: Path) -> Tabular:
+def open_table(path: Path) -> Table:
     """The table of a file. Raises UserError."""
     return CsvFile(path) if is_csv(path) else ParquetTable(path)
 
@@ -138,8 +176,6 @@ def read(name: str, paths: Sequence[Path], config: DatasetConfig, memory: Memory
 
     Raises UserError, naming file, column and row.
     """
-    from offrl.data.formats.files import file_type
-
     for path in paths:
         if not path.exists():
             siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []

@@ -12,6 +12,7 @@ import numpy as np
 from offrl.data.assemble import assemble
 from offrl.data.raw import RawData
 from offrl.data.tables.build import build
+from offrl.data.tables.table import Table
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
@@ -29,11 +30,13 @@ def is_frame(value: Any) -> bool:
     return type(value).__name__ == "DataFrame" and hasattr(value, "columns") and hasattr(value, "__getitem__")
 
 
-class Frame:
-    """The columns of a DataFrame as a `Tabular`; levels of a pandas index that have a name, or hold times, count as columns.
+class Frame(Table):
+    """The columns of a DataFrame as a `Table`; levels of a pandas index that have a name, or hold times, count as columns.
 
     `time`: the column with the times of the index, "" where it holds none.
     """
+
+    by_column = True
 
     def __init__(self, frame: Any, where: str = NAME) -> None:
         """Raises UserError for what is no DataFrame, and for a column twice."""
@@ -57,7 +60,7 @@ class Frame:
             raise UserError(f"{where} has a column twice: {', '.join(twice)}")
 
     def kinds(self) -> dict[str, str]:
-        """See `Tabular`; by the types of the columns."""
+        """See `Table`; by the types of the columns."""
         kinds = {str(c): getattr(self.frame[c].dtype, "kind", "O") for c in self.frame.columns}
         return {n: "time" if k in "mM" else "number" if k in "iufb" else "text" for n, k in kinds.items()}
 
@@ -89,7 +92,7 @@ def _values(series: Any) -> np.ndarray:
 
 def raw_from_frame(frame: Any, config: DatasetConfig, name: str = NAME, optional: Collection[str] = ()) -> RawData:
     """The columns of a DataFrame as `config` maps and reads them. Raises UserError."""
-    raw = build(Frame(frame, name), config, optional=optional, name=name, source="arrays", example="...")
+    raw = build(Frame(frame, name), config, optional=optional, name=name, source="arrays", example="offrl.from_dataframe(df, ")
     if config.action_low:
         low, high = config.action_low, config.action_high
         raw.action_low, raw.action_high = (low[0], high[0]) if len(low) == len(high) == 1 else (low, high)

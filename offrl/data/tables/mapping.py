@@ -8,27 +8,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from offrl.data.names import LETTERS, MEANINGS, REQUIRED, SINGLE, STEMS, USUAL, VECTORS, meaning
+from offrl.data.tables.table import Table
 from offrl.errors import UserError, nearest
 
-VECTORS = ("observations", "next_observations", "actions")
-SINGLE = ("rewards", "terminations", "truncations", "episode_ends", "episode_ids", "time")
-REQUIRED = ("observations", "actions", "rewards")
-# Usual names, lower case. Of a vector: its name, or with numbers or words after it (obs_0, obs_temperature); short ones with numbers only.
-STEMS = {
-    "observations": ("observations", "observation", "obs", "states", "state"),
-    "next_observations": ("next_observations", "next_observation", "next_obs", "next_states", "next_state"),
-    "actions": ("actions", "action", "act"),
-}
-LETTERS = {"observations": ("o", "s"), "actions": ("a",), "next_observations": ()}
-USUAL = {
-    "rewards": ("rewards", "reward", "rew"),
-    "terminations": ("terminations", "terminals", "termination", "terminal", "terminated", "done", "dones"),
-    "truncations": ("truncations", "timeouts", "truncation", "timeout", "truncated"),
-    "episode_ends": ("episode_ends", "episode_end"),
-    "episode_ids": ("episode_ids", "episode_id", "episode", "episodes", "trajectory", "trajectory_id", "traj_id"),
-    "time": ("time", "timestamp", "datetime", "date_time"),
-}
-DONE = ("done", "dones")  # in Gym's sense either kind of end
 # Words in other names, for the command that an error proposes.
 HINTS = {
     "rewards": r"reward|score|profit|kpi|cost|utility|objective",
@@ -91,15 +74,40 @@ def choose(
     return chosen
 
 
-def left_over(names: Sequence[str], chosen: Chosen, kinds: Mapping[str, str], guessed: Sequence[str]) -> str:
-    """What to say of columns with numbers or times that nothing takes; "" where there are none. guessed: vectors that `dataset.fields`
-    does not name."""
+def refuse_unread(names: Sequence[str], chosen: Chosen, fields: Mapping[str, Any], where: str) -> None:
+    """Raises UserError where a column that nothing takes means ends, episodes, times or costs by its name, unless `fields` says which
+    column is that."""
     used = {part.column for parts in chosen.values() for part in parts}
-    free = [n for n in names if n and n not in used and not n.startswith(UNNAMED) and kinds.get(n, "number") != "text"]
+    for name in (n for n in names if n not in used):
+        column = meaning(name)
+        if not column or column in fields or (column == "episode_starts" and {"episode_ids", "episode_ends"} & chosen.keys()):
+            continue
+        what = f"nothing takes the column '{name}', which holds {MEANINGS[column]} by its name"
+        if column in chosen:
+            taken = chosen[column][0].column
+            setting = f"dataset.fields.{column}"
+            cure = f"'{taken}' is taken for them. Leave one of them out, or say which it is: {setting}={taken} or {setting}={name}"
+        elif column == "episode_starts":
+            cure = f"write numpy.append({name}[1:], True), which marks the last rows, as episode_ends"
+        else:
+            cure = f"dataset.fields.costs={name} keeps it as a column that no algorithm here looks at"
+            cure += f', "dataset.fields.rewards=[{{column:{name},scale:-1}}]" makes it the reward'
+        raise UserError(f"{where}: {what}: {cure}")
+
+
+def left_over(table: Table, chosen: Chosen, guessed: Sequence[str]) -> str:
+    """What to say of columns that nothing takes; "" where there are none. guessed: vectors that `dataset.fields` does not name."""
+    used = {part.column for parts in chosen.values() for part in parts}
+    known = (*UNNAMED, *table.own_names)
+    free = [n for n in table.names if n and n not in used and not n.startswith(known) and meaning(n) != "episode_starts"]
     if not free:
         return ""
     alone = {c: chosen[c][0].column for c in guessed if len(chosen.get(c, ())) == 1 and c != "next_observations"}
-    single = " and ".join(f"{name} alone is {c}, by its name" for c, name in alone.items() if name.lower() not in ("action", "actions"))
+    single = " and ".join(
+        f"{name} alone is {c}, by its name"
+        for c, name in alone.items()
+        if name.lower() not in ("action", "actions", "observation", "observations")
+    )
     free_ones = f"column{'s' if len(free) > 1 else ''} {listing(free, FEW)}{f' ({single})' if single else ''}"
     return f"nothing takes the {free_ones}: the policy sees only what dataset.fields.observations=[...] names"
 
@@ -203,27 +211,33 @@ def _proposal(names: Sequence[str], chosen: Chosen, missing: Sequence[str], exam
             elif column == "episode_ids":
                 hits = hits or [n for n in free if kinds.get(n) == "text" and not re.search(HINTS["actions"], n.lower())]
             elif column == "rewards":
-                hits = [n for n in hits if kinds.get(n, "number") == "number"]
+                hits = sorted((n for n in hits if kinds.get(n, "number") == "number"), key=lambda n: "cost" in n.lower())
             hits = hits if column == "actions" else hits[:1]
             guesses[column] = hits
             free = [n for n in free if n not in hits]
     if "observations" in missing:
         guesses["observations"] = [n for n in free if kinds.get(n, "number") == "number"]
     words = []
-    python = not example.strip(".")  # of a DataFrame: arguments
+    negative = ""
+    python = example.startswith("offrl.")  # of a DataFrame: arguments
     for column in ("observations", "actions", "rewards", "episode_ids", "time"):
         hits = guesses.get(column, [])
         if column in missing or hits:
             text = ",".join(_quoted(n) for n in hits[:SHOWN]) or "COLUMN"
+            if column == "rewards" and hits and "cost" in hits[0].lower():
+                scaled = {"column": hits[0], "scale": -1}
+                words.append(f"rewards={scaled}" if python else f'"dataset.fields.rewards=[{{column:{text},scale:-1}}]"')
+                negative = f" (less of '{hits[0]}' is better, so that it counts times -1; leave that out where it is negative already)"
+                continue
             if python:
                 words.append(f"{column}={hits[:SHOWN] if len(hits) > 1 else hits[0] if hits else 'COLUMN'!r}")
                 continue
             words.append(f'"dataset.fields.{column}={f"[{text}]" if len(hits) > 1 else text}"')
     unclear = " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing)
-    command = f"offrl.from_dataframe(df, {', '.join(words)})" if python else f"offrl data inspect {example} {' '.join(words)}"
+    command = f"{example}{', '.join(words)})" if python else f"offrl data inspect {example} {' '.join(words)}"
     return (
         f"its columns are {listing(names)}; which of them are {unclear} is not clear from their names. Say it, and look at the result, "
-        f"perhaps: {command}"
+        f"perhaps{negative}: {command}"
     )
 
 

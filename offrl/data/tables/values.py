@@ -44,7 +44,7 @@ def numbers(values: np.ndarray, name: str, where: str) -> np.ndarray:
             out[row] = number_of(value) if isinstance(value, str) else float(value)
         except (TypeError, ValueError):
             shown = str(value)[:40]
-            hint = "rows count from 0" if row else "a row of units below the names? Delete it"
+            hint = "rows count from 0" if row else "a row of units?"
             raise UserError(f"{where}: column '{name}' holds '{shown}' in row {row}, which is no number ({hint})") from None
     return out
 

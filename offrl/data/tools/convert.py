@@ -12,12 +12,12 @@ import numpy as np
 
 from offrl.data.assemble import fingerprint
 from offrl.data.checks import find_faults, form_faults, refuse
+from offrl.data.containers.file_type import file_type
 from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5
 from offrl.data.containers.npz import Npz
 from offrl.data.formats import Source, read_raw, resolve
 from offrl.data.formats import d4rl as d4rl_source
-from offrl.data.formats import files as file_source
 from offrl.data.formats import minari as minari_source
 from offrl.data.formats.minari_infos import info_leaves
 from offrl.data.formats.minari_spaces import load_metadata
@@ -26,8 +26,10 @@ from offrl.data.formats.provenance import INFOS, extra_columns
 from offrl.data.formats.write import Progress, write_data
 from offrl.data.infer import action_range, find_ends
 from offrl.data.memory import Memory, affordable, chunks
+from offrl.data.names import meaning
 from offrl.data.raw import CORE, RawData
 from offrl.data.tables.csv_file import is_csv
+from offrl.data.tables.mapping import choose
 from offrl.data.text import tools as text_tools
 from offrl.data.text.dataset import fingerprint as text_fingerprint
 from offrl.data.text.files import TextFile
@@ -153,13 +155,13 @@ def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
     """Column -> key for what the source's file holds besides what is loaded, with a row for each step."""
     if source.path is None or source.files or is_csv(source.path):
         return {}
-    taken = {*map(str, config.fields.values()), *CORE, *file_source.KNOWN, "terminals", "timeouts", "final_observations"}
+    taken = {*map(str, config.fields.values()), *CORE, "terminals", "timeouts", "final_observations"}
     if source.kind == "minari":
         folder = minari_source.data_folder(source.path)
         assert folder is not None
         return {key: key for key in info_leaves(folder) if key not in taken and not _recorded(folder, key)}
     shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
-    kind = file_source.file_type(source.path)
+    kind, columns = file_type(source.path), source.kind in ("columns", "d4rl", "builtin")
     if kind == "npz":
         shapes = {k: (tuple(s), d) for k, (s, d) in Npz(source.path).shapes.items()}
     elif kind == "hdf5" and source.kind != "d3rlpy":
@@ -167,9 +169,16 @@ def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
             items = hdf5_keys(file)
             record = d4rl_source.record_of(items, source.path) if source.kind in ("d4rl", "builtin") else None
             taken |= set(record.columns) if record else set()
+            columns = columns and record is None
             shapes = {k: (tuple(item.shape or ()), item.dtype) for k, item in items.items() if not k.startswith("metadata/")}
-    rows = shapes.get(str(config.fields.get("observations", "observations")), ((0,), None))[0][:1]
-    others = [k for k, (s, d) in shapes.items() if k not in taken and s and s[:1] == rows and d.kind in "biuf"]
+    if columns:  # whose names are usual ones
+        chosen = choose([k for k, (s, _) in shapes.items() if s], config.fields, str(source.path), CORE)
+        taken |= {part.column for parts in chosen.values() for part in parts}
+        rows = shapes[chosen["observations"][0].column][0][:1]
+    else:
+        rows = shapes.get(str(config.fields.get("observations", "observations")), ((0,), None))[0][:1]
+    rest = {k: d for k, (s, d) in shapes.items() if k not in taken and s and s[:1] == rows}
+    others = [k for k, d in rest.items() if d.kind in "biuf" and meaning(k) in ("", "costs")]
     return {k if k.startswith(INFOS) else INFOS + k: k for k in others}
 
 

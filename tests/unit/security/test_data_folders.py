@@ -19,11 +19,11 @@ import pytest
 import offrl
 from offrl.data import DatasetConfig, load_dataset
 from offrl.data.containers import guard, plain_files
+from offrl.data.containers.file_type import file_type
 from offrl.data.containers.hdf5 import checked_links, open_hdf5
 from offrl.data.containers.npz import Npz
 from offrl.data.containers.parquet import open_parquet, read_table
 from offrl.data.formats import resolve
-from offrl.data.formats.files import file_type
 from offrl.data.formats.minari_infos import info_leaves
 from offrl.data.tools.convert import convert
 from offrl.data.tools.inspect import inspect_dataset

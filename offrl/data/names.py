@@ -1,0 +1,51 @@
+"""Names of columns: which ones mean what, in files, tables, arrays and settings alike (ours, Gymnasium's, d3rlpy's, D4RL's, LeRobot's)."""
+
+from __future__ import annotations
+
+VECTORS = ("observations", "next_observations", "actions")
+SINGLE = ("rewards", "terminations", "truncations", "dones", "episode_ends", "episode_ids", "time", "final_observations")
+REQUIRED = ("observations", "actions", "rewards")
+# Usual names, lower case. Of a vector: its name, or with numbers or words after it (obs_0, obs_temperature); short ones with numbers only.
+STEMS = {
+    "observations": ("observations", "observation", "obs", "states", "state"),
+    "next_observations": ("next_observations", "next_observation", "next_obs", "obs_next", "next_states", "next_state"),
+    "actions": ("actions", "action", "act"),
+}
+LETTERS = {"observations": ("o", "s"), "actions": ("a",), "next_observations": ()}
+USUAL = {
+    "rewards": ("rewards", "reward", "rew", "next.reward"),
+    "terminations": ("terminations", "terminals", "termination", "terminal", "terminated", "is_terminal", "next.terminated"),
+    "truncations": ("truncations", "timeouts", "truncation", "timeout", "truncated", "timelimit.truncated", "next.truncated"),
+    "dones": ("dones", "done", "is_done", "next.done"),  # in Gym's sense: either kind of end
+    "episode_ends": ("episode_ends", "episode_end", "episode_terminals", "is_last"),
+    "episode_ids": ("episode_ids", "episode_id", "episode", "episodes", "episode_index", "trajectory", "trajectory_id", "traj_id"),
+    "time": ("time", "timestamp", "timestamps", "datetime", "date_time", "date"),
+    "costs": ("costs", "cost"),
+    "episode_starts": ("episode_starts", "episode_start", "is_first"),
+    "final_observations": ("final_observations",),
+}
+# Columns whose meaning would change the data: one that nothing takes is refused.
+MEANINGS = {
+    "terminations": "terminations",
+    "truncations": "truncations",
+    "dones": "ends of episodes",
+    "episode_ends": "ends of episodes",
+    "episode_ids": "episodes",
+    "time": "times",
+    "costs": "costs",
+    "episode_starts": "starts of episodes",
+}
+NEVER_GUESSED = ("costs", "episode_starts")
+RLDS = ("is_first", "is_last", "is_terminal")  # of its steps, of which an episode's last holds an observation alone
+
+
+def column_of(word: str) -> str:
+    """Our name of the column that is called `word`; the word itself where it is no usual name."""
+    lower = word.lower().strip()
+    usual = (ours for table in (STEMS, USUAL) for ours, words in table.items() if lower in words)
+    return next((ours for ours in usual if ours not in NEVER_GUESSED), word)
+
+
+def meaning(word: str) -> str:
+    """The key of `MEANINGS` that a column called `word` has; "" for one whose name means none of these."""
+    return next((ours for ours in MEANINGS if word.lower().strip() in USUAL[ours]), "")

@@ -1,0 +1,130 @@
+"""Files with an array for each column (npz, HDF5), and arrays in memory, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from offrl.data.containers.guard import reading
+from offrl.data.containers.hdf5 import hdf5_keys, read_hdf5, refuse_groups, value_of
+from offrl.data.containers.npz import Npz
+from offrl.data.memory import Memory
+from offrl.data.names import STEMS, USUAL
+from offrl.data.raw import coarse, lost, sampled, wide
+from offrl.data.tables.table import Table
+
+MOST_AGAIN = 1 << 30  # bytes of an array of an npz file that is read a second time
+NUMBERS, TEXTS, TIMES = "biuf", "SUO", "mM"
+
+
+def suspect(name: str, values: np.ndarray, stored: np.dtype) -> bool:
+    """Whether float32 may have lost what a column as it is stored tells apart."""
+    if name in ("next_observations", "final_observations") or values.dtype != np.float32 or not wide(stored) or not values.ndim:
+        return False
+    parts = [values[part].reshape(len(values[part]), -1) for part in sampled(len(values))]
+    return bool(coarse(np.concatenate(parts)).any())
+
+
+def read_item(name: str, item: Any, memory: Memory, where: str, notes: list[str]) -> np.ndarray:
+    """`read_hdf5`, and in `notes` what float32 does not tell apart."""
+    values = read_hdf5(name, item, memory, where)
+    if suspect(name, values, item.dtype):
+        with reading(f"{where}: '{item.name.strip('/')}'"):
+            notes += filter(None, [lost(name, np.concatenate([item[part] for part in sampled(len(values))]))])
+    return values
+
+
+def _kind(dtype: np.dtype) -> str:
+    return "number" if dtype.kind in NUMBERS else "text" if dtype.kind in TEXTS else "time" if dtype.kind in TIMES else "other"
+
+
+def _texts(values: np.ndarray) -> np.ndarray:
+    """Texts as objects, of bytes those of UTF-8."""
+    return np.array([v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values.tolist()], object)
+
+
+class _Keyed(Table):
+    """Arrays by name; single values are no columns."""
+
+    by_column = True
+
+    def __init__(self, where: str, dtypes: Mapping[str, np.dtype]) -> None:
+        self.where, self.dtypes, self.names = where, dtypes, list(dtypes)
+
+    def kinds(self) -> dict[str, str]:
+        """See `Table`."""
+        return {name: _kind(dtype) for name, dtype in self.dtypes.items()}
+
+    def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
+        """See `Table`."""
+        result = {}
+        for name in wanted:
+            values = self._native(name)
+            result[name] = _texts(values) if values.dtype.kind in TEXTS and values.ndim == 1 else values
+        return result
+
+    def _native(self, name: str) -> np.ndarray:
+        """An array as it is kept."""
+        raise NotImplementedError
+
+
+class NpzTable(_Keyed):
+    """The arrays of an npz file."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = Npz(path)
+        super().__init__(str(path), {k: dtype for k, (shape, dtype) in self.file.shapes.items() if shape})
+
+    def _native(self, name: str) -> np.ndarray:
+        return self.file.array(name, NUMBERS + "SU" + TIMES)
+
+    def array(self, name: str, column: str, memory: Memory, notes: list[str]) -> np.ndarray | None:
+        """See `Table`."""
+        if self.dtypes[name].kind not in NUMBERS:
+            return None
+        values = self.file.read(name, column, memory)
+        if suspect(column, values, self.dtypes[name]) and values.nbytes < MOST_AGAIN:
+            notes += filter(None, [lost(column, self.file.array(name))])
+        return values
+
+
+class Hdf5Table(_Keyed):
+    """The datasets of an h5py.File by their paths."""
+
+    def __init__(self, file: Any, path: Path, fields: Collection[str] = (), own_names: tuple[str, ...] = ()) -> None:
+        """fields: the columns that are named otherwise. Raises UserError where another has a group's name."""
+        self.items = hdf5_keys(file)
+        usual = (w for words in (STEMS | USUAL).items() if words[0] not in fields for w in words[1])
+        refuse_groups(file, usual)
+        self.own_names = own_names
+        super().__init__(str(path), {k: item.dtype for k, item in self.items.items() if item.shape != ()})
+
+    def _native(self, name: str) -> np.ndarray:
+        return np.asarray(value_of(self.items[name], self.where))
+
+    def array(self, name: str, column: str, memory: Memory, notes: list[str]) -> np.ndarray | None:
+        """See `Table`."""
+        return None if self.dtypes[name].kind in TEXTS else read_item(column, self.items[name], memory, self.where, notes)
+
+
+class Arrays(_Keyed):
+    """Arrays of a caller's by name; what is given out is a copy."""
+
+    def __init__(self, values: Mapping[str, np.ndarray], where: str) -> None:
+        self.values = values
+        super().__init__(where, {k: v.dtype for k, v in values.items()})
+
+    def _native(self, name: str) -> np.ndarray:
+        return self.values[name]
+
+    def array(self, name: str, column: str, memory: Memory, notes: list[str]) -> np.ndarray | None:
+        """See `Table`."""
+        if self.dtypes[name].kind not in NUMBERS:
+            return None
+        if column != "next_observations" and (text := lost(column, self.values[name])):
+            notes.append(text)
+        return self.values[name].copy()

@@ -1,0 +1,38 @@
+"""Tables of every kind: named columns of R rows each, from a file, a DataFrame or arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from offrl.data.memory import Memory
+
+
+class Table:
+    """Named columns of R rows each."""
+
+    where: str
+    names: list[str]
+    by_column = False  # whether reading a column does not read the others as well
+    own_names: tuple[str, ...] = ()  # beginnings of names that belong to the file's layout: nothing is said where nothing takes these
+
+    def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
+        """Columns [R]: numbers, times (datetime64) or texts (object).
+
+        exact: the columns whose whole numbers must stay integers. Of these a "name" (1.10, 007) is no number unless all are whole, and a
+        "label" is none where one is written with zeros before it.
+        """
+        raise NotImplementedError
+
+    def kinds(self) -> dict[str, str]:
+        """What the columns hold, by their first rows or their types: number, text, time or other."""
+        raise NotImplementedError
+
+    def array(self, name: str, column: str, memory: Memory, notes: list[str]) -> np.ndarray | None:
+        """The numbers [R, ...] of a column in the dtype in which our `column` keeps them, without another copy; None: `read` gives them.
+
+        notes: takes what float32 does not tell apart.
+        """
+        return None
