@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from offrl.data.raw import RawData, canonical, canonical_name, ends_from, join_o
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
+from offrl.tasks.entries import OWN_ORDER
 from offrl.tasks.task import Task
 
 
@@ -61,9 +63,12 @@ def from_arrays(
             raise UserError(f"{name}: {column} and {word} are the same column; give one of them")
         if value is not None:
             values[column] = value
-    raw = raw_from_arrays(values, episode_ends, name)
+    keys = () if task is None or task.observation_keys == OWN_ORDER else task.observation_keys
+    raw = raw_from_arrays(values, episode_ends, name, keys)
     trust.typed(env)
     raw.task = task if task is not None or env is None else Task(name=name, env_id=env)
+    if isinstance(observations, Mapping):
+        raw.task = replace(raw.task or Task(name=name), observation_keys=keys or tuple(sorted(observations, key=str)))
     raw.action_low, raw.action_high = action_low, action_high
     raw.num_actions = num_actions or 0
     if action_low is not None:
@@ -71,8 +76,11 @@ def from_arrays(
     return assemble(raw, DatasetConfig(name=name, clip_actions=clip_actions, check=check))
 
 
-def raw_from_arrays(values: Mapping[str, Any], episode_ends: Any, name: str) -> RawData:
-    """Copies of a user's arrays. A dict of observations is joined, and its achieved_goal and desired_goal become columns as well."""
+def raw_from_arrays(values: Mapping[str, Any], episode_ends: Any, name: str, keys: Sequence[str] = ()) -> RawData:
+    """Copies of a user's arrays. A dict of observations is joined, and its achieved_goal and desired_goal become columns as well.
+
+    keys: the entries of a dict that are taken, in that order; all of them, sorted, without.
+    """
     columns: dict[str, np.ndarray] = {}
     notes: list[str] = []
     for key, value in values.items():
@@ -83,7 +91,7 @@ def raw_from_arrays(values: Mapping[str, Any], episode_ends: Any, name: str) -> 
                 if goal in value and key == "observations":
                     columns[goal + "s"] = canonical(goal + "s", np.array(value[goal]), name)
             notes += [text for inner, part in _entries(value) if (text := lost(f"{key}, entry {inner}", part))]
-            value = join_observations(value, where=name)
+            value = join_observations(value, keys, name)
         try:
             array = np.array(value)
             if not array.ndim:

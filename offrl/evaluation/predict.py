@@ -22,6 +22,12 @@ class PredictState(NamedTuple):
     rows: int
 
 
+def numbered(policy: TrainedPolicy, actions: np.ndarray) -> np.ndarray:
+    """Actions of `step` as the environment takes them: its own number of each choice, which `step` counts from 0."""
+    start = policy.algorithm.spec.first_choice
+    return actions + start if start else actions
+
+
 def predict(
     policy: TrainedPolicy, observation: Any, memory: PredictState | None, episode_start: Any, deterministic: bool, draw: int
 ) -> tuple[Any, PredictState | None]:
@@ -51,4 +57,5 @@ def predict(
             memory = memory._replace(carry=policy.set_goal(memory.carry, goals if goals is None or batched else goals[None]))
     remembers = memory.carry is not None
     actions, carry = policy.step(memory.carry, batch, memory.t if remembers else draw, not deterministic)
+    actions = numbered(policy, actions)
     return actions if batched else actions[0], PredictState(carry, memory.t + 1, len(batch)) if remembers else None

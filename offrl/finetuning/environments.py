@@ -18,6 +18,7 @@ import torch
 from offrl.data.dataset import DataSpec
 from offrl.data.fit import check_fit
 from offrl.errors import UserError, warn
+from offrl.tasks.entries import entries
 from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
 from offrl.tasks.episodes import ENDLESS, mujoco_warnings, success_of
 from offrl.tasks.task import Task
@@ -252,8 +253,13 @@ _NOTHING: Any = (np.zeros((0, 0)), np.zeros(0), np.zeros(0, bool), np.zeros(0, b
 
 def spec_of(task: Task) -> DataSpec:
     """The specification read from an environment, for fine-tuning without data. Raises UserError for unbounded actions."""
+    import gymnasium as gym
+
     env = make_env(task)
     try:
+        if isinstance(env.observation_space, gym.spaces.Dict) and not task.observation_keys:  # there are no data that differ: sorted
+            keys = tuple("/".join(map(str, path)) for path, _ in entries(env.observation_space))
+            task = replace(task, observation_keys=keys)
         _, shape, _ = flattener(env, task.observation_keys)
         discrete, size = action_kind(env)
         low, high = (), ()

@@ -318,7 +318,7 @@ class Judged(Constant):
 
     discount = 0.5
 
-    def value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    def own_value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         return 10.0 * actions[:, 0].astype(np.float64)
 
     def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
