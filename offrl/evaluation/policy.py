@@ -18,10 +18,9 @@ from offrl import policy_file, rng
 from offrl.actor import Actor, bind
 from offrl.algorithm import Algorithm, TrainState, with_settings
 from offrl.errors import UserError, nearest
-from offrl.evaluation import critic
 from offrl.evaluation.evaluator import DISCOUNT
 from offrl.evaluation.observations import as_array, as_texts, desired_goal
-from offrl.evaluation.predict import PredictState, numbered, predict
+from offrl.evaluation.predict import PredictState, numbered, own_value, predict, value
 from offrl.nn.own.networks import factories
 from offrl.settings.field import check, marked
 from offrl.system import files as checkpoint
@@ -205,11 +204,11 @@ class TrainedPolicy:
 
     def own_value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:
         """Q(s, a) [E] for observations [E, O] and actions as `step` has them, in the trained rewards' units; None without a critic."""
-        return critic.own_value(self, observations, actions)
+        return own_value(self, observations, actions)
 
     def value(self, observation: Any, action: Any) -> Any:
-        """Q(s, a) of the algorithm's critic, which a run's policy takes from the run's checkpoint; see `offrl.evaluation.critic.value`."""
-        return critic.value(self, observation, action)
+        """Q(s, a) of the algorithm's critic, which a run's policy takes from the run's checkpoint; see `offrl.evaluation.predict.value`."""
+        return value(self, observation, action)
 
     def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Discounted returns of episodes with these lengths, from the units of the transformed rewards to those of the recorded ones."""

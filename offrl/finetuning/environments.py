@@ -251,8 +251,8 @@ class Play:
 _NOTHING: Any = (np.zeros((0, 0)), np.zeros(0), np.zeros(0, bool), np.zeros(0, bool), {}, np.zeros(0))
 
 
-def spec_of(task: Task) -> DataSpec:
-    """The specification read from an environment, for fine-tuning without data. Raises UserError for unbounded actions."""
+def spec_of(task: Task) -> tuple[DataSpec, Task]:
+    """The specification read from an environment, for fine-tuning without data, and the task with it. Raises UserError for unbounded actions."""
     import gymnasium as gym
 
     env = make_env(task)
@@ -269,5 +269,6 @@ def spec_of(task: Task) -> DataSpec:
                 raise UserError(f"{task.name} has actions without bounds; wrap it in gymnasium.wrappers.RescaleAction")
     finally:
         env.close()
-    return DataSpec(shape, 1 if discrete else size, discrete, size if discrete else 0, low, high, name=task.name, source="environment",
+    spec = DataSpec(shape, 1 if discrete else size, discrete, size if discrete else 0, low, high, name=task.name, source="environment",
                     task=replace(task, env_factory=None))  # fmt: skip
+    return spec, task

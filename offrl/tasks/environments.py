@@ -213,11 +213,11 @@ def _refuse_other_order(env: gym.Env, keys: Sequence[str]) -> None:
     while isinstance(env, Wrapper):
         inner = env.env.observation_space
         if isinstance(env, FlattenObservation) and isinstance(inner, spaces.Dict) and keys and tuple(keys) != OWN_ORDER:
-            theirs = in_own_order(inner)
-            ours = ["/".join(map(str, path)) for path, _ in entries(inner, keys, "the environment's observations")]
-            if ours != theirs:
+            flat = in_own_order(inner)
+            names = ["/".join(map(str, path)) for path, _ in entries(inner, keys, "the environment's observations")]
+            if names != flat:
                 raise UserError(
-                    f"the data are made of {','.join(ours)}, and the environment's FlattenObservation joins {','.join(theirs)}: give the "
+                    f"the data are made of {','.join(names)}, and the environment's FlattenObservation joins {','.join(flat)}: give the "
                     "environment without that wrapper"
                 )
         env = env.env

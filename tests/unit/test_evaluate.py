@@ -192,10 +192,6 @@ def test_dict_observations_flatten_in_order() -> None:
     observation, _ = env.reset(seed=0)
     flatten, shape, _ = flattener(env)
     assert shape == (6,) and flatten(observation) == pytest.approx([0.0, env.start, 0.0, 0, 0, 1])  # a, b, c (one of three)
-    made = gym.Env()
-    made.observation_space = spaces.Dict(position=spaces.Box(-9, 9, (2,)), goal=spaces.Box(-9, 9, (1,)))  # kept in this order by Gymnasium
-    joined, _, _ = flattener(made)
-    assert joined({"position": np.array([1.0, 2.0]), "goal": np.array([3.0])}).tolist() == [3.0, 1.0, 2.0], "as data are joined: sorted"
     flatten, shape, _ = flattener(env, ("b", "a"))
     assert shape == (3,) and flatten(observation) == pytest.approx([env.start, 0.0, 0.0])
     with pytest.raises(UserError, match="no entry 'z'"):
