@@ -20,7 +20,7 @@ from offrl.algorithm import Algorithm, TrainState, with_settings
 from offrl.errors import UserError, nearest
 from offrl.evaluation.evaluator import DISCOUNT
 from offrl.evaluation.observations import as_array, as_texts, desired_goal
-from offrl.evaluation.predict import PredictState, numbered, own_value, predict, value
+from offrl.evaluation.predict import PredictState, numbered, own_value, predict, value_of
 from offrl.nn.own.networks import factories
 from offrl.settings.field import check, marked
 from offrl.system import files as checkpoint
@@ -207,8 +207,8 @@ class TrainedPolicy:
         return own_value(self, observations, actions)
 
     def value(self, observation: Any, action: Any) -> Any:
-        """Q(s, a) of the algorithm's critic, which a run's policy takes from the run's checkpoint; see `offrl.evaluation.predict.value`."""
-        return value(self, observation, action)
+        """Q(s, a) of the algorithm's critic, by a run's policy from its checkpoint, in recorded rewards; see `predict.value_of`."""
+        return value_of(self, observation, action)
 
     def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Discounted returns of episodes with these lengths, from the units of the transformed rewards to those of the recorded ones."""

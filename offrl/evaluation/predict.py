@@ -110,7 +110,7 @@ def own_value(policy: TrainedPolicy, observations: np.ndarray, actions: np.ndarr
     return None if q is None else q.double().numpy()
 
 
-def value(policy: TrainedPolicy, observation: Any, action: Any) -> Any:
+def value_of(policy: TrainedPolicy, observation: Any, action: Any) -> Any:
     """Q(s, a) as the algorithm's critic has it (of several the minimum or the mean, whichever its losses take): a number for an observation
     [O] and an action [A], float64 [B] for batches, both as `TrainedPolicy.act` takes and gives them.
 

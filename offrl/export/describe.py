@@ -17,7 +17,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.export.graph import GOALS, MEANING, Draw, chunked, input_names
 from offrl.settings.replicas import Replica, by_cell
 from offrl.statistics.intervals import mean_interval, student_t
-from offrl.tasks.entries import entries, joined
+from offrl.tasks.entries import OWN_ORDER, entries, joined
 
 if TYPE_CHECKING:
     from offrl.data.dataset import DataSpec
@@ -197,8 +197,9 @@ def _names(spec: DataSpec) -> dict[str, dict[Any, Any]]:
     """The meaning of each dimension of observations and actions, as far as the environment gives it; empty where it cannot be made."""
     names: dict[str, dict[Any, Any]] = {"observations": {}, "actions": {}, "environment": {}}
     task = spec.task
-    if task is not None and len(task.observation_keys) == spec.observation_dim:  # entries of a Dict, of one number each
-        names["observations"] = {i: {"name": key} for i, key in enumerate(task.observation_keys)}
+    keys = () if task is None or task.observation_keys == OWN_ORDER else task.observation_keys
+    if len(keys) == spec.observation_dim:  # entries of a Dict, of one number each
+        names["observations"] = {i: {"name": key} for i, key in enumerate(keys)}
     if task is None or task.env_id is None:
         return names
     from offrl.data.fit import check_fit

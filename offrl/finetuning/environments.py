@@ -252,7 +252,8 @@ _NOTHING: Any = (np.zeros((0, 0)), np.zeros(0), np.zeros(0, bool), np.zeros(0, b
 
 
 def spec_of(task: Task) -> tuple[DataSpec, Task]:
-    """The specification read from an environment, for fine-tuning without data, and the task with it. Raises UserError for unbounded actions."""
+    """The specification read from an environment, for fine-tuning without data, and the task with the order of its Dict observations.
+    Raises UserError for unbounded actions."""
     import gymnasium as gym
 
     env = make_env(task)

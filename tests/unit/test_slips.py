@@ -25,8 +25,8 @@ from offrl.settings.compose import flatten
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.presets import read_yaml
-from offrl.tasks.environments import resolve_task
 from offrl.tasks.entries import OWN_ORDER
+from offrl.tasks.environments import resolve_task
 from offrl.tasks.task import Task, lookup, with_factory
 from offrl.training.updates import loss_limit, sound, warn_of_no_rewards, warn_of_rates
 

@@ -24,6 +24,7 @@ from offrl.tasks.entries import OWN_ORDER, entries
 from offrl.tasks.task import Task, recorded_arguments
 
 ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
+FLATTEN = "FlattenObservation"
 RECORD = "offrl"  # in metadata.json: see offrl.data.formats.provenance
 NOT_ABOUT = ("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "dataset_id", "minari_version",
               "action_space", RECORD)  # fmt: skip
@@ -145,6 +146,8 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
     raw.task = replace(recorded_task(metadata, name, keys), action_start=start or None)
     if raw.task.note:
         raw.note(raw.task.note)
+    if raw.task.observation_keys == OWN_ORDER:
+        raw.note(f"the recorded wrapper {FLATTEN} joined the observations: a Dict's entries are in the environment's own order")
     raw.about = {k: v for k, v in meta.items() if k not in NOT_ABOUT and (k != "observation_space" or observations["type"] == "Dict")}
     if record is not None and raw.episode_ends is not None and fits(raw, record, raw.episode_ends):
         _restore(raw, record, config, memory)
@@ -203,6 +206,9 @@ def recorded_task(metadata: Metadata, name: str, keys: tuple[str, ...]) -> Task:
     """The environment Minari recorded, and its reference scores where it has them."""
     meta, spec = metadata.values, metadata.env_spec
     wrappers = [str(w["name"]) for w in spec.get("additional_wrappers") or () if isinstance(w, dict) and "name" in w]
+    joined = FLATTEN in wrappers and not keys
+    if joined:
+        wrappers.remove(FLATTEN)
     low, high = meta.get("ref_min_score"), meta.get("ref_max_score")
     if low is None or high is None:  # one alone normalises nothing
         low = high = None
@@ -214,7 +220,7 @@ def recorded_task(metadata: Metadata, name: str, keys: tuple[str, ...]) -> Task:
         ref_min=low,
         ref_max=high,
         ref_label="" if low is None else "Minari",
-        observation_keys=OWN_ORDER if "FlattenObservation" in wrappers and not keys else keys,
+        observation_keys=OWN_ORDER if joined else keys,
         note=f"the recorded wrappers {', '.join(wrappers)} are left out" if wrappers else "",
     )
 
