@@ -28,7 +28,8 @@ def as_array(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
         shown = f"the observation has shape {array.shape}"
     batched = array.ndim == len(shape) + 1
     if array.shape[batched:] != shape:
-        raise UserError(f"{shown}; this policy takes {shape} or a batch of those")
+        one_hot = f" (a state's number, one-hot: numpy.eye({shape[0]})[number])" if array.ndim == 0 and len(shape) == 1 else ""
+        raise UserError(f"{shown}; this policy takes {shape}{one_hot} or a batch of those")
     if not np.isfinite(array).all():
         raise UserError("the observation holds NaN or infinity")
     return array, batched

@@ -292,6 +292,8 @@ def test_an_algorithm_without_q_says_so() -> None:
     algorithm = kind(kind.Config(hidden=[4]), DataSpec((2,), 1, action_low=(-1.0,), action_high=(1.0,)))
     with pytest.raises(UserError, match=r"bc has no Q\(s, a\)"):
         TrainedPolicy(algorithm, algorithm.init(0), 0).value(PLACES[0], 0.5)
+    with pytest.raises(UserError, match=r"takes \(2,\) \(a state's number, one-hot: numpy\.eye\(2\)\[number\]\)"):
+        TrainedPolicy(algorithm, algorithm.init(0), 0).act(1)
 
 
 def test_a_task_of_before_has_no_first_choice() -> None:
