@@ -128,7 +128,8 @@ def _raw(place: Collection, made: Made, low: float | None, high: float | None) -
     raw = RawData(columns, name=f"{world.env_id}-{made.name}".lower(), source="arrays", discrete=world.discrete, num_actions=world.choices)
     raw.action_low, raw.action_high = world.low, world.high
     limit = place.config.max_steps
-    raw.task = Task(name=raw.name, env_id=world.env_id, max_episode_steps=limit, ref_min=low, ref_max=high,
+    raw.task = Task(name=raw.name, env_id=world.env_id, action_start=world.start or None, max_episode_steps=limit,
+                    ref_min=low, ref_max=high,
                     ref_label="measured" if low is not None else "")  # fmt: skip
     return raw
 

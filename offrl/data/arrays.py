@@ -19,6 +19,7 @@ from offrl.data.tables.mapping import choose
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
+from offrl.tasks.entries import OWN_ORDER
 from offrl.tasks.task import Task
 
 
@@ -64,10 +65,15 @@ def from_arrays(
     trust.typed(env)
     low, high = ([] if v is None else np.asarray(v, float).reshape(-1).tolist() for v in (action_low, action_high))
     kind = "discrete" if num_actions and action_kind == "auto" else action_kind
-    config = DatasetConfig(name=name, clip_actions=clip_actions, check=check, action_kind=kind, action_low=low, action_high=high)
+    keys = () if task is None or task.observation_keys == OWN_ORDER else task.observation_keys
+    config = DatasetConfig(
+        name=name, clip_actions=clip_actions, check=check, action_kind=kind, action_low=low, action_high=high, observation_keys=[*keys]
+    )
     config.validate()
     raw = raw_from_arrays(values, config)
     raw.task = task if task is not None or env is None else Task(name=name, env_id=env)
+    if isinstance(observations, Mapping):
+        raw.task = replace(raw.task or Task(name=name), observation_keys=keys or tuple(sorted(observations, key=str)))
     raw.action_low, raw.action_high = action_low, action_high
     raw.num_actions = num_actions or raw.num_actions
     return assemble(raw, config)
@@ -75,7 +81,7 @@ def from_arrays(
 
 def raw_from_arrays(values: Mapping[str, Any], config: DatasetConfig) -> RawData:
     """Copies of a user's arrays by the names of their columns. A dict of observations is joined, and its achieved_goal and desired_goal
-    become columns as well. Raises UserError."""
+    become columns as well; of its entries those of `config.observation_keys` are taken. Raises UserError."""
     arrays: dict[str, np.ndarray] = {}
     notes: list[str] = []
     for key, value in values.items():
@@ -86,7 +92,7 @@ def raw_from_arrays(values: Mapping[str, Any], config: DatasetConfig) -> RawData
                 if goal in value and column_of(key) == "observations":
                     arrays[goal + "s"] = np.asarray(value[goal])
             notes += [text for inner, part in _entries(value) if (text := lost(f"{key}, entry {inner}", part))]
-            value = join_observations(value, where=config.name)
+            value = join_observations(value, config.observation_keys, config.name)
         try:
             arrays[key] = np.asarray(value)
         except ValueError:

@@ -10,7 +10,7 @@ import torch
 
 from offrl.data.checks import find_faults, form_faults, refuse
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.infer import action_range, find_ends, fitting_task, starts_elsewhere
+from offrl.data.infer import action_range, count_from_zero, find_ends, fitting_task, starts_elsewhere
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import CORE, RawData
 from offrl.settings.dataset import DatasetConfig
@@ -24,6 +24,8 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory |
     config, memory = config or DatasetConfig(), memory or Memory()
     if raw.discrete is None:
         raw.discrete = "actions" in raw.columns and raw.columns["actions"].dtype.kind in "iu" and raw.columns["actions"].ndim == 1
+    if raw.discrete and "actions" in raw.columns:
+        count_from_zero(raw)
     if any(f.severity == "corrupting" for f in form_faults(raw)):
         refuse(raw, find_faults(raw))
     columns, rows = dict(raw.columns), raw.rows

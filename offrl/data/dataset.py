@@ -46,6 +46,11 @@ class DataSpec:
         return int(np.prod(self.observation_shape)) if self.observation_shape else 1
 
     @property
+    def first_choice(self) -> int:
+        """The environment's number of choice 0 of discrete actions, which the data and networks count from 0."""
+        return (self.task.action_start or 0) if self.discrete and self.task is not None else 0
+
+    @property
     def encoded_action_dim(self) -> int:
         """Width of `encode(actions)`."""
         return self.num_actions if self.discrete else self.action_dim

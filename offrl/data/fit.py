@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offrl.data.dataset import DataSpec
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.infer import UNBOUNDED, listed, two_numberings, unscale
 from offrl.errors import UserError, warn
+from offrl.tasks.entries import OWN_ORDER, joined
 from offrl.tasks.environments import action_kind, flattener, make_env
 from offrl.tasks.task import Task, warn_of_references
 
@@ -40,6 +43,7 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
     label, cure = task.env_id or "the environment", CURE
     note = f" {task.note}." if task.note else ""
     if tuple(spec.observation_shape) != shape:
+        cure = _flat(probe.observation_space, shape[0] if len(shape) == 1 else 0) or cure
         raise UserError(
             f"dataset {spec.name} has observations of shape {_shape(spec.observation_shape)}, {label} of {_shape(shape)}.{note} {cure}"
         )
@@ -49,13 +53,61 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
     count = spec.num_actions if discrete else spec.action_dim
     if count > size or (count != size and not discrete):  # data need not contain every choice
         word = "choices of action" if discrete else "action dimensions"
+        if discrete and (start := int(probe.action_space.start)):  # type: ignore[attr-defined]
+            cure = f"{label} numbers its choices from {start}: where the data do, take actions - ({start}), for data count from 0. {cure}"
         raise UserError(f"dataset {spec.name} has {count} {word}, {label} has {size}.{note} {cure}")
     if bounds is not None and spec.action_low and spec.action_high:
-        slack = 1e-3 * (np.asarray(spec.action_high) - np.asarray(spec.action_low))
-        if np.any(np.asarray(spec.action_low) < bounds[0] - slack) or np.any(np.asarray(spec.action_high) > bounds[1] + slack):
-            warn(f"the actions of dataset {spec.name} reach beyond the range of {label}: evaluation clips them")
+        low, high = np.asarray(spec.action_low), np.asarray(spec.action_high)
+        slack = 1e-3 * (high - low)
+        unit = bool((low == -1.0).all() and (high == 1.0).all())
+        if np.any(low < bounds[0] - slack) or np.any(high > bounds[1] + slack):
+            warn(
+                f"the actions of dataset {spec.name} reach beyond the range of {label}: evaluation clips them"
+                + (f"; {unscale(bounds[0], bounds[1])}" if unit else "")
+            )
+        elif unit and np.abs(bounds).max() < UNBOUNDED and (np.any(low > bounds[0] + slack) or np.any(high < bounds[1] - slack)):
+            warn(
+                f"the actions of dataset {spec.name} are taken to lie in [-1, 1], and the range of {label} is wider: a policy never goes "
+                f"beyond 1. If they are scaled, {unscale(bounds[0], bounds[1])}; if not, set "
+                f"dataset.action_low={listed(bounds[0])} dataset.action_high={listed(bounds[1])}"
+            )
     if spec.task is not None and spec.task.ref_min is not None and task.ref_min is None and task.scored_by == "return":
         warn_of_references(spec.task, label.rpartition(":")[2])
+
+
+def with_entries(spec: DataSpec, keys: Sequence[str]) -> DataSpec:
+    """The specification of data that are made of the entries `keys` of a Dict, as `dataset.observation_keys` says of flat ones.
+
+    Raises UserError where the data themselves say otherwise.
+    """
+    task = spec.task or Task(name=spec.name)
+    if task.observation_keys not in ((), OWN_ORDER, tuple(keys)):
+        raise UserError(
+            f"{spec.name}: the observations are joined of {','.join(task.observation_keys)}, and dataset.observation_keys says "
+            f"{','.join(keys)}: leave it out"
+        )
+    return replace(spec, task=replace(task, observation_keys=tuple(keys)))
+
+
+def settled(spec: DataSpec, env: gym.Env, data: Dataset | None = None) -> DataSpec:
+    """The specification with what the environment, which `check_fit` passed, says of what the data leave open: the order of a Dict
+    observation's entries, and the number of the first choice.
+
+    data: where they are there. Raises UserError where their choices may be numbered from 0 or as the environment's.
+    """
+    task = spec.task or Task(name=spec.name)
+    space, choices = env.observation_space, env.action_space
+    keys = joined(space, task.observation_keys) if isinstance(getattr(space, "spaces", None), dict) else task.observation_keys
+    start = int(getattr(choices, "start", 0)) or None
+    if start is not None and task.action_start is None and data is not None:
+        actions = data.columns["actions"]
+        low, high, count = int(actions.min()), int(actions.max()), int(choices.n)  # type: ignore[attr-defined]
+        stated = spec.num_actions == count > high + 1  # by who gave num_actions
+        if not stated and start <= low and high < start + count:
+            raise UserError(two_numberings(spec.name, low, high, start, count))
+    if (keys, start) == (task.observation_keys, task.action_start):
+        return spec
+    return replace(spec, task=replace(task, observation_keys=keys, action_start=start))
 
 
 def _check_texts(spec: DataSpec, task: Task, texts: Sequence[bool]) -> None:
@@ -64,6 +116,24 @@ def _check_texts(spec: DataSpec, task: Task, texts: Sequence[bool]) -> None:
     kinds = "texts" if all(texts) else "texts and numbers" if any(texts) else "numbers"
     if not (spec.text and all(texts)):
         raise UserError(f"dataset {spec.name} holds {'texts' if spec.text else 'numbers'}, {label} {kinds}. {CURE}")
+
+
+def _flat(space: Any, width: int) -> str:
+    """How to make data of numbers fit an environment whose observations become more than those; "" where they are numbers anyway."""
+    import gymnasium as gym
+
+    if isinstance(space, gym.spaces.Discrete):
+        states = "states" if not space.start else f"states - ({space.start})"
+        return (
+            f"Its observations are numbers from {space.start} to {space.start + space.n - 1}, each of which becomes {width} zeros and ones "
+            f"(one-hot): make the data's so, observations = numpy.eye({width})[{states}]"
+        )
+    if isinstance(space, gym.spaces.Box):
+        return ""
+    return (
+        f"Its observations are a {type(space).__name__}, of which gymnasium.spaces.flatten makes {width} numbers (one-hot of choices): "
+        "make the data's so, observations = numpy.stack([gymnasium.spaces.flatten(env.observation_space, o) for o in observations])"
+    )
 
 
 def _shape(shape: Sequence[int]) -> str:

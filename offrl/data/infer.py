@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from offrl.tasks.own import in_file
 from offrl.tasks.task import Task
 
 MANY_JUMPS = 0.1  # share of the rows  # that a file may have: more, and it is the stored successors that are wrong
+UNIT = 0.999  # largest action from which on those in [-1, 1] count as filling it
 UNBOUNDED = 1e30  # bounds beyond this are no range: some Boxes have float32's largest number
 
 
@@ -107,6 +109,11 @@ def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
         if space is not None and len(space[0]) == width:
             low, high = space
     open_ends = ~((np.abs(low) < UNBOUNDED) & (np.abs(high) < UNBOUNDED))
+    if raw.source != "minari" and not open_ends.any() and _scaled(actions.reshape(len(actions), width), low, high):
+        raw.warn(
+            f"the actions end at exactly -1 or 1 inside the wider range {listed(low)} to {listed(high)}, as scaled ones do "
+            f"(Stable-Baselines3's buffers hold such): if they are scaled, {unscale(low, high)}"
+        )
     if raw.range_known is None:
         raw.range_known = not open_ends.any()
     if open_ends.any() and len(actions):
@@ -131,16 +138,78 @@ def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
+def _scaled(actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> bool:
+    """Whether actions [R, A] fill [-1, 1], and no more, in a dimension of which the range [A] reaches further."""
+    wider = (low <= -1.0) & (high >= 1.0) & (high - low > 2.01)
+    if not wider.any() or not len(actions):
+        return False
+    size = np.max([np.fmax.reduce(np.abs(actions[part]), 0) for part in chunks(len(actions))], 0)
+    return bool((size <= 1.0 + 1e-6).all() and (size[wider] >= UNIT).any())
+
+
+def unscale(low: np.ndarray, high: np.ndarray) -> str:
+    """What to do with actions that were scaled to [-1, 1] from the range [A], lowest and highest."""
+    return f"take actions = low + (actions + 1) / 2 * (high - low), low={listed(low)}, high={listed(high)}"
+
+
+def listed(values: np.ndarray) -> str:
+    """Bounds [A] as a setting takes them: one number where all are the same."""
+    numbers = values.tolist()
+    return f"[{','.join(f'{v:g}' for v in (numbers[:1] if len(set(numbers)) == 1 else numbers))}]"
+
+
+def count_from_zero(raw: RawData) -> None:
+    """Choices as numbers from 0 where the environment numbers its own from another, and the data are seen to do so; in place.
+
+    `num_actions`, where given, says that they count from 0. Raises UserError where they may be either.
+    """
+    task = raw.task
+    if task is None or task.action_start is not None or not (task.env_id or task.env_factory):
+        return
+    space = action_space(task)
+    start, count = int(getattr(space, "start", 0)), int(getattr(space, "n", 0))
+    actions = raw.columns["actions"]
+    if not start or not len(actions):
+        return
+    low, high = int(actions.min()), int(actions.max())
+    own, plain = start <= low and high < start + count and not raw.num_actions, low >= 0 and high < count
+    if own and plain:
+        raise UserError(two_numberings(raw.where, low, high, start, count))
+    if own:
+        raw.note(f"actions: the environment's numbers {start} to {start + count - 1}, counted from 0 in the data")
+        raw.columns["actions"] = actions - start
+    if own or plain:
+        raw.task, raw.num_actions = replace(task, action_start=start), raw.num_actions or count
+
+
+def two_numberings(name: str, low: int, high: int, start: int, count: int) -> str:
+    """The message for choices, `low` to `high` in the data, of which nobody knows whether they count from 0 or as the environment's."""
+    return (
+        f"{name}: the actions are {low} to {high}, and the environment numbers its {count} choices {start} to {start + count - 1}, so that "
+        f"they may be its numbers or count from 0: of its numbers take actions - ({start}); where they count from 0, say how many there "
+        f"are, offrl.from_arrays(..., num_actions={count})"
+    )
+
+
 def environment_range(task: Task) -> tuple[np.ndarray, np.ndarray] | None:
     """Bounds of the environment's Box of actions, or None when it cannot be made here or has no such space."""
+    space = action_space(task)
+    if not hasattr(space, "low"):  # discrete: the data's own range has to do
+        return None
+    return space.low.reshape(-1).astype(np.float32), space.high.reshape(-1).astype(np.float32)
+
+
+def action_space(task: Task) -> Any:
+    """The space of the environment's actions, or None where it cannot be made here, or only a file names its module."""
+    if task.env_id and not trust.importable(task.env_id):
+        return None
     try:
         from offrl.tasks.environments import make_env
 
         env = make_env(task)
-        space: Any = env.action_space
         env.close()
-        return space.low.reshape(-1).astype(np.float32), space.high.reshape(-1).astype(np.float32)
-    except Exception:  # not installed, or discrete: the data's own range has to do
+        return env.action_space
+    except Exception:  # not installed
         return None
 
 

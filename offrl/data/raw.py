@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from offrl.errors import UserError, warn
+from offrl.tasks.entries import entries
 from offrl.tasks.task import Task
 
 FLAGS = ("terminations", "truncations")
@@ -71,13 +72,9 @@ class RawData:
         return self.path or self.name
 
 
-def join_observations(values: Mapping[str, Any], keys: list[str] | tuple[str, ...] = (), where: str = "") -> np.ndarray:
-    """Dict observations as one float32 array [R, O]: the entries `keys`, by default all of them sorted, flattened and joined."""
-    for key in keys:
-        if key not in values:
-            raise UserError(f"{where}: the observations have no entry '{key}'; they have {', '.join(sorted(values))}")
-    entries = [values[k] for k in keys or sorted(values)]
-    parts = [join_observations(v, where=where) if isinstance(v, Mapping) else np.asarray(v) for v in entries]
+def join_observations(values: Mapping[str, Any], keys: Sequence[str] = (), where: str = "") -> np.ndarray:
+    """Dict observations as one float32 array [R, O]: their `entries`, flattened and joined."""
+    parts = [np.asarray(part) for _, part in entries(values, keys, f"{where}: the observations")]
     return np.concatenate([p.reshape(len(p), -1).astype(np.float32, copy=False) for p in parts], axis=1)
 
 

@@ -124,7 +124,7 @@ class Evaluator:
         for t in range(self.limit):
             actions, carry = games.policy.step(carry, rows, t)
             if t == 0 and isinstance(games.policy, Values):
-                value = games.policy.value(rows, np.asarray(actions))
+                value = games.policy.own_value(rows, np.asarray(actions))
             self._turn(games, actions, t)
             carry = observe_reward(games.policy, carry, games.rewards)
             if progress is not None:

@@ -10,13 +10,14 @@ import numpy as np
 from offrl.data.dataset import DataSpec
 from offrl.data.raw import join_observations
 from offrl.errors import UserError
+from offrl.tasks.entries import OWN_ORDER, entries
 
 
 def as_array(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
     """(float32 [*O] or [B, *O], whether it is a batch) of an array, or of the dictionary that an environment with Dict observations gives.
 
-    Of a dictionary the entries are joined as the data's were: those of `dataset.observation_keys` in that order, or all of them, sorted.
-    Raises UserError for an entry that is missing, another shape, NaN and infinity.
+    Of a dictionary the entries are joined as the data's were (see `offrl.tasks.entries`). Raises UserError for an entry that is missing,
+    where nobody said in which order flat data have them, for another shape, NaN and infinity.
     """
     shape = tuple(spec.observation_shape)
     if isinstance(observation, Mapping):
@@ -27,7 +28,8 @@ def as_array(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
         shown = f"the observation has shape {array.shape}"
     batched = array.ndim == len(shape) + 1
     if array.shape[batched:] != shape:
-        raise UserError(f"{shown}; this policy takes {shape} or a batch of those")
+        one_hot = f" (a state's number, one-hot: numpy.eye({shape[0]})[number])" if array.ndim == 0 and len(shape) == 1 else ""
+        raise UserError(f"{shown}; this policy takes {shape}{one_hot} or a batch of those")
     if not np.isfinite(array).all():
         raise UserError("the observation holds NaN or infinity")
     return array, batched
@@ -47,14 +49,22 @@ def desired_goal(observation: Any) -> Any:
 
 
 def _keys(observation: Mapping[str, Any], spec: DataSpec) -> tuple[str, ...]:
-    return (spec.task.observation_keys if spec.task is not None else ()) or tuple(sorted(observation))
+    task, names = spec.task, tuple(sorted(observation, key=str))
+    if task is not None and task.observation_keys and task.observation_keys != OWN_ORDER:
+        return task.observation_keys
+    if len(names) > 1 and (task is None or not task.env_id or task.observation_keys):  # else: compared with the environment's order
+        raise UserError(
+            f"this policy's data were flat, so that the order of a dictionary's entries ({', '.join(names)}) is not known: give it an "
+            "array like the data's, or train it with dataset.observation_keys=[...], which names them in that order"
+        )
+    return names
 
 
 def _joined(observation: Mapping[str, Any], spec: DataSpec) -> np.ndarray:
     """[O] of one observation, [B, O] of a batch, whose entries all have B rows."""
     keys = _keys(observation, spec)
     single = join_observations(_rows(observation), keys, "act")[0]
-    leaves = [np.asarray(leaf) for key in keys for leaf in _leaves(observation[key])]
+    leaves = [np.asarray(leaf) for _, leaf in entries(observation, keys)]
     lengths = {len(leaf) if leaf.ndim > 1 else 0 for leaf in leaves}
     batched = len(lengths) == 1 and len(single) == min(lengths) * spec.observation_dim
     return join_observations(observation, keys, "act") if batched else single
@@ -63,7 +73,3 @@ def _joined(observation: Mapping[str, Any], spec: DataSpec) -> np.ndarray:
 def _rows(values: Any) -> Any:
     """The entries with a first axis of one row."""
     return {key: _rows(value) for key, value in values.items()} if isinstance(values, Mapping) else np.asarray(values)[None]
-
-
-def _leaves(values: Any) -> list[Any]:
-    return [leaf for key in sorted(values) for leaf in _leaves(values[key])] if isinstance(values, Mapping) else [values]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from offrl.algorithm import Algorithm, TrainState, with_settings
 from offrl.errors import UserError, nearest
 from offrl.evaluation.evaluator import DISCOUNT
 from offrl.evaluation.observations import as_array, as_texts, desired_goal
-from offrl.evaluation.predict import PredictState, predict
+from offrl.evaluation.predict import PredictState, numbered, own_value, predict, value_of
 from offrl.nn.own.networks import factories
 from offrl.settings.field import check, marked
 from offrl.system import files as checkpoint
@@ -39,8 +39,7 @@ class TrainedPolicy:
         a GPU if there is one.
         """
         self.algorithm, self.seed = algorithm, seed
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         self.device = torch.device(device if algorithm.traits.acts_on_device else "cpu")
         names = [n for n in dict.fromkeys((*algorithm.traits.policy_modules, *algorithm.traits.critic_modules)) if n in state.params]
         acting = state._replace(params={n: state.params[n] for n in names}, target={}, opt={}, buffers={})
@@ -53,9 +52,15 @@ class TrainedPolicy:
         self._carry: Any = None
         self._t = self._draws = 0
         self._ready: tuple[Actor, Tensor] | None = None  # what acts, and keys, on the device
+        self.find_critic: Callable[[TrainedPolicy], Mapping[str, Any]] | None = None  # where `value` finds what acting does not need
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ready": None, "device": torch.device("cpu")}  # several processes would fight over a GPU
+        return {
+            **self.__dict__,
+            "_ready": None,
+            "find_critic": None,
+            "device": torch.device("cpu"),
+        }  # several processes would fight over a GPU
 
     @property
     def actor(self) -> Actor:
@@ -65,8 +70,7 @@ class TrainedPolicy:
     @torch.no_grad()
     def _bound(self) -> tuple[Actor, Tensor]:
         if self._ready is None:
-            state = pytree.tree_map(lambda x: x.to(self.device), self.state)
-            # training uses the steps 0, 1, ...; texts draw their random numbers on the CPU
+            state = pytree.tree_map(lambda x: x.to(self.device), self.state)  # training uses the keys of steps 0, 1, ...; texts the CPU's
             keys = rng.fold_in(self.state.key, -1 - torch.arange(KEYS))
             self._ready = self.algorithm.actor(bind(self.algorithm, state)), keys if self.algorithm.traits.text else keys.to(self.device)
         return self._ready
@@ -79,7 +83,7 @@ class TrainedPolicy:
     def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
         """Actions for raw observations [E, O] at time step t: [E, A] in the environment's range, or [E] int64."""
         text = self.algorithm.traits.text
-        obs: Any = list(observations) if text else self._from_environment(observations)
+        obs: Any = list(observations) if text else self.normalised(observations)
         actor, keys = self._bound()
         key = keys[t] if t < KEYS else rng.fold_in(actor.state.key, -1 - t).to(keys.device)
         actions, carry = actor.act(carry, obs if text else obs.to(self.device), key, explore=explore)
@@ -90,7 +94,7 @@ class TrainedPolicy:
     @torch.no_grad()
     def chunk(self, observations: np.ndarray, explore: bool = False) -> np.ndarray:
         """What one decision of a policy of chunks fixes for raw observations [E, O]: [E, h, A] in the environment's range."""
-        (actor, keys), x = self._bound(), self._from_environment(observations)
+        (actor, keys), x = self._bound(), self.normalised(observations)
         return self._to_environment(actor.chunk(x.to(self.device), keys[0], explore).cpu())  # type: ignore[attr-defined]
 
     @property
@@ -119,12 +123,12 @@ class TrainedPolicy:
             raise UserError(f"the goal has {array.shape[1]} numbers; this policy of {name} takes {width}, {what}")
         if not np.isfinite(array).all():
             raise UserError("the goal holds NaN or infinity")
-        return self.actor.set_goal(carry, torch.as_tensor(array) if spec.goal_dim else self._from_environment(array))
+        return self.actor.set_goal(carry, torch.as_tensor(array) if spec.goal_dim else self.normalised(array))
 
     @torch.no_grad()
     def new_episode(self, carry: Any, observations: np.ndarray, lengths: np.ndarray) -> Any:
-        """The carry where all episodes begin anew in the same tasks; see `Actor.new_episode`. observations [E, ...]: the last ones, raw."""
-        return self.actor.new_episode(carry, self._from_environment(observations), torch.as_tensor(lengths))
+        """The carry where all episodes begin anew in the same tasks; see `Actor.new_episode`. observations [E, ...]: the last, raw."""
+        return self.actor.new_episode(carry, self.normalised(observations), torch.as_tensor(lengths))
 
     def observe_reward(self, carry: Any, rewards: np.ndarray) -> Any:
         """The carry once the actions of the last `step` have earned `rewards` [E], in the units of the recorded ones."""
@@ -171,7 +175,7 @@ class TrainedPolicy:
 
     def _other(self, algorithm: Algorithm, state: TrainState) -> TrainedPolicy:
         other = copy.copy(self)
-        other.algorithm, other.state, other._ready = algorithm, state, None
+        other.algorithm, other.state, other._ready, other.find_critic = algorithm, state, None, self.find_critic
         other.reset()
         return other
 
@@ -185,10 +189,11 @@ class TrainedPolicy:
             raise UserError("rewards to act for must be finite numbers, at least one")
         if not bool(values.any()):
             raise UserError("the rewards are 0 in all of the states that were drawn from the data: they say nothing of what to do")
-        actor = self.algorithm.actor(self.state).infer_task(self._from_environment(next_observations), values)
+        actor = self.algorithm.actor(self.state).infer_task(self.normalised(next_observations), values)
         return self._other(actor.algorithm, actor.state)
 
-    def _from_environment(self, observations: np.ndarray) -> Tensor:
+    def normalised(self, observations: np.ndarray) -> Tensor:
+        """Raw observations [E, ...] as networks take them: float32 [E, O]."""
         obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), self.algorithm.spec.observation_dim)
         return obs if self.mean is None or self.std is None else (obs - self.mean) / self.std
 
@@ -197,19 +202,13 @@ class TrainedPolicy:
         """The algorithm's discount factor; DISCOUNT for one without."""
         return float(getattr(self.algorithm.config, "discount", DISCOUNT))
 
-    @torch.no_grad()
-    def value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:
-        """The algorithm's own estimate of Q(s, a), float64 [E], for raw observations [E, O] and actions [E, A] in the environment's range,
-        or [E] int64. In the units of the rewards it was trained on; None where it has none, or was read from a file without it."""
-        if not self.algorithm.traits.critic_modules or any(n not in self.state.params for n in self.algorithm.traits.critic_modules):
-            return None
-        if self.algorithm.spec.discrete:
-            scaled = torch.as_tensor(actions)
-        else:
-            span = np.where(self.high > self.low, self.high - self.low, 1.0)
-            scaled = torch.as_tensor((2.0 * (actions - self.low) / span - 1.0).astype(np.float32)).clamp(-1.0, 1.0)
-        q = self.algorithm.q_value(self.state, self._from_environment(observations), scaled)
-        return None if q is None else q.double().numpy()
+    def own_value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:
+        """Q(s, a) [E] for observations [E, O] and actions as `step` has them, in the trained rewards' units; None without a critic."""
+        return own_value(self, observations, actions)
+
+    def value(self, observation: Any, action: Any) -> Any:
+        """Q(s, a) of the algorithm's critic, by a run's policy from its checkpoint, in recorded rewards; see `predict.value_of`."""
+        return value_of(self, observation, action)
 
     def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Discounted returns of episodes with these lengths, from the units of the transformed rewards to those of the recorded ones."""
@@ -260,7 +259,7 @@ class TrainedPolicy:
             self._carry = self.set_goal(self._carry, goals)
         actions, self._carry = self.step(self._carry, batch, self._t, explore)
         self._t += 1
-        return actions if batched else actions[0]
+        return numbered(self, actions if batched else actions[0])
 
     def predict(
         self, observation: Any, state: PredictState | None = None, episode_start: Any = None, deterministic: bool = False

@@ -29,7 +29,7 @@ class Policy(Protocol):
 class Values(Protocol):
     """A policy that has an estimate of its own of what it will earn."""
 
-    def value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:
+    def own_value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:
         """Q(s, a) [E], or None."""
 
     def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.export.graph import GOALS, MEANING, Draw, chunked, input_names
 from offrl.settings.replicas import Replica, by_cell
 from offrl.statistics.intervals import mean_interval, student_t
+from offrl.tasks.entries import OWN_ORDER, entries, joined
 
 if TYPE_CHECKING:
     from offrl.data.dataset import DataSpec
@@ -56,7 +57,9 @@ def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], 
         inputs.append({"name": name, "shape": shape, "dtype": "float32", "meaning": meaning})
     output: dict[str, Any] = {"name": "actions", "shape": ["batch"], "dtype": "int64", "choices": spec.num_actions}
     if spec.discrete:
-        output["meaning"] = f"the action's number, 0 to {spec.num_actions - 1}"
+        first = spec.first_choice
+        output["first"] = first
+        output["meaning"] = f"the action's number, {first} to {first + spec.num_actions - 1}" + ", as the environment's" * bool(first)
     else:
         output = {
             "name": "actions",
@@ -194,6 +197,9 @@ def _names(spec: DataSpec) -> dict[str, dict[Any, Any]]:
     """The meaning of each dimension of observations and actions, as far as the environment gives it; empty where it cannot be made."""
     names: dict[str, dict[Any, Any]] = {"observations": {}, "actions": {}, "environment": {}}
     task = spec.task
+    keys = () if task is None or task.observation_keys == OWN_ORDER else task.observation_keys
+    if len(keys) == spec.observation_dim:  # entries of a Dict, of one number each
+        names["observations"] = {i: {"name": key} for i, key in enumerate(keys)}
     if task is None or task.env_id is None:
         return names
     from offrl.data.fit import check_fit
@@ -283,8 +289,8 @@ def _spaces(env: Any, keys: Sequence[str], dimensions: dict[int, dict[str, Any]]
 
     space = env.observation_space
     if isinstance(space, spaces.Dict):
-        names = tuple(keys) or tuple(space.spaces)
-        labels = [f"{name}[{i}]" for name in names for i in range(spaces.flatdim(space.spaces[name]))]
+        parts = entries(space, joined(space, keys))
+        labels = [f"{'/'.join(path)}[{i}]" for path, part in parts for i in range(spaces.flatdim(part))]
         for i, label in enumerate(labels):
             dimensions.setdefault(i, {}).setdefault("name", label)
     if isinstance(space, spaces.Box):

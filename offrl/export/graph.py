@@ -22,6 +22,7 @@ from offrl import rng
 from offrl.actor import BoundParams, bind
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
+from offrl.evaluation.predict import numbered
 
 SMALLEST, LARGEST = 2.0**-33, 1.0 - 2.0**-24  # of the uniform numbers that `rng.categorical` draws
 GOALS = "goals"  # an input like those that are drawn, before them
@@ -124,7 +125,7 @@ def answer(policy: TrainedPolicy, observations: np.ndarray, goals: np.ndarray | 
     """What an exported file gives, by the policy itself: its first actions [B, A] or [B], or of a policy of chunks those [B, h, A]."""
     if chunked(policy):
         return policy.chunk(observations, explore)
-    return policy.step(policy.set_goal(policy.start(len(observations)), goals), observations, 0, explore)[0]
+    return numbered(policy, policy.step(policy.set_goal(policy.start(len(observations)), goals), observations, 0, explore)[0])
 
 
 class PolicyGraph(nn.Module):
@@ -148,7 +149,7 @@ class PolicyGraph(nn.Module):
         super().__init__()
         algorithm, spec = policy.algorithm, policy.algorithm.spec
         name = algorithm.config.name
-        self.dtype, self.explore, self.discrete = dtype, explore, spec.discrete
+        self.dtype, self.explore, self.discrete, self.first_choice = dtype, explore, spec.discrete, spec.first_choice
         self.shape = tuple(spec.observation_shape)
         self.size = spec.observation_dim
         state = bind(algorithm, pytree.tree_map(lambda x: x.to(dtype) if x.is_floating_point() else x, policy.state))
@@ -189,7 +190,7 @@ class PolicyGraph(nn.Module):
             else:
                 actions, _ = self._actor.act(carry, x, self._actor.state.key, explore=self.explore)
         if self.discrete:
-            return actions
+            return actions + self.first_choice if self.first_choice else actions
         low, high = self.action_low, self.action_high
         return torch.clamp(low + (actions + 1.0) * 0.5 * (high - low), low, high)
 

@@ -18,6 +18,7 @@ import torch
 from offrl.data.dataset import DataSpec
 from offrl.data.fit import check_fit
 from offrl.errors import UserError, warn
+from offrl.tasks.entries import entries
 from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
 from offrl.tasks.episodes import ENDLESS, mujoco_warnings, success_of
 from offrl.tasks.task import Task
@@ -250,10 +251,16 @@ class Play:
 _NOTHING: Any = (np.zeros((0, 0)), np.zeros(0), np.zeros(0, bool), np.zeros(0, bool), {}, np.zeros(0))
 
 
-def spec_of(task: Task) -> DataSpec:
-    """The specification read from an environment, for fine-tuning without data. Raises UserError for unbounded actions."""
+def spec_of(task: Task) -> tuple[DataSpec, Task]:
+    """The specification read from an environment, for fine-tuning without data, and the task with the order of its Dict observations.
+    Raises UserError for unbounded actions."""
+    import gymnasium as gym
+
     env = make_env(task)
     try:
+        if isinstance(env.observation_space, gym.spaces.Dict) and not task.observation_keys:  # there are no data that differ: sorted
+            keys = tuple("/".join(map(str, path)) for path, _ in entries(env.observation_space))
+            task = replace(task, observation_keys=keys)
         _, shape, _ = flattener(env, task.observation_keys)
         discrete, size = action_kind(env)
         low, high = (), ()
@@ -263,5 +270,6 @@ def spec_of(task: Task) -> DataSpec:
                 raise UserError(f"{task.name} has actions without bounds; wrap it in gymnasium.wrappers.RescaleAction")
     finally:
         env.close()
-    return DataSpec(shape, 1 if discrete else size, discrete, size if discrete else 0, low, high, name=task.name, source="environment",
+    spec = DataSpec(shape, 1 if discrete else size, discrete, size if discrete else 0, low, high, name=task.name, source="environment",
                     task=replace(task, env_factory=None))  # fmt: skip
+    return spec, task

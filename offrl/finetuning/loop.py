@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from offrl.data.fit import settled
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
@@ -46,6 +47,7 @@ def finetune(start: Start, run_dir: Path) -> None:
         seeds = [r.seed for r in start.replicas]
         margin = 0.0 if start.data is None else start.data.action_margin
         play = stack.enter_context(Play(start.task, start.spec, seeds, config.envs or 1, config.seed, config.eval.max_steps, margin))
+        start.spec = start.algorithm.spec = settled(start.spec, play.seats[0].env)
         kind = ResidualLoop if config.mode == "residual" else TransitionLoop
         stack.enter_context(exclusive(run_dir))
         mode = choose_mode(config.compile, device, kind.updates_of(start), start.algorithm)

@@ -210,8 +210,7 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
     else:
         if config.env is None and env is None:
             raise UserError("without data the environment must be named: offrl finetune algo=sac_n env=ID mixing=0")
-        task = Task(name=config.env or "environment", env_id=config.env, env_factory=env)
-        spec = spec_of(task)
+        spec, task = spec_of(Task(name=config.env or "environment", env_id=config.env, env_factory=env))
         described = {"name": spec.name, "source": "environment", "fingerprint": "", "transforms": [], "notes": []}
     algorithm = make_algorithm(dataclasses.replace(parent, algo=algo), data) if data is not None else kind(algo, spec)
     if spec.discrete and not kind.traits.discrete:

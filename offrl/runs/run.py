@@ -148,6 +148,7 @@ class SavedRun:
     def load_policy(self, replica: Replica, device: str = "auto") -> TrainedPolicy:
         """The final policy of a replica. Raises UserError before training ended, and for a run that trains no policy."""
         from offrl.evaluation.policy import TrainedPolicy
+        from offrl.evaluation.predict import critic_of
 
         if not self.acts:
             kind = self.record["identity"]["algo"]["name"]
@@ -159,7 +160,9 @@ class SavedRun:
         path = self.dir / "policies" / f"{replica.name}.safetensors"
         if not path.exists():
             raise UserError(f"{path} does not exist: training has not finished; `offrl train resume={self.dir}` continues it")
-        return TrainedPolicy.load(path, device)
+        policy, index = TrainedPolicy.load(path, device), self.replicas.index(replica)
+        policy.find_critic = lambda policy: critic_of(self.dir, policy, index)
+        return policy
 
     def task(self, env: str | Callable[[], Any] | None = None, goals: bool | None = None) -> Task | None:
         """The task to score the policies in; None where there is no environment.

@@ -36,8 +36,8 @@ def assign(config: Any, name: str, value: Any) -> None:
         value = float(amount[1]) * UNITS[amount[2].lower()]  # steps=100k
     if isinstance(value, float) and value.is_integer() and whole_number:
         value = int(value)  # steps=1e6
-    if isinstance(node, ListConfig) and isinstance(value, str):
-        value = [value]  # one name
+    if isinstance(node, ListConfig) and isinstance(value, str | int | float) and not isinstance(value, bool):
+        value = [value]  # one name, or one number
     try:
         OmegaConf.update(config, name, value, force_add=not FREE.isdisjoint(parts))
     except OmegaConfBaseException as error:

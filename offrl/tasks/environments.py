@@ -20,6 +20,7 @@ from offrl.errors import UserError, nearest, warn
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.habits.datasets import environment_hint
 from offrl.system import trust
+from offrl.tasks.entries import OWN_ORDER, entries, entry, in_own_order, joined
 from offrl.tasks.own import own_environment
 from offrl.tasks.task import Task, lookup
 
@@ -46,11 +47,8 @@ def resolve_task(task: Task | None, config: EvalConfig, goals: bool = False) -> 
     base = task or Task(name=config.env)
     if config.env != base.env_id:
         note = f"environment {config.env} chosen by eval.env" + (f" in place of {base.env_id}" if base.env_id else "")
-        keys = base.observation_keys if goals else ()  # without the desired goal, as the data's
         base = base if base.holds_in(config.env) else base.without_references()  # `check_fit` says so
-        base = dataclasses.replace(
-            base, env_id=config.env, env_kwargs={}, env_factory=None, max_episode_steps=None, observation_keys=keys, starts=(), note=note
-        )
+        base = dataclasses.replace(base, env_id=config.env, env_kwargs={}, env_factory=None, max_episode_steps=None, starts=(), note=note)
     return towards_goals(base) if goals else base
 
 
@@ -173,8 +171,9 @@ def time_limit(env: gym.Env) -> int | None:
 def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[int, ...], Any]:
     """(function, shape, dtype): from an observation of `env` to one array of that shape.
 
-    Texts are kept. Box observations keep their shape (uint8 stays uint8, all else is float32). Of Dict observations the entries `keys` are
-    concatenated in that order; without `keys` all of them, sorted. Raises UserError for a key that is missing.
+    Texts are kept. Box observations keep their shape (uint8 stays uint8, all else is float32). Dict observations are joined in the order
+    that `offrl.tasks.entries.joined` finds for `keys`. Raises UserError where that is open, for a key that is missing, and for what is no
+    numbers.
     """
     from gymnasium import spaces
 
@@ -182,22 +181,46 @@ def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[in
     if isinstance(space, spaces.Text):
         return str, (), object  # type: ignore[return-value]
     if isinstance(space, spaces.Box):
+        _refuse_other_order(env, keys)
         return np.asarray, tuple(space.shape), np.uint8 if space.dtype == np.uint8 and len(space.shape) > 1 else np.float32
     if isinstance(space, spaces.Dict):
-        names = tuple(keys) or tuple(sorted(space.spaces))  # as data are joined; a Dict may have been made in another order
-        for name in names:
-            if name not in space.spaces:
-                raise UserError(f"the environment's observation has no entry '{name}', only {', '.join(space.spaces)}")
-        parts = [(name, space.spaces[name]) for name in names]
-        size = sum(spaces.flatdim(part) for _, part in parts)
+        parts = entries(space, joined(space, keys))
+        for path, part in parts:
+            if not part.is_np_flattenable:
+                raise UserError(
+                    f"the environment's observation has the entry {'/'.join(path)} of kind {type(part).__name__}, which cannot be made "
+                    "into numbers: name the others, dataset.observation_keys=[...]"
+                )
 
         def flatten(observation: Any) -> np.ndarray:
-            return np.concatenate([np.asarray(spaces.flatten(part, observation[name])).ravel() for name, part in parts])
+            return np.concatenate([np.asarray(spaces.flatten(part, entry(observation, path))).ravel() for path, part in parts])
 
-        return flatten, (size,), np.float32
+        return flatten, (sum(spaces.flatdim(part) for _, part in parts),), np.float32
     if not space.is_np_flattenable:
-        raise UserError(f"observations of kind {type(space).__name__} cannot be made into one array")
+        raise UserError(
+            f"observations of kind {type(space).__name__} cannot be made into one array: wrap the environment so that it gives numbers "
+            "(gymnasium.wrappers.TransformObservation)"
+        )
     return (lambda observation: np.asarray(spaces.flatten(space, observation))), (spaces.flatdim(space),), np.float32
+
+
+def _refuse_other_order(env: gym.Env, keys: Sequence[str]) -> None:
+    """Raises UserError where the data are made of the entries `keys` of a Dict, and FlattenObservation joined the environment's in another
+    order."""
+    from gymnasium import Wrapper, spaces
+    from gymnasium.wrappers import FlattenObservation
+
+    while isinstance(env, Wrapper):
+        inner = env.env.observation_space
+        if isinstance(env, FlattenObservation) and isinstance(inner, spaces.Dict) and keys and tuple(keys) != OWN_ORDER:
+            flat = in_own_order(inner)
+            names = ["/".join(map(str, path)) for path, _ in entries(inner, keys, "the environment's observations")]
+            if names != flat:
+                raise UserError(
+                    f"the data are made of {','.join(names)}, and the environment's FlattenObservation joins {','.join(flat)}: give the "
+                    "environment without that wrapper"
+                )
+        env = env.env
 
 
 def action_kind(env: gym.Env) -> tuple[bool, int]:
@@ -211,4 +234,7 @@ def action_kind(env: gym.Env) -> tuple[bool, int]:
         return False, int(np.prod(space.shape, dtype=int))
     if isinstance(space, spaces.Text):
         return False, 1
-    raise UserError(f"actions of kind {type(space).__name__} are not supported: only Box and Discrete are")
+    raise UserError(
+        f"actions of kind {type(space).__name__} are not supported, only Box and Discrete are: wrap the environment so that it takes such, "
+        "of several choices the number of their combination (gymnasium.wrappers.TransformAction)"
+    )

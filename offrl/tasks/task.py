@@ -28,7 +28,8 @@ class Task:
     ref_max: float | None = None  # undiscounted return that scores 100
     ref_label: str = ""  # whose reference scores, e.g. "D4RL"
     ref_envs: tuple[str, ...] = ()  # ids of other environments in which they hold: they belong to data and environment together
-    observation_keys: tuple[str, ...] = ()  # Dict observations: which entries, in this order, make the flat observation
+    observation_keys: tuple[str, ...] = ()  # Dict observations: which entries, in this order, make the flat one; see tasks.entries
+    action_start: int | None = None  # the number of the environment's first choice, where not 0: data and networks count from 0
     observation_dim: int | None = None  # of the flat observation, to check data against
     action_dim: int | None = None
     url: str | None = None  # where the dataset is downloaded from
@@ -123,6 +124,4 @@ def with_factory(task: Task | None, factory: Callable[[], Any], name: str) -> Ta
         if made is None or not task.holds_in(made):
             warn_of_references(task, made or f"the environment of {getattr(factory, '__qualname__', 'a function')}")
             task = task.without_references()
-    keys = task.observation_keys
-    separate = keys if "achieved_goal" in keys and "desired_goal" not in keys else ()  # goals stay separate, as the data have them
-    return replace(task, env_id=None, env_kwargs={}, env_factory=factory, max_episode_steps=None, observation_keys=separate, note=note)
+    return replace(task, env_id=None, env_kwargs={}, env_factory=factory, max_episode_steps=None, note=note)

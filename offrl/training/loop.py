@@ -33,6 +33,7 @@ def train(
     """
     with contextlib.ExitStack() as resources:
         setup = set_up(config, dataset, run_dir, pretrained, resources)
+        dataset = setup.dataset
         run = Session(config, dataset, run_dir, setup, resources, on_evaluation)
         engine, log, scores, slices, signals = run.engine, run.log, run.scores, run.slices, run.signals
         trains, started = run.step < run.end, time.monotonic()

@@ -17,7 +17,7 @@ import torch
 from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset
-from offrl.data.fit import check_fit
+from offrl.data.fit import check_fit, settled
 from offrl.data.samplers.prefetch import Prefetcher
 from offrl.errors import UserError, first_line, one_line, warn
 from offrl.evaluation.evaluator import Evaluator
@@ -45,6 +45,7 @@ class Setup:
 
     replicas: list[Replica]
     devices: list[torch.device]  # a process trains on each
+    dataset: Dataset  # with what the environment says of it
     plan: Plan
     source: Any  # what the algorithm's sampler prepared: on the only device, or on the CPU
     evaluator: Evaluator | None  # None: there is no environment, or nothing that acts
@@ -88,6 +89,8 @@ def set_up(
         if task is not None:
             evaluator = resources.enter_context(Evaluator(task, config.eval))
             check_fit(dataset.spec, task, evaluator.envs[0])
+            algorithm.spec = settled(dataset.spec, evaluator.envs[0], dataset)
+            dataset = dataclasses.replace(dataset, spec=algorithm.spec)
     if world.first:
         resources.enter_context(exclusive(run_dir))
     plan = Plan(algorithm, config.algo.batch_size, "eager", config.precision, CPU_GROUP if algorithm.traits.vectorized else 1, world)
@@ -119,7 +122,7 @@ def set_up(
     mode, group = runs.prepare(run_dir, config, dataset, choose, device) if world.first else choose()
     if dataset.mapped:
         group = len(crowd)  # batches are read ahead for all replicas together
-    return Setup(crowd, devices, dataclasses.replace(plan, mode=mode, group=group), source(), evaluator, arithmetic, long)
+    return Setup(crowd, devices, dataset, dataclasses.replace(plan, mode=mode, group=group), source(), evaluator, arithmetic, long)
 
 
 def make_engine(

@@ -456,7 +456,7 @@ def test_act(case: Case, tmp_path: Path) -> None:
 
     q = algorithm.q_value(state, obs, actions[False])
     assert (q is None) == (not algorithm.traits.critic_modules)
-    found = policy.value(raw, greedy)  # from raw observations and actions
+    found = policy.own_value(raw, greedy)  # from raw observations and actions
     if q is None:
         assert found is None
     else:
@@ -478,7 +478,7 @@ def test_act(case: Case, tmp_path: Path) -> None:
     assert {k.split("/")[1] for k in tensors if k.startswith("params/")} == set(algorithm.traits.policy_modules)
     assert not any(k.startswith(("opt/", "target/")) for k in tensors)
     held = set(algorithm.traits.critic_modules) & set(algorithm.traits.policy_modules)  # critics that choose among drawn actions
-    assert (loaded.value(raw, greedy) is None) == (not held)
+    assert (loaded.own_value(raw, greedy) is None) == (not held)
 
 
 @each([c for c in BASE if c in ACTING])

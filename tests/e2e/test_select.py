@@ -130,7 +130,7 @@ def test_values_are_in_recorded_rewards(trained: Path) -> None:
     policy = run_candidates(run)["one/seed_0@20"]
     actions, _ = policy.step(policy.start(3), starts, 0)
     own = result.own[result.names.index("one/seed_0@20")]
-    assert own == pytest.approx(10.0 * policy.value(starts, actions).mean(), rel=1e-5)
+    assert own == pytest.approx(10.0 * policy.own_value(starts, actions).mean(), rel=1e-5)
     del run.record["spec"]["reward_scale"]  # as in a run of an older version
     run.record["data"]["transforms"] = ["normalize_observations", "reward_by_return_range 1000 / 2000", "rewards * 2 + -1"]
     assert reward_transform(run) == (1.0, -1.0)

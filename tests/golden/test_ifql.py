@@ -122,5 +122,5 @@ def test_the_policy_file_holds_the_critics_that_choose(tmp_path: object) -> None
     loaded = TrainedPolicy.load(tmp_path / "policy.safetensors")  # type: ignore[operator]
     raw = batch["observations"].numpy()
     assert np.array_equal(loaded.act(raw), policy.act(raw))
-    assert np.array_equal(loaded.value(raw, batch["actions"].numpy()), policy.value(raw, batch["actions"].numpy()))  # type: ignore[arg-type]
+    assert np.array_equal(loaded.own_value(raw, batch["actions"].numpy()), policy.own_value(raw, batch["actions"].numpy()))  # type: ignore[arg-type]
     assert dataclasses.asdict(loaded.algorithm.config) == dataclasses.asdict(algorithm.config)

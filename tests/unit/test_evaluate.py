@@ -192,10 +192,6 @@ def test_dict_observations_flatten_in_order() -> None:
     observation, _ = env.reset(seed=0)
     flatten, shape, _ = flattener(env)
     assert shape == (6,) and flatten(observation) == pytest.approx([0.0, env.start, 0.0, 0, 0, 1])  # a, b, c (one of three)
-    made = gym.Env()
-    made.observation_space = spaces.Dict(position=spaces.Box(-9, 9, (2,)), goal=spaces.Box(-9, 9, (1,)))  # kept in this order by Gymnasium
-    joined, _, _ = flattener(made)
-    assert joined({"position": np.array([1.0, 2.0]), "goal": np.array([3.0])}).tolist() == [3.0, 1.0, 2.0], "as data are joined: sorted"
     flatten, shape, _ = flattener(env, ("b", "a"))
     assert shape == (3,) and flatten(observation) == pytest.approx([env.start, 0.0, 0.0])
     with pytest.raises(UserError, match="no entry 'z'"):
@@ -318,7 +314,7 @@ class Judged(Constant):
 
     discount = 0.5
 
-    def value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    def own_value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         return 10.0 * actions[:, 0].astype(np.float64)
 
     def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -162,7 +162,7 @@ class Critic:
     def step(self, carry: Any, observations: np.ndarray, t: int) -> tuple[np.ndarray, Any]:
         return np.full((len(observations), 1), self.action, np.float32), carry
 
-    def value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    def own_value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         return np.array([self.values[int(o)] for o in observations[:, 0]]) + 0.01 * actions[:, 0]
 
     def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:

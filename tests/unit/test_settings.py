@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from offrl import registry
+from offrl.errors import UserError
 from offrl.runs import record as runs
 from offrl.runs.settings import run_settings
-from offrl.settings.compose import compose
+from offrl.settings.compose import compose, parse
 from offrl.settings.field import describe
 from offrl.settings.saved import restored
 
@@ -88,3 +89,10 @@ def test_what_a_grid_varies_is_not_completed() -> None:
 def test_help_leaves_out_what_the_library_fills_in() -> None:
     text = "\n".join(describe(registry.get("algo", "vadt").Config(), "algo."))
     assert "algo.values=" in text and "algo.values_id" not in text and "algo.values_settings" not in text
+
+
+def test_a_number_is_a_list_of_one() -> None:
+    config = compose(parse(["dataset.action_low=-1", "dataset.action_high=2.5", "algo.hidden=64"]))
+    assert (config.dataset.action_low, config.dataset.action_high, config.algo.hidden) == ([-1.0], [2.5], [64])
+    with pytest.raises(UserError, match=r"dataset\.action_low=[Tt]rue"):
+        compose(parse(["dataset.action_low=true", "dataset.action_high=1"]))

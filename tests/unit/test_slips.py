@@ -25,6 +25,7 @@ from offrl.settings.compose import flatten
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.presets import read_yaml
+from offrl.tasks.entries import OWN_ORDER
 from offrl.tasks.environments import resolve_task
 from offrl.tasks.task import Task, lookup, with_factory
 from offrl.training.updates import loss_limit, sound, warn_of_no_rewards, warn_of_rates
@@ -257,7 +258,14 @@ def test_act_takes_the_dictionary_of_an_environment() -> None:
     flat = np.array([0.1, 0.2, 0.3])
     parts = {"b": flat[2], "a": {"y": flat[1:2], "x": flat[:1]}}  # sorted: a.x, a.y, b
     expected = policy().act(flat)
-    np.testing.assert_array_equal(policy().act(parts), expected)
+    np.testing.assert_array_equal(policy(Task("t", observation_keys=("a", "b"))).act(parts), expected)
+    np.testing.assert_array_equal(
+        policy(Task("t", observation_keys=("b", "a/x", "a/y"))).act({"b": flat[0], "a": {"y": flat[2], "x": flat[1]}}), expected
+    )
+    np.testing.assert_array_equal(policy(Task("t", env_id="Old-v0")).act(parts), expected)  # a file of before: what was compared, sorted
+    for task in (None, Task("t", env_id="New-v0", observation_keys=OWN_ORDER)):
+        with pytest.raises(UserError, match=r"data were flat, .* entries \(a, b\) is not known.*dataset\.observation_keys="):
+            policy(task).act(parts)
     keys = Task("t", observation_keys=("b", "a"))  # in the order of dataset.observation_keys, without the others
     np.testing.assert_array_equal(policy(keys).act({"b": flat[:1], "a": flat[1:], "z": 5.0}), expected)
     batch = {"b": np.tile(flat[:1], (4, 1)), "a": np.tile(flat[1:], (4, 1))}

@@ -339,7 +339,7 @@ def test_minari_chosen_observation_keys(tmp_path: Path, monkeypatch: pytest.Monk
     data = load_dataset(DatasetConfig(name="test/goal-v0", observation_keys=["observation", "desired_goal"]))
     assert data.spec.observation_shape == (5,) and data.spec.task is not None
     assert data.spec.task.observation_keys == ("observation", "desired_goal")
-    with pytest.raises(UserError, match=r"no observation 'observations'.*Did you mean 'observation'"):
+    with pytest.raises(UserError, match=r"no entry 'observations'.*Did you mean 'observation'"):
         load_dataset(DatasetConfig(name="test/goal-v0", observation_keys=["observations"]))
 
 

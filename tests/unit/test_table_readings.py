@@ -361,3 +361,14 @@ def test_files_of_torch_are_refused_as_pickles(tmp_path: Path, new: bool) -> Non
         load_dataset(str(tmp_path / "checkpoint_999.pt"))
     with pytest.raises(UserError, match=r"a pickle.*is refused on purpose: policies of offrl are RUN/policies"):
         offrl.load_policy(tmp_path / "checkpoint_999.pt")
+
+
+@pytest.mark.parametrize(("minutes", "named"), [(1, True), (30, True), (60, True), (1440, False)])
+def test_a_step_back_by_an_hour_may_be_the_end_of_summer_time(tmp_path: Path, minutes: int, named: bool) -> None:
+    hours = pd.date_range("2024-10-26 22:00", periods=8 * 60, freq="min", tz="UTC")[::minutes]
+    local = list(hours.tz_convert("Europe/Berlin").tz_localize(None).astype(str)) if named else ["2024-10-26", "2024-10-28", "2024-10-27"]
+    n = len(local)
+    pd.DataFrame({"time": local, "obs_0": range(n), "action": 0.5, "reward": 1.0}).to_csv(tmp_path / "s.csv", index=False)
+    with pytest.raises(UserError, match=r"'time' (goes back from|is the same as).*sort the rows by time") as refused:
+        load_dataset(str(tmp_path / "s.csv"))
+    assert ("summer time ends" in str(refused.value)) == named

@@ -162,7 +162,7 @@ def test_ranges_that_are_none(bad: list[float]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("5", "must be a list: "),
+        ("5", "[smallest,largest]"),
         ("[a,b]", "must be a list of numbers"),
         ("[nan,1]", "NaN"),
         ("[2,1]", "[smallest,largest]"),

@@ -20,9 +20,11 @@ from offrl.data.raw import RawData
 from offrl.errors import UserError, nearest, warn
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
+from offrl.tasks.entries import OWN_ORDER, entries
 from offrl.tasks.task import Task, recorded_arguments
 
 ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
+FLATTEN = "FlattenObservation"
 RECORD = "offrl"  # in metadata.json: see offrl.data.formats.provenance
 NOT_ABOUT = ("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "dataset_id", "minari_version",
               "action_space", RECORD)  # fmt: skip
@@ -120,10 +122,9 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
     leaves, goals, keys = _observation_leaves(observations, config, name)
     if not sum(width_of(space) for _, space in leaves):
         raise UserError(f"{name}: the observations hold no numbers; choose others with dataset.observation_keys=[...]")
-    discrete = actions["type"] == "Discrete"
-    if actions["type"] not in ("Box", "Discrete") or actions.get("start", 0) != 0:
-        kind_of = actions["type"] + (f" from {actions['start']}" if actions.get("start") else "")
-        raise UserError(f"{name}: actions of the space {kind_of} are not supported (Box and Discrete from 0 are)")
+    discrete, start = actions["type"] == "Discrete", int(actions.get("start", 0))
+    if actions["type"] not in ("Box", "Discrete"):
+        raise UserError(f"{name}: actions of the space {actions['type']} are not supported (Box and Discrete are)")
     record = record_of(meta, folder)
     infos = _infos(config, record, name)
     reader = read_hdf5 if kind == "hdf5" else read_arrow
@@ -138,9 +139,15 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
     raw.name, raw.path, raw.version, raw.discrete = name, str(folder), str(meta.get("minari_version", "")), discrete
     if discrete:
         raw.num_actions = int(actions["n"])
+        if start and with_actions:
+            raw.columns["actions"] -= start  # as the environment numbers them; ours count from 0
     else:
         raw.action_low, raw.action_high = (np.asarray(actions[k], np.float32).reshape(-1) for k in ("low", "high"))
-    raw.task = recorded_task(metadata, name, keys)
+    raw.task = replace(recorded_task(metadata, name, keys), action_start=start or None)
+    if raw.task.note:
+        raw.note(raw.task.note)
+    if raw.task.observation_keys == OWN_ORDER:
+        raw.note(f"the recorded wrapper {FLATTEN} joined the observations: a Dict's entries are in the environment's own order")
     raw.about = {k: v for k, v in meta.items() if k not in NOT_ABOUT and (k != "observation_space" or observations["type"] == "Dict")}
     if record is not None and raw.episode_ends is not None and fits(raw, record, raw.episode_ends):
         _restore(raw, record, config, memory)
@@ -171,7 +178,8 @@ def _infos(config: DatasetConfig, record: Record | None, name: str) -> dict[str,
 def _restore(raw: RawData, record: Record, config: DatasetConfig, memory: Memory) -> None:
     """Undo what `offrl.data.formats.write_minari` added to fit the layout, as the record says; in place."""
     ends, finals = raw.episode_ends, raw.final_observations
-    assert ends is not None
+    assert ends is not None and raw.task is not None
+    chosen = config.observation_keys and raw.task.observation_keys == tuple(config.observation_keys)  # entries of a Dict in the file
     if "next_observations" in record.columns:
         last = np.flatnonzero(ends)
         observations = raw.columns["observations"]
@@ -190,7 +198,7 @@ def _restore(raw: RawData, record: Record, config: DatasetConfig, memory: Memory
         del raw.final_columns[column]
     raw.final_columns = {k: v for k, v in raw.final_columns.items() if k in record.final_columns}
     restore(raw, record, ends)
-    if config.observation_keys and raw.task is not None:
+    if chosen and raw.task is not None:
         raw.task = replace(raw.task, observation_keys=tuple(config.observation_keys))
 
 
@@ -198,6 +206,9 @@ def recorded_task(metadata: Metadata, name: str, keys: tuple[str, ...]) -> Task:
     """The environment Minari recorded, and its reference scores where it has them."""
     meta, spec = metadata.values, metadata.env_spec
     wrappers = [str(w["name"]) for w in spec.get("additional_wrappers") or () if isinstance(w, dict) and "name" in w]
+    joined = FLATTEN in wrappers and not keys
+    if joined:
+        wrappers.remove(FLATTEN)
     low, high = meta.get("ref_min_score"), meta.get("ref_max_score")
     if low is None or high is None:  # one alone normalises nothing
         low = high = None
@@ -209,7 +220,7 @@ def recorded_task(metadata: Metadata, name: str, keys: tuple[str, ...]) -> Task:
         ref_min=low,
         ref_max=high,
         ref_label="" if low is None else "Minari",
-        observation_keys=keys,
+        observation_keys=OWN_ORDER if joined else keys,
         note=f"the recorded wrappers {', '.join(wrappers)} are left out" if wrappers else "",
     )
 
@@ -219,24 +230,23 @@ def _observation_leaves(
 ) -> tuple[list[Leaf], dict[str, list[Leaf]], tuple[str, ...]]:
     """The entries that make the flat observation, those of the goals, and the keys of the top level (none when it is no Dict)."""
     if space["type"] != "Dict":
-        if config.observation_keys:
-            raise UserError(f"{name}: dataset.observation_keys is set, but the observations are no Dict")
         return _leaves(space, (), name), {}, ()
     subspaces = space["subspaces"]
-    for key in config.observation_keys:
-        if key not in subspaces:
-            raise UserError(f"{name} has no observation '{key}'.{nearest(key, subspaces)} It has: {', '.join(sorted(subspaces))}")
     keys = tuple(config.observation_keys) or tuple(sorted(subspaces))
-    leaves = [leaf for key in keys for leaf in _leaves(subspaces[key], (key,), name)]
     kinds = [k for k in ("achieved_goal", "desired_goal") if k in subspaces and subspaces[k]["type"] in ("Box", "Dict")]
-    goals = {k + "s": _leaves(subspaces[k], (k,), name) for k in kinds}
-    return leaves, goals, keys
+    return _leaves(space, keys, name), {k + "s": _leaves(space, (k,), name) for k in kinds}, keys
 
 
-def _leaves(space: dict[str, Any], path: tuple[str, ...], name: str) -> list[Leaf]:
-    if space["type"] == "Dict":
-        return [leaf for key in sorted(space["subspaces"]) for leaf in _leaves(space["subspaces"][key], (*path, key), name)]
-    if space["type"] not in ("Box", "Discrete", "MultiBinary"):
-        where = f"the observation '{'/'.join(path)}'" if path else "the observation"
-        raise UserError(f"{name}: {where} is a {space['type']} space; choose others with dataset.observation_keys=[...]")
-    return [(path, space)]
+def _inside(space: dict[str, Any]) -> Any:
+    return space["subspaces"] if space["type"] == "Dict" else None
+
+
+def _leaves(space: dict[str, Any], keys: tuple[str, ...], name: str) -> list[Leaf]:
+    leaves: list[Leaf] = entries(space, keys, f"{name}: the observations", _inside) if keys else [((), space)]
+    for path, leaf in leaves:
+        if leaf["type"] not in ("Box", "Discrete", "MultiBinary"):
+            where, cure = "the observation", "write what gymnasium.spaces.flatten makes of it into a Box"
+            if path:
+                where, cure = f"the observation '{'/'.join(path)}'", "choose others with dataset.observation_keys=[...]"
+            raise UserError(f"{name}: {where} is a {leaf['type']} space; {cure}")
+    return leaves

@@ -325,6 +325,16 @@ def _episodes(
     return order, ends
 
 
+def _hour_twice(back: float, steps: np.ndarray) -> str:
+    """What a step of `back` seconds, none or negative, may be besides rows out of order; steps: all of them."""
+    if back < -3600.0 or (back == 0.0 and np.median(steps) < 1800.0):
+        return ""
+    return (
+        ". Local times go back by an hour where summer time ends, and sorted rows would mix the two hours: then write the times in UTC, or "
+        "with their offset (2024-10-27T02:10:00+01:00)"
+    )
+
+
 def _in_time(
     raw: RawData,
     marks: Mapping[str, np.ndarray],
@@ -356,6 +366,7 @@ def _in_time(
         raise UserError(
             f"{where}: '{word}' {what} {cells.shown_time(times[row + 1], dates)} in row {row + 1}, inside an episode ({len(bad):,} such "
             "rows): sort the rows by time, remove doubles, or name the column that tells episodes apart (dataset.fields.episode_ids=COLUMN)"
+            + (_hour_twice(float(step[row]), step) if dates else "")
         )
     if not inside.any():
         return ends

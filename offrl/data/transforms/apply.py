@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from offrl import registry
 from offrl.data.dataset import Dataset
+from offrl.data.fit import with_entries
 from offrl.data.memory import Memory
 from offrl.data.text.dataset import refuse_settings
 from offrl.data.transforms.columns import (
@@ -76,4 +78,6 @@ def apply_transforms(
         dataset = normalize_observations(dataset, memory, owned)
     if config.augment != "none":
         dataset = add_clusters(dataset, config)
+    if config.observation_keys:
+        dataset = replace(dataset, spec=with_entries(dataset.spec, config.observation_keys))
     return dataset
