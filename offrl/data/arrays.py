@@ -11,11 +11,11 @@ import torch
 
 from offrl.data.assemble import assemble
 from offrl.data.dataset import Dataset
-from offrl.data.names import column_of, meaning
 from offrl.data.raw import RawData, join_observations, lost
 from offrl.data.tables.build import build
 from offrl.data.tables.keyed import Arrays
 from offrl.data.tables.mapping import choose
+from offrl.data.tables.names import column_of, meaning
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust

@@ -124,9 +124,8 @@ def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
             what = "NaN" if np.isnan(value).any() else "infinite values"
             message = f"'{name}' has {what} in {count} row{'s' if count > 1 else ''}"
             cure = "remove those episodes, or set dataset.check=false to load them all the same"
-            words = raw.named.get(name, ())
-            if words not in ((), (name,)) and len(words) == int(np.prod(column.shape[1:], dtype=int)):
-                message += f", the first in column '{words[int(np.argmin(np.isfinite(column[first].reshape(-1))))]}'"
+            if name in raw.columns and (specs := raw.column_specs(name)):
+                message += f", the first in column '{specs[int(np.argmin(np.isfinite(column[first].reshape(-1))))].name}'"
                 if name == "observations":
                     cure += ", or dataset.missing=forward to take the last value before"
             final = name == "final_observations"  # a row for each episode

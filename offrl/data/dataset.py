@@ -18,6 +18,16 @@ CORE = ("observations", "actions", "rewards", "terminations", "truncations", "ne
 
 
 @dataclass(frozen=True)
+class ColumnSpec:
+    """The column of a table that a dimension was read from: `scale` times what is recorded, in `unit`, plus `offset`."""
+
+    name: str
+    unit: str = ""
+    scale: float = 1.0
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
 class DataSpec:
     """Shapes, ranges and names: all that a network, a policy file or an evaluation must know about the data."""
 
@@ -36,6 +46,9 @@ class DataSpec:
     observation_mean: tuple[float, ...] | None = None  # set when the observations were normalised: (s - mean) / std,
     observation_std: tuple[float, ...] | None = None  # where std already holds the epsilon. Evaluation does the same.
     goal_dim: int = 0  # width of the column achieved_goals, in which goals are then given; 0: goals are observations
+    observation_columns: tuple[ColumnSpec, ...] = ()  # of tables, one for each dimension of observations; else ()
+    action_columns: tuple[ColumnSpec, ...] = ()  # likewise, of continuous actions and of a choice that is one column
+    action_labels: tuple[str, ...] = ()  # what the choices of discrete actions are called, by their numbers; (): they are numbers
     text: bool = False  # observations and actions are texts: their columns index `Dataset.strings`; then observation_shape (), action_dim 1
 
     def __post_init__(self) -> None:
@@ -83,18 +96,21 @@ class DataSpec:
         for key, value in values.items():
             if isinstance(value, list):
                 values[key] = tuple(value)
+        for key in ("observation_columns", "action_columns"):
+            values[key] = tuple(ColumnSpec(**{f.name: c[f.name] for f in fields(ColumnSpec) if f.name in c}) for c in values.get(key, ()))
         if values.get("task") is not None:
             values["task"] = task_from_json(values["task"], where)
         if missing := [name for name in ("observation_shape", "action_dim") if name not in values]:
             raise UserError(f"{where} is damaged: it has no {missing[0]}")
         spec = cls(**values)
-        sizes = {"observation_mean": spec.observation_dim, "observation_std": spec.observation_dim, "action_low": spec.action_dim,
+        sizes = {"observation_columns": spec.observation_dim, "action_columns": spec.action_dim, "action_labels": spec.num_actions,
+                 "observation_mean": spec.observation_dim, "observation_std": spec.observation_dim, "action_low": spec.action_dim,
                  "action_high": spec.action_dim}  # fmt: skip
         if min(*spec.observation_shape, spec.action_dim, spec.num_actions + 1, spec.goal_dim + 1, 1) < 1:
             raise UserError(f"{where} is damaged: it is of observations {spec.observation_shape} and {spec.action_dim} action dimensions")
         for name, size in sizes.items():
             if (value := getattr(spec, name)) and len(value) != size:
-                raise UserError(f"{where} is damaged: {name} has {len(value)} numbers, where {size} are due")
+                raise UserError(f"{where} is damaged: {name} has {len(value)} entries, where {size} are due")
         return spec
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.infer import UNBOUNDED, listed, two_numberings, unscale
+from offrl.data.raw import listed_labels, other_columns
 from offrl.errors import UserError, warn
 from offrl.tasks.entries import OWN_ORDER, joined
 from offrl.tasks.environments import action_kind, flattener, make_env
@@ -73,6 +74,23 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
             )
     if spec.task is not None and spec.task.ref_min is not None and task.ref_min is None and task.scored_by == "return":
         warn_of_references(spec.task, label.rpartition(":")[2])
+
+
+def check_columns(recorded: DataSpec, spec: DataSpec, where: str) -> None:
+    """Raises UserError where the columns, or the choices of actions, that `where` was trained on are others than those of these data."""
+    for key in ("observation_columns", "action_columns"):
+        if text := other_columns(getattr(recorded, key), getattr(spec, key)):
+            raise UserError(
+                f"{where} was trained on the columns {text[0]}, and {spec.name} has {text[1]}: name them with dataset.fields in that order"
+            )
+    if recorded.action_labels and spec.action_labels and recorded.action_labels != spec.action_labels:
+        raise UserError(
+            f"{where}: its choices of actions are {listed_labels(recorded.action_labels)}, and those of {spec.name} are "
+            f"{listed_labels(spec.action_labels)}: append the data that lack some of them to its own (dataset.concatenate)"
+        )
+    if bool(recorded.action_labels) != bool(spec.action_labels) and spec.discrete:
+        named, numbered = (where, spec.name) if recorded.action_labels else (spec.name, where)
+        warn(f"{numbered} has numbers for its choices of actions, {named} has names: they are taken to be numbered alike")
 
 
 def with_entries(spec: DataSpec, keys: Sequence[str]) -> DataSpec:

@@ -9,11 +9,13 @@ from typing import Any
 
 import yaml
 
+from offrl.data.dataset import ColumnSpec, DataSpec
 from offrl.errors import one_line
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.system import files
 
 CARD, POLICY = "README.md", "policy.safetensors"
+SHOWN = 40  # columns and choices
 MARK = "library_name: offrl"  # in the front matter of every card of ours
 
 
@@ -57,6 +59,7 @@ def text(policy: TrainedPolicy, about: Mapping[str, Any]) -> str:
         f"A policy of the algorithm `{_tag(algorithm)}`, trained by [offrl](https://pypi.org/project/offrl) on the logged data `{data}` "
         f"with {steps:,} updates, seed {policy.seed}.",
         "",
+        *_columns(policy.algorithm.spec),
         *_table(scores),
         *_chunks(about),
         "```python",
@@ -70,6 +73,25 @@ def text(policy: TrainedPolicy, about: Mapping[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _columns(spec: DataSpec) -> list[str]:
+    """What goes in and comes out, where the data had names for it."""
+    lines = []
+    for what, columns in (("observes", spec.observation_columns), ("acts on", spec.action_columns)):
+        shown = [f"{_plain(c.name)}{f' in {_plain(c.unit)}' if c.unit else ''}{_scaling(c)}" for c in columns[:SHOWN]]
+        if shown:
+            lines.append(f"It {what}: {', '.join(shown)}{', ...' if len(columns) > SHOWN else ''}.")
+    if spec.action_labels:
+        choices = ", ".join(f"{i + spec.first_choice} {_plain(label)}" for i, label in enumerate(spec.action_labels[:SHOWN]))
+        lines.append(f"Its choices: {choices}{', ...' if len(spec.action_labels) > SHOWN else ''}.")
+    return [*lines, ""] if lines else []
+
+
+def _scaling(column: ColumnSpec) -> str:
+    """How the policy's number is made of the recorded one; "" where it is that one."""
+    times = f" times {column.scale:g}" if column.scale != 1.0 else ""
+    return times + (f" {'plus' if column.offset > 0 else 'minus'} {abs(column.offset):g}" if column.offset else "")
 
 
 def _chunks(about: Mapping[str, Any]) -> list[str]:

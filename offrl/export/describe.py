@@ -20,7 +20,7 @@ from offrl.statistics.intervals import mean_interval, student_t
 from offrl.tasks.entries import OWN_ORDER, entries, joined
 
 if TYPE_CHECKING:
-    from offrl.data.dataset import DataSpec
+    from offrl.data.dataset import ColumnSpec, DataSpec
     from offrl.runs.run import SavedRun
 
 KIND, VERSION = "offrl policy", 1
@@ -32,6 +32,9 @@ def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], 
     """The whole of the JSON file but its "files". `about`: what `of_run` gives."""
     algorithm, spec = policy.algorithm, policy.algorithm.spec
     names = _names(spec)
+    for key, columns in (("observations", spec.observation_columns), ("actions", spec.action_columns)):
+        if columns:  # of a table, whose policy the environment's names may not even fit
+            names[key] = {i: {**names[key].get(i, {}), **_column(column)} for i, column in enumerate(columns)}
     observations: list[dict[str, Any]] = [{"index": i, **names["observations"].get(i, {})} for i in range(spec.observation_dim)]
     if policy.mean is not None and policy.std is not None:
         for entry, mean, std in zip(observations, policy.mean, policy.std, strict=True):
@@ -41,9 +44,7 @@ def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], 
             "name": "observations",
             "shape": ["batch", *spec.observation_shape],
             "dtype": "float32",
-            "meaning": "raw, as the environment gives them: the file normalises by itself"
-            if policy.mean is not None
-            else "raw, as the environment gives them; the policy was trained without normalisation",
+            "meaning": _observed(spec, policy.mean is not None),
             "dimensions": observations,
         }
     ]
@@ -59,6 +60,10 @@ def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], 
     if spec.discrete:
         first = spec.first_choice
         output["first"] = first
+        if spec.action_columns:
+            output["column"] = spec.action_columns[0].name
+        if spec.action_labels:
+            output["labels"] = list(spec.action_labels)
         output["meaning"] = f"the action's number, {first} to {first + spec.num_actions - 1}" + ", as the environment's" * bool(first)
     else:
         output = {
@@ -191,6 +196,20 @@ def text(about: Mapping[str, Any]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------- names
+
+
+def _observed(spec: DataSpec, normalised: bool) -> str:
+    """In which units observations go in."""
+    raw = "raw, as the environment gives them"
+    if spec.observation_columns:
+        raw = "the columns of the data, times their scale plus their offset where they have some"
+    return f"{raw}: the file normalises by itself" if normalised else f"{raw}; the policy was trained without normalisation"
+
+
+def _column(column: ColumnSpec) -> dict[str, Any]:
+    """The entry of a dimension that was a column of a table."""
+    scaled = {"scale": column.scale, "offset": column.offset} if (column.scale, column.offset) != (1.0, 0.0) else {}
+    return {"name": column.name, **({"unit": column.unit} if column.unit else {}), **scaled}
 
 
 def _names(spec: DataSpec) -> dict[str, dict[Any, Any]]:

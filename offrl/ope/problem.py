@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from offrl.data.dataset import Dataset
+from offrl.data.fit import check_columns
 from offrl.data.memory import free_bytes
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
@@ -134,6 +135,7 @@ def check_fit(name: str, policy: Any, dataset: Dataset, explore: bool) -> None:
 
     if words(own) != words(spec):
         raise UserError(f"candidate {name} takes {words(own)}; {spec.name} has {words(spec)}: name data of its own with dataset=")
+    check_columns(own, spec, f"candidate {name}")
 
 
 def check_decisions(name: str, policy: Any) -> None:

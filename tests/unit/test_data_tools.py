@@ -374,6 +374,6 @@ def test_what_does_not_belong_together_is_not_merged(tmp_path: Path) -> None:
 def test_infos_that_not_all_have_are_left_out_with_a_note(tmp_path: Path, source: str) -> None:
     written = merge([config(source), config(hdf5(tmp_path / "b.hdf5", **columns()))], str(tmp_path / "m.hdf5"))
     assert "a.hdf5 has no end there; merged, it counts as whole" in " ".join(written.notes)
-    assert written.notes[:2] == ("left out: infos/wear, which not all of them have", "left out: infos/qpos, which not all of them have")
+    assert written.notes[:2] == ("left out: infos/qpos, which not all of them have", "left out: infos/wear, which not all of them have")
     with pytest.raises(UserError, match="the column 'wear' is in one of them only"):
         merge([config(source, fields={"wear": "wear"}), config(tmp_path / "b.hdf5")], str(tmp_path / "n.hdf5"))

@@ -20,10 +20,10 @@ from offrl.data.formats import d3rlpy, d4rl, files, minari, ogbench, padded
 from offrl.data.formats.minari_episodes import numbered
 from offrl.data.infer import fitting_task
 from offrl.data.memory import Memory
-from offrl.data.names import column_of
 from offrl.data.raw import RawData
 from offrl.data.tables import files as tables
 from offrl.data.tables.csv_file import is_csv
+from offrl.data.tables.names import column_of
 from offrl.data.text import files as text
 from offrl.data.text import minari as minari_text
 from offrl.errors import UserError, nearest

@@ -99,6 +99,9 @@ def describe(raw: RawData, ends: np.ndarray, task: Task | None, about: Mapping[s
         action_dim=1 if raw.discrete else columns["actions"].shape[1],
         discrete=bool(raw.discrete),
         num_actions=(raw.num_actions or int(columns["actions"].max()) + 1) if raw.discrete else 0,
+        observation_columns=raw.column_specs("observations"),
+        action_columns=raw.column_specs("actions"),
+        action_labels=raw.labels,
         name=raw.name,
         source=raw.source,
         version=raw.version,
@@ -161,7 +164,8 @@ def restore(raw: RawData, record: Record, ends: np.ndarray, explicit: Mapping[st
     raw.episode_ends = ends.copy()
     raw.episode_ends[-1] = record.complete
     spec = record.spec
-    raw.task, raw.discrete, raw.num_actions = spec.task, spec.discrete, spec.num_actions
+    raw.task, raw.discrete, raw.num_actions, raw.labels = spec.task, spec.discrete, spec.num_actions, spec.action_labels
+    raw.named = {"observations": spec.observation_columns, "actions": spec.action_columns}
     if not spec.discrete:
         raw.action_low, raw.action_high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
     raw.about = {**raw.about, **record.about}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from offrl.data.raw import MOST_VALUES
+from offrl.data.raw import MOST_VALUES, listed_labels
 from offrl.data.tables.values import missing
 from offrl.errors import UserError
 
@@ -20,8 +20,8 @@ def is_one_hot(columns: np.ndarray) -> bool:
     return bool(((columns == 0) | (columns == 1)).all() and (columns.sum(1) == 1).all())
 
 
-def as_actions(columns: Sequence[np.ndarray], names: Sequence[str], kind: str, where: str) -> tuple[np.ndarray, int, str]:
-    """(actions, number of choices or 0, a note or ""): int64 [R] for a choice, else floats [R, A].
+def as_actions(columns: Sequence[np.ndarray], names: Sequence[str], kind: str, where: str) -> tuple[np.ndarray, int, tuple[str, ...], str]:
+    """(actions, number of choices or 0, what they are called, a note or ""): int64 [R] for a choice, else floats [R, A].
 
     columns: [R] each, integers where they are whole numbers, texts (object) where they are names. kind: `dataset.action_kind`. Raises
     UserError where choices and amounts, or several choices, stand side by side and `kind` does not say what to do.
@@ -34,8 +34,13 @@ def as_actions(columns: Sequence[np.ndarray], names: Sequence[str], kind: str, w
             raise UserError(f"{where}: column '{names[0]}' has no action in row {int(np.argmax(index == 0))}")
         if len(labels) > MOST_VALUES or kind == "continuous":
             raise UserError(f"{where}: column '{names[0]}' of actions holds texts, such as '{labels[0]}', not numbers")
-        listed = ", ".join(f"{i} {name}" for i, name in enumerate(labels[:10])) + (", ..." if len(labels) > 10 else "")
-        return index.reshape(-1).astype(np.int64), len(labels), f"actions: the choices of '{names[0]}' are numbered {listed}"
+        called = tuple(labels.tolist())
+        return (
+            index.reshape(-1).astype(np.int64),
+            len(called),
+            called,
+            f"actions: the choices of '{names[0]}' are numbered {listed_labels(called)}",
+        )
     if texts:
         raise UserError(
             f"{where}: column '{texts[0]}' of actions holds texts; beside other columns only numbers can be actions: number its choices "
@@ -49,15 +54,16 @@ def as_actions(columns: Sequence[np.ndarray], names: Sequence[str], kind: str, w
             raise UserError(
                 f"{where}: {setting}=one_hot, and row {int(bad[0]) if len(bad) else 0} of the actions has no single 1 among zeros"
             )
-        listed = ", ".join(f"{i} {n}" for i, n in enumerate(names[:10])) + (", ..." if len(names) > 10 else "")
-        return stacked.argmax(1).astype(np.int64), len(names), f"actions: one-hot columns, taken for one discrete choice: {listed}"
+        called = tuple(names) if len(set(names)) == len(names) else ()  # not of an array [R, A]
+        note = f"actions: one-hot columns, taken for one discrete choice: {listed_labels(names)}"
+        return stacked.argmax(1).astype(np.int64), len(names), called, note
     if kind == "multi_discrete":
         return _combinations(stacked, names, where)
     if len(columns) == 1 and kind != "continuous" and integer[0]:
-        return stacked[:, 0].astype(np.int64), 0, ""
+        return stacked[:, 0].astype(np.int64), 0, (), ""
     if kind == "discrete":
         if len(columns) == 1 and (stacked == np.rint(stacked)).all():
-            return stacked[:, 0].astype(np.int64), 0, ""
+            return stacked[:, 0].astype(np.int64), 0, (), ""
         what = "several columns" if len(columns) > 1 else "numbers with fractions"
         raise UserError(f"{where}: {setting}=discrete, and the actions are {what}; one column of whole numbers from 0 is due")
     if kind == "auto" and len(columns) > 1:
@@ -74,7 +80,7 @@ def as_actions(columns: Sequence[np.ndarray], names: Sequence[str], kind: str, w
                 f"which no algorithm here learns together: {setting}=continuous takes all for amounts (where more of the choice means "
                 "more of something), or train on one of the two, with the other among the observations"
             )
-    return stacked, 0, ""
+    return stacked, 0, (), ""
 
 
 def _choice(column: np.ndarray) -> bool:
@@ -83,7 +89,7 @@ def _choice(column: np.ndarray) -> bool:
     return bool(2 <= len(values) <= FEW and values[0] == 0 and values[-1] == len(values) - 1)
 
 
-def _combinations(stacked: np.ndarray, names: Sequence[str], where: str) -> tuple[np.ndarray, int, str]:
+def _combinations(stacked: np.ndarray, names: Sequence[str], where: str) -> tuple[np.ndarray, int, tuple[str, ...], str]:
     """The numbers of the combinations of several choices; see `as_actions`."""
     if not np.isfinite(stacked).all() or not (stacked == np.rint(stacked)).all() or (stacked < 0).any():
         bad = ~np.isfinite(stacked) | (stacked != np.rint(stacked)) | (stacked < 0)
@@ -104,4 +110,5 @@ def _combinations(stacked: np.ndarray, names: Sequence[str], where: str) -> tupl
         f"actions: {' x '.join(map(str, sizes))} choices ({', '.join(names[:4])}) as one of {total:,}; numpy.unravel_index(a, {sizes}) "
         "gives them back"
     )
-    return index.astype(np.int64), total, note
+    called = tuple(", ".join(f"{n}={v}" for n, v in zip(names, choice, strict=True)) for choice in np.ndindex(sizes))
+    return index.astype(np.int64), total, called, note

@@ -15,7 +15,7 @@ from typing import IO
 import numpy as np
 
 from offrl.data.containers.guard import reading, refuse_growth
-from offrl.data.tables.table import Table
+from offrl.data.tables.tabular import Tabular
 from offrl.data.tables.values import EMPTY, is_number
 from offrl.errors import UserError
 from offrl.system.csv_text import lines_of
@@ -42,7 +42,7 @@ class _OtherLetters(Exception):
     """Bytes that are no UTF-8 came after others that were."""
 
 
-class CsvFile(Table):
+class CsvFile(Tabular):
     """A CSV file with a header line. `names` are its columns; `read` gives some of them. Raises UserError for a file that is none.
 
     Before the header may stand empty lines, Excel's `sep=;` and comments (#); after it a row of units, which is left out and noted.
@@ -70,10 +70,10 @@ class CsvFile(Table):
         twice = sorted({n for n in self.names if n and self.names.count(n) > 1})
         if twice:
             raise UserError(f"{path} has a column twice: {', '.join(twice)}")
-        self.units = self._has_units()
+        self.units = self._units()
 
     def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
-        """Columns of R rows: float64 where all values are numbers or missing (NaN), else texts (object); see `Table`.
+        """Columns of R rows: float64 where all values are numbers or missing (NaN), else texts (object); see `Tabular`.
 
         Raises UserError, which names the line, for lines of other lengths than the first.
         """
@@ -86,7 +86,7 @@ class CsvFile(Table):
                 self.encoding = "cp1252"
 
     def kinds(self) -> dict[str, str]:
-        """See `Table`; by the first rows."""
+        """See `Tabular`; by the first rows."""
         rows = self._first_rows(50)[1 if self.units else 0 :]
         result = {}
         for i, name in enumerate(self.names):
@@ -130,18 +130,20 @@ class CsvFile(Table):
                 self.encoding = "cp1252"
         return self._first_rows(count)
 
-    def _has_units(self) -> bool:
-        """Whether the row below the names says units: words where the next row has numbers or dates."""
+    def _units(self) -> dict[str, str]:
+        """The units of the columns, where the row below the names says them: words where the next row has numbers or dates."""
         rows = self._first_rows(2)
         if len(rows) < 2:
-            return False
+            return {}
         cells = [(a.strip(), b.strip()) for a, b in zip(*rows, strict=False) if a.strip().lower() not in EMPTY]
         measured = [bool(is_number(b) or _DATE.match(b)) and not is_number(a) and not _DATE.match(a) for a, b in cells]
-        units = 2 * sum(measured) > len(cells) and not any(is_number(a) and a != "1" for a, _ in cells)
-        if units:
-            shown = ", ".join(a for a, _ in cells[:6]) + (", ..." if len(cells) > 6 else "")
-            self.notes.append(f"the row below the names ({shown}) is taken for units, and left out")
-        return units
+        found = 2 * sum(measured) > len(cells) and not any(is_number(a) and a != "1" for a, _ in cells)
+        if not found:
+            return {}
+        shown = ", ".join(a for a, _ in cells[:6]) + (", ..." if len(cells) > 6 else "")
+        self.notes.append(f"the row below the names ({shown}) is taken for units, and left out")
+        units = dict(zip(self.names, (cell.strip() for cell in rows[0]), strict=False))
+        return {name: unit for name, unit in units.items() if unit.lower() not in EMPTY}
 
     def _columns(self) -> Iterator[list[tuple[str, ...]]]:
         """The columns as texts, some rows at a time."""
@@ -182,7 +184,7 @@ class CsvFile(Table):
         return {name: np.concatenate([block[i] for block in blocks]) for i, name in enumerate(wanted)}
 
     def _numbers(self, values: tuple[str, ...], exact: str) -> np.ndarray | None:
-        """Numbers of texts; None where some are none. exact: see `Table`."""
+        """Numbers of texts; None where some are none. exact: see `Tabular`."""
         if exact:
             words = [v.strip() for v in values]
             if all(map(_WHOLE.fullmatch, words)):

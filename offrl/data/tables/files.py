@@ -19,7 +19,7 @@ from offrl.data.tables.build import build
 from offrl.data.tables.csv_file import SUFFIXES, CsvFile, is_csv
 from offrl.data.tables.keyed import suspect
 from offrl.data.tables.mapping import UNNAMED
-from offrl.data.tables.table import Table
+from offrl.data.tables.tabular import Tabular
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 
@@ -52,7 +52,7 @@ def listed(name: str) -> list[Path] | None:
     return None
 
 
-class ParquetTable(Table):
+class ParquetTable(Tabular):
     """A Parquet file with a column for each number, or lists of numbers."""
 
     by_column = True
@@ -70,7 +70,7 @@ class ParquetTable(Table):
         refuse_growth(self.where, sum(self.sizes.values()), self.path.stat().st_size)
 
     def kinds(self) -> dict[str, str]:
-        """See `Table`."""
+        """See `Tabular`."""
         types = [(str(f.name), str(f.type)) for f in self.file.schema_arrow]
         words = {"time": ("timestamp", "date", "time"), "text": ("string", "large_string", "dictionary")}
         return {n: next((k for k, starts in words.items() if t.startswith(starts)), "number") for n, t in types}
@@ -103,7 +103,7 @@ class ParquetTable(Table):
         return result
 
     def array(self, name: str, column: str, memory: Memory, notes: list[str]) -> np.ndarray | None:
-        """See `Table`; of a column of lists, read a part at a time."""
+        """See `Tabular`; of a column of lists, read a part at a time."""
         if not str(self.file.schema_arrow.field(name).type).startswith(("list", "large_list", "fixed_size_list")):
             return None
         rows, row, recorded = self.file.metadata.num_rows, 0, []
@@ -130,10 +130,10 @@ class ParquetTable(Table):
         return values
 
 
-class Files(Table):
+class Files(Tabular):
     """Several tables with the same columns one after the other. The column "\\0file" says which one a row is from."""
 
-    def __init__(self, tables: Sequence[Table], where: str) -> None:
+    def __init__(self, tables: Sequence[Tabular], where: str) -> None:
         self.tables, self.where = tables, where
         self.names = [n for n in tables[0].names if all(n in t.names for t in tables)]
         self.partial = {n: t.where for t in tables for n in t.names if n not in self.names}
@@ -148,11 +148,11 @@ class Files(Table):
             self.notes.append(f"columns that not all files have are left out: {', '.join(shown)}{more}")
 
     def kinds(self) -> dict[str, str]:
-        """See `Table`; those of the first file."""
+        """See `Tabular`; those of the first file."""
         return self.tables[0].kinds()
 
     def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
-        """See `Table`. A column that is text in one of them is text in all."""
+        """See `Tabular`. A column that is text in one of them is text in all."""
         blocks = [t.read(wanted, exact) for t in self.tables]
         result = {}
         for name in wanted:
@@ -166,7 +166,7 @@ class Files(Table):
         return result
 
 
-def open_table(path: Path) -> Table:
+def open_table(path: Path) -> Tabular:
     """The table of a file. Raises UserError."""
     return CsvFile(path) if is_csv(path) else ParquetTable(path)
 

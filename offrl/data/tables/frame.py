@@ -12,7 +12,7 @@ import numpy as np
 from offrl.data.assemble import assemble
 from offrl.data.raw import RawData
 from offrl.data.tables.build import build
-from offrl.data.tables.table import Table
+from offrl.data.tables.tabular import Tabular
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
@@ -30,8 +30,8 @@ def is_frame(value: Any) -> bool:
     return type(value).__name__ == "DataFrame" and hasattr(value, "columns") and hasattr(value, "__getitem__")
 
 
-class Frame(Table):
-    """The columns of a DataFrame as a `Table`; levels of a pandas index that have a name, or hold times, count as columns.
+class Frame(Tabular):
+    """The columns of a DataFrame as a `Tabular`; levels of a pandas index that have a name, or hold times, count as columns.
 
     `time`: the column with the times of the index, "" where it holds none.
     """
@@ -60,7 +60,7 @@ class Frame(Table):
             raise UserError(f"{where} has a column twice: {', '.join(twice)}")
 
     def kinds(self) -> dict[str, str]:
-        """See `Table`; by the types of the columns."""
+        """See `Tabular`; by the types of the columns."""
         kinds = {str(c): getattr(self.frame[c].dtype, "kind", "O") for c in self.frame.columns}
         return {n: "time" if k in "mM" else "number" if k in "iufb" else "text" for n, k in kinds.items()}
 

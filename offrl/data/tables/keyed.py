@@ -13,9 +13,9 @@ from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import hdf5_keys, read_hdf5, refuse_groups, value_of
 from offrl.data.containers.npz import Npz
 from offrl.data.memory import Memory
-from offrl.data.names import STEMS, USUAL
 from offrl.data.raw import coarse, lost, sampled, wide
-from offrl.data.tables.table import Table
+from offrl.data.tables.names import STEMS, USUAL
+from offrl.data.tables.tabular import Tabular
 
 MOST_AGAIN = 1 << 30  # bytes of an array of an npz file that is read a second time
 NUMBERS, TEXTS, TIMES = "biuf", "SUO", "mM"
@@ -47,7 +47,7 @@ def _texts(values: np.ndarray) -> np.ndarray:
     return np.array([v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values.tolist()], object)
 
 
-class _Keyed(Table):
+class _Keyed(Tabular):
     """Arrays by name; single values are no columns."""
 
     by_column = True
@@ -56,11 +56,11 @@ class _Keyed(Table):
         self.where, self.dtypes, self.names = where, dtypes, list(dtypes)
 
     def kinds(self) -> dict[str, str]:
-        """See `Table`."""
+        """See `Tabular`."""
         return {name: _kind(dtype) for name, dtype in self.dtypes.items()}
 
     def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
-        """See `Table`."""
+        """See `Tabular`."""
         result = {}
         for name in wanted:
             values = self._native(name)
@@ -83,7 +83,7 @@ class NpzTable(_Keyed):
         return self.file.array(name, NUMBERS + "SU" + TIMES)
 
     def array(self, name: str, column: str, memory: Memory, notes: list[str]) -> np.ndarray | None:
-        """See `Table`."""
+        """See `Tabular`."""
         if self.dtypes[name].kind not in NUMBERS:
             return None
         values = self.file.read(name, column, memory)
@@ -107,7 +107,7 @@ class Hdf5Table(_Keyed):
         return np.asarray(value_of(self.items[name], self.where))
 
     def array(self, name: str, column: str, memory: Memory, notes: list[str]) -> np.ndarray | None:
-        """See `Table`."""
+        """See `Tabular`."""
         return None if self.dtypes[name].kind in TEXTS else read_item(column, self.items[name], memory, self.where, notes)
 
 
@@ -122,7 +122,7 @@ class Arrays(_Keyed):
         return self.values[name]
 
     def array(self, name: str, column: str, memory: Memory, notes: list[str]) -> np.ndarray | None:
-        """See `Table`."""
+        """See `Tabular`."""
         if self.dtypes[name].kind not in NUMBERS:
             return None
         if column != "next_observations" and (text := lost(column, self.values[name])):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from offrl.data.names import LETTERS, MEANINGS, REQUIRED, SINGLE, STEMS, USUAL, VECTORS, meaning
-from offrl.data.tables.table import Table
+from offrl.data.tables.names import LETTERS, MEANINGS, REQUIRED, SINGLE, STEMS, USUAL, VECTORS, meaning
+from offrl.data.tables.tabular import Tabular
 from offrl.errors import UserError, nearest
 
 # Words in other names, for the command that an error proposes.
@@ -95,7 +95,7 @@ def refuse_unread(names: Sequence[str], chosen: Chosen, fields: Mapping[str, Any
         raise UserError(f"{where}: {what}: {cure}")
 
 
-def left_over(table: Table, chosen: Chosen, guessed: Sequence[str]) -> str:
+def left_over(table: Tabular, chosen: Chosen, guessed: Sequence[str]) -> str:
     """What to say of columns that nothing takes; "" where there are none. guessed: vectors that `dataset.fields` does not name."""
     used = {part.column for parts in chosen.values() for part in parts}
     known = (*UNNAMED, *table.own_names)

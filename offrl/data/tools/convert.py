@@ -26,10 +26,10 @@ from offrl.data.formats.provenance import INFOS, extra_columns
 from offrl.data.formats.write import Progress, write_data
 from offrl.data.infer import action_range, find_ends
 from offrl.data.memory import Memory, affordable, chunks
-from offrl.data.names import meaning
 from offrl.data.raw import CORE, RawData
 from offrl.data.tables.csv_file import is_csv
 from offrl.data.tables.mapping import choose
+from offrl.data.tables.names import meaning
 from offrl.data.text import tools as text_tools
 from offrl.data.text.dataset import fingerprint as text_fingerprint
 from offrl.data.text.files import TextFile

@@ -11,7 +11,7 @@ import numpy as np
 from offrl.data.formats.provenance import INFOS
 from offrl.data.infer import action_range, find_ends, starts_elsewhere
 from offrl.data.memory import Memory
-from offrl.data.raw import CORE, FLAGS, RawData
+from offrl.data.raw import CORE, FLAGS, RawData, joined_labels, listed_labels, other_columns
 from offrl.data.tools.subset import point_elsewhere
 from offrl.errors import UserError
 
@@ -34,18 +34,22 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
                 other = next(p for p in parts if name not in p.columns)
                 raise UserError(f"cannot merge {other.where} with {part.where}: the column '{name}' is in one of them only")
             notes.append(f"left out: {name}, which not all of them have")
+    labels, numbers = joined_labels([(p.where, p.labels) for p in parts])
+    if any(p.labels != labels for p in parts):
+        notes.append(f"actions: the choices of all of them are numbered {listed_labels(labels)}")
     columns: dict[str, np.ndarray] = {}
     for name in dict.fromkeys([*names, *(n for n in FLAGS if any(n in p.columns for p in parts))]):
         like = next(p.columns[name] for p in parts if name in p.columns)
         out = columns[name] = memory.empty(name, (rows, *like.shape[1:]), like.dtype)
-        for part, at in zip(parts, offsets, strict=True):
-            out[at : at + part.rows] = part.columns.get(name, False)
+        for part, at, number in zip(parts, offsets, numbers, strict=True):
+            values = part.columns.get(name, False)
+            out[at : at + part.rows] = number[values] if labels and name == "actions" else values
     columns[SOURCE], sources = _sources(parts, offsets)
     raw = replace(first, columns=columns, name="merged", path="", notes=[], warnings=[], jump_rows=None)
     raw.episode_ends = np.concatenate(ends)
     raw.episode_ends[-1] = bool(parts[-1].last_complete)
     notes += [f"the last episode of {p.where} has no end there; merged, it counts as whole" for p in parts[:-1] if not p.last_complete]
-    raw.num_actions = max(p.num_actions for p in parts)
+    raw.num_actions, raw.labels = len(labels) or max(p.num_actions for p in parts), labels
     lasts = [np.flatnonzero(e) for e in ends]
     if "next_observations" in columns:
         unknown = [starts_elsewhere(p, last) for p, last in zip(parts, lasts, strict=True)]
@@ -85,6 +89,12 @@ def _agree(first: RawData, other: RawData) -> None:
     ):
         if x != y:
             raise UserError(f"cannot merge {other.where} with {first.where}: {what} {y} instead of {x}".replace("  ", " "))
+    for column in ("observations", "actions"):
+        if text := other_columns(first.column_specs(column), other.column_specs(column)):
+            raise UserError(
+                f"cannot merge {other.where} with {first.where}: its columns are {text[1]} instead of {text[0]}; name those of both in "
+                "one order and unit with dataset.fields"
+            )
     if not first.discrete:
         ranges = [action_range(p) for p in (first, other)]
         if not all(np.array_equal(x, y) for x, y in zip(*ranges, strict=True)):

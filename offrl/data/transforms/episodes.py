@@ -12,6 +12,7 @@ from torch import Tensor
 
 from offrl.data.dataset import Dataset
 from offrl.data.memory import Memory, chunks
+from offrl.data.raw import joined_labels, listed_labels, other_columns
 from offrl.data.text.dataset import shared_strings
 from offrl.errors import UserError
 
@@ -40,16 +41,27 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
         ):
             if a != b:
                 raise UserError(f"cannot append {other.spec.name} to {first.spec.name}: {what} {b} instead of {a}")
+        for key in ("observation_columns", "action_columns"):
+            if text := other_columns(getattr(first.spec, key), getattr(other.spec, key)):
+                raise UserError(
+                    f"cannot append {other.spec.name} to {first.spec.name}: its columns are {text[1]} instead of {text[0]}; name those of "
+                    "both in one order and unit with dataset.fields"
+                )
+    labels, numbers = joined_labels([(d.spec.name, d.spec.action_labels) for d in datasets])
     columns = {}
     for name, column in first.columns.items():
         out = memory.empty(name, (sum(len(d) for d in datasets), *column.shape[1:]), column.numpy().dtype)
         at = 0
-        for dataset in datasets:
+        for dataset, number in zip(datasets, numbers, strict=True):
             for part in chunks(len(dataset)):
-                out[at + part.start : at + part.stop] = dataset.columns[name][part].numpy()
+                values = dataset.columns[name][part].numpy()
+                out[at + part.start : at + part.stop] = number[values] if labels and name == "actions" else values
             at += len(dataset)
         columns[name] = torch.from_numpy(out)
-    spec = replace(first.spec, num_actions=max(d.spec.num_actions for d in datasets))
+    spec = replace(first.spec, num_actions=len(labels) or max(d.spec.num_actions for d in datasets), action_labels=labels)
+    notes = [n for d in datasets for n in d.notes]
+    if any(d.spec.action_labels != labels for d in datasets):
+        notes.append(f"actions: the choices of all these data are numbered {listed_labels(labels)}")
     if not spec.discrete:
         lows, highs = (np.array([getattr(d.spec, k) for d in datasets]) for k in ("action_low", "action_high"))
         low, high = lows.min(0), highs.max(0)
@@ -73,7 +85,7 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
         raw_returns=torch.cat([d.raw_returns for d in datasets]),
         complete=torch.cat([d.complete for d in datasets]),
         transforms=(*first.transforms, *(f"concatenate {d.spec.name}" for d in datasets[1:])),
-        notes=tuple(n for d in datasets for n in d.notes),
+        notes=tuple(notes),
         mapped=False,
         weights=_joined_weights(datasets),
     )

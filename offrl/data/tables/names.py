@@ -42,10 +42,10 @@ RLDS = ("is_first", "is_last", "is_terminal")  # of its steps, of which an episo
 def column_of(word: str) -> str:
     """Our name of the column that is called `word`; the word itself where it is no usual name."""
     lower = word.lower().strip()
-    usual = (ours for table in (STEMS, USUAL) for ours, words in table.items() if lower in words)
-    return next((ours for ours in usual if ours not in NEVER_GUESSED), word)
+    known = (column for words in (STEMS, USUAL) for column, usual in words.items() if lower in usual)
+    return next((column for column in known if column not in NEVER_GUESSED), word)
 
 
 def meaning(word: str) -> str:
     """The key of `MEANINGS` that a column called `word` has; "" for one whose name means none of these."""
-    return next((ours for ours in MEANINGS if word.lower().strip() in USUAL[ours]), "")
+    return next((column for column in MEANINGS if word.lower().strip() in USUAL[column]), "")

@@ -10,12 +10,13 @@ import numpy as np
 from offrl.data.memory import Memory
 
 
-class Table:
+class Tabular:
     """Named columns of R rows each."""
 
     where: str
     names: list[str]
     by_column = False  # whether reading a column does not read the others as well
+    units: Mapping[str, str] = MappingProxyType({})  # of columns, where the table says them
     own_names: tuple[str, ...] = ()  # beginnings of names that belong to the file's layout: nothing is said where nothing takes these
 
     def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
