@@ -125,16 +125,13 @@ def check_fit(name: str, policy: Any, dataset: Dataset, explore: bool) -> None:
         raise UserError(f"candidate {name} is a {type(policy).__name__}; a policy has start(episodes) and step(carry, observations, t)")
     if explore and "explore" not in inspect.signature(policy.step).parameters:
         raise UserError(f"candidate {name} cannot explore (its step has no argument of that name); leave out explore=true")
-    own, spec = getattr(getattr(policy, "algorithm", None), "spec", None), dataset.spec
-    if own is None:
+    if (own := getattr(getattr(policy, "algorithm", None), "spec", None)) is None:
         return
-
-    def words(s: Any) -> str:
-        actions = f"{s.num_actions} discrete actions" if s.discrete else f"{s.action_dim} action dimensions"
-        return f"observations {list(s.observation_shape)} and {actions}"
-
-    if words(own) != words(spec):
-        raise UserError(f"candidate {name} takes {words(own)}; {spec.name} has {words(spec)}: name data of its own with dataset=")
+    spec = dataset.spec
+    sizes = [f"{s.num_actions} discrete actions" if s.discrete else f"{s.action_dim} action dimensions" for s in (own, spec)]
+    takes, has = (f"observations {list(s.observation_shape)} and {size}" for s, size in zip((own, spec), sizes, strict=True))
+    if takes != has:
+        raise UserError(f"candidate {name} takes {takes}; {spec.name} has {has}: name data of its own with dataset=")
     check_columns(own, spec, f"candidate {name}")
 
 

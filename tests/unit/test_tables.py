@@ -268,7 +268,7 @@ def test_kinds_of_actions(columns: list[np.ndarray], kind: str, expected: Any) -
         with pytest.raises(UserError, match=expected):
             as_actions(columns, names, kind, "x")
     else:
-        actions, count, _ = as_actions(columns, names, kind, "x")
+        actions, count, *_ = as_actions(columns, names, kind, "x")
         assert actions.tolist() == expected and count in (0, 3, 9)
     assert as_actions([CHOICE, AMOUNT], ["a", "b"], "continuous", "x")[0].shape == (4, 2)
 

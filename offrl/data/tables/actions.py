@@ -54,7 +54,7 @@ def as_actions(columns: Sequence[np.ndarray], names: Sequence[str], kind: str, w
             raise UserError(
                 f"{where}: {setting}=one_hot, and row {int(bad[0]) if len(bad) else 0} of the actions has no single 1 among zeros"
             )
-        called = tuple(names) if len(set(names)) == len(names) else ()  # not of an array [R, A]
+        called = () if all(n.endswith(f"[{i}]") for i, n in enumerate(names)) else tuple(names)  # of an array: no names
         note = f"actions: one-hot columns, taken for one discrete choice: {listed_labels(names)}"
         return stacked.argmax(1).astype(np.int64), len(names), called, note
     if kind == "multi_discrete":

@@ -97,8 +97,10 @@ def _set_actions(raw: RawData, parts: tuple[Term, ...], columns: Columns, config
         actions, note = first, ""
     else:
         if len(given) == 1 and first.ndim == 2:
-            parts, given = parts * first.shape[1], list(first.T)
-        actions, raw.num_actions, raw.labels, note = as_actions(given, [p.column for p in parts], kind, where)
+            names, given = [f"{parts[0].column}[{i}]" for i in range(first.shape[1])], list(first.T)
+        else:
+            names = [p.column for p in parts]
+        actions, raw.num_actions, raw.labels, note = as_actions(given, names, kind, where)
     raw.discrete = actions.ndim == 1
     if config.action_kind == "discrete" and raw.discrete and not raw.num_actions and len(actions):
         raw.num_actions = max(0, int(actions.max())) + 1

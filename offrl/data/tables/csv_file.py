@@ -137,8 +137,8 @@ class CsvFile(Tabular):
             return {}
         cells = [(a.strip(), b.strip()) for a, b in zip(*rows, strict=False) if a.strip().lower() not in EMPTY]
         measured = [bool(is_number(b) or _DATE.match(b)) and not is_number(a) and not _DATE.match(a) for a, b in cells]
-        found = 2 * sum(measured) > len(cells) and not any(is_number(a) and a != "1" for a, _ in cells)
-        if not found:
+        most = 2 * sum(measured) > len(cells) and not any(is_number(a) and a != "1" for a, _ in cells)
+        if not most:
             return {}
         shown = ", ".join(a for a, _ in cells[:6]) + (", ..." if len(cells) > 6 else "")
         self.notes.append(f"the row below the names ({shown}) is taken for units, and left out")

@@ -235,6 +235,8 @@ def _proposal(names: Sequence[str], chosen: Chosen, missing: Sequence[str], exam
             words.append(f'"dataset.fields.{column}={f"[{text}]" if len(hits) > 1 else text}"')
     unclear = " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing)
     command = f"{example}{', '.join(words)})" if python else f"offrl data inspect {example} {' '.join(words)}"
+    if missing == ["rewards"] and "terminals" in names:
+        negative += ", or dataset.format=ogbench for goal data that need none"
     return (
         f"its columns are {listing(names)}; which of them are {unclear} is not clear from their names. Say it, and look at the result, "
         f"perhaps{negative}: {command}"

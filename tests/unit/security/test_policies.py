@@ -140,7 +140,7 @@ def test_what_acting_takes_has_an_end(name: str, change: dict[str, Any], problem
         ({"spec": 3}, "does not say which algorithm"),
         ({"spec": {"observation_shape": "ab", "action_dim": 2}}, "observation_shape is 'ab'"),
         ({"spec": {"observation_shape": [3], "action_dim": -2}}, "-2 action dimensions"),
-        ({"spec": {"observation_shape": [3], "action_dim": 2, "action_low": [0.0]}}, "action_low has 1 numbers, where 2"),
+        ({"spec": {"observation_shape": [3], "action_dim": 2, "action_low": [0.0]}}, "action_low has 1 entries, where 2"),
         ({"spec": {"observation_shape": [3], "action_dim": 2, "task": {"name": "x", "env_kwargs": []}}}, "env_kwargs is"),
         ({"spec": {"observation_shape": [90_000_000, 90_000_000, 90_000_000], "action_dim": 2}}, ""),
         ({"seed": {}}, "has the seed {}"),
