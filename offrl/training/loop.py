@@ -38,7 +38,8 @@ def train(
         trains, started = run.step < run.end, time.monotonic()
         resources.enter_context(log)
         resources.enter_context(signals.handled(log.say))
-        if trains and setup.plan.mode.startswith("compiled"):
+        compiled, compiling = setup.plan.mode.startswith("compiled"), 0.0
+        if trains and compiled:
             log.say("compiling the step, 10 to 30 seconds; at once where it was compiled before")
         while run.step < run.end and run.alive.any():
             stop = run.next_stop()
@@ -54,6 +55,7 @@ def train(
                 first_seconds = slices.done(end)
                 if first_seconds is not None:
                     log.timing(end, first_updates=first_seconds)
+                    compiling = first_seconds if compiled else 0.0
                     continue
                 scores.poll()
                 if end < run.end:
@@ -86,5 +88,6 @@ def train(
         if trains or run.rescored:
             log.hparams({**vars(config.algo), "dataset": dataset.spec.name, "steps": run.step})
         if trains:
-            waited = f", of which waiting for evaluation {duration(scores.seconds_waited)}" if scores.seconds_waited > 1.0 else ""
-            log.say(f"trained in {duration(time.monotonic() - started)}{waited}")
+            parts = {"compiling": compiling, "waiting for evaluation": scores.seconds_waited}
+            shown = " and ".join(f"{what} {duration(seconds)}" for what, seconds in parts.items() if seconds > 1.0)
+            log.say(f"trained in {duration(time.monotonic() - started)}{f', of which {shown}' if shown else ''}")

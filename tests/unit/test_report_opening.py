@@ -119,6 +119,25 @@ def test_the_first_screen(tmp_path: Path, name: str) -> None:
     assert not re.search(r"\bnan\b|None\b(?! reaches)", opening)
 
 
+@pytest.mark.parametrize("datasets", [(HOPPER,), (HOPPER, WALKER)])
+def test_what_differs_besides_the_algorithms_is_in_the_headline(tmp_path: Path, datasets: tuple[str, ...]) -> None:
+    for dataset in datasets:
+        make(tmp_path / "runs", "rebrac", dataset, level(20), seeds=6)
+        make(tmp_path / "runs", "td3_bc", dataset, level(60), seeds=6, hidden=[64, 64], alpha=9.0)  # alpha is of td3_bc alone
+        for algorithm, normalised in (("rebrac", "false"), ("td3_bc", "true")):
+            record = tmp_path / "runs" / f"{algorithm}-{dataset}" / "run.json"
+            record.write_text(record.read_text().replace('"dataset": {}', f'"dataset": {{"normalize_observations": {normalised}}}'))
+    scores = tmp_path / "runs" / f"rebrac-{HOPPER}" / "scores.csv"
+    scores.write_text(re.sub(r"^300,(\d),10,", r"300,\1,100,", scores.read_text(), flags=re.M))
+    text, _ = made(tmp_path / "runs", out=tmp_path / "out")
+    opening = text.partition(" Scores ")[0]
+    names = "normalised observations, hidden layers, LayerNorm, batch size and 1 more"
+    assert f"They differ in more than the algorithm: {names}. More than chance, by algorithm and settings together: the " in opening
+    values = "normalised observations: no (rebrac), yes (td3_bc); hidden layers: [256,256,256] (rebrac), [64,64] (td3_bc); LayerNorm: yes "
+    assert f"Besides the algorithm: {values}" in opening and "evaluation episodes: 100 (rebrac), 10 (td3_bc)." in opening
+    assert "alpha" not in opening
+
+
 def test_cells_without_a_final_score_are_named_beside_the_others(tmp_path: Path) -> None:
     make(tmp_path / "runs", "bc", HOPPER, level(50))
     run = make(tmp_path / "runs", "iql", HOPPER, level(60))
