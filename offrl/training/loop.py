@@ -88,6 +88,11 @@ def train(
         if trains or run.rescored:
             log.hparams({**vars(config.algo), "dataset": dataset.spec.name, "steps": run.step})
         if trains:
-            parts = {"compiling": compiling, "waiting for evaluation": scores.seconds_waited}
-            shown = " and ".join(f"{what} {duration(seconds)}" for what, seconds in parts.items() if seconds > 1.0)
-            log.say(f"trained in {duration(time.monotonic() - started)}{f', of which {shown}' if shown else ''}")
+            log.say(time_text(time.monotonic() - started, compiling, scores.seconds_waited))
+
+
+def time_text(total: float, compiling: float, waited: float) -> str:
+    """`trained in 1 min 57 s, of which compiling 1 min 50 s`, from seconds: what else than updates took longer than one is named."""
+    parts = {"compiling": compiling, "waiting for evaluation": waited}
+    shown = " and ".join(f"{what} {duration(seconds)}" for what, seconds in parts.items() if seconds > 1.0)
+    return f"trained in {duration(total)}" + (f", of which {shown}" if shown else "")

@@ -127,6 +127,14 @@ def test_compare(offrl: Offrl) -> None:
     assert len(list(Path("runs").iterdir())) == 3
 
 
+def test_what_a_reading_guessed_is_said_once(offrl: Offrl) -> None:
+    rows = "".join(f"{t},{t % 7},0.5,{t % 3}\n" for t in (*range(40), *range(100, 140)))
+    Path("log.csv").write_text("time,obs_0,action,reward\n" + rows)
+    for command in ("train algo=bc dataset=log.csv seeds=1 steps=5 name=a", "train resume=runs/a steps=6"):
+        result = offrl(command)
+        assert result.status == 0 and (result.out + result.err).count("1 gap longer than") == 1, result
+
+
 def test_config_file(offrl: Offrl, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text("algo: {name: td3_bc, alpha: 4.0}\neval: {env: none}\nseeds: [5]\nname: mine\n")
     assert offrl("train config=my.yaml seeds=[6]").status == 0
