@@ -13,7 +13,7 @@ from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical, canonical_name, ends_from, lost
 from offrl.data.tables import values as cells
 from offrl.data.tables.actions import as_actions
-from offrl.data.tables.mapping import DONE, VECTORS, Chosen, Term, choose, left_over, usual_columns
+from offrl.data.tables.mapping import DONE, VECTORS, Chosen, Term, choose, left_over, seen_actions, usual_columns
 from offrl.data.tables.steps import describe
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -60,6 +60,8 @@ def build(
     for text in getattr(table, "notes", ()):
         raw.note(text)
     if text := left_over(table.names, chosen, table.kinds(), [c for c in VECTORS if c not in fields]):
+        raw.note(text)
+    if text := seen_actions(chosen):
         raw.note(text)
     order, ends = _episodes(raw, chosen, columns, rows, files, config.max_gap)
     if order is not None:
