@@ -29,6 +29,7 @@ AMBIGUOUS = {  # words for which nobody means a further column of that name, and
 BLOCKS, BLOCK = 20, 1000  # rows that are looked at for what float32 does not tell apart
 STEPS = 4096  # of float32, by which a column varies at least that is not looked at
 ALIKE = 0.9  # share of numbers that stay different, at least
+SUCCESSORS = ("next_observations", "final_observations")  # of which is said what is said of observations
 CORE = ("observations", "actions", "rewards", *FLAGS, "next_observations")
 
 

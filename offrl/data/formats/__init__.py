@@ -186,7 +186,7 @@ def _by_path(path: Path, name: str, form: str) -> Source:
         if minari.data_folder(path) and numbered(file, "episode_"):
             return _minari("", path)
         keys = set(file)
-    if "observations_0" in keys or {"observations", "episode_terminals"} <= keys:
+    if "observations_0" in keys or {"observations_0_0", "num_episodes"} <= keys or {"observations", "episode_terminals"} <= keys:
         return Source("d3rlpy", name, path)
     if {"observations", "actions", "rewards", "terminals"} <= keys:
         return Source("d4rl", name, path)

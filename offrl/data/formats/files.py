@@ -16,12 +16,11 @@ from offrl.data.containers.npz import Npz
 from offrl.data.containers.parquet import arrow_values, open_parquet
 from offrl.data.containers.plain_files import refuse_special
 from offrl.data.memory import Memory
-from offrl.data.raw import BLOCK, BLOCKS, FLAGS, NAMES, RawData, canonical, coarse, ends_from, lost, refuse_gaps, sampled, wide
+from offrl.data.raw import BLOCK, BLOCKS, FLAGS, NAMES, SUCCESSORS, RawData, canonical, coarse, ends_from, lost, refuse_gaps, sampled, wide
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 
 KNOWN = ("observations", "actions", "rewards", *FLAGS, "next_observations", "episode_ends", "episode_ids", "final_observations")
-MOST_AGAIN = 1 << 30  # bytes of an array of an npz file that is read a second time
 _MAGIC = {b"\x89HDF\r\n\x1a\n": "hdf5", b"PK\x03\x04": "npz", b"PK\x05\x06": "npz", b"PAR1": "parquet"}
 
 
@@ -131,9 +130,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, kind: str, optional:
     elif kind == "npz":
         archive = Npz(path)
         for name, key in choose_keys(config, archive.shapes, str(path), optional).items():
-            columns[name] = archive.read(key, name, memory)
-            if suspect(name, columns[name], archive.shapes[key][1]) and columns[name].nbytes < MOST_AGAIN:
-                notes.append(lost(name, archive.array(key)))
+            columns[name] = archive.read(key, name, memory, notes)
     else:
         columns = _read_parquet(path, config, memory, optional, notes)
     return finish(columns, path, notes=notes)
@@ -141,7 +138,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, kind: str, optional:
 
 def suspect(name: str, values: np.ndarray, stored: np.dtype) -> bool:
     """Whether float32 may have lost what a column as it is stored tells apart."""
-    if name in ("next_observations", "final_observations") or values.dtype != np.float32 or not wide(stored) or not values.ndim:
+    if name in SUCCESSORS or values.dtype != np.float32 or not wide(stored) or not values.ndim:
         return False
     parts = [values[part].reshape(len(values[part]), -1) for part in sampled(len(values))]
     return bool(coarse(np.concatenate(parts)).any())
