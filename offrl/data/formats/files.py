@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from offrl.data import rlds
 from offrl.data.containers.guard import reading, refuse_growth
 from offrl.data.containers.hdf5 import column_dtype, hdf5_keys, open_hdf5, read_hdf5, refuse_groups
 from offrl.data.containers.npz import Npz
@@ -108,6 +109,7 @@ def choose_keys(config: DatasetConfig, keys: Mapping[str, Any], where: str, opti
         matches = [k for k in (column, *NAMES.get(column, ())) if k in keys]
         if column not in chosen and matches:
             chosen[column] = matches[0]
+    chosen |= rlds.usual(keys, chosen)
     for column in ("observations", "actions", "rewards"):
         if column not in chosen and column not in optional:
             listing = ", ".join(sorted(keys)) or "nothing"
@@ -125,15 +127,23 @@ def read(path: Path, config: DatasetConfig, memory: Memory, kind: str, optional:
         with open_hdf5(path) as file:
             items = hdf5_keys(file)
             refuse_groups(file, (k for c in KNOWN if c not in config.fields for k in (c, *NAMES.get(c, ()))))
-            for name, key in choose_keys(config, items, str(path), optional).items():
+            chosen = choose_keys(config, items, str(path), optional)
+            for name, key in chosen.items():
                 columns[name] = read_item(name, items[key], memory, str(path), notes)
     elif kind == "npz":
         archive = Npz(path)
-        for name, key in choose_keys(config, archive.shapes, str(path), optional).items():
+        chosen = choose_keys(config, archive.shapes, str(path), optional)
+        for name, key in chosen.items():
             columns[name] = archive.read(key, name, memory, notes)
     else:
         columns = _read_parquet(path, config, memory, optional, notes)
-    return finish(columns, path, notes=notes)
+        chosen = choose_keys(config, _parquet_keys(open_parquet(path).schema_arrow.names), str(path), optional)
+    raw = finish(columns, path, notes=notes)
+    if rlds.is_steps(chosen.values()):
+        marks = raw.columns.get("truncations", raw.episode_ends)
+        assert marks is not None
+        rlds.without_last(raw, marks)
+    return raw
 
 
 def suspect(name: str, values: np.ndarray, stored: np.dtype) -> bool:

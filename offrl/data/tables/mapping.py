@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from offrl.data import rlds
 from offrl.errors import UserError, nearest
 
 VECTORS = ("observations", "next_observations", "actions")
@@ -80,6 +81,9 @@ def choose(
         if column not in fields and (free := usual_columns(column, [n for n in names if n not in used])):
             chosen[column] = tuple(map(Term, free))
             used.update(free)
+    if steps := rlds.usual(names, {column: parts[0].column for column, parts in chosen.items()}):
+        chosen |= {column: (Term(name),) for column, name in steps.items()}
+        used.update(steps.values())
     for column in (c for c, entry in fields.items() if entry == "*"):
         chosen[column] = tuple(Term(n) for n in names if n and n not in used and not n.startswith(UNNAMED))
     missing = [c for c in REQUIRED if not chosen.get(c) and c not in optional]

@@ -1,0 +1,60 @@
+"""Steps in the layout of RLDS (arXiv 2111.02767): `is_last` marks a row that holds nothing but the observation an episode ended in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from offrl.data.memory import chunks
+from offrl.data.raw import RawData
+
+TERMINAL, LAST = "is_terminal", "is_last"
+ENDS = ("terminations", "truncations", "episode_ends")
+
+
+def usual(names: Collection[str], chosen: Mapping[str, str]) -> dict[str, str]:
+    """What RLDS' flags among the columns `names` of a file are; {} where it has not both, or others are `chosen` ({ours: the file's})."""
+    marks = {column: chosen[column] for column in ENDS if column in chosen}
+    if not {TERMINAL, LAST} <= set(names) or not set(marks.values()) <= {TERMINAL, LAST}:
+        return {}
+    flags = {"terminations": TERMINAL, "truncations": LAST}
+    return {column: name for column, name in flags.items() if column not in marks and name not in marks.values()}
+
+
+def is_steps(marks: Collection[str]) -> bool:
+    """Whether these columns of a file, which mark ends, are RLDS' flags."""
+    return {TERMINAL, LAST} <= set(marks)
+
+
+def without_last(raw: RawData, last: np.ndarray) -> None:
+    """Take the rows `last` [R] out, in place: the row before each ends the episode, terminated where the last step was terminal, and leads
+    to its observation. Where columns are of unequal lengths nothing happens, for they will be refused."""
+    observations, terminal = raw.columns["observations"], raw.columns["terminations"]
+    keep = ~last
+    if not keep.any() or any(len(column) != len(last) for column in raw.columns.values()):
+        return
+    followed = np.append(last[1:], False) & keep  # by a last step
+    ends = followed if raw.episode_ends is None else followed | (raw.episode_ends & keep)
+    rows = np.union1d(np.flatnonzero(ends), np.flatnonzero(keep)[-1:])  # the last episode too, where the recording stopped in it
+    if "next_observations" not in raw.columns:
+        raw.final_observations = np.asarray(observations[rows + followed[rows]])
+        raw.final_known = None if followed[rows].all() else followed[rows]
+    terminated = followed & np.append(terminal[1:], False)
+    raw.columns |= {"terminations": terminated, "truncations": followed & ~terminated}
+    raw.columns = {name: _kept(column, keep) for name, column in raw.columns.items()}
+    raw.episode_ends = ends[keep]
+    raw.note(
+        f"steps as RLDS has them: the {int(last.sum()):,} rows of {LAST} hold no action, only what the row before leads to, and "
+        "are left out"
+    )
+
+
+def _kept(column: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """The rows to keep, moved together in place: a column may be as large as the disk."""
+    at = 0
+    for part in chunks(len(column)):
+        rows = column[part][keep[part]]
+        column[at : at + len(rows)] = rows
+        at += len(rows)
+    return column[:at]
