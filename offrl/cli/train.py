@@ -26,7 +26,7 @@ def run(arguments: list[str]) -> int:
         check_run(str(values["resume"]))
     from offrl.api import train_from
     from offrl.errors import Interrupted
-    from offrl.runs.conditions import lines
+    from offrl.runs.comparable import difference_lines
     from offrl.runs.results import collect
     from offrl.runs.tables import explain, final_table, next_commands
     from offrl.system.signals import terminable
@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> int:
         final_table(results, main_run.scored_in)
     quiet = bool(values.get("quiet"))
     if len(runs) > 1:
-        say(*lines(collect([run.dir for run in runs])))
+        say(*difference_lines(collect([run.dir for run in runs])))
     if not quiet:
         explain(main_run)
     for run in runs:

@@ -20,8 +20,7 @@ from offrl.report.opening import answer, whiskers
 from offrl.report.opening.films import films
 from offrl.report.page import Page
 from offrl.report.rows import Entry, entries, table
-from offrl.runs.comparable import groups
-from offrl.runs.conditions import differences
+from offrl.runs.comparable import differences, groups
 from offrl.runs.exchange.files import write as write_documents
 from offrl.runs.exchange.merge import documents_of
 from offrl.runs.record import SCORES

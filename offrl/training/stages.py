@@ -12,6 +12,7 @@ import torch
 from offrl import registry
 from offrl.algorithm import with_settings
 from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.transforms.rescale import apart
 from offrl.errors import UserError, say, warn
 from offrl.nn.outline import of_file, outline
 from offrl.pretrained import Pretrained, Requirement
@@ -174,13 +175,12 @@ def _check_data(recorded: DataSpec, spec: DataSpec, where: str, requirement: Req
         trained, current = getattr(recorded, name), getattr(spec, name)
         if tuple(trained) != tuple(current) if isinstance(trained, tuple) else trained != current:
             raise UserError(f"{where}: it was trained on data with {name}={trained}, and {spec.name} has {current}")
-    for name in () if requirement.own_units else ("observation_mean", "observation_std"):
-        trained, current = getattr(recorded, name), getattr(spec, name)
-        if (trained is None) != (current is None) or (trained is not None and not _close(trained, current)):
-            raise UserError(
-                f"{where}: its observations were normalised in another way than those of {spec.name}; "
-                "train it with the same dataset.normalize_observations"
-            )
+    unlike = (recorded.observation_mean is None) != (spec.observation_mean is None) or apart(recorded, spec).any()
+    if unlike and not requirement.own_units:
+        raise UserError(
+            f"{where}: its observations were normalised in another way than those of {spec.name}; train it with this version and the same "
+            "dataset.normalize_observations"
+        )
 
 
 def _check_rewards(recorded: DataSpec, spec: DataSpec, where: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data import rlds
+from offrl.data.containers import rlds
 from offrl.data.containers.guard import reading, refuse_growth
 from offrl.data.containers.hdf5 import column_dtype, hdf5_keys, open_hdf5, read_hdf5, refuse_groups
 from offrl.data.containers.npz import Npz

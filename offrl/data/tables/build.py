@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from offrl.data import rlds
+from offrl.data.containers import rlds
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical, canonical_name, ends_from, lost
 from offrl.data.tables import values as cells
@@ -92,9 +92,9 @@ def build(
     raw.episode_ends = ends
     if config.missing == "forward":
         _fill(raw)
-    marks = {column: chosen[column][0].column for column in rlds.ENDS if column in chosen}
-    if rlds.is_steps(marks.values()):
-        last = raw.columns["truncations"] if marks.get("truncations") == rlds.LAST else ends
+    flags = {column: chosen[column][0].column for column in rlds.ENDS if column in chosen}
+    if rlds.is_steps(flags.values()):
+        last = raw.columns["truncations"] if flags.get("truncations") == rlds.LAST else ends
         assert last is not None
         rlds.without_last(raw, last)
     return raw

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from offrl.data import rlds
+from offrl.data.containers import rlds
 from offrl.errors import UserError, nearest
 
 VECTORS = ("observations", "next_observations", "actions")

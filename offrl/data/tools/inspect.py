@@ -25,7 +25,7 @@ VECTORS = ("observations", "actions")  # whose dimensions have: next_observation
 
 
 @dataclass(frozen=True)
-class Dimension:
+class Spread:
     """One dimension of a column, a sensor's say, and the spread of its finite values."""
 
     name: str  # as the file calls it; else its number
@@ -47,7 +47,7 @@ class Column:
     mean: float
     std: float  # over all entries together
     constant: tuple[int, ...] = ()  # flat dimensions that never change; empty for columns of one number
-    dimensions: tuple[Dimension, ...] = ()  # of observations and actions of several, the first MOST_DIMENSIONS
+    dimensions: tuple[Spread, ...] = ()  # of observations and actions of several, the first MOST_DIMENSIONS
     named: bool = False  # by the file
 
 
@@ -222,7 +222,7 @@ def _column(name: str, column: np.ndarray, names: Sequence[str]) -> Column:
     named = len(names) == width <= MOST_DIMENSIONS
     shown = range(min(width, MOST_DIMENSIONS) if name in VECTORS and (named or width > 1) else 0)
     numbers = zip(low.tolist(), high.tolist(), means.tolist(), np.sqrt(squared).tolist(), strict=True)
-    dimensions = tuple(Dimension(names[d][:LONG] if named else str(d), *row) for d, row in zip(shown, numbers, strict=False))
+    dimensions = tuple(Spread(names[d][:LONG] if named else str(d), *row) for d, row in zip(shown, numbers, strict=False))
     shape, named = tuple(column.shape), named and bool(dimensions)
     return Column(name, str(column.dtype), shape, float(low.min()), float(high.max()), mean, spread, constant, dimensions, named)
 
@@ -251,7 +251,7 @@ def _duplicates(raw: RawData) -> tuple[int, tuple[int, int] | None]:
 
 
 def _table(columns: list[Column]) -> list[str]:
-    rows = [("column", "type", "shape", "lowest", "highest", "mean", "std")]
+    rows: list[tuple[str, ...]] = [("column", "type", "shape", "lowest", "highest", "mean", "std")]
     for c in columns:
         rows.append((c.name, c.dtype, "x".join(map(str, c.shape)), *(f"{v:.4g}" for v in (c.low, c.high, c.mean, c.std))))
         rows += [(f"  {d.name}", "", "", *(f"{v:.4g}" for v in (d.low, d.high, d.mean, d.std))) for d in c.dimensions]

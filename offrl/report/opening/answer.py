@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from offrl.report.compare import Comparison
 from offrl.report.opening.searches import chosen, without_searches
 from offrl.report.rows import RAW, UNSCORED, Entry, Interval, Published, digits
-from offrl.runs.comparable import FEW_SEEDS
-from offrl.runs.conditions import sentence
+from offrl.runs.comparable import FEW_SEEDS, sentence
 from offrl.statistics.aggregate import difference, probability_of_improvement
 
 MOST_OTHERS = 4  # algorithms named in a sentence
@@ -21,7 +20,7 @@ NO_INTERVAL = "One seed has no interval: nothing says how much of this is chance
 WIDE = " Two seeds make an interval twelve times as wide as they lie apart: seeds=5 trains five."
 TOGETHER = ", by algorithm and settings together"
 Behaviour = Callable[[str, bool], float | None]  # (dataset, normalised) -> the mean of the data's own episodes
-Conditions = Callable[[Collection[str], Sequence[str]], dict[str, str]]  # see `offrl.runs.conditions.differences`
+Conditions = Callable[[Collection[str], Sequence[str]], dict[str, str]]  # see `offrl.runs.comparable.differences`
 
 
 @dataclass(frozen=True)
