@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from offrl.benchmark.run import _results
 from offrl.figures.curves import Curves
 from offrl.report import figures
 from offrl.report.opening import films
@@ -303,3 +304,14 @@ def test_many_algorithms_have_colours_that_follow_the_theme() -> None:
     assert page.html().split("</style>", 1)[1].count("var(--c") == 10
     lines: dict[str, Curves] = {name: {0: {1: 0.0, 2: 1.0}} for name in colours}
     figures.learning("x", lines, colours, "score", None)
+
+
+def test_a_benchmark_ends_with_what_differs_besides_the_algorithms(tmp_path: Path) -> None:
+    for algorithm in ("bc", "td3_bc", "awac"):
+        make(tmp_path, algorithm, HOPPER, level(50), hidden=[8], batch_size=64 if algorithm == "awac" else 256)
+        make(tmp_path, algorithm, WALKER, level(50), hidden=[8], batch_size=256)
+    lines: list[str] = []
+    _results(tmp_path, lines.append)
+    assert [line for line in lines if line.startswith("differing")] == [
+        f"differing besides the algorithm on {HOPPER}: batch size: 64 (awac (batch_size=64)), 256 (bc, td3_bc)"
+    ]
