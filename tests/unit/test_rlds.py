@@ -82,5 +82,13 @@ def test_an_end_that_is_missing_and_other_flags(tmp_path: Path) -> None:
     cut = {name: column[:13] for name, column in VECTORS.items()}  # the recording stopped in the third episode
     data = load_dataset(str(npz(tmp_path, cut)))
     assert data.episode_end.tolist() == [4, 8, 11] and not bool(data.columns["successor_known"][-1]) and not bool(data.complete[-1])
+    ids = {**VECTORS, "episode_ids": np.arange(15) // 5, "is_last": LAST & (np.arange(15) < 5)}  # two ends are unmarked: no row is lost
+    fields = {"terminations": "is_terminal", "episode_ends": "is_last"}
+    assert load_dataset(DatasetConfig(name=str(npz(tmp_path, ids)), fields=fields)).episode_end.tolist() == [4, 9, 14]
+    table = {**TABLE, "episode": ids["episode_ids"], "is_last": ids["is_last"]}
+    assert load_dataset(DatasetConfig(name=str(csv(tmp_path, table)), fields=fields)).episode_end.tolist() == [4, 9, 14]
+    kept = {"first": "is_first", "last": "is_last", "end": "is_terminal"}
+    more = {**VECTORS, "terminations": FLAGS["is_terminal"], "truncations": LAST & ~FLAGS["is_terminal"]}
+    assert len(load_dataset(DatasetConfig(name=str(npz(tmp_path, more)), fields=kept))) == 15  # asked for as further columns
     own = {**VECTORS, "truncations": LAST & ~FLAGS["is_terminal"], "terminations": FLAGS["is_terminal"]}
     assert len(load_dataset(str(npz(tmp_path, own)))) == 15  # a file that says its ends in our words

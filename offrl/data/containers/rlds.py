@@ -22,9 +22,9 @@ def usual(names: Collection[str], chosen: Mapping[str, str]) -> dict[str, str]:
     return {column: name for column, name in flags.items() if column not in marks and name not in marks.values()}
 
 
-def is_steps(marks: Collection[str]) -> bool:
-    """Whether these columns of a file, which mark ends, are RLDS' flags."""
-    return {TERMINAL, LAST} <= set(marks)
+def is_steps(flags: Mapping[str, str]) -> bool:
+    """Whether the columns of a file that are ours of ENDS, {ours: the file's}, are RLDS' flags."""
+    return flags.get("terminations") == TERMINAL and LAST in (flags.get("truncations"), flags.get("episode_ends"))
 
 
 def without_last(raw: RawData, last: np.ndarray) -> None:

@@ -138,11 +138,13 @@ def read(path: Path, config: DatasetConfig, memory: Memory, kind: str, optional:
     else:
         columns = _read_parquet(path, config, memory, optional, notes)
         chosen = choose_keys(config, _parquet_keys(open_parquet(path).schema_arrow.names), str(path), optional)
+    flags = {column: chosen[column] for column in rlds.ENDS if column in chosen}
+    own = columns.get("episode_ends")
     raw = finish(columns, path, notes=notes)
-    if rlds.is_steps(chosen.values()):
-        marks = raw.columns.get("truncations", raw.episode_ends)
-        assert marks is not None
-        rlds.without_last(raw, marks)
+    if rlds.is_steps(flags):
+        last = raw.columns["truncations"] if flags.get("truncations") == rlds.LAST else ends_from(own, raw.rows, str(path))
+        assert last is not None
+        rlds.without_last(raw, last)
     return raw
 
 

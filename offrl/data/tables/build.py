@@ -93,8 +93,8 @@ def build(
     if config.missing == "forward":
         _fill(raw)
     flags = {column: chosen[column][0].column for column in rlds.ENDS if column in chosen}
-    if rlds.is_steps(flags.values()):
-        last = raw.columns["truncations"] if flags.get("truncations") == rlds.LAST else ends
+    if rlds.is_steps(flags):
+        last = raw.columns["truncations"] if flags.get("truncations") == rlds.LAST else marks
         assert last is not None
         rlds.without_last(raw, last)
     return raw
