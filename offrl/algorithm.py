@@ -101,7 +101,7 @@ class Part:
 class Runtime:
     """Surroundings of a copy of an algorithm that trains or acts; the step fills them in."""
 
-    source: Any = None  # the sampler's source, the same for all replicas, on the device
+    source: Any = None  # what `Sampler.prepare` made of the dataset, the same for all replicas, on the device; None where policies act
     reduce_gradients: Callable[[Params], Params] | None = None  # the mean over the processes that share a batch
     alone: bool = False  # updates are run eagerly and for one replica, outside of all transforms of torch.func
     notes: Sequence[str] = ()  # lines for the log about the algorithm's setup

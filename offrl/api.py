@@ -151,6 +151,8 @@ def train_from(
     """
     refuse_imported()
     main = compose(values) if values.get("resume") is None else run_settings(values["resume"], values, ("dataset", "eval"))
+    if main.compare and not main.quiet and (own := _own_settings(main.given)):
+        say(f"{', '.join(own)}: of {main.label} alone; {', '.join(main.compare)} have their own default settings")
     result: list[Run] = []
     for config in itertools.chain([main], _compared(main)):
         config, data, pretrained = _prepare(config, dataset, env)
@@ -174,11 +176,15 @@ def _compared(main: TrainConfig) -> Iterator[TrainConfig]:
         return
     for name in main.compare:
         if name != main.label:
-            # the settings given, without those of the main algorithm
-            private = ("algo", "grid")
-            settings = {k: v for k, v in main.given.items() if k.partition(".")[0] not in private and (k != "experiment" or v == "none")}
+            own = _own_settings(main.given)
+            settings = {k: v for k, v in main.given.items() if k != "algo" and k not in own}
             shared = {k: getattr(main, k) for k in ("seeds", "steps", "runs_dir", "quiet")}
             yield compose({**settings, **shared, "algo": name, "compare": []})
+
+
+def _own_settings(given: Mapping[str, Any]) -> list[str]:
+    """Names of the settings among those given that are of the main algorithm alone, and not of those that it is compared with."""
+    return [k for k, v in given.items() if k.startswith(("algo.", "grid.")) or (k == "experiment" and v not in ("none", "auto"))]
 
 
 def _prepare(config: TrainConfig, dataset: Any, env: Callable[[], Any] | None) -> tuple[TrainConfig, Dataset, Mapping[str, Any]]:

@@ -10,6 +10,7 @@ from typing import TextIO
 
 # C0, C1, separators, bidirectional marks, and halves of pairs, which no terminal and no file in UTF-8 can be given
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_warnings: set[str] = set()  # that this process has given
 
 
 class UserError(Exception):
@@ -77,4 +78,10 @@ def note(message: str) -> None:
 
 def warn(message: str) -> None:
     """One line on standard error; for what a person should know but that does not stop the work."""
+    _warnings.add(message)
     say(f"offrl: warning: {message}", file=sys.stderr)
+
+
+def unsaid(notes: Iterable[str]) -> list[str]:
+    """The notes that no warning of this process ended with: those about data were given when these were read."""
+    return [note for note in notes if not any(warning.endswith(note) for warning in _warnings)]

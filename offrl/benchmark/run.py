@@ -120,7 +120,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _results(folder: Path, say: Callable[[str], None]) -> None:
     """Write results.csv and results.parquet."""
-    from offrl.runs import results
+    from offrl.runs import comparable, results
 
     try:
         scores = results.collect([folder])
@@ -129,5 +129,5 @@ def _results(folder: Path, say: Callable[[str], None]) -> None:
     written = results.write(scores, folder / "results.csv")
     say(f"results: {', '.join(str(p) for p in written)}")
     if scores.scores:
-        for line in report_command(folder):
+        for line in (*comparable.difference_lines(scores), *report_command(folder)):
             say(line)

@@ -48,6 +48,7 @@ what subset keeps, in this order:
 settings of all of them: how DATASET is read
   dataset.format=auto, dataset.fields.COLUMN=KEY, dataset.action_low=..., dataset.action_high=..., dataset.clip_actions=true,
   dataset.check=false (take faulty data all the same) and the others of `offrl train --help`
+  config=FILE          the dataset's settings in a YAML file; DATASET may then be left out of inspect and doctor
 
 exit status: 0 done, 1 inspect or doctor found faults that would corrupt training, 2 a mistake in the input"""
 
@@ -92,25 +93,36 @@ def _expect(action: str, names: list[str], count: int, what: str) -> None:
 
 def _dataset(name: str, settings: list[str], names: tuple[str, ...] = ()) -> tuple[DatasetConfig, dict[str, Any]]:
     """The settings that read the dataset `name`, and the values of the action's settings, whose names are `names`."""
-    from offrl.settings.compose import compose, parse
+    from offrl.settings.compose import compose, flatten, parse
 
     arguments = [a for a in settings if a.partition("=")[0] in names]
-    others = [a if a.startswith("dataset.") else f"dataset.{a}" for a in settings if a not in arguments]
+    files = [a for a in settings if a.startswith("config=")]
+    others = [a if a.startswith("dataset.") else f"dataset.{a}" for a in settings if a not in (*arguments, *files)]
     if names:
         for argument in settings:
             key = argument.partition("=")[0]
-            if argument not in arguments and not key.startswith("dataset."):
-                raise UserError(f"there is no setting '{key}' here.{nearest(key, names)} Settings: {', '.join(names)}, dataset....")
-    values = parse([f"dataset={name}", *others])
+            if argument not in (*arguments, *files) and not key.startswith("dataset."):
+                raise UserError(f"there is no setting '{key}' here.{nearest(key, names)} Settings: {', '.join(names)}, config, dataset....")
+    values = {k: v for k, v in flatten(parse(files)).items() if k.partition(".")[0] == "dataset"}  # a file may be of a whole run
+    values |= parse([*([f"dataset={name}"] if name else []), *others])
+    if not values.get("dataset"):
+        raise UserError(f"{files[0]} names no dataset (dataset: name: FILE); name one before the settings")
     config = compose({**values, "algo": "bc", "experiment": "none", "dataset.normalize_observations": False}).dataset
     return config, parse(arguments)
+
+
+def _one_dataset(action: str, names: list[str], settings: list[str]) -> str:
+    """The dataset of an action that takes one; "" where the file named by config= is to say it."""
+    if not names and any(a.startswith("config=") for a in settings):
+        return ""
+    _expect(action, names, 1, "DATASET")
+    return names[0]
 
 
 def _inspect(action: str, names: list[str], settings: list[str]) -> int:
     from offrl.data.tools.inspect import inspect_dataset
 
-    _expect(action, names, 1, "DATASET")
-    config = _dataset(names[0], settings)[0]
+    config = _dataset(_one_dataset(action, names, settings), settings)[0]
     report = inspect_dataset(config)
     say(*report.render().split("\n"))
     if config.weighting != "none" and not report.corrupting:
@@ -123,10 +135,9 @@ def _inspect(action: str, names: list[str], settings: list[str]) -> int:
 def _doctor(action: str, names: list[str], settings: list[str]) -> int:
     from offrl.report.dataset import doctor
 
-    _expect(action, names, 1, "DATASET")
-    config, values = _dataset(names[0], settings, ("out",))
-    path = Path(names[0])
-    label = (path.stem if path.is_file() else path.name) if path.exists() else names[0]
+    config, values = _dataset(_one_dataset(action, names, settings), settings, ("out",))
+    path = Path(config.name)
+    label = (path.stem if path.is_file() else path.name) if path.exists() else config.name
     default = "doctor-" + (re.sub(r"[^\w.-]+", "-", label).strip("-") or "data")
     out = Path(str(values.get("out", default))).expanduser()
     report = doctor(config, out)

@@ -26,6 +26,8 @@ def run(arguments: list[str]) -> int:
         check_run(str(values["resume"]))
     from offrl.api import train_from
     from offrl.errors import Interrupted
+    from offrl.runs.comparable import difference_lines
+    from offrl.runs.results import collect
     from offrl.runs.tables import explain, final_table, next_commands
     from offrl.system.signals import terminable
     from offrl.training.distributed import world
@@ -43,6 +45,8 @@ def run(arguments: list[str]) -> int:
     if results := [result for run in runs for result in run.results()]:
         final_table(results, main_run.scored_in)
     quiet = bool(values.get("quiet"))
+    if len(runs) > 1:
+        say(*difference_lines(collect([run.dir for run in runs])))
     if not quiet:
         explain(main_run)
     for run in runs:

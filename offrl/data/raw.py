@@ -19,6 +19,7 @@ MOST_VALUES = 65_536  # of a discrete action or observation: a network has an ou
 BLOCKS, BLOCK = 20, 1000  # rows that are looked at for what float32 does not tell apart
 STEPS = 4096  # of float32, by which a column varies at least that is not looked at
 ALIKE = 0.9  # share of numbers that stay different, at least
+SUCCESSORS = ("next_observations", "final_observations")  # of which is said what is said of observations
 CORE = ("observations", "actions", "rewards", *FLAGS, "next_observations")
 
 
@@ -58,6 +59,10 @@ class RawData:
         specs, values = self.named.get(column, ()), self.columns[column]
         width = int(np.prod(values.shape[1:], dtype=int))
         return () if len(specs) != width or specs == (ColumnSpec(column),) else specs
+
+    def dimension_names(self, column: str) -> list[str]:
+        """The names of the dimensions of a column of ours, with their units; [] where a file has none."""
+        return [f"{c.name} [{c.unit}]" if c.unit else c.name for c in self.column_specs(column)]
 
     def note(self, text: str) -> None:
         """Remember, once, what a person should know about how these data were read."""
@@ -121,7 +126,7 @@ def lost(name: str, values: np.ndarray) -> str:
         before, after = len(np.unique(column)), len(np.unique(narrow))
         same = real & (narrow[1:] == narrow[:-1])
         if real.any() and (after < ALIKE * before or same.sum() > (1 - ALIKE) * real.sum()):
-            which = f"{name}, dimension {d}," if flat.shape[1] > 1 else name
+            which = f"{name}, dimension {d}" if flat.shape[1] > 1 else name
             offset = f"{float(np.median(column)):.6g}"
             return (
                 f"{which}: of {before:,} different numbers, about {offset}, {after:,} stay different in float32, which holds 7 digits and "

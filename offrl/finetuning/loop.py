@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from offrl.data.fit import settled
-from offrl.errors import UserError
+from offrl.errors import UserError, unsaid
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
 from offrl.finetuning.environments import Play
@@ -125,7 +125,7 @@ class TransitionLoop(OnlineLoop):
         if spec.reward_scale != 1.0 or spec.reward_shift != 0.0:
             say(f"learning from rewards as the data's were transformed: {spec.reward_scale:g} x reward + {spec.reward_shift:g}")
         warn_of_rates(algo, start.grid)
-        for note in (*start.notes, *(start.dataset.notes if start.dataset is not None else ())):
+        for note in unsaid((*start.notes, *(start.dataset.notes if start.dataset is not None else ()))):
             say(note)
         self._continued(resumed, lost)
 

@@ -15,6 +15,7 @@ from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.load import load_dataset
 from offrl.data.transforms.apply import apply_transforms
+from offrl.data.transforms.rescale import in_scale_of
 from offrl.errors import UserError, nearest, warn
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
 from offrl.finetuning.environments import spec_of
@@ -158,7 +159,6 @@ def _one_kind_of_rewards(settings: DatasetConfig, config: FinetuneConfig) -> Non
 
 def _data(parent: TrainConfig, config: FinetuneConfig, dataset: Dataset | None, record: dict[str, Any], path: Path) -> Dataset:
     """The run's own data again. Raises UserError where they are gone or others."""
-    name = record["data"]["name"]
     if dataset is None and runs.spec_of(record, path).source == "arrays" and parent.dataset.name not in registry.names("dataset"):
         raise UserError(
             f"{path} was trained on arrays from Python: give them, offrl.finetune(run, dataset=...), or leave them out, mixing=0"
@@ -169,9 +169,9 @@ def _data(parent: TrainConfig, config: FinetuneConfig, dataset: Dataset | None, 
         raise UserError(f"{error} (the data of {path}, which mixing={_word(config.mixing)} needs; dataset=PATH says where they are, "
                         "mixing=0 goes on without them)") from None  # fmt: skip
     if data.fingerprint != record["data"]["fingerprint"]:
-        raise UserError(f"{path} was trained on {name} ({record['data']['fingerprint'][:12]}) and this is {data.spec.name} "
-                        f"({data.fingerprint[:12]}): give its own data, or mixing=0")  # fmt: skip
-    return data
+        raise UserError(f"{path} was trained on {record['data']['name']} ({record['data']['fingerprint'][:12]}) and this is "
+                        f"{data.spec.name} ({data.fingerprint[:12]}): give its own data, or mixing=0")  # fmt: skip
+    return in_scale_of(data, runs.spec_of(record, path))
 
 
 def _load(settings: DatasetConfig, config: FinetuneConfig, dataset: Dataset | None) -> Dataset:

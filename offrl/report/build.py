@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from offrl.report.opening import answer, whiskers
 from offrl.report.opening.films import films
 from offrl.report.page import Page
 from offrl.report.rows import Entry, entries, table
-from offrl.runs.comparable import groups
+from offrl.runs.comparable import differences, groups
 from offrl.runs.exchange.files import write as write_documents
 from offrl.runs.exchange.merge import documents_of
 from offrl.runs.record import SCORES
@@ -111,7 +112,11 @@ def _answers(made: Material, reps: int) -> None:
     """The first screen: who is ahead, by how much, how sure; of many datasets the first few with their pictures."""
     page = made.page
     first, *others = answer.answers(
-        made.comparisons, made.rows, lambda dataset, score: details.behaviour(made.results.runs, dataset, score), reps
+        made.comparisons,
+        made.rows,
+        lambda dataset, score: details.behaviour(made.results.runs, dataset, score),
+        functools.partial(differences, made.results),
+        reps,
     )
     whiskers.show(page, first, made.colour, first=True)
     with page.gallery() if len(others) > 1 else contextlib.nullcontext():

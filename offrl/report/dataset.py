@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -232,7 +233,7 @@ def _columns(page: Page, raw: RawData, findings: Report, sample: Sample, out: Pa
         _add(page, figure, out / "observations.png", caption + sampling)
         with page.details("each dimension in numbers"):
             headers = ["dimension", "lowest", "1%", "median", "99%", "highest", "std"]
-            page.table(headers, _dimension_rows(values), sortable=True)
+            page.table(headers, _dimension_rows(values, raw.dimension_names("observations")), sortable=True)
     page.heading("Coverage")
     scores = findings.returns if findings.scores is None else findings.scores
     per_row = None
@@ -252,10 +253,11 @@ def _column_rows(findings: Report) -> list[list[Any]]:
     ]
 
 
-def _dimension_rows(values: np.ndarray) -> list[list[Any]]:
+def _dimension_rows(values: np.ndarray, names: Sequence[str]) -> list[list[Any]]:
     rows: list[list[Any]] = []
     for d in range(values.shape[1]):
         finite = values[np.isfinite(values[:, d]), d]
         numbers = [*np.quantile(finite, (0, 0.01, 0.5, 0.99, 1)), finite.std()] if len(finite) else [np.nan] * 6
-        rows.append([Cell(str(d), value=float(d)), *(Cell(f"{v:.4g}", value=float(v)) for v in numbers)])
+        name = names[d] if len(names) == values.shape[1] else str(d)
+        rows.append([Cell(name, value=float(d)), *(Cell(f"{v:.4g}", value=float(v)) for v in numbers)])
     return rows

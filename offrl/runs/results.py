@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,21 +28,8 @@ from offrl.tasks.provenance import Provenance
 if TYPE_CHECKING:
     from offrl.runs.run import SavedRun
 
-__all__ = [
-    "COLUMNS",
-    "RESULTS",
-    "Cell",
-    "Group",
-    "Missing",
-    "Results",
-    "Score",
-    "collect",
-    "group",
-    "groups",
-    "reference",
-    "settings_matrix",
-    "write",
-]
+__all__ = ["COLUMNS", "RESULTS", "Cell", "Group", "Missing", "Results", "Score", "collect", "group", "groups", "reference",
+           "settings_matrix", "write"]  # fmt: skip
 
 RESULTS = "results.csv"
 
@@ -163,6 +150,7 @@ class Results:
     reference_source: str = ""
     documents: list[dict[str, Any]] = field(default_factory=list)  # what files of others state (`offrl.runs.exchange`), duplicates too
     every: int = 1  # of the evaluations of a seed only each `every`-th is here, the last one and the final one
+    settings: dict[tuple[str, str, str], Mapping[str, Any]] = field(default_factory=dict)  # (dataset, algorithm, settings) -> all of them
 
     def label(self, row: Score | Missing) -> str:
         """The algorithm as tables call it: by its settings too where two runs of one name differ in them."""
@@ -237,7 +225,10 @@ def collect(paths: Sequence[str | Path], every: int = 1) -> Results:
     variants = [*reader.variants, *(Variant(*key) for key in dict.fromkeys(s.key for s in scores) if key not in known)]
     finished = {(*s.key, s.seed) for s in scores if s.final}
     missing = [m for m in dict.fromkeys(reader.missing) if (m.dataset, m.algorithm, m.settings, m.seed) not in finished]
-    results = Results(scores, reader.runs, [], missing, labels(variants), reader.references, reader.reference_source, documents, every)
+    flat = {v.key: v.flat for v in variants}
+    results = Results(
+        scores, reader.runs, [], missing, labels(variants), reader.references, reader.reference_source, documents, every, flat
+    )
     results.problems.extend(dict.fromkeys([*reader.problems, *duplicates, *unlike(results)]))
     return results
 

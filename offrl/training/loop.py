@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.data.dataset import Dataset
+from offrl.runs.record import as_begun
 from offrl.settings.train import TrainConfig
 from offrl.system.progress import duration
 from offrl.training import distributed
@@ -31,6 +32,7 @@ def train(
     Raises UserError for settings that do not fit the data, the environment or the run found in `run_dir`; Interrupted after Ctrl-C or
     SIGTERM, when all is saved.
     """
+    dataset = as_begun(run_dir, dataset)
     with contextlib.ExitStack() as resources:
         setup = set_up(config, dataset, run_dir, pretrained, resources)
         dataset = setup.dataset
@@ -39,7 +41,8 @@ def train(
         trains, started = run.step < run.end, time.monotonic()
         resources.enter_context(log)
         resources.enter_context(signals.handled(log.say))
-        if trains and setup.plan.mode.startswith("compiled"):
+        compiled, compiling = setup.plan.mode.startswith("compiled"), 0.0
+        if trains and compiled:
             log.say("compiling the step, 10 to 30 seconds; at once where it was compiled before")
         while run.step < run.end and run.alive.any():
             stop = run.next_stop()
@@ -55,6 +58,7 @@ def train(
                 first_seconds = slices.done(end)
                 if first_seconds is not None:
                     log.timing(end, first_updates=first_seconds)
+                    compiling = first_seconds if compiled else 0.0
                     continue
                 scores.poll()
                 if end < run.end:
@@ -87,5 +91,11 @@ def train(
         if trains or run.rescored:
             log.hparams({**vars(config.algo), "dataset": dataset.spec.name, "steps": run.step})
         if trains:
-            waited = f", of which waiting for evaluation {duration(scores.seconds_waited)}" if scores.seconds_waited > 1.0 else ""
-            log.say(f"trained in {duration(time.monotonic() - started)}{waited}")
+            log.say(time_text(time.monotonic() - started, compiling, scores.seconds_waited))
+
+
+def time_text(total: float, compiling: float, waited: float) -> str:
+    """`trained in 1 min 57 s, of which compiling 1 min 50 s`, from seconds: what else than updates took longer than one is named."""
+    parts = {"compiling": compiling, "waiting for evaluation": waited}
+    shown = " and ".join(f"{what} {duration(seconds)}" for what, seconds in parts.items() if seconds > 1.0)
+    return f"trained in {duration(total)}" + (f", of which {shown}" if shown else "")

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from offrl import registry
 from offrl.algorithm import Algorithm, Metrics
 from offrl.data.dataset import Dataset
-from offrl.errors import Interrupted, UserError, warn
+from offrl.errors import Interrupted, UserError, unsaid, warn
 from offrl.evaluation.background import Scorer
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.runs.log import NoLog, RunLog
@@ -118,7 +118,7 @@ class Session:
             say(f"this run ended at step {self.end:,}: {why}")
         elif resumed:
             say(f"this run has its {self.step:,} updates already: nothing is trained (a larger steps= continues it)")
-        for note in (*self.dataset.notes, *self.algorithm.runtime.notes):
+        for note in unsaid((*self.dataset.notes, *self.algorithm.runtime.notes)):
             say(note)
         if not scored and self.algorithm.traits.policy_modules:
             say("no environment: policies are trained but not scored (eval.env=ID names one)")

@@ -13,6 +13,7 @@ from offrl import registry
 from offrl.algorithm import with_settings
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_columns
+from offrl.data.transforms.rescale import apart
 from offrl.errors import UserError, say, warn
 from offrl.nn.outline import of_file, outline
 from offrl.pretrained import Pretrained, Requirement
@@ -177,13 +178,12 @@ def _check_data(recorded: DataSpec, spec: DataSpec, where: str, requirement: Req
             raise UserError(f"{where}: it was trained on data with {name}={trained}, and {spec.name} has {current}")
     if not requirement.own_units:
         check_columns(recorded, spec, where)
-    for name in () if requirement.own_units else ("observation_mean", "observation_std"):
-        trained, current = getattr(recorded, name), getattr(spec, name)
-        if (trained is None) != (current is None) or (trained is not None and not _close(trained, current)):
-            raise UserError(
-                f"{where}: its observations were normalised in another way than those of {spec.name}; "
-                "train it with the same dataset.normalize_observations"
-            )
+    unlike = (recorded.observation_mean is None) != (spec.observation_mean is None) or apart(recorded, spec).any()
+    if unlike and not requirement.own_units:
+        raise UserError(
+            f"{where}: its observations were normalised in another way than those of {spec.name}; train it with this version and the same "
+            "dataset.normalize_observations"
+        )
 
 
 def _check_rewards(recorded: DataSpec, spec: DataSpec, where: str) -> None:

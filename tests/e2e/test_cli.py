@@ -116,9 +116,23 @@ def test_compare(offrl: Offrl) -> None:
     assert all(s["dataset"]["subsample"] == 0.5 and s["steps"] == 20 for s in settings.values())
     assert (settings["percent_bc"]["dataset"]["top_fraction"], settings["bc"]["dataset"]["top_fraction"]) == (0.1, 1.0)
     assert settings["bc"]["dataset"]["reward_by_return_range"] == 0.0
+    assert "algo.hidden, algo.expectile: of iql alone; bc, percent_bc have their own default settings" in result.out
+    assert [line for line in table.split("\n") if line.startswith("differ")] == [
+        "differing besides the algorithm: normalised observations: no (iql), yes (bc, percent_bc); reward scale by the range of returns: "
+        "1000 (iql), 0 (bc, percent_bc); share of the best episodes: 1 (iql, bc), 0.1 (percent_bc); hidden layers: [8] (iql), "
+        "[64,64] (bc, percent_bc) and 3 more"
+    ]
     run = next(Path("runs").glob("iql-*"))
     assert offrl(f"train resume={run}").out.split("algorithm", 1)[1] == table
     assert len(list(Path("runs").iterdir())) == 3
+
+
+def test_what_a_reading_guessed_is_said_once(offrl: Offrl) -> None:
+    rows = "".join(f"{t},{t % 7},0.5,{t % 3}\n" for t in (*range(40), *range(100, 140)))
+    Path("log.csv").write_text("time,obs_0,action,reward\n" + rows)
+    for command in ("train algo=bc dataset=log.csv seeds=1 steps=5 name=a", "train resume=runs/a steps=6"):
+        result = offrl(command)
+        assert result.status == 0 and (result.out + result.err).count("1 gap longer than") == 1, result
 
 
 def test_config_file(offrl: Offrl, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -156,6 +157,33 @@ def test_a_plugin_in_worker_processes_compiled_and_resumed(offrl: Offrl, file: P
 
 
 @pytest.mark.slow
+def test_an_update_reaches_all_rows(offrl: Offrl, tmp_path: Path) -> None:
+    """The tutorial's actor and the row that is nearest to it, among all, by NumPy."""
+    (code,) = [block for block in BLOCKS if "class TD3Nearest" in block]
+    Path("td3_nearest.py").write_text(code)
+    rng = np.random.default_rng(0)
+    observations, actions = rng.normal(size=(300, 3)).astype(np.float32), rng.uniform(-1, 1, (300, 2)).astype(np.float32)
+    data = package.from_arrays(
+        observations, actions, rng.normal(size=300), np.zeros(300, bool), np.arange(300) % 50 == 49, action_low=-1, action_high=1
+    )
+    run = package.train("td3_nearest", data, plugins="td3_nearest.py", settings={**SMALL, "steps": 4, "algo.alpha": 0.0, "log_every": 1})
+    policy = run.policy(seed=1)
+    algorithm = policy.algorithm
+    source = algorithm.sampler().prepare(data)
+    algorithm.runtime.source = source
+    batch = algorithm.sampler()(source, package.rng.make_key(5), 16)
+    critic = {name: torch.zeros_like(value) for name, value in algorithm.networks["critic"].named_parameters()}
+    state = policy.state._replace(params={**policy.state.params, "critic": critic})
+    with torch.no_grad():
+        _, metrics = algorithm.actor_loss(state.params["actor"], state, batch)
+        (action,) = algorithm.apply("actor", state.params["actor"], batch["observations"])
+    rows = np.hstack([2.0 * observations, actions])
+    queries = np.hstack([2.0 * batch["observations"].numpy(), action.numpy()])
+    nearest = ((queries[:, None] - rows) ** 2).sum(-1).min(1)
+    assert float(metrics["actor/distance"]) == pytest.approx(nearest.mean(), rel=1e-4)
+    assert nearest.mean() < ((batch["actions"].numpy() - action.numpy()) ** 2).sum(1).mean()  # nearer than the batch's own row
+
+
 def test_the_tutorials_call_from_python(offrl: Offrl, file: Path) -> None:
     scope: dict[str, Any] = {}
     exec(BLOCKS[1].replace("steps=1000", "steps=20, quiet=True, settings={'eval.episodes': 1, 'eval.max_steps': 5, 'compare': []}"), scope)

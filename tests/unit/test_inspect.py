@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
+from offrl.cli.main import main
 from offrl.data.tools.inspect import Report, _ranges, inspect_dataset
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -64,6 +65,55 @@ def test_clean_file(tmp_path: Path) -> None:
                   "episode returns: mean 25, ", "no faults found", "made.hdf5"):  # fmt: skip
         assert words in text, words
     assert text.count("####") >= 4  # the histogram's bars
+
+
+def test_each_sensor_has_a_row_by_its_name(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    numbers = {"TI_101": rng.normal(60, 2, 50), "dP": rng.normal(0, 1e-3, 50), "FC_SP": np.full(50, 7.0), "valve": rng.uniform(0, 1, 50)}
+    table = np.stack([*numbers.values(), rng.normal(size=50)], 1)
+    np.savetxt(tmp_path / "x.csv", table, "%.17g", ",", header=",".join([*numbers, "reward"]), comments="")
+    fields = {"observations": ["TI_101", "dP", "FC_SP"], "actions": "valve"}
+    text = str(inspect_dataset(DatasetConfig(name=str(tmp_path / "x.csv"), fields=fields)))
+    rows = [line.split() for line in text.splitlines()]
+    for name, column in numbers.items():
+        (row,) = [r[1:] for r in rows if r[:1] == [name]]
+        assert [float(v) for v in row] == pytest.approx([column.min(), column.max(), column.mean(), column.std()], rel=6e-4, abs=1e-12)
+    assert "1 of 3 dimensions of observations never change (FC_SP)" in text
+
+
+@pytest.mark.parametrize("width", [30, 400])
+def test_rows_of_dimensions_are_bounded(tmp_path: Path, width: int) -> None:
+    data = columns()
+    data["observations"] = np.random.default_rng(0).normal(size=(ROWS, width)).astype(np.float32)
+    data["next_observations"] = data["observations"].copy()
+    data["observations"][3, 5] = np.nan
+    text = str(inspected(tmp_path, data))
+    rows = [line.split() for line in text.splitlines() if line.startswith("    ") and " to " not in line and len(line.split()) == 5]
+    fifth = [float(v) for v in next(r for r in rows if r[0] == "5")[1:]]
+    finite = np.delete(data["observations"][:, 5].astype(np.float64), 3)
+    assert fifth == pytest.approx([finite.min(), finite.max(), finite.mean(), finite.std()], rel=6e-4)
+    assert len(rows) == 30 + 2 and (f"{width - 30} more" in text) == (width > 30)
+
+
+def test_settings_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{i},{i // 10},{i * i % 7},{i % 3},{i % 5 * 25}.5,1\n" for i in range(30))
+    Path("x.csv").write_text(f"t,house,x1,x2,u_pct,profit\n{rows}")
+    Path("plant.yaml").write_text(
+        "algo: {name: iql, temperature: 5}\nsteps: 9\ndataset:\n  name: x.csv\n  fields: {observations: [x1, x2], rewards: profit,\n"
+        "    actions: [{column: u_pct, scale: 0.01}], episode_ids: house}\n"
+    )
+    printed = []
+    for words in ("config=plant.yaml", "x.csv config=plant.yaml", "x.csv config=plant.yaml dataset.fields.rewards=x1"):
+        assert main(["data", "inspect", *words.split()]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] and "30 rows, 3 episodes" in printed[0] and "u_pct" in printed[0]
+    assert "episode returns: mean 10," in printed[1] and "episode returns: mean 10," not in printed[2]
+    assert main(["data", "convert", "x.csv", "out.hdf5", "config=plant.yaml"]) == 0
+    report = inspect_dataset("out.hdf5")
+    assert isinstance(report, Report) and report.rows == 30
+    Path("other.yaml").write_text("steps: 9\n")
+    assert main(["data", "doctor", "config=other.yaml"]) == 2 and "config=other.yaml names no dataset" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (np.inf, "infinite")])

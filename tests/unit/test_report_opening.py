@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from offrl.benchmark.run import _results
 from offrl.figures.curves import Curves
 from offrl.report import figures
 from offrl.report.opening import films
@@ -117,6 +118,25 @@ def test_the_first_screen(tmp_path: Path, name: str) -> None:
     for sentence in sentences:
         assert sentence in opening, opening
     assert not re.search(r"\bnan\b|None\b(?! reaches)", opening)
+
+
+@pytest.mark.parametrize("datasets", [(HOPPER,), (HOPPER, WALKER)])
+def test_what_differs_besides_the_algorithms_is_in_the_headline(tmp_path: Path, datasets: tuple[str, ...]) -> None:
+    for dataset in datasets:
+        make(tmp_path / "runs", "rebrac", dataset, level(20), seeds=6)
+        make(tmp_path / "runs", "td3_bc", dataset, level(60), seeds=6, hidden=[64, 64], alpha=9.0)  # alpha is of td3_bc alone
+        for algorithm, normalised in (("rebrac", "false"), ("td3_bc", "true")):
+            record = tmp_path / "runs" / f"{algorithm}-{dataset}" / "run.json"
+            record.write_text(record.read_text().replace('"dataset": {}', f'"dataset": {{"normalize_observations": {normalised}}}'))
+    scores = tmp_path / "runs" / f"rebrac-{HOPPER}" / "scores.csv"
+    scores.write_text(re.sub(r"^300,(\d),10,", r"300,\1,100,", scores.read_text(), flags=re.M))
+    text, _ = made(tmp_path / "runs", out=tmp_path / "out")
+    opening = text.partition(" Scores ")[0]
+    names = "normalised observations, hidden layers, LayerNorm, batch size and 1 more"
+    assert f"They differ in more than the algorithm: {names}. More than chance, by algorithm and settings together: the " in opening
+    values = "normalised observations: no (rebrac), yes (td3_bc); hidden layers: [256,256,256] (rebrac), [64,64] (td3_bc); LayerNorm: yes "
+    assert f"Besides the algorithm: {values}" in opening and "evaluation episodes: 100 (rebrac), 10 (td3_bc)." in opening
+    assert "alpha" not in opening
 
 
 def test_cells_without_a_final_score_are_named_beside_the_others(tmp_path: Path) -> None:
@@ -284,3 +304,14 @@ def test_many_algorithms_have_colours_that_follow_the_theme() -> None:
     assert page.html().split("</style>", 1)[1].count("var(--c") == 10
     lines: dict[str, Curves] = {name: {0: {1: 0.0, 2: 1.0}} for name in colours}
     figures.learning("x", lines, colours, "score", None)
+
+
+def test_a_benchmark_ends_with_what_differs_besides_the_algorithms(tmp_path: Path) -> None:
+    for algorithm in ("bc", "td3_bc", "awac"):
+        make(tmp_path, algorithm, HOPPER, level(50), hidden=[8], batch_size=64 if algorithm == "awac" else 256)
+        make(tmp_path, algorithm, WALKER, level(50), hidden=[8], batch_size=256)
+    lines: list[str] = []
+    _results(tmp_path, lines.append)
+    assert [line for line in lines if line.startswith("differing")] == [
+        f"differing besides the algorithm on {HOPPER}: batch size: 64 (awac (batch_size=64)), 256 (bc, td3_bc)"
+    ]

@@ -288,3 +288,18 @@ def test_a_dataframe_trains(tmp_path: Path) -> None:
     names = {f"dataset.fields.{k}": v for k, v in FIELDS.items()}
     run = offrl.train("bc", thermostat(), seeds=1, steps=2, quiet=True, settings={"runs_dir": str(tmp_path), "algo.batch_size": 4, **names})
     assert run.spec.num_actions == 3 and run.policy().act(np.zeros(2, np.float32)) in range(3)
+
+
+def test_the_proposed_command_has_no_action_among_the_observations(tmp_path: Path) -> None:
+    known = ("FV101", "TCV_7", "TIC1.OUT", "u", "valve")
+    path, rows = tmp_path / "x.csv", "1;a;3;4;5;6\n2;a;3;5;6;7\n"
+    for name in (*known, "heizung", "PV_101", "speed"):
+        path.write_text(f"time;charge;T1;T2;{name};profit\n{rows}")
+        observed, acted = ("[T1,T2]", name) if name in known else ("*", "COLUMN")
+        assert f'"dataset.fields.observations={observed}" "dataset.fields.actions={acted}"' in refused(DatasetConfig(name=str(path))), name
+    path.write_text("time;note;T1;T2;heizung;profit;comment\n1;a;3;4;5;6;x\n2;b;3;5;6;7;y\n")
+    assert "COLUMN taken out of the observations" in refused(DatasetConfig(name=str(path)))
+    fields = {"actions": "heizung", "rewards": "profit"}
+    for observations, said in ((["T1", "heizung"], True), (["T1", "T2"], False)):
+        notes = read(path, fields={**fields, "observations": observations}).notes
+        assert any("among the observations are actions (heizung)" in note for note in notes) == said

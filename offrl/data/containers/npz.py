@@ -14,6 +14,7 @@ from offrl.data.containers.guard import COLUMNS, reading, refuse_empty_rows, ref
 from offrl.data.containers.hdf5 import column_dtype
 from offrl.data.containers.plain_files import refuse_special
 from offrl.data.memory import Memory, chunks
+from offrl.data.raw import SUCCESSORS, lost, sampled, wide
 from offrl.errors import UserError
 
 _HEADER = 1 << 16  # bytes; NumPy's headers have some hundred, and it refuses more than 10,000
@@ -70,20 +71,39 @@ class Npz:
             refuse_growth(where, size, member.compress_size)
         return shape, dtype, fortran, file.tell()
 
-    def read(self, key: str, name: str, memory: Memory) -> np.ndarray:
-        """Array `key` as column `name`."""
+    def read(self, key: str, name: str, memory: Memory, notes: list[str] | None = None) -> np.ndarray:
+        """Array `key` as column `name`. notes: takes what is to be said of numbers that float32 does not tell apart."""
         shape, dtype = self.shapes[key]
         self._refuse_other(key, NUMBERS)
         if not shape:
             raise UserError(f"{self.path}: '{key}' is a single value, not a column")
+        kept: list[np.ndarray] = []  # some rows as they are stored
+        looked = sampled(shape[0]) if wide(dtype) and column_dtype(name, dtype) == np.float32 and name not in SUCCESSORS else []
         if self._fortran(key):
-            return np.ascontiguousarray(self.array(key), column_dtype(name, dtype))
+            stored = self.array(key)
+            kept = [stored[part] for part in looked]
+            out = np.ascontiguousarray(stored, column_dtype(name, dtype))
+        else:
+            out = self._read(key, name, memory, looked, kept)
+        if notes is not None and kept and (text := lost(name, np.concatenate(kept))):
+            notes.append(text)
+        return out
+
+    def _read(self, key: str, name: str, memory: Memory, looked: list[slice], kept: list[np.ndarray]) -> np.ndarray:
+        """Block by block, the rows `looked` also as they are stored, into `kept`."""
+        shape, dtype = self.shapes[key]
         with self._reading(key), self._zip.open(self._members[key]) as file:
             file.read(self._header(self._members[key])[3])
             out = memory.empty(name, shape, column_dtype(name, dtype))
             width = math.prod(shape[1:])
             for part in chunks(shape[0], max(1, min(1 << 17, _BLOCK // max(1, width * dtype.itemsize)))):
-                out[part] = self._numbers(file, (part.stop - part.start) * width, dtype).reshape(out[part].shape)
+                block = self._numbers(file, (part.stop - part.start) * width, dtype).reshape(out[part].shape)
+                out[part] = block
+                kept += [
+                    block[max(rows.start - part.start, 0) : rows.stop - part.start].copy()
+                    for rows in looked
+                    if rows.start < part.stop and rows.stop > part.start
+                ]
             return out
 
     def array(self, key: str, kinds: str = NUMBERS) -> np.ndarray:

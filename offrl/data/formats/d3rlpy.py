@@ -9,8 +9,9 @@ import numpy as np
 
 from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, refuse_groups, value_of
+from offrl.data.containers.stored import Stored
 from offrl.data.memory import Memory
-from offrl.data.raw import RawData, canonical
+from offrl.data.raw import BLOCK, RawData, canonical
 from offrl.data.tables.keyed import read_item
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -21,6 +22,11 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
     with open_hdf5(path) as file:
         items = hdf5_keys(file)
         refuse_groups(file, ("version", "discrete_action", "episode_terminals"))
+        if "observations_0_0" in items:
+            raise UserError(
+                f"{path} holds d3rlpy's tuple observations, several arrays for each step ('observations_0_0', 'observations_0_1', ...), "
+                "which are not supported: join them into one (numpy.concatenate along the last axis), and dump d3rlpy's episodes again"
+            )
         if "observations_0" in items:
             return _read_v2(path, items, memory)
         missing = [k for k in ("observations", "actions", "rewards", "terminals") if k not in items]
@@ -68,6 +74,8 @@ def _read_v2(path: Path, items: dict[str, Any], memory: Memory) -> RawData:
     stops = np.cumsum(lengths)
     rows = int(stops[-1])
     columns: dict[str, np.ndarray] = {}
+    stored = Stored(rows)
+    looked = [i for i in range(count) if lengths[i] and stored.looks_at(int(stops[i]) - lengths[i])]
     for name in ("observations", "actions", "rewards"):
         first = items[f"{name}_0"]
         for i in range(count):
@@ -78,19 +86,22 @@ def _read_v2(path: Path, items: dict[str, Any], memory: Memory) -> RawData:
                 if lengths[i] and out.size:
                     items[f"{name}_{i}"].read_direct(out, dest_sel=np.s_[int(stops[i]) - lengths[i] : int(stops[i])])
         columns[name] = canonical(name, out, str(path))
+        for i in looked if columns[name].dtype == np.float32 else ():
+            with reading(f"{path}: '{name}_{i}'"):
+                stored.keep(name, items[f"{name}_{i}"][:BLOCK])
     flags = [_flag(items[f"terminated_{i}"], str(path)) for i in range(count)]
     held = np.array(lengths) > 0
     ends, columns["terminations"] = np.zeros(rows, bool), np.zeros(rows, bool)
     ends[stops[held] - 1] = True
     columns["terminations"][stops[held] - 1] = np.array(flags)[held]
-    return RawData(columns, episode_ends=ends, name=path.stem, source="d3rlpy", path=str(path))
+    return RawData(columns, episode_ends=ends, name=path.stem, source="d3rlpy", path=str(path), notes=stored.notes())
 
 
 def _refuse_unlike(item: Any, first: Any, rows: int, path: str) -> None:
     """Raises UserError unless an episode's column has the type and shape of the first episode's, and so many rows."""
     where = f"{path}: '{item.name.strip('/')}'"
     if item.dtype.kind not in "biuf":
-        raise UserError(f"{where} holds {item.dtype} values; d3rlpy's tuple observations are not supported")
+        raise UserError(f"{where} holds {item.dtype} values, not numbers")
     if not item.shape or item.dtype.kind != first.dtype.kind or item.shape != (rows, *first.shape[1:]):
         due = [rows, *(first.shape or ())[1:]]
         raise UserError(f"{where} holds {item.dtype} values of shape {list(item.shape or ())}; {first.dtype} of {due} is due")

@@ -14,6 +14,7 @@ from offrl.data.containers.guard import reading, refuse_growth
 from offrl.data.containers.hdf5 import Links, open_hdf5, refuse_absent
 from offrl.data.containers.images import decode
 from offrl.data.containers.parquet import arrow_values, read_table
+from offrl.data.containers.stored import Stored
 from offrl.data.formats.minari_spaces import one_hot, width_of
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical
@@ -35,17 +36,9 @@ class Buffers:
     """
 
     def __init__(
-        self,
-        rows: int,
-        leaves: list[Leaf],
-        goals: dict[str, list[Leaf]],
-        actions: dict[str, Any],
-        memory: Memory,
-        name: str,
-        held: int,
-        infos: dict[str, tuple[str, ...]],
-        with_actions: bool = True,
-    ) -> None:
+        self, rows: int, leaves: list[Leaf], goals: dict[str, list[Leaf]], actions: dict[str, Any], memory: Memory, name: str, held: int,
+        infos: dict[str, tuple[str, ...]], with_actions: bool = True,
+    ) -> None:  # fmt: skip
         self.infos, self.memory, self.with_actions = infos, memory, with_actions
         self.info_columns: dict[str, np.ndarray] = {}
         self.info_finals: dict[str, list[np.ndarray]] = {}
@@ -67,7 +60,7 @@ class Buffers:
         self.goal_columns = {k: memory.empty(k, (rows + 1, width), np.float32) for k, width in widths.items()}
         self.finals: list[np.ndarray] = []
         self.lengths: list[int] = []
-        self.at = 0
+        self.at, self.stored = 0, Stored(rows)
 
     def add(self, steps: int, read: Read, episode: str) -> None:
         """One episode. `read(column, path, out)` fills `out` and returns it, or, where `out` is None or the file holds encoded images
@@ -81,20 +74,24 @@ class Buffers:
         start, stop = self.at, self.at + steps
         if stop > self.rows:
             raise Overflow(-1)
-        out = self.observations[start : stop + 1]
+        out, looked = self.observations[start : stop + 1], self.stored.looks_at(start)
         if self.single:
             path, space = self.leaves[0]
+            if looked and out.dtype == np.float32:
+                self.stored.keep("observations", read("observations", path, None))
             if (frames := read("observations", path, out)) is not out:
                 decode(frames, out.reshape(len(out), *space["shape"]), self._place(episode, path))
         else:
-            self._join(self.leaves, out, read, episode)
+            self._join("observations", self.leaves, out, read, episode, looked)
             for key, parts in self.goals.items():
-                self._join(parts, self.goal_columns[key][start : stop + 1], read, episode)
+                self._join(key, parts, self.goal_columns[key][start : stop + 1], read, episode, looked)
         if self.with_actions:
             read("actions", (), self.actions[start:stop])
         else:
             self.actions[start:stop] = 0
         read("rewards", (), self.rewards[start:stop])
+        for name in ("rewards", "actions")[: 1 + (self.with_actions and self.actions.dtype == np.float32)] if looked else ():
+            self.stored.keep(name, read(name, (), None)[:steps])  # Arrow has a row more
         for flags, key in zip(self.flags, ("terminations", "truncations"), strict=True):
             read(key, (), flags[start:stop])
         for name, inside in self.infos.items():
@@ -124,8 +121,8 @@ class Buffers:
         if len(values) > steps:
             self.info_finals[column].append(values[steps])
 
-    def _join(self, leaves: list[Leaf], out: np.ndarray, read: Read, episode: str) -> None:
-        """Entries of one episode's observations [T + 1, ...] side by side into `out`."""
+    def _join(self, name: str, leaves: list[Leaf], out: np.ndarray, read: Read, episode: str, looked: bool) -> None:
+        """Entries of one episode's observations [T + 1, ...] side by side into `out`, a part of column `name`."""
         column, rows = 0, len(out)
         for path, space in leaves:
             where, width = self._place(episode, path), width_of(space)
@@ -133,6 +130,8 @@ class Buffers:
             if space["type"] == "Box" and space.get("dtype") == "uint8" and _encoded(values, width):
                 frames, values = values, np.empty((rows, *space["shape"]), np.uint8)
                 decode(frames, values, where)
+            if looked and space["type"] == "Box":
+                self.stored.keep(f"{name}, entry {'/'.join(path)}", values)
             values = canonical("observations", values, where)
             if len(values.shape) == 0 or len(values) != rows:
                 shape = list(values.shape)
@@ -157,7 +156,7 @@ class Buffers:
         columns |= {k: v[:n] for k, v in (self.goal_columns | self.info_columns).items()}
         ends = np.zeros(n, bool)
         ends[np.cumsum(self.lengths, dtype=np.int64) - 1] = True
-        raw = RawData(columns, episode_ends=ends, source="minari")
+        raw = RawData(columns, episode_ends=ends, source="minari", notes=self.stored.notes())
         raw.final_observations = np.stack(self.finals) if self.finals else None
         raw.final_columns = {k: np.stack(v) for k, v in self.info_finals.items() if len(v) == len(self.lengths)}
         return raw

@@ -62,11 +62,11 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str) -> RawDat
     """
     archive = Npz(path)
     verify(path)
-    columns = {}
+    columns, notes = {}, list[str]()
     for column, key in (("observations", "observations"), ("actions", "actions"), ("truncations", "terminals"), *config.fields.items()):
         if str(key) not in archive.shapes:
             raise UserError(f"{path} has no '{key}' (dataset.fields.{column}); it has {', '.join(sorted(archive.shapes))}")
-        columns[column] = canonical(column, archive.read(str(key), column, memory), str(path))
+        columns[column] = canonical(column, archive.read(str(key), column, memory, notes), str(path))
     columns.setdefault("rewards", np.zeros(len(columns["observations"]), np.float32))
     columns["terminations"] = np.zeros(len(columns["observations"]), bool)
     single = SINGLE.search(name) is not None and SINGLE.sub("", name) == path.stem
@@ -76,7 +76,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str) -> RawDat
         columns["truncations"] &= ~columns["terminations"]
         if "-sparse-" in name:
             columns["rewards"] = -(columns["rewards"] != 0.0).astype(np.float32)
-    raw = RawData(columns, name=name, source="ogbench", path=str(path), action_low=-1.0, action_high=1.0)
+    raw = RawData(columns, name=name, source="ogbench", path=str(path), action_low=-1.0, action_high=1.0, notes=notes)
     raw.task = lookup(name.removesuffix("-val"))
     return raw
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from offrl.data.containers import rlds
 from offrl.data.dataset import ColumnSpec
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical
 from offrl.data.tables.actions import as_actions, is_one_hot
 from offrl.data.tables.columns import MARKS, Columns
-from offrl.data.tables.episodes import drop_last_steps, fill_forward, mark_episodes, settle_dones
-from offrl.data.tables.mapping import Chosen, Term, choose, left_over, refuse_unread, usual_columns
-from offrl.data.tables.names import RLDS, VECTORS, column_of
+from offrl.data.tables.episodes import fill_forward, mark_episodes, settle_dones
+from offrl.data.tables.mapping import Chosen, Term, choose, left_over, refuse_unread, seen_actions, usual_columns
+from offrl.data.tables.names import VECTORS, column_of
 from offrl.data.tables.tabular import Tabular
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -37,6 +38,8 @@ def build(
     refuse_unread(table.names, chosen, fields, table.where)
     raw = read_chosen(table, chosen, config, memory, name, source)
     if text := left_over(table, chosen, [c for c in VECTORS if c not in fields]):
+        raw.note(text)
+    if text := seen_actions(chosen):
         raw.note(text)
     return raw
 
@@ -75,8 +78,9 @@ def read_chosen(
         raw.final_observations = canonical("next_observations", columns.values("final_observations"), where)
     if "actions" in chosen:
         _set_actions(raw, chosen["actions"], columns, config)
-    if set(RLDS[1:]) <= {p.column for c in MARKS for p in chosen.get(c, ())}:
-        drop_last_steps(raw, marks["episode_ends"])
+    flags = {column: parts[0].column for column, parts in chosen.items() if column in rlds.ENDS}
+    if rlds.is_steps(flags):
+        rlds.without_last(raw, next(marks[column] for column, key in flags.items() if key == rlds.LAST))
     if config.missing == "forward":
         fill_forward(raw)
     return raw

@@ -11,7 +11,6 @@ from offrl.data.raw import RawData
 from offrl.data.tables import values as cells
 from offrl.data.tables.columns import Columns
 from offrl.data.tables.mapping import Chosen
-from offrl.data.tables.names import RLDS
 from offrl.errors import UserError
 
 REGULAR = 0.9  # share of the steps that are like those around them, from which on the others are gaps or changes
@@ -55,25 +54,6 @@ def settle_dones(raw: RawData, dones: np.ndarray) -> None:
             f"'{word}' is taken for terminations: no future follows there. Where it also marks mere time limits, say "
             f"dataset.fields.episode_ends={word} dataset.fields.terminations=COLUMN"
         )
-
-
-def drop_last_steps(raw: RawData, last: np.ndarray) -> None:
-    """Steps of RLDS: an episode's last one holds an observation alone, which becomes the successor of the row before it."""
-    first = np.append(True, last[:-1])
-    before = np.append(last[1:] & ~first[1:], False)  # rows that end an episode, for what follows holds an observation alone
-    ends = before | (np.zeros(len(last), bool) if raw.episode_ends is None else raw.episode_ends & ~last)
-    if len(left := np.flatnonzero(~last)):
-        ends[left[-1]] = True
-    rows = np.flatnonzero(ends)
-    raw.final_known = before[rows]
-    raw.final_observations = raw.columns["observations"][np.where(before, np.arange(len(last)) + 1, np.arange(len(last)))[rows]]
-    terminations = np.append(raw.columns["terminations"][1:], False) & before
-    raw.columns = {c: v[~last] for c, v in (raw.columns | {"terminations": terminations}).items()}
-    raw.episode_ends = ends[~last]
-    raw.note(
-        f"'{RLDS[1]}' and '{RLDS[2]}' are RLDS's, whose last step of an episode holds an observation and no action: {int(last.sum()):,} "
-        "such rows are left out. Where those are transitions of their own, give the columns other names"
-    )
 
 
 def mark_episodes(

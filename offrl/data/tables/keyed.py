@@ -13,17 +13,16 @@ from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import hdf5_keys, read_hdf5, refuse_groups, value_of
 from offrl.data.containers.npz import Npz
 from offrl.data.memory import Memory
-from offrl.data.raw import coarse, lost, sampled, wide
+from offrl.data.raw import SUCCESSORS, coarse, lost, sampled, wide
 from offrl.data.tables.names import STEMS, USUAL
 from offrl.data.tables.tabular import Tabular
 
-MOST_AGAIN = 1 << 30  # bytes of an array of an npz file that is read a second time
 NUMBERS, TEXTS, TIMES = "biuf", "SUO", "mM"
 
 
 def suspect(name: str, values: np.ndarray, stored: np.dtype) -> bool:
     """Whether float32 may have lost what a column as it is stored tells apart."""
-    if name in ("next_observations", "final_observations") or values.dtype != np.float32 or not wide(stored) or not values.ndim:
+    if name in SUCCESSORS or values.dtype != np.float32 or not wide(stored) or not values.ndim:
         return False
     parts = [values[part].reshape(len(values[part]), -1) for part in sampled(len(values))]
     return bool(coarse(np.concatenate(parts)).any())
@@ -86,10 +85,7 @@ class NpzTable(_Keyed):
         """See `Tabular`."""
         if self.dtypes[name].kind not in NUMBERS:
             return None
-        values = self.file.read(name, column, memory)
-        if suspect(column, values, self.dtypes[name]) and values.nbytes < MOST_AGAIN:
-            notes += filter(None, [lost(column, self.file.array(name))])
-        return values
+        return self.file.read(name, column, memory, notes)
 
 
 class Hdf5Table(_Keyed):
@@ -125,6 +121,6 @@ class Arrays(_Keyed):
         """See `Tabular`."""
         if self.dtypes[name].kind not in NUMBERS:
             return None
-        if column != "next_observations" and (text := lost(column, self.values[name])):
+        if column not in SUCCESSORS and (text := lost(column, self.values[name])):
             notes.append(text)
         return self.values[name].copy()

@@ -15,7 +15,8 @@ from offrl.errors import UserError, nearest
 # Words in other names, for the command that an error proposes.
 HINTS = {
     "rewards": r"reward|score|profit|kpi|cost|utility|objective",
-    "actions": r"action|control|setpoint|set_point|command|cmd|valve|dose|heater|heating|cooling|power_level|motor|torque|pump",
+    "actions": r"action|control|setpoint|set_point|command|cmd|valve|dose|heater|heating|cooling|power_level|motor|torque|pump"
+    r"|opening|throttle|manipulated|(^|[._ -])([ftlhx]|[ftlp]c)v[._ -]?\d|\d[._](out|op|mv)$|^u_?\d*$",  # FV-101, TIC101.OUT, u
     "episode_ids": r"episode|batch|trial|session|trajectory|(^|_)(run|day|patient|user)(_?id)?$",
     "time": r"time|date|stamp",
 }
@@ -217,13 +218,16 @@ def _proposal(names: Sequence[str], chosen: Chosen, missing: Sequence[str], exam
             free = [n for n in free if n not in hits]
     if "observations" in missing:
         guesses["observations"] = [n for n in free if kinds.get(n, "number") == "number"]
+    blind = "observations" in missing and not guesses.get("actions", chosen.get("actions"))  # an action may be among them
+    if blind and len(guesses["observations"]) == len(free) > 1:
+        guesses["observations"], blind = ["*"], False  # less what is named as the action
     words = []
     negative = ""
     python = example.startswith("offrl.")  # of a DataFrame: arguments
     for column in ("observations", "actions", "rewards", "episode_ids", "time"):
         hits = guesses.get(column, [])
         if column in missing or hits:
-            text = ",".join(_quoted(n) for n in hits[:SHOWN]) or "COLUMN"
+            text = ",".join(n if n == "*" else _quoted(n) for n in hits[:SHOWN]) or "COLUMN"
             if column == "rewards" and hits and "cost" in hits[0].lower():
                 scaled = {"column": hits[0], "scale": -1}
                 words.append(f"rewards={scaled}" if python else f'"dataset.fields.rewards=[{{column:{text},scale:-1}}]"')
@@ -239,7 +243,16 @@ def _proposal(names: Sequence[str], chosen: Chosen, missing: Sequence[str], exam
         negative += ", or dataset.format=ogbench for goal data that need none"
     return (
         f"its columns are {listing(names)}; which of them are {unclear} is not clear from their names. Say it, and look at the result, "
-        f"perhaps{negative}: {command}"
+        f"perhaps{negative}: {command}{', with COLUMN taken out of the observations' if blind else ''}"
+    )
+
+
+def seen_actions(chosen: Chosen) -> str:
+    """What to say of columns that are actions and observations; "" where there are none."""
+    actions = {part.column for part in chosen.get("actions", ())}
+    both = [part.column for part in chosen.get("observations", ()) if part.column in actions]
+    return (
+        f"among the observations are actions ({listing(both, FEW)}): the policy sees what it is to choose, and repeats it" if both else ""
     )
 
 

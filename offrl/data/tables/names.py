@@ -36,7 +36,6 @@ MEANINGS = {
     "episode_starts": "starts of episodes",
 }
 NEVER_GUESSED = ("costs", "episode_starts")
-RLDS = ("is_first", "is_last", "is_terminal")  # of its steps, of which an episode's last holds an observation alone
 
 
 def column_of(word: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
     from offrl.data.text.inspect import TextReport
 
 BINS = 10
+MOST_DIMENSIONS, LONG = 30, 40  # of a column, that have rows of their own; characters of their names
+VECTORS = ("observations", "actions")  # whose dimensions have: next_observations are observations again
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One dimension of a column, a sensor's say, and the spread of its finite values."""
+
+    name: str  # as the file calls it; else its number
+    low: float
+    high: float
+    mean: float
+    std: float
 
 
 @dataclass(frozen=True)
@@ -33,6 +47,8 @@ class Column:
     mean: float
     std: float  # over all entries together
     constant: tuple[int, ...] = ()  # flat dimensions that never change; empty for columns of one number
+    dimensions: tuple[Spread, ...] = ()  # of observations and actions of several, the first MOST_DIMENSIONS
+    named: bool = False  # by the file
 
 
 @dataclass(frozen=True)
@@ -75,9 +91,8 @@ class Report:
         for column in self.columns:
             if column.constant:
                 total = int(np.prod(column.shape[1:], dtype=int))
-                lines.append(
-                    f"  constant: {len(column.constant)} of {total} dimensions of {column.name} never change ({_ranges(column.constant)})"
-                )
+                which = ", ".join(column.dimensions[d].name for d in column.constant) if column.named else _ranges(column.constant)
+                lines.append(f"  constant: {len(column.constant)} of {total} dimensions of {column.name} never change ({which})")
         if self.duplicates and self.first_duplicate is not None:
             share = 100 * self.duplicates / max(1, self.rows)
             later, earlier = self.first_duplicate
@@ -141,7 +156,7 @@ def report(raw: RawData, config: DatasetConfig | None = None) -> Report:
         source=" ".join(w for w in (raw.source, raw.version) if w),
         path=raw.path,
         rows=raw.rows,
-        columns=[_column(name, column) for name, column in raw.columns.items()],
+        columns=[_column(name, column, raw.dimension_names(name)) for name, column in raw.columns.items()],
         faults=faults,
         notes=list(raw.notes),
         environment="" if task is None else _environment(task.env_id or "none") + (f": {task.note}" if task.note else ""),
@@ -179,28 +194,37 @@ def _actions(raw: RawData) -> str:
     return f"continuous, {actions.shape[-1]} dimensions, range {span}; {100 * edge / actions.size:.1f}% of the entries lie on its edge"
 
 
-def _column(name: str, column: np.ndarray) -> Column:
-    """Statistics in one pass over blocks, so that memory-mapped columns need no copy."""
+def _column(name: str, column: np.ndarray, names: Sequence[str]) -> Column:
+    """Statistics in one pass over blocks, so that memory-mapped columns need no copy. names: of its dimensions, where the file has any."""
     width = int(np.prod(column.shape[1:], dtype=int))
     if not width:
         return Column(name, str(column.dtype), tuple(column.shape), np.nan, np.nan, np.nan, np.nan)
     low, high = np.full(width, np.inf), np.full(width, -np.inf)
-    count, total, squares, shift = 0, 0.0, 0.0, 0.0
+    count, total, squares, shift = np.zeros(width), np.zeros(width), np.zeros(width), np.zeros(width)
     for part in chunks(len(column)):
         block = np.asarray(column[part]).reshape(-1, width).astype(np.float64)
         finite = np.isfinite(block)
         low = np.minimum(low, np.where(finite, block, np.inf).min(0, initial=np.inf))
         high = np.maximum(high, np.where(finite, block, -np.inf).max(0, initial=-np.inf))
-        values = block[finite]
-        if count == 0 and len(values):
-            shift = float(values.mean())  # so that the squares do not cancel
-        count += len(values)
-        total += float((values - shift).sum())
-        squares += float(((values - shift) ** 2).sum())
-    mean = total / count if count else np.nan
+        new = finite.sum(0)
+        first = (count == 0) & (new > 0)
+        shift[first] = np.where(finite, block, 0.0).sum(0)[first] / new[first]  # so that the squares do not cancel
+        values = np.where(finite, block - shift, 0.0)
+        count += new
+        total += values.sum(0)
+        squares += (values**2).sum(0)
+    with np.errstate(invalid="ignore"):
+        apart = total / count
+        means, squared = apart + shift, np.maximum(0.0, squares / count - apart**2)
+    mean = float(np.nansum(count * means) / count.sum()) if count.any() else np.nan
+    spread = float(np.sqrt(np.nansum(count * (squared + (means - mean) ** 2)) / count.sum())) if count.any() else np.nan
     constant = tuple(int(d) for d in np.flatnonzero(low == high)) if len(column) > 1 and width > 1 else ()
-    spread = float(np.sqrt(max(0.0, squares / count - mean**2))) if count else np.nan
-    return Column(name, str(column.dtype), tuple(column.shape), float(low.min()), float(high.max()), mean + shift, spread, constant)
+    named = len(names) == width <= MOST_DIMENSIONS
+    shown = range(min(width, MOST_DIMENSIONS) if name in VECTORS and (named or width > 1) else 0)
+    numbers = zip(low.tolist(), high.tolist(), means.tolist(), np.sqrt(squared).tolist(), strict=True)
+    dimensions = tuple(Spread(names[d][:LONG] if named else str(d), *row) for d, row in zip(shown, numbers, strict=False))
+    shape, named = tuple(column.shape), named and bool(dimensions)
+    return Column(name, str(column.dtype), shape, float(low.min()), float(high.max()), mean, spread, constant, dimensions, named)
 
 
 def _duplicates(raw: RawData) -> tuple[int, tuple[int, int] | None]:
@@ -227,13 +251,15 @@ def _duplicates(raw: RawData) -> tuple[int, tuple[int, int] | None]:
 
 
 def _table(columns: list[Column]) -> list[str]:
-    head = ("column", "type", "shape", "lowest", "highest", "mean", "std")
-    rows = [
-        (c.name, c.dtype, "x".join(map(str, c.shape)), f"{c.low:.4g}", f"{c.high:.4g}", f"{c.mean:.4g}", f"{c.std:.4g}") for c in columns
-    ]
-    widths = [max(len(r[k]) for r in (head, *rows)) for k in range(len(head))]
+    rows: list[tuple[str, ...]] = [("column", "type", "shape", "lowest", "highest", "mean", "std")]
+    for c in columns:
+        rows.append((c.name, c.dtype, "x".join(map(str, c.shape)), *(f"{v:.4g}" for v in (c.low, c.high, c.mean, c.std))))
+        rows += [(f"  {d.name}", "", "", *(f"{v:.4g}" for v in (d.low, d.high, d.mean, d.std))) for d in c.dimensions]
+        if c.dimensions and (more := int(np.prod(c.shape[1:], dtype=int)) - len(c.dimensions)):
+            rows.append((f"  {more:,} more", "", "", "", "", "", ""))
+    widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
     return [
-        "  " + "  ".join(w.ljust(n) if k < 3 else w.rjust(n) for k, (w, n) in enumerate(zip(r, widths, strict=True))) for r in (head, *rows)
+        "  " + "  ".join(w.ljust(n) if k < 3 else w.rjust(n) for k, (w, n) in enumerate(zip(r, widths, strict=True))).rstrip() for r in rows
     ]
 
 

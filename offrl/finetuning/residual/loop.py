@@ -73,8 +73,9 @@ class ResidualLoop(OnlineLoop):
         self.bar.say(
             f"a residual on {self.start.label} in {self.play.name}, on the policies of step {parent['step']:,} of {parent['run']}: "
             f"{self.many} x {self.envs} environments, {self.steps:,} steps each in iterations of {self.round:,}, rewards: "
-            f"{'success' if self.c.rewards == 'success' else 'of the environment'}\n{arithmetic}; step {mode}; {self.run_dir}"
+            f"{'success' if self.c.rewards == 'success' else 'of the environment'}"
         )
+        self.bar.say(f"{arithmetic}; step {mode}; {self.run_dir}")
         warn_of_rates(self.c, {})
         for note in self.start.notes:
             self.bar.say(note)

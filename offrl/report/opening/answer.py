@@ -6,19 +6,21 @@ Every number is one of docs/statistics.md; one answer is about one group of data
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from offrl.report.compare import Comparison
 from offrl.report.opening.searches import chosen, without_searches
 from offrl.report.rows import RAW, UNSCORED, Entry, Interval, Published, digits
-from offrl.runs.comparable import FEW_SEEDS
+from offrl.runs.comparable import FEW_SEEDS, sentence
 from offrl.statistics.aggregate import difference, probability_of_improvement
 
 MOST_OTHERS = 4  # algorithms named in a sentence
 NO_INTERVAL = "One seed has no interval: nothing says how much of this is chance. seeds=5 trains five."
 WIDE = " Two seeds make an interval twelve times as wide as they lie apart: seeds=5 trains five."
+TOGETHER = ", by algorithm and settings together"
 Behaviour = Callable[[str, bool], float | None]  # (dataset, normalised) -> the mean of the data's own episodes
+Conditions = Callable[[Collection[str], Sequence[str]], dict[str, str]]  # see `offrl.runs.comparable.differences`
 
 
 @dataclass(frozen=True)
@@ -47,21 +49,23 @@ class Answer:
     commands: tuple[str, ...] = ()  # that lead on
 
 
-def answers(comparisons: Sequence[Comparison], entries: Sequence[Entry], behaviour: Behaviour, reps: int) -> list[Answer]:
+def answers(
+    comparisons: Sequence[Comparison], entries: Sequence[Entry], behaviour: Behaviour, conditions: Conditions, reps: int
+) -> list[Answer]:
     """One for each group that is aggregated, then one for each other dataset with a final score; without any, one that says why.
 
     Of an algorithm with many settings (`searches.SEARCH`) only the best is named, and that it was chosen
-    with the environment. reps: resamples.
+    with the environment. Settings besides the algorithm in which the first two differ are named. reps: resamples.
     """
     algorithm = {e.label: e.cell.algorithm for e in entries}
     several = len({e.dataset for e in entries}) > 1
     groups = [c.group.name for c in comparisons if c.aggregates]
-    result = [_of_group(c, algorithm, reps, several=len(groups) > 1) for c in comparisons if c.aggregates]
+    result = [_of_group(c, algorithm, conditions, reps, several=len(groups) > 1) for c in comparisons if c.aggregates]
     for name in dict.fromkeys(e.group for e in entries if e.group not in (*groups, UNSCORED)):
         for dataset in dict.fromkeys(e.dataset for e in entries if e.group == name):
             rows = [e for e in entries if e.group == name and e.dataset == dataset]
             if any(e.seeds for e in rows):
-                result.append(_of_dataset(dataset, rows, behaviour(dataset, name != RAW), several))
+                result.append(_of_dataset(dataset, rows, behaviour(dataset, name != RAW), conditions, several))
     result.sort(key=lambda answer: sum(row.estimate is not None for row in answer.rows) < 2)  # who won, before what stands alone
     return result or [_nothing(entries)]
 
@@ -69,7 +73,7 @@ def answers(comparisons: Sequence[Comparison], entries: Sequence[Entry], behavio
 # --------------------------------------------------------------------------------------------------------------- a group
 
 
-def _of_group(c: Comparison, algorithm: dict[str, str], reps: int, several: bool) -> Answer:
+def _of_group(c: Comparison, algorithm: dict[str, str], conditions: Conditions, reps: int, several: bool) -> Answer:
     labels, searched = without_searches(c.order, algorithm)
     first, *others = labels
     n, tasks = c.group.seeds, len(c.group.datasets)
@@ -79,27 +83,29 @@ def _of_group(c: Comparison, algorithm: dict[str, str], reps: int, several: bool
     place = f"{c.group.name}: " if several else ""
     verdict = f"{place}{first} scores {_text(iqm[first])}, the interquartile mean over {tasks} datasets."
     sure, kind = "One algorithm: there is nothing here to compare it with.", "note"
+    differences = conditions(c.group.datasets, labels[:2])
     if others:
         pair = c.group.scores[first], c.group.scores[others[0]]
         gap = _times_100(difference(*pair, reps=reps))
         chance = probability_of_improvement(*pair, reps=reps)
         odds = chance.value, chance.low, chance.high
-        verdict = f"{place}{_ahead(first, others[0], gap)}; probability of improvement {_text(odds, decimals=2)}."
+        verdict = f"{place}{_ahead(first, others[0], gap)}; probability of improvement {_text(odds, decimals=2)}.{_differ(differences)}"
+        together = TOGETHER if differences else ""
         if n == 1 or not math.isfinite(gap[1]):
             sure, kind = NO_INTERVAL, "warning"
         elif gap[1] <= 0 <= gap[2] or odds[1] <= 0.5 <= odds[2]:
             sure, kind = f"With {seeds} this cannot be told from chance.", "warning"
         elif n < FEW_SEEDS:
             few = f"but intervals of {n} seeds are too narrow: {FEW_SEEDS} or more would tell."
-            sure, kind = f"More than chance by its interval, {few}", "note"
+            sure, kind = f"More than chance by its interval{together}, {few}", "note"
         else:
-            sure, kind = "More than chance: the interval of the difference leaves out 0.", "good"
+            sure, kind = f"More than chance{together}: the interval of the difference leaves out 0.", "note" if differences else "good"
         level = [o for o in others[1:] if (p := c.improvement.get((first, o))) is not None and p.low <= 0.5 <= p.high]
         sure += _level(first, level)
     elif n == 1:
         sure, kind = NO_INTERVAL, "warning"
     sure, kind = _doubted(sure, kind, first in searched, [])
-    notes = tuple(f"{note}." for note in c.group.notes if " left out" in note)
+    notes = *_values(differences), *(f"{note}." for note in c.group.notes if " left out" in note)
     return Answer(
         verdict, sure, kind, "IQM [95% interval]",
         f"{c.group.name}, {tasks} datasets, {seeds}. Dot: interquartile mean (IQM) of the normalised scores; line: 95% interval.",
@@ -115,7 +121,7 @@ def _times_100(estimate: object) -> Interval:
 # ------------------------------------------------------------------------------------------------------------- a dataset
 
 
-def _of_dataset(dataset: str, entries: Sequence[Entry], behaviour: float | None, several: bool) -> Answer:
+def _of_dataset(dataset: str, entries: Sequence[Entry], behaviour: float | None, conditions: Conditions, several: bool) -> Answer:
     score = entries[0].group != RAW
     unit = "score" if score else "return"
     of = {e.label: e for e in sorted((e for e in entries if e.seeds), key=lambda e: -e.mean[0])}
@@ -126,8 +132,9 @@ def _of_dataset(dataset: str, entries: Sequence[Entry], behaviour: float | None,
     each = f"{_number(min(seeds), 'seed')}{(' each' if others else '') if len(seeds) == 1 else ' or more'}"
     steps = {of[label].step for label in labels}
     updates = f", {max(s or 0 for s in steps):,} updates" if None not in steps else ""
+    differences = conditions([dataset], labels[:2])
     if others:
-        verdict, sure, kind = _two(dataset, labels, of, score, several)
+        verdict, sure, kind = _two(dataset, labels, of, score, differences, several)
     else:
         verdict, sure, kind = _one(dataset, of[first], score, behaviour)
     sure, kind = _doubted(sure, kind, first in searched, [e.label for e in entries if not e.seeds])
@@ -142,11 +149,13 @@ def _of_dataset(dataset: str, entries: Sequence[Entry], behaviour: float | None,
     return Answer(
         verdict, sure, kind, f"{unit} [95% interval]" if max(seeds) > 1 else unit,
         f"{dataset}, {each}{updates}. {dot}{marks}.", tuple(rows), score, behaviour,
-        chosen(labels[: 1 + MOST_OTHERS], searched, algorithm),
+        (*_values(differences), *chosen(labels[: 1 + MOST_OTHERS], searched, algorithm)),
     )  # fmt: skip
 
 
-def _two(dataset: str, labels: Sequence[str], of: dict[str, Entry], score: bool, several: bool) -> tuple[str, str, str]:
+def _two(
+    dataset: str, labels: Sequence[str], of: dict[str, Entry], score: bool, differences: dict[str, str], several: bool
+) -> tuple[str, str, str]:
     first, second, *_ = labels
     one, two = of[first].mean, of[second].mean
     gap = one[0] - two[0], math.nan, math.nan
@@ -154,15 +163,17 @@ def _two(dataset: str, labels: Sequence[str], of: dict[str, Entry], score: bool,
     where = f" on {dataset}" if several else ""
     verdict = f"{_ahead(first, second, gap, score)}{where}: {_text(one, score)} against {_text(two, score)}"
     if not all(map(math.isfinite, (*one, *two))):
-        return f"{verdict}.", NO_INTERVAL, "warning"
+        return f"{verdict}.{_differ(differences)}", NO_INTERVAL, "warning"
     pairs = len(values[0][0]) * len(values[1][0])
-    verdict += f"; probability of improvement {probability_of_improvement(*values, reps=1).value:.2f} ({pairs} pairs of seeds)."
+    chance = probability_of_improvement(*values, reps=1).value
+    verdict += f"; probability of improvement {chance:.2f} ({pairs} pairs of seeds).{_differ(differences)}"
     level = [o for o in labels[2:] if of[o].mean[2] >= one[1] or not math.isfinite(of[o].mean[2])]
     n = min(of[label].seeds for label in labels)
     if two[2] >= one[1]:
         sure = f"The intervals overlap: with {_number(n, 'seed')} this cannot be told from chance.{_level(first, level)}"
         return verdict, sure + WIDE * (n == 2), "warning"
-    return verdict, f"More than chance: the intervals do not overlap.{_level(first, level)}", "good"
+    together, kind = (TOGETHER, "note") if differences else ("", "good")
+    return verdict, f"More than chance{together}: the intervals do not overlap.{_level(first, level)}", kind
 
 
 def _one(dataset: str, e: Entry, score: bool, behaviour: float | None) -> tuple[str, str, str]:
@@ -255,6 +266,14 @@ def _ahead(first: str, second: str, gap: Interval, score: bool = True) -> str:
     if digits(gap[0], score) == "0.0":
         return f"{first} and {second} are level"
     return f"{first} is ahead of {second} by {_text(gap, score)}{' points' if score else ''}"
+
+
+def _differ(differences: dict[str, str]) -> str:
+    return f" They differ in more than the algorithm: {_list(differences)}." if differences else ""
+
+
+def _values(differences: dict[str, str]) -> list[str]:
+    return [f"Besides the algorithm: {sentence(differences)}."] if differences else []
 
 
 def _level(first: str, labels: Sequence[str]) -> str:
