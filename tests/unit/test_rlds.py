@@ -13,6 +13,7 @@ import pytest
 from offrl.data.dataset import Dataset
 from offrl.data.load import load_dataset
 from offrl.data.tables.frame import from_dataframe
+from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
 STEP = np.arange(15) % 5  # three episodes of four transitions; the second is cut by a time limit
@@ -91,4 +92,5 @@ def test_an_end_that_is_missing_and_other_flags(tmp_path: Path) -> None:
     more = {**VECTORS, "terminations": FLAGS["is_terminal"], "truncations": LAST & ~FLAGS["is_terminal"]}
     assert len(load_dataset(DatasetConfig(name=str(npz(tmp_path, more)), fields=kept))) == 15  # asked for as further columns
     own = {**VECTORS, "truncations": LAST & ~FLAGS["is_terminal"], "terminations": FLAGS["is_terminal"]}
-    assert len(load_dataset(str(npz(tmp_path, own)))) == 15  # a file that says its ends in our words
+    with pytest.raises(UserError, match="nothing takes the column 'is_terminal'"):  # a file that says its ends twice
+        load_dataset(str(npz(tmp_path, own)))
