@@ -78,6 +78,7 @@ def directory(config: TrainConfig, dataset: Dataset) -> Path:
     settings = {**identity(config), "data": dataset.fingerprint, "env": config.eval.env}
     # of the settings that older runs lack: they keep their names
     settings["algo"] = {k: v for k, v in settings["algo"].items() if v is not None or k not in SETTINGS}
+    settings["dataset"] = {k: v for k, v in settings["dataset"].items() if (k, v) != ("decimal", "auto")}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:6]
     data = "".join(c if c.isalnum() or c in "-_." else "-" for c in dataset.spec.name)
     return Path(config.runs_dir) / f"{config.label}-{data}-{digest}"

@@ -372,3 +372,43 @@ def test_a_step_back_by_an_hour_may_be_the_end_of_summer_time(tmp_path: Path, mi
     with pytest.raises(UserError, match=r"'time' (goes back from|is the same as).*sort the rows by time") as refused:
         load_dataset(str(tmp_path / "s.csv"))
     assert ("summer time ends" in str(refused.value)) == named
+
+
+@pytest.mark.parametrize(
+    ("numbers", "other", "decimal", "expected"),
+    [
+        ("998,5 1.000,5 1.001", "1", "auto", [998.5, 1000.5, 1001.0]),
+        ("998 999 1.000", "0,5", "auto", [998.0, 999.0, 1000.0]),
+        ("998 999 1.000", "0.5", "auto", [998.0, 999.0, 1.0]),
+        ("998 999 1.000", "1", "auto", "1.000 in column 'obs_0' may be 1000, with points between thousands, or 1: say dataset.decimal="),
+        ("998 999 1.000", "1", "point", [998.0, 999.0, 1.0]),
+        ("998 999 1.000", "1", "comma", [998.0, 999.0, 1000.0]),
+        ("1.234 2.345", "1", "auto", [1.234, 2.345]),
+        ("1.5 2,5", "1", "auto", "holds 1.5, with a decimal point, and other numbers have decimal commas"),
+        ("1,234.5 2.5", "1", "point", [1234.5, 2.5]),
+        ("1,234.5 2.5", "1", "auto", "holds '1,234.5' in row 0, which is no number"),
+        ("-1.000,25 1e3", "1", "auto", [-1000.25, 1000.0]),
+    ],
+)
+def test_marks_of_decimals_and_thousands(tmp_path: Path, numbers: str, other: str, decimal: str, expected: Any) -> None:
+    path = written(tmp_path / "x.csv", "episode;obs_0;action_x;reward", [f"0;{number};{other};1" for number in numbers.split()])
+    config = DatasetConfig(name=path, decimal=decimal, action_kind="continuous", action_low=[-9], action_high=[9])
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            load_dataset(config)
+        return
+    data = load_dataset(config)
+    assert data.columns["observations"][:, 0].tolist() == pytest.approx(expected)
+    assert any("decimal commas" in note for note in data.notes) == ("," in numbers + other and decimal == "auto")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("0.5 1.5", [0.5, 1.5]), ("2 10", [2, 10]), ("007 7", [0, 1]), ("on off", [1, 0]), ("1_0 2", [0, 1])]
+)
+def test_actions_that_are_numbers_as_texts(words: str, expected: list[float]) -> None:
+    frame = pd.DataFrame({"obs_0": [1.0, 2.0], "action": words.split(), "reward": 1.0, "done": [False, True]})
+    data = offrl.from_dataframe(frame)
+    actions = data.columns["actions"].flatten()
+    if "." in words:
+        actions = (actions + 1) / 2 * (data.spec.action_high[0] - data.spec.action_low[0]) + data.spec.action_low[0]
+    assert actions.tolist() == pytest.approx(expected) and data.spec.discrete is ("." not in words)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from offrl.data.raw import MOST_VALUES, listed_labels
-from offrl.data.tables.values import missing
+from offrl.data.tables import values as cells
 from offrl.errors import UserError
 
 FEW = 16  # values that a column of whole numbers from 0 may have to be taken for a choice beside others
@@ -27,9 +27,11 @@ def as_actions(columns: Sequence[np.ndarray], names: Sequence[str], kind: str, w
     UserError where choices and amounts, or several choices, stand side by side and `kind` does not say what to do.
     """
     setting = "dataset.action_kind"
+    if len(columns) == 1 and columns[0].dtype.kind not in "biuf" and (plain := cells.plain_numbers(columns[0])) is not None:
+        columns = [plain]
     texts = [n for n, c in zip(names, columns, strict=True) if c.dtype.kind not in "biuf"]
     if len(columns) == 1 and texts:
-        labels, index = np.unique(np.array(["" if missing(v) else str(v).strip() for v in columns[0]]), return_inverse=True)
+        labels, index = np.unique(np.array(["" if cells.missing(v) else str(v).strip() for v in columns[0]]), return_inverse=True)
         if "" in labels:
             raise UserError(f"{where}: column '{names[0]}' has no action in row {int(np.argmax(index == 0))}")
         if len(labels) > MOST_VALUES or kind == "continuous":

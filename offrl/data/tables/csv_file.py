@@ -16,17 +16,14 @@ import numpy as np
 
 from offrl.data.containers.guard import reading, refuse_growth
 from offrl.data.tables.tabular import Tabular
-from offrl.data.tables.values import EMPTY, is_number
+from offrl.data.tables.values import CODE, DECIMAL_COMMA, EMPTY, WHOLE, Marks, is_number
 from offrl.errors import UserError
 from offrl.system.csv_text import lines_of
 
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 ROWS = 1 << 16  # read at once
 LINE = 1 << 20  # characters of the longest line
-_WHOLE = re.compile(r"-?[1-9][0-9]*|0")  # a whole number as one writes it: 007, +1 and 1_000 are names
-_CODE = re.compile(r"[+-]?0[0-9]+")  # a name of digits
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d\d?[./]\d\d?[./]\d{4}")
-_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d*),\d+([eE][+-]?\d+)?")  # a number with a decimal comma
 
 
 def is_csv(path: Path) -> bool:
@@ -48,9 +45,10 @@ class CsvFile(Tabular):
     Before the header may stand empty lines, Excel's `sep=;` and comments (#); after it a row of units, which is left out and noted.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, decimal: str = "auto") -> None:
+        """decimal: as `dataset.decimal`."""
         self.path, self.where = path, str(path)
-        self.decimal_comma = False
+        self.marks = Marks(self.where, decimal)
         self.notes: list[str] = []
         self.encoding = self._encoding()
         try:
@@ -78,12 +76,16 @@ class CsvFile(Tabular):
         Raises UserError, which names the line, for lines of other lengths than the first.
         """
         while True:
+            self.marks.begin()
             try:
-                return self._read(wanted, exact)
+                columns = self._read(wanted, exact)
+                break
             except _DecimalComma:
-                self.decimal_comma = True
+                self.marks.comma = True
             except _OtherLetters:
                 self.encoding = "cp1252"
+        self.notes += self.marks.notes()
+        return columns
 
     def kinds(self) -> dict[str, str]:
         """See `Tabular`; by the first rows."""
@@ -165,7 +167,7 @@ class CsvFile(Tabular):
             for name, place in places.items():
                 values = columns[place]
                 if name not in texts:
-                    numbers = self._numbers(values, exact.get(name, ""))
+                    numbers = self._numbers(name, values, exact.get(name, ""))
                     if numbers is not None:
                         parts[name].append(numbers)
                         continue
@@ -183,33 +185,34 @@ class CsvFile(Tabular):
         blocks = [[np.array(columns[p], object) for p in places] for columns in self._columns()]
         return {name: np.concatenate([block[i] for block in blocks]) for i, name in enumerate(wanted)}
 
-    def _numbers(self, values: tuple[str, ...], exact: str) -> np.ndarray | None:
+    def _numbers(self, name: str, values: tuple[str, ...], exact: str) -> np.ndarray | None:
         """Numbers of texts; None where some are none. exact: see `Tabular`."""
         if exact:
             words = [v.strip() for v in values]
-            if all(map(_WHOLE.fullmatch, words)):
+            if all(map(WHOLE.fullmatch, words)):
                 try:
                     return np.fromiter(map(int, words), np.int64, len(words))
                 except OverflowError:
                     return np.array(words, float) if exact == "whole" else None
-            if exact == "name" or (exact == "label" and any(map(_CODE.fullmatch, words)) and not any("." in w or "," in w for w in words)):
+            if exact == "name" or (exact == "label" and any(map(CODE.fullmatch, words)) and not any("." in w or "," in w for w in words)):
                 return None
         if "_" in "".join(values):
             return None  # which float would pass over
-        if not self.decimal_comma:
+        if not self.marks.comma:
             try:
-                return np.fromiter(map(float, values), np.float64, len(values))
+                result = np.fromiter(map(float, values), np.float64, len(values))
+                if self.delimiter != ",":
+                    self.marks.see(name, values)
+                return result
             except ValueError:
                 pass
         out = np.empty(len(values))
         for row, text in enumerate(values):
             text = text.strip()
-            if self.decimal_comma:
-                text = text.replace(".", "").replace(",", ".") if _COMMA.fullmatch(text) or text.count(".") > 1 else text
             try:
-                out[row] = np.nan if text.lower() in EMPTY else float(text)
+                out[row] = np.nan if text.lower() in EMPTY else float(self.marks.with_point(name, text))
             except ValueError:
-                if self.delimiter != "," and not self.decimal_comma and _COMMA.fullmatch(text):
+                if self.delimiter != "," and not self.marks.comma and DECIMAL_COMMA.fullmatch(text):
                     raise _DecimalComma from None
                 return None
         return out

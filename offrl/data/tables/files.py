@@ -166,9 +166,9 @@ class Files(Tabular):
         return result
 
 
-def open_table(path: Path) -> Tabular:
-    """The table of a file. Raises UserError."""
-    return CsvFile(path) if is_csv(path) else ParquetTable(path)
+def open_table(path: Path, decimal: str = "auto") -> Tabular:
+    """The table of a file. decimal: as `dataset.decimal`. Raises UserError."""
+    return CsvFile(path, decimal) if is_csv(path) else ParquetTable(path)
 
 
 def read(name: str, paths: Sequence[Path], config: DatasetConfig, memory: Memory, optional: Collection[str] = ()) -> RawData:
@@ -182,7 +182,7 @@ def read(name: str, paths: Sequence[Path], config: DatasetConfig, memory: Memory
             raise UserError(f"there is no file {path}.{nearest(path.name, siblings)}")
         if not is_csv(path) and file_type(path) != "parquet":
             raise UserError(f"{path} is no Parquet file, whatever its name says")
-    tables = [open_table(p) for p in paths]
+    tables = [open_table(p, config.decimal) for p in paths]
     if len(tables) == 1:
         table, stem = tables[0], paths[0].name
     else:

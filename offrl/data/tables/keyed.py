@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,8 +14,10 @@ from offrl.data.containers.hdf5 import hdf5_keys, read_hdf5, refuse_groups, valu
 from offrl.data.containers.npz import Npz
 from offrl.data.memory import Memory
 from offrl.data.raw import SUCCESSORS, coarse, lost, sampled, wide
-from offrl.data.tables.names import STEMS, USUAL
+from offrl.data.tables.columns import MARKS
+from offrl.data.tables.names import REQUIRED, STEMS, USUAL, column_of
 from offrl.data.tables.tabular import Tabular
+from offrl.errors import UserError
 
 NUMBERS, TEXTS, TIMES = "biuf", "SUO", "mM"
 
@@ -47,12 +49,19 @@ def _texts(values: np.ndarray) -> np.ndarray:
 
 
 class _Keyed(Tabular):
-    """Arrays by name; single values are no columns."""
+    """Arrays by name."""
 
     by_column = True
 
-    def __init__(self, where: str, dtypes: Mapping[str, np.dtype]) -> None:
-        self.where, self.dtypes, self.names = where, dtypes, list(dtypes)
+    def __init__(self, where: str, stored: Mapping[str, tuple[Sequence[int], np.dtype]], fields: Collection[str] = ()) -> None:
+        """stored: shapes and types. fields: our columns that are named otherwise. Single values are no columns: raises UserError where one
+        is called as what each row needs."""
+        self.where = where
+        self.dtypes = {name: dtype for name, (shape, dtype) in stored.items() if len(shape)}
+        self.names = list(self.dtypes)
+        for name in (n for n in stored if n not in self.dtypes):
+            if (column := column_of(name)) in (*REQUIRED, *MARKS) and column not in fields:
+                raise UserError(f"{where}: '{name}' is a single value, not a column")
 
     def kinds(self) -> dict[str, str]:
         """See `Tabular`."""
@@ -74,9 +83,9 @@ class _Keyed(Tabular):
 class NpzTable(_Keyed):
     """The arrays of an npz file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fields: Collection[str] = ()) -> None:
         self.file = Npz(path)
-        super().__init__(str(path), {k: dtype for k, (shape, dtype) in self.file.shapes.items() if shape})
+        super().__init__(str(path), self.file.shapes, fields)
 
     def _native(self, name: str) -> np.ndarray:
         return self.file.array(name, NUMBERS + "SU" + TIMES)
@@ -97,7 +106,7 @@ class Hdf5Table(_Keyed):
         usual = (w for words in (STEMS | USUAL).items() if words[0] not in fields for w in words[1])
         refuse_groups(file, usual)
         self.own_names = own_names
-        super().__init__(str(path), {k: item.dtype for k, item in self.items.items() if item.shape != ()})
+        super().__init__(str(path), {k: (item.shape or (0,) * (item.shape is None), item.dtype) for k, item in self.items.items()}, fields)
 
     def _native(self, name: str) -> np.ndarray:
         return np.asarray(value_of(self.items[name], self.where))
@@ -112,7 +121,7 @@ class Arrays(_Keyed):
 
     def __init__(self, values: Mapping[str, np.ndarray], where: str) -> None:
         self.values = values
-        super().__init__(where, {k: v.dtype for k, v in values.items()})
+        super().__init__(where, {k: (v.shape, v.dtype) for k, v in values.items()})
 
     def _native(self, name: str) -> np.ndarray:
         return self.values[name]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from offrl.errors import UserError
 
+WHOLE = re.compile(r"-?[1-9][0-9]*|0")  # a whole number as one writes it: 007, +1 and 1_000 are names
+CODE = re.compile(r"[+-]?0[0-9]+")  # a name of digits
+THOUSANDS = {mark: re.compile(rf"[+-]?[1-9]\d{{0,2}}(\{mark}\d{{3}})+") for mark in ".,"}
+DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d*),\d+([eE][+-]?\d+)?")
 EMPTY = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "-", "?"})  # lower case: no value
 TRUE, FALSE = frozenset({"true", "t", "yes", "y", "1", "1.0"}), frozenset({"false", "f", "no", "n", "0", "0.0"})
 
@@ -27,6 +33,63 @@ def is_number(text: Any) -> bool:
     except ValueError:
         return False
     return str(text).lower() not in ("nan", "inf", "infinity")
+
+
+class Marks:
+    """The marks in the numbers of a file: points or commas before decimals, and the other ones between thousands."""
+
+    def __init__(self, where: str, decimal: str) -> None:
+        """decimal: as `dataset.decimal`."""
+        self.where, self.decimal, self.comma = where, decimal, decimal == "comma"
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was seen: the file is read from its first row."""
+        self.points_are_decimal = False  # some can be nothing else
+        self.whole: set[str] = set()  # columns with whole numbers
+        self.thousands: dict[str, str] = {}  # column -> a number of it whose points may stand between thousands
+
+    def see(self, name: str, values: Sequence[str]) -> None:
+        """Look at the numbers of a column, of which none has a comma."""
+        if self.points_are_decimal or self.decimal != "auto":
+            return
+        pointed = [v.strip() for v in values if "." in v]
+        self.points_are_decimal = any(not THOUSANDS["."].fullmatch(v) for v in pointed)
+        if pointed:
+            self.thousands.setdefault(name, pointed[0])
+        if len(pointed) < len(values):
+            self.whole.add(name)
+
+    def with_point(self, name: str, text: str) -> str:
+        """A number as Python writes it. Raises UserError for one with a decimal point where others have decimal commas."""
+        if not self.comma:
+            digits, point, decimals = text.partition(".")
+            return digits.replace(",", "") + point + decimals if self.decimal == "point" and THOUSANDS[","].fullmatch(digits) else text
+        if THOUSANDS["."].fullmatch(text):
+            self.thousands.setdefault(name, text)
+            return text.replace(".", "")
+        if "." in text and is_number(text) and not DECIMAL_COMMA.fullmatch(text):
+            raise UserError(
+                f"{self.where}: column '{name}' holds {text}, with a decimal point, and other numbers have decimal commas: write all alike"
+            )
+        return text.replace(".", "").replace(",", ".") if DECIMAL_COMMA.fullmatch(text) else text
+
+    def notes(self) -> list[str]:
+        """What to say of the marks in a file that was read. Raises UserError where its numbers may be read in two ways."""
+        if self.decimal != "auto":
+            return []
+        if self.comma:
+            number = next(iter(self.thousands.values()), "")
+            more = f"; points stand between thousands: {number} is {number.replace('.', '')}" if number else ""
+            return [f"numbers have decimal commas{more}"]
+        unclear = [] if self.points_are_decimal else [n for n in self.thousands if n in self.whole]
+        if unclear:
+            text = self.thousands[unclear[0]]
+            raise UserError(
+                f"{self.where}: {text} in column '{unclear[0]}' may be {text.replace('.', '')}, with points between thousands, or "
+                f"{float(text):g}: say dataset.decimal=comma or dataset.decimal=point"
+            )
+        return []
 
 
 def numbers(values: np.ndarray, name: str, where: str) -> np.ndarray:
@@ -54,6 +117,17 @@ def missing(value: Any) -> bool:
     if isinstance(value, str):
         return not value.strip()
     return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
+
+
+def plain_numbers(values: np.ndarray) -> np.ndarray | None:
+    """Texts [R] that are all whole numbers, int64 [R], or all numbers, float64 [R]; None for other texts, and where one is a name of digits
+    such as 007."""
+    texts = [str(v).strip() for v in values]
+    if all(map(WHOLE.fullmatch, texts)) and all(abs(int(text)) < 1 << 63 for text in texts):
+        return np.array(list(map(int, texts)), np.int64)
+    if all(map(is_number, texts)) and not any(CODE.fullmatch(text) or (WHOLE.fullmatch(text) and len(text) > 15) for text in texts):
+        return np.array([number_of(text.replace(",", ".")) for text in texts])
+    return None
 
 
 def flags(values: np.ndarray, name: str, where: str) -> np.ndarray:

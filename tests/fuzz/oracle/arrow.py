@@ -89,6 +89,8 @@ def numbers(values: list[Any], kind: Any, key: str, doubts: Doubts) -> np.ndarra
             doubts.lose("decimals")
         inside = inside.value_type if pa.types.is_dictionary(inside) else pa.float64()
     if not (pa.types.is_integer(inside) or pa.types.is_floating(inside) or pa.types.is_boolean(inside)):
+        if pa.types.is_string(inside) or pa.types.is_large_string(inside):
+            raise Unknown(f"'{key}' holds texts, which may be numbers")
         raise Refused(f"'{key}' holds {kind}, no numbers")
 
     def plain(value: Any, depth: int) -> Any:

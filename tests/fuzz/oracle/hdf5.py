@@ -151,6 +151,8 @@ def column(item: Any, key: str, file_size: int, doubts: Doubts) -> np.ndarray:
                 raise Refused(f"'{key}' is virtual, of another file")
             doubts.add(f"'{key}' is virtual")
         if item.dtype.kind not in "biuf":
+            if item.dtype.kind in "SO":
+                raise Unknown(f"'{key}' holds texts, which may be numbers")
             raise Refused(f"'{key}' holds {item.dtype}, no numbers")
         if not item.shape:
             raise Refused(f"'{key}' is no column")

@@ -65,6 +65,8 @@ class File:
             return None
         shape, dtype, size = self._header(f"{key}.npy")
         if dtype.kind not in "biuf":
+            if dtype.kind in "SU":
+                raise Unknown(f"'{key}' holds texts, which may be numbers")
             raise Refused(f"'{key}' holds {dtype}, no numbers")
         if not shape:
             raise Refused(f"'{key}' is no column")
