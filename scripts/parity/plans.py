@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithms.diffuser import RETURN, Diffuser
+from offrl.algorithms.diffuser import Diffuser
 from offrl.data.samplers.sequences import VALID
+from offrl.families.generative.plans import RETURN
 from parity.common import ACTION, BATCH, OBSERVATION, UPDATES, Ours, Outcome, case, imported, shared_noise
 from parity.diffusion import same_draws
 from parity.weights import Pair, compared, give, linear, packages, scramble, stubs
