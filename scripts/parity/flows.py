@@ -7,14 +7,14 @@ Worked with jax 0.4.38, flax 0.10.4, distrax 0.1.5 and optax 0.2.4 on Python 3.1
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from parity.common import ACTION, BATCH, OBSERVATION, Arrays, Ours, Outcome, batches, case, imported, pattern, shared_noise
+from parity.common import ACTION, BATCH, OBSERVATION, Arrays, Ours, Outcome, batches, case, draws, imported, shared_noise
 from parity.ogbench import NEEDS, Tree, mlp, policy
 
 FQL, COMMIT = "seohongpark/fql", "719d04417cb0b206deddbc7d761b3e710c3d750c"
@@ -22,17 +22,17 @@ Trees = Callable[[Ours], Tree]
 
 
 @contextlib.contextmanager
-def same_noise() -> Iterator[None]:
+def same_noise(order: Mapping[int, Sequence[int]] | None = None) -> Iterator[None]:
     """`shared_noise`, for jax.random's normal and uniform as well."""
     import jax
 
     def normal(key: Any, shape: Any = (), dtype: Any = None) -> Any:
-        return jax.numpy.asarray(pattern(shape))
+        return jax.numpy.asarray(draws.theirs(shape))
 
     def uniform(key: Any, shape: Any = (), dtype: Any = None, minval: float = 0.0, maxval: float = 1.0) -> Any:
-        return minval + (maxval - minval) * jax.numpy.asarray(pattern(shape, "uniform"))
+        return minval + (maxval - minval) * jax.numpy.asarray(draws.theirs(shape, "uniform"))
 
-    with shared_noise(), mock.patch.object(jax.random, "normal", normal), mock.patch.object(jax.random, "uniform", uniform):
+    with shared_noise(order), mock.patch.object(jax.random, "normal", normal), mock.patch.object(jax.random, "uniform", uniform):
         yield
 
 

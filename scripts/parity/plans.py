@@ -117,7 +117,8 @@ class Theirs:
 
 @case(
     "diffuser", DIFFUSER, DIFFUSER_COMMIT, needs=("einops",),
-    aligned="all steps of a window are there; one batch in place of two halves; the value learns in the same updates",
+    aligned="all steps of a window are there; the same noise in both losses; one batch in place of two halves; the value learns in the "
+    "same updates",
     remains="their actions are normalised, steps beyond an end are zeros that are learnt; the averaged networks follow every ten updates",
 )  # fmt: skip
 def diffuser(checkout: Path) -> Outcome:
@@ -132,10 +133,11 @@ def diffuser(checkout: Path) -> Outcome:
         assert sorted(n for n, _, _ in pairs[name]) == sorted(params[name])
         give(pairs[name], params[name])
     optimizers = {name: torch.optim.Adam(net.parameters(), lr=algorithm.config.learning_rate) for name, net in networks.items()}
+    order = {BATCH: (0, 0), BATCH * HORIZON * (ACTION + OBSERVATION): (0, 0)}  # the noise of the plans' loss is that of the values'
     for batch in windows():
         plans = torch.as_tensor(np.concatenate([batch["actions"], batch["observations"]], -1))
         states = torch.as_tensor(batch["observations"][:, 0])
-        with same_draws(0):
+        with same_draws(0, order):
             losses = ours.update(batch)
             expected = {
                 "plan": theirs.diffusion.loss(plans, {0: states})[0],
