@@ -46,10 +46,10 @@ def embedding(net: Any) -> list[Pair]:
 
 def unet(net: Any) -> list[Pair]:
     pairs = [*embedding(net), *block("middle.0", net.mid_block1), *block("middle.1", net.mid_block2)]
-    for i, (one, two, _, halve) in enumerate(net.downs):
+    for i, (one, two, *_, halve) in enumerate(net.downs):
         pairs += block(f"down.{i}.0", one) + block(f"down.{i}.1", two)
         pairs += [] if isinstance(halve, nn.Identity) else same(f"halve.{i}", halve.conv)
-    for i, (one, two, _, widen) in enumerate(net.ups):
+    for i, (one, two, *_, widen) in enumerate(net.ups):
         pairs += block(f"up.{i}.0", one) + block(f"up.{i}.1", two) + same(f"widen.{i}", widen.conv)
     last = net.final_conv[0].block
     pairs += same("last.convolution", last[0]) + same("head", net.final_conv[1])
