@@ -30,7 +30,7 @@ from parity.common import CASES, Case, Outcome, reused_draws
 
 MODULES = (
     "corl", "corl_cql", "offlinerl_kit", "kit_rambo", "in_sample", "jax_actor_critics", "ogbench", "flows", "idql", "diffusion", "plans",
-    "conditioned_plans", "horizons", "zero_shot", "sequence", "trajectory", "conditioned", "text", "ilql",
+    "conditioned_plans", "digits", "horizons", "zero_shot", "sequence", "trajectory", "conditioned", "text", "ilql",
 )  # fmt: skip
 LIMIT = 1e-9  # float64, five updates: what is above is a difference of method
 

@@ -199,11 +199,11 @@ def reused_draws() -> Iterator[None]:
 class Ours:
     """An algorithm of offrl, its state in float64, updated eagerly one seed at a time."""
 
-    def __init__(self, method: str, spec: DataSpec | None = None, **settings: Any) -> None:
+    def __init__(self, method: str, spec: DataSpec | None = None, seed: int = 0, **settings: Any) -> None:
         kind = registry.get("algo", method)
         self.spec = spec or DataSpec((OBSERVATION,), ACTION, action_low=(-1.0,) * ACTION, action_high=(1.0,) * ACTION)
         self.algorithm = kind(kind.Config(**settings), self.spec)
-        self.state = _double(self.algorithm.init(0))
+        self.state = _double(self.algorithm.init(seed))
         self.count = 0
 
     def mlp(self, network: str, member: int | None = None, prefix: str = "") -> list[tuple[np.ndarray, np.ndarray]]:

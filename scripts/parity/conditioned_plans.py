@@ -17,7 +17,21 @@ from offrl.algorithms.decision_diffuser import DecisionDiffuser
 from offrl.data.arrays import from_arrays
 from offrl.data.samplers.sequences import VALID, windows
 from offrl.families.generative.plans import RETURN
-from parity.common import ACTION, BATCH, OBSERVATION, UPDATES, Ours, Outcome, case, draws, fill, imported, linears, pair_layers, shared_noise
+from parity.common import (
+    ACTION,
+    BATCH,
+    OBSERVATION,
+    UPDATES,
+    Ours,
+    Outcome,
+    case,
+    draws,
+    fill,
+    imported,
+    linears,
+    pair_layers,
+    shared_noise,
+)
 from parity.plans import unet
 from parity.weights import Pair, compared, give, linear, packages, scramble, stubs
 
@@ -92,9 +106,9 @@ def pairs_of(net: Any) -> list[Pair]:
 @case(
     "decision_diffuser", REPOSITORY, COMMIT, needs=("einops", "scipy"),
     aligned="windows of whole steps; observations normalised alike; one batch in place of two halves; predictions cut off at 1",
-    remains="their observations are mapped to their ranks; steps beyond an end are zeros that are learnt; no window begins at an episode's "
-    "last step or where it would pass the time limit; the averaged networks follow every ten updates; where `return_scale` is not set it is "
-    "the data's largest",
+    remains="their observations and actions are mapped to their ranks; steps beyond an end are zeros that are learnt; no window begins at "
+    "an episode's last step or where it would pass the time limit; the averaged networks follow every ten updates; where `return_scale` is "
+    "not set it is the data's largest",
 )  # fmt: skip
 def decision_diffuser(checkout: Path) -> Outcome:
     sizes = {"plan_horizon": HORIZON, "denoising_steps": STEPS, "base": BASE, "multiples": list(MULTIPLES)}
