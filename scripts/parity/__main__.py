@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("methods", nargs="*", help="names of rows; none: all")
     parser.add_argument("--checkouts", type=Path, required=True, help="folder of the reference repositories")
     parser.add_argument("--repository", default="", help="OWNER/NAME: only the comparisons with this one")
-    parser.add_argument("--reuse-draws", action="store_true", help="give our algorithms one key in place of all that a split gives")
+    parser.add_argument("--reuse-draws", action="store_true", help="give our algorithms one key in place of all that are made of it")
     parser.add_argument("--out", type=Path, help="also write the table there, between its marks")
     options = parser.parse_args()
     for name in MODULES:

@@ -191,8 +191,8 @@ def shared_noise(order: Mapping[int, Sequence[int]] | None = None) -> Iterator[N
 
 @contextlib.contextmanager
 def reused_draws() -> Iterator[None]:
-    """Inside, our algorithms make the mistake that `Draws` is there to notice: all keys of a split are one."""
-    with mock.patch.object(rng, "split", lambda key, n=2: (rng.fold_in(key, 0),) * n):
+    """Inside, our algorithms make the mistake that `Draws` is there to notice: all keys that are made of one are this one."""
+    with mock.patch.object(rng, "split", lambda key, n=2: (key,) * n), mock.patch.object(rng, "fold_in", lambda key, data: key):
         yield
 
 
