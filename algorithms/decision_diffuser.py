@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,20 @@ from offrl import rng
 from offrl.actor import Actor
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.sequences import RETURNS, VALID, SequenceSampler
+from offrl.data.samplers.sequences import VALID, SequenceSampler, drawn_episodes
 from offrl.data.samplers.transitions import Batch
+from offrl.errors import note
 from offrl.families.generative.chunks import ChunkActor
-from offrl.families.generative.plans import DiffusionPlanSettings, denoise, followed, noisy_plans, with_first_state
-from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return
+from offrl.families.generative.plans import (
+    RETURN,
+    DiffusionPlanSettings,
+    denoise,
+    discounted_returns,
+    followed,
+    noisy_plans,
+    with_first_state,
+)
+from offrl.families.return_conditioned import TargetReturnSettings, recorded, round_digits
 from offrl.nn import MLP
 from offrl.nn.diffusion import signal
 from offrl.nn.temporal_unet import TemporalUnet
@@ -30,7 +39,22 @@ from offrl.settings.field import setting
 class DecisionDiffuserConfig(DiffusionPlanSettings, TargetReturnSettings):
     """Settings of Decision Diffuser; the defaults are smaller than the authors', which `experiment=decision_diffuser/d4rl-gym` has."""
 
+    targets_ahead: ClassVar[bool] = True
+
     name: str = "decision_diffuser"
+    discount: float = setting(0.99, "discount factor of the return that plans are conditioned on", low=0.0, high=1.0, shared=True)
+    termination_penalty: float = setting(
+        0.0, "added to the reward of a termination in that return, in the units of the recorded rewards", shared=True
+    )
+    target_return: float | None = setting(
+        None,
+        "the discounted return of the rest of the episode that is asked for at every step, in the units of the recorded rewards; null: the "
+        "largest of the data, less a tenth of its size",
+        acting=True,
+    )
+    return_scale: float | None = setting(
+        None, "such returns are divided by this before a network sees them; null: the largest absolute one of the data", low=1e-9
+    )
     multiples: list[int] = setting([1, 4, 8], "widths of the U-net's levels in multiples of `base`", low=1)
     hidden: list[int] = setting([256, 256], "widths of the hidden layers of the inverse model", low=1)
     condition_dropout: float = setting(0.25, "share of the windows whose return is hidden from the model", low=0.0, high=1.0)
@@ -43,7 +67,8 @@ class DecisionDiffuserConfig(DiffusionPlanSettings, TargetReturnSettings):
 class DecisionDiffuser(Algorithm):
     """A diffusion model of the states to come, given the return; an inverse model finds the action between two of them.
 
-    Modules: plan, which predicts the noise; inverse. The return is that of the rest of the episode, as a share of `return_scale`.
+    Modules: plan, which predicts the noise; inverse. The return is the discounted one of the rest of the episode, as a share of
+    `return_scale`; while acting the same is asked for at every step, as in the authors' code: rewards earned are not subtracted.
     """
 
     Config = DecisionDiffuserConfig
@@ -51,7 +76,22 @@ class DecisionDiffuser(Algorithm):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return fit_target_return(config, dataset)
+        if None not in (config.target_return, config.return_scale):
+            return config
+        drawn = torch.zeros(dataset.num_episodes, dtype=torch.bool)
+        drawn[drawn_episodes(dataset).cpu()] = True
+        returns = rows_ahead(config, dataset)[drawn.repeat_interleave(dataset.episode_lengths().cpu())]
+        best, magnitude = float(returns.max()), float(returns.abs().max())
+        fitted = replace(
+            config,
+            target_return=round_digits(best - 0.1 * abs(best)) if config.target_return is None else config.target_return,
+            return_scale=(round_digits(magnitude) or 1.0) if config.return_scale is None else config.return_scale,
+        )
+        note(
+            f"decision_diffuser asks for a discounted return of {fitted.target_return:g} (algo.target_return) at every step, in units of "
+            f"{fitted.return_scale:g} (algo.return_scale): the largest of the data is {best:.5g}"
+        )
+        return fitted
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -62,7 +102,7 @@ class DecisionDiffuser(Algorithm):
         return {"average": {name: {k: v.clone() for k, v in p.items()} for name, p in params.items()}}
 
     def sampler(self) -> SequenceSampler:
-        return SequenceSampler(self.config.plan_horizon)
+        return SequenceSampler(self.config.plan_horizon, made=lambda dataset: {RETURN: rows_ahead(self.config, dataset)})
 
     # ---- learning
 
@@ -74,7 +114,7 @@ class DecisionDiffuser(Algorithm):
         noise = rng.normal(keys[1], tuple(states.shape))
         x = with_first_state(noisy_plans(states, noise, step, c.denoising_steps), states[:, 0])
         keep = (rng.uniform(keys[2], (states.shape[0],)) >= c.condition_dropout).float()
-        share = batch[RETURNS][:, :1] / c.return_scale
+        share = batch[RETURN][:, :1] / c.return_scale
         counted = batch[VALID] & (torch.arange(states.shape[1], device=states.device) > 0)
         error = (self.apply("plan", plan, x, step, share, keep) - noise).square()
         loss = 0.5 * torch.where(counted.unsqueeze(-1), error, 0.0).mean()
@@ -120,6 +160,12 @@ class DecisionDiffuser(Algorithm):
             lambda x, t: self.expected(average["plan"], x, t, share),
             observations, dim, c.plan_horizon, c.denoising_steps, key, c.noise_scale if noise is None else noise,
         )  # fmt: skip
+
+
+def rows_ahead(config: Any, dataset: Dataset) -> Tensor:
+    """sum_k discount^k r_{t+k} of the recorded rewards from each row to the end of its episode, with the penalty of a termination, [R]."""
+    rewards = recorded(dataset.columns["rewards"].cpu().double(), dataset.spec)
+    return discounted_returns(dataset, rewards, config.discount, config.termination_penalty)
 
 
 class DecisionDiffuserActor(ChunkActor):

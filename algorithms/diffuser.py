@@ -14,16 +14,21 @@ from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import VALID, SequenceSampler
 from offrl.data.samplers.transitions import Batch
-from offrl.data.transforms.columns import returns_to_go
 from offrl.families.generative.chunks import ChunkActor
-from offrl.families.generative.plans import DiffusionPlanSettings, denoise, followed, noisy_plans, with_first_state
+from offrl.families.generative.plans import (
+    RETURN,
+    DiffusionPlanSettings,
+    denoise,
+    discounted_returns,
+    followed,
+    noisy_plans,
+    with_first_state,
+)
 from offrl.nn import flow
 from offrl.nn.temporal_unet import PlanValue, TemporalUnet
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
-
-RETURN = "discounted_return"  # of the rest of the episode, from a window's first step on
 
 
 @dataclass
@@ -68,10 +73,8 @@ class Diffuser(Algorithm):
 
     def returns(self, dataset: Dataset) -> dict[str, Tensor]:
         """The discounted return from each row to the end of its episode, with the penalty of terminations: [R]."""
-        ended = dataset.columns["terminations"].cpu()
-        rewards = (dataset.columns["rewards"].cpu().double() + self.config.termination_penalty * ended).numpy()
-        start, end = dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy()
-        return {RETURN: torch.from_numpy(returns_to_go(rewards, ended.numpy(), start, end, self.config.discount)).float()}
+        c, rewards = self.config, dataset.columns["rewards"].cpu().double()
+        return {RETURN: discounted_returns(dataset, rewards, c.discount, c.termination_penalty)}
 
     # ---- learning
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class AchievedReturns:
     targets: tuple[float, ...]  # in the units of the recorded rewards
     replicas: tuple[Replica, ...]
     evaluations: tuple[Evaluation, ...]  # one for each target
+    ahead: bool = False  # targets are discounted returns of the rest of an episode (`TargetReturnSettings.targets_ahead`)
 
     def means(self, replicas: Sequence[int]) -> list[tuple[float, float, float]]:
         """For each target the mean return over the seeds of these replicas, with its interval."""
@@ -50,6 +51,13 @@ def spread_targets(low: float, high: float) -> list[float]:
     return list(dict.fromkeys(float(f"{v:.4g}") for v in values))
 
 
+def data_range(config: Any, data: Mapping[str, Any]) -> tuple[float, float]:
+    """The least and the largest target that the data may have an answer to. data: the record of a run's."""
+    if getattr(config, "targets_ahead", False):
+        return (0.0, config.return_scale) if config.target_return > 0.0 else (-config.return_scale, 0.0)
+    return data["return_min"], data["return_max"]
+
+
 def sweep(
     policies: Sequence[TrainedPolicy],
     targets: Sequence[float],
@@ -61,7 +69,8 @@ def sweep(
     Raises UserError for policies that are not return-conditioned.
     """
     evaluation = evaluate([p.with_target_return(t) for t in targets for p in policies])
-    return AchievedReturns(tuple(targets), tuple(replicas), evaluation.split(len(policies)))
+    ahead = getattr(policies[0].algorithm.config, "targets_ahead", False)
+    return AchievedReturns(tuple(targets), tuple(replicas), evaluation.split(len(policies)), ahead)
 
 
 def write(achieved: AchievedReturns, path: Path) -> None:

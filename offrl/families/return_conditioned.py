@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,12 @@ from offrl.settings.field import setting
 
 @dataclass
 class TargetReturnSettings:
-    """Settings of return-conditioned policies."""
+    """Settings of return-conditioned policies.
+
+    targets_ahead: a target is of the rest of the episode, discounted and the same at every step; no episode's return is compared with it.
+    """
+
+    targets_ahead: ClassVar[bool] = False
 
     target_return: float | None = setting(
         None,

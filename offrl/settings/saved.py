@@ -36,6 +36,7 @@ YOUNGER: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gcivl", "gciql", "hiql", "ota"), _TARGETS),
     **dict.fromkeys(("mopo", "rambo"), _UNCAPPED),
     "crl": {**_FLAX, "energy_floor": math.log(1e-6)},
+    "decision_diffuser": {"discount": 1.0, "termination_penalty": 0.0},
     "edt": {"return_units": "range", "expert_cut": 0.0},
 }
 

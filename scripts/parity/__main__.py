@@ -5,6 +5,8 @@
     python scripts/parity --checkouts REFERENCES td3_bc iql                   # some
     python scripts/parity --checkouts REFERENCES --out docs/benchmarks/parity.md
 
+    python scripts/parity --checkouts REFERENCES --reuse-draws fql            # that a draw used twice is noticed: must be above its limit
+
 A checkout is looked for under REFERENCES/OWNER+NAME, OWNER/NAME and NAME. Comparisons with JAX code need packages of their own, which are
 named; where these are absent there is no row, and a line says so. Exit status: 1 where a comparison is missing or a difference is above
 its limit.
@@ -13,6 +15,7 @@ its limit.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import sys
 import traceback
@@ -23,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from peers.checkouts import checkout_of, commit_of
 
-from parity.common import CASES, Case, Outcome
+from parity.common import CASES, Case, Outcome, reused_draws
 
 MODULES = (
     "corl", "corl_cql", "offlinerl_kit", "kit_rambo", "in_sample", "jax_actor_critics", "ogbench", "flows", "idql", "diffusion", "plans",
-    "horizons", "zero_shot", "sequence", "trajectory", "conditioned", "text", "ilql",
+    "conditioned_plans", "digits", "horizons", "zero_shot", "sequence", "trajectory", "conditioned", "text", "ilql",
 )  # fmt: skip
 LIMIT = 1e-9  # float64, five updates: what is above is a difference of method
 
@@ -49,6 +52,7 @@ def main() -> int:
     parser.add_argument("methods", nargs="*", help="names of rows; none: all")
     parser.add_argument("--checkouts", type=Path, required=True, help="folder of the reference repositories")
     parser.add_argument("--repository", default="", help="OWNER/NAME: only the comparisons with this one")
+    parser.add_argument("--reuse-draws", action="store_true", help="give our algorithms one key in place of all that are made of it")
     parser.add_argument("--out", type=Path, help="also write the table there, between its marks")
     options = parser.parse_args()
     for name in MODULES:
@@ -79,7 +83,8 @@ def main() -> int:
         if (commit := commit_of(checkout)) and not commit.startswith(case.commit):
             print(f"{case.method}: {checkout} is at {commit[:7]}; compared was {case.commit[:7]}", file=sys.stderr)
         try:
-            outcome = case.compare(checkout)
+            with reused_draws() if options.reuse_draws else contextlib.nullcontext():
+                outcome = case.compare(checkout)
         except Exception:
             leave_out(case, "the comparison failed", f"\n{traceback.format_exc()}")
             continue

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.nn.policies import TanhGaussian, gaussian_log_prob
-from parity.common import pattern
+from parity.common import ACTION, BATCH, draws
+
+CRITICS_FIRST = {BATCH * ACTION: (1, 0)}  # for `shared_noise`: the reference draws its critics' actions first, ours the actor's
 
 
 @contextlib.contextmanager
@@ -32,7 +34,7 @@ def rows_first(rows: int, count: int, width: int) -> Iterator[None]:
     are ours of the shape [count, rows, width]."""
 
     def arranged(shape: Any, kind: str = "normal") -> Tensor:
-        noise = torch.as_tensor(pattern((count, rows, width), kind))
+        noise = torch.as_tensor(draws.theirs((count, rows, width), kind))
         return noise.transpose(0, 1).reshape(shape)
 
     def several(shape: Any) -> bool:

@@ -8,6 +8,8 @@ sides compute in float64, so that what remains is a difference of method and not
 from __future__ import annotations
 
 import contextlib
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,63 +93,117 @@ def tensors(batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     return {k: torch.as_tensor(v) for k, v in batch.items()}
 
 
-def pattern(shape: Sequence[int], kind: str = "normal") -> np.ndarray:
-    """Fixed noise, the same wherever as many numbers are drawn: standard normal, or uniform in [0, 1)."""
+def pattern(shape: Sequence[int], kind: str = "normal", number: int = 0) -> np.ndarray:
+    """Fixed noise, the same wherever as many numbers are drawn under the same number: standard normal, or uniform in [0, 1)."""
     shape = tuple(int(n) for n in shape)
-    g = np.random.default_rng([int(np.prod(shape)), kind == "uniform"])
+    g = np.random.default_rng([int(np.prod(shape)), KINDS.index(kind), number])
     return g.normal(size=shape) if kind == "normal" else g.random(shape)
 
 
-@contextlib.contextmanager
-def shared_noise() -> Iterator[None]:
-    """Inside, our generator and torch's functions draw `pattern`, whatever their keys and seeds.
+UNUSED = 99  # in `order`: a draw that nothing comes of
+KINDS = ("normal", "uniform", "integer")
 
-    Replaced: offrl.rng.normal and uniform, torch.randn, randn_like, rand, rand_like, normal of a mean and a deviation, Tensor.uniform_ and
-    normal_, and with them torch.distributions. A draw depends on its number of values alone, so the order of draws does not count.
+
+class Draws:
+    """The random numbers of one update on both sides: the n-th draw of so many numbers is the same on both, and no other draw is.
+
+    Ours are counted by their keys, so that a key used twice gives one draw; the reference's by their calls. Draws of different sizes or
+    kinds may come in any order; where those of one size come in another order than ours, `order` says so.
     """
 
-    def ours_normal(key: Tensor, shape: Any) -> Tensor:
-        return torch.as_tensor(pattern(shape))
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self, order: Mapping[int, Sequence[int]] | None = None) -> None:
+        """Begin another update. order: for draws of so many numbers, which of ours the reference's first, second, ... are."""
+        self.keys: dict[tuple[int, str], list[int]] = {}
+        self.calls: Counter[tuple[int, str]] = Counter()
+        self.order = order or {}
+
+    def ours(self, key: Tensor, shape: Sequence[int], kind: str = "normal") -> Tensor:
+        """The draw of a key of `offrl.rng`."""
+        keys, name = self.keys.setdefault((math.prod(shape), kind), []), int(key.item())
+        if name not in keys:
+            keys.append(name)
+        return torch.as_tensor(pattern(shape, kind, keys.index(name)))
+
+    def theirs(self, shape: Sequence[int], kind: str = "normal") -> np.ndarray:
+        """The reference's next draw."""
+        size = math.prod(shape)
+        number = self.calls[size, kind]
+        self.calls[size, kind] += 1
+        order = self.order.get(size, ())
+        return pattern(shape, kind, order[number] if number < len(order) else number)
+
+
+draws = Draws()
+
+
+@contextlib.contextmanager
+def shared_noise(order: Mapping[int, Sequence[int]] | None = None) -> Iterator[None]:
+    """Inside, our generator and torch's functions draw from `draws`, which begins anew: one update of both sides.
+
+    Replaced: offrl.rng.normal, uniform and randint, torch.randn, randn_like, rand, rand_like, randint, normal of a mean and a deviation,
+    Tensor.uniform_ and normal_, and with them torch.distributions. order: see `Draws.restart`.
+    """
 
     def ours_uniform(key: Tensor, shape: Any, low: float = 0.0, high: float = 1.0) -> Tensor:
-        return low + (high - low) * torch.as_tensor(pattern(shape, "uniform"))
+        return low + (high - low) * draws.ours(key, shape, "uniform")
+
+    def ours_integers(key: Tensor, shape: Any, high: Any) -> Tensor:
+        return (draws.ours(key, shape, "integer") * high).long()
 
     def size(shape: Any) -> tuple[int, ...]:
         return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
 
-    def like(kind: str) -> Callable[..., Tensor]:
-        return lambda x, **_: torch.as_tensor(pattern(x.shape, kind))
+    def theirs(shape: Any, kind: str = "normal") -> Tensor:
+        return torch.as_tensor(draws.theirs(shape, kind))
+
+    def integers(*given: Any, size: Any = None, **named: Any) -> Tensor:
+        *bounds, shape = (*given, *(() if size is None else (size,)))
+        low, high = (0, *bounds)[-2:] if bounds else (named["low"], named["high"])
+        return (low + theirs(shape, "integer") * (high - low)).long()
 
     def normal(mean: Any, std: Any = 1.0, *_: Any, **__: Any) -> Tensor:
         mean, std = torch.as_tensor(mean), torch.as_tensor(std)
-        return mean + std * torch.as_tensor(pattern(torch.broadcast_shapes(mean.shape, std.shape)))
+        return mean + std * theirs(torch.broadcast_shapes(mean.shape, std.shape))
 
     patches: list[Any] = [
-        mock.patch.object(rng, "normal", ours_normal),
+        mock.patch.object(rng, "normal", draws.ours),
         mock.patch.object(rng, "uniform", ours_uniform),
-        mock.patch.object(torch, "randn", lambda *s, **_: torch.as_tensor(pattern(size(s)))),
-        mock.patch.object(torch, "rand", lambda *s, **_: torch.as_tensor(pattern(size(s), "uniform"))),
-        mock.patch.object(torch, "randn_like", like("normal")),
-        mock.patch.object(torch, "rand_like", like("uniform")),
+        mock.patch.object(rng, "randint", ours_integers),
+        mock.patch.object(torch, "randn", lambda *s, **_: theirs(size(s))),
+        mock.patch.object(torch, "rand", lambda *s, **_: theirs(size(s), "uniform")),
+        mock.patch.object(torch, "randn_like", lambda x, **_: theirs(x.shape)),
+        mock.patch.object(torch, "rand_like", lambda x, **_: theirs(x.shape, "uniform")),
+        mock.patch.object(torch, "randint", integers),
         mock.patch.object(torch, "normal", normal),
-        mock.patch.object(torch.distributions.normal, "_standard_normal", lambda s, **_: torch.as_tensor(pattern(s))),
-        mock.patch.object(Tensor, "uniform_", lambda x, a=0.0, b=1.0: x.copy_(a + (b - a) * torch.as_tensor(pattern(x.shape, "uniform")))),
-        mock.patch.object(Tensor, "normal_", lambda x, m=0.0, s=1.0: x.copy_(m + s * torch.as_tensor(pattern(x.shape)))),
+        mock.patch.object(torch.distributions.normal, "_standard_normal", lambda s, **_: theirs(s)),
+        mock.patch.object(Tensor, "uniform_", lambda x, a=0.0, b=1.0: x.copy_(a + (b - a) * theirs(x.shape, "uniform"))),
+        mock.patch.object(Tensor, "normal_", lambda x, m=0.0, s=1.0: x.copy_(m + s * theirs(x.shape))),
     ]
+    draws.restart(order)
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
         yield
 
 
+@contextlib.contextmanager
+def reused_draws() -> Iterator[None]:
+    """Inside, our algorithms make the mistake that `Draws` is there to notice: all keys that are made of one are this one."""
+    with mock.patch.object(rng, "split", lambda key, n=2: (key,) * n), mock.patch.object(rng, "fold_in", lambda key, data: key):
+        yield
+
+
 class Ours:
     """An algorithm of offrl, its state in float64, updated eagerly one seed at a time."""
 
-    def __init__(self, method: str, spec: DataSpec | None = None, **settings: Any) -> None:
+    def __init__(self, method: str, spec: DataSpec | None = None, seed: int = 0, **settings: Any) -> None:
         kind = registry.get("algo", method)
         self.spec = spec or DataSpec((OBSERVATION,), ACTION, action_low=(-1.0,) * ACTION, action_high=(1.0,) * ACTION)
         self.algorithm = kind(kind.Config(**settings), self.spec)
-        self.state = _double(self.algorithm.init(0))
+        self.state = _double(self.algorithm.init(seed))
         self.count = 0
 
     def mlp(self, network: str, member: int | None = None, prefix: str = "") -> list[tuple[np.ndarray, np.ndarray]]:

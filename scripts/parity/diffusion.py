@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from parity.common import (
     ACTION,
     BATCH,
     OBSERVATION,
+    UNUSED,
     Ours,
     Outcome,
     batches,
@@ -53,20 +54,16 @@ class Replay:
 
 
 @contextlib.contextmanager
-def same_draws(coin: int) -> Iterator[None]:
-    """`shared_noise`, with the same denoising steps on both sides, and critic `coin` as the one that the policy climbs."""
+def same_draws(coin: int, order: Mapping[int, Sequence[int]]) -> Iterator[None]:
+    """`shared_noise`, with critic `coin` as the one that the policy climbs on both sides."""
+    with shared_noise(order), mock.patch.object(np.random, "uniform", lambda: 1.0 - coin):
+        integers = rng.randint
 
-    def ours(key: Tensor, shape: tuple[int, ...], high: int) -> Tensor:
-        return torch.arange(BATCH) % high if shape else torch.tensor(coin)
+        def ours(key: Tensor, shape: tuple[int, ...], high: int) -> Tensor:
+            return integers(key, shape, high) if shape else torch.tensor(coin)
 
-    def theirs(low: int, high: int, size: tuple[int, ...], **_: Any) -> Tensor:
-        return torch.arange(*size) % high
-
-    with (
-        shared_noise(), mock.patch.object(rng, "randint", ours), mock.patch.object(torch, "randint", theirs),
-        mock.patch.object(np.random, "uniform", lambda: 1.0 - coin),
-    ):  # fmt: skip
-        yield
+        with mock.patch.object(rng, "randint", ours):
+            yield
 
 
 def inputs(order: str) -> list[int]:
@@ -131,8 +128,11 @@ def diffusion_ql(checkout: Path, settings: Mapping[str, Any], theirs: Mapping[st
         give(pairs(net), ours.state.params["actor"])
     for critic in (agent.critic, agent.critic_target):
         fill_critics(ours, critic.q1_model, critic.q2_model)
+    # actions of targets (where these are not of another size), the noise of cloning, the policy's actions; a last step's noise is unused
+    chain = [0, 1, 2, 3, 4, UNUSED] * (ours.algorithm.config.max_target_actions == 1)
+    order = {BATCH * ACTION: [*chain, *range(5 if chain else 0, 11), UNUSED]}
     for update, batch in enumerate(batches()):
-        with same_draws(update % 2):
+        with same_draws(update % 2, order):
             losses = ours.update(batch)
             expected = {k: v[0] for k, v in agent.train(Replay(batch), 1, BATCH).items()}
         names = {"critic/loss": "critic_loss", "actor/cloning": "bc_loss", "actor/loss": "actor_loss"}

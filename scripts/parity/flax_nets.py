@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 
-from parity.common import pattern
+from parity.common import draws
 
 NEEDS = ("jax", "flax", "optax", "tensorflow_probability")
 Layers = Sequence[tuple[np.ndarray, np.ndarray]]
@@ -18,15 +18,15 @@ Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 
 @contextlib.contextmanager
 def jax_float64() -> Iterator[None]:
-    """Inside, jax computes in float64 and draws `pattern`, and names that newer versions dropped are there."""
+    """Inside, jax computes in float64 and has the draws of `parity.common`, and names that newer versions dropped are there."""
     import flax
     import jax
 
     def normal(key: Any, shape: Sequence[int] = (), dtype: Any = float) -> Any:
-        return jax.numpy.asarray(pattern(shape))
+        return jax.numpy.asarray(draws.theirs(shape))
 
     def uniform(key: Any, shape: Sequence[int] = (), dtype: Any = float, minval: float = 0.0, maxval: float = 1.0) -> Any:
-        return minval + (maxval - minval) * jax.numpy.asarray(pattern(shape, "uniform"))
+        return minval + (maxval - minval) * jax.numpy.asarray(draws.theirs(shape, "uniform"))
 
     original = jax.jit
 

@@ -7,14 +7,14 @@ Worked with jax 0.4.38, flax 0.10.4, distrax 0.1.5 and optax 0.2.4 on Python 3.1
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from parity.common import ACTION, BATCH, OBSERVATION, Arrays, Ours, Outcome, batches, case, imported, pattern, shared_noise
+from parity.common import ACTION, BATCH, OBSERVATION, Arrays, Ours, Outcome, batches, case, draws, imported, shared_noise
 from parity.ogbench import NEEDS, Tree, mlp, policy
 
 FQL, COMMIT = "seohongpark/fql", "719d04417cb0b206deddbc7d761b3e710c3d750c"
@@ -22,17 +22,17 @@ Trees = Callable[[Ours], Tree]
 
 
 @contextlib.contextmanager
-def same_noise() -> Iterator[None]:
+def same_noise(order: Mapping[int, Sequence[int]] | None = None) -> Iterator[None]:
     """`shared_noise`, for jax.random's normal and uniform as well."""
     import jax
 
     def normal(key: Any, shape: Any = (), dtype: Any = None) -> Any:
-        return jax.numpy.asarray(pattern(shape))
+        return jax.numpy.asarray(draws.theirs(shape))
 
     def uniform(key: Any, shape: Any = (), dtype: Any = None, minval: float = 0.0, maxval: float = 1.0) -> Any:
-        return minval + (maxval - minval) * jax.numpy.asarray(pattern(shape, "uniform"))
+        return minval + (maxval - minval) * jax.numpy.asarray(draws.theirs(shape, "uniform"))
 
-    with shared_noise(), mock.patch.object(jax.random, "normal", normal), mock.patch.object(jax.random, "uniform", uniform):
+    with shared_noise(order), mock.patch.object(jax.random, "normal", normal), mock.patch.object(jax.random, "uniform", uniform):
         yield
 
 
@@ -95,9 +95,14 @@ def ifql_trees(ours: Ours) -> Tree:
 
 
 @case("ifql", FQL, COMMIT, needs=NEEDS)
-def ifql(checkout: Path) -> Outcome:
+def ifql(checkout: Path, seed: int = 0) -> Outcome:
     names = {"value/loss": "value/value_loss", "critic/loss": "critic/critic_loss", "actor/loss": "actor/actor_loss"}
-    return compare_agents(checkout, "ifql", Ours("ifql"), {}, ifql_trees, names, [(b, b) for b in batches()])
+    return compare_agents(checkout, "ifql", Ours("ifql", seed=seed), {}, ifql_trees, names, [(b, b) for b in batches(seed)])
+
+
+@case("ifql, other weights and batches", FQL, COMMIT, needs=NEEDS)
+def ifql_again(checkout: Path) -> Outcome:
+    return ifql(checkout, seed=1)
 
 
 SINGLE_TASK = {"hidden": [512] * 4, "activation": "gelu_tanh", "layer_norm": True, "layer_norm_epsilon": 1e-6, "batch_size": BATCH}
@@ -158,7 +163,7 @@ CUT = "windows that end in a termination before their last step count here (noth
     "padded in those that a time-out cuts counts nowhere"  # fmt: skip
 
 
-def windows() -> list[tuple[Arrays, Arrays]]:
+def windows(seed: int) -> list[tuple[Arrays, Arrays]]:
     """Windows of `LENGTH` steps as both sides have them, ours first: whole ones, and some that a time-out cuts."""
 
     def steps(*shape: int) -> Callable[[np.random.Generator], np.ndarray]:
@@ -168,7 +173,7 @@ def windows() -> list[tuple[Arrays, Arrays]]:
         return np.where(g.random(BATCH) < 0.3, g.integers(1, LENGTH, BATCH), LENGTH)
 
     pairs = []
-    for columns in batches(actions=steps(ACTION), step_rewards=steps(), span=spans):
+    for columns in batches(seed, actions=steps(ACTION), step_rewards=steps(), span=spans):
         span = columns["span"]
         valid = np.arange(LENGTH) < span[:, None]
         whole = (span == LENGTH).astype(np.float64)
@@ -183,8 +188,8 @@ def windows() -> list[tuple[Arrays, Arrays]]:
     return pairs
 
 
-def qc(checkout: Path, config: Mapping[str, Any], **settings: Any) -> Outcome:
-    ours = Ours("qc", length=LENGTH, **settings)
+def qc(checkout: Path, config: Mapping[str, Any], seed: int = 0, **settings: Any) -> Outcome:
+    ours = Ours("qc", seed=seed, length=LENGTH, **settings)
 
     def trees(ours: Ours) -> Tree:
         tree = {**critics(ours), "actor_bc_flow": {"mlp": mlp(ours.state.params["flow"], "net.")}}
@@ -193,12 +198,17 @@ def qc(checkout: Path, config: Mapping[str, Any], **settings: Any) -> Outcome:
     names = {"critic/loss": "critic/critic_loss", "flow/loss": "actor/bc_flow_loss"}
     names |= {"actor/distillation": "actor/distill_loss"} if ours.algorithm.config.actor == "distil" else {}
     examples = np.zeros(OBSERVATION), np.zeros(ACTION)  # without a batch
-    return compare_agents(checkout, "acfql", ours, {"horizon_length": LENGTH, **config}, trees, names, windows(), examples)
+    return compare_agents(checkout, "acfql", ours, {"horizon_length": LENGTH, **config}, trees, names, windows(seed), examples)
 
 
 @case("qc, distilled", QC, QC_COMMIT, needs=NEEDS, remains=CUT)
-def qc_distilled(checkout: Path) -> Outcome:
-    return qc(checkout, {"actor_type": "distill-ddpg", "action_chunking": True}, actor="distil")
+def qc_distilled(checkout: Path, seed: int = 0) -> Outcome:
+    return qc(checkout, {"actor_type": "distill-ddpg", "action_chunking": True}, seed, actor="distil")
+
+
+@case("qc, distilled, other weights and batches", QC, QC_COMMIT, needs=NEEDS, remains=CUT)
+def qc_distilled_again(checkout: Path) -> Outcome:
+    return qc_distilled(checkout, seed=1)
 
 
 @case("qc, best of 8", QC, QC_COMMIT, needs=NEEDS, remains=CUT)

@@ -14,11 +14,9 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from offrl import rng
-from parity.common import ACTION, OBSERVATION, Ours, Outcome, batches, case, imported, pattern
+from parity.common import ACTION, BATCH, OBSERVATION, UNUSED, Ours, Outcome, batches, case, draws, imported
 from parity.flows import same_noise
 from parity.ogbench import Tree, layer
 
@@ -80,16 +78,15 @@ def same_draws() -> Iterator[None]:
     """`same_noise`, for steps and masks of dropout as well."""
     import jax
 
-    def integers(shape: Any, high: Any) -> np.ndarray:
-        return (pattern(shape, "uniform") * high).astype(np.int64)
+    def integers(key: Any, shape: Any, low: Any, high: Any, dtype: Any = None) -> Any:
+        return jax.numpy.asarray((draws.theirs(shape, "integer") * high).astype(np.int64))
 
     def kept(key: Any, p: Any = 0.5, shape: Any = ()) -> Any:
-        return jax.numpy.asarray(pattern(shape, "uniform") >= 1.0 - p)
+        return jax.numpy.asarray(draws.theirs(shape, "uniform") >= 1.0 - p)
 
     with (
-        same_noise(),
-        mock.patch.object(rng, "randint", lambda key, shape, high: torch.as_tensor(integers(shape, high))),
-        mock.patch.object(jax.random, "randint", lambda key, shape, low, high, dtype=None: jax.numpy.asarray(integers(shape, high))),
+        same_noise({BATCH * 256: (UNUSED, 0, 1, 2)}),  # masks of dropout, after the initial weights of a layer, which flax asks for
+        mock.patch.object(jax.random, "randint", integers),
         mock.patch.object(jax.random, "bernoulli", kept),
     ):
         yield

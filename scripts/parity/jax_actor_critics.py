@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from offrl.nn.ensemble import EnsembleMLP
-from parity.align import steps_in_order
-from parity.common import ACTION, OBSERVATION, Ours, Outcome, batches, case, imported, pattern, shared_noise
+from parity.align import CRITICS_FIRST, steps_in_order
+from parity.common import ACTION, OBSERVATION, Ours, Outcome, batches, case, draws, imported, pattern, shared_noise
 from parity.corl import COMMIT, CORL, split_head
 from parity.flax_nets import NEEDS, compared, dense, flat, jax_float64, replaced
 
@@ -135,7 +135,7 @@ def same_draws(size: int, drawn: int) -> Iterator[None]:
     chosen = torch.as_tensor(pattern((size,), "uniform")).topk(drawn).indices.numpy()
     with (
         mock.patch.object(jax.random, "choice", lambda *_, **__: jax.numpy.asarray(chosen)),
-        mock.patch.object(jax.random, "normal", lambda key, shape, dtype=None: jax.numpy.asarray(pattern(shape[::-1]).T)),
+        mock.patch.object(jax.random, "normal", lambda key, shape, dtype=None: jax.numpy.asarray(draws.theirs(shape[::-1]).T)),
     ):
         yield
 
@@ -190,7 +190,7 @@ def rlpd(checkout: Path) -> Outcome:
         target = agent.target_critic.replace(params=states["critic"].params)
         agent = agent.replace(**states, target_critic=target)
         for batch in batches():
-            with shared_noise(), mock.patch.object(EnsembleMLP, "forward", critic_norm_first):
+            with shared_noise(CRITICS_FIRST), mock.patch.object(EnsembleMLP, "forward", critic_norm_first):
                 losses = ours.update(batch)
             with same_draws(critics, drawn):
                 agent, expected = agent.update(batch, 1)

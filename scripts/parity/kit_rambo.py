@@ -14,8 +14,8 @@ from torch import Tensor
 
 from offrl.families.sac import SoftActorCritic
 from offrl.world_models.model_rollouts import ModelSource
-from parity.align import steps_in_order, tanh_epsilon
-from parity.common import BATCH, OBSERVATION, Ours, Outcome, batches, case, pattern, shared_noise
+from parity.align import CRITICS_FIRST, steps_in_order, tanh_epsilon
+from parity.common import BATCH, OBSERVATION, Ours, Outcome, batches, case, draws, pattern, shared_noise
 from parity.corl import adam
 from parity.offlinerl_kit import (
     COMMIT,
@@ -47,7 +47,7 @@ def same_draws(ours: Ours, network: Any) -> Iterator[None]:
     deviation = Tensor.std
 
     def normal(mean: Tensor, std: Tensor) -> Tensor:
-        return mean + std * torch.as_tensor(pattern((1, *mean.shape[1:])))
+        return mean + std * torch.as_tensor(draws.theirs((1, *mean.shape[1:])))
 
     with (
         mock.patch.object(network, "random_elite_idxs", lambda count: member),
@@ -92,7 +92,7 @@ def rambo(checkout: Path) -> Outcome:
                 "known": torch.ones(BATCH),
             }
             algorithm.real = lambda source, key, rows=rows: rows
-            with shared_noise(), tanh_epsilon(), same_draws(ours, dynamics.model), update:
+            with shared_noise(CRITICS_FIRST), tanh_epsilon(), same_draws(ours, dynamics.model), update:
                 losses, expected = ours.update(batch), reference.learn(halves(batch, BATCH // 2))
                 columns = [torch.as_tensor(real[name]) for name in ("observations", "actions", "next_observations")]
                 observations, _, info = reference.dynamics_step_and_forward(

@@ -17,7 +17,7 @@ from torch import Tensor
 from offrl.world_models.dynamics import DynamicsSettings
 from offrl.world_models.model import WorldModel
 from offrl.world_models.model_rollouts import ModelSource
-from parity.align import rows_first, steps_in_order, tanh_epsilon
+from parity.align import CRITICS_FIRST, rows_first, steps_in_order, tanh_epsilon
 from parity.common import (
     ACTION,
     BATCH,
@@ -170,7 +170,7 @@ def mopo(checkout: Path) -> Outcome:
         unmixed(ours)
         ours.algorithm.update = steps_in_order(ours.algorithm, "cae")
         for batch in batches():
-            with shared_noise(), tanh_epsilon():
+            with shared_noise(CRITICS_FIRST), tanh_epsilon():
                 losses, expected = ours.update(batch), reference.learn(halves(batch, 8))
             outcome.losses.append(actor_critic_losses(losses, expected))
     outcome.parameters |= parameters(ours, actor, critics, log_alpha)
@@ -229,7 +229,7 @@ def mobile(checkout: Path) -> Outcome:
         unmixed(ours)
         ours.algorithm.update = steps_in_order(ours.algorithm, "cae")
         for batch in batches():
-            with shared_noise(), tanh_epsilon(), kit_inconsistency(reference):
+            with shared_noise(CRITICS_FIRST), tanh_epsilon(), kit_inconsistency(reference):
                 losses, expected = ours.update(batch), reference.learn(halves(batch, 8))
             schedule.step()
             both = {"loss/critic1": expected["loss/critic"], "loss/critic2": expected["loss/critic"], "loss/actor": expected["loss/actor"]}

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithms.diffuser import RETURN, Diffuser
+from offrl.algorithms.diffuser import Diffuser
 from offrl.data.samplers.sequences import VALID
+from offrl.families.generative.plans import RETURN
 from parity.common import ACTION, BATCH, OBSERVATION, UPDATES, Ours, Outcome, case, imported, shared_noise
 from parity.diffusion import same_draws
 from parity.weights import Pair, compared, give, linear, packages, scramble, stubs
@@ -45,10 +46,10 @@ def embedding(net: Any) -> list[Pair]:
 
 def unet(net: Any) -> list[Pair]:
     pairs = [*embedding(net), *block("middle.0", net.mid_block1), *block("middle.1", net.mid_block2)]
-    for i, (one, two, _, halve) in enumerate(net.downs):
+    for i, (one, two, *_, halve) in enumerate(net.downs):
         pairs += block(f"down.{i}.0", one) + block(f"down.{i}.1", two)
         pairs += [] if isinstance(halve, nn.Identity) else same(f"halve.{i}", halve.conv)
-    for i, (one, two, _, widen) in enumerate(net.ups):
+    for i, (one, two, *_, widen) in enumerate(net.ups):
         pairs += block(f"up.{i}.0", one) + block(f"up.{i}.1", two) + same(f"widen.{i}", widen.conv)
     last = net.final_conv[0].block
     pairs += same("last.convolution", last[0]) + same("head", net.final_conv[1])
@@ -116,7 +117,8 @@ class Theirs:
 
 @case(
     "diffuser", DIFFUSER, DIFFUSER_COMMIT, needs=("einops",),
-    aligned="all steps of a window are there; one batch in place of two halves; the value learns in the same updates",
+    aligned="all steps of a window are there; the same noise in both losses; one batch in place of two halves; the value learns in the "
+    "same updates",
     remains="their actions are normalised, steps beyond an end are zeros that are learnt; the averaged networks follow every ten updates",
 )  # fmt: skip
 def diffuser(checkout: Path) -> Outcome:
@@ -131,10 +133,11 @@ def diffuser(checkout: Path) -> Outcome:
         assert sorted(n for n, _, _ in pairs[name]) == sorted(params[name])
         give(pairs[name], params[name])
     optimizers = {name: torch.optim.Adam(net.parameters(), lr=algorithm.config.learning_rate) for name, net in networks.items()}
+    order = {BATCH: (0, 0), BATCH * HORIZON * (ACTION + OBSERVATION): (0, 0)}  # the noise of the plans' loss is that of the values'
     for batch in windows():
         plans = torch.as_tensor(np.concatenate([batch["actions"], batch["observations"]], -1))
         states = torch.as_tensor(batch["observations"][:, 0])
-        with same_draws(0):
+        with same_draws(0, order):
             losses = ours.update(batch)
             expected = {
                 "plan": theirs.diffusion.loss(plans, {0: states})[0],

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from parity.common import ACTION, BATCH, OBSERVATION, Arrays, Ours, Outcome, batches, case, imported, pattern, shared_noise
+from parity.common import ACTION, BATCH, OBSERVATION, Arrays, Ours, Outcome, batches, case, draws, imported, shared_noise
 
 Layers = list[tuple[np.ndarray, np.ndarray]]  # (weight as torch has it, bias) of each layer with parameters
 ORDER = np.random.default_rng(0).permutation(BATCH)
@@ -30,7 +30,7 @@ def shared_draws() -> Iterator[None]:
     """`shared_noise`, and the same order of a batch and the same share of goals among its tasks."""
 
     def uniform(*shape: Any, size: Any = None) -> np.ndarray:
-        return pattern((size,) if size is not None else shape, "uniform")
+        return draws.theirs((size,) if size is not None else shape, "uniform")
 
     with (
         shared_noise(),

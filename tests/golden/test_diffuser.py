@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ from torch.nn import functional as F
 
 from offrl import rng
 from offrl.algorithms.decision_diffuser import DecisionDiffuser, DecisionDiffuserConfig
-from offrl.algorithms.diffuser import RETURN, Diffuser, DiffuserConfig
+from offrl.algorithms.diffuser import Diffuser, DiffuserConfig
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.sequences import VALID
-from offrl.families.generative.plans import denoise, with_first_state
+from offrl.data.samplers.sequences import VALID, windows
+from offrl.data.transforms.columns import scale_rewards
+from offrl.families.generative.plans import RETURN, denoise, with_first_state
 from offrl.nn import diffusion
 from offrl.nn.temporal_unet import ConvBlock, PlanValue, TemporalUnet
 
@@ -145,7 +147,6 @@ def test_losses_of_diffuser(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_losses_of_decision_diffuser(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = data()
     config = DecisionDiffuser.fit_config(DecisionDiffuserConfig(**SMALL, condition_dropout=0.5), dataset)  # type: ignore[arg-type]
-    assert config.return_scale == config.target_return == sum(range(15, 24))
     algorithm = DecisionDiffuser(config, dataset.spec)
     sampler = algorithm.sampler()
     batch = sampler(sampler.prepare(dataset), rng.make_key(2), 32)
@@ -166,12 +167,57 @@ def test_losses_of_decision_diffuser(monkeypatch: pytest.MonkeyPatch) -> None:
     noisy = np.sqrt(abar) * x + np.sqrt(1 - abar) * noise
     error = (0.5 * noisy - noise) ** 2 * batch[VALID].numpy()[..., None]
     assert float(loss) == pytest.approx(0.5 * error[:, 1:].sum() / error.size, rel=1e-5)  # the first state is given
-    np.testing.assert_allclose(given[1][:, 0], batch["returns_to_go"][:, 0] / config.return_scale)
+    np.testing.assert_allclose(given[1][:, 0], batch[RETURN][:, 0] / config.return_scale)
     assert 0.1 < float(given[2].mean()) < 0.9 and set(given[2].tolist()) == {0.0, 1.0}
 
     loss, _ = algorithm.inverse_loss({}, algorithm.init(0), batch)
     error = (x[:, :-1, :2] - x[:, 1:, :2] - batch["actions"][:, :-1].double().numpy()) ** 2 * batch[VALID].numpy()[:, 1:, None]
     assert float(loss) == pytest.approx(0.5 * error.mean(), rel=1e-5)
+
+
+def test_decision_diffuser_asks_for_a_discounted_return(capsys: pytest.CaptureFixture[str]) -> None:
+    """The authors' (scripts/evaluate_inv_parallel.py): nine tenths of the scale, which on their data is the largest return."""
+    settings = {**SMALL, "discount": 0.5, "termination_penalty": -100.0}
+    config = DecisionDiffuserConfig(**settings)  # type: ignore[arg-type]
+    largest = 18 + 19 / 2 + 20 / 4 + 21 / 8 + 22 / 16 - 77 / 32  # row 18's
+    for dataset in (data(), scale_rewards(data(), 0.1, 3.0)):  # in the units of the recorded rewards
+        fitted = DecisionDiffuser.fit_config(config, dataset)
+        assert fitted.return_scale == 95.0 and fitted.target_return == pytest.approx(0.9 * largest, rel=1e-4)
+        algorithm = DecisionDiffuser(fitted, dataset.spec)
+        sampler = algorithm.sampler()
+        source = sampler.prepare(dataset)
+        ahead = windows(source, torch.tensor([5, 12, 14, 18, 23]), 1)[RETURN][:, 0]
+        np.testing.assert_allclose(ahead, [5 - 100, 12 + 6.5 + 3.5, 14, largest, 23 - 100], rtol=1e-5)
+    words = "asks for a discounted return of 30.684 (algo.target_return) at every step, in units of 95 (algo.return_scale): the largest"
+    assert words in capsys.readouterr().err
+
+    costs = replace(data(), columns={**data().columns, "rewards": -1.0 - data().columns["rewards"]})
+    fitted = DecisionDiffuser.fit_config(DecisionDiffuserConfig(**SMALL, discount=0.5), costs)  # type: ignore[arg-type]
+    best = -sum((k + 1) / 2**k for k in range(6))  # row 0's; nine tenths of a cost would be better than any row
+    assert fitted.target_return == pytest.approx(1.1 * best, rel=1e-4) and fitted.return_scale > -best
+
+    own = DecisionDiffuser.fit_config(replace(config, target_return=7.0), data())
+    assert own.target_return == 7.0 and own.return_scale == 95.0
+    published = replace(config, target_return=360.0, return_scale=400.0)
+    capsys.readouterr()
+    assert DecisionDiffuser.fit_config(published, data()) == published and capsys.readouterr().err == ""
+
+
+def test_decision_diffuser_asks_for_the_same_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = DecisionDiffuser(DecisionDiffuserConfig(**SMALL, target_return=360.0, return_scale=400.0), data().spec)  # type: ignore[arg-type]
+    asked, apply = [], algorithm.apply
+
+    def spy(name: str, params: object, *inputs: Tensor) -> Tensor:
+        asked.extend(inputs[2].flatten().tolist() if name == "plan" else [])
+        return apply(name, params, *inputs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(algorithm, "apply", spy)
+    actor = algorithm.actor(algorithm.init(0))
+    carry = actor.start(2)
+    for _ in range(2):
+        _, carry = actor.act(carry, torch.zeros(2, 3), rng.make_key(0), explore=False)
+        carry = actor.observe_reward(carry, torch.tensor([100.0, 0.0]))
+    assert asked == pytest.approx([0.9] * 2 * 2 * 2 * 3)  # steps, episodes, with the return and without, denoising steps
 
 
 def test_classifier_free_guidance(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from offrl import registry
+from offrl import registry, rng
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 parity = importlib.import_module("parity.__main__")
+common = importlib.import_module("parity.common")
 for module in parity.MODULES:
     importlib.import_module(f"parity.{module}")
 REFERENCES = os.environ.get("OFFRL_REFERENCES", "")
@@ -93,3 +94,26 @@ def test_updates_equal_the_reference(repository: str) -> None:
     command = [sys.executable, str(SCRIPTS / "parity"), "--checkouts", REFERENCES, "--repository", repository, *methods]
     result = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_draw_used_twice_is_noticed() -> None:
+    """An algorithm's sum of two draws is the reference's, unless one key stands in the place of two."""
+
+    def ours() -> torch.Tensor:
+        actor, critic = rng.split(rng.make_key(0))
+        return rng.normal(actor, (2, 3)) + rng.normal(critic, (2, 3))
+
+    with common.shared_noise():
+        assert torch.equal(ours(), torch.randn(2, 3) + torch.randn_like(torch.zeros(2, 3)))
+    with common.shared_noise(), common.reused_draws():
+        assert (ours() - torch.randn(2, 3) - torch.randn(2, 3)).abs().max() > 0.1
+
+
+def test_draws_of_both_sides_have_the_same_numbers() -> None:
+    draws, keys = common.Draws(), rng.split(rng.make_key(0), 3)
+    mine = [draws.ours(key, (2, 3)).numpy() for key in (*keys, keys[0])]
+    theirs = [draws.theirs((3, 2)).reshape(2, 3) for _ in range(3)]
+    assert all((a == b).all() for a, b in zip(mine, [*theirs, theirs[0]], strict=True))
+    assert len({float(x[0, 0]) for x in theirs}) == 3 and float(draws.theirs((6,), "uniform")[0]) not in theirs[0]
+    draws.restart({6: (1, common.UNUSED, 0)})
+    assert [float(draws.theirs((6,))[0]) for _ in range(3)][::2] == [float(theirs[n][0, 0]) for n in (1, 0)]

@@ -54,6 +54,7 @@ YOUNGER: dict[str, dict[str, tuple[Any, Any]]] = {  # {setting: (what version 0.
     **dict.fromkeys(("rebrac", "td3_awr", "xql", "f_dvl", "recoil", "qrl"), FLAX),
     **dict.fromkeys(("gcivl", "gciql", "hiql", "ota"), TARGETS),
     "crl": {**FLAX, "energy_floor": (math.log(1e-6), None)},
+    "decision_diffuser": {"discount": (1.0, 0.99)},
 }
 
 

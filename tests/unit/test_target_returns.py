@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import offrl
+from offrl import registry
 from offrl.api import Run
 from offrl.cli.main import main
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
-from offrl.evaluation.target_returns import spread_targets
+from offrl.evaluation.target_returns import data_range, spread_targets
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.task import lookup
 
@@ -110,3 +111,12 @@ def test_command(run: Run, bc: Run, capsys: pytest.CaptureFixture[str], pictures
     assert "cannot be asked for a return" in capsys.readouterr().err
     assert main(["evaluate", str(run.dir), "target_returns=[often]"]) == 2
     assert "target_returns is auto, or a list of numbers" in capsys.readouterr().err
+
+
+def test_targets_of_the_rest_of_an_episode_are_spread_over_the_scale() -> None:
+    """Decision Diffuser's are discounted: an episode's return, here 3000, is none that it could be asked for."""
+    data = {"return_min": -5.0, "return_max": 3000.0}
+    kind = registry.get("algo", "decision_diffuser").Config
+    assert data_range(registry.get("algo", "dt").Config(), data) == (-5.0, 3000.0)
+    assert data_range(kind(target_return=360.0, return_scale=400.0), data) == (0.0, 400.0)
+    assert data_range(kind(target_return=-11.0, return_scale=400.0), data) == (-400.0, 0.0)

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from offrl import rng
+from offrl.data.dataset import Dataset
+from offrl.data.transforms.columns import returns_to_go
 from offrl.families.generative.chunks import execute_field
 from offrl.families.generative.settings import greedy_field
 from offrl.nn import diffusion
 from offrl.settings.field import setting
 
 Predict = Callable[[Tensor, int], Tensor]  # (noisy plans [B, T, D], step) -> the clean ones that it expects
+RETURN = "discounted_return"  # the column of `discounted_returns`, of which a window's first step counts
 
 
 @dataclass
@@ -36,6 +39,17 @@ class DiffusionPlanSettings:
     )
     execute: int = execute_field(1)
     greedy: str = greedy_field()
+
+
+def discounted_returns(dataset: Dataset, rewards: Tensor, discount: float, termination_penalty: float) -> Tensor:
+    """sum_k discount^k r_{t+k} from each row to the end of its episode, [R] float32 on the CPU. A time-out cuts the sum.
+
+    rewards: float64 [R]. termination_penalty: added to the reward of a termination, in the same units.
+    """
+    ended = dataset.columns["terminations"].cpu()
+    start, end = dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy()
+    values = returns_to_go((rewards + termination_penalty * ended).numpy(), ended.numpy(), start, end, discount)
+    return torch.from_numpy(values).float()
 
 
 def with_first_state(plans: Tensor, states: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from offrl.evaluation.frequency import FrequencyScores, HeldPolicy
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.pool import evaluate_parallel
 from offrl.evaluation.result import Evaluation
-from offrl.evaluation.target_returns import AchievedReturns, spread_targets, sweep
+from offrl.evaluation.target_returns import AchievedReturns, data_range, spread_targets, sweep
 from offrl.runs.run import SavedRun
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.task import Task
@@ -55,10 +55,10 @@ class ScoredRun(SavedRun):
         target_returns: None spreads them over the data's. The other arguments as in `evaluate`. Raises UserError for policies that are not
         conditioned on a return.
         """
-        data = self.record["data"]
-        targets = spread_targets(data["return_min"], data["return_max"]) if target_returns is None else [float(t) for t in target_returns]
         config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps)
         policies = [self.load_policy(r) for r in self.replicas]
+        low, high = data_range(policies[0].algorithm.config, self.record["data"])
+        targets = spread_targets(low, high) if target_returns is None else [float(t) for t in target_returns]
         return sweep(policies, targets, self.replicas, lambda conditioned: self._score(conditioned, env, config))
 
     def evaluate_frequency(
