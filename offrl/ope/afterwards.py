@@ -57,7 +57,7 @@ def judge(run: SavedRun, config: TrainConfig, dataset: Dataset) -> list[str]:
     numbers = _read(path, names)
     if numbers is None or numbers["steps"] != config.steps:
         try:
-            numbers = _estimate(run, config, dataset)
+            numbers = estimate(run, config, dataset)
         except UserError as error:
             return [f"no environment scored this run, and its value cannot be estimated from the data: {error}"]
         files.write_text(path, json.dumps(numbers, indent=1) + "\n")
@@ -65,7 +65,7 @@ def judge(run: SavedRun, config: TrainConfig, dataset: Dataset) -> list[str]:
 
 
 def _read(path: Path, names: Sequence[str]) -> dict[str, Any] | None:
-    """What `_estimate` found earlier for the replicas `names`; None where the file is not that."""
+    """What `estimate` found earlier for the replicas `names`; None where the file is not that."""
     try:
         found = json.loads(trust.read_text(path))
         policies = [found["policies"][name] for name in names[:CANDIDATES]]
@@ -78,7 +78,7 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any] | None:
     return found if whole and all(isinstance(x, int | float) for x in entries) else None
 
 
-def _estimate(run: SavedRun, config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
+def estimate(run: SavedRun, config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     """The numbers of `FILE`. Raises UserError where there is no policy, or the data do not allow it."""
     policies = {name: run.load_policy(replica, "cpu") for name, replica in _replicas(run)[:CANDIDATES]}
     data = as_recorded(dataset)

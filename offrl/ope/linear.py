@@ -70,7 +70,9 @@ def values(problem: Problem, discount: float, few: int) -> LinearValues:
     for fit in range(FITS):
         scale, ridge = (float(np.exp(drawn.uniform(*np.log(between)))) for between in (SCALES, RIDGES))
         width = states[0].shape[1] + encoded.shape[1]
-        weights = torch.from_numpy(drawn.normal(size=(width, FEATURES))) / (scale * np.sqrt(width))
+        inputs = np.array([1, min(2, width), width])[np.arange(FEATURES) % 3]  # how many a feature looks at
+        looks = drawn.random((width, FEATURES)).argsort(0) < inputs
+        weights = torch.from_numpy(drawn.normal(size=(width, FEATURES)) * looks / (scale * np.sqrt(inputs)))
         phases = torch.from_numpy(drawn.uniform(0.0, 2.0 * np.pi, FEATURES))
         samples = drawn.multinomial(BLOCKS, np.full(BLOCKS, 1.0 / BLOCKS), size=DRAWS)
         counts = torch.from_numpy(np.concatenate([np.ones((1, BLOCKS), int), samples])).double()

@@ -1,9 +1,9 @@
 """The estimates that offrl prints where no simulator scores a run, beside the truth: do the intervals hold it?
 
-python scripts/bench/estimates.py --out FOLDER                    # train, play, estimate, table: half an hour of one core
-python scripts/bench/estimates.py --out FOLDER --stage table      # what is in the folder
+python scripts/bench/estimates.py --out FOLDER                    # all of it: 15 minutes of one core
+python scripts/bench/estimates.py --out FOLDER --names "heated tank"
 
-Ten data sets: five files of D4RL's layout (`../shared/data`, played in MuJoCo) and five plants (`plants.py`). On each, small networks are
+What was trained, played and estimated is kept in the folder. Ten data sets: five files of D4RL's layout (`../shared/data`, played in MuJoCo) and five plants (`plants.py`). On each, small networks are
 trained briefly by several algorithms, with `--seeds` policies each, so that they differ in quality.
 """
 
@@ -24,7 +24,9 @@ import plants  # noqa: E402
 
 import offrl  # noqa: E402
 from offrl.data.load import load_dataset  # noqa: E402
+from offrl.ope import afterwards  # noqa: E402
 from offrl.runs.run import SavedRun  # noqa: E402
+from offrl.runs.settings import run_settings  # noqa: E402
 
 DISCOUNT = 0.99
 FILES = {name: f"{name}.hdf5" for name in ("hopper_medium", "hopper_medium_replay", "hopper_medium_expert", "hopper_mixed",
@@ -52,7 +54,7 @@ def train(name: str, args: argparse.Namespace) -> list[Path]:
             seeds = [10 * args.seed + k for k in range(args.seeds)]
             settings = SMALL | {"runs_dir": str(args.out / "runs"), "name": run, "experiment": "none"}
             offrl.train(algo, data, steps=args.steps, seeds=seeds, env="none", settings=settings)
-            print(f"{run}: {time.monotonic() - began:.0f} s", flush=True)
+            print(f"{run}: trained {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return runs
 
 
@@ -89,22 +91,47 @@ def truth(name: str, run: Path, args: argparse.Namespace) -> dict[str, tuple[flo
     return {k: tuple(v) for k, v in json.loads(path.read_text()).items()}
 
 
+def estimate(name: str, run: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """What `offrl train` keeps in estimate.json, and says, of a run that nothing scored."""
+    path = run / afterwards.FILE
+    if not path.exists():
+        path.write_text(json.dumps(afterwards.estimate(SavedRun(run), run_settings(run), data_of(name, args))))
+    return dict(json.loads(path.read_text()))
+
+
+def row(name: str, run: Path, replica: str, found: dict[str, Any], known: tuple[float, float]) -> list[str]:
+    """A line of the table."""
+    policy, (truth, error) = found["policies"][replica], known
+    interval, inside = f"none: {policy['rows']:,.0f} of {found['rows']:,} rows", ""
+    if not afterwards.doubt(found, policy):
+        interval = f"[{policy['value_low']:.4g}, {policy['value_high']:.4g}]"
+        inside = "yes" if policy["value_low"] <= truth <= policy["value_high"] else "no"
+    who = f"{run.name.split('-')[0]}, {replica.replace('_', ' ')}"
+    return [name, who, f"{policy['value']:.4g}", interval, f"{truth:.4g} ± {1.96 * error:.2g}", inside]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--names", nargs="*", default=[*PLANTS, *FILES])
-    parser.add_argument("--stage", default="all", choices=("train", "table", "all"))
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="of the plants' logs and, times ten, of the policies")
     parser.add_argument("--steps", type=int, default=2_000)
     parser.add_argument("--episodes", type=int, default=10)
     args = parser.parse_args()
+    rows = []
     for name in args.names:
         for run in train(name, args):
             began = time.monotonic()
             values = truth(name, run, args)
-            print(run.name, {k: round(v[0], 2) for k, v in values.items()}, f"{time.monotonic() - began:.0f} s", flush=True)
+            played, found = time.monotonic(), estimate(name, run, args)
+            print(f"{run.name}: played {played - began:.0f} s, estimated {time.monotonic() - played:.0f} s", file=sys.stderr, flush=True)
+            rows += [row(name, run, replica, found, known) for replica, known in values.items()]
+    print("| data set | policy | estimate | 95% interval | truth | inside |\n|---|---|---|---|---|---|")
+    print("\n".join(f"| {' | '.join(cells)} |" for cells in rows))
+    held, given = (sum(cells[-1] in ends for cells in rows) for ends in (("yes",), ("yes", "no")))
+    print(f"\n{len(rows)} policies: {given} have an interval, {held} of which hold the truth; {len(rows) - given} have none.")
 
 
 if __name__ == "__main__":

@@ -225,12 +225,12 @@ def test_a_run_without_scores_is_judged_once(tmp_path: Path, monkeypatch: pytest
         "seed_1",
     }
     with monkeypatch.context() as patch:
-        patch.setattr("offrl.ope.afterwards._estimate", None)
+        patch.setattr("offrl.ope.afterwards.estimate", None)
         assert judge(run, config, data()) == lines
     for damage in ({"data": 1}, {"policies": []}, {"policies": {"seed_0": {}}}, {"low": None}):
         (run.dir / "estimate.json").write_text(json.dumps(numbers | damage))
         with pytest.raises(TypeError, match="not callable"), monkeypatch.context() as patch:
-            patch.setattr("offrl.ope.afterwards._estimate", None)
+            patch.setattr("offrl.ope.afterwards.estimate", None)
             judge(run, config, data())
     config.eval.estimate = False
     assert judge(run, config, data()) == []
