@@ -15,7 +15,7 @@ from offrl import registry
 from offrl.data.dataset import Dataset
 from offrl.data.transforms.episodes import subsample
 from offrl.errors import UserError
-from offrl.ope.linear import interval, values
+from offrl.ope.linear import SCALES, interval, values
 from offrl.ope.problem import make_problem
 from offrl.ope.selection import distances
 from offrl.runs.run import SavedRun
@@ -28,18 +28,8 @@ ROWS, CANDIDATES = 20_000, 8  # of the data and the replicas, at most, so that i
 SHOWN, WORST = 4, 3  # policies that have a line each; of more, the worst
 FEW = 10  # episodes, below which an estimate has no interval; and horizons, of 1 / (1 - discount) rows, on which a fit that counts rests
 COUNTED = 6  # of linear.FITS: more than half
-COMMON = ("steps", "discount", "episodes", "rows", "spread", "discrete", "low", "high")
-VALUES = (
-    "value",
-    "value_low",
-    "value_high",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "fits",
-    "rows",
-    "distance",
-)  # of each policy
+COMMON = ("steps", "discount", "episodes", "rows", "inputs", "gap", "spread", "discrete", "low", "high")
+VALUES = ("value", "value_low", "value_high", "difference", "difference_low", "difference_high", "fits", "rows", "gap", "distance")
 ENDS = VALUES[1:6]  # None where there is no interval
 
 
@@ -92,6 +82,8 @@ def estimate(run: SavedRun, config: TrainConfig, dataset: Dataset) -> dict[str, 
         "discount": discount,
         "episodes": data.num_episodes,
         "rows": len(data),
+        "inputs": data.spec.observation_dim + data.spec.encoded_action_dim,
+        "gap": float(fitted.gaps[0]),
         "spread": _spread(data),
         "discrete": data.spec.discrete,
         "low": fitted.low,
@@ -102,11 +94,11 @@ def estimate(run: SavedRun, config: TrainConfig, dataset: Dataset) -> dict[str, 
     for k, name in enumerate(problem.names):
         counted = fitted.rows[:, k] * (1.0 - discount) >= FEW
         numbers: list[float | None] = [float(np.median(fitted.policies[:, 0, k])), *[None] * 5]
-        if data.num_episodes >= FEW and counted.sum() >= COUNTED:
+        if data.num_episodes >= FEW and counted.sum() >= COUNTED and fitted.gaps[1 + k] <= SCALES[0]:
             found, own = (np.clip(x[counted], fitted.low, fitted.high) for x in (fitted.policies[..., k], fitted.data))
             value, low, high = interval(found)
             numbers = [value, max(low, fitted.low), min(high, fitted.high), *interval(found - own)]
-        numbers += [int(counted.sum()), float(np.median(fitted.rows[:, k])), float(far[k])]
+        numbers += [int(counted.sum()), float(np.median(fitted.rows[:, k])), float(fitted.gaps[1 + k]), float(far[k])]
         result["policies"][name] = dict(zip(VALUES, numbers, strict=True))
     return result
 
@@ -144,8 +136,10 @@ def doubt(n: dict[str, Any], policy: dict[str, Any]) -> str:
         return ""
     if not n["low"] <= policy["value"] <= n["high"]:
         return "it is beyond what the rewards allow, and worthless"
-    if policy["fits"] >= COUNTED:
+    if n["episodes"] < FEW:
         return f"{n['episodes']} episode{'s' * (n['episodes'] != 1)} only"
+    if policy["gap"] > SCALES[0]:
+        return f"the nearest data of other episodes are {policy['gap']:.2g} standard deviations away in each of {n['inputs']} inputs"
     return f"it rests on some {policy['rows']:,.0f} of {n['rows']:,} rows: the data are not where this policy goes"
 
 
@@ -192,6 +186,8 @@ def _verdict(n: dict[str, Any], guesses: Sequence[str]) -> str:
     """What to do, for the run as a whole: as its worst policy is."""
     if n["episodes"] < FEW:
         return "too few episodes: divide the log into more of them, or collect more"
+    if n["gap"] > SCALES[0]:
+        return f"{n['rows']:,} rows are too few for {n['inputs']} inputs: more episodes, fewer columns, or a simulator of yours say more"
     if guesses:
         which = (
             "all are" if len(guesses) == len(n["policies"]) else f"{', '.join(guesses[:WORST])}{' and others' * (len(guesses) > WORST)}:"

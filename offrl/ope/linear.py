@@ -13,8 +13,9 @@ from offrl.ope.problem import FLOOR, Problem
 from offrl.statistics.intervals import student_t
 
 FITS, FEATURES = 10, 150  # feature maps, and random features of each
-SCALES, RIDGES = (0.3, 2.0), (1e-5, 1e-3)  # between which the width of a map's features and its regularisation are drawn, logarithmically
+SCALES, RIDGES = (0.3, 2.0), (1e-5, 1e-3)  # between which the width of a map's features and its regularisation are drawn, by logarithms
 BLOCKS, DRAWS = 20, 12  # of each map's bootstrap: parts of the data that are drawn together, and draws
+DRAWN = 300  # rows whose nearest neighbours are looked for
 SPREAD = 0.02  # added to the standard deviation of the data's actions, which are in [-1, 1]
 
 
@@ -25,6 +26,7 @@ class LinearValues:
     policies: np.ndarray  # [FITS, 1 + DRAWS, K]: by each feature map, with all data first, then of bootstrap samples of it
     data: np.ndarray  # [FITS, 1 + DRAWS]
     rows: np.ndarray  # [FITS, K]: how many rows of equal weight would say as much as those of which the value is made
+    gaps: np.ndarray  # [1 + K], of the data's own actions first: see `gap`
     low: float  # bounds that the data's smallest and largest reward allow
     high: float
 
@@ -36,6 +38,19 @@ def interval(values: np.ndarray) -> tuple[float, float, float]:
     variance = values[:, 0].var(ddof=1) + values[:, 1:].var(1, ddof=1).mean()
     value, half = float(np.median(values[:, 0])), student_t(0.95, len(values) - 1) * float(np.sqrt(variance))
     return value, value - half, value + half
+
+
+def gap(wanted: Tensor, known: Tensor, episode: Tensor) -> float:
+    """How far the data are from a policy's states and actions: the median over rows drawn of `wanted` [R, D] of the distance to the nearest
+    row of `known` [R, D] in another episode, root mean square over inputs, which are in standard deviations; 0 where there is no other.
+
+    Features that are wider see what is between; in a larger gap all feature maps guess alike, and their spread does not show it.
+    """
+    drawn = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).integers(0, len(known), DRAWN))
+    distance = torch.cdist(wanted[drawn], known) / float(np.sqrt(known.shape[1]))
+    distance[episode[drawn].unsqueeze(1) == episode] = torch.inf
+    nearest = float(distance.min(1).values.median())
+    return nearest if np.isfinite(nearest) else 0.0
 
 
 def values(problem: Problem, discount: float, few: int) -> LinearValues:
@@ -53,6 +68,10 @@ def values(problem: Problem, discount: float, few: int) -> LinearValues:
     recorded = columns["actions"]
     encoded = spec.encode(recorded).double()
     middle, spread = encoded.mean(0), encoded.std(0, unbiased=False) + SPREAD
+
+    def inputs(x: Tensor, actions: Tensor) -> Tensor:
+        return torch.cat([x, (spec.encode(actions).double() - middle) / spread], -1)
+
     rewards, going = columns["rewards"].double(), 1.0 - columns["terminations"].double()
     ended = bool(columns["terminations"].any())
     shift = 0.0 if ended else float(rewards[rows].mean())  # without ends a constant changes no order
@@ -65,20 +84,23 @@ def values(problem: Problem, discount: float, few: int) -> LinearValues:
     number = torch.bincount(first, minlength=BLOCKS).double()
     choices = [(following, recorded[starts])] + [(a.after, a.here[starts]) for a in problem.actions]  # the data's own first
     drawn = np.random.Generator(np.random.PCG64(0))
+    episode = torch.repeat_interleave(torch.arange(dataset.num_episodes), dataset.episode_lengths())
+    known = inputs(states[0], recorded)
+    width = known.shape[1]
+    gaps = [gap(inputs(states[0], actions), known, episode) for actions in (recorded, *(a.here for a in problem.actions))]
     found = np.zeros((FITS, 1 + DRAWS, len(choices)))
     effective = np.zeros((FITS, len(choices)))
     for fit in range(FITS):
         scale, ridge = (float(np.exp(drawn.uniform(*np.log(between)))) for between in (SCALES, RIDGES))
-        width = states[0].shape[1] + encoded.shape[1]
-        inputs = np.array([1, min(2, width), width])[np.arange(FEATURES) % 3]  # how many a feature looks at
-        looks = drawn.random((width, FEATURES)).argsort(0) < inputs
-        weights = torch.from_numpy(drawn.normal(size=(width, FEATURES)) * looks / (scale * np.sqrt(inputs)))
+        number_of = np.array([1, min(2, width), width])[np.arange(FEATURES) % 3]  # inputs that a feature looks at
+        looks = drawn.random((width, FEATURES)).argsort(0) < number_of
+        weights = torch.from_numpy(drawn.normal(size=(width, FEATURES)) * looks / (scale * np.sqrt(number_of)))
         phases = torch.from_numpy(drawn.uniform(0.0, 2.0 * np.pi, FEATURES))
         samples = drawn.multinomial(BLOCKS, np.full(BLOCKS, 1.0 / BLOCKS), size=DRAWS)
         counts = torch.from_numpy(np.concatenate([np.ones((1, BLOCKS), int), samples])).double()
 
         def features(x: Tensor, actions: Tensor, weights: Tensor = weights, phases: Tensor = phases) -> Tensor:
-            both = torch.cat([x, (spec.encode(actions).double() - middle) / spread], -1)
+            both = inputs(x, actions)
             waves = torch.cos(both @ weights + phases) * np.sqrt(2.0 / FEATURES)
             return torch.cat([torch.ones(len(x), 1, dtype=torch.float64), both, waves], -1)
 
@@ -97,4 +119,4 @@ def values(problem: Problem, discount: float, few: int) -> LinearValues:
             effective[fit, k] = float(ratio.sum() ** 2 / ratio.square().sum())
     bounds = [float(rewards.min()), float(rewards.max())]
     low, high = (min(bounds[0], 0.0) if ended else bounds[0]), (max(bounds[1], 0.0) if ended else bounds[1])
-    return LinearValues(found[..., 1:], found[..., 0], effective[:, 1:], low / (1.0 - discount), high / (1.0 - discount))
+    return LinearValues(found[..., 1:], found[..., 0], effective[:, 1:], np.array(gaps), low / (1.0 - discount), high / (1.0 - discount))

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import offrl
 from offrl.data.given import is_own
 from offrl.errors import UserError
 from offrl.ope.afterwards import ENDS, _words, judge
-from offrl.ope.linear import interval, values
+from offrl.ope.linear import gap, interval, values
 from offrl.ope.problem import make_problem
 from offrl.runs.settings import run_settings
 from offrl.settings.advice import first_run
@@ -167,6 +168,13 @@ def test_the_interval_holds_the_spread_between_fits_and_within_them() -> None:
     assert interval(within)[2] == pytest.approx(2.0 + 4.302653 * np.sqrt(4.0 / 3.0))
 
 
+def test_the_gap_is_to_the_nearest_row_of_another_episode() -> None:
+    known = torch.tensor([[0.0, 0.0], [0.1, 0.0], [3.0, 4.0]]).double()
+    wanted, episode = torch.tensor([[0.0, 0.0]] * 3).double(), torch.tensor([0, 0, 1])
+    assert gap(wanted, known, episode) == pytest.approx(5.0 / np.sqrt(2.0))  # two of three rows are drawn from the first episode
+    assert gap(wanted, known, torch.zeros(3)) == 0.0
+
+
 def test_actions_and_states_that_the_data_do_not_have_rest_on_few_rows() -> None:
     """Random actions of a walk that stays near 0: one that goes on in one direction leaves it, though each action is in the data."""
     rng, position, rows = np.random.default_rng(0), 0.0, []
@@ -184,11 +192,22 @@ def test_actions_and_states_that_the_data_do_not_have_rest_on_few_rows() -> None
 
 def words(policies: dict[str, dict[str, Any]], count: int = 0, **more: Any) -> list[str]:
     """What is said of policies with a value, and an interval of 1 about it unless `value_low` is None."""
-    known = {"difference": 1.0, "fits": 10, "rows": 900.0, "distance": 0.3}
+    known = {"difference": 1.0, "fits": 10, "rows": 900.0, "gap": 0.1, "distance": 0.3}
     for p in policies.values():
         ends = dict.fromkeys(ENDS) if "value_low" in p else dict(zip(ENDS, (p["value"] - 1, p["value"] + 1, 3.0, 2.0, 4.0), strict=True))
         p |= {**known, **ends, **{k: v for k, v in p.items() if k != "value_low"}}
-    common = {"steps": 9, "discount": 0.99, "episodes": 40, "rows": 8000, "spread": 0.3, "discrete": False, "low": -900.0, "high": 0.0}
+    common = {
+        "steps": 9,
+        "discount": 0.99,
+        "episodes": 40,
+        "rows": 8000,
+        "inputs": 4,
+        "gap": 0.1,
+        "spread": 0.3,
+        "discrete": False,
+        "low": -900.0,
+        "high": 0.0,
+    }
     return _words(Path("RUN"), {**common, "data": [-9.0, -10.0, -8.0], "policies": policies, **more}, count or len(policies))
 
 
@@ -208,6 +227,8 @@ def test_a_guess_has_no_interval_comes_first_and_says_why() -> None:
     assert "seed_1: guesses" in lines[-2] and "algo=td3_bc" in lines[-2]
     assert "the estimate is a guess" in words({"seed_0": {"value": -4.0, **few}})[-2]
     assert "beyond what the rewards allow" in words({"seed_0": {"value": 4.0, **few}})[1]
+    far = words({"seed_0": {"value": -4.0, "value_low": None, "gap": 0.34}}, gap=0.33)
+    assert "(the nearest data of other episodes are 0.34 standard deviations away" in far[1] and "8,000 rows are too few for 4" in far[-2]
     alone = words({"seed_0": {"value": -4.0, "value_low": None}}, episodes=1)
     assert "(1 episode only)" in alone[1] and "divide the log" in alone[-2]
 
