@@ -92,13 +92,14 @@ def estimate(run: SavedRun, config: TrainConfig, dataset: Dataset) -> dict[str, 
         "policies": {},
     }
     for k, name in enumerate(problem.names):
-        counted = fitted.rows[:, k] * (1.0 - discount) >= FEW
-        numbers: list[float | None] = [float(np.median(fitted.policies[:, 0, k])), *[None] * 5]
-        if data.num_episodes >= FEW and counted.sum() >= COUNTED and fitted.gaps[1 + k] <= SCALES[0]:
+        counted, by_all = fitted.rows[:, k] * (1.0 - discount) >= FEW, fitted.policies[:, 0, k]
+        possible = int((counted & (by_all >= fitted.low) & (by_all <= fitted.high)).sum())
+        numbers: list[float | None] = [float(np.median(by_all.clip(fitted.low, fitted.high))), *[None] * 5]
+        if data.num_episodes >= FEW and possible >= COUNTED and fitted.gaps[1 + k] <= SCALES[0]:
             found, own = (np.clip(x[counted], fitted.low, fitted.high) for x in (fitted.policies[..., k], fitted.data))
             value, low, high = interval(found)
             numbers = [value, max(low, fitted.low), min(high, fitted.high), *interval(found - own)]
-        numbers += [int(counted.sum()), float(np.median(fitted.rows[:, k])), float(fitted.gaps[1 + k]), float(far[k])]
+        numbers += [possible, float(np.median(fitted.rows[:, k])), float(fitted.gaps[1 + k]), float(far[k])]
         result["policies"][name] = dict(zip(VALUES, numbers, strict=True))
     return result
 
@@ -134,13 +135,13 @@ def doubt(n: dict[str, Any], policy: dict[str, Any]) -> str:
     """
     if policy["value_low"] is not None:
         return ""
-    if not n["low"] <= policy["value"] <= n["high"]:
-        return "it is beyond what the rewards allow, and worthless"
     if n["episodes"] < FEW:
         return f"{n['episodes']} episode{'s' * (n['episodes'] != 1)} only"
     if policy["gap"] > SCALES[0]:
         return f"the nearest data of other episodes are {policy['gap']:.2g} standard deviations away in each of {n['inputs']} inputs"
-    return f"it rests on some {policy['rows']:,.0f} of {n['rows']:,} rows: the data are not where this policy goes"
+    if policy["rows"] * (1.0 - n["discount"]) < FEW:
+        return f"it rests on some {policy['rows']:,.0f} of {n['rows']:,} rows: the data are not where this policy goes"
+    return "most fits are beyond what the rewards allow"
 
 
 def _words(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
@@ -161,7 +162,7 @@ def _words(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
         lines.append(f"  {len(rest)} others: {min(found):.4g} to {max(found):.4g}" + f", {unsure} of them guesses" * bool(unsure))
     if count > len(order):
         lines.append(f"  {count - len(order)} further policies were not looked at")
-    lines.append(f"  what made the data: {_interval(n['data'])}")
+    lines.append(f"  what made the data: {_interval(n['data']) if n['episodes'] >= FEW else format(n['data'][0], '.4g')}")
     far = [policy["distance"] for policy in n["policies"].values()]
     if n["discrete"]:
         lines.append(f"  actions: {_range(far, '.0%')} differ from the data's (a constant choice would in {n['spread']:.0%})")
@@ -189,11 +190,11 @@ def _verdict(n: dict[str, Any], guesses: Sequence[str]) -> str:
     if n["gap"] > SCALES[0]:
         return f"{n['rows']:,} rows are too few for {n['inputs']} inputs: more episodes, fewer columns, or a simulator of yours say more"
     if guesses:
-        which = (
-            "all are" if len(guesses) == len(n["policies"]) else f"{', '.join(guesses[:WORST])}{' and others' * (len(guesses) > WORST)}:"
+        some = (
+            f"{', '.join(guesses[:WORST])}{' and others' * (len(guesses) > WORST)} are" if len(guesses) < len(n["policies"]) else "all are"
         )
-        which = "the estimate is a guess" if len(n["policies"]) == 1 else f"{which} guesses"
-        return f"{which}, and no better one can be had from these data: algo=td3_bc, or bc, stays closer to them; or collect some with it"
+        which = "the estimate is a guess" if len(n["policies"]) == 1 else f"{some} guesses"
+        return f"{which}: algo=td3_bc, or bc, stays closer to the data; or collect some with the policy, or play it in a simulator"
     differences = [[policy[k] for k in VALUES[3:6]] for policy in n["policies"].values()]
     if all(low > 0.0 for _, low, _ in differences):
         return "probably better than what made the data"
