@@ -57,15 +57,15 @@ def judge(run: SavedRun, config: TrainConfig, dataset: Dataset) -> list[str]:
 def _read(path: Path, names: Sequence[str]) -> dict[str, Any] | None:
     """What `estimate` found earlier for the replicas `names`; None where the file is not that."""
     try:
-        found = json.loads(trust.read_text(path))
-        policies = [found["policies"][name] for name in names[:CANDIDATES]]
-        entries = [*(found[k] for k in COMMON), *found["data"], *(p[k] for p in policies for k in VALUES if k not in ENDS)]
+        numbers = json.loads(trust.read_text(path))
+        policies = [numbers["policies"][name] for name in names[:CANDIDATES]]
+        entries = [*(numbers[k] for k in COMMON), *numbers["data"], *(p[k] for p in policies for k in VALUES if k not in ENDS)]
         ends = [[p[k] for k in ENDS] for p in policies]
     except (OSError, ValueError, UserError, RecursionError, LookupError, TypeError):
         return None
     entries += [x for own in ends if own != [None] * len(ENDS) for x in own]
-    whole = len(found["data"]) == 3 and len(found["policies"]) == len(policies)
-    return found if whole and all(isinstance(x, int | float) for x in entries) else None
+    complete = len(numbers["data"]) == 3 and len(numbers["policies"]) == len(policies)
+    return numbers if complete and all(isinstance(x, int | float) for x in entries) else None
 
 
 def estimate(run: SavedRun, config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
@@ -96,9 +96,9 @@ def estimate(run: SavedRun, config: TrainConfig, dataset: Dataset) -> dict[str, 
         possible = int((counted & (by_all >= fitted.low) & (by_all <= fitted.high)).sum())
         numbers: list[float | None] = [float(np.median(by_all.clip(fitted.low, fitted.high))), *[None] * 5]
         if data.num_episodes >= FEW and possible >= COUNTED and fitted.gaps[1 + k] <= SCALES[0]:
-            found, own = (np.clip(x[counted], fitted.low, fitted.high) for x in (fitted.policies[..., k], fitted.data))
-            value, low, high = interval(found)
-            numbers = [value, max(low, fitted.low), min(high, fitted.high), *interval(found - own)]
+            trained, own = (np.clip(x[counted], fitted.low, fitted.high) for x in (fitted.policies[..., k], fitted.data))
+            value, low, high = interval(trained)
+            numbers = [value, max(low, fitted.low), min(high, fitted.high), *interval(trained - own)]
         numbers += [possible, float(np.median(fitted.rows[:, k])), float(fitted.gaps[1 + k]), float(far[k])]
         result["policies"][name] = dict(zip(VALUES, numbers, strict=True))
     return result
@@ -157,9 +157,9 @@ def _words(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
         *(f"  {name}: {_estimated(n['policies'][name], doubts[name])}" for name in shown),
     ]
     if rest := order[len(shown) :]:
-        found = [n["policies"][name]["value"] for name in rest]
+        others = [n["policies"][name]["value"] for name in rest]
         unsure = sum(bool(doubts[name]) for name in rest)
-        lines.append(f"  {len(rest)} others: {min(found):.4g} to {max(found):.4g}" + f", {unsure} of them guesses" * bool(unsure))
+        lines.append(f"  {len(rest)} others: {min(others):.4g} to {max(others):.4g}" + f", {unsure} of them guesses" * bool(unsure))
     if count > len(order):
         lines.append(f"  {count - len(order)} further policies were not looked at")
     lines.append(f"  what made the data: {_interval(n['data']) if n['episodes'] >= FEW else format(n['data'][0], '.4g')}")

@@ -88,7 +88,7 @@ def values(problem: Problem, discount: float, few: int) -> LinearValues:
     known = inputs(states[0], recorded)
     width = known.shape[1]
     gaps = [gap(inputs(states[0], actions), known, episode) for actions in (recorded, *(a.here for a in problem.actions))]
-    found = np.zeros((FITS, 1 + DRAWS, len(choices)))
+    means = np.zeros((FITS, 1 + DRAWS, len(choices)))
     effective = np.zeros((FITS, len(choices)))
     for fit in range(FITS):
         scale, ridge = (float(np.exp(drawn.uniform(*np.log(between)))) for between in (SCALES, RIDGES))
@@ -114,9 +114,9 @@ def values(problem: Problem, discount: float, few: int) -> LinearValues:
             sums = torch.zeros(BLOCKS, start.shape[1], dtype=torch.float64).index_add(0, first, start)
             system = torch.einsum("db,bij->dij", counts, systems) / len(rows) + regular
             theta = torch.linalg.solve(system, counts @ targets / len(rows))
-            found[fit, :, k] = ((counts @ sums * theta).sum(-1) / (counts @ number).clamp(min=1.0)).numpy() + shift / (1.0 - discount)
+            means[fit, :, k] = ((counts @ sums * theta).sum(-1) / (counts @ number).clamp(min=1.0)).numpy() + shift / (1.0 - discount)
             ratio = here @ torch.linalg.solve(system[0].T, start.mean(0))
             effective[fit, k] = float(ratio.sum() ** 2 / ratio.square().sum())
     bounds = [float(rewards.min()), float(rewards.max())]
     low, high = (min(bounds[0], 0.0) if ended else bounds[0]), (max(bounds[1], 0.0) if ended else bounds[1])
-    return LinearValues(found[..., 1:], found[..., 0], effective[:, 1:], np.array(gaps), low / (1.0 - discount), high / (1.0 - discount))
+    return LinearValues(means[..., 1:], means[..., 0], effective[:, 1:], np.array(gaps), low / (1.0 - discount), high / (1.0 - discount))

@@ -148,7 +148,7 @@ def _fit_variance(rows: Sequence[Mapping[str, Any]], method: str) -> float:
 
 
 def short_judge(settings: OPEConfig, judges: Sequence[str], thinned: bool) -> str:
-    """What to say of a judge that is too short for its values to be there; "" where it is not. thinned: rungs before the last are judged."""
+    """What to say of a judge that is too short for its values; "" where it is not. thinned: rungs before the last are judged."""
     if words := short_fit(settings, judges, "ope.updates"):
         return words
     half = short_fit(rung_settings(settings, False, 1), judges, "half of ope.updates") if thinned else ""

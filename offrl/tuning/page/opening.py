@@ -95,14 +95,14 @@ def untold(made: TunePage) -> str:
     for judgement in made.judgements:
         if not math.isnan(judgement.value):
             rungs.setdefault((judgement.bracket, judgement.rung), {})[judgement.setting] = judgement
-    shared = [found for found in rungs.values() if made.chosen in found and default in found]
-    told = "The judge does not tell the choice from the default settings of its algorithm"
+    shared = [rung for rung in rungs.values() if made.chosen in rung and default in rung]
+    verdict = "The judge does not tell the choice from the default settings of its algorithm"
     scored = [role for role in ROLES if (made.result["retrained"].get(role) or {}).get("score") is not None]
     better = f"; where nothing else speaks for the choice, the default settings ({default}) are the better advice"
     advice = "" if len(scored) == len(ROLES) else better
     if not shared:
         diverged = any(j.setting == default and math.isnan(j.value) for j in made.judgements)
-        return f"{told}: no rung judged both{advice}." if made.judge and not diverged else ""
+        return f"{verdict}: no rung judged both{advice}." if made.judge and not diverged else ""
     choice, other = shared[-1][made.chosen], shared[-1][default]
     error = math.hypot(choice.error, other.error)
     alike = {made.chosen, default} <= set(made.result["by_data"].get("members") or ())
@@ -111,7 +111,7 @@ def untold(made: TunePage) -> str:
         return ""
     sure = "" if math.isnan(error) else f", difference \u00b1 {number(ERROR95 * error)}, 95%"
     where = "" if choice.rung == FINAL else f", in rung {choice.rung}"
-    return f"{told} ({made.judge}: {number(choice.value)} against {number(other.value)}{sure}{where}){advice}."
+    return f"{verdict} ({made.judge}: {number(choice.value)} against {number(other.value)}{sure}{where}){advice}."
 
 
 def comparison(retrained: Mapping[str, Mapping[str, Any]], is_default: bool) -> tuple[str, str]:
