@@ -15,7 +15,7 @@ from offrl import registry
 from offrl.data.dataset import Dataset
 from offrl.data.transforms.episodes import subsample
 from offrl.errors import UserError
-from offrl.ope.linear import SCALES, interval, values
+from offrl.ope.linear import SCALES, LinearValues, interval, values
 from offrl.ope.problem import make_problem
 from offrl.ope.selection import distances
 from offrl.runs.run import SavedRun
@@ -92,16 +92,22 @@ def estimate(run: SavedRun, config: TrainConfig, dataset: Dataset) -> dict[str, 
         "policies": {},
     }
     for k, name in enumerate(problem.names):
-        counted, by_all = fitted.rows[:, k] * (1.0 - discount) >= FEW, fitted.policies[:, 0, k]
-        possible = int((counted & (by_all >= fitted.low) & (by_all <= fitted.high)).sum())
-        numbers: list[float | None] = [float(np.median(by_all.clip(fitted.low, fitted.high))), *[None] * 5]
-        if data.num_episodes >= FEW and possible >= COUNTED and fitted.gaps[1 + k] <= SCALES[0]:
-            trained, own = (np.clip(x[counted], fitted.low, fitted.high) for x in (fitted.policies[..., k], fitted.data))
-            value, low, high = interval(trained)
-            numbers = [value, max(low, fitted.low), min(high, fitted.high), *interval(trained - own)]
-        numbers += [possible, float(np.median(fitted.rows[:, k])), float(fitted.gaps[1 + k]), float(far[k])]
+        numbers = [*summary(fitted, k, discount, data.num_episodes), float(far[k])]
         result["policies"][name] = dict(zip(VALUES, numbers, strict=True))
     return result
+
+
+def summary(fitted: LinearValues, k: int, discount: float, episodes: int) -> list[float | None]:
+    """All of VALUES but the last for policy k: value, interval and difference by the fits that count, None for the ENDS where there are too
+    few of these, or of episodes, or the gap is wider than the features. See `doubt`."""
+    counted, by_all = fitted.rows[:, k] * (1.0 - discount) >= FEW, fitted.policies[:, 0, k]
+    possible = int((counted & (by_all >= fitted.low) & (by_all <= fitted.high)).sum())
+    numbers: list[float | None] = [float(np.median(by_all.clip(fitted.low, fitted.high))), *[None] * len(ENDS)]
+    if episodes >= FEW and possible >= COUNTED and fitted.gaps[1 + k] <= SCALES[0]:
+        trained, own = (np.clip(x[counted], fitted.low, fitted.high) for x in (fitted.policies[..., k], fitted.data))
+        value, low, high = interval(trained)
+        numbers = [value, max(low, fitted.low), min(high, fitted.high), *interval(trained - own)]
+    return [*numbers, possible, float(np.median(fitted.rows[:, k])), float(fitted.gaps[1 + k])]
 
 
 def _replicas(run: SavedRun) -> list[tuple[str, Any]]:

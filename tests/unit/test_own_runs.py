@@ -14,11 +14,12 @@ import torch
 import offrl
 from offrl.data.given import is_own
 from offrl.errors import UserError
-from offrl.ope.afterwards import ENDS, _words, judge
-from offrl.ope.linear import gap, interval, values
+from offrl.ope.afterwards import ENDS, _words, judge, summary
+from offrl.ope.linear import LinearValues, gap, interval, values
 from offrl.ope.problem import make_problem
 from offrl.runs.settings import run_settings
 from offrl.settings.advice import first_run
+from offrl.statistics.intervals import student_t
 from offrl.tasks.environments import make_env
 from offrl.tasks.own import place_of
 from offrl.tasks.task import Task
@@ -190,6 +191,20 @@ def test_actions_and_states_that_the_data_do_not_have_rest_on_few_rows() -> None
     assert back > 10.0 > away
 
 
+def test_fits_count_where_they_rest_on_enough_rows_and_are_possible() -> None:
+    """Of ten fits of five policies: all count; five rest on few rows; two do, and have no say; five are impossible; the data are far."""
+    fits = np.repeat(np.arange(10.0)[:, None, None], 5, 2).repeat(3, 1)
+    rows = np.full((10, 5), 1_000.0)
+    rows[:5, 1], rows[8:, 2], fits[5:, :, 3] = 999.0, 999.0, 200.0
+    fitted = LinearValues(fits, np.zeros((10, 3)), rows, np.array([0.1, 0.3, 0.1, 0.1, 0.1, 0.31]), 0.0, 100.0)
+    whole, few, without, beyond, far = ([*summary(fitted, k, 0.99, 10)] for k in range(5))
+    assert whole[:3] == pytest.approx([4.5, 0.0, 4.5 + student_t(0.95, 9) * np.std(np.arange(10), ddof=1)]) and whole[6] == 10
+    assert whole[3:6] == pytest.approx([4.5, 4.5 - whole[2] + 4.5, whole[2]]), "the difference to the data's 0, without bounds"
+    assert without[0] == pytest.approx(3.5) and without[6] == 8 and without[1] is not None
+    assert few[1:6] == beyond[1:6] == far[1:6] == [None] * 5 and few[6] == beyond[6] == 5
+    assert summary(fitted, 0, 0.99, 9)[1] is None and summary(fitted, 0, 0.9901, 10)[1] is None, "a longer horizon needs more rows"
+
+
 def words(policies: dict[str, dict[str, Any]], count: int = 0, **more: Any) -> list[str]:
     """What is said of policies with a value, and an interval of 1 about it unless `value_low` is None."""
     known = {"difference": 1.0, "fits": 10, "rows": 900.0, "gap": 0.1, "distance": 0.3}
@@ -239,6 +254,7 @@ def test_a_run_without_scores_is_judged_once(tmp_path: Path, monkeypatch: pytest
     config = run_settings(run.dir)
     assert judge(run, config, data()) == []  # a trial
     monkeypatch.setattr("offrl.ope.afterwards.TRIAL", 1)
+    monkeypatch.setattr("offrl.ope.linear.FEATURES", 12)
     lines = judge(run, config, data())
     numbers = json.loads((run.dir / "estimate.json").read_text())
     assert sorted(line.split(":")[0].strip() for line in lines[1:3]) == ["seed_0", "seed_1"] and set(numbers["policies"]) == {
