@@ -159,7 +159,7 @@ def _words(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
     worst = ", the worst first" if len(order) > 1 else ""
     lines = [
         f"no environment scored this run; estimated from its data alone (linear fitted Q evaluation from {where}, discount "
-        f"{n['discount']:g}){worst}:",
+        f"{n['discount']:g}, 95% intervals){worst}:",
         *(f"  {name}: {_estimated(n['policies'][name], doubts[name])}" for name in shown),
     ]
     if rest := order[len(shown) :]:
