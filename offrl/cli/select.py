@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, say, warn
-from offrl.ope.config import METHOD_NAMES, OPEConfig
+from offrl.ope.config import METHOD_NAMES, OPEConfig, short_fit
 from offrl.runs.paths import no_run
 from offrl.settings.evaluation import MOST_PROCESSES
 from offrl.settings.field import describe, setting
@@ -16,7 +16,6 @@ from offrl.settings.field import describe, setting
 if TYPE_CHECKING:
     from offrl.ope.selection import Selection
 
-WITHOUT_FQE = ("wis", "model", "td", "q")  # methods that look at no `updates`
 HEADERS = {"td": "td: -TD error^2", "q": "q: own Q"}  # of methods whose numbers are no fitted values
 
 
@@ -113,8 +112,8 @@ def run(arguments: list[str]) -> int:
     report(result)
     result.write(target)
     say(f"table: {target}")
-    if config.method not in WITHOUT_FQE and config.updates < (due := round(2.0 / max(1e-9, config.polyak * (1.0 - config.discount)))):
-        warn(f"updates={config.updates:,} is too few: values grow from 0 over the first {due:,}, and before that their order says little")
+    if words := short_fit(settings, [config.method]):
+        warn(words)
     return 0
 
 

@@ -4,6 +4,7 @@ lie from the data's, and what to do next."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from offrl import registry
 from offrl.data.dataset import Dataset
 from offrl.data.transforms.episodes import subsample
 from offrl.errors import UserError
-from offrl.ope.linear import values
+from offrl.ope.linear import SCALES, LinearValues, interval, values
 from offrl.ope.problem import make_problem
 from offrl.ope.selection import distances
 from offrl.runs.run import SavedRun
@@ -23,11 +24,13 @@ from offrl.system import files, trust
 
 FILE = "estimate.json"
 TRIAL = 1_000  # updates of a run that is too short to be judged
-ROWS, CANDIDATES = 20_000, 4  # of the data and the replicas, at most, so that it takes seconds
-FAR = 1.25  # times the spread of the data's own actions: a distance that not even their mean has
-NUMBERS = ("steps", "discount", "policies", "episodes", "sound", "distance", "spread", "discrete",
-           *(f"{name}{end}" for name in ("value", "data", "difference") for end in ("", "_low", "_high")))  # fmt: skip
-FEW = 10  # episodes, below which an interval says little
+ROWS, CANDIDATES = 20_000, 8  # of the data and the replicas, at most, so that it takes seconds
+SHOWN, WORST = 4, 3  # policies that have a line each; of more, the worst
+FEW = 10  # episodes, below which an estimate has no interval; and horizons, of 1 / (1 - discount) rows, on which a fit that counts rests
+COUNTED = 6  # of linear.FITS: more than half
+COMMON = ("steps", "discount", "episodes", "rows", "inputs", "gap", "spread", "discrete", "low", "high")
+VALUES = ("value", "value_low", "value_high", "difference", "difference_low", "difference_high", "fits", "rows", "gap", "distance")
+ENDS = VALUES[1:6]  # None where there is no interval
 
 
 def judge(run: SavedRun, config: TrainConfig, dataset: Dataset) -> list[str]:
@@ -40,51 +43,77 @@ def judge(run: SavedRun, config: TrainConfig, dataset: Dataset) -> list[str]:
     if not (config.eval.estimate and run.acts and cheap) or config.steps < TRIAL or run.score_rows:
         return []
     path = run.dir / FILE
-    numbers = _read(path)
-    if numbers is None or numbers.get("steps") != config.steps:
+    names = [name for name, _ in _replicas(run)]
+    numbers = _read(path, names)
+    if numbers is None or numbers["steps"] != config.steps:
         try:
-            numbers = _estimate(run, config, dataset)
+            numbers = estimate(run, config, dataset)
         except UserError as error:
             return [f"no environment scored this run, and its value cannot be estimated from the data: {error}"]
         files.write_text(path, json.dumps(numbers, indent=1) + "\n")
-    return _words(run.dir, numbers)
+    return _words(run.dir, numbers, len(names))
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path, names: Sequence[str]) -> dict[str, Any] | None:
+    """What `estimate` found earlier for the replicas `names`; None where the file is not that."""
     try:
         numbers = json.loads(trust.read_text(path))
-    except (OSError, ValueError, UserError, RecursionError):
+        policies = [numbers["policies"][name] for name in names[:CANDIDATES]]
+        entries = [*(numbers[k] for k in COMMON), *numbers["data"], *(p[k] for p in policies for k in VALUES if k not in ENDS)]
+        ends = [[p[k] for k in ENDS] for p in policies]
+    except (OSError, ValueError, UserError, RecursionError, LookupError, TypeError):
         return None
-    sound = isinstance(numbers, dict) and all(isinstance(numbers.get(k), int | float) for k in NUMBERS)
-    return numbers if sound else None
+    entries += [x for own in ends if own != [None] * len(ENDS) for x in own]
+    complete = len(numbers["data"]) == 3 and len(numbers["policies"]) == len(policies)
+    return numbers if complete and all(isinstance(x, int | float) for x in entries) else None
 
 
-def _estimate(run: SavedRun, config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
+def estimate(run: SavedRun, config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     """The numbers of `FILE`. Raises UserError where there is no policy, or the data do not allow it."""
-    lost = set(run.diverged)
-    replicas = [r for r in run.replicas if r not in lost]
-    policies = {r.name: run.load_policy(r, "cpu") for r in replicas[:CANDIDATES]}
+    policies = {name: run.load_policy(replica, "cpu") for name, replica in _replicas(run)[:CANDIDATES]}
     data = as_recorded(dataset)
     if len(data) > ROWS and data.num_episodes > FEW:
         data = subsample(data, max(ROWS / len(data), FEW / data.num_episodes), 0)
     discount = min(float(getattr(config.algo, "discount", 0.99)), 0.999)
     problem = make_problem(data, policies)
-    fitted = values(problem, discount, FEW)
-    own, trained = fitted.data, fitted.policies.mean(1)
-    result = {
+    fitted, far = values(problem, discount, FEW), distances(problem)
+    result: dict[str, Any] = {
         "steps": config.steps,
         "discount": discount,
-        "policies": len(policies),
         "episodes": data.num_episodes,
-        "sound": bool(fitted.low <= trained[0] <= fitted.high and fitted.low <= own[0] <= fitted.high),
-        "distance": float(distances(problem).mean()),
+        "rows": len(data),
+        "inputs": data.spec.observation_dim + data.spec.encoded_action_dim,
+        "gap": float(fitted.gaps[0]),
         "spread": _spread(data),
         "discrete": data.spec.discrete,
+        "low": fitted.low,
+        "high": fitted.high,
+        "data": [float(x) for x in np.clip(interval(fitted.data), fitted.low, fitted.high)],
+        "policies": {},
     }
-    for name, draws in (("value", trained), ("data", own), ("difference", trained - own)):
-        low, high = np.percentile(draws[1:], [2.5, 97.5])
-        result |= {name: float(draws[0]), f"{name}_low": float(low), f"{name}_high": float(high)}
+    for k, name in enumerate(problem.names):
+        numbers = [*summary(fitted, k, discount, data.num_episodes), float(far[k])]
+        result["policies"][name] = dict(zip(VALUES, numbers, strict=True))
     return result
+
+
+def summary(fitted: LinearValues, k: int, discount: float, episodes: int) -> list[float | None]:
+    """All of VALUES but the last for policy k: value, interval and difference by the fits that count, None for the ENDS where there are too
+    few of these, or of episodes, or the gap is wider than the features. See `doubt`."""
+    counted, by_all = fitted.rows[:, k] * (1.0 - discount) >= FEW, fitted.policies[:, 0, k]
+    possible = int((counted & (by_all >= fitted.low) & (by_all <= fitted.high)).sum())
+    numbers: list[float | None] = [float(np.median(by_all.clip(fitted.low, fitted.high))), *[None] * len(ENDS)]
+    if episodes >= FEW and possible >= COUNTED and fitted.gaps[1 + k] <= SCALES[0]:
+        trained, own = (np.clip(x[counted], fitted.low, fitted.high) for x in (fitted.policies[..., k], fitted.data))
+        value, low, high = interval(trained)
+        numbers = [value, max(low, fitted.low), min(high, fitted.high), *interval(trained - own)]
+    return [*numbers, possible, float(np.median(fitted.rows[:, k])), float(fitted.gaps[1 + k])]
+
+
+def _replicas(run: SavedRun) -> list[tuple[str, Any]]:
+    """(name, replica) of the policies that did not diverge."""
+    lost = set(run.diverged)
+    return [(replica.name, replica) for replica in run.replicas if replica not in lost]
 
 
 def as_recorded(dataset: Dataset) -> Dataset:
@@ -104,38 +133,87 @@ def _spread(dataset: Dataset) -> float:
     return float((actions - actions.mean(0)).double().square().mean().sqrt())
 
 
-def _words(run_dir: Path, n: dict[str, Any]) -> list[str]:
-    policies = f"mean of {n['policies']} policies" if n["policies"] > 1 else "the policy"
-    far = not n["discrete"] and n["distance"] > max(0.1, FAR * n["spread"])
+def doubt(n: dict[str, Any], policy: dict[str, Any]) -> str:
+    """Why an estimate has no interval; "" where it has one.
+
+    An interval is worth something where the data are. Where they hardly do what the policy does, or are where its actions lead, few rows
+    count for everything, mostly by differences between them, and all feature maps may err alike.
+    """
+    if policy["value_low"] is not None:
+        return ""
+    if n["episodes"] < FEW:
+        return f"{n['episodes']} episode{'s' * (n['episodes'] != 1)} only"
+    if policy["gap"] > SCALES[0]:
+        return f"the nearest data of other episodes are {policy['gap']:.2g} standard deviations away in each of {n['inputs']} inputs"
+    if policy["rows"] * (1.0 - n["discount"]) < FEW:
+        return f"it rests on some {policy['rows']:,.0f} of {n['rows']:,} rows: the data are not where this policy goes"
+    return "most fits are beyond what the rewards allow"
+
+
+def _words(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
+    """count: of the run's policies, of which some may not have been looked at."""
+    doubts = {name: doubt(n, policy) for name, policy in n["policies"].items()}
+    order = sorted(n["policies"], key=lambda name: (not doubts[name], n["policies"][name]["value"]))  # unknown ones may be the worst
+    shown = order if len(order) <= SHOWN else order[:WORST]
     where = "the data's first states" if n["episodes"] >= FEW else "the data's states"
+    worst = ", the worst first" if len(order) > 1 else ""
     lines = [
         f"no environment scored this run; estimated from its data alone (linear fitted Q evaluation from {where}, discount "
-        f"{n['discount']:g}):",
-        f"  {policies}: {_interval(n, 'value')}; what made the data: {_interval(n, 'data')}; difference {_interval(n, 'difference')}",
+        f"{n['discount']:g}, 95% intervals){worst}:",
+        *(f"  {name}: {_estimated(n['policies'][name], doubts[name])}" for name in shown),
     ]
+    if rest := order[len(shown) :]:
+        others = [n["policies"][name]["value"] for name in rest]
+        unsure = sum(bool(doubts[name]) for name in rest)
+        lines.append(f"  {len(rest)} others: {min(others):.4g} to {max(others):.4g}" + f", {unsure} of them guesses" * bool(unsure))
+    if count > len(order):
+        lines.append(f"  {count - len(order)} further policies were not looked at")
+    lines.append(f"  what made the data: {_interval(n['data']) if n['episodes'] >= FEW else format(n['data'][0], '.4g')}")
+    far = [policy["distance"] for policy in n["policies"].values()]
     if n["discrete"]:
-        lines.append(f"  actions: {n['distance']:.0%} differ from the data's (a constant choice would in {n['spread']:.0%})")
+        lines.append(f"  actions: {_range(far, '.0%')} differ from the data's (a constant choice would in {n['spread']:.0%})")
     else:
-        lines.append(f"  actions: {n['distance']:.2g} from the data's, root mean square in [-1, 1] (which spread by {n['spread']:.2g})")
-    if not n["sound"]:
-        verdict = "the estimate is beyond what the rewards allow, and worthless: too few data, or actions far from them"
-    elif far:
-        verdict = "actions this far from the data are guesses, and so is the estimate: algo=td3_bc, or bc, stays closer"
-    elif n["episodes"] < FEW:
-        verdict = f"{n['episodes']} episodes only: the estimate says little; divide the log into more of them, or collect more"
-    elif n["difference_low"] > 0.0:
-        verdict = "probably better than what made the data"
-    elif n["difference_high"] < 0.0:
-        verdict = "probably worse than what made the data: more steps, or another algorithm (compare with algo=bc)"
-    else:
-        verdict = "not clearly different from what made the data: more steps, more data, or another algorithm"
+        lines.append(f"  actions: {_range(far, '.2g')} from the data's, root mean square in [-1, 1] (which spread by {n['spread']:.2g})")
     return [
         *lines,
-        f"  {verdict}. An estimate is no proof: try it with care",
+        f"  {_verdict(n, [name for name in order if doubts[name]])}. An estimate is no proof: try it with care",
         f"  next: `offrl select {run_dir}` (longer estimates of every checkpoint), `offrl export {run_dir}` (a file to deploy), "
         f"`offrl evaluate {run_dir} env=file.py:Name` (a simulator of yours); eval.estimate=false leaves this out",
     ]
 
 
-def _interval(n: dict[str, Any], name: str) -> str:
-    return f"{n[name]:.4g} [{n[f'{name}_low']:.4g}, {n[f'{name}_high']:.4g}]"
+def _estimated(policy: dict[str, Any], doubt: str) -> str:
+    value, difference = ([policy[k] for k in VALUES[first : first + 3]] for first in (0, 3))
+    if doubt:
+        return f"{value[0]:.4g}, a guess without an interval ({doubt})"
+    return f"{_interval(value)}; difference to what made the data {_interval(difference, '+')}"
+
+
+def _verdict(n: dict[str, Any], guesses: Sequence[str]) -> str:
+    """What to do, for the run as a whole: as its worst policy is."""
+    if n["episodes"] < FEW:
+        return "too few episodes: divide the log into more of them, or collect more"
+    if n["gap"] > SCALES[0]:
+        return f"{n['rows']:,} rows are too few for {n['inputs']} inputs: more episodes, fewer columns, or a simulator of yours say more"
+    if guesses:
+        some = (
+            f"{', '.join(guesses[:WORST])}{' and others' * (len(guesses) > WORST)} are" if len(guesses) < len(n["policies"]) else "all are"
+        )
+        which = "the estimate is a guess" if len(n["policies"]) == 1 else f"{some} guesses"
+        return f"{which}: algo=td3_bc, or bc, stays closer to the data; or collect some with the policy, or play it in a simulator"
+    differences = [[policy[k] for k in VALUES[3:6]] for policy in n["policies"].values()]
+    if all(low > 0.0 for _, low, _ in differences):
+        return "probably better than what made the data"
+    if all(high < 0.0 for _, _, high in differences):
+        return "probably worse than what made the data: more steps, or another algorithm (compare with algo=bc)"
+    return "not clearly different from what made the data: more steps, more data, or another algorithm"
+
+
+def _interval(numbers: Sequence[float], sign: str = "") -> str:
+    value, low, high = numbers
+    return f"{value:{sign}.4g} [{low:{sign}.4g}, {high:{sign}.4g}]"
+
+
+def _range(numbers: Sequence[float], form: str) -> str:
+    low, high = (format(x, form) for x in (min(numbers), max(numbers)))
+    return low if low == high else f"{low} to {high}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from offrl.errors import UserError
@@ -64,6 +65,22 @@ class OPEConfig(FQEConfig):
         choices=FIT_NAMES,
     )
     tournament: str = setting("minus_std", "lstd: which loss decides (docs/policy-selection.md)", choices=LSTD_LOSSES)
+
+
+UPDATING = ("fqe", "dr", "lstd", "bvft", "all")  # methods whose estimates grow with `updates`
+
+
+def short_fit(settings: FQEConfig, methods: Collection[str], name: str = "updates") -> str:
+    """What to say where fitted Q evaluation is too short for its values to be there; "" where it is long enough, or no method has one.
+
+    The target network follows by `polyak`, and a value reaches back over 1 / (1 - discount) steps: an estimate grows from 0 as
+    1 - exp(-updates polyak (1 - discount)), to 86% of its value after twice that time. name: what the user calls `updates`.
+    """
+    due = round(2.0 / max(1e-9, settings.polyak * (1.0 - settings.discount)))
+    if settings.updates >= due or not set(UPDATING) & set(methods):
+        return ""
+    growth = f"values grow from 0 over the first {due:,}, and before that their order says little"
+    return f"{name}={settings.updates:,} is too few for fitted Q evaluation: {growth}"
 
 
 def validate(settings: FQEConfig) -> None:

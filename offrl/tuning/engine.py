@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from offrl.data.containers.guard import from_json
-from offrl.errors import UserError, first_line
+from offrl.errors import UserError, first_line, warn
 from offrl.system import backend, files, trust
 from offrl.system.devices import pick_device
 from offrl.system.locks import exclusive
 from offrl.tuning.config import OPTUNA
 from offrl.tuning.final import finish, task_of
-from offrl.tuning.judging import Summary, judge, policies_of, rung_settings, summarise
+from offrl.tuning.judging import Summary, judge, policies_of, rung_settings, short_judge, summarise
 from offrl.tuning.plan import GROUP, Tune, prepare
 from offrl.tuning.search import states, store
 from offrl.tuning.search.launch import train_all
@@ -49,6 +49,8 @@ def tune(values: Mapping[str, Any]) -> dict[str, Any]:
         backend.configure(device, config.threads)  # also where all runs are trained already: judging must round alike
         show = Show(config.quiet)
         show.tell(*introduction(work))
+        if words := short_judge(config.ope, config.data_judges, config.rungs > 1 or len(work.brackets) > 1):
+            warn(words)
         search = TuningSearch(work, show)
         task_of(search)  # so that what is missing at the end is said now
         try:

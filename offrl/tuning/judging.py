@@ -12,7 +12,7 @@ import numpy as np
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.ope.candidates import run_candidates
-from offrl.ope.config import OPEConfig
+from offrl.ope.config import OPEConfig, short_fit
 from offrl.ope.judges.critics import gates
 from offrl.ope.selection import Stage, evaluate_policies
 from offrl.runs.run import SavedRun
@@ -145,6 +145,14 @@ def _fit_variance(rows: Sequence[Mapping[str, Any]], method: str) -> float:
         return float(np.var(np.mean(np.array(draws, float), 0), ddof=1))
     sds = [r[f"{method}_sd"] for r in rows if r.get(f"{method}_sd") is not None]
     return float(np.mean(sds)) ** 2 if sds else 0.0
+
+
+def short_judge(settings: OPEConfig, judges: Sequence[str], thinned: bool) -> str:
+    """What to say of a judge that is too short for its values; "" where it is not. thinned: rungs before the last are judged."""
+    if words := short_fit(settings, judges, "ope.updates"):
+        return words
+    half = short_fit(rung_settings(settings, False, 1), judges, "half of ope.updates") if thinned else ""
+    return half and f"{half}; it judges every rung but the last"
 
 
 def rung_settings(settings: OPEConfig, last: bool, policies: int) -> OPEConfig:

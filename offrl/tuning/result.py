@@ -16,7 +16,10 @@ from offrl.settings.field import shown_value
 from offrl.statistics.intervals import mean_interval
 from offrl.statistics.maxima import expected_maximum
 from offrl.system import files
+from offrl.tuning.judging import short_judge
 from offrl.tuning.page import write_page
+from offrl.tuning.page.material import TunePage
+from offrl.tuning.page.opening import untold
 from offrl.tuning.plan import GROUP
 from offrl.tuning.search.rungs import cost
 
@@ -47,6 +50,7 @@ def write_result(
         "seeds": {"search": work.seeds, "final": work.final_seeds if retrained else []},
         "judge": list(config.judge),
         "criteria": list(config.criteria),
+        "short": short_judge(config.ope, config.data_judges, any(len(rungs) > 1 for rungs in search.trained) or len(search.trained) > 1),
         "proposer": config.proposer,
         "rule": config.rule,
         "brackets": [[[r.settings, r.updates] for r in rungs] for rungs in search.trained],
@@ -76,7 +80,7 @@ def write_result(
             [exchange.document(work.folder / "winner", tuned=tuned, created=search.work.created or None, hardware=False)],
         )
     page = write_page(work.folder, outcome)
-    tell(outcome)
+    tell(outcome, untold(TunePage(work.folder, outcome)))
     say(f"table: {work.folder / 'trials.csv'}; page: {page}")
     return outcome
 
@@ -149,14 +153,16 @@ def _optimism(search: TuningSearch) -> float | None:
     return error * float(expected_maximum(len(rows)))
 
 
-def tell(outcome: Mapping[str, Any]) -> None:
-    """The outcome in a few lines."""
+def tell(outcome: Mapping[str, Any], doubt: str) -> None:
+    """The outcome in a few lines. doubt: what the judge cannot tell, or ""."""
     chosen, by_data = outcome["chosen"], outcome["by_data"]
     name = chosen["setting"]
     values = " ".join(f"{k}={v}" for k, v in outcome["settings"][name]["values"].items())
     say(f"chosen: {name} ({outcome['settings'][name]['algo']} {values}): {chosen['why']}")
     if len(by_data["members"]) > 1:
         say(f"the data cannot tell these apart: {_some(by_data['members'])}")
+    if doubt:
+        say(doubt)
     for role in ("winner", "default"):
         if (entry := outcome["retrained"].get(role)) and entry["score"] is not None:
             kind = "score" if entry["normalised"] else "return"

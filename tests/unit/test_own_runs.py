@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import offrl
 from offrl.data.given import is_own
 from offrl.errors import UserError
-from offrl.ope.afterwards import judge
-from offrl.ope.linear import values
+from offrl.ope.afterwards import ENDS, _words, judge, summary
+from offrl.ope.linear import LinearValues, gap, interval, values
 from offrl.ope.problem import make_problem
 from offrl.runs.settings import run_settings
 from offrl.settings.advice import first_run
+from offrl.statistics.intervals import student_t
 from offrl.tasks.environments import make_env
 from offrl.tasks.own import place_of
 from offrl.tasks.task import Task
@@ -142,13 +145,107 @@ class Constant:
         return np.full((len(observations), 1), self.action, np.float32), None
 
 
+class Pull(Constant):
+    """One that acts in proportion to what it sees."""
+
+    def step(self, carry: None, observations: np.ndarray, t: int) -> tuple[np.ndarray, None]:
+        return np.clip(self.action * observations, -1, 1), None
+
+
 def test_linear_values_are_those_of_rewards_that_are_the_actions() -> None:
     """Reward a, for ever: a / (1 - 0.9), and the data's own about 0."""
     problem = make_problem(data(40), {"up": Constant(0.5), "down": Constant(-0.5)})
     result = values(problem, 0.9, 10)
-    assert result.policies[0] == pytest.approx([5.0, -5.0], abs=1.5) and abs(result.data[0]) < 1.5
-    low, high = np.percentile(result.policies[1:, 0] - result.data[1:], [2.5, 97.5])
-    assert 0.0 < low < 5.0 < high + 1.5
+    (up, low, high), (down, *_), own = (interval(x) for x in (*np.moveaxis(result.policies, 2, 0), result.data))
+    assert up == pytest.approx(5.0, abs=1.5) and down == pytest.approx(-5.0, abs=1.5) and abs(own[0]) < 1.5
+    assert low - 0.05 < 5.0 < high + 0.05 and (result.rows > 50).all()
+    assert interval(result.policies[..., 0] - result.data)[1] > 0.0
+
+
+def test_the_interval_holds_the_spread_between_fits_and_within_them() -> None:
+    fits = np.array([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [3.0, 3.0, 3.0]])
+    assert interval(fits) == pytest.approx((2.0, 2.0 - 4.302653, 2.0 + 4.302653))  # t of 2 degrees of freedom, sd 1
+    within = np.array([[2.0, 1.0, 3.0], [2.0, 0.0, 2.0], [2.0, 3.0, 3.0]])  # variances 2, 2 and 0
+    assert interval(within)[2] == pytest.approx(2.0 + 4.302653 * np.sqrt(4.0 / 3.0))
+
+
+def test_the_gap_is_to_the_nearest_row_of_another_episode() -> None:
+    known = torch.tensor([[0.0, 0.0], [0.1, 0.0], [3.0, 4.0]]).double()
+    wanted, episode = torch.tensor([[0.0, 0.0]] * 3).double(), torch.tensor([0, 0, 1])
+    assert gap(wanted, known, episode) == pytest.approx(5.0 / np.sqrt(2.0))  # two of three rows are drawn from the first episode
+    assert gap(wanted, known, torch.zeros(3)) == 0.0
+
+
+def test_actions_and_states_that_the_data_do_not_have_rest_on_few_rows() -> None:
+    """Random actions of a walk that stays near 0: one that goes on in one direction leaves it, though each action is in the data."""
+    rng, position, rows = np.random.default_rng(0), 0.0, []
+    for _ in range(2000):
+        action = float(np.clip(rng.normal() - position, -1, 1))
+        rows.append((position, action))
+        position += 0.3 * action
+    x, a = np.array(rows).T[:, :, None]
+    ends = np.arange(2000) % 100 == 99
+    walk = offrl.from_arrays(x, a, -np.abs(x[:, 0]), truncations=ends, action_low=-1.0, action_high=1.0)
+    near = make_problem(walk, {"back": Pull(-1.0), "away": Constant(0.9), "stay": Constant(0.0)})
+    back, away, _ = np.median(values(near, 0.95, 10).rows, 0) * 0.05
+    assert back > 10.0 > away
+
+
+def test_fits_count_where_they_rest_on_enough_rows_and_are_possible() -> None:
+    """Of ten fits of five policies: all count; five rest on few rows; two do, and have no say; five are impossible; the data are far."""
+    fits = np.repeat(np.arange(10.0)[:, None, None], 5, 2).repeat(3, 1)
+    rows = np.full((10, 5), 1_000.0)
+    rows[:5, 1], rows[8:, 2], fits[5:, :, 3] = 999.0, 999.0, 200.0
+    fitted = LinearValues(fits, np.zeros((10, 3)), rows, np.array([0.1, 0.3, 0.1, 0.1, 0.1, 0.31]), 0.0, 100.0)
+    whole, few, without, beyond, far = ([*summary(fitted, k, 0.99, 10)] for k in range(5))
+    assert whole[:3] == pytest.approx([4.5, 0.0, 4.5 + student_t(0.95, 9) * np.std(np.arange(10), ddof=1)]) and whole[6] == 10
+    assert whole[3:6] == pytest.approx([4.5, 4.5 - whole[2] + 4.5, whole[2]]), "the difference to the data's 0, without bounds"
+    assert without[0] == pytest.approx(3.5) and without[6] == 8 and without[1] is not None
+    assert few[1:6] == beyond[1:6] == far[1:6] == [None] * 5 and few[6] == beyond[6] == 5
+    assert summary(fitted, 0, 0.99, 9)[1] is None and summary(fitted, 0, 0.9901, 10)[1] is None, "a longer horizon needs more rows"
+
+
+def words(policies: dict[str, dict[str, Any]], count: int = 0, **more: Any) -> list[str]:
+    """What is said of policies with a value, and an interval of 1 about it unless `value_low` is None."""
+    known = {"difference": 1.0, "fits": 10, "rows": 900.0, "gap": 0.1, "distance": 0.3}
+    for p in policies.values():
+        ends = dict.fromkeys(ENDS) if "value_low" in p else dict(zip(ENDS, (p["value"] - 1, p["value"] + 1, 3.0, 2.0, 4.0), strict=True))
+        p |= {**known, **ends, **{k: v for k, v in p.items() if k != "value_low"}}
+    common = {
+        "steps": 9,
+        "discount": 0.99,
+        "episodes": 40,
+        "rows": 8000,
+        "inputs": 4,
+        "gap": 0.1,
+        "spread": 0.3,
+        "discrete": False,
+        "low": -900.0,
+        "high": 0.0,
+    }
+    return _words(Path("RUN"), {**common, "data": [-9.0, -10.0, -8.0], "policies": policies, **more}, count or len(policies))
+
+
+def test_estimates_are_said_policy_by_policy_with_the_worst_first() -> None:
+    lines = words({"seed_0": {"value": -5.0}, "seed_1": {"value": -53.6}, "seed_2": {"value": -7.0}})
+    assert [line.split(":")[0].strip() for line in lines[1:4]] == ["seed_1", "seed_2", "seed_0"]
+    assert "-53.6 [-54.6, -52.6]; difference to what made the data +3 [+2, +4]" in lines[1] and "mean of" not in " ".join(lines)
+    assert "probably better" in lines[-2] and "offrl select RUN" in lines[-1]
+    many = words({f"seed_{k}": {"value": -float(k)} for k in range(8)}, 24)
+    assert len(many) == len(lines) + 2 and "seed_7" in many[1] and "5 others: -4 to -0" in many[4] and "16 further policies" in many[5]
+
+
+def test_a_guess_has_no_interval_comes_first_and_says_why() -> None:
+    few = {"value_low": None, "fits": 2, "rows": 44.0}
+    lines = words({"seed_0": {"value": -90.0}, "seed_1": {"value": -4.0, **few}})
+    assert "seed_1: -4, a guess without an interval (it rests on some 44 of 8,000 rows" in lines[1] and "[" not in lines[1]
+    assert "seed_1 are guesses" in lines[-2] and "algo=td3_bc" in lines[-2]
+    assert "the estimate is a guess" in words({"seed_0": {"value": -4.0, **few}})[-2]
+    assert "most fits are beyond what the rewards allow" in words({"seed_0": {"value": 4.0, **few, "rows": 4000.0}})[1]
+    far = words({"seed_0": {"value": -4.0, "value_low": None, "gap": 0.34}}, gap=0.33)
+    assert "(the nearest data of other episodes are 0.34 standard deviations away" in far[1] and "8,000 rows are too few for 4" in far[-2]
+    alone = words({"seed_0": {"value": -4.0, "value_low": None}}, episodes=1)
+    assert "(1 episode only)" in alone[1] and "divide the log" in alone[-2]
 
 
 def test_a_run_without_scores_is_judged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +254,20 @@ def test_a_run_without_scores_is_judged_once(tmp_path: Path, monkeypatch: pytest
     config = run_settings(run.dir)
     assert judge(run, config, data()) == []  # a trial
     monkeypatch.setattr("offrl.ope.afterwards.TRIAL", 1)
+    monkeypatch.setattr("offrl.ope.linear.FEATURES", 12)
     lines = judge(run, config, data())
     numbers = json.loads((run.dir / "estimate.json").read_text())
-    assert "mean of 2 policies" in lines[1] and "offrl select" in lines[-1] and numbers["sound"]
-    monkeypatch.setattr("offrl.ope.afterwards._estimate", None)
-    assert judge(run, config, data()) == lines
+    assert sorted(line.split(":")[0].strip() for line in lines[1:3]) == ["seed_0", "seed_1"] and set(numbers["policies"]) == {
+        "seed_0",
+        "seed_1",
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr("offrl.ope.afterwards.estimate", None)
+        assert judge(run, config, data()) == lines
+    for damage in ({"data": 1}, {"policies": []}, {"policies": {"seed_0": {}}}, {"low": None}):
+        (run.dir / "estimate.json").write_text(json.dumps(numbers | damage))
+        with pytest.raises(TypeError, match="not callable"), monkeypatch.context() as patch:
+            patch.setattr("offrl.ope.afterwards.estimate", None)
+            judge(run, config, data())
     config.eval.estimate = False
     assert judge(run, config, data()) == []

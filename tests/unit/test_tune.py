@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from offrl.errors import UserError
+from offrl.ope.config import OPEConfig, short_fit
 from offrl.settings.compose import compose
 from offrl.system import files
 from offrl.tuning import engine, plan
 from offrl.tuning.config import TuneConfig
-from offrl.tuning.judging import summarise
+from offrl.tuning.judging import short_judge, summarise
 from offrl.tuning.search import store
 from offrl.tuning.search.propose import PROPOSERS, propose
 from offrl.tuning.search.rungs import Rung, cost, halving, survivors
@@ -382,6 +383,15 @@ def test_a_data_set_of_one_episode_judges_nothing(landscape: None, tmp_path: Pat
 
 
 # ------------------------------------------------------------------------------------------------------------------------- judgements
+
+
+def test_a_judge_that_is_too_short_is_said_with_the_number_of_offrl_select() -> None:
+    settings = OPEConfig(updates=39_999)
+    assert short_fit(settings, ["fqe"]).startswith("updates=39,999 is too few") and "the first 40,000" in short_fit(settings, ["fqe"])
+    assert short_judge(settings, ["fqe"], False).startswith("ope.updates=39,999 is too few")
+    assert not short_judge(settings, ["wis", "q"], True) and not short_judge(OPEConfig(updates=40_000), ["fqe"], False)
+    assert short_judge(OPEConfig(updates=40_000), ["fqe"], True).startswith("half of ope.updates=20,000 is too few")
+    assert not short_judge(OPEConfig(), ["fqe", "lstd"], True)
 
 
 def test_the_error_of_an_estimate_pools_seeds_and_adds_the_fits() -> None:

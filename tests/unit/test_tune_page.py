@@ -17,7 +17,7 @@ from offrl.ope.metrics import spearman
 from offrl.tuning.page import write_page
 from offrl.tuning.page.importance import shares_of
 from offrl.tuning.page.material import TunePage
-from offrl.tuning.page.opening import comparison
+from offrl.tuning.page.opening import comparison, untold, warnings
 from offrl.tuning.page.rungs import paths, ranks
 from offrl.tuning.page.truth import at_random, estimates, returns_of
 from offrl.tuning.search.space import Dimension, Space
@@ -406,9 +406,16 @@ def test_a_choice_that_the_judge_does_not_tell_from_the_default_says_so(tmp_path
     page = written(tmp_path, result)
     assert "one-standard-error rule (rule=one-se)" in page and "It is number 3 of 3, counted from the largest." in page
     assert re.search(r"does not tell the choice from the default settings of its algorithm \(fqe: .572.9 against .564.7, difference", page)
-    assert "the default settings are the better advice" in page
+    assert "the default settings (iql-00) are the better advice" in page
     estimates[chosen] = -400.0
     result["rows"] = [{**last, "setting": n, "algo": "iql", "fqe": v} for n, v in estimates.items()]
     result["by_data"]["members"] = [chosen]
     page = written(tmp_path, result)
     assert "does not tell the choice" not in page and "It is the largest." in page
+    result["retrained"] = {"winner": {**_retrained(chosen, "winner", 1.0), "score": None}}
+    first = {**last, "bracket": 1, "rung": "1", "algo": "iql", "error": 5.0}
+    rows = [{**first, "setting": "iql-00", "fqe": -570.0}, {**first, "setting": chosen, "fqe": -569.0}, result["rows"][1]]
+    words = untold(TunePage(tmp_path, {**result, "rows": rows}))
+    assert re.search(r"fqe: .569 against .570, difference .*, in rung 1\); .* \(iql-00\) are the better advice", words), "thinned out there"
+    assert "no rung judged both" in untold(TunePage(tmp_path, {**result, "rows": [rows[0], rows[2]]}))
+    assert "the judge is too short: updates=9" in warnings(TunePage(tmp_path, {**result, "short": "updates=9 is too few"}))[-1]

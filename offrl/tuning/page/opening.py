@@ -14,8 +14,9 @@ from offrl.report.page import Cell, escape
 from offrl.report.rows import digits, span, whole
 from offrl.statistics.intervals import mean_interval
 from offrl.tuning.config import FEW_EPISODES
-from offrl.tuning.page.material import ERROR95, NONE, TunePage, cell, plural, real, some, text
+from offrl.tuning.page.material import ERROR95, NONE, Judgement, TunePage, cell, plural, real, some, text
 from offrl.tuning.page.truth import lost
+from offrl.tuning.table import FINAL
 
 ROLES = {"winner": "#009e73", "default": "#d55e00"}
 MANY = 12
@@ -83,20 +84,34 @@ def _place(made: TunePage) -> str:
 
 
 def untold(made: TunePage) -> str:
-    """What to say where the judge cannot tell the choice from the default settings of its algorithm; "" where it can."""
-    algo = str(made.settings.get(made.chosen, {}).get("algo", ""))
-    default, judged = made.final(f"{algo}-00"), made.final(made.chosen)
-    if made.chosen in made.defaults or default is None or judged is None or math.isnan(judged.value) or math.isnan(default.value):
+    """What to say where the judge cannot tell the choice from the default settings of its algorithm; "" where it can.
+
+    They are compared in the last rung that judged both.
+    """
+    default = f"{made.settings.get(made.chosen, {}).get('algo', '')}-00"
+    if made.chosen in made.defaults or default not in made.settings:
         return ""
-    error = math.hypot(judged.error, default.error)
-    alike = {made.chosen, default.setting} <= set(made.result["by_data"].get("members") or ())
-    below = judged.value <= default.value
-    if not (below or alike or math.isnan(error) or judged.value - default.value < ERROR95 * error):
+    rungs: dict[Any, dict[str, Judgement]] = {}
+    for judgement in made.judgements:
+        if not math.isnan(judgement.value):
+            rungs.setdefault((judgement.bracket, judgement.rung), {})[judgement.setting] = judgement
+    shared = [rung for rung in rungs.values() if made.chosen in rung and default in rung]
+    verdict = "The judge does not tell the choice from the default settings of its algorithm"
+    scored = [role for role in ROLES if (made.result["retrained"].get(role) or {}).get("score") is not None]
+    better = f"; where nothing else speaks for the choice, the default settings ({default}) are the better advice"
+    advice = "" if len(scored) == len(ROLES) else better
+    if not shared:
+        diverged = any(j.setting == default and math.isnan(j.value) for j in made.judgements)
+        return f"{verdict}: no rung judged both{advice}." if made.judge and not diverged else ""
+    choice, other = shared[-1][made.chosen], shared[-1][default]
+    error = math.hypot(choice.error, other.error)
+    alike = {made.chosen, default} <= set(made.result["by_data"].get("members") or ())
+    below = choice.value <= other.value
+    if not (below or alike or math.isnan(error) or choice.value - other.value < ERROR95 * error):
         return ""
     sure = "" if math.isnan(error) else f", difference \u00b1 {number(ERROR95 * error)}, 95%"
-    estimates = f"{number(judged.value)} against {number(default.value)}{sure}"
-    advice = "" if made.result["retrained"] else "; where nothing else speaks for the choice, the default settings are the better advice"
-    return f"The judge does not tell the choice from the default settings of its algorithm ({made.judge}: {estimates}){advice}."
+    where = "" if choice.rung == FINAL else f", in rung {choice.rung}"
+    return f"{verdict} ({made.judge}: {number(choice.value)} against {number(other.value)}{sure}{where}){advice}."
 
 
 def comparison(retrained: Mapping[str, Mapping[str, Any]], is_default: bool) -> tuple[str, str]:
@@ -203,6 +218,8 @@ def warnings(made: TunePage) -> list[str]:
         lines.append(f"the choice itself is doubtful, as every finalist was vetoed: {judged.exploded}")
     if others := [f"{n}: {why}" for n, why in vetoed.items() if n != made.chosen]:
         lines.append(f"{plural(len(others), 'finalist')} vetoed, and not chosen from: {some(others, 3)}")
+    if result.get("short"):
+        lines.append(f"the judge is too short: {result['short']}")
     if made.judge and result["data"]["episodes"] < FEW_EPISODES:
         lines.append(f"only {plural(result['data']['episodes'], 'episode')} judged: which of them these are decides much")
     lost = [j.setting for j in made.comparable if math.isnan(j.value)]
