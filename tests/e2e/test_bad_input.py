@@ -60,7 +60,7 @@ VALUES = {
     "train algo.learning_rate=fast": ["a number"],
     "train algo.learning_rate=nan": ["NaN"],
     "train algo.expectile=2": ["largest allowed value is 1"],
-    "train algo.hidden=256": ["a list"],
+    "train algo.hidden=wide": ["algo.hidden"],
     "train algo.hidden=[0]": ["smallest allowed value is 1"],
     "train algo.policy=gausian": ["Did you mean 'gaussian'"],
     "train quiet=maybe": ["true or false"],
@@ -110,7 +110,7 @@ COLUMNS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "nan": ({"rewards": nan_at(123)}, ["'rewards' has NaN", "episode 1, row 123"]),
     "lengths": ({"rewards": np.zeros(293, np.float32)}, ["293 rows", "300"]),
     "range": ({"actions": np.full((300, 3), 5.0)}, ["dimension 0 is 5", "[-1, 1]", "dataset.clip_actions=true"]),
-    "missing": ({"actions": None}, ["'actions'", "observations, rewards"]),
+    "missing": ({"actions": None}, ["dataset.fields.actions=COLUMN", "its columns are observations, rewards"]),
     "unmarked": ({"terminals": None, "timeouts": None}, ["episodes end"]),
     "empty": ({k: v[:0] for k, v in hopper_like().items()}, ["no rows"]),
 }

@@ -558,7 +558,7 @@ def test_a_wrong_neorl2_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not NeoRL-2's Pipeline: its observations have shape \(7,\), not \(52,\)"):
         neorl2.read("Pipeline", tmp_path / "x.npz", DatasetConfig())
     np.savez(tmp_path / "y.npz", obs=np.zeros((3, 7)))
-    with pytest.raises(UserError, match=r"has no 'next_obs'"):
+    with pytest.raises(UserError, match=r"has no column 'next_obs'"):
         neorl2.read("RocketRecovery", tmp_path / "y.npz", DatasetConfig())
 
 

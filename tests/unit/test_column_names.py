@@ -109,9 +109,7 @@ def test_done_beside_other_flags(tmp_path: Path, kind: str) -> None:
 
 
 def test_marks_of_another_length(tmp_path: Path) -> None:
-    assert "'episode_ids' (episode_ids) has shape [5]; one value for each of 12 rows is due" in refused(
-        tmp_path, "npz", {**CORE, "episode_ids": ROW[:5]}
-    )
+    assert "'episode_ids' has shape [5]; one value for each of 12 rows is due" in refused(tmp_path, "npz", {**CORE, "episode_ids": ROW[:5]})
     numbered = {"obs_0": ROW * 1.0, "obs_1": ROW[:4] * 1.0, "actions": CORE["actions"], "rewards": CORE["rewards"], "dones": ROW == 11}
     assert "column 'obs_1' has 4 rows, and 'obs_0' has 12" in refused(tmp_path, "npz", numbered)
 

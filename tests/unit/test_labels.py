@@ -86,7 +86,7 @@ def test_files_without_rewards(place: Path) -> None:
     np.savez(place / "data.npz", **{k: v for k, v in VALUES.items() if k != "rewards"})  # type: ignore[arg-type]
     found = load_dataset(config(place, "energy", cache="always"))
     assert float(found.columns["rewards"].max()) < 0.0 and found.raw_returns.tolist() == [0.0, 0.0]
-    with pytest.raises(UserError, match="has no 'rewards'"):
+    with pytest.raises(UserError, match="which of them are rewards is not clear"):
         load_dataset(config(place, None, cache="always"))
 
 

@@ -342,8 +342,8 @@ def test_faults_of_our_own_are_not_taken_for_the_files(tmp_path: Path) -> None:
         ([19, 9, 59], "do not ascend"),
         ([9, 61], "from 0 to 59"),
         (np.full(N, 0.5), "must be flags"),
-        (["a"], "must be flags"),
-        (3, "must be flags"),
+        (["a"], "holds 'a' in row 0, which is no flag"),
+        (3, "is a single value; it needs one for each row"),
     ],
 )
 def test_ends_that_may_mean_two_things(ends: Any, what: str) -> None:
@@ -365,7 +365,7 @@ def test_ids_that_come_again_are_noted(tmp_path: Path) -> None:
     values = {k: v for k, v in columns().items() if k not in ("terminals", "timeouts")}
     np.savez(tmp_path / "x.npz", **values, episode_ids=np.arange(N) % 6)
     notes = " ".join(load_dataset(str(tmp_path / "x.npz")).notes)
-    assert "6 ids stand in 60 runs" in notes and "id 0 comes again at row 6" in notes and "sort the rows by id" in notes
+    assert "6 ids stand in 60 runs" in notes and "the first that comes again does so at row 6" in notes and "or sort the rows" in notes
     np.savez(tmp_path / "y.npz", **values, episode_ids=np.repeat([5, 2, 9], 20))
     assert "ids" not in " ".join(load_dataset(str(tmp_path / "y.npz")).notes)
 
@@ -474,8 +474,8 @@ def test_d3rlpys_ends_that_are_a_single_value(tmp_path: Path) -> None:
         ({"final_observations": np.full((3, 4), [[0.0], [-np.inf], [0.0]])}, "'final_observations' has infinite values in 1 row (first"),
         ({"actions": np.zeros((N, 0))}, "'actions' has shape [60, 0]; it holds no numbers"),
         ({"episode_ends": np.zeros((N, 1, 1), bool)}, "episode_ends have shape [60, 1, 1]"),
-        ({"episode_ids": np.zeros(0, int)}, "'episode_ids' has shape [0]; one number for each of 60 rows"),
-        ({"episode_ids": np.zeros(N + 1, int)}, "'episode_ids' has shape [61]; one number for each of 60 rows"),
+        ({"episode_ids": np.zeros(0, int)}, "'episode_ids' has shape [0]; one value for each of 60 rows"),
+        ({"episode_ids": np.zeros(N + 1, int)}, "'episode_ids' has shape [61]; one value for each of 60 rows"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

@@ -41,9 +41,9 @@ class Columns:
         values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
         rows = self.raw.rows
         if values.shape != (rows,):
-            raise UserError(
-                f"{self.table.where}: column '{name}' ({column}) has shape {list(values.shape)}; one value for each of {rows} rows is due"
-            )
+            what = f"'{name}'" + ("" if name == column else f" ({column})")
+            shape = list(values.shape)
+            raise UserError(f"{self.table.where}: column {what} has shape {shape}; one value for each of {rows} rows is due")
         return values
 
     def flags(self, column: str, rows: int) -> np.ndarray:
