@@ -123,6 +123,11 @@ def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
             largest = np.fmax(largest, np.fmax.reduce(actions[part], 0))
         smallest, largest = np.nan_to_num(smallest, posinf=-1.0, neginf=-1.0), np.nan_to_num(largest, posinf=1.0, neginf=1.0)
         if (smallest[open_ends] >= -1.0001).all() and (largest[open_ends] <= 1.0001).all():
+            if onesided := np.flatnonzero(open_ends & (smallest >= 0.0) & (largest > 0.0)).tolist():
+                raw.note(
+                    f"the action range is not known; taking [-1, 1], of which the data use [{smallest[onesided[0]]:.4g}, "
+                    f"{largest[onesided[0]]:.4g}] in dimension {onesided[0]} (or set dataset.action_low and dataset.action_high)"
+                )
             smallest, largest = np.full(width, -1.0, np.float32), np.full(width, 1.0, np.float32)
         else:
             flat = largest - smallest < 1e-6  # a constant dimension has no range to scale by
