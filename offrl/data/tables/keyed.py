@@ -15,7 +15,7 @@ from offrl.data.containers.npz import Npz
 from offrl.data.memory import Memory
 from offrl.data.raw import SUCCESSORS, coarse, lost, sampled, wide
 from offrl.data.tables.columns import MARKS
-from offrl.data.tables.names import REQUIRED, STEMS, USUAL, column_of
+from offrl.data.tables.names import REQUIRED, SINGLE, STEMS, USUAL, VECTORS, column_of
 from offrl.data.tables.tabular import Tabular
 from offrl.errors import UserError
 
@@ -60,7 +60,9 @@ class _Keyed(Tabular):
         self.dtypes = {name: dtype for name, (shape, dtype) in stored.items() if len(shape)}
         self.names = list(self.dtypes)
         for name in (n for n in stored if n not in self.dtypes):
-            if (column := column_of(name)) in (*REQUIRED, *MARKS) and column not in fields:
+            column = column_of(name)
+            needed = (*REQUIRED, *MARKS) if name != column else (*VECTORS, *SINGLE)
+            if column in needed and column != "time" and column not in fields:
                 raise UserError(f"{where}: '{name}' is a single value, not a column")
 
     def kinds(self) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 VECTORS = ("observations", "next_observations", "actions")
 SINGLE = ("rewards", "terminations", "truncations", "dones", "episode_ends", "episode_ids", "time", "final_observations")
 REQUIRED = ("observations", "actions", "rewards")
@@ -46,5 +48,6 @@ def column_of(word: str) -> str:
 
 
 def meaning(word: str) -> str:
-    """The key of `MEANINGS` that a column called `word` has; "" for one whose name means none of these."""
-    return next((column for column in MEANINGS if word.lower().strip() in USUAL[column]), "")
+    """The key of `MEANINGS` that a column called `word`, or one of a series of that name, has; "" for other names."""
+    names = {word.lower().strip(), re.sub(r"[_.\-\[ ]?\d+\]?$", "", word.lower().strip())}
+    return next((column for column in MEANINGS if names & {*USUAL[column]}), "")

@@ -10,7 +10,16 @@ import numpy as np
 
 from tests.fuzz.oracle.verdict import Doubts, Refused, Truth, Unknown
 
-WORDS = {"terminations": "terminals", "truncations": "timeouts"}
+WORDS = {
+    "observations": ("observation", "obs"),
+    "actions": ("action",),
+    "rewards": ("reward",),
+    "next_observations": ("next_observation", "next_obs"),
+    "terminations": ("terminals", "termination", "terminal"),
+    "truncations": ("timeouts", "truncation", "timeout"),
+    "episode_ends": ("episode_end",),
+    "episode_ids": ("episode_id",),
+}
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations", "episode_ends", "episode_ids",
            "final_observations")  # fmt: skip
 OGBENCH = re.compile(r"(visual-)?(pointmaze|antmaze|cube|scene|puzzle)-.*-v\d+(-val)?")
@@ -33,10 +42,10 @@ def choose(file: Any, path: Path, fields: dict[str, str], doubts: Doubts) -> dic
     # a column a sensor, with usual names, is a table of its own kind: Parquet whose columns are not all there by offrl's names
     wide = file.kind == "parquet" and not fields and not {"observations", "actions", "rewards"} <= keys
     for column in COLUMNS:
-        names = [fields[column]] if column in fields else [n for n in (column, WORDS.get(column)) if n in keys]
+        names = [fields[column]] if column in fields else [n for n in (column, *WORDS.get(column, ())) if n in keys]
         if wide and not names and column[:-1] in keys:
             names = [column[:-1]]
-        if len(names) == 2:
+        if len(names) > 1:
             raise Unknown(f"both {names[0]} and {names[1]}")
         if names:
             text = file.kind == "parquet" and column == "episode_ids" and file.is_text(names[0])
@@ -187,6 +196,8 @@ def actions(values: np.ndarray, rows: int, doubts: Doubts) -> np.ndarray:
     values = (values[:, None] if values.ndim == 1 else values).astype(np.float32)
     if values.shape[1] == 0:
         doubts.add("actions of no numbers")
+    elif values.shape[1] > 1 and ((values == 0) | (values == 1)).all() and (values.sum(1) == 1).all():
+        return values.argmax(1).astype(np.int64)
     elif (values == np.round(values)).all():
         doubts.add("continuous actions that are whole numbers")
     if values.size and np.abs(values).max() > 1.0:
