@@ -10,6 +10,7 @@ import numpy as np
 from offrl.data.infer import MANY_JUMPS, action_range, find_ends, step_limit
 from offrl.data.memory import chunks
 from offrl.data.raw import FLAGS, MOST_VALUES, RawData
+from offrl.data.tables.values import sentinels
 from offrl.errors import UserError
 
 _NUMBERING = "number discrete actions from 0, without large gaps (numpy.unique(actions, return_inverse=True)), or write others as floats"
@@ -55,6 +56,8 @@ def find_faults(raw: RawData, clip_actions: bool = False) -> list[Fault]:
         return faults + _not_finite(raw, None)
     ends = find_ends(raw, split_jumps=False)
     faults += _not_finite(raw, ends) + _actions(raw, ends, clip_actions) + _ends(raw, ends)
+    if raw.source in ("file", "arrays"):  # a person's own
+        faults += [Fault("nan", "warning", text, _episode(ends, row), row, cure) for text, row, cure in sentinels(raw)]
     return sorted(faults, key=lambda f: f.severity != "corrupting")
 
 

@@ -15,6 +15,8 @@ import torch
 
 import offrl
 from offrl.data import DatasetConfig, load_dataset
+from offrl.data.checks import find_faults
+from offrl.data.formats import read_raw
 from offrl.errors import UserError
 
 
@@ -412,3 +414,21 @@ def test_actions_that_are_numbers_as_texts(words: str, expected: list[float]) ->
     if "." in words:
         actions = (actions + 1) / 2 * (data.spec.action_high[0] - data.spec.action_low[0]) + data.spec.action_low[0]
     assert actions.tolist() == pytest.approx(expected) and data.spec.discrete is ("." not in words)
+
+
+@pytest.mark.parametrize(("number", "named"), [(-999, True), (9999, True), (-99999, True), (-998, False), (29, False)])
+def test_numbers_that_stand_for_missing_values_are_named(tmp_path: Path, number: int, named: bool) -> None:
+    rows = [f"{t // 10},{number if t == 17 else 20 + t % 8},{1000 - t},0.{t % 9},1" for t in range(40)]
+    data = load_dataset(written(tmp_path / "x.csv", "episode,obs_temp,obs_count,action,reward", rows))
+    assert data.spec.observation_columns[0].name == "obs_temp"
+    np.savez(tmp_path / "x.npz", **{k: data.columns[k].numpy() for k in ("observations", "actions", "rewards", "truncations")})
+    shown = (
+        [str(f) for f in find_faults(read_raw(str(tmp_path / "x.csv")))],
+        [str(f) for f in find_faults(read_raw(str(tmp_path / "x.npz")))],
+    )
+    for faults, name in zip(shown, ("column 'obs_temp'", "'observations', dimension 0,"), strict=True):
+        texts = [text for text in faults if "a missing value?" in text]
+        assert len(texts) == named
+        if named:
+            assert f"{name} holds {number:g} in 1 rows, and otherwise numbers from 20 to 27" in texts[0]
+            assert "episode 1, row 17" in texts[0] and "dataset.missing=forward" in texts[0]

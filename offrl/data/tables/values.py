@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from offrl.data.raw import RawData
 from offrl.errors import UserError
 
 WHOLE = re.compile(r"-?[1-9][0-9]*|0")  # a whole number as one writes it: 007, +1 and 1_000 are names
@@ -16,6 +17,8 @@ CODE = re.compile(r"[+-]?0[0-9]+")  # a name of digits
 THOUSANDS = {mark: re.compile(rf"[+-]?[1-9]\d{{0,2}}(\{mark}\d{{3}})+") for mark in ".,"}
 DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d*),\d+([eE][+-]?\d+)?")
 EMPTY = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "-", "?"})  # lower case: no value
+SENTINELS = tuple(sign * float(digits) for digits in ("999", "9999", "99999", "999999") for sign in (1, -1))  # where a value is missing
+FAR = 3.0  # times the range of the other numbers, that one of these is away from them
 TRUE, FALSE = frozenset({"true", "t", "yes", "y", "1", "1.0"}), frozenset({"false", "f", "no", "n", "0", "0.0"})
 
 
@@ -202,3 +205,28 @@ def shown_span(span: float, dates: bool) -> str:
         if span >= 2 * factor:
             return f"{span / factor:.3g} {unit}"
     return f"{span:.3g} s"
+
+
+def sentinels(raw: RawData) -> list[tuple[str, int, str]]:
+    """(what, first row, cure) for numbers that loggers write where a value is missing (-999), far from all others of their column."""
+    result = []
+    for name in ("observations", "actions", "rewards"):
+        column = raw.columns[name].reshape(raw.rows, -1)
+        if column.dtype.kind != "f" or not column.size:
+            continue
+        for d in np.flatnonzero(np.isin(column.min(0), SENTINELS) | np.isin(column.max(0), SENTINELS)):
+            values = column[:, d]
+            for number in SENTINELS:
+                at = values == number
+                rest = values[~at & np.isfinite(values)]
+                if not at.any() or not len(rest):
+                    continue
+                low, high = float(rest.min()), float(rest.max())
+                if low <= number <= high or min(abs(number - low), abs(number - high)) < FAR * (high - low):
+                    continue
+                names = raw.dimension_names(name)
+                which = f"column '{names[d]}'" if names else f"'{name}'" + (f", dimension {d}," if column.shape[1] > 1 else "")
+                text = f"{which} holds {number:g} in {int(at.sum()):,} rows, otherwise {low:g} to {high:g}: a missing value?"
+                cure = "write nothing (NaN) there" + (", and say dataset.missing=forward" if name == "observations" else "")
+                result.append((text, int(np.argmax(at)), cure))
+    return result
