@@ -107,7 +107,7 @@ def example(case: str, seed: int = 0) -> RawData:
         raw.action_low = raw.action_high = None
         columns["actions"] *= np.float32(2.7)
     elif case == "more columns":
-        columns["costs"] = rng.normal(size=rows).astype(np.float32)
+        columns["wear"] = rng.normal(size=rows).astype(np.float32)
         columns["achieved_goals"] = rng.normal(size=(rows, 2)).astype(np.float32)
         columns["labels"] = rng.integers(0, 9, (rows, 1))
         columns["infos/qpos"] = rng.normal(size=(rows, 4)).astype(np.float32)
