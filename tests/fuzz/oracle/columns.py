@@ -33,6 +33,7 @@ def choose(file: Any, path: Path, fields: dict[str, str], doubts: Doubts) -> dic
     table: dict[str, np.ndarray] = {}
     compact = {"observations", "actions", "terminals"} <= keys and not {"rewards", "timeouts", "next_observations"} & keys
     if file.kind == "npz" and compact and not fields:
+        doubts.amounts = True
         if not OGBENCH.fullmatch(path.stem):
             raise Refused("no rewards, and nothing says that it is OGBench's")
         for column, key in (("observations", "observations"), ("actions", "actions"), ("truncations", "terminals")):
@@ -196,7 +197,7 @@ def actions(values: np.ndarray, rows: int, doubts: Doubts) -> np.ndarray:
     values = (values[:, None] if values.ndim == 1 else values).astype(np.float32)
     if values.shape[1] == 0:
         doubts.add("actions of no numbers")
-    elif values.shape[1] > 1 and ((values == 0) | (values == 1)).all() and (values.sum(1) == 1).all():
+    elif not doubts.amounts and values.shape[1] > 1 and ((values == 0) | (values == 1)).all() and (values.sum(1) == 1).all():
         return values.argmax(1).astype(np.int64)
     elif (values == np.round(values)).all():
         doubts.add("continuous actions that are whole numbers")

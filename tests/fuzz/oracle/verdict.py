@@ -22,6 +22,7 @@ class Doubts:
 
     all: list[str] = field(default_factory=list)
     blind: bool = False
+    amounts: bool = False  # the layout says that arrays of actions are amounts
     recorded: bool = False  # the file has a record of offrl's, which says which ends and last successors were really there
 
     def add(self, text: str) -> None:
