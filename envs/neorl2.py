@@ -109,8 +109,8 @@ for _name in TASKS:
 
 def read(name: str, path: Path, config: DatasetConfig) -> RawData:
     """The columns of the training file of `name`; `config.fields` names other keys. Raises UserError for a file that is not one of them."""
-    from offrl.data.formats import read_raw
     from offrl.data.containers.npz import Npz
+    from offrl.data.formats import read_raw
 
     fields = {**{column: key for column, key in FIELDS.items() if key != "truncated" or key in Npz(path).shapes}, **config.fields}
     raw = read_raw(str(path), replace(config, name=str(path), format="columns", fields=fields))
