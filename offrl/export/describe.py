@@ -50,7 +50,7 @@ def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], 
     output: dict[str, Any] = {"name": "actions", "shape": ["batch"], "dtype": "int64", "choices": spec.num_actions}
     if spec.discrete:
         first = spec.first_choice
-        output["first"] = first
+        output |= {"first": first} if first else {}
         if spec.action_columns:
             output["column"] = spec.action_columns[0].name
         if spec.action_labels:
