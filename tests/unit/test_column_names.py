@@ -165,3 +165,11 @@ def test_specifications_keep_columns_and_labels_in_json() -> None:
         DataSpec.from_json({**spec.to_json(), "observation_shape": [3]})
     with pytest.raises(UserError, match=r"observation_columns\[0\]"):
         DataSpec.from_json({**spec.to_json(), "observation_columns": [7, 8]})
+
+
+@pytest.mark.parametrize("kind", ["parquet", "frame", "npz"])
+def test_times_are_no_actions_and_infinity_no_id(tmp_path: Path, kind: str) -> None:
+    times = np.datetime64("2024-01-01") + ROW.astype("timedelta64[h]")
+    assert "column 'actions' holds times, where numbers are due" in refused(tmp_path, kind, CORE | {"actions": times, "dones": ROW == 11})
+    ids = np.where(ROW < 6, 1.0, np.inf)
+    assert "column 'episode_ids' has no value in row 6" in refused(tmp_path, kind, CORE | {"episode_ids": ids})

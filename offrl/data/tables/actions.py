@@ -27,6 +27,9 @@ def as_actions(columns: Sequence[np.ndarray], names: Sequence[str], kind: str, w
     UserError where choices and amounts, or several choices, stand side by side and `kind` does not say what to do.
     """
     setting = "dataset.action_kind"
+    for name, column in zip(names, columns, strict=True):
+        if column.dtype.kind in "mM":
+            cells.numbers(column, name, where)  # refuses times
     if len(columns) == 1 and columns[0].dtype.kind not in "biuf" and (plain := cells.plain_numbers(columns[0])) is not None:
         columns = [plain]
     texts = [n for n, c in zip(names, columns, strict=True) if c.dtype.kind not in "biuf"]

@@ -156,7 +156,7 @@ def codes(values: np.ndarray, name: str, where: str) -> np.ndarray:
         number = {text: i for i, text in enumerate(dict.fromkeys(texts))}  # NumPy's own texts end at a NUL
         values = np.array([number[t] for t in texts], np.int64)
     else:
-        empty = np.isnat(values) if values.dtype.kind in "mM" else values != values
+        empty = np.isnat(values) if values.dtype.kind in "mM" else ~np.isfinite(values)
     if empty.any():
         raise UserError(f"{where}: column '{name}' has no value in row {int(np.argmax(empty))} ({int(empty.sum()):,} such rows)")
     _, first, index = np.unique(values, return_index=True, return_inverse=True)
