@@ -151,8 +151,8 @@ def train_from(
     """
     refuse_imported()
     main = compose(values) if values.get("resume") is None else run_settings(values["resume"], values, ("dataset", "eval"))
-    if main.compare and not main.quiet and (own := _own_settings(main.given)):
-        say(f"{', '.join(own)}: of {main.label} alone; {', '.join(main.compare)} have their own default settings")
+    if main.compare and not main.quiet and (private := _own_settings(main.given)):
+        say(f"{', '.join(private)}: of {main.label} alone; {', '.join(main.compare)} have their own default settings")
     result: list[Run] = []
     for config in itertools.chain([main], _compared(main)):
         config, data, pretrained = _prepare(config, dataset, env)
@@ -176,8 +176,8 @@ def _compared(main: TrainConfig) -> Iterator[TrainConfig]:
         return
     for name in main.compare:
         if name != main.label:
-            own = _own_settings(main.given)
-            settings = {k: v for k, v in main.given.items() if k != "algo" and k not in own}
+            private = _own_settings(main.given)
+            settings = {k: v for k, v in main.given.items() if k != "algo" and k not in private}
             shared = {k: getattr(main, k) for k in ("seeds", "steps", "runs_dir", "quiet")}
             yield compose({**settings, **shared, "algo": name, "compare": []})
 

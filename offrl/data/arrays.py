@@ -57,11 +57,11 @@ def from_arrays(
     `extra`: more columns of R rows. The names that files know (`terminals`, `timeouts`, `obs`, ...; docs/own-data.md) mean the same here.
     Raises UserError, naming column, episode and row, when the data would corrupt training.
     """
-    given = {
+    columns = {
         "observations": observations, "actions": actions, "rewards": rewards, "terminations": terminations, "truncations": truncations,
         "next_observations": next_observations, "episode_ends": episode_ends, "dones": dones, "episode_ids": episode_ids, "time": time,
     }  # fmt: skip
-    values = {k: v for k, v in (given | extra).items() if v is not None}
+    values = {k: v for k, v in (columns | extra).items() if v is not None}
     trust.typed(env)
     low, high = ([] if v is None else np.asarray(v, float).reshape(-1).tolist() for v in (action_low, action_high))
     kind = "discrete" if num_actions and action_kind == "auto" else action_kind

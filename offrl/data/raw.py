@@ -126,10 +126,10 @@ def lost(name: str, values: np.ndarray) -> str:
         before, after = len(np.unique(column)), len(np.unique(narrow))
         same = real & (narrow[1:] == narrow[:-1])
         if real.any() and (after < ALIKE * before or same.sum() > (1 - ALIKE) * real.sum()):
-            which = f"{name}, dimension {d}" if flat.shape[1] > 1 else name
+            label = f"{name}, dimension {d}" if flat.shape[1] > 1 else name
             offset = f"{float(np.median(column)):.6g}"
             return (
-                f"{which}: of {before:,} different numbers, about {offset}, {after:,} stay different in float32, which holds 7 digits and "
+                f"{label}: of {before:,} different numbers, about {offset}, {after:,} stay different in float32, which holds 7 digits and "
                 f"in which all is learnt: subtract an offset, such as {offset}, from the column"
             )
     return ""

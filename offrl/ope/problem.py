@@ -125,14 +125,14 @@ def check_fit(name: str, policy: Any, dataset: Dataset, explore: bool) -> None:
         raise UserError(f"candidate {name} is a {type(policy).__name__}; a policy has start(episodes) and step(carry, observations, t)")
     if explore and "explore" not in inspect.signature(policy.step).parameters:
         raise UserError(f"candidate {name} cannot explore (its step has no argument of that name); leave out explore=true")
-    if (own := getattr(getattr(policy, "algorithm", None), "spec", None)) is None:
+    if (trained := getattr(getattr(policy, "algorithm", None), "spec", None)) is None:
         return
     spec = dataset.spec
-    sizes = [f"{s.num_actions} discrete actions" if s.discrete else f"{s.action_dim} action dimensions" for s in (own, spec)]
-    takes, has = (f"observations {list(s.observation_shape)} and {size}" for s, size in zip((own, spec), sizes, strict=True))
-    if takes != has:
-        raise UserError(f"candidate {name} takes {takes}; {spec.name} has {has}: name data of its own with dataset=")
-    check_columns(own, spec, f"candidate {name}")
+    sizes = [f"{s.num_actions} discrete actions" if s.discrete else f"{s.action_dim} action dimensions" for s in (trained, spec)]
+    takes, held = (f"observations {list(s.observation_shape)} and {size}" for s, size in zip((trained, spec), sizes, strict=True))
+    if takes != held:
+        raise UserError(f"candidate {name} takes {takes}; {spec.name} has {held}: name data of its own with dataset=")
+    check_columns(trained, spec, f"candidate {name}")
 
 
 def check_decisions(name: str, policy: Any) -> None:

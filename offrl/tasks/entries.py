@@ -69,11 +69,11 @@ def joined(space: Any, keys: Sequence[str] = ()) -> tuple[str, ...]:
     if keys and tuple(keys) != OWN_ORDER:
         entries(space, keys, "the environment's observations")
         return tuple(keys)
-    own = in_own_order(space)
-    if keys or own == (ordered := ["/".join(map(str, path)) for path, _ in entries(space)]):
-        return tuple(own)
+    native = in_own_order(space)
+    if keys or native == (ordered := ["/".join(map(str, path)) for path, _ in entries(space)]):
+        return tuple(native)
     raise UserError(
-        f"the environment's Dict observation can be joined as {','.join(own)} (its own order, which gymnasium's FlattenObservation takes) "
+        f"the environment's Dict observation can be joined as {','.join(native)} (its own order, as gymnasium's FlattenObservation does) "
         f"or as {','.join(ordered)} (sorted, as offrl joins dictionaries), and the data do not say which they are: name the entries in the "
-        f"order that the data have, dataset.observation_keys=[{','.join(own)}] or dataset.observation_keys=[{','.join(ordered)}]"
+        f"order that the data have, dataset.observation_keys=[{','.join(native)}] or dataset.observation_keys=[{','.join(ordered)}]"
     )

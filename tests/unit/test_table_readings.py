@@ -428,3 +428,9 @@ def test_numbers_that_stand_for_missing_values_are_named(tmp_path: Path, number:
         if named:
             assert f"{name} holds {number:g} in 1 rows, otherwise 20 to 27" in texts[0]
             assert "episode 1, row 17" in texts[0] and "dataset.missing=forward" in texts[0]
+
+
+def test_a_decimal_mark_is_for_csv_alone(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", observations=np.zeros(3), actions=np.zeros(3), rewards=np.zeros(3), dones=[0, 0, 1])
+    with pytest.raises(UserError, match=r"dataset.decimal=comma is for CSV, and .*x.npz is none"):
+        load_dataset(DatasetConfig(name=str(tmp_path / "x.npz"), decimal="comma"))

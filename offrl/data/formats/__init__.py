@@ -234,6 +234,8 @@ def read_raw(
     if source.text:
         raise UserError(f"{path} holds texts, not columns of numbers")
     table = bool(source.files) or is_csv(path) or (source.kind == "columns" and file_type(path) == "parquet")
+    if config.decimal != "auto" and not any(map(is_csv, source.files or (path,))):
+        raise UserError(f"dataset.decimal={config.decimal} is for CSV, and {path} is none: its numbers are no texts")
     if source.kind not in ("columns", "d4rl", "builtin"):
         d4rl.refuse_lists(config, path)
     if not table and source.kind in ("columns", "d4rl", "builtin", "d3rlpy", "ogbench"):

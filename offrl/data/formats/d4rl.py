@@ -107,8 +107,8 @@ def refuse_lists(config: DatasetConfig, path: Path) -> None:
     """Raises UserError for settings of own data in a layout whose columns are what it says."""
     for column, key in config.fields.items():
         if not isinstance(key, str):
-            what = f"lists of columns are for own data; the layout of {path} has a key for each of ours"
-            raise UserError(f"dataset.fields.{column}={key}: {what}")
+            reason = f"lists of columns are for own data; the layout of {path} has a key for each of ours"
+            raise UserError(f"dataset.fields.{column}={key}: {reason}")
     default = DatasetConfig()
     for name in ("action_kind", "max_gap", "missing"):
         if getattr(config, name) != getattr(default, name):

@@ -91,20 +91,20 @@ def _set_actions(raw: RawData, parts: tuple[Term, ...], columns: Columns, config
     where = raw.where
     kind = "continuous" if config.action_kind == "auto" and config.action_low else config.action_kind
     array = columns.array("actions")
-    given = [columns[p.column] if p.plain else columns.scaled(p) for p in parts] if array is None else [array]
-    for part, values in zip(parts, given, strict=True):
+    recorded = [columns[p.column] if p.plain else columns.scaled(p) for p in parts] if array is None else [array]
+    for part, values in zip(parts, recorded, strict=True):
         if len(values) != raw.rows and len(parts) > 1:
             raise UserError(f"{where}: column '{part.column}' has {len(values)} rows, and the observations have {raw.rows}")
-    first = given[0]
+    first = recorded[0]
     amounts = first.dtype.kind == "f" and (kind == "continuous" or (kind == "auto" and not is_one_hot(first[:FIRST])))
-    if len(given) == 1 and (first.ndim > 2 or (first.ndim == 2 and amounts)):  # an array of amounts, or a fault that is told elsewhere
+    if len(recorded) == 1 and (first.ndim > 2 or (first.ndim == 2 and amounts)):  # an array of amounts, or a fault that is told elsewhere
         actions, note = first, ""
     else:
-        if len(given) == 1 and first.ndim == 2:
-            names, given = [f"{parts[0].column}[{i}]" for i in range(first.shape[1])], list(first.T)
+        if len(recorded) == 1 and first.ndim == 2:
+            names, recorded = [f"{parts[0].column}[{i}]" for i in range(first.shape[1])], list(first.T)
         else:
             names = [p.column for p in parts]
-        actions, raw.num_actions, raw.labels, note = as_actions(given, names, kind, where)
+        actions, raw.num_actions, raw.labels, note = as_actions(recorded, names, kind, where)
     raw.discrete = actions.ndim == 1
     if config.action_kind == "discrete" and raw.discrete and not raw.num_actions and len(actions):
         raw.num_actions = max(0, int(actions.max())) + 1

@@ -22,8 +22,8 @@ class Columns:
         self.table, self.chosen, self.memory, self.raw = table, chosen, memory, raw
         self.exact = _exact(chosen, config)
         self.order: np.ndarray | None = None
-        wanted = dict.fromkeys(part.column for parts in chosen.values() for part in parts)
-        self.kept = {} if table.by_column else table.read(list(wanted), self.exact)
+        names = dict.fromkeys(part.column for parts in chosen.values() for part in parts)
+        self.kept = {} if table.by_column else table.read(list(names), self.exact)
 
     @property
     def files(self) -> np.ndarray | None:
@@ -41,9 +41,9 @@ class Columns:
         values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
         rows = self.raw.rows
         if values.shape != (rows,):
-            what = f"'{name}'" + ("" if name == column else f" ({column})")
+            label = f"'{name}'" + ("" if name == column else f" ({column})")
             shape = list(values.shape)
-            raise UserError(f"{self.table.where}: column {what} has shape {shape}; one value for each of {rows} rows is due")
+            raise UserError(f"{self.table.where}: column {label} has shape {shape}; one value for each of {rows} rows is due")
         return values
 
     def flags(self, column: str, rows: int) -> np.ndarray:

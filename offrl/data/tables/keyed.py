@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -77,9 +78,9 @@ class _Keyed(Tabular):
             result[name] = _texts(values) if values.dtype.kind in TEXTS and values.ndim == 1 else values
         return result
 
+    @abstractmethod
     def _native(self, name: str) -> np.ndarray:
         """An array as it is kept."""
-        raise NotImplementedError
 
 
 class NpzTable(_Keyed):

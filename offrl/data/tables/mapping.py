@@ -83,7 +83,7 @@ def refuse_unread(names: Sequence[str], chosen: Chosen, fields: Mapping[str, Any
         column = meaning(name)
         if not column or column in fields or (column == "episode_starts" and {"episode_ids", "episode_ends"} & chosen.keys()):
             continue
-        what = f"nothing takes the column '{name}', which holds {MEANINGS[column]} by its name"
+        problem = f"nothing takes the column '{name}', which holds {MEANINGS[column]} by its name"
         if column in chosen:
             taken = chosen[column][0].column
             setting = f"dataset.fields.{column}"
@@ -93,7 +93,7 @@ def refuse_unread(names: Sequence[str], chosen: Chosen, fields: Mapping[str, Any
         else:
             cure = f"dataset.fields.costs={name} keeps it as a column that no algorithm here looks at"
             cure += f', "dataset.fields.rewards=[{{column:{name},scale:-1}}]" makes it the reward'
-        raise UserError(f"{where}: {what}: {cure}")
+        raise UserError(f"{where}: {problem}: {cure}")
 
 
 def left_over(table: Tabular, chosen: Chosen, guessed: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
@@ -10,7 +11,7 @@ import numpy as np
 from offrl.data.memory import Memory
 
 
-class Tabular:
+class Tabular(ABC):
     """Named columns of R rows each."""
 
     where: str
@@ -19,17 +20,17 @@ class Tabular:
     units: Mapping[str, str] = MappingProxyType({})  # of columns, where the table says them
     own_names: tuple[str, ...] = ()  # beginnings of names that belong to the file's layout: nothing is said where nothing takes these
 
+    @abstractmethod
     def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
         """Columns [R]: numbers, times (datetime64) or texts (object).
 
         exact: the columns whose whole numbers must stay integers. Of these a "name" (1.10, 007) is no number unless all are whole, and a
         "label" is none where one is written with zeros before it.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def kinds(self) -> dict[str, str]:
         """What the columns hold, by their first rows or their types: number, text, time or other."""
-        raise NotImplementedError
 
     def array(self, name: str, column: str, memory: Memory, notes: list[str]) -> np.ndarray | None:
         """The numbers [R, ...] of a column in the dtype in which our `column` keeps them, without another copy; None: `read` gives them.

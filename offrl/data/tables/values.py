@@ -225,8 +225,8 @@ def sentinels(raw: RawData) -> list[tuple[str, int, str]]:
                 if low <= number <= high or min(abs(number - low), abs(number - high)) < FAR * (high - low):
                     continue
                 names = raw.dimension_names(name)
-                which = f"column '{names[d]}'" if names else f"'{name}'" + (f", dimension {d}," if column.shape[1] > 1 else "")
-                text = f"{which} holds {number:g} in {int(at.sum()):,} rows, otherwise {low:g} to {high:g}: a missing value?"
+                label = f"column '{names[d]}'" if names else f"'{name}'" + (f", dimension {d}," if column.shape[1] > 1 else "")
+                text = f"{label} holds {number:g} in {int(at.sum()):,} rows, otherwise {low:g} to {high:g}: a missing value?"
                 cure = "write nothing (NaN) there" + (", and say dataset.missing=forward" if name == "observations" else "")
                 result.append((text, int(np.argmax(at)), cure))
     return result
