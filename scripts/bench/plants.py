@@ -6,6 +6,7 @@ Each plant is a class of arrays: `n` copies run side by side, so that the truth 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ Array = np.ndarray
 Controller = Callable[[Array, Array], Array]  # (observations [n, O], plant state [n, S]) -> actions in the plant's range
 
 
-class Plant:
+class Plant(ABC):
     """n copies of a process. `choices`: of a discrete plant; otherwise actions are [n, 1] between `low` and `high`."""
 
     name, episodes, steps = "", 40, 200
@@ -27,19 +28,20 @@ class Plant:
         self.rng = np.random.default_rng(seed)
         self.state = self.begin(n)
 
+    @abstractmethod
     def begin(self, n: int) -> Array:
-        raise NotImplementedError
+        """The first states of n copies, [n, S]."""
 
     def observe(self) -> Array:
         return self.state.astype(np.float32)
 
+    @abstractmethod
     def step(self, actions: Array) -> tuple[Array, Array]:
         """Rewards [n], and which copies have ended, bool [n]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def controllers(self, n: int) -> Controller:
         """The controllers of n logged batches, each with settings of its own."""
-        raise NotImplementedError
 
 
 class Tank(Plant):
