@@ -17,7 +17,7 @@ WORDS = {
     "next_observations": ("next_observation", "next_obs"),
     "terminations": ("terminals", "termination", "terminal"),
     "truncations": ("timeouts", "truncation", "timeout"),
-    "episode_ends": ("episode_end",),
+    "episode_ends": ("episode_end", "episode_terminals"),
     "episode_ids": ("episode_id",),
 }
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations", "episode_ends", "episode_ids",
@@ -42,8 +42,11 @@ def choose(file: Any, path: Path, fields: dict[str, str], doubts: Doubts) -> dic
         return table
     # a column a sensor, with usual names, is a table of its own kind: Parquet whose columns are not all there by offrl's names
     wide = file.kind == "parquet" and not fields and not {"observations", "actions", "rewards"} <= keys
+    lower = {key.lower(): key for key in keys}
     for column in COLUMNS:
-        names = [fields[column]] if column in fields else [n for n in (column, *WORDS.get(column, ())) if n in keys]
+        names = [fields[column]] if column in fields else [lower[n] for n in (column, *WORDS.get(column, ())) if n in lower]
+        if column == "final_observations" and file.kind == "parquet" and names and names[0] in file.series:
+            continue  # of as many rows as the others: nothing takes them
         if wide and not names and column[:-1] in keys:
             names = [column[:-1]]
         if len(names) > 1:

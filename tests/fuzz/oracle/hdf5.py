@@ -156,6 +156,8 @@ def column(item: Any, key: str, file_size: int, doubts: Doubts) -> np.ndarray:
             raise Refused(f"'{key}' holds {item.dtype}, no numbers")
         if not item.shape:
             raise Refused(f"'{key}' is no column")
+        if h5py.check_enum_dtype(item.dtype):
+            doubts.add(f"'{key}' is an enum of other names than FALSE and TRUE")
         enough(item, key, file_size, doubts)
         return np.asarray(item[()])
     except ERRORS as error:

@@ -146,16 +146,16 @@ def _numbers_in(shape: Any, what: str) -> int:
 def _space_of_actions(values: np.ndarray, space: Any, steps: int, doubts: Doubts) -> np.ndarray:
     kind = space.get("type")
     if kind == "Discrete":
-        count = space.get("n")
-        if type(count) is not int or space.get("start", 0) != 0 or values.dtype.kind not in "biu" or values.size != steps:
-            raise Refused("discrete actions that are no integers from 0")
-        if values.size and (int(values.min()) < 0 or int(values.max()) >= count):
+        count, start = space.get("n"), space.get("start", 0)
+        if type(count) is not int or type(start) is not int or values.dtype.kind not in "biu" or values.size != steps:
+            raise Refused("discrete actions that are no integers")
+        if values.size and (int(values.min()) < start or int(values.max()) >= start + count):
             raise Refused("discrete actions that the space does not have")
         if values.ndim > 2:
             doubts.add("discrete actions that are neither [T] nor [T, 1]")
         if count > columns.FEW_ACTIONS:
             doubts.add("thousands of discrete actions")
-        return values.reshape(-1).astype(np.int64)
+        return values.reshape(-1).astype(np.int64) - start
     if kind != "Box":
         raise Refused(f"actions of a {kind} space")
     shape, low, high = space.get("shape"), space.get("low"), space.get("high")

@@ -124,6 +124,7 @@ def of_d3rlpy(file: Any) -> bool:
 
 
 def d3rlpy(file: Any, doubts: Doubts) -> list[Truth]:
+    doubts.amounts = True
     return _second(file, doubts) if "observations_0" in file.keys else _first(file, doubts)
 
 
