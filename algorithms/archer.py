@@ -1,4 +1,6 @@
-"""ArCHer from data: "ArCHer: Training Language Model Agents via Hierarchical Multi-Turn RL" (Zhou et al., 2024, arXiv 2402.19446)."""
+"""ArCHer from data: "ArCHer: Training Language Model Agents via Hierarchical Multi-Turn RL" (Zhou et al., 2024, arXiv
+2402.19446).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
-RATES = {"actor_learning_rate": (1e-4, 3e-4), "critic_learning_rate": (1e-5, 1e-3)}  # the authors', and for new networks
+RATES = {
+    "actor_learning_rate": (1e-4, 3e-4),
+    "critic_learning_rate": (1e-5, 1e-3),
+}  # the authors', and for new networks
 
 
 @dataclass
@@ -40,8 +45,8 @@ class ArCHerConfig(ValueHeadSettings, UtteranceCriticSettings):
 
 @register("algo", "archer")
 class ArCHer(TextAlgorithm):
-    """A critic of whole utterances, learnt as IQL's, above an actor that writes tokens (arXiv 2402.19446, section 4.3, in its offline form
-    by the authors). Two Qs and two Vs, each pair with targets of its own."""
+    """A critic of whole utterances, learnt as IQL's, above an actor that writes tokens (arXiv 2402.19446, section 4.3,
+    in its offline form by the authors). Two Qs and two Vs, each pair with targets of its own."""
 
     Config = ArCHerConfig
     traits = replace(TextAlgorithm.traits, targets=("critic",))
@@ -62,7 +67,9 @@ class ArCHer(TextAlgorithm):
         return replace(super().optimizer(name), learning_rate=rate)
 
     def q_loss(self, q: Tensor, state: TrainState, batch: Batch) -> Tensor:
-        """sum_i E (r + gamma (1 - d) Vbar_i(s') - Q_i(s, a))^2, where s' is known or not needed. q: outputs [2, B, K]."""
+        """sum_i E (r + gamma (1 - d) Vbar_i(s') - Q_i(s, a))^2, where s' is known or not needed. q: outputs [2, B,
+        K].
+        """
         target = self.critic.td_target(state.target["critic"], batch)
         return (self.critic.head.loss(q, target) * batch[KNOWN].float() * batch[EACH]).sum()
 
@@ -77,7 +84,9 @@ class ArCHer(TextAlgorithm):
         q, v = self.critic.q_and_v(critic, batch)
         target_q = self.critic.target_q(state.target["critic"], batch)
         q_loss, v_loss = self.q_loss(q, state, batch), self.v_loss(v, target_q, batch)
-        means = {name: (self.critic.head.mean(x)[0] * batch[EACH]).sum() for name, x in (("critic/q", q), ("critic/v", v))}
+        means = {
+            name: (self.critic.head.mean(x)[0] * batch[EACH]).sum() for name, x in (("critic/q", q), ("critic/v", v))
+        }
         return q_loss + v_loss, {"critic/q_loss": q_loss, "critic/v_loss": v_loss, **means}
 
     def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:

@@ -1,5 +1,6 @@
-"""ArCHer as it was made: the agent plays, a critic of whole utterances learns off-policy from all that was played, and the actor follows it
-("ArCHer: Training Language Model Agents via Hierarchical Multi-Turn RL", Zhou et al., 2024, arXiv 2402.19446)."""
+"""ArCHer as it was made: the agent plays, a critic of whole utterances learns off-policy from all that was played, and
+the actor follows it ("ArCHer: Training Language Model Agents via Hierarchical Multi-Turn RL", Zhou et al., 2024, arXiv
+2402.19446)."""
 
 from __future__ import annotations
 
@@ -58,22 +59,29 @@ class ArCHerOnlineConfig(ValueHeadSettings, UtteranceCriticSettings):
     env: str = setting("", "Gymnasium id of the environment that is played; empty: the dataset's own")
     rollouts: int = setting(128, "episodes that are played in each iteration", low=1)
     parallel: int = setting(32, "episodes that are played side by side", low=1, high=PROMPTS)
-    max_turns: int | None = setting(None, "turns after which an episode is cut off; null: the environment's own limit", low=1)
+    max_turns: int | None = setting(
+        None, "turns after which an episode is cut off; null: the environment's own limit", low=1
+    )
     critic_steps: int = setting(50, "updates of the critic in each iteration", low=1)
     actor_steps: int = setting(3, "updates of the actor in each iteration, after the critic's", low=1)
     warmup_iterations: int = setting(10, "iterations at the beginning in which the critic learns alone", low=0)
     capacity: int = setting(10_000, "turns that are remembered, the newest ones", low=1)
     from_data: bool = setting(False, "the memory begins with the dataset's last turns, not empty")
-    data_share: float = setting(0.0, "of each batch that is drawn from the dataset, the rest from what was played", low=0.0, high=1.0)
-    token_baseline: bool = setting(False, "the actor learns from the advantage less what it learns to predict of it at each token")
+    data_share: float = setting(
+        0.0, "of each batch that is drawn from the dataset, the rest from what was played", low=0.0, high=1.0
+    )
+    token_baseline: bool = setting(
+        False, "the actor learns from the advantage less what it learns to predict of it at each token"
+    )
 
 
 @register("algo", "archer_online")
 class ArCHerOnline(TextAlgorithm):
-    """A critic of whole utterances, learnt off-policy, above an actor that writes tokens (arXiv 2402.19446, sections 4.2 and 4.3,
-    algorithm 1). Two Qs and two Vs, each pair with targets of its own.
+    """A critic of whole utterances, learnt off-policy, above an actor that writes tokens (arXiv 2402.19446, sections
+    4.2 and 4.3, algorithm 1). Two Qs and two Vs, each pair with targets of its own.
 
-    An iteration is `rollouts` episodes, then `critic_steps` and `actor_steps` updates. Turns are drawn from the whole ring.
+    An iteration is `rollouts` episodes, then `critic_steps` and `actor_steps` updates. Turns are drawn from the whole
+    ring.
     """
 
     Config = ArCHerOnlineConfig
@@ -81,9 +89,13 @@ class ArCHerOnline(TextAlgorithm):
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        """The reference policy, where one is cloned. Raises UserError without an environment of texts, and for legal=rerank."""
+        """The reference policy, where one is cloned. Raises UserError without an environment of texts, and for
+        legal=rerank.
+        """
         if config.algo.legal == "rerank":
-            raise UserError("algo.legal=rerank: archer_online learns from what its actor writes freely; take algo.legal=ignore")
+            raise UserError(
+                "algo.legal=rerank: archer_online learns from what its actor writes freely; take algo.legal=ignore"
+            )
         if dataset.spec.text:
             check_fit(dataset.spec, played_in(config.algo, dataset.spec))
         return super().requires(config, dataset)
@@ -96,7 +108,10 @@ class ArCHerOnline(TextAlgorithm):
         c = self.config
         self.critic = UtteranceCritic(c, self.spec)
         lm = language_model(c)
-        return {"policy": LMWithHeads(lm, {"baseline": 1}, c.value_layers) if c.token_baseline else lm, "critic": self.critic.network}
+        return {
+            "policy": LMWithHeads(lm, {"baseline": 1}, c.value_layers) if c.token_baseline else lm,
+            "critic": self.critic.network,
+        }
 
     def sampler(self) -> Sampler:
         return utterance_sampler(self.config, self.config.discount)
@@ -152,12 +167,16 @@ class ArCHerOnline(TextAlgorithm):
         lengths, ids = first_of(batch).tolist(), batch[IDS].cpu().numpy()
         prompts = [ids[row, :end] for row, end in enumerate(lengths)]
         with torch.no_grad():
-            return with_actions(batch, TextActor(self, state).write(prompts, uniform_noise(key, range(len(prompts)), batch[IDS].device)))
+            return with_actions(
+                batch, TextActor(self, state).write(prompts, uniform_noise(key, range(len(prompts)), batch[IDS].device))
+            )
 
     # ---- learning
 
     def q_loss(self, q: Tensor, state: TrainState, batch: Batch) -> Tensor:
-        """sum_i E (r + gamma (1 - d) Vbar_i(s') - Q_i(s, a))^2, where s' is known or not needed. q: outputs [2, B, K]."""
+        """sum_i E (r + gamma (1 - d) Vbar_i(s') - Q_i(s, a))^2, where s' is known or not needed. q: outputs [2, B,
+        K].
+        """
         target = self.critic.td_target(state.target["critic"], batch)
         return (self.critic.head.loss(q, target) * batch[KNOWN].float() * batch[EACH]).sum()
 
@@ -169,16 +188,21 @@ class ArCHerOnline(TextAlgorithm):
         """L_Q + L_V."""
         q, v = self.critic.q_and_v(critic, batch)
         q_loss, v_loss = self.q_loss(q, state, batch), self.v_loss(v, batch)
-        means = {name: (self.critic.head.mean(x)[0] * batch[EACH]).sum() for name, x in (("critic/q", q), ("critic/v", v))}
+        means = {
+            name: (self.critic.head.mean(x)[0] * batch[EACH]).sum() for name, x in (("critic/q", q), ("critic/v", v))
+        }
         return q_loss + v_loss, {"critic/q_loss": q_loss, "critic/v_loss": v_loss, **means}
 
     def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """-E sum_t (A - b_t) log pi(a_t|s, a_<t) + E (A - b_t)^2, a the actor's, A = min_i Q_i(s, a) - min_i V_i(s), b_t the baseline of
-        each token (0 without `token_baseline`). batch: with fresh actions."""
+        """-E sum_t (A - b_t) log pi(a_t|s, a_<t) + E (A - b_t)^2, a the actor's, A = min_i Q_i(s, a) - min_i V_i(s),
+        b_t the baseline of each token (0 without `token_baseline`). batch: with fresh actions."""
         row_weight, advantage = batch[EACH], self.critic.advantage(state.params["critic"], batch)
         hidden = self.apply("policy", policy, "hidden", batch[IDS])
         log_probs = token_log_probs(partial(self.apply, "policy", policy, "logits"), hidden, batch)
-        means = {"actor/advantage": (advantage * row_weight).sum(), "actor/log_prob": (log_probs.sum(-1) * row_weight).sum()}
+        means = {
+            "actor/advantage": (advantage * row_weight).sum(),
+            "actor/log_prob": (log_probs.sum(-1) * row_weight).sum(),
+        }
         if not self.config.token_baseline:
             loss = -(advantage * log_probs.sum(-1) * row_weight).sum()
             return loss, {"actor/loss": loss, **means}
@@ -194,6 +218,7 @@ def played_in(config: Any, spec: DataSpec) -> Task:
     task = resolve_task(spec.task, EvalConfig(env=config.env or "auto"))
     if task is None:
         raise UserError(
-            f"{config.name} plays episodes, and {spec.name} names no environment: algo.env=ID names one; algo=archer learns without"
+            f"{config.name} plays episodes, and {spec.name} names no environment: algo.env=ID names one; algo=archer "
+            "learns without"
         )
     return task

@@ -27,16 +27,21 @@ class AWACConfig(CriticSettings):
     name: str = "awac"
     hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
     temperature: float = setting(
-        3.0, "multiplies the advantage in the exponent; larger is greedier. It is 1 / lambda of the paper, which divides by it", low=0.0
+        3.0,
+        "multiplies the advantage in the exponent; larger is greedier. It is 1 / lambda of the paper, which divides by "
+        "it",
+        low=0.0,
     )
     max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
 
 
 @register("algo", "awac")
 class AWAC(Algorithm):
-    """SAC's critics without entropy, and a policy that imitates the data's actions weighted by exp(temperature * advantage).
+    """SAC's critics without entropy, and a policy that imitates the data's actions weighted by exp(temperature *
+    advantage).
 
-    The value that an advantage is relative to is that of one action of the policy, or with discrete actions its exact mean.
+    The value that an advantage is relative to is that of one action of the policy, or with discrete actions its exact
+    mean.
     """
 
     Config = AWACConfig
@@ -49,7 +54,9 @@ class AWAC(Algorithm):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         if s.discrete:
-            actor: nn.Module = Categorical(s.observation_dim, s.num_actions, c.hidden, activation=c.activation, init=c.init)
+            actor: nn.Module = Categorical(
+                s.observation_dim, s.num_actions, c.hidden, activation=c.activation, init=c.init
+            )
         else:
             form = {"activation": c.activation, "init": c.init}
             actor = Gaussian(s.observation_dim, s.action_dim, c.hidden, bounded=False, log_std_min=-20.0, **form)
@@ -84,7 +91,9 @@ class AWAC(Algorithm):
         critic_key, actor_key = rng.split(key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, critic_key)
         state = self.critic.regularised(state)
-        state, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)  # with the new critics: algorithm 1
+        state, actor = self.descend(
+            state, "actor", self.actor_loss, batch, actor_key
+        )  # with the new critics: algorithm 1
         return self.polyak(state, "critic", self.config.polyak), {**critic, **actor}
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
-"""Advantage-weighted matching for offline RL: cloning by flow matching whose rows count by their advantage, linearly, as in "Advantage
-Weighted Matching" (arXiv 2509.25050), which trains image models on their own samples; on IQL's values (arXiv 2110.06169)."""
+"""Advantage-weighted matching for offline RL: cloning by flow matching whose rows count by their advantage, linearly,
+as in "Advantage Weighted Matching" (arXiv 2509.25050), which trains image models on their own samples; on IQL's values
+(arXiv 2110.06169)."""
 
 from __future__ import annotations
 
@@ -28,8 +29,15 @@ from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
-READ_BY = {"linear": ("strength", "advantage_clip"), "exp": ("temperature",), "one": ()}  # weights -> settings that they read
-SMALLEST_SPREAD, NO_SPREAD = 1e-4, 1e-3  # added to sigma; below this share of Q's size advantages are rounding, and all rows count 1
+READ_BY = {
+    "linear": ("strength", "advantage_clip"),
+    "exp": ("temperature",),
+    "one": (),
+}  # weights -> settings that they read
+SMALLEST_SPREAD, NO_SPREAD = (
+    1e-4,
+    1e-3,
+)  # added to sigma; below this share of Q's size advantages are rounding, and all rows count 1
 
 
 @dataclass
@@ -37,15 +45,24 @@ class AWMConfig(FlowSettings):
     """Settings of advantage-weighted matching; networks and optimiser are those of FQL's authors for OGBench."""
 
     name: str = "awm"
-    expectile: float = setting(0.7, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0)
+    expectile: float = setting(
+        0.7, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0
+    )
     weights: str = setting(
         "linear",
-        "a row's weight: linear: 1 + strength clip(A / sigma) / advantage_clip, at least 0; exp: min(exp(temperature A), 100); one: 1",
+        "a row's weight: linear: 1 + strength clip(A / sigma) / advantage_clip, at least 0; exp: min(exp(temperature "
+        "A), 100); one: 1",
         choices=tuple(READ_BY),
     )
-    strength: float = setting(5.0, "weights=linear: lambda; at 5 an advantage of one sigma doubles a row, and minus one drops it", low=0.0)
-    advantage_clip: float = setting(5.0, "weights=linear: largest advantage in standard deviations of the batch (sigma)", low=1e-6)
-    temperature: float = setting(3.0, "weights=exp: multiplies the advantage in the exponent; larger is greedier", low=0.0)
+    strength: float = setting(
+        5.0, "weights=linear: lambda; at 5 an advantage of one sigma doubles a row, and minus one drops it", low=0.0
+    )
+    advantage_clip: float = setting(
+        5.0, "weights=linear: largest advantage in standard deviations of the batch (sigma)", low=1e-6
+    )
+    temperature: float = setting(
+        3.0, "weights=exp: multiplies the advantage in the exponent; larger is greedier", low=0.0
+    )
     length: int = length_field(1)
     execute: int = execute_field()
     candidates: int = candidates_field(
@@ -56,13 +73,16 @@ class AWMConfig(FlowSettings):
 
 @register("algo", "awm")
 class AWM(Algorithm):
-    """V by expectiles, a flow of the data's actions weighted by their advantage, Q by TD towards V: no target sees the flow.
+    """V by expectiles, a flow of the data's actions weighted by their advantage, Q by TD towards V: no target sees the
+    flow.
 
     With `length` above 1 chunks stand for actions everywhere. Modules: value, critic, and actor, the flow.
     """
 
     Config = AWMConfig
-    traits = Traits(targets=("critic",), policy_modules=("actor", "critic"), critic_modules=("critic",), actions=("continuous",))
+    traits = Traits(
+        targets=("critic",), policy_modules=("actor", "critic"), critic_modules=("critic",), actions=("continuous",)
+    )
 
     @classmethod
     def traits_for(cls, config: Any) -> Traits:
@@ -73,15 +93,19 @@ class AWM(Algorithm):
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         default = type(config)()
         for name in ("strength", "advantage_clip", "temperature"):
-            if name not in READ_BY[config.weights] and (getattr(config, name) != getattr(default, name) or name in (grid or {})):
+            if name not in READ_BY[config.weights] and (
+                getattr(config, name) != getattr(default, name) or name in (grid or {})
+            ):
                 value = getattr(config, name) if not grid or name not in grid else list(grid[name])
                 readers = " or ".join(weights for weights, names in READ_BY.items() if name in names)
                 raise UserError(
-                    f"algo.{name}={value} does nothing with algo.weights={config.weights}; leave it out, or set algo.weights={readers}"
+                    f"algo.{name}={value} does nothing with algo.weights={config.weights}; leave it out, or set "
+                    f"algo.weights={readers}"
                 )
         if config.n_step > 1 and config.length > 1:
             raise UserError(
-                f"algo.n_step={config.n_step}: a target of algo.length={config.length} sums a chunk's rewards; leave n_step at 1"
+                f"algo.n_step={config.n_step}: a target of algo.length={config.length} sums a chunk's rewards; leave "
+                "n_step at 1"
             )
         return fit_value_range(config, dataset, grid)
 
@@ -102,12 +126,14 @@ class AWM(Algorithm):
         return super().sampler() if self.config.length == 1 else ChunkSampler(self.config.length)
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
-        """E |tau - 1(Q' - V < 0)| (Q' - V)^2 (arXiv 2110.06169, equation 5); chunks that a time-out cut count 0, for Q is not of them."""
+        """E |tau - 1(Q' - V < 0)| (Q' - V)^2 (arXiv 2110.06169, equation 5); chunks that a time-out cut count 0, for Q
+        is not of them.
+        """
         return in_sample.expectile_loss(self.value, value, batch, q, self.config.expectile, batch.get(WHOLE, 1.0))
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E (r + gamma V(s') - Q_i(s, a))^2, summed over critics i, after a chunk of m steps with its rewards and gamma^m; a chunk that a
-        time-out cut counts 0 (arXiv 2110.06169, equation 6)."""
+        """E (r + gamma V(s') - Q_i(s, a))^2, summed over critics i, after a chunk of m steps with its rewards and
+        gamma^m; a chunk that a time-out cut counts 0 (arXiv 2110.06169, equation 6)."""
         target = self.critic.td_target(batch, self.value(state.params["value"], batch["next_observations"]))
 
         def objective(logits: Tensor, target: Target) -> Tensor:
@@ -116,7 +142,9 @@ class AWM(Algorithm):
         return self.critic.loss(critic, batch, target, key, objective=objective)
 
     def weigh(self, advantage: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """(weights [B], sigma []) of advantages A [B] beside values Q [B]; sigma is the standard deviation of A in this batch."""
+        """(weights [B], sigma []) of advantages A [B] beside values Q [B]; sigma is the standard deviation of A in this
+        batch.
+        """
         c = self.config
         sigma = (advantage - advantage.mean()).square().mean().sqrt() + SMALLEST_SPREAD
         if c.weights == "exp":
@@ -127,14 +155,20 @@ class AWM(Algorithm):
         weight = (1.0 + c.strength * scaled).clamp(min=0.0)
         return torch.where(sigma < NO_SPREAD * q.abs().mean().clamp(min=1.0), 1.0, weight), sigma
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E w |v(s, x_t, t) - (a - z)|^2 / D, x_t = (1 - t) z + t a, w = max(0, 1 + lambda clip(A / sigma, -c, c) / c), A = Q' - V(s)."""
+    def actor_loss(
+        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
+    ) -> tuple[Tensor, Metrics]:
+        """E w |v(s, x_t, t) - (a - z)|^2 / D, x_t = (1 - t) z + t a, w = max(0, 1 + lambda clip(A / sigma, -c, c) / c),
+        A = Q' - V(s).
+        """
         observations, actions = batch["observations"], batch["actions"]
         advantage = q - self.value(state.params["value"], observations).mean
         weight, sigma = self.weigh(advantage, q)
         error = flow.matching(lambda x, t: self.apply("actor", actor, observations, x, t), actions, key)
         if WHOLE in batch:  # steps after an episode's end count 0
-            error = torch.where(batch[VALID].unsqueeze(-1), error.unflatten(1, (self.config.length, -1)), 0.0).flatten(1)
+            error = torch.where(batch[VALID].unsqueeze(-1), error.unflatten(1, (self.config.length, -1)), 0.0).flatten(
+                1
+            )
         loss = (weight * error.mean(-1)).mean()
         share = weight.sum().square() / (weight.square().sum() * weight.shape[0]).clamp(min=1e-12)
         return loss, {
@@ -147,7 +181,9 @@ class AWM(Algorithm):
         batch = {**batch, "actions": batch["actions"].flatten(1)}
         q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
         state, value = self.descend(state, "value", self.value_loss, batch, q)
-        state, actor = self.descend(state, "actor", self.actor_loss, batch, q.mean, key)  # with the new V, and so the critics
+        state, actor = self.descend(
+            state, "actor", self.actor_loss, batch, q.mean, key
+        )  # with the new V, and so the critics
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
         return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
@@ -165,7 +201,9 @@ class MatchedActor(BestOfActor):
     algorithm: AWM
 
     def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        return flow.integrate(lambda x, t: self.apply("actor", observations, x, t), noise(key), self.algorithm.config.flow_steps)
+        return flow.integrate(
+            lambda x, t: self.apply("actor", observations, x, t), noise(key), self.algorithm.config.flow_steps
+        )
 
     def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
         return self.algorithm.critic.q(self.state.params["critic"], observations, candidates).amin(0)

@@ -1,4 +1,6 @@
-"""Behaviour cloning; with `dataset.top_fraction` < 1 it is %BC, cloning the best trajectories only (`configs/algo/percent_bc.yaml`)."""
+"""Behaviour cloning; with `dataset.top_fraction` < 1 it is %BC, cloning the best trajectories only
+(`configs/algo/percent_bc.yaml`).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class BCConfig(ActorNetworkSettings):
     hidden: list[int] = setting([256, 256], "widths of the hidden layers", low=1)
     policy: str = setting(
         "deterministic",
-        "deterministic: squared error; gaussian, tanh_gaussian: negative log-likelihood (discrete actions: always categorical)",
+        "deterministic: squared error; gaussian, tanh_gaussian: negative log-likelihood (discrete actions: always "
+        "categorical)",
         choices=("deterministic", "gaussian", "tanh_gaussian"),
     )
     loss: str = setting(
@@ -42,13 +45,19 @@ class BCConfig(ActorNetworkSettings):
 
 @register("algo", "bc")
 class BC(Algorithm):
-    """Imitate the data's actions by squared error, the mean over batch and dimensions, or by the likelihood of a stochastic policy."""
+    """Imitate the data's actions by squared error, the mean over batch and dimensions, or by the likelihood of a
+    stochastic policy.
+    """
 
     Config = BCConfig
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
-        return {"actor": make_policy(c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, dropout=c.dropout, init=c.init)}
+        return {
+            "actor": make_policy(
+                c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, dropout=c.dropout, init=c.init
+            )
+        }
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E |pi(s) - a|^2, -E log pi(a|s), or with loss=sample_error E |a' - a|^2, a' ~ pi(.|s)."""

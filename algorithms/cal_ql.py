@@ -1,4 +1,6 @@
-"""Cal-QL: "Cal-QL: Calibrated Offline RL Pre-Training for Efficient Online Fine-Tuning" (Nakamoto et al., 2023, arXiv 2303.05479)."""
+"""Cal-QL: "Cal-QL: Calibrated Offline RL Pre-Training for Efficient Online Fine-Tuning" (Nakamoto et al., 2023, arXiv
+2303.05479).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from offrl.settings.field import setting
 
 @dataclass
 class CalQLConfig(ConservativeSettings):
-    """Settings of Cal-QL; the defaults are CQL's for D4RL's locomotion tasks (the paper's own tasks: `offrl list`, experiments)."""
+    """Settings of Cal-QL; the defaults are CQL's for D4RL's locomotion tasks (the paper's own tasks: `offrl list`,
+    experiments).
+    """
 
     name: str = "cal_ql"
     discount: float = setting(0.99, "discount factor; also of the data's returns", low=0.0, high=1.0, shared=True)
@@ -36,16 +40,19 @@ class CalQLConfig(ConservativeSettings):
 
 @dataclass(frozen=True)
 class ReturnsSampler(TransitionSampler):
-    """Transitions with the discounted return of the rest of their episode, `returns_to_go`, computed here with the algorithm's discount."""
+    """Transitions with the discounted return of the rest of their episode, `returns_to_go`, computed here with the
+    algorithm's discount.
+    """
 
     extra: tuple[str, ...] = ("returns_to_go",)
     discount: float = 0.99
 
     def returns(self, rewards: np.ndarray, terminations: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """G_t = r_t + discount (1 - d_t) G_{t+1} inside each episode, float64 [R], episode e being rows start[e] to end[e] - 1.
+        """G_t = r_t + discount (1 - d_t) G_{t+1} inside each episode, float64 [R], episode e being rows start[e] to
+        end[e] - 1.
 
-        An episode that has nothing but the smallest reward of all and was cut off has never succeeded, and would go on like that:
-        r / (1 - discount) in each of its rows, as in the authors' code for sparse rewards.
+        An episode that has nothing but the smallest reward of all and was cut off has never succeeded, and would go on
+        like that: r / (1 - discount) in each of its rows, as in the authors' code for sparse rewards.
         """
         out = returns_to_go(rewards, terminations, start, end, self.discount)
         if self.discount < 1.0:
@@ -65,8 +72,8 @@ class ReturnsSampler(TransitionSampler):
 class CalQL(SoftActorCritic):
     """CQL whose penalty pushes no value of the policy below the return that the data had from the state.
 
-    The policy's and the entropy's losses are SAC's. All losses of an update are those of the state before it. With `action_gap` there is
-    the module "lagrange", the logarithm of the penalty's multiplier.
+    The policy's and the entropy's losses are SAC's. All losses of an update are those of the state before it. With
+    `action_gap` there is the module "lagrange", the logarithm of the penalty's multiplier.
     """
 
     Config = CalQLConfig
@@ -96,12 +103,17 @@ class CalQL(SoftActorCritic):
         return loss + penalty, {**metrics, **penalty_metrics}
 
     def calibrated(self, q: Tensor, returns: Tensor) -> Tensor:
-        """max(Q(s, a), G(s)) of values [E, M, B] at the policy's actions (equation 4.1); uniform ones, which come first, stay."""
+        """max(Q(s, a), G(s)) of values [E, M, B] at the policy's actions (equation 4.1); uniform ones, which come
+        first, stay.
+        """
         uniform, policy = q[:, : self.config.actions], q[:, self.config.actions :]
         return torch.cat([uniform, torch.maximum(policy, returns)], 1)
 
-    def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Metrics]:
-        """alpha E [log sum_a exp max(Q_i(s, a), G(s)) - Q_i(s, a_data)], summed over critics i (equation 4.1 in CQL's penalty).
+    def penalty(
+        self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None
+    ) -> tuple[Tensor, Metrics]:
+        """alpha E [log sum_a exp max(Q_i(s, a), G(s)) - Q_i(s, a_data)], summed over critics i (equation 4.1 in CQL's
+        penalty).
 
         With `action_gap` it is multiplier * alpha * (E [...] - gap). logits: the critics' at (s, a_data), where known.
         """
@@ -111,7 +123,14 @@ class CalQL(SoftActorCritic):
         returns = rows["returns_to_go"]
         sampled = conservative.sampled_actions(partial(self.sample, state.params["actor"]), rows, n, key)
         soft = conservative.soft_maximum(
-            self.critic, critic, rows, sampled, c, rng.fold_in(key, 3), logits, bound=lambda q: self.calibrated(q, returns)
+            self.critic,
+            critic,
+            rows,
+            sampled,
+            c,
+            rng.fold_in(key, 3),
+            logits,
+            bound=lambda q: self.calibrated(q, returns),
         )
         difference = soft.level - soft.q_data  # [E, B]
         if c.min_difference is not None:
@@ -126,7 +145,11 @@ class CalQL(SoftActorCritic):
             loss = multiplier * c.conservative_weight * (per_critic - c.action_gap).sum()
         metrics = {"cql/penalty": loss, "cql/difference": per_critic.mean(), "cql/q_data": soft.q_data.mean()}
         metrics |= {"cql/q_uniform": soft.q[:, :n].mean(), "cql/q_policy": soft.q[:, n : 2 * n].mean()}
-        return loss, {**metrics, "cal_ql/bounded": (soft.q[:, n:] < returns).float().mean(), "cal_ql/returns": returns.mean()}
+        return loss, {
+            **metrics,
+            "cal_ql/bounded": (soft.q[:, n:] < returns).float().mean(),
+            "cal_ql/returns": returns.mean(),
+        }
 
     def lagrange_loss(self, lagrange: Params, state: TrainState, difference: Tensor) -> tuple[Tensor, Metrics]:
         """-multiplier * alpha * (difference - gap), difference [] the mean over critics: it rises above the gap."""

@@ -1,6 +1,6 @@
-"""Behaviour cloning of chunks of actions by their mean, or by a Gaussian: the control of generative policies, as which it is measured in
-Diffusion Policy (arXiv 2303.04137) and Q-chunking (arXiv 2507.07969). Where the data do two things in one state, it plays what is between
-them."""
+"""Behaviour cloning of chunks of actions by their mean, or by a Gaussian: the control of generative policies, as which
+it is measured in Diffusion Policy (arXiv 2303.04137) and Q-chunking (arXiv 2507.07969). Where the data do two things in
+one state, it plays what is between them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class ChunkBCConfig(ActorNetworkSettings):
     execute: int = execute_field()
     hidden: list[int] = setting([256, 256], "widths of the hidden layers", low=1)
     policy: str = setting(
-        "deterministic", "deterministic: squared error; gaussian: negative log-likelihood", choices=("deterministic", "gaussian")
+        "deterministic",
+        "deterministic: squared error; gaussian: negative log-likelihood",
+        choices=("deterministic", "gaussian"),
     )
     dropout: float = setting(0.0, "dropout rate of the policy", low=0.0, high=0.99, structural=True)
     init: str = setting("torch", "initial weights: torch (uniform) or orthogonal", choices=("torch", "orthogonal"))
@@ -48,14 +50,22 @@ class ChunkBC(Algorithm):
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
-        return {"actor": make_policy(c.policy, s.observation_dim, c.length * s.action_dim, 0, c.hidden, dropout=c.dropout, init=c.init)}
+        return {
+            "actor": make_policy(
+                c.policy, s.observation_dim, c.length * s.action_dim, 0, c.hidden, dropout=c.dropout, init=c.init
+            )
+        }
 
     def sampler(self) -> ChunkSampler:
         return ChunkSampler(self.config.length)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E |pi(s) - a|^2 / D over the steps that there are, a a chunk of D numbers, or -E log pi(a|s) of those steps."""
-        dist = [x.unflatten(-1, (self.config.length, -1)) for x in self.apply("actor", actor, batch["observations"], key)]
+        """E |pi(s) - a|^2 / D over the steps that there are, a a chunk of D numbers, or -E log pi(a|s) of those
+        steps.
+        """
+        dist = [
+            x.unflatten(-1, (self.config.length, -1)) for x in self.apply("actor", actor, batch["observations"], key)
+        ]
         actions, valid = batch["actions"], batch[VALID]
         if self.config.policy == "deterministic":
             loss = valid_mean((dist[0] - actions).square(), valid)

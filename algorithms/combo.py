@@ -38,19 +38,33 @@ class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
     name: str = "combo"
     hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
     entropy_in_target: bool = setting(False, "whether the entropy counts in the critics' targets")
-    conservative_weight: float = setting(0.5, "weight of the penalty: how far the critics are pushed down outside the data (beta)", low=0.0)
-    penalised_states: str = setting(
-        "mix", "the states whose values are pushed down (rho): those of the whole batch, or imagined ones", choices=("mix", "model")
+    conservative_weight: float = setting(
+        0.5, "weight of the penalty: how far the critics are pushed down outside the data (beta)", low=0.0
     )
-    kit_compat: bool = setting(False, "the penalty as in OfflineRL-Kit's code: the mean of logsumexps of 3 actions, not one of all")
-    real_share: float = setting(0.5, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
-    uncertainty: str = setting("none", "how uncertain the model is of a step; COMBO does not ask", choices=("none", *names()))
-    actor_schedule: str = setting("cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant"))
+    penalised_states: str = setting(
+        "mix",
+        "the states whose values are pushed down (rho): those of the whole batch, or imagined ones",
+        choices=("mix", "model"),
+    )
+    kit_compat: bool = setting(
+        False, "the penalty as in OfflineRL-Kit's code: the mean of logsumexps of 3 actions, not one of all"
+    )
+    real_share: float = setting(
+        0.5, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True
+    )
+    uncertainty: str = setting(
+        "none", "how uncertain the model is of a step; COMBO does not ask", choices=("none", *names())
+    )
+    actor_schedule: str = setting(
+        "cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant")
+    )
 
 
 @register("algo", "combo")
 class COMBO(SoftActorCritic):
-    """Critics are pushed down where the model leads, and up at the data's own state-action pairs; the policy's loss is SAC's."""
+    """Critics are pushed down where the model leads, and up at the data's own state-action pairs; the policy's loss is
+    SAC's.
+    """
 
     Config = COMBOConfig
     traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
@@ -68,11 +82,15 @@ class COMBO(SoftActorCritic):
         c = self.config
         self.rollouts = ModelRollouts(c, self.spec)
         if c.kit_compat and (not c.importance or c.gradient_samples):
-            raise UserError("algo.kit_compat=true is the penalty of that code, which has algo.importance=true and algo.gradient_samples=0")
+            raise UserError(
+                "algo.kit_compat=true is the penalty of that code, which has algo.importance=true and "
+                "algo.gradient_samples=0"
+            )
         real = self.rollouts.real_rows
         if not 0 < real < c.batch_size:
             raise UserError(
-                f"algo.real_share={c.real_share:g} of algo.batch_size={c.batch_size} is {real} row(s): COMBO needs the data's, "
+                f"algo.real_share={c.real_share:g} of algo.batch_size={c.batch_size} is {real} row(s): COMBO needs the "
+                "data's, "
                 "where values are pushed up, and imagined ones"
             )
         return super().modules()
@@ -92,21 +110,27 @@ class COMBO(SoftActorCritic):
 
     def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
         """New rollouts of the policy."""
-        return self.rollouts.roll(source, policy_of(partial(self.sample, state.params["actor"])), self.rollouts.penalised, key)
+        return self.rollouts.roll(
+            source, policy_of(partial(self.sample, state.params["actor"])), self.rollouts.penalised, key
+        )
 
     def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
         imagined = self.roll(state, source, key)
         return self.rollouts.add(state, imagined), describe(imagined)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 over the data's rows and imagined ones, and the penalty (equation 2)."""
+        """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 over the data's rows and imagined ones, and the penalty
+        (equation 2).
+        """
         target = self.target(state, state.params["actor"], batch, key)
         logits = conservative.data_logits(self.critic, critic, batch)  # one forward pass for both
         loss, metrics = self.critic.loss(critic, batch, target, key, logits)
         penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102), logits)
         return loss + penalty, {**metrics, **penalty_metrics}
 
-    def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Metrics]:
+    def penalty(
+        self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None
+    ) -> tuple[Tensor, Metrics]:
         """beta (E_rho log sum_a exp Q_i(s, a) - E_data Q_i(s, a)), summed over critics i (equation 2).
 
         logits: the critics' at the batch's (s, a), where known.
@@ -116,7 +140,9 @@ class COMBO(SoftActorCritic):
             logits = self.critic.logits(critic, batch["observations"], batch["actions"])
         first = 0 if c.penalised_states == "mix" else real_rows
         penalty_batch = {k: v[first:] for k, v in batch.items()}
-        sampled = conservative.sampled_actions(partial(self.sample, state.params["actor"]), penalty_batch, c.actions, key)
+        sampled = conservative.sampled_actions(
+            partial(self.sample, state.params["actor"]), penalty_batch, c.actions, key
+        )
         soft = conservative.soft_maximum(
             self.critic,
             critic,
@@ -135,7 +161,9 @@ class COMBO(SoftActorCritic):
         return loss, {**metrics, "cql/q_uniform": soft.q[:, :n].mean(), "cql/q_policy": soft.q[:, n : 2 * n].mean()}
 
     def kit_joint(self, scores: Tensor) -> Tensor:
-        """The mean over n of logsumexps of three of the scores [E, 3 n, B], as in OfflineRL-Kit: a uniform, a present and a next action."""
+        """The mean over n of logsumexps of three of the scores [E, 3 n, B], as in OfflineRL-Kit: a uniform, a present
+        and a next action.
+        """
         return scores.unflatten(1, (3, self.config.actions)).logsumexp(1).mean(1)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:

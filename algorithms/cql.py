@@ -32,8 +32,8 @@ class CQLConfig(ConservativeSettings):
 class CQL(SoftActorCritic):
     """SAC whose critics are pushed down at actions that the policy would take and up at the data's.
 
-    The policy's and the entropy's losses are SAC's. All losses of an update are those of the state before it. With `action_gap` there is
-    the module "lagrange", the logarithm of the penalty's multiplier.
+    The policy's and the entropy's losses are SAC's. All losses of an update are those of the state before it. With
+    `action_gap` there is the module "lagrange", the logarithm of the penalty's multiplier.
     """
 
     Config = CQLConfig
@@ -58,11 +58,13 @@ class CQL(SoftActorCritic):
         penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102), logits)
         return loss + penalty, {**metrics, **penalty_metrics}
 
-    def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Metrics]:
+    def penalty(
+        self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None
+    ) -> tuple[Tensor, Metrics]:
         """alpha E [log sum_a exp Q_i(s, a) - Q_i(s, a_data)], summed over critics i (equation 4, the regulariser H).
 
-        With `action_gap` it is multiplier * alpha * (E [...] - gap) (equation 30). logits: the critics' at (s, a_data), where known.
-        """
+        With `action_gap` it is multiplier * alpha * (E [...] - gap) (equation 30). logits: the critics' at (s, a_data),
+        where known."""
         c = self.config
         rows = conservative.spread_rows(batch, c.penalty_share)
         soft, metrics = self.soft_maximum(critic, state, rows, key, logits if rows is batch else None)
@@ -77,22 +79,34 @@ class CQL(SoftActorCritic):
         else:
             multiplier = self.apply("lagrange", state.params["lagrange"]).clamp(max=conservative.MAX_MULTIPLIER)
             loss = multiplier * c.conservative_weight * (per_critic - c.action_gap).sum()
-        return loss, {**metrics, "cql/penalty": loss, "cql/difference": per_critic.mean(), "cql/q_data": soft.q_data.mean()}
+        return loss, {
+            **metrics,
+            "cql/penalty": loss,
+            "cql/difference": per_critic.mean(),
+            "cql/q_data": soft.q_data.mean(),
+        }
 
     def soft_maximum(
         self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None
     ) -> tuple[SoftMaximum, Metrics]:
-        """log sum_a exp Q_i(s, a): over sampled actions, divided by their densities (appendix F), or exact over discrete ones."""
+        """log sum_a exp Q_i(s, a): over sampled actions, divided by their densities (appendix F), or exact over
+        discrete ones.
+        """
         c = self.config
         if self.spec.discrete:
             soft = conservative.exact_soft_maximum(self.critic, critic, batch, c.cql_temperature)
             return soft, {"cql/q_uniform": soft.q.mean()}
         sampled = conservative.sampled_actions(partial(self.sample, state.params["actor"]), batch, c.actions, key)
         soft = conservative.soft_maximum(self.critic, critic, batch, sampled, c, rng.fold_in(key, 3), logits)
-        return soft, {"cql/q_uniform": soft.q[:, : c.actions].mean(), "cql/q_policy": soft.q[:, c.actions : 2 * c.actions].mean()}
+        return soft, {
+            "cql/q_uniform": soft.q[:, : c.actions].mean(),
+            "cql/q_policy": soft.q[:, c.actions : 2 * c.actions].mean(),
+        }
 
     def lagrange_loss(self, lagrange: Params, state: TrainState, difference: Tensor) -> tuple[Tensor, Metrics]:
-        """-multiplier * alpha * (difference - gap), difference [] the mean over critics (equation 30): it rises above the gap."""
+        """-multiplier * alpha * (difference - gap), difference [] the mean over critics (equation 30): it rises above
+        the gap.
+        """
         multiplier = self.apply("lagrange", lagrange).clamp(max=conservative.MAX_MULTIPLIER)
         loss = -multiplier * self.config.conservative_weight * (difference - self.config.action_gap)
         return loss, {"cql/multiplier": multiplier}

@@ -1,5 +1,6 @@
-"""Contrastive RL: "Contrastive Learning as Goal-Conditioned Reinforcement Learning" (Eysenbach et al., 2022, arXiv 2206.07568), as in
-OGBench (arXiv 2410.20092), and with the deep encoders of "1000 Layer Networks for Self-Supervised RL" (arXiv 2503.14858)."""
+"""Contrastive RL: "Contrastive Learning as Goal-Conditioned Reinforcement Learning" (Eysenbach et al., 2022, arXiv
+2206.07568), as in OGBench (arXiv 2410.20092), and with the deep encoders of "1000 Layer Networks for Self-Supervised
+RL" (arXiv 2503.14858)."""
 
 from __future__ import annotations
 
@@ -35,32 +36,47 @@ class CRLConfig(GoalValueSettings):
     """Settings of CRL; the defaults are OGBench's for antmaze. It has no target networks."""
 
     name: str = "crl"
-    value_current: float = setting(0.0, "share of the values' goals that are the present state", low=0.0, high=1.0, shared=True)
-    value_trajectory: float = setting(1.0, "share that are later states of the trajectory", low=0.0, high=1.0, shared=True)
+    value_current: float = setting(
+        0.0, "share of the values' goals that are the present state", low=0.0, high=1.0, shared=True
+    )
+    value_trajectory: float = setting(
+        1.0, "share that are later states of the trajectory", low=0.0, high=1.0, shared=True
+    )
     value_random: float = setting(0.0, "share that are any states of the data", low=0.0, high=1.0, shared=True)
     latent: int = setting(512, "width of the latents that are compared", low=1)
     contrast: str = setting(
-        "binary", "binary: each pair by itself, positive or not; infonce: each row's goal among the batch's", choices=("binary", "infonce")
+        "binary",
+        "binary: each pair by itself, positive or not; infonce: each row's goal among the batch's",
+        choices=("binary", "infonce"),
     )
     energy: str = setting(
-        "dot", "how near two latents are: dot, their product over sqrt(latent); l2, minus their distance", choices=("dot", "l2")
+        "dot",
+        "how near two latents are: dot, their product over sqrt(latent); l2, minus their distance",
+        choices=("dot", "l2"),
     )
     logsumexp_penalty: float = setting(0.1, "infonce: weight of the squared log partition function", low=0.0)
-    encoder: str = setting("mlp", "mlp: of `hidden`; residual: deep residual networks of `depth` and `width`", choices=("mlp", "residual"))
+    encoder: str = setting(
+        "mlp", "mlp: of `hidden`; residual: deep residual networks of `depth` and `width`", choices=("mlp", "residual")
+    )
     depth: int = setting(4, "residual: how many layers, a multiple of 4", low=BLOCK)
     width: int = setting(256, "residual: their width", low=1)
     energy_floor: float | None = setting(
         None,
-        "dot: energies below this are all alike to the actor; null: none (OGBench's code before June 2025: -13.8155, log 1e-6)",
+        "dot: energies below this are all alike to the actor; null: none (OGBench's code before June 2025: -13.8155, "
+        "log 1e-6)",
         structural=True,
     )
     learner: str = learner_field()
-    bc_weight: float = setting(0.1, "ddpg_bc: weight of imitation (pointmaze 0.03, humanoidmaze 0.1, manipulation 3)", low=0.0)
+    bc_weight: float = setting(
+        0.1, "ddpg_bc: weight of imitation (pointmaze 0.03, humanoidmaze 0.1, manipulation 3)", low=0.0
+    )
     temperature: float = setting(3.0, "awr: multiplies the advantage in the exponent; larger is greedier", low=0.0)
 
 
 def binary_nce(logits: Tensor) -> Tensor:
-    """Cross-entropy of each pair [E, B, B] being of one trajectory or not, a mean over all: on the diagonal they are."""
+    """Cross-entropy of each pair [E, B, B] being of one trajectory or not, a mean over all: on the diagonal they
+    are.
+    """
     truth = torch.eye(logits.shape[-1], device=logits.device, dtype=logits.dtype).expand_as(logits)
     return F.binary_cross_entropy_with_logits(logits, truth)
 
@@ -73,10 +89,11 @@ def info_nce(logits: Tensor, penalty: float | Tensor) -> Tensor:
 
 @register("algo", "crl")
 class CRL(GoalConditioned):
-    """Q(s, a, g), up to what depends on g alone, is the log of how much likelier g is on the discounted way from (s, a) than anywhere.
+    """Q(s, a, g), up to what depends on g alone, is the log of how much likelier g is on the discounted way from (s, a)
+    than anywhere.
 
-    It is learnt by telling the goals of a row's own future from those of the batch's other rows, so it values the data's policy.
-    """
+    It is learnt by telling the goals of a row's own future from those of the batch's other rows, so it values the
+    data's policy."""
 
     Config = CRLConfig
 
@@ -85,7 +102,10 @@ class CRL(GoalConditioned):
         self.learner = chosen_learner(c, self.spec.discrete)
         if c.encoder == "residual" and c.depth % BLOCK:
             raise UserError(f"algo.depth={c.depth} must be a multiple of {BLOCK}")
-        modules = {"actor": self.make_actor(), "critic": self.encoders(2, self.spec.observation_dim + self.spec.encoded_action_dim)}
+        modules = {
+            "actor": self.make_actor(),
+            "critic": self.encoders(2, self.spec.observation_dim + self.spec.encoded_action_dim),
+        }
         return {**modules, "value": self.encoders(1, self.spec.observation_dim)} if self.learner == "awr" else modules
 
     def encoders(self, size: int, inputs: int) -> Encoders:
@@ -94,7 +114,8 @@ class CRL(GoalConditioned):
         if c.encoder == "mlp":
             return Encoders(make_values(c, size, inputs, c.latent), make_values(c, size, self.goal_dim, c.latent))
         networks = (
-            ResidualEnsemble(size, width, c.width, c.depth, c.latent, epsilon=c.layer_norm_epsilon) for width in (inputs, self.goal_dim)
+            ResidualEnsemble(size, width, c.width, c.depth, c.latent, epsilon=c.layer_norm_epsilon)
+            for width in (inputs, self.goal_dim)
         )
         return Encoders(*networks)
 
@@ -114,17 +135,28 @@ class CRL(GoalConditioned):
         square = phi.square().sum(-1).unsqueeze(-1) + psi.square().sum(-1).unsqueeze(-2) - 2.0 * product
         return -square.clamp(min=1e-12).sqrt()
 
-    def contrastive_loss(self, params: Params, state: TrainState, name: str, x: Tensor, goals: Tensor) -> tuple[Tensor, Metrics]:
+    def contrastive_loss(
+        self, params: Params, state: TrainState, name: str, x: Tensor, goals: Tensor
+    ) -> tuple[Tensor, Metrics]:
         """NCE of the rows' own goals against those of the batch's other rows: binary, or InfoNCE with its penalty."""
         logits = self.pair_energies(name, params, x, goals)
-        loss = binary_nce(logits) if self.config.contrast == "binary" else info_nce(logits, self.config.logsumexp_penalty)
+        loss = (
+            binary_nce(logits) if self.config.contrast == "binary" else info_nce(logits, self.config.logsumexp_penalty)
+        )
         positive = logits.diagonal(dim1=-2, dim2=-1).mean()
         accuracy = (logits.mean(0).argmax(-1) == torch.arange(logits.shape[-1], device=logits.device)).float().mean()
-        return loss, {f"{name}/loss": loss, f"{name}/own": positive, f"{name}/others": logits.mean(), f"{name}/accuracy": accuracy}
+        return loss, {
+            f"{name}/loss": loss,
+            f"{name}/own": positive,
+            f"{name}/others": logits.mean(),
+            f"{name}/accuracy": accuracy,
+        }
 
     def energy(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
         """The smaller of the critics' energies, [B]."""
-        return self.row_energies("critic", state.params["critic"], concatenate(observations, self.spec.encode(actions)), goals).amin(0)
+        return self.row_energies(
+            "critic", state.params["critic"], concatenate(observations, self.spec.encode(actions)), goals
+        ).amin(0)
 
     def floored(self, energies: Tensor) -> Tensor:
         """Energies as the actor sees them."""
@@ -142,7 +174,9 @@ class CRL(GoalConditioned):
         return self.q(state, observations, goals, batch["actions"]) - v
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """ddpg_bc: -E Q(s, pi(s, g), g) / E |Q| - bc_weight E log pi(a | s, g); awr: -E min(exp(temperature (Q - V)), 100) log pi."""
+        """ddpg_bc: -E Q(s, pi(s, g), g) / E |Q| - bc_weight E log pi(a | s, g); awr: -E min(exp(temperature (Q - V)),
+        100) log pi.
+        """
         dist, log_prob = self.imitation(actor, batch)
         if self.learner == "awr":
             return awr_loss(log_prob, self.advantage(state, batch), self.config.temperature)

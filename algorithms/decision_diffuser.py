@@ -1,4 +1,6 @@
-"""Decision Diffuser: "Is Conditional Generative Modeling all you need for Decision-Making?" (Ajay et al., 2022, arXiv 2211.15657)."""
+"""Decision Diffuser: "Is Conditional Generative Modeling all you need for Decision-Making?" (Ajay et al., 2022, arXiv
+2211.15657).
+"""
 
 from __future__ import annotations
 
@@ -37,39 +39,54 @@ from offrl.settings.field import setting
 
 @dataclass
 class DecisionDiffuserConfig(DiffusionPlanSettings, TargetReturnSettings):
-    """Settings of Decision Diffuser; the defaults are smaller than the authors', which `experiment=decision_diffuser/d4rl-gym` has."""
+    """Settings of Decision Diffuser; the defaults are smaller than the authors', which
+    `experiment=decision_diffuser/d4rl-gym` has.
+    """
 
     targets_ahead: ClassVar[bool] = True
 
     name: str = "decision_diffuser"
-    discount: float = setting(0.99, "discount factor of the return that plans are conditioned on", low=0.0, high=1.0, shared=True)
+    discount: float = setting(
+        0.99, "discount factor of the return that plans are conditioned on", low=0.0, high=1.0, shared=True
+    )
     termination_penalty: float = setting(
         0.0, "added to the reward of a termination in that return, in the units of the recorded rewards", shared=True
     )
     target_return: float | None = setting(
         None,
-        "the discounted return of the rest of the episode that is asked for at every step, in the units of the recorded rewards; null: the "
+        "the discounted return of the rest of the episode that is asked for at every step, in the units of the "
+        "recorded rewards; null: the "
         "largest of the data, less a tenth of its size",
         acting=True,
     )
     return_scale: float | None = setting(
-        None, "such returns are divided by this before a network sees them; null: the largest absolute one of the data", low=1e-9
+        None,
+        "such returns are divided by this before a network sees them; null: the largest absolute one of the data",
+        low=1e-9,
     )
     multiples: list[int] = setting([1, 4, 8], "widths of the U-net's levels in multiples of `base`", low=1)
     hidden: list[int] = setting([256, 256], "widths of the hidden layers of the inverse model", low=1)
-    condition_dropout: float = setting(0.25, "share of the windows whose return is hidden from the model", low=0.0, high=1.0)
-    guidance: float = setting(1.2, "weight w of the return's influence; 0: plans are what the data do", low=0.0, acting=True)
-    noise_scale: float = setting(0.5, "factor of all noise when acting (low-temperature sampling)", low=0.0, acting=True)
-    clip: float = setting(5.0, "largest entry of a predicted plan, in units of the (normalised) observations", low=0.0, structural=True)
+    condition_dropout: float = setting(
+        0.25, "share of the windows whose return is hidden from the model", low=0.0, high=1.0
+    )
+    guidance: float = setting(
+        1.2, "weight w of the return's influence; 0: plans are what the data do", low=0.0, acting=True
+    )
+    noise_scale: float = setting(
+        0.5, "factor of all noise when acting (low-temperature sampling)", low=0.0, acting=True
+    )
+    clip: float = setting(
+        5.0, "largest entry of a predicted plan, in units of the (normalised) observations", low=0.0, structural=True
+    )
 
 
 @register("algo", "decision_diffuser")
 class DecisionDiffuser(Algorithm):
     """A diffusion model of the states to come, given the return; an inverse model finds the action between two of them.
 
-    Modules: plan, which predicts the noise; inverse. The return is the discounted one of the rest of the episode, as a share of
-    `return_scale`; while acting the same is asked for at every step, as in the authors' code: rewards earned are not subtracted.
-    """
+    Modules: plan, which predicts the noise; inverse. The return is the discounted one of the rest of the episode, as a
+    share of `return_scale`; while acting the same is asked for at every step, as in the authors' code: rewards earned
+    are not subtracted."""
 
     Config = DecisionDiffuserConfig
     traits = Traits(policy_modules=("plan", "inverse"), actions=("continuous",), acts_on_device=True)
@@ -84,11 +101,14 @@ class DecisionDiffuser(Algorithm):
         best, magnitude = float(returns.max()), float(returns.abs().max())
         fitted = replace(
             config,
-            target_return=round_digits(best - 0.1 * abs(best)) if config.target_return is None else config.target_return,
+            target_return=round_digits(best - 0.1 * abs(best))
+            if config.target_return is None
+            else config.target_return,
             return_scale=(round_digits(magnitude) or 1.0) if config.return_scale is None else config.return_scale,
         )
         note(
-            f"decision_diffuser asks for a discounted return of {fitted.target_return:g} (algo.target_return) at every step, in units of "
+            f"decision_diffuser asks for a discounted return of {fitted.target_return:g} (algo.target_return) at every "
+            "step, in units of "
             f"{fitted.return_scale:g} (algo.return_scale): the largest of the data is {best:.5g}"
         )
         return fitted
@@ -102,7 +122,9 @@ class DecisionDiffuser(Algorithm):
         return {"average": {name: {k: v.clone() for k, v in p.items()} for name, p in params.items()}}
 
     def sampler(self) -> SequenceSampler:
-        return SequenceSampler(self.config.plan_horizon, made=lambda dataset: {RETURN: rows_ahead(self.config, dataset)})
+        return SequenceSampler(
+            self.config.plan_horizon, made=lambda dataset: {RETURN: rows_ahead(self.config, dataset)}
+        )
 
     # ---- learning
 
@@ -151,8 +173,12 @@ class DecisionDiffuser(Algorithm):
         abar = signal(step[:1], c.denoising_steps)
         return ((x - (1.0 - abar).sqrt() * noise) / abar.sqrt()).clamp(-c.clip, c.clip)
 
-    def future(self, average: dict[str, Params], observations: Tensor, key: Tensor, noise: float | None = None) -> Tensor:
-        """States [B, T, O] that begin with `observations` [B, O] and earn the target return. noise: in place of `noise_scale`."""
+    def future(
+        self, average: dict[str, Params], observations: Tensor, key: Tensor, noise: float | None = None
+    ) -> Tensor:
+        """States [B, T, O] that begin with `observations` [B, O] and earn the target return. noise: in place of
+        `noise_scale`.
+        """
         c = self.config
         share = torch.full_like(observations[:, :1], float(c.target_return) / c.return_scale)
         dim = self.spec.observation_dim
@@ -163,7 +189,9 @@ class DecisionDiffuser(Algorithm):
 
 
 def rows_ahead(config: Any, dataset: Dataset) -> Tensor:
-    """sum_k discount^k r_{t+k} of the recorded rewards from each row to the end of its episode, with the penalty of a termination, [R]."""
+    """sum_k discount^k r_{t+k} of the recorded rewards from each row to the end of its episode, with the penalty of a
+    termination, [R].
+    """
     rewards = recorded(dataset.columns["rewards"].cpu().double(), dataset.spec)
     return discounted_returns(dataset, rewards, config.discount, config.termination_penalty)
 

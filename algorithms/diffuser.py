@@ -39,15 +39,20 @@ class DiffuserConfig(DiffusionPlanSettings):
     action_weight: float = setting(10.0, "weight of the first action in the plan's loss", low=0.0)
     discount: float = setting(0.997, "discount factor of the returns that guide plans", low=0.0, high=1.0, shared=True)
     termination_penalty: float = setting(-100.0, "added to the reward of a termination in those returns", shared=True)
-    guide_scale: float = setting(0.1, "size of a step along the value's gradient; 0: plans are what the data do", low=0.0, acting=True)
+    guide_scale: float = setting(
+        0.1, "size of a step along the value's gradient; 0: plans are what the data do", low=0.0, acting=True
+    )
     guide_steps: int = setting(2, "such steps before each denoising step", low=0, acting=True)
     guide_stop: int = setting(2, "no such steps in the last denoising steps, so many", low=0, acting=True)
-    candidates: int = setting(64, "plans that are drawn, of which the one of the largest value is followed", low=1, acting=True)
+    candidates: int = setting(
+        64, "plans that are drawn, of which the one of the largest value is followed", low=1, acting=True
+    )
 
 
 @register("algo", "diffuser")
 class Diffuser(Algorithm):
-    """A diffusion model of plans (actions and states), and a value of noisy plans whose gradient guides their denoising.
+    """A diffusion model of plans (actions and states), and a value of noisy plans whose gradient guides their
+    denoising.
 
     Modules: plan, which predicts the clean plan; value, the return of the episode from the plan's first step on.
     """
@@ -91,7 +96,9 @@ class Diffuser(Algorithm):
         return with_first_state(noisy, batch["observations"][:, 0].flatten(1)), step
 
     def plan_loss(self, plan: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E w |x_0 - f(sqrt(abar_t) x_0 + sqrt(1 - abar_t) e, t)|^2, w = `action_weight` for the first action (equation 4, of x_0)."""
+        """E w |x_0 - f(sqrt(abar_t) x_0 + sqrt(1 - abar_t) e, t)|^2, w = `action_weight` for the first action (equation
+        4, of x_0).
+        """
         clean, (x, step) = self.plans(batch), self.noisy(batch, key)
         predicted = with_first_state(self.apply("plan", plan, x, step), batch["observations"][:, 0].flatten(1))
         error = torch.where(batch[VALID].unsqueeze(-1), (predicted - clean).square(), 0.0)
@@ -117,8 +124,11 @@ class Diffuser(Algorithm):
     def actor(self, state: TrainState) -> Actor:
         return DiffuserActor(self, state)
 
-    def guided(self, average: dict[str, Params], observations: Tensor, key: Tensor, noise: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Plans [B, T, D] from states [B, O], pushed along the gradient of their value (algorithm 1); and their values [B].
+    def guided(
+        self, average: dict[str, Params], observations: Tensor, key: Tensor, noise: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Plans [B, T, D] from states [B, O], pushed along the gradient of their value (algorithm 1); and their values
+        [B].
 
         noise: a factor of all noise.
         """
@@ -155,7 +165,9 @@ class DiffuserActor(ChunkActor):
     def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
         c = self.algorithm.config
         noise, count = float(explore or c.greedy == "sample"), c.candidates
-        states = observations.repeat_interleave(count, 0)  # a state's candidates side by side: its noise depends on no other state
+        states = observations.repeat_interleave(
+            count, 0
+        )  # a state's candidates side by side: its noise depends on no other state
         plans, values = self.algorithm.guided(self.state.extra["average"], states, key, noise)
         best = flow.best_of(values.unflatten(0, (-1, count)).T, plans.unflatten(0, (-1, count)).transpose(0, 1))
         return best[..., : self.algorithm.spec.action_dim].clamp(-1.0, 1.0)

@@ -1,6 +1,6 @@
-"""Behaviour cloning by a diffusion model of the action (DDPM: Ho et al., 2020, arXiv 2006.11239), which keeps apart what the data do in
-one state at different times, where a mean would lie between. As the behaviour policy of MBRCSL's code (arXiv 2310.19308); of chunks of
-actions as in Diffusion Policy (arXiv 2303.04137)."""
+"""Behaviour cloning by a diffusion model of the action (DDPM: Ho et al., 2020, arXiv 2006.11239), which keeps apart
+what the data do in one state at different times, where a mean would lie between. As the behaviour policy of MBRCSL's
+code (arXiv 2310.19308); of chunks of actions as in Diffusion Policy (arXiv 2303.04137)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from offrl.settings.field import setting
 
 @dataclass
 class DiffusionBCConfig:
-    """Settings of diffusion behaviour cloning; the defaults are those of MBRCSL's code but for the network, where its runs have a U-net,
-    and the learning rate, which is constant here."""
+    """Settings of diffusion behaviour cloning; the defaults are those of MBRCSL's code but for the network, where its
+    runs have a U-net, and the learning rate, which is constant here."""
 
     name: str = "diffusion_bc"
     learning_rate: float = setting(1e-4, "AdamW's learning rate", low=0.0)
@@ -36,12 +36,14 @@ class DiffusionBCConfig:
     denoising_steps: int = setting(10, "steps from noise to an action (T)", low=1, high=1000)
     embedding: int = setting(256, "width of the embedding of a denoising step", low=4)
     polyak: float = setting(
-        1e-4, "rate at which the averaged network, which acts, follows the trained one; at first 9 / (10 + updates), where that is more",
+        1e-4, "rate at which the averaged network, which acts, follows the trained one; at first 9 / (10 + updates), "
+              "where that is more",
         low=0.0, high=1.0,
     )  # fmt: skip
     greedy: str = setting(
         "mean",
-        "acting without exploration, as when scored: mean: all noise is 0, which ends near the heaviest mode; sample: an action is drawn",
+        "acting without exploration, as when scored: mean: all noise is 0, which ends near the heaviest mode; sample: "
+        "an action is drawn",
         choices=("mean", "sample"),
     )
 
@@ -74,7 +76,9 @@ class DiffusionBC(Algorithm):
     # ---- learning
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|^2 over actions or chunks a, steps t and noise e (equation 14)."""
+        """E |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|^2 over actions or chunks a, steps t and noise e
+        (equation 14).
+        """
         actions = batch["actions"].flatten(1)
         choose, draw = rng.split(key)
         step = rng.randint(choose, (actions.shape[0],), self.config.denoising_steps)
@@ -87,7 +91,9 @@ class DiffusionBC(Algorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         state, metrics = self.descend(state, "actor", self.actor_loss, batch, key)
-        average = diffusion.update_average(state.extra["average"], state.params["actor"], state.step, self.config.polyak)
+        average = diffusion.update_average(
+            state.extra["average"], state.params["actor"], state.step, self.config.polyak
+        )
         return state._replace(extra={**state.extra, "average": average}), metrics
 
     # ---- acting
@@ -96,7 +102,8 @@ class DiffusionBC(Algorithm):
         return DiffusionActor(self, state)
 
     def denoise(self, actor: Params, observations: Tensor, key: Tensor | None) -> Tensor:
-        """Actions or chunks [B, D] in [-1, 1] for observations [B, O], from noise (arXiv 2006.11239, algorithm 2); None: all of it is 0.
+        """Actions or chunks [B, D] in [-1, 1] for observations [B, O], from noise (arXiv 2006.11239, algorithm 2);
+        None: all of it is 0.
 
         The action that each step predicts is cut off at the range, as in the appendix's code.
         """
@@ -107,7 +114,9 @@ class DiffusionBC(Algorithm):
         def guess(noisy: Tensor, step: Tensor) -> Tensor:
             return self.apply("actor", actor, noisy, step, observations)
 
-        return diffusion.reverse_process(guess, x, None if keys is None else (lambda t: rng.normal(keys[t], shape)), steps)
+        return diffusion.reverse_process(
+            guess, x, None if keys is None else (lambda t: rng.normal(keys[t], shape)), steps
+        )
 
 
 class DiffusionActor(ChunkActor):

@@ -1,4 +1,5 @@
-"""Diffusion-QL: "Diffusion Policies as an Expressive Policy Class for Offline Reinforcement Learning" (Wang et al., 2022,
+"""Diffusion-QL: "Diffusion Policies as an Expressive Policy Class for Offline Reinforcement Learning" (Wang et al.,
+2022,
 arXiv 2208.06193)."""
 
 from __future__ import annotations
@@ -32,22 +33,32 @@ SCHEDULE = "vp"  # the variance-preserving one
 
 @dataclass
 class DiffusionQLConfig(CriticSettings):
-    """Settings of Diffusion-QL; the defaults are those of the authors' class, which choose q_weight and clip_norm by dataset."""
+    """Settings of Diffusion-QL; the defaults are those of the authors' class, which choose q_weight and clip_norm by
+    dataset.
+    """
 
     name: str = "diffusion_ql"
     hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    activation: str = setting("mish", "activation of the hidden layers, of the denoiser too", choices=tuple(ACTIVATIONS))
+    activation: str = setting(
+        "mish", "activation of the hidden layers, of the denoiser too", choices=tuple(ACTIVATIONS)
+    )
     q_weight: float = setting(1.0, "weight of Q, divided by its mean size, against cloning", low=0.0)
     chain: bool = setting(
-        True, "the policy's Q is of an action denoised from noise, with gradients through all steps; false: of the action that one step "
+        True, "the policy's Q is of an action denoised from noise, with gradients through all steps; false: of the "
+              "action that one step "
         "predicts from a noised action of the data, which takes a fraction of the time (EDP, arXiv 2305.20081)",
     )  # fmt: skip
-    max_target_actions: int = setting(1, "targets take each critic's best of so many actions of the policy, not one (AntMaze: 10)", low=1)
+    max_target_actions: int = setting(
+        1, "targets take each critic's best of so many actions of the policy, not one (AntMaze: 10)", low=1
+    )
     denoising_steps: int = setting(5, "steps from noise to an action (T)", low=1, high=1000)
     embedding: int = setting(16, "waves in which the denoiser sees a denoising step", low=4)
     clip_norm: float = setting(1.0, "largest norm of the gradient; 0: no clipping", low=0.0, structural=True)
     average: float = setting(
-        0.005, "rate at which an averaged denoiser, which acts in the targets, follows the trained one", low=0.0, high=1.0
+        0.005,
+        "rate at which an averaged denoiser, which acts in the targets, follows the trained one",
+        low=0.0,
+        high=1.0,
     )
     average_every: int = setting(5, "updates between two moves of the averaged denoiser", low=1)
     average_from: int = setting(1000, "updates before its first move: until then it is the initial one", low=0)
@@ -58,10 +69,12 @@ class DiffusionQLConfig(CriticSettings):
 
 @register("algo", "diffusion_ql")
 class DiffusionQL(Algorithm):
-    """A diffusion model clones the data and climbs Q by gradients through its denoising; one of N of its actions is played, by their Q.
+    """A diffusion model clones the data and climbs Q by gradients through its denoising; one of N of its actions is
+    played, by their Q.
 
-    An update moves the critics, the denoiser by the new critics, the averaged denoiser, and the target critics. Modules: critic, and
-    actor, the denoiser. `extra` holds the averaged denoiser, and a copy of the target critics, by which policies choose.
+    An update moves the critics, the denoiser by the new critics, the averaged denoiser, and the target critics.
+    Modules: critic, and actor, the denoiser. `extra` holds the averaged denoiser, and a copy of the target critics, by
+    which policies choose.
     """
 
     Config = DiffusionQLConfig
@@ -82,7 +95,10 @@ class DiffusionQL(Algorithm):
         return dataclasses.replace(critics.optimizer(self.config, name), clip_norm=self.config.clip_norm)
 
     def extra(self, params: dict[str, Params]) -> Tree:
-        return {to: {k: v.clone() for k, v in params[name].items()} for to, name in (("average", "actor"), ("target", "critic"))}
+        return {
+            to: {k: v.clone() for k, v in params[name].items()}
+            for to, name in (("average", "actor"), ("target", "critic"))
+        }
 
     def denoise(self, denoiser: Params, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
         """Actions [B, A] in [-1, 1] for observations [B, O]; noise(key): standard normal numbers [B, A]."""
@@ -99,7 +115,9 @@ class DiffusionQL(Algorithm):
         c, s, average = self.config, batch["next_observations"], state.extra["average"]
         count, rows, dim = int(c.max_target_actions), batch["next_observations"].shape[0], self.spec.action_dim
         action = self.denoise(average, flow.repeated(s, count), key, lambda own: noise_of(own, count, rows, dim))
-        logits = self.critic.logits(self.critic.target_critics(state, rng.fold_in(key, 100)), s, action.unflatten(0, (count, rows)))
+        logits = self.critic.logits(
+            self.critic.target_critics(state, rng.fold_in(key, 100)), s, action.unflatten(0, (count, rows))
+        )
         best = self.critic.head.mean(logits).argmax(1, keepdim=True).unsqueeze(-1)  # [E, 1, B, 1]
         return self.critic.smallest(logits.take_along_dim(best, 1).squeeze(1))
 
@@ -108,7 +126,9 @@ class DiffusionQL(Algorithm):
         return self.critic.loss(critic, batch, self.critic.td_target(batch, self.next_value(state, batch, key)), key)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E |e - eps(x_t, t, s)|^2 / A - eta E Q_i(s, a0) / E |Q_j(s, a0)|, a0 denoised, i and j critics in random order (equation 3)."""
+        """E |e - eps(x_t, t, s)|^2 / A - eta E Q_i(s, a0) / E |Q_j(s, a0)|, a0 denoised, i and j critics in random
+        order (equation 3).
+        """
         step_key, noise_key, chain_key, coin_key = rng.split(key, 4)
         c, observations, actions = self.config, batch["observations"], batch["actions"]
         step = rng.randint(step_key, (actions.shape[0],), c.denoising_steps)
@@ -132,7 +152,9 @@ class DiffusionQL(Algorithm):
         c, keys = self.config, rng.split(key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, keys[0])
         state = self.critic.regularised(state)
-        state, actor = self.descend(state, "actor", self.actor_loss, batch, keys[1])  # by the new critics, as the authors' code
+        state, actor = self.descend(
+            state, "actor", self.actor_loss, batch, keys[1]
+        )  # by the new critics, as the authors' code
         moves = (state.step >= c.average_from) & (state.step % c.average_every == 0)
         rate = torch.where(moves, c.average, 0.0)
         average = {k: torch.lerp(v, state.params["actor"][k], rate) for k, v in state.extra["average"].items()}

@@ -1,4 +1,6 @@
-"""Decision Transformer: "Decision Transformer: Reinforcement Learning via Sequence Modeling" (Chen et al., 2021, arXiv 2106.01345)."""
+"""Decision Transformer: "Decision Transformer: Reinforcement Learning via Sequence Modeling" (Chen et al., 2021, arXiv
+2106.01345).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, GoalSequenceSam
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.families.goal_conditioned import required_goals
 from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return
-from offrl.families.sequence import GoalHistory, SequenceActor, SequenceModel, SequenceSettings, TargetReturnActor, masked_mean
+from offrl.families.sequence import (
+    GoalHistory,
+    SequenceActor,
+    SequenceModel,
+    SequenceSettings,
+    TargetReturnActor,
+    masked_mean,
+)
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -31,17 +40,19 @@ class DTConfig(TargetReturnSettings, SequenceSettings):
     name: str = "dt"
     prompt: str = setting(
         "return",
-        "what the policy is asked for: return: to earn target_return; goal: to reach a goal, in training a later state of the episode",
+        "what the policy is asked for: return: to earn target_return; goal: to reach a goal, in training a later state "
+        "of the episode",
         choices=("return", "goal"),
     )
 
 
 @register("algo", "dt")
 class DT(SequenceModel):
-    """Imitate the data's actions given the last K steps and the return to go; act with a target return, less the rewards earned so far.
+    """Imitate the data's actions given the last K steps and the return to go; act with a target return, less the
+    rewards earned so far.
 
-    With `prompt` goal, as in arXiv 2401.11237, the token of a return is the goal's, the same at all steps, and a step's time its place in
-    the window.
+    With `prompt` goal, as in arXiv 2401.11237, the token of a return is the goal's, the same at all steps, and a step's
+    time its place in the window.
     """
 
     Config = DTConfig
@@ -68,19 +79,31 @@ class DT(SequenceModel):
 
     def sizes(self) -> dict[str, int]:
         if self.config.prompt == "goal":
-            return {"goal": self.goal_dim, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
+            return {
+                "goal": self.goal_dim,
+                "observation": self.spec.observation_dim,
+                "action": self.spec.encoded_action_dim,
+            }
         return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        """(R_1, s_1, a_1, ..., R_K, s_K, a_K), the trajectory of section 3, R_t the return to go; or the goal in its place."""
+        """(R_1, s_1, a_1, ..., R_K, s_K, a_K), the trajectory of section 3, R_t the return to go; or the goal in its
+        place.
+        """
         if self.config.prompt == "goal":
             goals = batch[ACTOR_GOALS].unsqueeze(1).expand(-1, batch["actions"].shape[1], -1)
             return {"goal": goals, "observation": batch["observations"], "action": self.spec.encode(batch["actions"])}
         returns = batch[RETURNS] / self.config.return_scale
-        return {"return": returns.unsqueeze(-1), "observation": batch["observations"], "action": self.spec.encode(batch["actions"])}
+        return {
+            "return": returns.unsqueeze(-1),
+            "observation": batch["observations"],
+            "action": self.spec.encode(batch["actions"]),
+        }
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), the mean over all steps of the windows (algorithm 1)."""
+        """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), the mean over all steps of the windows
+        (algorithm 1).
+        """
         places = (batch[VALID].cumsum(-1) - 1).clamp(min=0) if self.config.prompt == "goal" else batch[STEPS]
         dist = self.apply("actor", actor, self.tokens(batch), places, batch[VALID], key)
         loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])

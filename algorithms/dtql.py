@@ -1,5 +1,5 @@
-"""Diffusion trusted Q-learning: "Diffusion Policies Creating a Trust Region for Offline Reinforcement Learning" (Chen et al., 2024,
-arXiv 2405.19690)."""
+"""Diffusion trusted Q-learning: "Diffusion Policies Creating a Trust Region for Offline Reinforcement Learning" (Chen
+et al., 2024, arXiv 2405.19690)."""
 
 from __future__ import annotations
 
@@ -44,22 +44,37 @@ class DTQLConfig(CriticSettings):
     """Settings of DTQL; the defaults are the authors' for most of D4RL's locomotion tasks."""
 
     name: str = "dtql"
-    actor_learning_rate: float | None = setting(None, "the policy's and the denoiser's, where it is another; null: learning_rate", low=0.0)
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers; the denoiser has one more, without activation", low=1)
+    actor_learning_rate: float | None = setting(
+        None, "the policy's and the denoiser's, where it is another; null: learning_rate", low=0.0
+    )
+    hidden: list[int] = setting(
+        [256, 256, 256], "widths of the hidden layers; the denoiser has one more, without activation", low=1
+    )
     activation: str = setting(
-        "mish", "activation of the hidden layers of critics, V and denoiser; the policy's is ReLU", choices=tuple(ACTIVATIONS)
+        "mish",
+        "activation of the hidden layers of critics, V and denoiser; the policy's is ReLU",
+        choices=tuple(ACTIVATIONS),
     )
     layer_norm: bool = setting(True, "LayerNorm before the activation of each hidden layer of the critics (never of V)")
     alpha: float = setting(5.0, "weight of the trust region's loss, in units of Q", low=0.0)
-    bc_weight: float = setting(0.0, "weight of the log likelihood of the data's actions, in units of Q (AntMaze: 1)", low=0.0)
-    expectile: float = setting(0.7, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0)
+    bc_weight: float = setting(
+        0.0, "weight of the log likelihood of the data's actions, in units of Q (AntMaze: 1)", low=0.0
+    )
+    expectile: float = setting(
+        0.7, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0
+    )
     warm_up: int | None = setting(
         None,
-        "updates at first that the policy waits for critics and denoiser; null: 50,000, or a fifth of the run where that is less",
+        "updates at first that the policy waits for critics and denoiser; null: 50,000, or a fifth of the run where "
+        "that is less",
         low=0,
     )
-    schedule: str = setting("constant", "learning rates over decay_steps, after the warm-up", choices=("constant", "cosine"))
-    decay_steps: int = setting(1_000_000, "length of the schedule in updates, as published whatever the run's length", low=1)
+    schedule: str = setting(
+        "constant", "learning rates over decay_steps, after the warm-up", choices=("constant", "cosine")
+    )
+    decay_steps: int = setting(
+        1_000_000, "length of the schedule in updates, as published whatever the run's length", low=1
+    )
     sigma_data: float = setting(0.5, "standard deviation that actions count as having", low=1e-3, structural=True)
     sigma_min: float = setting(0.002, "smallest noise level that is learnt", low=1e-6, structural=True)
     sigma_max: float = setting(80.0, "largest noise level that is learnt", low=1e-6, structural=True)
@@ -71,11 +86,12 @@ class DTQLConfig(CriticSettings):
 
 @register("algo", "dtql")
 class DTQL(Algorithm):
-    """IQL's V and Q beside a denoiser of the data's actions; a one-step policy climbs Q and stays where that denoiser works.
+    """IQL's V and Q beside a denoiser of the data's actions; a one-step policy climbs Q and stays where that denoiser
+    works.
 
-    An update moves V and the critics, each by the other of before, the denoiser, the policy by the new ones, and the target critics, which
-    only acting reads. At first, for `warm_up` updates, policy and targets stay as they are. Modules: value, critic, denoiser, and actor.
-    `extra` holds a copy of the target critics, by which policies choose.
+    An update moves V and the critics, each by the other of before, the denoiser, the policy by the new ones, and the
+    target critics, which only acting reads. At first, for `warm_up` updates, policy and targets stay as they are.
+    Modules: value, critic, denoiser, and actor. `extra` holds a copy of the target critics, by which policies choose.
     """
 
     Config = DTQLConfig
@@ -88,7 +104,8 @@ class DTQL(Algorithm):
             raise UserError(f"algo.sigma_min={c.sigma_min:g} must be below algo.sigma_max={c.sigma_max:g}")
         if c.warm_up is not None and c.warm_up >= config.steps:
             raise UserError(
-                f"algo.warm_up={c.warm_up} leaves the policy none of steps={config.steps}: ask for more steps, or for a shorter "
+                f"algo.warm_up={c.warm_up} leaves the policy none of steps={config.steps}: ask for more steps, or for "
+                "a shorter "
                 f"warm-up, such as algo.warm_up={config.steps // 5}"
             )
         return {}
@@ -98,7 +115,9 @@ class DTQL(Algorithm):
         """The length of the warm-up, where none is given."""
         if config.algo.warm_up is not None:
             return config
-        return dataclasses.replace(config, algo=dataclasses.replace(config.algo, warm_up=min(WARM_UP, config.steps // 5)))
+        return dataclasses.replace(
+            config, algo=dataclasses.replace(config.algo, warm_up=min(WARM_UP, config.steps // 5))
+        )
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -119,19 +138,29 @@ class DTQL(Algorithm):
 
     def optimizer(self, name: str) -> Adam:
         c = self.config
-        rate = c.actor_learning_rate if name in ("actor", "denoiser") and c.actor_learning_rate is not None else c.learning_rate
+        rate = (
+            c.actor_learning_rate
+            if name in ("actor", "denoiser") and c.actor_learning_rate is not None
+            else c.learning_rate
+        )
         if c.schedule == "constant":
             return Adam(rate)
-        return Adam(rate, schedule=c.schedule, decay_steps=c.decay_steps, schedule_from=0 if name == "actor" else self.warm_up)
+        return Adam(
+            rate, schedule=c.schedule, decay_steps=c.decay_steps, schedule_from=0 if name == "actor" else self.warm_up
+        )
 
     def extra(self, params: dict[str, Params]) -> Tree:
         return {"target": {k: v.clone() for k, v in params["critic"].items()}}
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
-        """E |tau - 1(Q - V < 0)| (Q - V)^2, Q the smallest of the online critics' values (arXiv 2110.06169, equation 5)."""
+        """E |tau - 1(Q - V < 0)| (Q - V)^2, Q the smallest of the online critics' values (arXiv 2110.06169, equation
+        5).
+        """
         return in_sample.expectile_loss(self.value, value, batch, q, self.config.expectile)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, next_v: Values, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(
+        self, critic: Params, state: TrainState, batch: Batch, next_v: Values, key: Tensor
+    ) -> tuple[Tensor, Metrics]:
         """sum_i E (r + gamma V(s') - Q_i(s, a))^2 (arXiv 2110.06169, equation 6)."""
         return self.critic.loss(critic, batch, self.critic.td_target(batch, next_v), key)
 
@@ -152,7 +181,9 @@ class DTQL(Algorithm):
         return loss, {"denoiser/loss": loss}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """alpha L_trust(a~) - E min_i Q_i(s, a~) - bc_weight E log pi(a|s), a~ of the policy; L_trust is the denoiser's loss at a~."""
+        """alpha L_trust(a~) - E min_i Q_i(s, a~) - bc_weight E log pi(a|s), a~ of the policy; L_trust is the denoiser's
+        loss at a~.
+        """
         c, observations, (draw_key, trust_key) = self.config, batch["observations"], rng.split(key)
         mean, log_std = self.apply("actor", actor, observations)
         action = (mean + log_std.exp() * rng.normal(draw_key, tuple(mean.shape))).tanh()
@@ -173,7 +204,9 @@ class DTQL(Algorithm):
         moved, actor = self.descend(state, "actor", self.actor_loss, batch, keys[2])
         ready = state.step >= self.warm_up
         held: Any = [(moved.params, state.params), (moved.opt, state.opt)]
-        params, opt = (pytree.tree_map(lambda a, b: torch.where(ready, a, b), new["actor"], old["actor"]) for new, old in held)
+        params, opt = (
+            pytree.tree_map(lambda a, b: torch.where(ready, a, b), new["actor"], old["actor"]) for new, old in held
+        )
         state = state._replace(params={**state.params, "actor": params}, opt={**state.opt, "actor": opt})
         state = self.polyak(state, "critic", torch.where(ready, self.config.polyak, 0.0))
         target = {k: v.clone() for k, v in state.target["critic"].items()}

@@ -1,4 +1,6 @@
-"""f-DVL: "Dual RL: Unification and New Methods for Reinforcement and Imitation Learning" (Sikchi et al., 2023, arXiv 2302.08560)."""
+"""f-DVL: "Dual RL: Unification and New Methods for Reinforcement and Imitation Learning" (Sikchi et al., 2023, arXiv
+2302.08560).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class FDVLConfig(SteepValueSettings):
     )
     greediness: float = setting(
         0.8,
-        "lambda of chi_square and total_variation: nearer to 1, V is nearer to the largest Q (the latter needs more than 0.5)",
+        "lambda of chi_square and total_variation: nearer to 1, V is nearer to the largest Q (the latter needs more "
+        "than 0.5)",
         low=0.0,
         high=1.0,
     )
@@ -44,7 +47,9 @@ class FDVLConfig(SteepValueSettings):
 
 @register("algo", "f_dvl")
 class FDVL(Algorithm):
-    """V minimises lambda f*(Q - V) + (1 - lambda) (V - Q) over the data's actions, f* the conjugate of a divergence, cut at 0."""
+    """V minimises lambda f*(Q - V) + (1 - lambda) (V - Q) over the data's actions, f* the conjugate of a divergence,
+    cut at 0.
+    """
 
     Config = FDVLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",))
@@ -54,7 +59,9 @@ class FDVL(Algorithm):
         return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
-        self.value = Value(self.config, self.spec, layer_norm=self.config.value_layer_norm, norm_first=True)  # as the authors' code
+        self.value = Value(
+            self.config, self.spec, layer_norm=self.config.value_layer_norm, norm_first=True
+        )  # as the authors' code
         actor = in_sample.make_actor(self.config, self.spec)
         self.critic = Critic(self.config, self.spec)
         return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
@@ -79,9 +86,13 @@ class FDVL(Algorithm):
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E h(r + gamma V(s') - Q(s, a)), h Huber's loss."""
         target = self.critic.td_target(batch, self.value(state.params["value"], batch["next_observations"]))
-        return self.critic.loss(critic, batch, target, key, objective=in_sample.huber_objective(self.config, self.critic))
+        return self.critic.loss(
+            critic, batch, target, key, objective=in_sample.huber_objective(self.config, self.critic)
+        )
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(
+        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
+    ) -> tuple[Tensor, Metrics]:
         """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
         advantage = q - self.value(state.params["value"], batch["observations"]).mean
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
@@ -94,7 +105,9 @@ class FDVL(Algorithm):
         value: Metrics = {}
         q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean
         for i in range(self.config.value_updates):
-            inputs = in_sample.value_batch(self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i))
+            inputs = in_sample.value_batch(
+                self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i)
+            )
             opt_state = state.opt["value"]
             state, value = self.descend(state, "value", self.value_loss, *inputs)
             value["value/gradient"] = in_sample.gradient_norm(opt_state, state.opt["value"], self.optimizer("value"))

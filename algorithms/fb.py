@@ -1,5 +1,6 @@
-"""Forward-backward representations, zero-shot RL: "Does Zero-Shot Reinforcement Learning Exist?" (Touati et al., 2023, arXiv 2209.14935);
-conservative ones (VC-FB, MC-FB): "Zero-Shot Reinforcement Learning from Low Quality Data" (Jeen et al., 2024, arXiv 2309.15178)."""
+"""Forward-backward representations, zero-shot RL: "Does Zero-Shot Reinforcement Learning Exist?" (Touati et al., 2023,
+arXiv 2209.14935); conservative ones (VC-FB, MC-FB): "Zero-Shot Reinforcement Learning from Low Quality Data" (Jeen et
+al., 2024, arXiv 2309.15178)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ from offrl import rng
 from offrl.actor import Actor, Carry
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
-from offrl.families.forward_backward import ZeroShot, ZeroShotActor, ZeroShotSettings, measure, measure_loss, orthonormality_loss
+from offrl.families.forward_backward import (
+    ZeroShot,
+    ZeroShotActor,
+    ZeroShotSettings,
+    measure,
+    measure_loss,
+    orthonormality_loss,
+)
 from offrl.families.sac import LogWeight
 from offrl.nn.representations.forward_backward import Backward, Forward, Representation, TaskActor
 from offrl.optim import Params
@@ -30,7 +38,8 @@ class FBConfig(ZeroShotSettings):
     name: str = "fb"
     norm_tanh: list[str] = setting(
         list(PARTS),
-        "networks whose first layer is linear, LayerNorm, tanh (the others': linear, ReLU): inputs, those that read (s, a), (s, z) and s; "
+        "networks whose first layer is linear, LayerNorm, tanh (the others': linear, ReLU): inputs, those that read "
+        "(s, a), (s, z) and s; "
         "backward, B; actor, the actor's after that. Neither reference has all of them: see the deviations",
         choices=PARTS,
     )
@@ -42,8 +51,12 @@ class FBConfig(ZeroShotSettings):
         choices=("none", "value", "measure"),
     )
     conservative_weight: float = setting(1.0, "weight of that penalty; the first one, where it is learnt", low=1e-6)
-    penalty_target: float | None = setting(50.0, "learn the weight that holds the penalty at this; null: the weight stays", structural=True)
-    actions: int = setting(2, "actions tried for each state: 3 times so many uniform ones, and so many of the policy at s and at s'", low=1)
+    penalty_target: float | None = setting(
+        50.0, "learn the weight that holds the penalty at this; null: the weight stays", structural=True
+    )
+    actions: int = setting(
+        2, "actions tried for each state: 3 times so many uniform ones, and so many of the policy at s and at s'", low=1
+    )
 
 
 @register("algo", "fb")
@@ -63,7 +76,10 @@ class FB(ZeroShot):
         inputs, back, act = (part in c.norm_tanh for part in PARTS)
         backward = Backward(s.observation_dim, c.z_dim, c.backward_hidden, norm_tanh=back)
         representation = Representation(Forward(*sizes, norm_tanh=inputs), backward)
-        modules: dict[str, nn.Module] = {"actor": TaskActor(*sizes, norm_tanh=(inputs, act)), "representation": representation}
+        modules: dict[str, nn.Module] = {
+            "actor": TaskActor(*sizes, norm_tanh=(inputs, act)),
+            "representation": representation,
+        }
         return {**modules, "lagrange": LogWeight(c.conservative_weight)} if self.learns_weight else modules
 
     def noisy(self, mean: Tensor, key: Tensor) -> Tensor:
@@ -78,8 +94,11 @@ class FB(ZeroShot):
 
     # ---- learning
 
-    def representation_loss(self, params: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E_{i != j} (M_ij - gamma M'_ij)^2 / 2 - E M_ii, M_ij = F(s_i, a_i, z_i) . B(s'_j), for both F (arXiv 2103.07945, equation 18).
+    def representation_loss(
+        self, params: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor
+    ) -> tuple[Tensor, Metrics]:
+        """E_{i != j} (M_ij - gamma M'_ij)^2 / 2 - E M_ii, M_ij = F(s_i, a_i, z_i) . B(s'_j), for both F (arXiv
+        2103.07945, equation 18).
 
         To it come the loss that keeps B orthonormal over the data, and the conservative penalty.
         """
@@ -87,11 +106,19 @@ class FB(ZeroShot):
         draw, penalty_key = rng.split(key)
         next_actions = self.actions(state.params["actor"], batch["next_observations"], z, draw)
         target = self.target_measure(state, batch, next_actions, z)
-        f, b = self.forward_map(params, batch["observations"], batch["actions"], z), self.backward_map(params, batch["next_observations"])
+        f, b = (
+            self.forward_map(params, batch["observations"], batch["actions"], z),
+            self.backward_map(params, batch["next_observations"]),
+        )
         m = measure(f, b)
         bellman, orthonormality = measure_loss(m, target, c.discount * batch["masks"]), orthonormality_loss(b)
         loss = bellman + c.orthonormality * orthonormality
-        metrics = {"fb/measure_loss": bellman, "fb/orthonormality": orthonormality, "fb/measure": m.mean(), "fb/q": (f * z).sum(-1).mean()}
+        metrics = {
+            "fb/measure_loss": bellman,
+            "fb/orthonormality": orthonormality,
+            "fb/measure": m.mean(),
+            "fb/q": (f * z).sum(-1).mean(),
+        }
         if c.conservative != "none":
             penalty = self.penalty(params, state, batch, z, penalty_key, f, b)
             weight = self.weight(state)
@@ -105,11 +132,14 @@ class FB(ZeroShot):
             return self.apply("lagrange", state.params["lagrange"]).clamp(max=LARGEST_WEIGHT)
         return torch.zeros((), device=state.step.device) + self.config.conservative_weight
 
-    def penalty(self, params: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor, f: Tensor, b: Tensor) -> Tensor:
-        """E (logsumexp over sampled actions of X - X of the data's action), X = F . z (VC-FB) or each F . B_j (MC-FB), summed over both F.
+    def penalty(
+        self, params: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor, f: Tensor, b: Tensor
+    ) -> Tensor:
+        """E (logsumexp over sampled actions of X - X of the data's action), X = F . z (VC-FB) or each F . B_j (MC-FB),
+        summed over both F.
 
-        Sampled for each row are 3 n uniform actions at s, n of the policy at s and n at s', where F is of s' too, and n times the data's.
-        f, b: F [2, B, D] of the data's actions, and B [B, D].
+        Sampled for each row are 3 n uniform actions at s, n of the policy at s and n at s', where F is of s' too, and n
+        times the data's. f, b: F [2, B, D] of the data's actions, and B [B, D].
         """
         n, actor = self.config.actions, state.params["actor"]
         observations, next_observations = batch["observations"].flatten(1), batch["next_observations"].flatten(1)
@@ -122,7 +152,9 @@ class FB(ZeroShot):
 
         uniform = rng.uniform(keys[0], (3 * n, *actions.shape), -1.0, 1.0)
         sampled = torch.cat([uniform, policy(observations, keys[1]), policy(next_observations, keys[2])])
-        states = torch.cat([observations.expand(4 * n, *observations.shape), next_observations.expand(n, *next_observations.shape)])
+        states = torch.cat(
+            [observations.expand(4 * n, *observations.shape), next_observations.expand(n, *next_observations.shape)]
+        )
         rows = [x.flatten(0, 1) for x in (states, sampled, z.expand(5 * n, *z.shape))]
         forward = self.forward_map(params, *rows).unflatten(1, (5 * n, -1))  # [2, 5 n, B, D]
         forward = torch.cat([forward, f.unsqueeze(1).expand(-1, n, -1, -1)], 1)
@@ -137,7 +169,9 @@ class FB(ZeroShot):
         loss = -0.5 * weight * (penalty - self.config.penalty_target)
         return loss, {"conservative/weight_loss": loss}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(
+        self, actor: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor
+    ) -> tuple[Tensor, Metrics]:
         """-E min F(s, pi(s, z), z) . z."""
         actions = self.actions(actor, batch["observations"], z, key)
         q = self.q(state.params["representation"], batch["observations"], actions, z).amin(0)

@@ -1,5 +1,6 @@
-"""Behaviour cloning by flow matching (Lipman et al., 2022, arXiv 2210.02747), of single actions or of chunks, which keeps apart what the
-data do in one state at different times. As the cloned half of FQL (arXiv 2502.02538) and of Q-chunking (arXiv 2507.07969)."""
+"""Behaviour cloning by flow matching (Lipman et al., 2022, arXiv 2210.02747), of single actions or of chunks, which
+keeps apart what the data do in one state at different times. As the cloned half of FQL (arXiv 2502.02538) and of
+Q-chunking (arXiv 2507.07969)."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ class FlowBCConfig(FieldSettings):
     length: int = length_field(1)
     execute: int = execute_field()
     average: float = setting(
-        0.0, "rate at which an averaged network, which then acts, follows the trained one; 0: none", low=0.0, high=1.0, structural=True
+        0.0,
+        "rate at which an averaged network, which then acts, follows the trained one; 0: none",
+        low=0.0,
+        high=1.0,
+        structural=True,
     )
     greedy: str = greedy_field()
 
@@ -56,12 +61,18 @@ class FlowBC(Algorithm):
         return ChunkSampler(self.config.length)
 
     def extra(self, params: dict[str, Params]) -> Tree:
-        return {"average": {name: value.clone() for name, value in params["actor"].items()}} if self.config.average else {}
+        return (
+            {"average": {name: value.clone() for name, value in params["actor"].items()}} if self.config.average else {}
+        )
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E |v(s, x_t, t) - (a - z)|^2 / D over the steps that there are, x_t = (1 - t) z + t a, a a chunk of D numbers."""
+        """E |v(s, x_t, t) - (a - z)|^2 / D over the steps that there are, x_t = (1 - t) z + t a, a a chunk of D
+        numbers.
+        """
         observations = batch["observations"]
-        error = flow.matching(lambda x, t: self.apply("actor", actor, observations, x, t), batch["actions"].flatten(1), key)
+        error = flow.matching(
+            lambda x, t: self.apply("actor", actor, observations, x, t), batch["actions"].flatten(1), key
+        )
         loss = valid_mean(error.unflatten(1, (self.config.length, -1)), batch[VALID])
         return loss, {"actor/loss": loss}
 

@@ -25,11 +25,17 @@ from offrl.settings.field import setting
 
 @dataclass
 class FQLConfig(FlowSettings):
-    """Settings of FQL; the defaults are the authors' but for what they choose by environment: alpha, the discount and the pessimism."""
+    """Settings of FQL; the defaults are the authors' but for what they choose by environment: alpha, the discount and
+    the pessimism.
+    """
 
     name: str = "fql"
-    alpha: float = setting(10.0, "weight of distillation, which holds the policy near the data (in units of Q unless normalize_q)", low=0.0)
-    normalize_q: bool = setting(False, "divide the policy's Q by its mean size, so that alpha does not depend on the rewards' units")
+    alpha: float = setting(
+        10.0, "weight of distillation, which holds the policy near the data (in units of Q unless normalize_q)", low=0.0
+    )
+    normalize_q: bool = setting(
+        False, "divide the policy's Q by its mean size, so that alpha does not depend on the rewards' units"
+    )
     pessimism: str = pessimism_field()
     rho: float = rho_field()
     greedy: str = greedy_field()
@@ -39,9 +45,9 @@ class FQLConfig(FlowSettings):
 class FQL(Algorithm):
     """A flow clones the data's actions; a one-step policy maps the same noise to nearly the same actions, and climbs Q.
 
-    All losses of an update read the parameters of before it, as in the authors' code, where they are one loss; so does the target critic,
-    which follows the critics of before the update. Modules: critic, flow, and actor, which maps noise to an action in one step.
-    """
+    All losses of an update read the parameters of before it, as in the authors' code, where they are one loss; so does
+    the target critic, which follows the critics of before the update. Modules: critic, flow, and actor, which maps
+    noise to an action in one step."""
 
     Config = FQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
@@ -66,7 +72,9 @@ class FQL(Algorithm):
         """Q'(s', a') [B] of the target critics, a' = mu(s', z) of the one-step policy."""
         c, s = self.config, batch["next_observations"]
         action = self.apply("actor", state.params["actor"], s, self.noise(s, key)).clamp(-1.0, 1.0)
-        return self.critic.aggregate(self.critic.logits(self.critic.target_critics(state, key), s, action), c.pessimism, c.rho)
+        return self.critic.aggregate(
+            self.critic.logits(self.critic.target_critics(state, key), s, action), c.pessimism, c.rho
+        )
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E (r + gamma Q'(s', mu(s', z)) - Q_i(s, a))^2, the mean over critics i (equation 8)."""
@@ -80,7 +88,9 @@ class FQL(Algorithm):
         return loss, {"flow/loss": loss}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E [alpha |mu(s, z) - flow(s, z)|^2 / A - Q(s, mu(s, z))], Q the critics' mean (equation 9); Q sees actions cut to the range."""
+        """E [alpha |mu(s, z) - flow(s, z)|^2 / A - Q(s, mu(s, z))], Q the critics' mean (equation 9); Q sees actions
+        cut to the range.
+        """
         c, observations = self.config, batch["observations"]
         z = self.noise(observations, key)
         cloned = self.cloned(state, observations, z)

@@ -1,5 +1,5 @@
-"""G-ADT: V-ADT with goals for prompts ("Rethinking Decision Transformer via Hierarchical Reinforcement Learning", Ma et al., 2023, arXiv
-2311.00267)."""
+"""G-ADT: V-ADT with goals for prompts ("Rethinking Decision Transformer via Hierarchical Reinforcement Learning", Ma et
+al., 2023, arXiv 2311.00267)."""
 
 from __future__ import annotations
 
@@ -41,15 +41,23 @@ class GADTConfig(TeacherSettings, SequenceSettings):
     """Settings of G-ADT; the defaults are the authors'."""
 
     name: str = "gadt"
-    temperature: float = setting(1.0, "multiplies the advantage in the exponent of each step's weight; larger is greedier", low=0.0)
+    temperature: float = setting(
+        1.0, "multiplies the advantage in the exponent of each step's weight; larger is greedier", low=0.0
+    )
     max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
-    subgoal_steps: int = setting(25, "k: a prompt is so many steps ahead; a run of hiql or ota that is named has its own", low=1)
+    subgoal_steps: int = setting(
+        25, "k: a prompt is so many steps ahead; a run of hiql or ota that is named has its own", low=1
+    )
     candidates: int = setting(
         64, "states of the data among which subgoals are chosen, where values= names a run without a high level", low=1
     )
-    representation: int = setting(10, "of the HIQL that is trained where values= names no run: numbers that represent a subgoal", low=1)
+    representation: int = setting(
+        10, "of the HIQL that is trained where values= names no run: numbers that represent a subgoal", low=1
+    )
     expectile: float = setting(0.7, "the same HIQL's expectile", low=0.0, high=1.0, shared=True)
-    discount: float = setting(0.99, "the same HIQL's discount factor (giant mazes and humanoidmaze: 0.995)", low=0.0, high=1.0, shared=True)
+    discount: float = setting(
+        0.99, "the same HIQL's discount factor (giant mazes and humanoidmaze: 0.995)", low=0.0, high=1.0, shared=True
+    )
     value_hidden: list[int] = setting([512, 512, 512], "widths of the same HIQL's hidden layers", low=1)
     value_batch_size: int = setting(1024, "transitions in a batch of the same HIQL", low=1)
     value_learning_rate: float = setting(3e-4, "the same HIQL's learning rate", low=0.0, shared=True)
@@ -57,13 +65,13 @@ class GADTConfig(TeacherSettings, SequenceSettings):
 
 @register("algo", "gadt")
 class GADT(SequenceModel):
-    """A high level sets the state to be in k steps from now, and a transformer goes to it: the data's own state k steps later while it
-    learns, a subgoal of the high level when it acts.
+    """A high level sets the state to be in k steps from now, and a transformer goes to it: the data's own state k steps
+    later while it learns, a subgoal of the high level when it acts.
 
-    Tokens (subgoal and observation together, action) of each step. Imitation is weighted by exp(temperature (V(s', w) - V(s, w))), w the
-    state k steps ahead, or the last of its trajectory. A prompt is HIQL's phi(s, w); the authors' HIQL has states for subgoals, and
-    prompts are states. So they are here with a run of gcivl, whose subgoals `offrl.families.subgoals` chooses among states of the data.
-    The goal itself is seen by the high level alone.
+    Tokens (subgoal and observation together, action) of each step. Imitation is weighted by exp(temperature (V(s', w) -
+    V(s, w))), w the state k steps ahead, or the last of its trajectory. A prompt is HIQL's phi(s, w); the authors' HIQL
+    has states for subgoals, and prompts are states. So they are here with a run of gcivl, whose subgoals
+    `offrl.families.subgoals` chooses among states of the data. The goal itself is seen by the high level alone.
     """
 
     Config = GADTConfig
@@ -81,13 +89,18 @@ class GADT(SequenceModel):
         return super().modules()
 
     def extra(self, params: dict[str, Params]) -> Tree:
-        """The high level, which acts but does not learn; and the states that it may choose, drawn before the first update."""
+        """The high level, which acts but does not learn; and the states that it may choose, drawn before the first
+        update.
+        """
         subgoals, run = self.subgoals, self.pretrained.get("values")
         values = (run.state if run else subgoals.algorithm.init(0)).params  # a policy's file has its own
         tree: dict[str, Any] = {name: values[name] for name in subgoals.modules}
         if not subgoals.latent:
             s, count = self.spec, self.config.candidates
-            tree["candidates"] = [torch.zeros(count, s.observation_dim), torch.zeros(count, s.goal_dim or s.observation_dim)]
+            tree["candidates"] = [
+                torch.zeros(count, s.observation_dim),
+                torch.zeros(count, s.goal_dim or s.observation_dim),
+            ]
         return tree
 
     @property
@@ -105,7 +118,10 @@ class GADT(SequenceModel):
         return {"observation": self.subgoals.width + self.spec.observation_dim, "action": self.spec.encoded_action_dim}
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        return {"observation": torch.cat([batch[PROMPTS], batch["observations"]], -1), "action": self.spec.encode(batch["actions"])}
+        return {
+            "observation": torch.cat([batch[PROMPTS], batch["observations"]], -1),
+            "action": self.spec.encode(batch["actions"]),
+        }
 
     def sampler(self) -> Sampler:
         extra = (ACHIEVED,) if self.spec.goal_dim and not self.subgoals.latent else ()
@@ -158,7 +174,9 @@ class GADTActor(SequenceActor):
 
     def start(self, episodes: int) -> Carry:
         carry = super().start(episodes)
-        return GoalHistory({**carry.window, PROMPTS: torch.zeros(episodes, 0, self.algorithm.subgoals.width)}, carry.remaining)
+        return GoalHistory(
+            {**carry.window, PROMPTS: torch.zeros(episodes, 0, self.algorithm.subgoals.width)}, carry.remaining
+        )
 
     def set_goal(self, carry: Carry, goals: Tensor) -> Carry:
         return dataclasses.replace(carry, goals=goals)
@@ -179,6 +197,11 @@ def hiql_settings(config: GADTConfig) -> dict[str, Any]:
     """Settings of the HIQL that is trained where no run is named."""
     c = config
     return {
-        "subgoal_steps": c.subgoal_steps, "representation": c.representation, "expectile": c.expectile, "discount": c.discount,
-        "hidden": list(c.value_hidden), "batch_size": c.value_batch_size, "learning_rate": c.value_learning_rate,
-    }  # fmt: skip
+        "subgoal_steps": c.subgoal_steps,
+        "representation": c.representation,
+        "expectile": c.expectile,
+        "discount": c.discount,
+        "hidden": list(c.value_hidden),
+        "batch_size": c.value_batch_size,
+        "learning_rate": c.value_learning_rate,
+    }

@@ -1,4 +1,6 @@
-"""Goal-conditioned behaviour cloning with hindsight goals (arXiv 1906.05838, 1912.06088), as in OGBench (arXiv 2410.20092)."""
+"""Goal-conditioned behaviour cloning with hindsight goals (arXiv 1906.05838, 1912.06088), as in OGBench (arXiv
+2410.20092).
+"""
 
 from __future__ import annotations
 

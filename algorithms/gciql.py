@@ -34,13 +34,17 @@ class GCIQLConfig(GoalStepSettings):
     name: str = "gciql"
     expectile: float = setting(0.9, "0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0)
     learner: str = learner_field()
-    bc_weight: float = setting(0.3, "ddpg_bc: weight of imitation (pointmaze 0.003, humanoidmaze 0.1, manipulation 1)", low=0.0)
+    bc_weight: float = setting(
+        0.3, "ddpg_bc: weight of imitation (pointmaze 0.003, humanoidmaze 0.1, manipulation 1)", low=0.0
+    )
     temperature: float = setting(3.0, "awr: multiplies the advantage in the exponent; larger is greedier", low=0.0)
 
 
 @register("algo", "gciql")
 class GCIQL(GoalConditioned):
-    """V(s, g) is an expectile of the smaller of twin Q(s, g, a); Q regresses on -1 + discount V(s', g), until the goal is reached."""
+    """V(s, g) is an expectile of the smaller of twin Q(s, g, a); Q regresses on -1 + discount V(s', g), until the goal
+    is reached.
+    """
 
     Config = GCIQLConfig
     traits = replace(GoalConditioned.traits, targets=("critic",))
@@ -86,7 +90,9 @@ class GCIQL(GoalConditioned):
         return loss, {"critic/loss": loss, "critic/q": q.mean()}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """ddpg_bc: -E Q(s, g, pi(s, g)) / E |Q| - bc_weight E log pi(a | s, g); awr: -E min(exp(temperature (Q - V)), 100) log pi."""
+        """ddpg_bc: -E Q(s, g, pi(s, g)) / E |Q| - bc_weight E log pi(a | s, g); awr: -E min(exp(temperature (Q - V)),
+        100) log pi.
+        """
         dist, log_prob = self.imitation(actor, batch)
         if self.learner == "awr":
             return awr_loss(log_prob, self.advantage(state, batch), self.config.temperature)

@@ -1,4 +1,6 @@
-"""Goal-conditioned implicit V-learning: OGBench (arXiv 2410.20092, appendix C; from arXiv 2307.11949), after IQL (arXiv 2110.06169)."""
+"""Goal-conditioned implicit V-learning: OGBench (arXiv 2410.20092, appendix C; from arXiv 2307.11949), after IQL (arXiv
+2110.06169).
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,16 @@ class GCIVLConfig(GoalStepSettings):
     """Settings of GCIVL; the defaults are OGBench's."""
 
     name: str = "gcivl"
-    expectile: float = setting(0.9, "0.5 values the data's policy, 1.0 the best that happened in the data", low=0.0, high=1.0)
+    expectile: float = setting(
+        0.9, "0.5 values the data's policy, 1.0 the best that happened in the data", low=0.0, high=1.0
+    )
     temperature: float = setting(10.0, "multiplies the advantage in the exponent; larger is greedier", low=0.0)
 
 
 @register("algo", "gcivl")
 class GCIVL(GoalConditioned):
-    """V(s, g) of a reward of -1 until the goal is reached, by expectile regression on (s, s') alone; a policy by weighted imitation.
+    """V(s, g) of a reward of -1 until the goal is reached, by expectile regression on (s, s') alone; a policy by
+    weighted imitation.
 
     V of the best that happened is too high where the dynamics are random. The policy's advantage is V(s', g) - V(s, g).
     """
@@ -37,14 +42,19 @@ class GCIVL(GoalConditioned):
     subgoal_kind = "state"
 
     def modules(self) -> dict[str, nn.Module]:
-        return {"actor": self.make_actor(), "value": make_values(self.config, 2, self.spec.observation_dim + self.goal_dim)}
+        return {
+            "actor": self.make_actor(),
+            "value": make_values(self.config, 2, self.spec.observation_dim + self.goal_dim),
+        }
 
     def v(self, value: Params, observations: Tensor, goals: Tensor) -> Tensor:
         """Twin values [2, B]."""
         return self.apply("value", value, concatenate(observations, goals)).squeeze(-1)
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 of both V, A = r + gamma min V'(s', g) - mean V'(s, g)."""
+        """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 of both V, A = r + gamma min V'(s', g) - mean V'(s,
+        g).
+        """
         c, target = self.config, state.target["value"]
         observations, goals = batch["observations"], batch[VALUE_GOALS]
         step = goal_target(c, batch)
@@ -58,7 +68,9 @@ class GCIVL(GoalConditioned):
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """-E min(exp(temperature A), 100) log pi(a | s, g), A = V(s', g) - V(s, g)."""
         value, goals = state.params["value"], batch[ACTOR_GOALS]
-        advantage = (self.v(value, batch["next_observations"], goals) - self.v(value, batch["observations"], goals)).mean(0)
+        advantage = (
+            self.v(value, batch["next_observations"], goals) - self.v(value, batch["observations"], goals)
+        ).mean(0)
         weight = losses.advantage_weight(advantage, self.config.temperature)
         loss = -(weight * self.imitation(actor, batch)[1]).mean()
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}

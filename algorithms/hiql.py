@@ -1,4 +1,6 @@
-"""HIQL: "Offline Goal-Conditioned RL with Latent States as Actions" (Park et al., 2023, arXiv 2307.11949), as in OGBench (2410.20092)."""
+"""HIQL: "Offline Goal-Conditioned RL with Latent States as Actions" (Park et al., 2023, arXiv 2307.11949), as in
+OGBench (2410.20092).
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ class HIQLConfig(SubgoalSettings):
 
 @register("algo", "hiql")
 class HIQL(GoalConditioned):
-    """One V for both levels: far goals have noisy values, but the difference over k steps stands out where that over one does not.
+    """One V for both levels: far goals have noisy values, but the difference over k steps stands out where that over
+    one does not.
 
     Modules "value" (V and phi), "actor" (the low level pi_l), "high" (pi_h), and "adjacency" with adjacency_weight.
     """
@@ -78,7 +81,9 @@ class HIQL(GoalConditioned):
         return self.apply("value", value, "represent", observations, goals)
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 (equation 4) of both V, A = r + gamma min V'(s', g) - mean V'(s, g)."""
+        """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 (equation 4) of both V, A = r + gamma min V'(s', g) -
+        mean V'(s, g).
+        """
         c, target = self.config, value_targets(state)
         observations, goals = batch["observations"], batch[VALUE_GOALS]
         step = goal_target(c, batch)
@@ -90,16 +95,22 @@ class HIQL(GoalConditioned):
         return loss, {"value/loss": loss, "value/v": v.mean()}
 
     def low_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """-E min(exp(beta A), 100) log pi_l(a | s, phi(s, w)), A = V(s', w) - V(s, w) (equation 7), w the state k steps ahead."""
+        """-E min(exp(beta A), 100) log pi_l(a | s, phi(s, w)), A = V(s', w) - V(s, w) (equation 7), w the state k steps
+        ahead.
+        """
         value, observations, subgoals = state.params["value"], batch["observations"], batch[LOW_GOALS]
-        advantage = (self.v(value, batch["next_observations"], subgoals) - self.v(value, observations, subgoals)).mean(0)
+        advantage = (self.v(value, batch["next_observations"], subgoals) - self.v(value, observations, subgoals)).mean(
+            0
+        )
         weight = losses.advantage_weight(advantage, self.config.low_temperature)
         dist = self.apply("actor", actor, concatenate(observations, self.represent(value, observations, subgoals)))
         loss = -(weight * self.policy.log_prob(dist, batch["actions"])).mean()
         return loss, {"low/loss": loss, "low/advantage": advantage.mean(), "low/weight": weight.mean()}
 
     def high_loss(self, high: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """-E min(exp(beta A), 100) log pi_h(phi(s, w) | s, g), A = V(w, g) - V(s, g) (equation 6); with HRAC's penalty."""
+        """-E min(exp(beta A), 100) log pi_h(phi(s, w) | s, g), A = V(w, g) - V(s, g) (equation 6); with HRAC's
+        penalty.
+        """
         value, observations, goals = state.params["value"], batch["observations"], batch[HIGH_GOALS]
         advantage = (self.v(value, batch[HIGH_TARGET_STATES], goals) - self.v(value, observations, goals)).mean(0)
         weight = losses.advantage_weight(advantage, self.config.high_temperature)
@@ -129,7 +140,9 @@ class HIQL(GoalConditioned):
         return self.move_targets(state, after, "value"), {**value, **low, **high}
 
     def subgoals(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
-        """The latents [B, D] of the subgoals that the high level chooses, scaled back to the sphere on which phi lies."""
+        """The latents [B, D] of the subgoals that the high level chooses, scaled back to the sphere on which phi
+        lies.
+        """
         return on_sphere(self.apply("high", state.params["high"], concatenate(observations, goals))[0])
 
     def actor(self, state: TrainState) -> Actor:

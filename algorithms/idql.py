@@ -1,5 +1,5 @@
-"""Implicit diffusion Q-learning: "IDQL: Implicit Q-Learning as an Actor-Critic Method with Diffusion Policies" (Hansen-Estruch et al.,
-2023, arXiv 2304.10573)."""
+"""Implicit diffusion Q-learning: "IDQL: Implicit Q-Learning as an Actor-Critic Method with Diffusion Policies"
+(Hansen-Estruch et al., 2023, arXiv 2304.10573)."""
 
 from __future__ import annotations
 
@@ -31,30 +31,48 @@ SCHEDULE = "vp"  # the variance-preserving one
 
 @dataclass
 class IDQLConfig(CriticSettings):
-    """Settings of IDQL; the defaults are the authors' for D4RL's locomotion tasks, with the denoiser of the larger of their learners."""
+    """Settings of IDQL; the defaults are the authors' for D4RL's locomotion tasks, with the denoiser of the larger of
+    their learners.
+    """
 
     name: str = "idql"
     batch_size: int = setting(512, "transitions in a batch", low=1)
     init: str = setting(
         "xavier",
-        "initial weights of the critics and V: xavier (as published), torch (uniform), orthogonal, fixed_bias, small_head",
+        "initial weights of the critics and V: xavier (as published), torch (uniform), orthogonal, fixed_bias, "
+        "small_head",
         choices=("xavier", "torch", "orthogonal", "fixed_bias", "small_head"),
     )
-    expectile: float = setting(0.7, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0)
+    expectile: float = setting(
+        0.7, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0
+    )
     denoising_steps: int = setting(5, "steps from noise to an action (T)", low=1, high=1000)
     width: int = setting(256, "width of the denoiser's residual blocks, which are four times as wide inside", low=1)
     blocks: int = setting(3, "residual blocks of the denoiser", low=0)
-    embedding: int = setting(64, "waves in which the denoiser sees a denoising step, through two layers twice as wide", low=2)
+    embedding: int = setting(
+        64, "waves in which the denoiser sees a denoising step, through two layers twice as wide", low=2
+    )
     denoiser_activation: str = setting("mish", "activation of the denoiser", choices=tuple(diffusion.SMOOTH))
-    dropout: float = setting(0.1, "dropout rate of the denoiser's blocks while they learn", low=0.0, high=0.99, structural=True)
-    weight_decay: float = setting(1e-4, "AdamW's decay of the denoiser's parameters (optax's default)", low=0.0, structural=True)
-    actor_schedule: str = setting("cosine", "the denoiser's learning rate over decay_steps", choices=("cosine", "constant"))
-    decay_steps: int = setting(3_000_000, "length of the schedule in updates, as published whatever the run's length", low=1)
-    average: float = setting(0.001, "rate at which an averaged denoiser, which acts, follows the trained one", low=0.0, high=1.0)
+    dropout: float = setting(
+        0.1, "dropout rate of the denoiser's blocks while they learn", low=0.0, high=0.99, structural=True
+    )
+    weight_decay: float = setting(
+        1e-4, "AdamW's decay of the denoiser's parameters (optax's default)", low=0.0, structural=True
+    )
+    actor_schedule: str = setting(
+        "cosine", "the denoiser's learning rate over decay_steps", choices=("cosine", "constant")
+    )
+    decay_steps: int = setting(
+        3_000_000, "length of the schedule in updates, as published whatever the run's length", low=1
+    )
+    average: float = setting(
+        0.001, "rate at which an averaged denoiser, which acts, follows the trained one", low=0.0, high=1.0
+    )
     candidates: int = candidates_field(64, "actions that are drawn at each step (N), of which one is played")
     choice: str = setting(
         "best",
-        "which of the drawn actions is played: best: the one with the largest Q; expectile: one drawn with the weights of V's loss, |tau - "
+        "which of the drawn actions is played: best: the one with the largest Q; expectile: one drawn with the weights "
+        "of V's loss, |tau - "
         "1(Q < V)|, from the policy that V values",
         choices=("best", "expectile"),
         acting=True,
@@ -64,14 +82,16 @@ class IDQLConfig(CriticSettings):
 
 @register("algo", "idql")
 class IDQL(Algorithm):
-    """IQL's V and Q, which see the data's actions alone, beside a diffusion model that clones all that the data do; the one of N of its
-    actions that the target critics value most is played.
+    """IQL's V and Q, which see the data's actions alone, beside a diffusion model that clones all that the data do; the
+    one of N of its actions that the target critics value most is played.
 
-    Modules: value, critic, and actor, the denoiser. `extra` holds what acts: the averaged denoiser, and a copy of the target critics.
-    """
+    Modules: value, critic, and actor, the denoiser. `extra` holds what acts: the averaged denoiser, and a copy of the
+    target critics."""
 
     Config = IDQLConfig
-    traits = Traits(targets=("critic",), policy_modules=("actor", "value"), critic_modules=("critic",), actions=("continuous",))
+    traits = Traits(
+        targets=("critic",), policy_modules=("actor", "value"), critic_modules=("critic",), actions=("continuous",)
+    )
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -89,10 +109,15 @@ class IDQL(Algorithm):
         return dataclasses.replace(adam, weight_decay=self.config.weight_decay) if name == "actor" else adam
 
     def extra(self, params: dict[str, Params]) -> Tree:
-        return {to: {k: v.clone() for k, v in params[name].items()} for to, name in (("average", "actor"), ("target", "critic"))}
+        return {
+            to: {k: v.clone() for k, v in params[name].items()}
+            for to, name in (("average", "actor"), ("target", "critic"))
+        }
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|^2, summed over an action's entries: cloning, whatever it is worth."""
+        """E |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|^2, summed over an action's entries: cloning, whatever
+        it is worth.
+        """
         step_key, noise_key, dropout_key = rng.split(key, 3)
         actions, steps = batch["actions"], self.config.denoising_steps
         step = rng.randint(step_key, (actions.shape[0],), steps)
@@ -109,15 +134,21 @@ class IDQL(Algorithm):
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E (r + gamma V(s') - Q_i(s, a))^2, the mean over critics i (arXiv 2110.06169, equation 6)."""
         next_v = self.value(state.params["value"], batch["next_observations"])
-        return self.critic.loss(critic, batch, self.critic.td_target(batch, next_v), key, objective=self.critic.mean_objective)
+        return self.critic.loss(
+            critic, batch, self.critic.td_target(batch, next_v), key, objective=self.critic.mean_objective
+        )
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         keys = rng.split(key, 3)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, keys[0])
-        average = {k: torch.lerp(v, state.params["actor"][k], self.config.average) for k, v in state.extra["average"].items()}
+        average = {
+            k: torch.lerp(v, state.params["actor"][k], self.config.average) for k, v in state.extra["average"].items()
+        }
         q = self.critic.min_q(self.critic.target_critics(state, keys[1]), batch["observations"], batch["actions"])
         state, value = self.descend(state, "value", self.value_loss, batch, q)
-        state, critic = self.descend(state, "critic", self.critic_loss, batch, keys[2])  # with the new V, as the authors' code
+        state, critic = self.descend(
+            state, "critic", self.critic_loss, batch, keys[2]
+        )  # with the new V, as the authors' code
         state = self.polyak(self.critic.regularised(state), "critic", self.config.polyak)
         target = {k: v.clone() for k, v in state.target["critic"].items()}
         return state._replace(extra={**state.extra, "average": average, "target": target}), {**actor, **value, **critic}
@@ -150,6 +181,8 @@ class BestDenoisedActor(BestOfActor):
     def choose_of(self, observations: Tensor, candidates: Tensor, key: Tensor) -> Tensor:
         if self.algorithm.config.choice == "best":
             return super().choose_of(observations, candidates, key)
-        advantage = self.scores(observations, candidates) - self.algorithm.value(self.state.params["value"], observations).mean
+        advantage = (
+            self.scores(observations, candidates) - self.algorithm.value(self.state.params["value"], observations).mean
+        )
         weights = losses.expectile_weight(advantage, self.algorithm.config.expectile)
         return drawn_of(torch.as_tensor(weights).log(), candidates, key)

@@ -1,5 +1,5 @@
-"""Implicit flow Q-learning: IDQL (Hansen-Estruch et al., 2023, arXiv 2304.10573) with a flow in place of its diffusion model, as in "Flow
-Q-Learning" (Park et al., 2025, arXiv 2502.02538)."""
+"""Implicit flow Q-learning: IDQL (Hansen-Estruch et al., 2023, arXiv 2304.10573) with a flow in place of its diffusion
+model, as in "Flow Q-Learning" (Park et al., 2025, arXiv 2502.02538)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class IFQLConfig(FlowSettings):
     """Settings of IFQL; the defaults are those of FQL's authors for OGBench."""
 
     name: str = "ifql"
-    expectile: float = setting(0.9, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0)
+    expectile: float = setting(
+        0.9, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0
+    )
     candidates: int = candidates_field(32)
     pessimism: str = pessimism_field("min")
     rho: float = rho_field()
@@ -38,15 +40,17 @@ class IFQLConfig(FlowSettings):
 
 @register("algo", "ifql")
 class IFQL(Algorithm):
-    """IQL's V and Q, which see the data's actions alone, beside a flow that clones all that the data do; the best of N of its actions is
-    played.
+    """IQL's V and Q, which see the data's actions alone, beside a flow that clones all that the data do; the best of N
+    of its actions is played.
 
-    All losses of an update read the parameters of before it, as in the authors' code, where they are one loss; so does the target critic,
-    which follows the critics of before the update. Modules: value, critic, and actor, the flow.
+    All losses of an update read the parameters of before it, as in the authors' code, where they are one loss; so does
+    the target critic, which follows the critics of before the update. Modules: value, critic, and actor, the flow.
     """
 
     Config = IFQLConfig
-    traits = Traits(targets=("critic",), policy_modules=("actor", "critic"), critic_modules=("critic",), actions=("continuous",))
+    traits = Traits(
+        targets=("critic",), policy_modules=("actor", "critic"), critic_modules=("critic",), actions=("continuous",)
+    )
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -67,7 +71,9 @@ class IFQL(Algorithm):
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E |tau - 1(Q' - V < 0)| (Q' - V)^2 (arXiv 2110.06169, equation 5)."""
-        return in_sample.expectile_loss(self.value, value, batch, self.target_q(state, batch, key), self.config.expectile)
+        return in_sample.expectile_loss(
+            self.value, value, batch, self.target_q(state, batch, key), self.config.expectile
+        )
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """sum_i E (r + gamma V(s') - Q_i(s, a))^2 (arXiv 2110.06169, equation 6)."""
@@ -102,7 +108,9 @@ class BestFlowActor(BestOfActor):
     algorithm: IFQL
 
     def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        return flow.integrate(lambda x, t: self.apply("actor", observations, x, t), noise(key), self.algorithm.config.flow_steps)
+        return flow.integrate(
+            lambda x, t: self.apply("actor", observations, x, t), noise(key), self.algorithm.config.flow_steps
+        )
 
     def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
         return self.algorithm.critic.q(self.state.params["critic"], observations, candidates).amin(0)

@@ -1,4 +1,6 @@
-"""ILQL: "Offline RL for Natural Language Generation with Implicit Language Q Learning" (Snell et al., 2022, arXiv 2206.11871)."""
+"""ILQL: "Offline RL for Natural Language Generation with Implicit Language Q Learning" (Snell et al., 2022, arXiv
+2206.11871).
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ class ILQLConfig(ValueGuidedSettings):
 
 @register("algo", "ilql")
 class ILQL(TextAlgorithm):
-    """Values of tokens: Q follows r + gamma V(next), V an expectile of the smaller target Q, and CQL's term keeps unseen tokens low. Means
-    are over the tokens of actions; a state h is a history up to a token a."""
+    """Values of tokens: Q follows r + gamma V(next), V an expectile of the smaller target Q, and CQL's term keeps
+    unseen tokens low. Means are over the tokens of actions; a state h is a history up to a token a."""
 
     Config = ILQLConfig
     traits = replace(TextAlgorithm.traits, targets=("value",), policy_modules=("value",))
@@ -53,13 +55,17 @@ class ILQL(TextAlgorithm):
         return {"value": self.values.network}
 
     def q_loss(self, qs: tuple[Tensor, Tensor], value: Params, hidden: Tensor, batch: Batch) -> Tensor:
-        """1/2 sum_j E (r + gamma V(h') - Q_j(h, a))^2, where h' is known. qs: outputs of both heads for the tokens [M, K]."""
+        """1/2 sum_j E (r + gamma V(h') - Q_j(h, a))^2, where h' is known. qs: outputs of both heads for the tokens [M,
+        K].
+        """
         y, known = self.values.td_target(batch, self.values.next_values(value, hidden, batch, "v"))
         each = self.values.head.loss(qs[0], y) + self.values.head.loss(qs[1], y)
         return 0.5 * (each * known * batch[SHARE][0]).sum()
 
     def v_loss(self, v: Tensor, state: TrainState, batch: Batch) -> Tensor:
-        """1/2 E |tau - 1(Qbar < V)| (Qbar - V(h))^2, Qbar the smaller target Q of h and a. v: outputs of the head [M, K]."""
+        """1/2 E |tau - 1(Qbar < V)| (Qbar - V(h))^2, Qbar the smaller target Q of h and a. v: outputs of the head [M,
+        K].
+        """
         with torch.no_grad():
             states, tokens = states_and_tokens(self.values(state.target["value"], "hidden", batch[IDS]), batch)
             targets = self.values(state.target["value"], "outputs", states, "q1", "q2")
@@ -72,14 +78,23 @@ class ILQL(TextAlgorithm):
         return ((self.values.cql(q1, tokens) + self.values.cql(q2, tokens)) * batch[SHARE][0]).sum()
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """L_Q + L_V + alpha L_CQL; with trunk=shared also -E log pi(a|h), the cloning loss of the same language model."""
+        """L_Q + L_V + alpha L_CQL; with trunk=shared also -E log pi(a|h), the cloning loss of the same language
+        model.
+        """
         c, values, share = self.config, self.values, batch[SHARE][0]
         hidden = values(value, "hidden", batch[IDS])
         states, tokens = states_and_tokens(hidden, batch)
         q1, q2, v = values(value, "outputs", states, "q1", "q2", "v")
         qs = values.of_tokens(q1, tokens), values.of_tokens(q2, tokens)
-        q_loss, v_loss, cql = self.q_loss(qs, value, hidden, batch), self.v_loss(v, state, batch), self.cql_loss(q1, q2, tokens, batch)
-        loss, means = q_loss + v_loss + c.conservative_weight * cql, {"value/q": values.head.mean(qs[0]), "value/v": values.v_head.mean(v)}
+        q_loss, v_loss, cql = (
+            self.q_loss(qs, value, hidden, batch),
+            self.v_loss(v, state, batch),
+            self.cql_loss(q1, q2, tokens, batch),
+        )
+        loss, means = (
+            q_loss + v_loss + c.conservative_weight * cql,
+            {"value/q": values.head.mean(qs[0]), "value/v": values.v_head.mean(v)},
+        )
         metrics = {"value/q_loss": q_loss, "value/v_loss": v_loss, "value/conservative": cql}
         metrics |= {name: (x * share).sum() for name, x in means.items()}
         if c.trunk == "shared":

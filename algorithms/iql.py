@@ -1,4 +1,6 @@
-"""Implicit Q-learning: "Offline Reinforcement Learning with Implicit Q-Learning" (Kostrikov et al., 2021, arXiv 2110.06169)."""
+"""Implicit Q-learning: "Offline Reinforcement Learning with Implicit Q-Learning" (Kostrikov et al., 2021, arXiv
+2110.06169).
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,13 @@ class IQLConfig(InSampleSettings):
     """Settings of IQL; the defaults are the authors' for D4RL's locomotion tasks."""
 
     name: str = "iql"
-    expectile: float = setting(0.7, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0)
+    expectile: float = setting(
+        0.7, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0
+    )
     update_order: str = setting(
         "sequential",
-        "sequential: V, the policy by the new V and the target critics, the critics (as published); simultaneous: all from the parameters "
+        "sequential: V, the policy by the new V and the target critics, the critics (as published); simultaneous: all "
+        "from the parameters "
         "before the update, the policy by the online critics (as OGBench)",
         choices=("sequential", "simultaneous"),
     )
@@ -67,7 +72,9 @@ class IQL(Algorithm):
         next_v = self.value(state.params["value"], batch["next_observations"])
         return self.critic.loss(critic, batch, self.critic.td_target(batch, next_v), key)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(
+        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
+    ) -> tuple[Tensor, Metrics]:
         """-E min(exp(beta (Q - V)), cap) log pi(a|s) (equation 7)."""
         advantage = q - self.value(state.params["value"], batch["observations"]).mean
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
@@ -80,13 +87,17 @@ class IQL(Algorithm):
         if self.config.update_order == "simultaneous":
             return self.simultaneous(state, batch, q, key)
         state, value = self.descend(state, "value", self.value_loss, batch, q)
-        state, actor = self.descend(state, "actor", self.actor_loss, batch, q.mean, key)  # with the new V, as the authors' code
+        state, actor = self.descend(
+            state, "actor", self.actor_loss, batch, q.mean, key
+        )  # with the new V, as the authors' code
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
         return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
 
     def simultaneous(self, state: TrainState, batch: Batch, q: Values, key: Tensor) -> tuple[TrainState, Metrics]:
-        """All three steps and the targets' from the parameters before the update; the policy's weights are Q - V of the online critics."""
+        """All three steps and the targets' from the parameters before the update; the policy's weights are Q - V of the
+        online critics.
+        """
         online = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"]).mean
         value, value_metrics = self.descend(state, "value", self.value_loss, batch, q)
         actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, online, key)

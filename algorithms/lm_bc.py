@@ -1,4 +1,6 @@
-"""Behaviour cloning of texts: a language model learns to write the actions of the data. Filtered BC: of its best episodes only."""
+"""Behaviour cloning of texts: a language model learns to write the actions of the data. Filtered BC: of its best
+episodes only.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class LMBCConfig(TextSettings):
     name: str = "lm_bc"
     observation_weight: float = setting(
         0.0,
-        "weight of the loss on tokens of the observations, whose prediction teaches a model from scratch what the texts are about",
+        "weight of the loss on tokens of the observations, whose prediction teaches a model from scratch what the "
+        "texts are about",
         low=0.0,
     )
 
@@ -47,8 +50,13 @@ class LMBC(TextAlgorithm):
         return replace(sampler, with_observation=self.config.observation_weight > 0.0)
 
     def policy_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """-E log pi(a|h) over the tokens a of actions, and `observation_weight` times the same over those of observations."""
-        hidden, logits = self.apply("policy", policy, "hidden", batch[IDS]), partial(self.apply, "policy", policy, "logits")
+        """-E log pi(a|h) over the tokens a of actions, and `observation_weight` times the same over those of
+        observations.
+        """
+        hidden, logits = (
+            self.apply("policy", policy, "hidden", batch[IDS]),
+            partial(self.apply, "policy", policy, "logits"),
+        )
         loss = cross_entropy(logits, hidden, batch)
         metrics = {"policy/loss": loss}
         if not self.config.observation_weight:

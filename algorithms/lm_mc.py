@@ -1,4 +1,6 @@
-"""Monte-Carlo returns of tokens guide a cloned policy (the baseline "MC returns" of LMRL-Gym, Abdulhai et al., 2023, arXiv 2311.18232)."""
+"""Monte-Carlo returns of tokens guide a cloned policy (the baseline "MC returns" of LMRL-Gym, Abdulhai et al., 2023,
+arXiv 2311.18232).
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class LMMC(TextAlgorithm):
         return replace(sampler, discount=float(self.config.discount))
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """1/2 E (R - Q(h, a))^2 - alpha E log softmax(Q(h))[a]; with trunk=shared also -E log pi(a|h), the cloning loss."""
+        """1/2 E (R - Q(h, a))^2 - alpha E log softmax(Q(h))[a]; with trunk=shared also -E log pi(a|h), the cloning
+        loss.
+        """
         c, values, share = self.config, self.values, batch[SHARE][0]
         hidden = values(value, "hidden", batch[IDS])
         states, tokens = states_and_tokens(hidden, batch)

@@ -1,4 +1,6 @@
-"""MOBILE: "Model-Bellman Inconsistency for Model-based Offline Reinforcement Learning" (Sun et al., 2023, ICML, PMLR 202)."""
+"""MOBILE: "Model-Bellman Inconsistency for Model-based Offline Reinforcement Learning" (Sun et al., 2023, ICML, PMLR
+202).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class MOBILEConfig(ModelBasedSettings):
-    """Settings of MOBILE; the defaults are the authors' for D4RL's HalfCheetah. entropy_learning_rate=0 fixes the entropy's weight."""
+    """Settings of MOBILE; the defaults are the authors' for D4RL's HalfCheetah. entropy_learning_rate=0 fixes the
+    entropy's weight.
+    """
 
     name: str = "mobile"
     inconsistency_weight: float = setting(
@@ -41,18 +45,27 @@ class MOBILEConfig(ModelBasedSettings):
     )
     backup_samples: int = setting(10, "next states that are drawn from each elite for the inconsistency", low=1)
     min_target: float | None = setting(
-        None, "targets are at least this; the authors' 0 is right only where no policy's return is below it; null: not clipped"
+        None,
+        "targets are at least this; the authors' 0 is right only where no policy's return is below it; null: not "
+        "clipped",
     )
-    max_entropy_weight: float | None = setting(1.0, "the entropy's weight counts as at most this; null: as it is", low=0.0)
+    max_entropy_weight: float | None = setting(
+        1.0, "the entropy's weight counts as at most this; null: as it is", low=0.0
+    )
     entropy_in_target: bool = setting(False, "whether the entropy counts in the critics' targets")
-    uncertainty: str = setting("none", "how uncertain the model is of a step; MOBILE does not ask", choices=("none", *names()))
-    actor_schedule: str = setting("cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant"))
+    uncertainty: str = setting(
+        "none", "how uncertain the model is of a step; MOBILE does not ask", choices=("none", *names())
+    )
+    actor_schedule: str = setting(
+        "cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant")
+    )
     decay_steps: int = setting(3_000_000, "length of the schedule in updates", low=1)
 
 
 @register("algo", "mobile")
 class MOBILE(SoftActorCritic):
-    """SAC on the data's transitions and imagined ones, whose targets are penalised by how much the elites' Bellman backups differ.
+    """SAC on the data's transitions and imagined ones, whose targets are penalised by how much the elites' Bellman
+    backups differ.
 
     The losses of the policy and of the entropy's weight are SAC's.
     """
@@ -73,7 +86,10 @@ class MOBILE(SoftActorCritic):
         c = self.config
         self.rollouts = ModelRollouts(c, self.spec)
         if self.rollouts.real_rows >= c.batch_size:
-            raise UserError(f"algo.real_share={c.real_share:g}: MOBILE is cautious of imagined rows alone, and none is left in a batch")
+            raise UserError(
+                f"algo.real_share={c.real_share:g}: MOBILE is cautious of imagined rows alone, and none is left in a "
+                "batch"
+            )
         return super().modules()
 
     def optimizer(self, name: str) -> Adam:
@@ -87,11 +103,14 @@ class MOBILE(SoftActorCritic):
         """An empty tree. Raises UserError for a model whose inconsistency cannot be measured."""
         if source.model.history > 1:
             raise UserError(
-                "algo=mobile asks the model again in each update and keeps no past: train one with algo.history=1 (this one has "
+                "algo=mobile asks the model again in each update and keeps no past: train one with algo.history=1 "
+                "(this one has "
                 f"{source.model.history})"
             )
         if len(source.tree["elites"]) < 2:
-            raise UserError("algo=mobile compares the model's elites, and there is one: train a model with algo.elites=2 or more")
+            raise UserError(
+                "algo=mobile compares the model's elites, and there is one: train a model with algo.elites=2 or more"
+            )
         return {}
 
     def buffers(self) -> Tree:
@@ -103,43 +122,57 @@ class MOBILE(SoftActorCritic):
 
     def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
         """New rollouts of the policy."""
-        return self.rollouts.roll(source, policy_of(partial(self.sample, state.params["actor"])), self.rollouts.penalised, key)
+        return self.rollouts.roll(
+            source, policy_of(partial(self.sample, state.params["actor"])), self.rollouts.penalised, key
+        )
 
     def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
         imagined = self.roll(state, source, key)
         return self.rollouts.add(state, imagined), describe(imagined)
 
     def inconsistency(self, state: TrainState, observations: Tensor, actions: Tensor, key: Tensor) -> Tensor:
-        """U(s, a) [B] at observations [B, O] (equation 8): the (unbiased) standard deviation over elites of the mean, over drawn next
-        states and actions, of the smallest target critic's value. All are one batch of backup_samples * elites * B."""
+        """U(s, a) [B] at observations [B, O] (equation 8): the (unbiased) standard deviation over elites of the mean,
+        over drawn next states and actions, of the smallest target critic's value. All are one batch of backup_samples *
+        elites * B."""
         source: ModelSource = self.runtime.source
         model, tree, count = source.model, self.rollouts.tree(source), self.config.backup_samples
         prediction = model.predict(tree, observations, actions, model.first_past(observations))
         mean, std = prediction.mean[tree["elites"]], prediction.std[tree["elites"]]  # [K, B, O]
         state_key, action_key = rng.split(key)
         next_observations = mean + std * rng.normal(state_key, (count, *mean.shape))
-        next_observations = next_observations.nan_to_num(0.0).clamp(tree["low"], tree["high"]).flatten(0, 2)  # as rollouts are
+        next_observations = (
+            next_observations.nan_to_num(0.0).clamp(tree["low"], tree["high"]).flatten(0, 2)
+        )  # as rollouts are
         action, _ = self.sample(state.params["actor"], next_observations, action_key)
         value = self.critic.min_q(state.target["critic"], next_observations, action).mean
         return value.reshape(count, *mean.shape[:2]).mean(0).std(0)
 
     def best_target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor, count: int) -> Target:
-        """The target with, for V(s'), the smallest over critics of each one's best of `count` actions, as in the authors' code: the other
-        order, that of CQL, is more cautious."""
-        observations, target_critics = batch["next_observations"], self.critic.target_critics(state, rng.fold_in(key, 100))
+        """The target with, for V(s'), the smallest over critics of each one's best of `count` actions, as in the
+        authors' code: the other order, that of CQL, is more cautious."""
+        observations, target_critics = (
+            batch["next_observations"],
+            self.critic.target_critics(state, rng.fold_in(key, 100)),
+        )
         action, log_p = self.sample(actor, observations, key, count)
         logits = self.critic.logits(target_critics, observations, action)  # [E, M, B, out_dim]
         best = self.critic.head.mean(logits).argmax(1)  # [E, B]
-        best_logits = logits.gather(1, best[:, None, :, None].expand(-1, -1, -1, logits.shape[-1])).squeeze(1)  # [E, B, out_dim]
+        best_logits = logits.gather(1, best[:, None, :, None].expand(-1, -1, -1, logits.shape[-1])).squeeze(
+            1
+        )  # [E, B, out_dim]
         bonus = self.weight(state) * float(self.config.entropy_in_target) * log_p.gather(0, best)
         value = Values((self.critic.head.mean(best_logits) - bonus).amin(0), self.critic.smallest(best_logits).logits)
         return self.critic.td_target(batch, value)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E (y - Q_i(s, a))^2, summed over critics i, with y = r - beta U(s, a) + gamma min_j Q'_j(s', a') and U = 0 on the data's rows."""
+        """E (y - Q_i(s, a))^2, summed over critics i, with y = r - beta U(s, a) + gamma min_j Q'_j(s', a') and U = 0 on
+        the data's rows.
+        """
         c, real_rows = self.config, self.rollouts.real_rows
         target = self.target(state, state.params["actor"], batch, key)
-        uncertainty = self.inconsistency(state, batch["observations"][real_rows:], batch["actions"][real_rows:], rng.fold_in(key, 302))
+        uncertainty = self.inconsistency(
+            state, batch["observations"][real_rows:], batch["actions"][real_rows:], rng.fold_in(key, 302)
+        )
         value = target.value - c.inconsistency_weight * torch.cat([uncertainty.new_zeros(real_rows), uncertainty])
         metrics = {"mobile/inconsistency": uncertainty.mean()}
         if c.min_target is not None:

@@ -32,13 +32,16 @@ class MOPOConfig(ModelBasedSettings):
     """Settings of MOPO; the defaults are OfflineRL-Kit's for D4RL's HalfCheetah."""
 
     name: str = "mopo"
-    max_entropy_weight: float | None = setting(1.0, "the entropy's weight counts as at most this; null: as it is", low=0.0)
+    max_entropy_weight: float | None = setting(
+        1.0, "the entropy's weight counts as at most this; null: as it is", low=0.0
+    )
     penalty: float = setting(0.5, "times the uncertainty, is taken off each imagined reward (lambda)", low=0.0)
 
 
 @register("algo", "mopo")
 class MOPO(SoftActorCritic):
-    """SAC on the data's transitions and on rollouts in a model, whose rewards are penalised where the model is uncertain (algorithm 1).
+    """SAC on the data's transitions and on rollouts in a model, whose rewards are penalised where the model is
+    uncertain (algorithm 1).
 
     The losses are SAC's; rewards stay as they were when they were imagined.
     """

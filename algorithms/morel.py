@@ -1,4 +1,6 @@
-"""MOReL: "MOReL: Model-Based Offline Reinforcement Learning" (Kidambi et al., 2020, arXiv 2005.05951), with a soft actor-critic."""
+"""MOReL: "MOReL: Model-Based Offline Reinforcement Learning" (Kidambi et al., 2020, arXiv 2005.05951), with a soft
+actor-critic.
+"""
 
 from __future__ import annotations
 
@@ -44,16 +46,23 @@ class MOReLConfig(ModelBasedSettings):
         choices=("torch", "orthogonal", "fixed_bias", "small_head"),
     )
     critics: int = setting(10, "how many critics; targets take the smallest of their values", low=1)
-    real_share: float = setting(0.01, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
+    real_share: float = setting(
+        0.01, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True
+    )
     uncertainty: str = setting("disagreement", "how uncertain the model is of a step", choices=("none", *names()))
     threshold: str = setting(
         "deviations",
-        "a step is unknown where its uncertainty is above: deviations (the mean of the data's rows and threshold_scale standard "
+        "a step is unknown where its uncertainty is above: deviations (the mean of the data's rows and threshold_scale "
+        "standard "
         "deviations), quantile (their threshold_scale quantile), maximum (threshold_scale times the largest)",
         choices=("deviations", "quantile", "maximum"),
     )
-    threshold_scale: float | None = setting(None, "see threshold; null: 3 deviations, the 0.95 quantile, 1 times the maximum", low=0.0)
-    halt_reward: float | None = setting(None, "reward of an unknown step, which ends the rollout; null: found with halt_offset")
+    threshold_scale: float | None = setting(
+        None, "see threshold; null: 3 deviations, the 0.95 quantile, 1 times the maximum", low=0.0
+    )
+    halt_reward: float | None = setting(
+        None, "reward of an unknown step, which ends the rollout; null: found with halt_offset"
+    )
     halt_offset: float = setting(200.0, "an unknown step's reward is so far below the data's smallest reward", low=0.0)
 
 
@@ -62,10 +71,11 @@ SCALES = {"deviations": 3.0, "quantile": 0.95, "maximum": 1.0}
 
 @register("algo", "morel")
 class MOReL(SoftActorCritic):
-    """Rollouts end in HALT, with a large negative reward, where the model does not know (definition 3, the pessimistic MDP).
+    """Rollouts end in HALT, with a large negative reward, where the model does not know (definition 3, the pessimistic
+    MDP).
 
-    HALT is a termination: its value is the one reward, not an endless sum of such rewards. Known steps keep the model's rewards.
-    """
+    HALT is a termination: its value is the one reward, not an endless sum of such rewards. Known steps keep the model's
+    rewards."""
 
     Config = MOReLConfig
     traits = dataclasses.replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
@@ -76,16 +86,23 @@ class MOReL(SoftActorCritic):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """`config` with HALT's reward inside the bins' range, where that is found from the data. Warns of a HALT that would pay."""
+        """`config` with HALT's reward inside the bins' range, where that is found from the data. Warns of a HALT that
+        would pay.
+        """
         model_rollouts.check(config, grid)
         result, values = super().fit_config(config, dataset, grid), grid or {}
-        minimum, mean = (float(x) for x in (dataset.columns["rewards"].min(), dataset.columns["rewards"].float().mean()))
+        minimum, mean = (
+            float(x) for x in (dataset.columns["rewards"].min(), dataset.columns["rewards"].float().mean())
+        )
         fixed = [] if config.halt_reward is None else [config.halt_reward]
-        rewards = list(values.get("halt_reward", fixed)) or [minimum - float(x) for x in values.get("halt_offset", [config.halt_offset])]
+        rewards = list(values.get("halt_reward", fixed)) or [
+            minimum - float(x) for x in values.get("halt_offset", [config.halt_offset])
+        ]
         perpetuity = mean / (1.0 - min(config.discount, 1.0 - 1e-9))
         if max(rewards) > perpetuity:
             warn(
-                f"HALT costs less ({max(rewards):g}) than to go on as the data do for ever ({perpetuity:g}, from their mean reward and the "
+                f"HALT costs less ({max(rewards):g}) than to go on as the data do for ever ({perpetuity:g}, from their "
+                "mean reward and the "
                 "discount): leaving what the model knows would pay; set algo.halt_reward lower"
             )
         if config.value_range or not result.value_range:
@@ -114,13 +131,18 @@ class MOReL(SoftActorCritic):
         """The uncertainty of each of the data's rows, in order, and the smallest reward of those rows."""
         c = self.config
         if c.uncertainty == "none":
-            raise UserError(f"algo=morel halts where the model is uncertain: choose algo.uncertainty={' or '.join(names())}, not none")
+            raise UserError(
+                f"algo=morel halts where the model is uncertain: choose algo.uncertainty={' or '.join(names())}, not "
+                "none"
+            )
         if c.threshold == "quantile" and c.threshold_scale is not None and c.threshold_scale > 1.0:
             raise UserError(f"algo.threshold_scale={c.threshold_scale:g}: a quantile is at most 1")
         device = source.tree["low"].device
         values = on_data(measure(c.uncertainty), source.model, source.tree, dataset)
         if not torch.isfinite(values).all():
-            raise UserError(f"{dataset.spec.name}: the world model's uncertainty is not finite on its own data; train another model")
+            raise UserError(
+                f"{dataset.spec.name}: the world model's uncertainty is not finite on its own data; train another model"
+            )
         return {
             "uncertainties": values.sort().values.to(device),
             "lowest": dataset.columns["rewards"][dataset.transition_rows()].min().to(device),
@@ -139,7 +161,9 @@ class MOReL(SoftActorCritic):
         return torch.lerp(values[index], values[(index + 1).clamp(max=len(values) - 1)], position - index)
 
     def halted(self, source: ModelSource, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
-        """Rewards [B] and terminations [B] of the pessimistic MDP (definition 3): an unknown step ends in HALT and earns its reward."""
+        """Rewards [B] and terminations [B] of the pessimistic MDP (definition 3): an unknown step ends in HALT and
+        earns its reward.
+        """
         c = self.config
         rewards, terminations = self.rollouts.penalised(outcome, uncertainty)
         unknown = uncertainty > self.limit(source)
@@ -148,7 +172,9 @@ class MOReL(SoftActorCritic):
 
     def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
         """New rollouts of the policy, in the pessimistic MDP."""
-        return self.rollouts.roll(source, policy_of(partial(self.sample, state.params["actor"])), partial(self.halted, source), key)
+        return self.rollouts.roll(
+            source, policy_of(partial(self.sample, state.params["actor"])), partial(self.halted, source), key
+        )
 
     def describe(self, source: ModelSource, imagined: Imagined) -> Metrics:
         """Metrics of rollouts, with the share of them that ended in HALT."""

@@ -1,4 +1,6 @@
-"""OTA: "Option-aware Temporally Abstracted Value for Offline Goal-Conditioned RL" (Ahn et al., 2025, arXiv 2505.12737)."""
+"""OTA: "Option-aware Temporally Abstracted Value for Offline Goal-Conditioned RL" (Ahn et al., 2025, arXiv
+2505.12737).
+"""
 
 from __future__ import annotations
 
@@ -43,16 +45,19 @@ class OTAConfig(SubgoalSettings):
     """Settings of OTA."""
 
     name: str = "ota"
-    option_steps: int = setting(5, "n: the high level's values look so many steps ahead at once (longer mazes: more)", low=1)
+    option_steps: int = setting(
+        5, "n: the high level's values look so many steps ahead at once (longer mazes: more)", low=1
+    )
 
 
 @register("algo", "ota")
 class OTA(GoalConditioned):
-    """HIQL whose high level has values of its own, that of options of n steps: one reward of -1 and one discount for each of them.
+    """HIQL whose high level has values of its own, that of options of n steps: one reward of -1 and one discount for
+    each of them.
 
-    A goal n times as far is then as far as before, so the order of far states is less blurred and the high level's advantage has its sign
-    wrong less often. Modules "value" (V_l, V_h and their phi), "actor" (the low level pi_l), "high" (pi_h), and "adjacency" with
-    adjacency_weight.
+    A goal n times as far is then as far as before, so the order of far states is less blurred and the high level's
+    advantage has its sign wrong less often. Modules "value" (V_l, V_h and their phi), "actor" (the low level pi_l),
+    "high" (pi_h), and "adjacency" with adjacency_weight.
     """
 
     Config = OTAConfig
@@ -85,14 +90,25 @@ class OTA(GoalConditioned):
         return self.apply("value", value, "represent", observations, goals)
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """HIQL's loss of V_l over one step, and of V_h over an option of n steps, with one reward and one discount for each."""
+        """HIQL's loss of V_l over one step, and of V_h over an option of n steps, with one reward and one discount for
+        each.
+        """
         option = GoalTarget(*goal_rewards(batch[OPTION_SUCCESSES]), self.config.discount, batch[OPTION_STATES])
         low, low_v = self.td_loss(value, state, batch, "low", goal_target(self.config, batch), batch[VALUE_GOALS])
         high, high_v = self.td_loss(value, state, batch, "high", option, batch[OPTION_GOALS])
-        return low + high, {"value/loss": low, "value/v": low_v.mean(), "value/high_loss": high, "value/high_v": high_v.mean()}
+        return low + high, {
+            "value/loss": low,
+            "value/v": low_v.mean(),
+            "value/high_loss": high,
+            "value/high_v": high_v.mean(),
+        }
 
-    def td_loss(self, value: Params, state: TrainState, batch: Batch, head: str, step: GoalTarget, goals: Tensor) -> tuple[Tensor, Tensor]:
-        """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 of both V, A = r + gamma min V'(s', g) - mean V'(s, g); and V [2, B]."""
+    def td_loss(
+        self, value: Params, state: TrainState, batch: Batch, head: str, step: GoalTarget, goals: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 of both V, A = r + gamma min V'(s', g) - mean V'(s, g);
+        and V [2, B].
+        """
         c, target, observations = self.config, value_targets(state), batch["observations"]
         v, target_v = self.v(value, observations, goals, head), self.v(target, observations, goals, head)
         next_v = self.v(target, step.observations, goals, head)
@@ -101,9 +117,13 @@ class OTA(GoalConditioned):
         return (losses.expectile_weight(advantage, c.expectile) * error.square()).mean(-1).sum(), v
 
     def low_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """-E min(exp(beta A), 100) log pi_l(a | s, phi(s, w)), A = V_l(s', w) - V_l(s, w), w the state k steps ahead."""
+        """-E min(exp(beta A), 100) log pi_l(a | s, phi(s, w)), A = V_l(s', w) - V_l(s, w), w the state k steps
+        ahead.
+        """
         value, observations, subgoals = state.params["value"], batch["observations"], batch[LOW_GOALS]
-        advantage = (self.v(value, batch["next_observations"], subgoals) - self.v(value, observations, subgoals)).mean(0)
+        advantage = (self.v(value, batch["next_observations"], subgoals) - self.v(value, observations, subgoals)).mean(
+            0
+        )
         weight = losses.advantage_weight(advantage, self.config.low_temperature)
         dist = self.apply("actor", actor, concatenate(observations, self.represent(value, observations, subgoals)))
         loss = -(weight * self.policy.log_prob(dist, batch["actions"])).mean()
@@ -112,7 +132,9 @@ class OTA(GoalConditioned):
     def high_loss(self, high: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """-E min(exp(beta A), 100) log pi_h(phi(s, w) | s, g), A = V_h(w, g) - V_h(s, g); with HRAC's penalty."""
         value, observations, goals = state.params["value"], batch["observations"], batch[HIGH_GOALS]
-        advantage = (self.v(value, batch[HIGH_TARGET_STATES], goals, "high") - self.v(value, observations, goals, "high")).mean(0)
+        advantage = (
+            self.v(value, batch[HIGH_TARGET_STATES], goals, "high") - self.v(value, observations, goals, "high")
+        ).mean(0)
         weight = losses.advantage_weight(advantage, self.config.high_temperature)
         subgoal = self.represent(value, observations, batch[HIGH_TARGETS])
         dist = self.apply("high", high, concatenate(observations, goals))
@@ -140,7 +162,9 @@ class OTA(GoalConditioned):
         return self.move_targets(state, after, "value"), {**value, **low, **high}
 
     def subgoals(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
-        """The latents [B, D] of the subgoals that the high level chooses, scaled back to the sphere on which phi lies."""
+        """The latents [B, D] of the subgoals that the high level chooses, scaled back to the sphere on which phi
+        lies.
+        """
         return on_sphere(self.apply("high", state.params["high"], concatenate(observations, goals))[0])
 
     def actor(self, state: TrainState) -> Actor:

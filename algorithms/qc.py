@@ -1,4 +1,6 @@
-"""Q-chunking: "Reinforcement Learning with Action Chunking" (Li et al., 2025, arXiv 2507.07969), and its relatives of single actions."""
+"""Q-chunking: "Reinforcement Learning with Action Chunking" (Li et al., 2025, arXiv 2507.07969), and its relatives of
+single actions.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,17 @@ class QCConfig(FlowSettings):
     """Settings of Q-chunking; the defaults are the authors'. chunked=false: FQL-n and BFN-n; length=1: FQL and BFN."""
 
     name: str = "qc"
-    length: int = length_field(5, "steps that a target sums, and actions in a chunk (h); 1: single actions and one-step targets")
+    length: int = length_field(
+        5, "steps that a target sums, and actions in a chunk (h); 1: single actions and one-step targets"
+    )
     execute: int = execute_field()
-    chunked: bool = setting(True, "Q and the policy are of whole chunks; false: of single actions, with n-step targets (n = length)")
+    chunked: bool = setting(
+        True, "Q and the policy are of whole chunks; false: of single actions, with n-step targets (n = length)"
+    )
     actor: str = setting(
         "best",
-        "best: the best of `candidates` chunks that the flow draws, by Q (QC, BFN); distil: a one-step policy that climbs Q (QC-FQL, FQL)",
+        "best: the best of `candidates` chunks that the flow draws, by Q (QC, BFN); distil: a one-step policy that "
+        "climbs Q (QC-FQL, FQL)",
         choices=("best", "distil"),
     )
     candidates: int = setting(32, "actor=best: chunks drawn for each target and decision", low=1)
@@ -50,7 +57,8 @@ class QCConfig(FlowSettings):
     normalize_q: bool = setting(False, "actor=distil: divide the policy's Q by its mean size")
     short: str = setting(
         "drop",
-        "windows that a time-out cuts: drop: no target, as published; bootstrap: of the steps that there are, which suits chunked=false",
+        "windows that a time-out cuts: drop: no target, as published; bootstrap: of the steps that there are, which "
+        "suits chunked=false",
         choices=("drop", "bootstrap"),
     )
     pessimism: str = pessimism_field()
@@ -60,11 +68,12 @@ class QCConfig(FlowSettings):
 
 @register("algo", "qc")
 class QC(Algorithm):
-    """TD over h steps with chunks of h actions as single actions of D = h A numbers, and a flow that clones the data's chunks.
+    """TD over h steps with chunks of h actions as single actions of D = h A numbers, and a flow that clones the data's
+    chunks.
 
-    All losses of an update read the parameters of before it, as in the authors' code, where they are one loss; so does the target critic,
-    which follows the critics of before the update. Modules: critic, flow, and with actor=distil actor, which maps noise to a chunk.
-    """
+    All losses of an update read the parameters of before it, as in the authors' code, where they are one loss; so does
+    the target critic, which follows the critics of before the update. Modules: critic, flow, and with actor=distil
+    actor, which maps noise to a chunk."""
 
     Config = QCConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",), n_step=False)
@@ -108,8 +117,11 @@ class QC(Algorithm):
         """The flow's chunks [B, D] from noise z [B, D]."""
         return flow.integrate(lambda x, t: self.apply("flow", params, observations, x, t), z, self.config.flow_steps)
 
-    def decide(self, state: TrainState, observations: Tensor, key: Tensor, count: int, *, still: bool = False) -> Tensor:
-        """The policy's chunks [B, D]: of the one-step policy, or the best of `count` of the flow by the online critics (section 4.2).
+    def decide(
+        self, state: TrainState, observations: Tensor, key: Tensor, count: int, *, still: bool = False
+    ) -> Tensor:
+        """The policy's chunks [B, D]: of the one-step policy, or the best of `count` of the flow by the online critics
+        (section 4.2).
 
         still: all noise is 0.
         """
@@ -123,14 +135,18 @@ class QC(Algorithm):
         return flow.best_of(self.critic.reduce_ensemble(q, c.pessimism, c.rho), drawn)
 
     def next_value(self, state: TrainState, batch: Batch, key: Tensor) -> Values:
-        """Q'(s', a') [B] of the target critics, a' the policy's chunk after the window, which the online critics choose."""
+        """Q'(s', a') [B] of the target critics, a' the policy's chunk after the window, which the online critics
+        choose.
+        """
         c, s = self.config, batch["next_observations"]
         chunk = self.decide(state, s, key, c.candidates)
-        return self.critic.aggregate(self.critic.logits(self.critic.target_critics(state, key), s, chunk), c.pessimism, c.rho)
+        return self.critic.aggregate(
+            self.critic.logits(self.critic.target_critics(state, key), s, chunk), c.pessimism, c.rho
+        )
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E w (sum_k gamma^k r_k + gamma^m Q'(s_m, a') - Q_i(s, a))^2, the mean over critics i (equation 6); w = 0 where a time-out cut the
-        window (short=drop), else 1."""
+        """E w (sum_k gamma^k r_k + gamma^m Q'(s_m, a') - Q_i(s, a))^2, the mean over critics i (equation 6); w = 0
+        where a time-out cut the window (short=drop), else 1."""
         target = self.critic.td_target(batch, self.next_value(state, batch, key))
 
         def objective(logits: Tensor, target: critics.Target) -> Tensor:
@@ -148,7 +164,9 @@ class QC(Algorithm):
         return loss, {"flow/loss": loss}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E [alpha |mu(s, z) - flow(s, z)|^2 / D - Q(s, mu(s, z))], Q the critics' mean; Q sees actions cut to the range (equation 9)."""
+        """E [alpha |mu(s, z) - flow(s, z)|^2 / D - Q(s, mu(s, z))], Q the critics' mean; Q sees actions cut to the
+        range (equation 9).
+        """
         c, observations = self.config, batch["observations"]
         z = rng.normal(key, (observations.shape[0], self.width))
         cloned = self.integrated({k: v.detach() for k, v in state.params["flow"].items()}, observations, z)

@@ -1,4 +1,6 @@
-"""Q-learning Decision Transformer (Yamagata et al., 2022, arXiv 2209.03993): DT on returns to go that values have relabelled."""
+"""Q-learning Decision Transformer (Yamagata et al., 2022, arXiv 2209.03993): DT on returns to go that values have
+relabelled.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class QDTConfig(TeacherSettings, TargetReturnSettings, SequenceSettings):
 
     name: str = "qdt"
     samples: int = setting(10, "actions of the values' policy whose mean Q is the value of a state", low=1)
-    conservative_weight: float = setting(5.0, "of the CQL that is trained where values= names no run", low=0.0, shared=True)
+    conservative_weight: float = setting(
+        5.0, "of the CQL that is trained where values= names no run", low=0.0, shared=True
+    )
     discount: float = setting(0.99, "the same CQL's discount factor", low=0.0, high=1.0, shared=True)
     value_hidden: list[int] = setting([256, 256], "widths of the same CQL's hidden layers", low=1)
     value_batch_size: int = setting(256, "transitions in a batch of the same CQL", low=1)
@@ -60,11 +64,12 @@ def relabel(rewards: np.ndarray, values: np.ndarray, start: np.ndarray, end: np.
 class QDT(SequenceModel):
     """DT that learns from returns which a good policy could have earned from where the data went, by CQL's values.
 
-    Each return is relabelled by itself, so those of an episode need not add up. Within a window they do, as when acting: the last one
-    is the relabelled one, an earlier one the rewards until that step and that. The last step of a window is drawn anew in each update.
+    Each return is relabelled by itself, so those of an episode need not add up. Within a window they do, as when
+    acting: the last one is the relabelled one, an earlier one the rewards until that step and that. The last step of a
+    window is drawn anew in each update.
 
-    CQL bounds values from below, so a return is only ever raised to a likely one. Target returns work as in DT, with the largest
-    relabelled return from a first step as the default.
+    CQL bounds values from below, so a return is only ever raised to a likely one. Target returns work as in DT, with
+    the largest relabelled return from a first step as the default.
     """
 
     Config = QDTConfig
@@ -76,7 +81,9 @@ class QDT(SequenceModel):
             "conservative_weight": c.conservative_weight, "discount": c.discount, "hidden": list(c.value_hidden),
             "batch_size": c.value_batch_size,
         }  # fmt: skip
-        return values_requirement(config, "cql", settings, check_values, ratio=5)  # 500,000 updates of CQL, then 100,000
+        return values_requirement(
+            config, "cql", settings, check_values, ratio=5
+        )  # 500,000 updates of CQL, then 100,000
 
     @classmethod
     def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
@@ -98,7 +105,11 @@ class QDT(SequenceModel):
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
         """DT's (R_1, s_1, a_1, ..., R_K, s_K, a_K)."""
         returns = batch[RETURNS] / self.config.return_scale
-        return {"return": returns.unsqueeze(-1), "observation": batch["observations"], "action": self.spec.encode(batch["actions"])}
+        return {
+            "return": returns.unsqueeze(-1),
+            "observation": batch["observations"],
+            "action": self.spec.encode(batch["actions"]),
+        }
 
     def sampler(self) -> Sampler:
         return dataclasses.replace(super().sampler(), made=self.relabelled)  # type: ignore[type-var]
@@ -108,7 +119,9 @@ class QDT(SequenceModel):
         return {RETURNS: relabelled_returns(self.pretrained["values"], dataset, self.config.samples)}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), DT's loss on the returns of `relabel` (section 4)."""
+        """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), DT's loss on the returns of `relabel`
+        (section 4).
+        """
         cut_key, key = rng.split(key)
         batch = self.shortened(batch, cut_key)
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
@@ -116,7 +129,9 @@ class QDT(SequenceModel):
         return loss, {"actor/loss": loss}
 
     def shortened(self, batch: Batch, key: Tensor) -> Batch:
-        """Windows that end after a random number of their steps, with returns that follow from the relabelled one of their last step."""
+        """Windows that end after a random number of their steps, with returns that follow from the relabelled one of
+        their last step.
+        """
         valid = batch[VALID]
         position, lengths = valid.cumsum(-1) - 1, valid.sum(-1)
         last = rng.randint(key, tuple(lengths.shape), lengths).unsqueeze(-1)
@@ -143,7 +158,8 @@ def relabelled_returns(run: Pretrained, dataset: Dataset, samples: int) -> Tenso
     spec = dataset.spec
     if spec.reward_shift:
         raise UserError(
-            "qdt compares values with returns as recorded, and dataset.reward_shift adds to one but not the other: leave it at 0"
+            "qdt compares values with returns as recorded, and dataset.reward_shift adds to one but not the other: "
+            "leave it at 0"
         )
     values = v_of_policy(run, observation_rows(dataset), samples).double().numpy()
     rewards = dataset.columns["rewards"].cpu().double().numpy()

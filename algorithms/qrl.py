@@ -1,5 +1,5 @@
-"""Quasimetric RL: "Optimal Goal-Reaching Reinforcement Learning via Quasimetric Learning" (Wang et al., 2023, arXiv 2304.01203), with
-OGBench's constants (arXiv 2410.20092)."""
+"""Quasimetric RL: "Optimal Goal-Reaching Reinforcement Learning via Quasimetric Learning" (Wang et al., 2023, arXiv
+2304.01203), with OGBench's constants (arXiv 2410.20092)."""
 
 from __future__ import annotations
 
@@ -32,16 +32,28 @@ class QRLConfig(GoalValueSettings):
     """Settings of QRL; the defaults are OGBench's for antmaze. It uses no discount factor and no target networks."""
 
     name: str = "qrl"
-    value_current: float = setting(0.0, "share of the values' goals that are the present state", low=0.0, high=1.0, shared=True)
-    value_trajectory: float = setting(0.0, "share that are later states of the trajectory", low=0.0, high=1.0, shared=True)
+    value_current: float = setting(
+        0.0, "share of the values' goals that are the present state", low=0.0, high=1.0, shared=True
+    )
+    value_trajectory: float = setting(
+        0.0, "share that are later states of the trajectory", low=0.0, high=1.0, shared=True
+    )
     value_random: float = setting(1.0, "share that are any states of the data", low=0.0, high=1.0, shared=True)
-    quasimetric: str = setting("iqe", "iqe: interval quasimetric embeddings; mrn: metric residual networks", choices=QUASIMETRICS)
+    quasimetric: str = setting(
+        "iqe", "iqe: interval quasimetric embeddings; mrn: metric residual networks", choices=QUASIMETRICS
+    )
     latent: int = setting(512, "width of the latent; iqe: a multiple of 8", low=2)
-    slack: float = setting(0.05, "epsilon: how much the mean square excess of one step's distance over 1 may be", low=0.0)
+    slack: float = setting(
+        0.05, "epsilon: how much the mean square excess of one step's distance over 1 may be", low=0.0
+    )
     spread: float = setting(5.0, "offset of the softplus that pushes states apart", low=0.0)
-    spread_scale: float = setting(100.0, "beta: distances beyond about spread times this are pushed no further", low=1e-6)
+    spread_scale: float = setting(
+        100.0, "beta: distances beyond about spread times this are pushed no further", low=1e-6
+    )
     learner: str = learner_field()
-    bc_weight: float = setting(0.003, "ddpg_bc: weight of imitation (pointmaze 0.0003, humanoidmaze 0.001, manipulation 0.3)", low=0.0)
+    bc_weight: float = setting(
+        0.003, "ddpg_bc: weight of imitation (pointmaze 0.0003, humanoidmaze 0.001, manipulation 0.3)", low=0.0
+    )
     temperature: float = setting(3.0, "awr: multiplies the advantage in the exponent; larger is greedier", low=0.0)
 
 
@@ -49,9 +61,9 @@ class QRLConfig(GoalValueSettings):
 class QRL(GoalConditioned):
     """The largest quasimetric under which no step of the data is longer than 1 is the number of steps to the goal.
 
-    States and goals are pushed apart, one step's distance is held at 1 by a multiplier that rises while the constraint is violated, and,
-    with learner=ddpg_bc, a model of what actions do to the latent lets the distance judge them. Assumes that dynamics are deterministic.
-    """
+    States and goals are pushed apart, one step's distance is held at 1 by a multiplier that rises while the constraint
+    is violated, and, with learner=ddpg_bc, a model of what actions do to the latent lets the distance judge them.
+    Assumes that dynamics are deterministic."""
 
     Config = QRLConfig
 
@@ -60,16 +72,22 @@ class QRL(GoalConditioned):
         if s.goal_dim:
             name = s.task.name if s.task is not None and not s.name else s.name
             raise UserError(
-                f"{c.name} cannot learn from {name}, whose goals are no observations but have {s.goal_dim} numbers of their own "
+                f"{c.name} cannot learn from {name}, whose goals are no observations but have {s.goal_dim} numbers of "
+                "their own "
                 "(achieved_goals): it measures distances between states; take gcivl, gciql, crl or hiql"
             )
         self.learner = chosen_learner(c, s.discrete)
         if c.latent % (8 if c.quasimetric == "iqe" else 2):
-            raise UserError(f"algo.latent={c.latent} must be a multiple of {8 if c.quasimetric == 'iqe' else 2} for {c.quasimetric}")
+            raise UserError(
+                f"algo.latent={c.latent} must be a multiple of {8 if c.quasimetric == 'iqe' else 2} for {c.quasimetric}"
+            )
         encoder = make_net(c, s.observation_dim, c.latent)
         # awr needs the distance alone: dynamics that nothing uses would only shape phi
         moves = None if self.learner == "awr" else make_net(c, c.latent + self.spec.encoded_action_dim, c.latent)
-        return {"actor": self.make_actor(), "value": QuasimetricModel(encoder, moves, Quasimetric(c.quasimetric, c.latent))}
+        return {
+            "actor": self.make_actor(),
+            "value": QuasimetricModel(encoder, moves, Quasimetric(c.quasimetric, c.latent)),
+        }
 
     def distance(self, value: Params, observations: Tensor, goals: Tensor) -> Tensor:
         """d(s, g) [B], in steps."""
@@ -77,22 +95,33 @@ class QRL(GoalConditioned):
         return self.apply("value", value, "between", x, y)
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """beta E softplus(spread - d(s, g) / beta) + lambda (E relu(d(s, s') - 1)^2 - slack), which lambda maximises; and for the latent
-        dynamics T, E (d(T(s, a), s') + d(s', T(s, a))) / 2."""
+        """beta E softplus(spread - d(s, g) / beta) + lambda (E relu(d(s, s') - 1)^2 - slack), which lambda maximises;
+        and for the latent dynamics T, E (d(T(s, a), s') + d(s', T(s, a))) / 2."""
         c = self.config
         x, next_x, goal = (
-            self.apply("value", value, "encode", batch[k].flatten(1)) for k in ("observations", "next_observations", VALUE_GOALS)
+            self.apply("value", value, "encode", batch[k].flatten(1))
+            for k in ("observations", "next_observations", VALUE_GOALS)
         )
-        distance, step = self.apply("value", value, "between", x, goal), self.apply("value", value, "between", x, next_x)
+        distance, step = (
+            self.apply("value", value, "between", x, goal),
+            self.apply("value", value, "between", x, next_x),
+        )
         repulsion = c.spread_scale * F.softplus(c.spread - distance / c.spread_scale).mean()
         excess = (step - 1.0).clamp(min=0.0).square().mean()
         multiplier = self.apply("value", value, "multiplier")
         loss = repulsion + multiplier.detach() * excess + multiplier * (c.slack - excess.detach())
-        metrics = {"value/loss": loss, "value/distance": distance.mean(), "value/step": step.mean(), "value/multiplier": multiplier}
+        metrics = {
+            "value/loss": loss,
+            "value/distance": distance.mean(),
+            "value/step": step.mean(),
+            "value/multiplier": multiplier,
+        }
         if self.learner == "awr":
             return loss, metrics
         prediction = self.apply("value", value, "move", x, self.spec.encode(batch["actions"]))
-        total = self.apply("value", value, "between", prediction, next_x) + self.apply("value", value, "between", next_x, prediction)
+        total = self.apply("value", value, "between", prediction, next_x) + self.apply(
+            "value", value, "between", next_x, prediction
+        )
         dynamics = 0.5 * total.mean()
         return loss + dynamics, {**metrics, "value/dynamics": dynamics}
 
@@ -100,12 +129,16 @@ class QRL(GoalConditioned):
         """-d(T(s, a), g) [B]."""
         value = state.params["value"]
         x, goal = (self.apply("value", value, "encode", z.flatten(1)) for z in (observations, goals))
-        return -self.apply("value", value, "between", self.apply("value", value, "move", x, self.spec.encode(actions)), goal)
+        return -self.apply(
+            "value", value, "between", self.apply("value", value, "move", x, self.spec.encode(actions)), goal
+        )
 
     def advantage(self, state: TrainState, batch: Batch) -> Tensor:
         """d(s, g) - d(s', g) [B] at the actor's goals."""
         value, goals = state.params["value"], batch[ACTOR_GOALS]
-        return self.distance(value, batch["observations"], goals) - self.distance(value, batch["next_observations"], goals)
+        return self.distance(value, batch["observations"], goals) - self.distance(
+            value, batch["next_observations"], goals
+        )
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """ddpg_bc: E d(T(s, pi(s, g)), g) / E |d| - bc_weight E log pi(a | s, g);

@@ -1,4 +1,6 @@
-"""ReBRAC: "Revisiting the Minimalist Approach to Offline Reinforcement Learning" (Tarasov et al., 2023, arXiv 2305.09836)."""
+"""ReBRAC: "Revisiting the Minimalist Approach to Offline Reinforcement Learning" (Tarasov et al., 2023, arXiv
+2305.09836).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from offrl.settings.field import setting
 
 @dataclass
 class ReBRACConfig(TD3Settings):
-    """Settings of ReBRAC; the defaults are the authors' for D4RL's locomotion tasks, where the two penalties differ between datasets."""
+    """Settings of ReBRAC; the defaults are the authors' for D4RL's locomotion tasks, where the two penalties differ
+    between datasets.
+    """
 
     name: str = "rebrac"
     learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
@@ -33,12 +37,19 @@ class ReBRACConfig(TD3Settings):
         choices=("fixed_bias", "torch", "orthogonal", "small_head", "xavier"),
     )
     actor_layer_norm: bool = setting(False, "LayerNorm after each hidden layer of the actor")
-    actor_bc: float = setting(0.01, "weight of the actor's squared distance from the data's action (ReBRAC's beta_1)", low=0.0)
-    actor_q: float = setting(1.0, "weight of the normalised value in the actor's loss; 0: the actor imitates and nothing else", low=0.0)
-    critic_bc: float = setting(0.01, "weight, in the target, of the next action's squared distance from the data's (beta_2)", low=0.0)
+    actor_bc: float = setting(
+        0.01, "weight of the actor's squared distance from the data's action (ReBRAC's beta_1)", low=0.0
+    )
+    actor_q: float = setting(
+        1.0, "weight of the normalised value in the actor's loss; 0: the actor imitates and nothing else", low=0.0
+    )
+    critic_bc: float = setting(
+        0.01, "weight, in the target, of the next action's squared distance from the data's (beta_2)", low=0.0
+    )
     update_order: str = setting(
         "sequential",
-        "sequential: the critics, then the actor by the new critics, then the targets (as published); simultaneous: all from the "
+        "sequential: the critics, then the actor by the new critics, then the targets (as published); simultaneous: "
+        "all from the "
         "parameters before the update, and the actor goes on by its momentum in between (as OGBench)",
         choices=("sequential", "simultaneous"),
     )
@@ -46,10 +57,11 @@ class ReBRACConfig(TD3Settings):
 
 @register("algo", "rebrac")
 class ReBRAC(TD3):
-    """TD3 with deeper critics that have LayerNorm, and a penalty in the actor's loss and one of its own in the critics' target.
+    """TD3 with deeper critics that have LayerNorm, and a penalty in the actor's loss and one of its own in the critics'
+    target.
 
-    Distances are sums over action dimensions, as in the authors' code; TD3+BC's is a mean. The authors move the actor's target towards the
-    actor of before its step; here it is the one of after it, as in TD3.
+    Distances are sums over action dimensions, as in the authors' code; TD3+BC's is a mean. The authors move the actor's
+    target towards the actor of before its step; here it is the one of after it, as in TD3.
     """
 
     Config = ReBRACConfig
@@ -75,14 +87,18 @@ class ReBRAC(TD3):
         return after._replace(target=self.move_targets(state).target), {**critic_metrics, **actor_metrics}
 
     def coast(self, state: TrainState) -> TrainState:
-        """The actor's Adam step by a gradient of 0, that is by momentum: OGBench's one optimiser steps all networks at every update."""
+        """The actor's Adam step by a gradient of 0, that is by momentum: OGBench's one optimiser steps all networks at
+        every update.
+        """
         actor = state.params["actor"]
-        params, opt = self.optimizer("actor").update(actor, {k: torch.zeros_like(v) for k, v in actor.items()}, state.opt["actor"])
+        params, opt = self.optimizer("actor").update(
+            actor, {k: torch.zeros_like(v) for k, v in actor.items()}, state.opt["actor"]
+        )
         return state._replace(params={**state.params, "actor": params}, opt={**state.opt, "actor": opt})
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E (r + gamma (min_j Q'_j(s', a') - beta_2 |a' - a'_data|^2) - Q_i(s, a))^2, summed over critics i (equation 3); in OGBench's
-        order their mean."""
+        """E (r + gamma (min_j Q'_j(s', a') - beta_2 |a' - a'_data|^2) - Q_i(s, a))^2, summed over critics i (equation
+        3); in OGBench's order their mean."""
         next_action = self.next_action(state, batch, key)
         next_q, logits = self.next_q(state, batch, next_action, key)
         distance = (next_action - batch["next_actions"]).square().sum(-1)  # [B], of the noisy action
@@ -94,7 +110,9 @@ class ReBRAC(TD3):
         """E [beta_1 |pi(s) - a|^2 - lambda min_i Q_i(s, pi(s)) / E |min_i Q_i|], with lambda = `actor_q`."""
         c = self.config
         (action,) = self.apply("actor", actor, batch["observations"])
-        q = self.critic.q(state.params["critic"], batch["observations"], action).amin(0)  # [B]; of all critics, unlike TD3+BC
+        q = self.critic.q(state.params["critic"], batch["observations"], action).amin(
+            0
+        )  # [B]; of all critics, unlike TD3+BC
         distance = (action - batch["actions"]).square().sum(-1)
         loss = c.actor_bc * distance.mean() - c.actor_q * q.mean() / q.detach().abs().mean()
         return loss, {"actor/loss": loss, "actor/bc": distance.mean(), "actor/q": q.mean()}

@@ -1,4 +1,6 @@
-"""ReCOIL: "Dual RL: Unification and New Methods for Reinforcement and Imitation Learning" (Sikchi et al., 2023, arXiv 2302.08560)."""
+"""ReCOIL: "Dual RL: Unification and New Methods for Reinforcement and Imitation Learning" (Sikchi et al., 2023, arXiv
+2302.08560).
+"""
 
 from __future__ import annotations
 
@@ -26,31 +28,47 @@ from offrl.settings.field import setting
 
 @dataclass
 class ReCOILConfig(SteepValueSettings):
-    """Settings of ReCOIL; the defaults are the authors' for D4RL's locomotion tasks. `dataset.expert` says which rows are the expert's."""
+    """Settings of ReCOIL; the defaults are the authors' for D4RL's locomotion tasks. `dataset.expert` says which rows
+    are the expert's.
+    """
 
     name: str = "recoil"
     batch_size: int = setting(1024, "transitions in a batch, and as many of the expert's", low=1)
     gumbel_temperature: float = setting(
-        5.0, "reverse_kl: V is this times log E[exp(Q / this)] over the data's actions; to be raised where Q diverges", low=1e-3
+        5.0,
+        "reverse_kl: V is this times log E[exp(Q / this)] over the data's actions; to be raised where Q diverges",
+        low=1e-3,
     )
     huber_delta: float = setting(
-        0.0, "scalar value head: the critics' squared errors grow linearly beyond this; 0: never", low=0.0, structural=True
+        0.0,
+        "scalar value head: the critics' squared errors grow linearly beyond this; 0: never",
+        low=0.0,
+        structural=True,
     )
     implicit_maximum: str = setting(
-        "reverse_kl", "how V becomes the largest Q of the data: as in XQL or as in IQL", choices=("reverse_kl", "expectile")
+        "reverse_kl",
+        "how V becomes the largest Q of the data: as in XQL or as in IQL",
+        choices=("reverse_kl", "expectile"),
     )
-    expectile: float = setting(0.7, "implicit_maximum=expectile: 0.5 values the data's policy, 1.0 the best action", low=0.0, high=1.0)
-    expert_weight: float = setting(0.1, "implicit_maximum=expectile: weight of the mean V of the data minus that of the expert", low=0.0)
+    expectile: float = setting(
+        0.7, "implicit_maximum=expectile: 0.5 values the data's policy, 1.0 the best action", low=0.0, high=1.0
+    )
+    expert_weight: float = setting(
+        0.1, "implicit_maximum=expectile: weight of the mean V of the data minus that of the expert", low=0.0
+    )
     reward_gap: float = setting(2.0, "what a step outside the expert's data costs", low=0.0)
-    value_gap: float = setting(200.0, "Q of the expert's data; and, with a minus, what is to come after a terminal", low=0.0)
+    value_gap: float = setting(
+        200.0, "Q of the expert's data; and, with a minus, what is to come after a terminal", low=0.0
+    )
 
 
 @register("algo", "recoil")
 class ReCOIL(Algorithm):
-    """Q is pulled to `value_gap` on the expert's transitions and falls, by Bellman's equation, away from them; V and the policy as in XQL.
+    """Q is pulled to `value_gap` on the expert's transitions and falls, by Bellman's equation, away from them; V and
+    the policy as in XQL.
 
-    Rewards are never read. The data's batch, in which the expert's rows are as rare as they are in the data, trains V and the policy.
-    """
+    Rewards are never read. The data's batch, in which the expert's rows are as rare as they are in the data, trains V
+    and the policy."""
 
     Config = ReCOILConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), n_step=False)
@@ -60,12 +78,18 @@ class ReCOIL(Algorithm):
         """Bins, where the value head has any, cover all targets: the data's rewards say nothing of them."""
         if config.value_head == "scalar" or config.value_range:
             return config
-        gap, cost, discount = (max(map(float, (grid or {}).get(n, [getattr(config, n)]))) for n in ("value_gap", "reward_gap", "discount"))
-        absence_cost = cost / (1.0 - discount) if discount < 1.0 else gap  # the cost of staying away from the expert for ever
+        gap, cost, discount = (
+            max(map(float, (grid or {}).get(n, [getattr(config, n)]))) for n in ("value_gap", "reward_gap", "discount")
+        )
+        absence_cost = (
+            cost / (1.0 - discount) if discount < 1.0 else gap
+        )  # the cost of staying away from the expert for ever
         return dataclasses.replace(config, value_range=[-1.1 * max(gap, absence_cost), 1.1 * gap])
 
     def modules(self) -> dict[str, nn.Module]:
-        self.value = Value(self.config, self.spec, layer_norm=self.config.value_layer_norm, norm_first=True)  # as the authors' code
+        self.value = Value(
+            self.config, self.spec, layer_norm=self.config.value_layer_norm, norm_first=True
+        )  # as the authors' code
         actor = in_sample.make_actor(self.config, self.spec)
         self.critic = Critic(self.config, self.spec)
         return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
@@ -76,11 +100,13 @@ class ReCOIL(Algorithm):
     def sampler(self) -> Sampler:
         return ExpertSampler()
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor, expert_q: Tensor) -> tuple[Tensor, Metrics]:
+    def value_loss(
+        self, value: Params, state: TrainState, batch: Batch, q: Tensor, expert_q: Tensor
+    ) -> tuple[Tensor, Metrics]:
         """V as the largest Q of the data: Gumbel regression, or an expectile and expert_weight (E_data V - E_expert V).
 
-        q, expert_q: at the data's actions and at the expert's. Gumbel regression is divided by the largest exponential of both (the
-        authors' code), which makes batches that fall short of the expert count less.
+        q, expert_q: at the data's actions and at the expert's. Gumbel regression is divided by the largest exponential
+        of both (the authors' code), which makes batches that fall short of the expert count less.
         """
         c, v = self.config, self.value(value, batch["observations"]).mean
         expert_v = self.value(value, batch["expert_observations"]).mean
@@ -93,7 +119,9 @@ class ReCOIL(Algorithm):
         return loss, {**in_sample.value_metrics(rows, q, v), "value/loss": loss}
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """Mean error on the data plus mean error on the expert's transitions (fixed targets as in LS-IQ, arXiv 2303.00599)."""
+        """Mean error on the data plus mean error on the expert's transitions (fixed targets as in LS-IQ, arXiv
+        2303.00599).
+        """
         c, masks, objective = self.config, batch["masks"], in_sample.huber_objective(self.config, self.critic)
         next_v = self.value(state.params["value"], batch["next_observations"])
         next_value = masks * next_v.mean - (1.0 - masks) * c.value_gap
@@ -101,10 +129,18 @@ class ReCOIL(Algorithm):
         loss, metrics = self.critic.loss(critic, batch, target, key, objective=objective)
         expert = {"observations": batch["expert_observations"], "actions": batch["expert_actions"]}
         expert_target = Target(torch.ones_like(masks) * c.value_gap)
-        expert_loss, expert_metrics = self.critic.loss(critic, expert, expert_target, rng.fold_in(key, 1), objective=objective)
-        return loss + expert_loss, {**metrics, "critic/expert_loss": expert_loss, "critic/expert_q": expert_metrics["critic/q"]}
+        expert_loss, expert_metrics = self.critic.loss(
+            critic, expert, expert_target, rng.fold_in(key, 1), objective=objective
+        )
+        return loss + expert_loss, {
+            **metrics,
+            "critic/expert_loss": expert_loss,
+            "critic/expert_q": expert_metrics["critic/q"],
+        }
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(
+        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
+    ) -> tuple[Tensor, Metrics]:
         """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
         advantage = q - self.value(state.params["value"], batch["observations"]).mean
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
@@ -118,7 +154,9 @@ class ReCOIL(Algorithm):
         q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean
         expert_q = self.critic.min_q(target_critics, batch["expert_observations"], batch["expert_actions"]).mean
         for i in range(self.config.value_updates):
-            inputs = in_sample.value_batch(self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i))
+            inputs = in_sample.value_batch(
+                self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i)
+            )
             opt_state = state.opt["value"]
             state, value = self.descend(state, "value", self.value_loss, *inputs, expert_q)
             value["value/gradient"] = in_sample.gradient_norm(opt_state, state.opt["value"], self.optimizer("value"))

@@ -1,8 +1,8 @@
-"""A residual on a frozen policy: "From Imitation to Refinement - Residual RL for Precise Assembly" (ResiP; Ankile et al., 2024, arXiv
-2407.16677), in small.
+"""A residual on a frozen policy: "From Imitation to Refinement - Residual RL for Precise Assembly" (ResiP; Ankile et
+al., 2024, arXiv 2407.16677), in small.
 
-`offrl finetune RUN mode=residual env=ID` trains it on top of the policies of a run, from what it plays (`offrl.finetuning.residual`).
-"""
+`offrl finetune RUN mode=residual env=ID` trains it on top of the policies of a run, from what it plays
+(`offrl.finetuning.residual`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Skills from data: SPiRL's auto-encoder of segments of actions ("Accelerating Reinforcement Learning with Learned Skill Priors", Pertsch
-et al., 2020, arXiv 2010.11944), with the closed-loop decoder of Skill-Critic (Hao et al., 2023, arXiv 2306.08388)."""
+"""Skills from data: SPiRL's auto-encoder of segments of actions ("Accelerating Reinforcement Learning with Learned
+Skill Priors", Pertsch et al., 2020, arXiv 2010.11944), with the closed-loop decoder of Skill-Critic (Hao et al., 2023,
+arXiv 2306.08388)."""
 
 from __future__ import annotations
 
@@ -47,8 +48,9 @@ class SkillNet(nn.Module):
         self.prior = Latent(observation_dim, z, c.hidden)
 
     def forward(self, part: str, *x: Tensor) -> tuple[Tensor, ...]:
-        """`part` with its inputs: "encode" actions as a network takes them [B, H, A] and valid [B, H] -> q; "prior" observations [..., O]
-        -> p; "decode" observations [..., O], z [..., Z] and step as one-hot [..., H] -> the action's distribution."""
+        """`part` with its inputs: "encode" actions as a network takes them [B, H, A] and valid [B, H] -> q; "prior"
+        observations [..., O] -> p; "decode" observations [..., O], z [..., Z] and step as one-hot [..., H] -> the
+        action's distribution."""
         if part == "encode":
             return bounded(self.out(self.gru(*x)))
         if part == "prior":
@@ -58,11 +60,12 @@ class SkillNet(nn.Module):
 
 @register("algo", "skills")
 class Skills(Algorithm):
-    """A trajectory segment of H actions is encoded as z, from which a decoder reconstructs them given the state and the step within the
-    skill; beside it a prior learns the distribution of z at a state. It acts nowhere; `algo=skill_iql` requires it.
+    """A trajectory segment of H actions is encoded as z, from which a decoder reconstructs them given the state and the
+    step within the skill; beside it a prior learns the distribution of z at a state. It acts nowhere; `algo=skill_iql`
+    requires it.
 
-    The error is averaged over the segment's actions, the KL divergence over z's dimensions, as in the authors' code, whose encoder is an
-    LSTM. A segment that the end of its episode cuts is shorter.
+    The error is averaged over the segment's actions, the KL divergence over z's dimensions, as in the authors' code,
+    whose encoder is an LSTM. A segment that the end of its episode cuts is shorter.
     """
 
     Config = SkillsConfig
@@ -81,7 +84,9 @@ class Skills(Algorithm):
         return SequenceSampler(self.config.skill_length)
 
     def posterior(self, skills: Params, actions: Tensor, valid: Tensor) -> tuple[Tensor, ...]:
-        """(mean, log standard deviation) [B, Z] of q(z | actions [B, H, ...]), of which those that are not `valid` [B, H] do not count."""
+        """(mean, log standard deviation) [B, Z] of q(z | actions [B, H, ...]), of which those that are not `valid` [B,
+        H] do not count.
+        """
         return self.apply("skills", skills, "encode", self.spec.encode(actions), valid)
 
     def prior(self, skills: Params, observations: Tensor) -> tuple[Tensor, ...]:
@@ -94,7 +99,9 @@ class Skills(Algorithm):
         return self.apply("skills", skills, "decode", observations, z, index)
 
     def skills_loss(self, skills: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E |a - mean|^2 / 2 (discrete: cross-entropy) + kl_weight KL(q || N(0, I)) - log p(z | s), z drawn from q and constant in p."""
+        """E |a - mean|^2 / 2 (discrete: cross-entropy) + kl_weight KL(q || N(0, I)) - log p(z | s), z drawn from q and
+        constant in p.
+        """
         c, observations, valid = self.config, batch["observations"], batch[VALID]
         q = self.posterior(skills, batch["actions"], valid)
         z = draw(q, key)
@@ -120,12 +127,16 @@ class Skills(Algorithm):
 
     @torch.no_grad()
     def of_dataset(self, skills: Params, dataset: Dataset, rows: int = 16_384) -> tuple[Tensor, Tensor]:
-        """(mean, log standard deviation) [R, Z] of q for the segment that begins at each row of the data, on the CPU."""
+        """(mean, log standard deviation) [R, Z] of q for the segment that begins at each row of the data, on the
+        CPU.
+        """
         stop = torch.repeat_interleave(dataset.episode_end.cpu(), dataset.episode_lengths().cpu())
         actions, posteriors = dataset.columns["actions"], []
         for row in torch.arange(len(stop)).split(rows):
             index = row.unsqueeze(-1) + torch.arange(self.config.skill_length)
             valid = index < stop[row].unsqueeze(-1)
-            segment = actions[index.clamp(max=len(stop) - 1).flatten().to(actions.device)].cpu().unflatten(0, index.shape)
+            segment = (
+                actions[index.clamp(max=len(stop) - 1).flatten().to(actions.device)].cpu().unflatten(0, index.shape)
+            )
             posteriors.append(self.posterior(skills, segment, valid))
         return torch.cat([q[0] for q in posteriors]), torch.cat([q[1] for q in posteriors])

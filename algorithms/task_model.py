@@ -31,7 +31,9 @@ class TaskModelConfig:
     learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
     clip_norm: float = setting(1.0, "largest norm of the gradient; 0: no clipping", low=0.0, structural=True)
     batch_size: int = setting(128, "transitions in a batch", low=1)
-    history: int = setting(4, "transitions before it that tell the task (h); before the start of an episode they are zeros", low=1)
+    history: int = setting(
+        4, "transitions before it that tell the task (h); before the start of an episode they are zeros", low=1
+    )
     embedding: int = setting(16, "numbers that stand for the task, and for each part of a transition", low=1)
     recurrent_width: int = setting(128, "width of the encoder's GRU and of the two hidden layers of the model", low=1)
     predicts: str = setting(
@@ -53,9 +55,12 @@ class TaskNet(nn.Module):
         self.reward = layers(4 * e, w, 1) if c.predicts != "observation" else None
         self.following = layers(3 * e, w, observation_dim) if c.predicts != "reward" else None
 
-    def forward(self, history: tuple[Tensor, Tensor, Tensor], row: tuple[Tensor, Tensor, Tensor] | None) -> tuple[Tensor, ...]:
-        """history: observations [B, h, O], actions [B, h, A] and rewards [B, h]; row: observations, actions and next observations [B, ...]
-        -> z [B, e], and with a row the predicted reward [B, 1], next observation [B, O] or both."""
+    def forward(
+        self, history: tuple[Tensor, Tensor, Tensor], row: tuple[Tensor, Tensor, Tensor] | None
+    ) -> tuple[Tensor, ...]:
+        """history: observations [B, h, O], actions [B, h, A] and rewards [B, h]; row: observations, actions and next
+        observations [B, ...] -> z [B, e], and with a row the predicted reward [B, 1], next observation [B, O] or
+        both."""
         observations, actions, rewards = history
         inputs = (observations, actions, rewards.unsqueeze(-1))
         z = self.out(self.gru(torch.cat([part(x).relu() for part, x in zip(self.parts, inputs, strict=True)], -1)))
@@ -82,8 +87,8 @@ def through(net: nn.ModuleList, x: Tensor) -> Tensor:
 
 @register("algo", "task_model")
 class TaskModel(Algorithm):
-    """A model of the reward (or the next observation) given the transition and z, the task encoded from the transitions before it. It has
-    no policy; `algo=meta_dt` takes it, and trains one where none is named."""
+    """A model of the reward (or the next observation) given the transition and z, the task encoded from the transitions
+    before it. It has no policy; `algo=meta_dt` takes it, and trains one where none is named."""
 
     Config = TaskModelConfig
     traits = Traits(policy_modules=())
@@ -98,12 +103,16 @@ class TaskModel(Algorithm):
         return Adam(self.config.learning_rate, clip_norm=self.config.clip_norm)
 
     def errors(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """z [B, e] of each row, and the mean squared and summed absolute errors of the prediction [B]. batch: as `HistorySampler` makes it,
-        but actions as a network takes them."""
+        """z [B, e] of each row, and the mean squared and summed absolute errors of the prediction [B]. batch: as
+        `HistorySampler` makes it, but actions as a network takes them."""
         history = (batch["past_observations"], batch["past_actions"], batch["past_rewards"])
-        z, *predicted = self.apply("model", params, history, (batch["observations"], batch["actions"], batch["next_observations"]))
+        z, *predicted = self.apply(
+            "model", params, history, (batch["observations"], batch["actions"], batch["next_observations"])
+        )
         truth = {"reward": [batch["rewards"].unsqueeze(-1)], "observation": [batch["next_observations"]]}
-        targets = truth["reward"] + truth["observation"] if self.config.predicts == "both" else truth[self.config.predicts]
+        targets = (
+            truth["reward"] + truth["observation"] if self.config.predicts == "both" else truth[self.config.predicts]
+        )
         errors = [p - x for p, x in zip(predicted, targets, strict=True)]
         return z, sum(e.square().mean(-1) for e in errors), sum(e.abs().sum(-1) for e in errors)
 
@@ -112,7 +121,9 @@ class TaskModel(Algorithm):
         return self.apply("model", params, (observations, actions, rewards), None)[0]
 
     def encoded(self, batch: Batch) -> Batch:
-        """A batch whose actions are as a network takes them; those before the start of the episode are zeros in any case."""
+        """A batch whose actions are as a network takes them; those before the start of the episode are zeros in any
+        case.
+        """
         past = self.spec.encode(batch["past_actions"]) * batch["past_valid"].unsqueeze(-1)
         return {**batch, "actions": self.spec.encode(batch["actions"]), "past_actions": past}
 

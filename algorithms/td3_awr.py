@@ -19,8 +19,8 @@ from offrl.settings.field import setting
 
 @dataclass
 class TD3AWRConfig(TD3Settings):
-    """Settings of TD3-AWR. The authors search per task: actor_bc from 0.0005 to 1, critic_bc from 0 to 0.1, expectiles of 0.5, 0.7 and 0.9,
-    temperatures of 0.5, 3 and 10. The defaults lie in between."""
+    """Settings of TD3-AWR. The authors search per task: actor_bc from 0.0005 to 1, critic_bc from 0 to 0.1, expectiles
+    of 0.5, 0.7 and 0.9, temperatures of 0.5, 3 and 10. The defaults lie in between."""
 
     name: str = "td3_awr"
     learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
@@ -34,17 +34,27 @@ class TD3AWRConfig(TD3Settings):
         choices=("fixed_bias", "torch", "orthogonal", "small_head"),
     )
     actor_layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the actor")
-    actor_bc: float = setting(0.01, "weight of the actor's squared distance from the data's action (ReBRAC's beta_1)", low=0.0)
-    actor_q: float = setting(1.0, "weight of the normalised value in the actor's loss; 0: the actor imitates and nothing else", low=0.0)
-    critic_bc: float = setting(0.01, "weight, in the target, of the next action's squared distance from the data's (beta_2)", low=0.0)
+    actor_bc: float = setting(
+        0.01, "weight of the actor's squared distance from the data's action (ReBRAC's beta_1)", low=0.0
+    )
+    actor_q: float = setting(
+        1.0, "weight of the normalised value in the actor's loss; 0: the actor imitates and nothing else", low=0.0
+    )
+    critic_bc: float = setting(
+        0.01, "weight, in the target, of the next action's squared distance from the data's (beta_2)", low=0.0
+    )
     expectile: float = setting(0.7, "of Q over the data's actions, which advantages are relative to", low=0.0, high=1.0)
-    temperature: float = setting(3.0, "multiplies the advantage in the exponent of the imitation's weight; 0: ReBRAC", low=0.0)
+    temperature: float = setting(
+        3.0, "multiplies the advantage in the exponent of the imitation's weight; 0: ReBRAC", low=0.0
+    )
     max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
 
 
 @register("algo", "td3_awr")
 class TD3AWR(TD3):
-    """ReBRAC that imitates an action the more the better it is: IQL's weights exp(temperature * (Q - V)), V an expectile of Q."""
+    """ReBRAC that imitates an action the more the better it is: IQL's weights exp(temperature * (Q - V)), V an
+    expectile of Q.
+    """
 
     Config = TD3AWRConfig
 
@@ -75,9 +85,14 @@ class TD3AWR(TD3):
         return loss, {"value/loss": loss, "value/v": v.mean.mean()}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """E [beta_1 w |pi(s) - a|^2 - lambda min_i Q_i(s, pi(s)) / E |min_i Q_i|], with w = min(exp(beta (Q(s, a) - V(s))), cap)."""
+        """E [beta_1 w |pi(s) - a|^2 - lambda min_i Q_i(s, pi(s)) / E |min_i Q_i|], with w = min(exp(beta (Q(s, a) -
+        V(s))), cap).
+        """
         c, critic, observations = self.config, state.params["critic"], batch["observations"]
-        advantage = self.critic.q(critic, observations, batch["actions"]).amin(0) - self.value(state.params["value"], observations).mean
+        advantage = (
+            self.critic.q(critic, observations, batch["actions"]).amin(0)
+            - self.value(state.params["value"], observations).mean
+        )
         weight = losses.advantage_weight(advantage, c.temperature, c.max_weight)
         (action,) = self.apply("actor", actor, observations)
         q = self.critic.q(critic, observations, action).amin(0)  # [B]
@@ -91,6 +106,8 @@ class TD3AWR(TD3):
         state = self.critic.regularised(state)
         if phase == 0:
             return state, critic
-        state, value = self.descend(state, "value", self.value_loss, batch)  # V of the new critics, for the actor's weights
+        state, value = self.descend(
+            state, "value", self.value_loss, batch
+        )  # V of the new critics, for the actor's weights
         state, actor = self.descend(state, "actor", self.actor_loss, batch)
         return self.move_targets(state), {**critic, **value, **actor}

@@ -1,4 +1,6 @@
-"""V-ADT: "Rethinking Decision Transformer via Hierarchical Reinforcement Learning" (Ma et al., 2023, arXiv 2311.00267)."""
+"""V-ADT: "Rethinking Decision Transformer via Hierarchical Reinforcement Learning" (Ma et al., 2023, arXiv
+2311.00267).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from offrl.errors import UserError
 from offrl.families.critics import Value
 from offrl.families.return_conditioned import round_digits
 from offrl.families.sequence import History, SequenceActor, SequenceModel, SequenceSettings, masked_mean
-from offrl.families.teacher import CHUNK, TeacherSettings, check_critics, observation_rows, q_of_data, values_requirement
+from offrl.families.teacher import (
+    CHUNK,
+    TeacherSettings,
+    check_critics,
+    observation_rows,
+    q_of_data,
+    values_requirement,
+)
 from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
@@ -38,12 +47,18 @@ class VADTConfig(TeacherSettings, SequenceSettings):
     """Settings of V-ADT."""
 
     name: str = "vadt"
-    temperature: float = setting(3.0, "multiplies the advantage in the exponent of each step's weight; larger is greedier", low=0.0)
+    temperature: float = setting(
+        3.0, "multiplies the advantage in the exponent of each step's weight; larger is greedier", low=0.0
+    )
     max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
     prompt_scale: float | None = setting(
-        None, "values are divided by this before the network sees them (published: 1); null: their spread over the data", low=1e-9
+        None,
+        "values are divided by this before the network sees them (published: 1); null: their spread over the data",
+        low=1e-9,
     )
-    expectile: float = setting(0.7, "of the IQL that is trained where values= names no run", low=0.0, high=1.0, shared=True)
+    expectile: float = setting(
+        0.7, "of the IQL that is trained where values= names no run", low=0.0, high=1.0, shared=True
+    )
     discount: float = setting(0.99, "the same IQL's discount factor", low=0.0, high=1.0, shared=True)
     value_hidden: list[int] = setting([256, 256], "widths of the same IQL's hidden layers", low=1)
     value_batch_size: int = setting(256, "transitions in a batch of the same IQL", low=1)
@@ -52,10 +67,11 @@ class VADTConfig(TeacherSettings, SequenceSettings):
 
 @register("algo", "vadt")
 class VADT(SequenceModel):
-    """A high level sets a value to reach, Q(s, a) of the data while it learns and V(s) when it acts; a transformer reaches it.
+    """A high level sets a value to reach, Q(s, a) of the data while it learns and V(s) when it acts; a transformer
+    reaches it.
 
-    Tokens (value and observation together, action) of each step. Imitation is weighted by exp(temperature (Q - V)), equation 8; V and Q
-    are IQL's.
+    Tokens (value and observation together, action) of each step. Imitation is weighted by exp(temperature (Q - V)),
+    equation 8; V and Q are IQL's.
     """
 
     Config = VADTConfig
@@ -64,17 +80,24 @@ class VADT(SequenceModel):
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
         c = config.algo
         settings = {
-            "expectile": c.expectile, "discount": c.discount, "hidden": list(c.value_hidden), "batch_size": c.value_batch_size,
+            "expectile": c.expectile,
+            "discount": c.discount,
+            "hidden": list(c.value_hidden),
+            "batch_size": c.value_batch_size,
             "learning_rate": c.value_learning_rate,
-        }  # fmt: skip
-        return values_requirement(config, "iql", settings, check_values, ratio=10)  # 1,000,000 updates of IQL, then 100,000
+        }
+        return values_requirement(
+            config, "iql", settings, check_values, ratio=10
+        )  # 1,000,000 updates of IQL, then 100,000
 
     @classmethod
     def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
         """The spread of the values over the data, where no scale of prompts is given."""
         if config.algo.prompt_scale is None:
             spread = float(q_of_data(pretrained["values"], dataset).std())
-            config = dataclasses.replace(config, algo=dataclasses.replace(config.algo, prompt_scale=round_digits(spread) or 1.0))
+            config = dataclasses.replace(
+                config, algo=dataclasses.replace(config.algo, prompt_scale=round_digits(spread) or 1.0)
+            )
         return config
 
     def modules(self) -> Any:
@@ -94,7 +117,10 @@ class VADT(SequenceModel):
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
         scale = self.config.prompt_scale
         prompts = batch[PROMPTS].unsqueeze(-1) / (1.0 if scale is None else scale)
-        return {"observation": torch.cat([prompts, batch["observations"]], -1), "action": self.spec.encode(batch["actions"])}
+        return {
+            "observation": torch.cat([prompts, batch["observations"]], -1),
+            "action": self.spec.encode(batch["actions"]),
+        }
 
     def sampler(self) -> Sampler:
         return dataclasses.replace(super().sampler(), made=self.values)  # type: ignore[type-var]
@@ -104,7 +130,12 @@ class VADT(SequenceModel):
         """Q and the advantage Q - V of every row."""
         run = self.pretrained["values"]
         q = q_of_data(run, dataset)
-        v = torch.cat([run.algorithm.value(run.state.params["value"], rows).mean for rows in observation_rows(dataset).split(CHUNK)])
+        v = torch.cat(
+            [
+                run.algorithm.value(run.state.params["value"], rows).mean
+                for rows in observation_rows(dataset).split(CHUNK)
+            ]
+        )
         return {PROMPTS: q, ADVANTAGES: q - v}
 
     def weight(self, batch: Batch) -> Tensor:

@@ -27,7 +27,8 @@ class XQLConfig(SteepValueSettings):
 
     name: str = "xql"
     gumbel_rescaled: bool = setting(
-        True, "divide V's loss by its largest exponential, as the authors' code does; false: the loss as the paper writes it"
+        True,
+        "divide V's loss by its largest exponential, as the authors' code does; false: the loss as the paper writes it",
     )
 
 
@@ -43,7 +44,9 @@ class XQL(Algorithm):
         return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
-        self.value = Value(self.config, self.spec, layer_norm=self.config.value_layer_norm, norm_first=True)  # as the authors' code
+        self.value = Value(
+            self.config, self.spec, layer_norm=self.config.value_layer_norm, norm_first=True
+        )  # as the authors' code
         actor = in_sample.make_actor(self.config, self.spec)
         self.critic = Critic(self.config, self.spec)
         return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
@@ -60,9 +63,13 @@ class XQL(Algorithm):
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E h(r + gamma V(s') - Q(s, a)) (equation 12), h Huber's loss."""
         target = self.critic.td_target(batch, self.value(state.params["value"], batch["next_observations"]))
-        return self.critic.loss(critic, batch, target, key, objective=in_sample.huber_objective(self.config, self.critic))
+        return self.critic.loss(
+            critic, batch, target, key, objective=in_sample.huber_objective(self.config, self.critic)
+        )
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(
+        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
+    ) -> tuple[Tensor, Metrics]:
         """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
         advantage = q - self.value(state.params["value"], batch["observations"]).mean
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
@@ -75,7 +82,9 @@ class XQL(Algorithm):
         value: Metrics = {}
         q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean
         for i in range(self.config.value_updates):
-            inputs = in_sample.value_batch(self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i))
+            inputs = in_sample.value_batch(
+                self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i)
+            )
             opt_state = state.opt["value"]
             state, value = self.descend(state, "value", self.value_loss, *inputs)
             value["value/gradient"] = in_sample.gradient_norm(opt_state, state.opt["value"], self.optimizer("value"))

@@ -1,5 +1,33 @@
-"""Environments and the tables that lead to them. Importing this package registers the tables; environments load when they are made."""
+"""Environments and the tables that lead to them. Importing this package registers the tables; environments load when
+they are made.
+"""
 
-from offrl.envs import bandits, chain, d4rl, darkroom, fork, neorl2, ogbench, point_mass, point_robot, published, stitch, text
+from offrl.envs import (
+    bandits,
+    chain,
+    d4rl,
+    darkroom,
+    fork,
+    neorl2,
+    ogbench,
+    point_mass,
+    point_robot,
+    published,
+    stitch,
+    text,
+)
 
-__all__ = ["bandits", "chain", "d4rl", "darkroom", "fork", "neorl2", "ogbench", "point_mass", "point_robot", "published", "stitch", "text"]
+__all__ = [
+    "bandits",
+    "chain",
+    "d4rl",
+    "darkroom",
+    "fork",
+    "neorl2",
+    "ogbench",
+    "point_mass",
+    "point_robot",
+    "published",
+    "stitch",
+    "text",
+]

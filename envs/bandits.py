@@ -1,8 +1,9 @@
-"""Bandits, each a task of its own, their data, and the classical ways to learn one: "Supervised Pretraining Can Learn In-Context
-Reinforcement Learning" (Lee et al., 2023, arXiv 2306.14892, section 4).
+"""Bandits, each a task of its own, their data, and the classical ways to learn one: "Supervised Pretraining Can Learn
+In-Context Reinforcement Learning" (Lee et al., 2023, arXiv 2306.14892, section 4).
 
-An arm pays its mean plus Gaussian noise. Either means are independent and uniform in [0, 1], or, with `features`, linear: each arm has a
-fixed feature vector, and a task is a parameter theta ~ N(0, I / features) of which the mean is the product.
+An arm pays its mean plus Gaussian noise. Either means are independent and uniform in [0, 1], or, with `features`,
+linear: each arm has a fixed feature vector, and a task is a parameter theta ~ N(0, I / features) of which the mean is
+the product.
 """
 
 from __future__ import annotations
@@ -33,17 +34,23 @@ MIXES = 11  # shares of one arm in the data's behaviour: 0, 0.1, ..., 1
 
 
 class Bandit(gym.Env):
-    """Observation: always 1. Action: the arm. Reward: its mean plus noise of standard deviation `std`. It never ends by itself.
+    """Observation: always 1. Action: the arm. Reward: its mean plus noise of standard deviation `std`. It never ends by
+    itself.
 
-    task: the number of the bandit; None: another one in each episode, of those that are `held_out`. `info["regret"]`: by how much the best
-    arm's mean exceeds that of the arm that was pulled.
+    task: the number of the bandit; None: another one in each episode, of those that are `held_out`. `info["regret"]`:
+    by how much the best arm's mean exceeds that of the arm that was pulled.
     """
 
     held_out = range(1_000_000, 2_000_000)  # numbers of tasks that no dataset of offrl's holds
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(
-        self, arms: int = ARMS, std: float = STD, features: int | None = None, task: int | None = None, render_mode: str | None = None
+        self,
+        arms: int = ARMS,
+        std: float = STD,
+        features: int | None = None,
+        task: int | None = None,
+        render_mode: str | None = None,
     ) -> None:
         self.arms, self.std, self.features, self.task, self.render_mode = arms, std, features, task, render_mode
         self.observation_space = spaces.Box(1.0, 1.0, (1,), np.float32)
@@ -61,7 +68,9 @@ class Bandit(gym.Env):
             return draw.uniform(0.0, 1.0, self.arms)
         return self.phi @ (draw.standard_normal(self.features) / np.sqrt(self.features))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         number = self.task
         if number is None:
@@ -75,7 +84,9 @@ class Bandit(gym.Env):
         return np.ones(1, np.float32), reward, False, False, {"regret": float(self.means.max()) - mean}
 
     def contexts(self, key: Tensor, batch: int, length: int) -> dict[str, Tensor]:
-        """Contexts of new tasks, as `offrl.data.samplers.contexts.FreshContexts` asks for them; the behaviour is that of the data."""
+        """Contexts of new tasks, as `offrl.data.samplers.contexts.FreshContexts` asks for them; the behaviour is that
+        of the data.
+        """
         import torch
 
         from offrl import rng
@@ -88,7 +99,9 @@ class Bandit(gym.Env):
             if key.device not in self.tables:  # once: while an update is captured for a GPU nothing can be copied there
                 self.tables[key.device] = torch.tensor(self.phi.T, dtype=torch.float32, device=key.device)
             means = theta @ self.tables[key.device]
-        weight = -torch.log1p(-rng.uniform(keys[1], (batch, self.arms)))  # exponential; divided by their sum: Dirichlet(1)
+        weight = -torch.log1p(
+            -rng.uniform(keys[1], (batch, self.arms))
+        )  # exponential; divided by their sum: Dirichlet(1)
         share = rng.randint(keys[2], (batch, 1), MIXES).float() / (MIXES - 1)
         arm = torch.arange(self.arms, device=key.device)
         lone = (rng.randint(keys[3], (batch, 1), self.arms) == arm).float()
@@ -119,7 +132,8 @@ class Bandit(gym.Env):
 
 
 class Linear(ABC):
-    """Sufficient statistics of N bandits: A = sum of phi phi^T [N, d, d] and b = sum of phi r [N, d], phi the arm's features.
+    """Sufficient statistics of N bandits: A = sum of phi phi^T [N, d, d] and b = sum of phi r [N, d], phi the arm's
+    features.
 
     Independent arms are linear ones whose features are the unit vectors: A then counts the pulls.
     """
@@ -150,7 +164,9 @@ class Linear(ABC):
 
 
 class Thompson(Linear):
-    """Pulls the best arm of a parameter drawn from its posterior under a Gaussian prior and noise of known size (Thompson, 1933)."""
+    """Pulls the best arm of a parameter drawn from its posterior under a Gaussian prior and noise of known size
+    (Thompson, 1933).
+    """
 
     def __init__(self, phi: np.ndarray, std: float, prior_mean: float, prior_variance: float) -> None:
         super().__init__(phi)
@@ -170,8 +186,9 @@ class Thompson(Linear):
 
 
 class Optimist(Linear):
-    """Pulls the arm with the highest estimate plus `bonus` sqrt(phi^T A^-1 phi), for independent arms mean + bonus / sqrt(pulls) (UCB,
-    Auer et al., 2002; LinUCB with I added to A, arXiv 1003.0146). Independent arms are pulled once each first."""
+    """Pulls the arm with the highest estimate plus `bonus` sqrt(phi^T A^-1 phi), for independent arms mean + bonus /
+    sqrt(pulls) (UCB, Auer et al., 2002; LinUCB with I added to A, arXiv 1003.0146). Independent arms are pulled once
+    each first."""
 
     def __init__(self, phi: np.ndarray, bonus: float, independent: bool) -> None:
         super().__init__(phi)
@@ -203,7 +220,8 @@ def lookup(name: str) -> Task | None:
         ref_max=ARMS / (ARMS + 1) * PULLS,
         ref_label="offrl",
         observation_dim=1,
-        note="0 is what a random arm pays, 100 what the best one does, on average over all bandits; each episode is another one, "
+        note="0 is what a random arm pays, 100 what the best one does, on average over all bandits; each episode is "
+        "another one, "
         "and none of them is in the data",
     )
 
@@ -214,11 +232,13 @@ def load(config: DatasetConfig) -> RawData:
     return generate(0, TASKS, PULLS)
 
 
-def generate(seed: int, tasks: int, pulls: int, arms: int = ARMS, std: float = STD, features: int | None = None) -> RawData:
+def generate(
+    seed: int, tasks: int, pulls: int, arms: int = ARMS, std: float = STD, features: int | None = None
+) -> RawData:
     """One episode of `pulls` in each of the tasks 0, ..., `tasks` - 1, with the columns tasks and optimal_actions.
 
-    Behaviour as in the authors' code: an arm is drawn from a mixture of a Dirichlet(1) distribution and one lone arm, whose share is 0,
-    0.1, ... or 1.
+    Behaviour as in the authors' code: an arm is drawn from a mixture of a Dirichlet(1) distribution and one lone arm,
+    whose share is 0, 0.1, ... or 1.
     """
     from offrl.data.raw import RawData
 

@@ -1,11 +1,13 @@
-"""The crossing of `envs/stitch.py` as a chain of few cells with four actions: one choice at A and one at M decide everything.
+"""The crossing of `envs/stitch.py` as a chain of few cells with four actions: one choice at A and one at M decide
+everything.
 
       G
-D - A - M - X     Three cells from one letter to the next (A - M two steps), each episode of the data along one way: A -> M -> X earns 1,
-      B           A -> D 1.5, B -> M -> G 2; A -> M -> G, which no episode takes, would earn 3. Episodes that are scored begin at A.
+D - A - M - X     Three cells from one letter to the next (A - M two steps), each episode of the data along one way: A
+-> M -> X earns 1, B           A -> D 1.5, B -> M -> G 2; A -> M -> G, which no episode takes, would earn 3. Episodes
+that are scored begin at A.
 
-For methods that compare what one step is worth: on the plane a step off the best way costs next to nothing, here it costs the way.
-"""
+For methods that compare what one step is worth: on the plane a step off the best way costs next to nothing, here it
+costs the way."""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ MOVES: tuple[Cell, ...] = ((1, 0), (-1, 0), (0, 1), (0, -1))  # actions 0 to 3
 LIMIT = 20  # steps
 WASTED = 0.15  # share of the data's actions that are drawn at random
 EPISODES = 300
-KINDS = ((0.45, START, (0, 0, 0, 0)), (0.3, START, (1, 1)), (0.25, (2, -2), (2, 2, 2, 2)))  # share of the episodes, start, moves
+KINDS = (
+    (0.45, START, (0, 0, 0, 0)),
+    (0.3, START, (1, 1)),
+    (0.25, (2, -2), (2, 2, 2, 2)),
+)  # share of the episodes, start, moves
 
 
 def move(cell: Cell, action: int) -> tuple[Cell, float, bool]:

@@ -1,4 +1,6 @@
-"""Today's Gymnasium environments seen through D4RL's eyes: its observations, rewards and endings, so that its data and scores apply."""
+"""Today's Gymnasium environments seen through D4RL's eyes: its observations, rewards and endings, so that its data and
+scores apply.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,20 @@ Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
 
 def make_ant(**kwargs: Any) -> gym.Env:
-    """Ant-v4 whose 27 numbers are followed by the 84 contact forces of gym's Ant-v2, which MuJoCo 2 left at zero (D4RL issue 143)."""
+    """Ant-v4 whose 27 numbers are followed by the 84 contact forces of gym's Ant-v2, which MuJoCo 2 left at zero (D4RL
+    issue 143).
+    """
     return PadObservation(_inner("Ant-v4", **kwargs), 111)
 
 
 def make_kitchen(tasks: Sequence[str], **kwargs: Any) -> gym.Env:
-    """FrankaKitchen-v1 with D4RL's flat observation of 60: 9 robot and 21 object positions, 30 goal positions; and D4RL's sensor noise."""
+    """FrankaKitchen-v1 with D4RL's flat observation of 60: 9 robot and 21 object positions, 30 goal positions; and
+    D4RL's sensor noise.
+    """
     names = [str(t) for t in tasks]
-    inner = _robotics("FrankaKitchen-v1", tasks_to_complete=names, robot_noise_ratio=0.1, object_noise_ratio=0.1, **kwargs)
+    inner = _robotics(
+        "FrankaKitchen-v1", tasks_to_complete=names, robot_noise_ratio=0.1, object_noise_ratio=0.1, **kwargs
+    )
     return Kitchen(inner, names)
 
 
@@ -72,10 +80,14 @@ class Kitchen(gym.Wrapper):
             self._goal[OBS_ELEMENT_INDICES[task]] = OBS_ELEMENT_GOALS[task]
 
     def _convert(self, observation: dict[str, Any]) -> np.ndarray:
-        flat = observation["observation"]  # robot positions 9, robot velocities 9, object positions 21, object velocities 20
+        flat = observation[
+            "observation"
+        ]  # robot positions 9, robot velocities 9, object positions 21, object velocities 20
         return np.concatenate([flat[:9], flat[18:39], self._goal])
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed)
         return self._convert(observation), info
 
@@ -86,8 +98,8 @@ class Kitchen(gym.Wrapper):
 
 
 class Adroit(gym.Wrapper):
-    """See `make_adroit`. gymnasium-robotics 1.2 to 1.4 reward the palm's distance from the handle, hammer or ball, where D4RL punishes it,
-    and let a dropped pen go on, where D4RL ends the episode."""
+    """See `make_adroit`. gymnasium-robotics 1.2 to 1.4 reward the palm's distance from the handle, hammer or ball,
+    where D4RL punishes it, and let a dropped pen go on, where D4RL ends the episode."""
 
     def __init__(self, env: gym.Env, hand: str) -> None:
         super().__init__(env)
@@ -112,19 +124,27 @@ class Adroit(gym.Wrapper):
         if key not in self._ids:
             self._ids[key] = mujoco.mj_name2id(base.model, kind, name)
             if self._ids[key] < 0:
-                raise UserError(f"AdroitHand{self._hand.capitalize()}-v1 has no '{name}': this gymnasium-robotics is too new for offrl")
+                raise UserError(
+                    f"AdroitHand{self._hand.capitalize()}-v1 has no '{name}': this gymnasium-robotics is too new for "
+                    "offrl"
+                )
         return (base.data.site_xpos if kind == mujoco.mjtObj.mjOBJ_SITE else base.data.xpos)[self._ids[key]]
 
     def _object(self) -> np.ndarray:
         return self._at("Object", mujoco.mjtObj.mjOBJ_BODY)
 
     def _pen(self) -> tuple[float, bool]:
-        pen, target = self._at("object_top") - self._at("object_bottom"), self._at("target_top") - self._at("target_bottom")
+        pen, target = (
+            self._at("object_top") - self._at("object_bottom"),
+            self._at("target_top") - self._at("target_bottom"),
+        )
         similarity = float(pen @ target / (np.linalg.norm(pen) * np.linalg.norm(target)))
         distance = float(np.linalg.norm(self._object() - self._at("eps_ball")))
         dropped = bool(self._object()[2] < 0.075)
         near = distance < 0.075
-        return similarity - distance + 10.0 * (near and similarity > 0.9) + 50.0 * (near and similarity > 0.95) - 5.0 * dropped, dropped
+        return similarity - distance + 10.0 * (near and similarity > 0.9) + 50.0 * (
+            near and similarity > 0.95
+        ) - 5.0 * dropped, dropped
 
     def _door(self) -> tuple[float, bool]:
         base: Any = self.unwrapped
@@ -139,7 +159,9 @@ class Adroit(gym.Wrapper):
         depth = float(np.linalg.norm(nail - self._at("nail_goal")))
         reward = -0.1 * float(np.linalg.norm(self._at("S_grasp") - self._object())) - float(np.linalg.norm(tool - nail))
         reward -= 10.0 * depth + 1e-2 * float(np.linalg.norm(base.data.qvel))
-        return reward + 2.0 * bool(self._object()[2] > 0.04 and tool[2] > 0.04) + 25.0 * (depth < 0.02) + 75.0 * (depth < 0.01), False
+        return reward + 2.0 * bool(self._object()[2] > 0.04 and tool[2] > 0.04) + 25.0 * (depth < 0.02) + 75.0 * (
+            depth < 0.01
+        ), False
 
     def _relocate(self) -> tuple[float, bool]:
         ball, palm, target = self._object(), self._at("S_grasp"), self._at("target")

@@ -1,7 +1,7 @@
 """D4RL's names: where each dataset lies, which returns score 0 and 100, and which environment scores a policy today.
 
-The numbers are data (`d4rl.json`); `d4rl` and old gym are never imported. docs/environments.md says what differs from D4RL's environments.
-"""
+The numbers are data (`d4rl.json`); `d4rl` and old gym are never imported. docs/environments.md says what differs from
+D4RL's environments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class _Family:
     actions: int | None
     note: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    same: tuple[str, ...] = ()  # D4RL's own environments, of which `env_id` keeps model, reward and endings; v5 changed them
+    same: tuple[
+        str, ...
+    ] = ()  # D4RL's own environments, of which `env_id` keeps model, reward and endings; v5 changed them
 
 
 _GYM = "stands for gym's {}-v2 on mujoco-py: same model and reward, newer physics, so scores may differ by a few points"
@@ -33,15 +35,28 @@ _HAND = "gymnasium-robotics' hand with D4RL's own rewards and endings, newer phy
 _GONE = "no current environment reproduces it"
 _FAMILIES = {
     "hopper": _Family("Hopper-v4", 11, 3, _GYM.format("Hopper"), same=("Hopper-v2", "Hopper-v3")),
-    "halfcheetah": _Family("HalfCheetah-v4", 17, 6, _GYM.format("HalfCheetah"), same=("HalfCheetah-v2", "HalfCheetah-v3")),
+    "halfcheetah": _Family(
+        "HalfCheetah-v4", 17, 6, _GYM.format("HalfCheetah"), same=("HalfCheetah-v2", "HalfCheetah-v3")
+    ),
     "walker2d": _Family("Walker2d-v4", 17, 6, _GYM.format("Walker2d"), same=("Walker2d-v2", "Walker2d-v3")),
-    "ant": _Family("offrl.envs.compat:offrl/D4RL-Ant-v0", 111, 8, "Ant-v4 with D4RL's 84 contact forces, which are all zero in its data"),
+    "ant": _Family(
+        "offrl.envs.compat:offrl/D4RL-Ant-v0",
+        111,
+        8,
+        "Ant-v4 with D4RL's 84 contact forces, which are all zero in its data",
+    ),
     "maze2d": _Family("offrl.envs.mazes:offrl/D4RL-Maze2d-v0", 4, 2, "D4RL's point maze rebuilt on today's MuJoCo"),
     "antmaze": _Family(
-        "offrl.envs.mazes:offrl/D4RL-AntMaze-v0", 29, 8, "D4RL's ant maze rebuilt on today's MuJoCo; a new goal each episode"
+        "offrl.envs.mazes:offrl/D4RL-AntMaze-v0",
+        29,
+        8,
+        "D4RL's ant maze rebuilt on today's MuJoCo; a new goal each episode",
     ),
     "kitchen": _Family(
-        "offrl.envs.compat:offrl/D4RL-Kitchen-v0", 60, 9, "FrankaKitchen-v1 with D4RL's observation and noise, newer physics"
+        "offrl.envs.compat:offrl/D4RL-Kitchen-v0",
+        60,
+        9,
+        "FrankaKitchen-v1 with D4RL's observation and noise, newer physics",
     ),
     "pen": _Family("offrl.envs.compat:offrl/D4RL-Adroit-v0", 45, 24, _HAND, {"hand": "pen"}),
     "hammer": _Family("offrl.envs.compat:offrl/D4RL-Adroit-v0", 46, 26, _HAND, {"hand": "hammer"}),
@@ -52,7 +67,16 @@ _FAMILIES = {
     "carla": _Family(None, None, None, _GONE),
     "bullet": _Family(None, None, None, _GONE + " (PyBullet)"),
 }
-_ONE_SCALE = ("hopper", "halfcheetah", "walker2d", "ant", "pen", "hammer", "door", "relocate")  # same reference scores for all their data
+_ONE_SCALE = (
+    "hopper",
+    "halfcheetah",
+    "walker2d",
+    "ant",
+    "pen",
+    "hammer",
+    "door",
+    "relocate",
+)  # same reference scores for all their data
 
 
 @functools.cache
@@ -105,7 +129,8 @@ def names() -> list[str]:
 
 @register("task_guess", "d4rl")
 def guess(stem: str) -> Task | None:
-    """The task that a file called `stem` probably belongs to, or None: "hopper_medium", "walker2d-mine-v2", a name of D4RL's own files.
+    """The task that a file called `stem` probably belongs to, or None: "hopper_medium", "walker2d-mine-v2", a name of
+    D4RL's own files.
 
     The result keeps the file's name and has no URL. Callers check its dimensions against the data before they trust it.
     """
@@ -125,7 +150,11 @@ def _nearest_known(name: str) -> Task | None:
     family = name.partition("-")[0]
     if family in _ONE_SCALE:
         return lookup(next(n for n in reversed(known) if n.startswith(family + "-")))
-    longest = max((n for n in known if (name + "-").startswith(n.rpartition("-")[0] + "-")), key=lambda n: (len(n), n), default=None)
+    longest = max(
+        (n for n in known if (name + "-").startswith(n.rpartition("-")[0] + "-")),
+        key=lambda n: (len(n), n),
+        default=None,
+    )
     return lookup(longest) if longest else None
 
 

@@ -1,4 +1,6 @@
-"""Darkroom: a room whose goal is not shown; where it is makes a task (arXiv 2306.14892, section 5; arXiv 2210.14215)."""
+"""Darkroom: a room whose goal is not shown; where it is makes a task (arXiv 2306.14892, section 5; arXiv
+2210.14215).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def goals(size: int = SIZE) -> np.ndarray:
 
 
 def best(positions: np.ndarray, goal: np.ndarray) -> np.ndarray:
-    """The optimal actions [...] at positions [..., 2]: along the first axis, then the second, then stay (as the authors label them)."""
+    """The optimal actions [...] at positions [..., 2]: along the first axis, then the second, then stay (as the authors
+    label them).
+    """
     gap = goal - positions
     first = np.where(gap[..., 0] > 0, 0, 1)
     second = np.where(gap[..., 1] > 0, 2, 3)
@@ -40,11 +44,11 @@ def best(positions: np.ndarray, goal: np.ndarray) -> np.ndarray:
 
 
 class Darkroom(gym.Env):
-    """Observation: x and y of a cell. Actions: x + 1, x - 1, y + 1, y - 1, stay. Reward: 1 in the goal's cell, else 0. It begins at (0, 0)
-    and never ends by itself.
+    """Observation: x and y of a cell. Actions: x + 1, x - 1, y + 1, y - 1, stay. Reward: 1 in the goal's cell, else 0.
+    It begins at (0, 0) and never ends by itself.
 
-    task: the number of the goal; None: another one in each episode, of those that are `held_out`. `info["success"]`: whether it is there.
-    """
+    task: the number of the goal; None: another one in each episode, of those that are `held_out`. `info["success"]`:
+    whether it is there."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
 
@@ -59,7 +63,9 @@ class Darkroom(gym.Env):
         self.goal, self.position = self.goals[task or 0], np.zeros(2, np.int64)
         self.tables: dict[Any, Any] = {}  # device -> the goals and moves as tensors
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         number = self.task
         if number is None:
@@ -73,15 +79,18 @@ class Darkroom(gym.Env):
         return self.position.astype(np.float32), float(success), False, False, {"success": success}
 
     def contexts(self, key: Tensor, batch: int, length: int) -> dict[str, Tensor]:
-        """Contexts of goals that are not held out, as `offrl.data.samplers.contexts.FreshContexts` asks for them: every transition begins
-        in a random cell with a random action, as the authors' "uniform" ones do, and so does the query."""
+        """Contexts of goals that are not held out, as `offrl.data.samplers.contexts.FreshContexts` asks for them: every
+        transition begins in a random cell with a random action, as the authors' "uniform" ones do, and so does the
+        query."""
         import torch
 
         from offrl import rng
 
         keys, size = rng.split(key, 4), self.size
         if key.device not in self.tables:  # once: while an update is captured for a GPU nothing can be copied there
-            self.tables[key.device] = tuple(torch.tensor(x, device=key.device) for x in (self.goals[: self.held_out.start], MOVES))
+            self.tables[key.device] = tuple(
+                torch.tensor(x, device=key.device) for x in (self.goals[: self.held_out.start], MOVES)
+            )
         known, moves = self.tables[key.device]
         goal = known[rng.randint(keys[0], (batch,), len(known))]
         actions = rng.randint(keys[1], (batch, length), len(MOVES))
@@ -115,10 +124,12 @@ def lookup(name: str) -> Task | None:
         env_id=f"offrl.envs.darkroom:{ENV}",
         max_episode_steps=LIMIT,
         ref_min=0.0,
-        ref_max=float(np.minimum(LIMIT + 1 - hidden.sum(-1), LIMIT).mean()),  # 1 for each step from the one that reaches the goal
+        ref_max=float(
+            np.minimum(LIMIT + 1 - hidden.sum(-1), LIMIT).mean()
+        ),  # 1 for each step from the one that reaches the goal
         ref_label="offrl",
         observation_dim=2,
-        note="100 is the return of who knows the goal, on average over the held-out goals; each episode has one of them",
+        note="100 is the return of who knows the goal, on average over the held-out goals; each episode has one of them",  # noqa: E501
     )
 
 
@@ -129,8 +140,8 @@ def load(config: DatasetConfig) -> RawData:
 
 
 def generate(seed: int, episodes: int, limit: int = LIMIT) -> RawData:
-    """`episodes` random walks of `limit` steps from random cells in each of the 80 rooms that are not held out, with the columns tasks and
-    optimal_actions."""
+    """`episodes` random walks of `limit` steps from random cells in each of the 80 rooms that are not held out, with
+    the columns tasks and optimal_actions."""
     from offrl.data.raw import RawData
 
     draw, known = np.random.Generator(np.random.PCG64(seed)), goals()[: int(TRAINED * SIZE**2)]

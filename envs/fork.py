@@ -1,19 +1,24 @@
-"""A point that has to go round an obstacle in its way, above it or below, and demonstrations of both ways: the data fork.
+"""A point that has to go round an obstacle in its way, above it or below, and demonstrations of both ways: the data
+fork.
 
-           . - - - .            The way above pays 2 at the goal G. The way below pays as much, and costs a toll: 5 times its depth.
-        .     ___     .         Whoever touches the disc has crashed: the episode ends and costs 0.5. Each step costs 0.2.
+           . - - - .            The way above pays 2 at the goal G. The way below pays as much, and costs a toll: 5
+           times its depth.
+        .     ___     .         Whoever touches the disc has crashed: the episode ends and costs 0.5. Each step costs
+        0.2.
    S  .      /   \\      .  G
-      .      \\___/      .       A demonstration begins anywhere in S and takes either way, whatever its start. The mean of the two ways
-        .             .         leads into the disc.
-          . - toll- .           Some steps of demonstrations go anywhere: they show what is not to be done, and how to come back.
+      .      \\___/      .       A demonstration begins anywhere in S and takes either way, whatever its start. The mean
+      of the two ways .             .         leads into the disc.
+          . - toll- .           Some steps of demonstrations go anywhere: they show what is not to be done, and how to
+          come back.
 
-`point-fork`: one action leads from S to where the way can be seen. `stale-fork`: an action moves the point by a quarter of that, and the
-point's position is seen at every fourth step only, with its age. A policy that draws each action by itself changes its mind before it sees
-what it has done (it dithers); one that draws chunks of four goes through with what it has begun.
+`point-fork`: one action leads from S to where the way can be seen. `stale-fork`: an action moves the point by a quarter
+of that, and the point's position is seen at every fourth step only, with its age. A policy that draws each action by
+itself changes its mind before it sees what it has done (it dithers); one that draws chunks of four goes through with
+what it has begun.
 
-Small steps that are all seen would be no fork: the mean of two ways is then a way. Points that move at the mean velocity E [v | x] are
-distributed at all times as those of the demonstrations are (arXiv 2210.02747, theorem 1), and pass the disc on both sides as often.
-"""
+Small steps that are all seen would be no fork: the mean of two ways is then a way. Points that move at the mean
+velocity E [v | x] are distributed at all times as those of the demonstrations are (arXiv 2210.02747, theorem 1), and
+pass the disc on both sides as often."""
 
 from __future__ import annotations
 
@@ -32,13 +37,20 @@ if TYPE_CHECKING:
 
 ENV = "offrl/PointFork-v0"
 EDGE = np.array([1.3, 1.1])  # |x| and |y| at most
-START, SPREAD = np.array([-0.8, 0.0]), 0.05  # the middle of S, and how far a start lies from it along each axis, at most
+START, SPREAD = (
+    np.array([-0.8, 0.0]),
+    0.05,
+)  # the middle of S, and how far a start lies from it along each axis, at most
 RADIUS = 0.4  # of the disc, whose middle is (0, 0)
 GOAL, REACH = np.array([1.0, 0.0]), 0.2  # where it is, and the distance that counts as there
 PLACES = ((-0.45, 0.8), (0.25, 0.8))  # x and |y| of the places that demonstrations pass on the way to the goal
 PRIZE, TOLL, CRASH, TIME = 2.0, 5.0, 0.5, 0.2  # the higher the better: some -3 deep below, -1 into the disc, 1 above
 ABOVE = -0.5  # return of who reaches the goal: more above the disc, however slowly, less below
-STEP, SPEED, LIMIT = 0.85, 0.9, 12  # what an action of 1 moves along an axis, the length of a demonstration's steps at most, and steps
+STEP, SPEED, LIMIT = (
+    0.85,
+    0.9,
+    12,
+)  # what an action of 1 moves along an axis, the length of a demonstration's steps at most, and steps
 EPISODES = 4000
 NOISE = 0.07  # standard deviation of what is added to a demonstration's actions, for each of the parts of a step more
 STRAY = 0.1  # share of a demonstration's actions that go anywhere, of single parts of a step accordingly fewer
@@ -53,7 +65,9 @@ def clearance(before: np.ndarray, after: np.ndarray) -> float:
 
 
 def height(before: np.ndarray, after: np.ndarray) -> float | None:
-    """How far above the disc's middle a step from one position [2] to another passes it from left to right; None if it does not."""
+    """How far above the disc's middle a step from one position [2] to another passes it from left to right; None if it
+    does not.
+    """
     if not before[0] < 0.0 <= after[0]:
         return None
     return float(before[1] - before[0] / (after[0] - before[0]) * (after[1] - before[1]))
@@ -75,13 +89,15 @@ def move(position: np.ndarray, action: np.ndarray, parts: int) -> tuple[np.ndarr
 
 
 def observe(seen: np.ndarray, age: int, parts: int) -> np.ndarray:
-    """Observation of a position [2] that was seen `age` parts of a step ago: [2], or [3] with the age as a share of a step."""
+    """Observation of a position [2] that was seen `age` parts of a step ago: [2], or [3] with the age as a share of a
+    step.
+    """
     return np.asarray(seen if parts == 1 else [*seen, age / parts], np.float32)
 
 
 class PointFork(gym.Env):
-    """Observation: see `observe`. Action in [-1, 1]: how far to move along each axis. `info["success"]`: the goal was reached;
-    `info["side"]`: 1 once the disc was passed above, -1 below, 0 before.
+    """Observation: see `observe`. Action in [-1, 1]: how far to move along each axis. `info["success"]`: the goal was
+    reached; `info["side"]`: 1 once the disc was passed above, -1 below, 0 before.
 
     parts: those of a step.
     """
@@ -95,7 +111,9 @@ class PointFork(gym.Env):
         self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.position, self.seen, self.age, self.side = START, START, 0, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.position = self.seen = START + self.np_random.uniform(-SPREAD, SPREAD, 2)
         self.age = self.side = 0
@@ -153,17 +171,23 @@ def load(config: DatasetConfig) -> RawData:
 
 
 def generate(name: str, seed: int, episodes: int) -> RawData:
-    """Demonstrations for one of `PARTS`: every second one goes above the disc, the others below, with noise in each action."""
+    """Demonstrations for one of `PARTS`: every second one goes above the disc, the others below, with noise in each
+    action.
+    """
     from offrl.data.raw import RawData
 
     draw = np.random.Generator(np.random.PCG64(seed))
     runs = [play(PARTS[name], 1 if e % 2 else -1, draw) for e in range(episodes)]
     columns = {column: np.concatenate([run[column] for run in runs]) for column in runs[0]}
-    return RawData(columns, name=name, source="offrl", version=str(seed), task=lookup(name), action_low=-1.0, action_high=1.0)
+    return RawData(
+        columns, name=name, source="offrl", version=str(seed), task=lookup(name), action_low=-1.0, action_high=1.0
+    )
 
 
 def play(parts: int, way: int, draw: np.random.Generator) -> dict[str, np.ndarray]:
-    """The columns of one demonstration; way: 1 above, -1 below. It knows where it is at all times, and crashes where noise leads it."""
+    """The columns of one demonstration; way: 1 above, -1 below. It knows where it is at all times, and crashes where
+    noise leads it.
+    """
     position, speed = START + draw.uniform(-SPREAD, SPREAD, 2), SPEED / parts * draw.uniform(0.8, 1.0)
     places, seen, age = [*(np.array([x, way * y]) for x, y in PLACES), GOAL], position, 0
     rows: list[tuple[Any, ...]] = []
@@ -181,7 +205,11 @@ def play(parts: int, way: int, draw: np.random.Generator) -> dict[str, np.ndarra
         position, reward, ended = move(position, action, parts)
         age = (age + 1) % parts
         seen = position if age == 0 else seen
-        rows.append((before, action, reward, ended, not ended and len(rows) == LIMIT * parts - 1, observe(seen, age, parts)))
+        rows.append(
+            (before, action, reward, ended, not ended and len(rows) == LIMIT * parts - 1, observe(seen, age, parts))
+        )
     names = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations")
     kinds = (np.float32, np.float32, np.float32, bool, bool, np.float32)
-    return {name: np.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(zip(names, kinds, strict=True))}
+    return {
+        name: np.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
+    }

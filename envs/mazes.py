@@ -1,7 +1,9 @@
-"""D4RL's point and ant mazes on today's MuJoCo, in D4RL's coordinates, with its models, rewards, starts, goals and endings.
+"""D4RL's point and ant mazes on today's MuJoCo, in D4RL's coordinates, with its models, rewards, starts, goals and
+endings.
 
-gymnasium-robotics' mazes put the origin in the middle, turn the y axis round, drive the ant with five times the torque at twice the
-rate and place the goal anew for an observation that shows it: a policy trained on D4RL's data cannot act there. Hence these.
+gymnasium-robotics' mazes put the origin in the middle, turn the y axis round, drive the ant with five times the torque
+at twice the rate and place the goal anew for an observation that shows it: a policy trained on D4RL's data cannot act
+there. Hence these.
 """
 
 from __future__ import annotations
@@ -23,16 +25,20 @@ POINT_MAZES = {  # "#" wall, "G" goal, "." free; the first index grows downwards
     "umaze-eval": "##### #..G# #.### #...# #####",
     "medium": "######## #..##..# #..#...# ##...### #..#...# #.#..#.# #...#.G# ########",
     "medium-eval": "######## #.....G# #.#.##.# #....#.# ###..### #......# #..##..# ########",
-    "large": "############ #....#.....# #.##.#.#.#.# #......#...# #.####.###.# #..#.#.....# ##.#.#.#.### #..#...#.G.# ############",
-    "large-eval": "############ #..#...#.G.# ##.###.#.#.# #..#.#.....# #.##.#..##.# #......#...# #.##.#.#.### #....#.....# ############",
+    "large": "############ #....#.....# #.##.#.#.#.# #......#...# #.####.###.# #..#.#.....# ##.#.#.#.### #..#...#.G.# "
+    "############",
+    "large-eval": "############ #..#...#.G.# ##.###.#.#.# #..#.#.....# #.##.#..##.# #......#...# #.##.#.#.### "
+    "#....#.....# ############",
 }
 ANT_MAZES = {  # "S" start, which is the origin; the second index is x
     "umaze": "##### #S..# ###.# #G..# #####",
     "umaze-eval": "##### #..S# #.### #..G# #####",
     "medium": "######## #S.##..# #..#...# ##...### #..#...# #.#..#.# #...#.G# ########",
     "medium-eval": "######## #S....G# #.#.##.# #....#.# ###..### #......# #..##..# ########",
-    "large": "############ #S...#.....# #.##.#.#.#.# #......#...# #.####.###.# #..#.#.....# ##.#.#.#.### #..#...#.G.# ############",
-    "large-eval": "############ #S.#...#.G.# ##.###.#.#.# #..#.#.....# #.##.#..##.# #......#...# #.##.#.#.### #....#.....# ############",
+    "large": "############ #S...#.....# #.##.#.#.#.# #......#...# #.####.###.# #..#.#.....# ##.#.#.#.### #..#...#.G.# "
+    "############",
+    "large-eval": "############ #S.#...#.G.# ##.###.#.#.# #..#.#.....# #.##.#..##.# #......#...# #.##.#.#.### "
+    "#....#.....# ############",
 }
 ANT_SCALE = 4.0  # metres per cell
 REACH = 0.5  # metres from the goal that count as there
@@ -60,7 +66,9 @@ class _Maze(gym.Env):
     def _set_state(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[:], self.data.qvel[:] = qpos, qvel
-        self.model.site("target").pos[:2] = self.goal + self._origin()  # one that the XML puts at 0 0 0 would stay there
+        self.model.site("target").pos[:2] = (
+            self.goal + self._origin()
+        )  # one that the XML puts at 0 0 0 would stay there
         mujoco.mj_forward(self.model, self.data)
 
     def _origin(self) -> np.ndarray:
@@ -74,7 +82,9 @@ class _Maze(gym.Env):
         return np.concatenate([self.data.qpos, self.data.qvel])
 
     def _told(self) -> dict[str, Any]:
-        """The info of a reset: "goal" is the current observation moved to the goal, for goal-conditioned policies (as HIQL's on D4RL)."""
+        """The info of a reset: "goal" is the current observation moved to the goal, for goal-conditioned policies (as
+        HIQL's on D4RL).
+        """
         seen = self._observe()
         seen[:2] = self.goal
         return {"success": False, "goal": seen}
@@ -98,7 +108,9 @@ class _Maze(gym.Env):
 
 
 class Maze2d(_Maze):
-    """A ball pushed through a maze. Observation: x, y and their velocities. Reward: 1 near the goal, or exp(-distance). Never ends."""
+    """A ball pushed through a maze. Observation: x, y and their velocities. Reward: 1 near the goal, or exp(-distance).
+    Never ends.
+    """
 
     def __init__(self, maze: str = "umaze", dense: bool = False, render_mode: str | None = None) -> None:
         text = POINT_MAZES[maze]
@@ -110,7 +122,9 @@ class Maze2d(_Maze):
     def _origin(self) -> np.ndarray:
         return np.ones(2)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         start = self._starts[self.np_random.integers(len(self._starts))]
         self._set_state(start + self.np_random.uniform(-0.1, 0.1, 2), 0.1 * self.np_random.standard_normal(2))
@@ -121,11 +135,19 @@ class Maze2d(_Maze):
         self._simulate(action)
         distance = self._distance()
         success = distance <= REACH
-        return self._observe(), float(np.exp(-distance)) if self.dense else float(success), False, False, {"success": success}
+        return (
+            self._observe(),
+            float(np.exp(-distance)) if self.dense else float(success),
+            False,
+            False,
+            {"success": success},
+        )
 
 
 class AntMaze(_Maze):
-    """An ant in a maze. Observation: 15 positions (x, y first) and 14 velocities. Reward 1, and the end, within 0.5 m of a hidden goal."""
+    """An ant in a maze. Observation: 15 positions (x, y first) and 14 velocities. Reward 1, and the end, within 0.5 m
+    of a hidden goal.
+    """
 
     def __init__(self, maze: str = "umaze", render_mode: str | None = None) -> None:
         text = ANT_MAZES[maze]
@@ -134,7 +156,9 @@ class AntMaze(_Maze):
         self._rest = self.data.qpos.copy()
         self._goal_cell = np.array(_cells(text, "G")[0])
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         centre = (self._goal_cell - self._zero)[::-1] * ANT_SCALE
         noise = self.np_random.uniform(0.0, 0.25 * ANT_SCALE, 2) + self.np_random.uniform(0.0, 0.125 * ANT_SCALE, 2)
@@ -152,7 +176,8 @@ class AntMaze(_Maze):
 @functools.cache
 def _point_xml(maze: str) -> str:
     walls = "".join(
-        f'<geom conaffinity="1" type="box" pos="{i + 1} {j + 1} 0" size="0.5 0.5 0.2" rgba="0.7 0.5 0.3 1"/>' for i, j in _cells(maze, "#")
+        f'<geom conaffinity="1" type="box" pos="{i + 1} {j + 1} 0" size="0.5 0.5 0.2" rgba="0.7 0.5 0.3 1"/>'
+        for i, j in _cells(maze, "#")
     )
     return f"""<mujoco model="maze2d">
       <compiler inertiafromgeom="true" angle="radian"/>
@@ -176,7 +201,7 @@ def _point_xml(maze: str) -> str:
         <motor joint="ball_x" ctrlrange="-1 1" ctrllimited="true" gear="100"/>
         <motor joint="ball_y" ctrlrange="-1 1" ctrllimited="true" gear="100"/>
       </actuator>
-    </mujoco>"""
+    </mujoco>"""  # noqa: E501
 
 
 @functools.cache

@@ -1,7 +1,8 @@
-"""NeoRL-2 (arXiv 2503.19267): its datasets by name, which returns score 0 and 100, and its environments where the package has them.
+"""NeoRL-2 (arXiv 2503.19267): its datasets by name, which returns score 0 and 100, and its environments where the
+package has them.
 
-The numbers are those of the neorl2 package (github.com/polixir/NeoRL2, neorl2/envs/info.py and __init__.py), which is imported to make an
-environment and for nothing else.
+The numbers are those of the neorl2 package (github.com/polixir/NeoRL2, neorl2/envs/info.py and __init__.py), which is
+imported to make an environment and for nothing else.
 """
 
 from __future__ import annotations
@@ -78,15 +79,19 @@ def lookup(name: str) -> Task | None:
 
 
 def locate(name: str) -> Path:
-    """The training file of a dataset: in $OFFRL_NEORL2, or where the neorl2 package keeps it. Raises UserError where it is in neither."""
+    """The training file of a dataset: in $OFFRL_NEORL2, or where the neorl2 package keeps it. Raises UserError where it
+    is in neither.
+    """
     directory, file = os.environ.get("OFFRL_NEORL2"), f"{name}-train.npz"
     folders = [Path(f).expanduser() for f in (directory, "~/.neorl2/datasets") if f]
     for path in (folder / sub / file for folder in folders for sub in ("", name)):
         if path.is_file():
             return path
     raise UserError(
-        f"NeoRL-2's {name} is not here: there is no {file} in {' or '.join(map(str, folders))}; get it from {URL}/{name}/{file} "
-        f"(MD5 {MD5[name]}) or with the neorl2 package and {'put it there' if directory else 'set $OFFRL_NEORL2 to its folder'}"
+        f"NeoRL-2's {name} is not here: there is no {file} in {' or '.join(map(str, folders))}; get it from "
+        f"{URL}/{name}/{file} "
+        f"(MD5 {MD5[name]}) or with the neorl2 package and "
+        f"{'put it there' if directory else 'set $OFFRL_NEORL2 to its folder'}"
     )
 
 
@@ -96,7 +101,10 @@ def _loader(name: str) -> Callable[[DatasetConfig], RawData]:
 
         path = locate(name)
         if (digest := checksum(path, "md5")) != MD5[name]:
-            warn(f"{path} is not the file that NeoRL-2 published: its MD5 is {digest}, that of the published one {MD5[name]}")
+            warn(
+                f"{path} is not the file that NeoRL-2 published: its MD5 is {digest}, that of the published one "
+                f"{MD5[name]}"
+            )
         return read(name, path, config)
 
     load.__qualname__ = f"neorl2.{name}"
@@ -108,15 +116,23 @@ for _name in TASKS:
 
 
 def read(name: str, path: Path, config: DatasetConfig) -> RawData:
-    """The columns of the training file of `name`; `config.fields` names other keys. Raises UserError for a file that is not one of them."""
+    """The columns of the training file of `name`; `config.fields` names other keys. Raises UserError for a file that is
+    not one of them.
+    """
     from offrl.data.containers.npz import Npz
     from offrl.data.formats import read_raw
 
-    fields = {**{column: key for column, key in FIELDS.items() if key != "truncated" or key in Npz(path).shapes}, **config.fields}
+    fields = {
+        **{column: key for column, key in FIELDS.items() if key != "truncated" or key in Npz(path).shapes},
+        **config.fields,
+    }
     raw = read_raw(str(path), replace(config, name=str(path), format="columns", fields=fields))
     for column, size in zip(("observations", "actions"), TASKS[name][:2], strict=True):
         if raw.columns[column].shape[1:] != (size,):
-            raise UserError(f"{path} is not NeoRL-2's {name}: its {column} have shape {raw.columns[column].shape[1:]}, not ({size},)")
+            raise UserError(
+                f"{path} is not NeoRL-2's {name}: its {column} have shape {raw.columns[column].shape[1:]}, not "
+                f"({size},)"
+            )
     raw.name, raw.source, raw.task = name, "neorl2", lookup(name)
     if name in TRAJECTORIES:
         _keep(raw, TRAJECTORIES[name])

@@ -1,4 +1,6 @@
-"""OGBench (arXiv 2410.20092): its datasets by name, with the environments that score them where the package ogbench is installed."""
+"""OGBench (arXiv 2410.20092): its datasets by name, with the environments that score them where the package ogbench is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ def lookup(name: str) -> Task | None:
     """The task of an OGBench dataset by its exact name; None for any other name.
 
     "pointmaze-medium-navigate-v0": five goals in turn, scored by the share of episodes that reach theirs.
-    "pointmaze-medium-navigate-singletask-task1-v0": one goal that is not shown, with rewards; "scene-play-sparse-singletask-task1-v0":
-    these are -1 until all of the task is done.
+    "pointmaze-medium-navigate-singletask-task1-v0": one goal that is not shown, with rewards;
+    "scene-play-sparse-singletask-task1-v0": these are -1 until all of the task is done.
     """
     match = NAME.fullmatch(name)
     if match is None or match["val"]:

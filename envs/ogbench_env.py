@@ -1,4 +1,5 @@
-"""OGBench's environments under names of their own, "offrl/pointmaze-medium-v0", so that the seed of a reset decides all of an episode.
+"""OGBench's environments under names of their own, "offrl/pointmaze-medium-v0", so that the seed of a reset decides all
+of an episode.
 
 They draw from NumPy's global generator; these have a generator each. Importing this imports the package ogbench.
 """
@@ -26,9 +27,12 @@ class OwnRandom(gym.Wrapper):
         super().__init__(env)
         self._state: Any = np.random.RandomState(0).get_state()
         base: Any = env.unwrapped
-        # mazes draw in steps only where they teleport, and to change the generator takes five times as long as a step of the point
+        # mazes draw in steps only where they teleport, and to change the generator takes five times as long as a step
+        # of the point
         self._draws = getattr(base, "_teleport_info", None) is not None or not hasattr(base, "maze_map")
-        if not hasattr(base, "maze_map"):  # arms make their spaces anew at each look, and Gymnasium complains of their float64 each time
+        if not hasattr(
+            base, "maze_map"
+        ):  # arms make their spaces anew at each look, and Gymnasium complains of their float64 each time
             self.observation_space, self.action_space = env.observation_space, env.action_space
 
     @contextlib.contextmanager
@@ -72,7 +76,10 @@ def _register() -> None:
     for name, spec in list(gym.registry.items()):
         if str(spec.entry_point).startswith("ogbench.") and "online" not in str(spec.entry_point):
             gym.register(
-                f"offrl/{name}", entry_point="offrl.envs.ogbench_env:make", max_episode_steps=spec.max_episode_steps, kwargs={"name": name}
+                f"offrl/{name}",
+                entry_point="offrl.envs.ogbench_env:make",
+                max_episode_steps=spec.max_episode_steps,
+                kwargs={"name": name},
             )
 
 

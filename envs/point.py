@@ -13,7 +13,9 @@ from offrl.envs.stitch import EDGE, ENV, LIMIT, PLACES, REACH, SPREAD, move
 
 
 class PointStitch(gym.Env):
-    """Observation: x and y. Action: how far to move along each, in [-1, 1]. `info["success"]`: the goal G was reached."""
+    """Observation: x and y. Action: how far to move along each, in [-1, 1]. `info["success"]`: the goal G was
+    reached.
+    """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  # Gymnasium declares it so
 
@@ -23,7 +25,9 @@ class PointStitch(gym.Env):
         self.render_mode = render_mode
         self.position = np.array(PLACES["A"])
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.position = np.array(PLACES["A"]) + self.np_random.uniform(-SPREAD, SPREAD, 2)
         return self.position.astype(np.float32), {"success": False}
@@ -46,7 +50,9 @@ class PointStitch(gym.Env):
 
 
 class ChainStitch(gym.Env):
-    """Observation: x and y of the cell, halved. Action: 0 to 3, along +x, -x, +y or -y. `info["success"]`: the goal G was reached."""
+    """Observation: x and y of the cell, halved. Action: 0 to 3, along +x, -x, +y or -y. `info["success"]`: the goal G
+    was reached.
+    """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
 
@@ -55,7 +61,9 @@ class ChainStitch(gym.Env):
         self.action_space = spaces.Discrete(len(chain.MOVES))
         self.cell = chain.START
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.cell = chain.START
         return chain.observe(self.cell), {"success": False}

@@ -1,7 +1,8 @@
-"""A point mass on a table, and data of it being pushed about at random: for zero-shot RL, where data explore and the reward comes later.
+"""A point mass on a table, and data of it being pushed about at random: for zero-shot RL, where data explore and the
+reward comes later.
 
-Its own reward draws it to the centre; `peak`, `corner`, `side`, `band` and `ring` are others, which the data's rewards know nothing of.
-"""
+Its own reward draws it to the centre; `peak`, `corner`, `side`, `band` and `ring` are others, which the data's rewards
+know nothing of."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 NAME = "point-mass"
 ENV = "offrl/PointMass-v0"
 LIMIT, EDGE = 50, 1.0  # steps; the table is [-1, 1]**2
-KEPT, PUSH = 0.7, 0.03  # what is kept of the velocity at each step; what the strongest push adds: at most 0.1 a step in the end
+KEPT, PUSH = (
+    0.7,
+    0.03,
+)  # what is kept of the velocity at each step; what the strongest push adds: at most 0.1 a step in the end
 EPISODES, HELD = 400, 6  # in the data, and how long a push is held on average
 
 
@@ -105,7 +109,8 @@ def move(position: np.ndarray, velocity: np.ndarray, action: np.ndarray) -> tupl
 
 
 class PointMass(gym.Env):
-    """Observation: x, y and the velocity, in tenths. Action: the push along each axis, in [-1, 1]. It begins anywhere, at rest.
+    """Observation: x, y and the velocity, in tenths. Action: the push along each axis, in [-1, 1]. It begins anywhere,
+    at rest.
 
     reward: one of `REWARDS`.
     """
@@ -118,7 +123,9 @@ class PointMass(gym.Env):
         self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.position, self.velocity = np.zeros(2), np.zeros(2)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.position, self.velocity = self.np_random.uniform(-EDGE, EDGE, 2), np.zeros(2)
         return self._observe(), {}
@@ -139,7 +146,9 @@ def lookup(name: str) -> Task | None:
     """The task of these data by their exact name; None for any other name."""
     if name != NAME:
         return None
-    return Task(name=NAME, env_id=f"offrl.envs.point_mass:{ENV}", max_episode_steps=LIMIT, observation_dim=4, action_dim=2)
+    return Task(
+        name=NAME, env_id=f"offrl.envs.point_mass:{ENV}", max_episode_steps=LIMIT, observation_dim=4, action_dim=2
+    )
 
 
 @register("dataset", NAME)

@@ -1,5 +1,5 @@
-"""A point in the plane and a goal that it is not shown, which makes a task: the point robot of offline meta-RL (arXiv 1903.08254; as in
-Meta-DT, arXiv 2410.11448)."""
+"""A point in the plane and a goal that it is not shown, which makes a task: the point robot of offline meta-RL (arXiv
+1903.08254; as in Meta-DT, arXiv 2410.11448)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def best(position: np.ndarray, goal: np.ndarray) -> np.ndarray:
 
 
 class PointRobot(gym.Env):
-    """Observation: x and y. Action: how far to move along each, in [-0.1, 0.1]. Reward: minus the distance from the goal. It begins at 0
-    and never ends by itself.
+    """Observation: x and y. Action: how far to move along each, in [-0.1, 0.1]. Reward: minus the distance from the
+    goal. It begins at 0 and never ends by itself.
 
     task: the number of the goal; None: another one in each episode, of those that are `held_out`.
     """
@@ -50,7 +50,9 @@ class PointRobot(gym.Env):
         self.action_space = spaces.Box(-REACH, REACH, (2,), np.float32)
         self.goal, self.position = goal_of(task or 0), np.zeros(2)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         number = self.task
         if number is None:
@@ -71,7 +73,9 @@ def lookup(name: str) -> Task | None:
     """The task of these data by their exact name; None for any other name."""
     if name != NAME:
         return None
-    return Task(name=NAME, env_id=f"offrl.envs.point_robot:{ENV}", max_episode_steps=LIMIT, observation_dim=2, action_dim=2)
+    return Task(
+        name=NAME, env_id=f"offrl.envs.point_robot:{ENV}", max_episode_steps=LIMIT, observation_dim=2, action_dim=2
+    )
 
 
 @register("dataset", NAME)
@@ -81,8 +85,9 @@ def load(config: DatasetConfig) -> RawData:
 
 
 def generate(seed: int, tasks: int, episodes: int, quality: tuple[float, ...] = QUALITY, first: int = 0) -> RawData:
-    """`episodes` in each of the tasks `first`, ..., `first` + `tasks` - 1 of a point that goes, with noise, somewhere near the goal: how
-    near on average is drawn for each episode from `quality`. Columns tasks and optimal_actions as well."""
+    """`episodes` in each of the tasks `first`, ..., `first` + `tasks` - 1 of a point that goes, with noise, somewhere
+    near the goal: how near on average is drawn for each episode from `quality`. Columns tasks and optimal_actions as
+    well."""
     from offrl.data.raw import RawData
 
     draw = np.random.Generator(np.random.PCG64(seed))

@@ -1,14 +1,16 @@
-"""A point in the plane whose data hold no episode as good as two of them put together, and the data themselves, made anew from a seed.
+"""A point in the plane whose data hold no episode as good as two of them put together, and the data themselves, made
+anew from a seed.
 
     G       Episodes in the data: A -> M -> X, return 1, all of it earned before M: X is a dead end.
     |                             A -> D, return 1.5: a decoy, the best that the data show from A.
 D - A - M - X                     B -> M -> G, return 2, all of it earned after M.
-        |             An episode that is scored begins at A. The best one, A -> M -> G, earns 3: the first half of one kind and the second
-        B             half of another. At a target return of 2 or more, a policy that knows returns of whole episodes takes D.
+        |             An episode that is scored begins at A. The best one, A -> M -> G, earns 3: the first half of one
+        kind and the second B             half of another. At a target return of 2 or more, a policy that knows returns
+        of whole episodes takes D.
 
-A step earns by how much it climbs a hill (`height`), so no way round and round pays. What could distinguish the kinds but the point's
-position and the rewards does not: A and B are as far from M as A from D, X is as far from M as G, and each episode has a random speed of
-its own, so that the time steps at which M is passed are distributed alike.
+A step earns by how much it climbs a hill (`height`), so no way round and round pays. What could distinguish the kinds
+but the point's position and the rewards does not: A and B are as far from M as A from D, X is as far from M as G, and
+each episode has a random speed of its own, so that the time steps at which M is passed are distributed alike.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ PLACES: dict[str, tuple[float, float]] = {
     "A": (0.0, 0.0), "B": (1.2, -1.2), "M": (1.2, 0.0), "D": (-1.2, 0.0), "X": (2.4, 0.0), "G": (1.2, 1.2),
 }  # fmt: skip
 ENDS = ("D", "X", "G")  # an episode ends where one of them is reached
-# Where the hill begins and ends to rise, and by how much: from A to D and from A to M along x, from M to G along y. Elsewhere it is flat.
+# Where the hill begins and ends to rise, and by how much: from A to D and from A to M along x, from M to G along y.
+# Elsewhere it is flat.
 SLOPES_X = ((-0.25, -0.85, 1.5), (0.25, 0.85, 1.0))
 SLOPE_Y = (0.25, 0.85, 2.0)
 RIDGE = 0.2  # half the width of the slope to G; beside it that height falls off within about as much
@@ -109,15 +112,21 @@ def load(config: DatasetConfig) -> RawData:
 
 
 def generate(seed: int, episodes: int) -> RawData:
-    """Episodes of a scripted policy that goes from place to place with a speed of the episode's own and noise in each action."""
+    """Episodes of a scripted policy that goes from place to place with a speed of the episode's own and noise in each
+    action.
+    """
     from offrl.data.raw import RawData
 
     draw = np.random.Generator(np.random.PCG64(seed))
     shares = np.cumsum([share for share, _ in KINDS])[:-1]
-    kinds = np.searchsorted(shares, (np.arange(episodes) + 0.5) / episodes)  # as many of each as the shares say, in a random order
+    kinds = np.searchsorted(
+        shares, (np.arange(episodes) + 0.5) / episodes
+    )  # as many of each as the shares say, in a random order
     runs = [play([np.array(PLACES[p]) for p in KINDS[kind][1]], draw) for kind in draw.permutation(kinds)]
     columns = {name: np.concatenate([episode[name] for episode in runs]) for name in runs[0]}
-    return RawData(columns, name=NAME, source="offrl", version=str(seed), task=lookup(NAME), action_low=-1.0, action_high=1.0)
+    return RawData(
+        columns, name=NAME, source="offrl", version=str(seed), task=lookup(NAME), action_low=-1.0, action_high=1.0
+    )
 
 
 def play(way: Sequence[np.ndarray], draw: np.random.Generator) -> dict[str, np.ndarray]:
@@ -136,4 +145,6 @@ def play(way: Sequence[np.ndarray], draw: np.random.Generator) -> dict[str, np.n
         position = following
     names = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations")
     kinds = (np.float32, np.float32, np.float32, bool, bool, np.float32)
-    return {name: np.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(zip(names, kinds, strict=True))}
+    return {
+        name: np.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
+    }

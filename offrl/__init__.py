@@ -26,9 +26,27 @@ if TYPE_CHECKING:
     from offrl.tasks.task import Task
     from offrl.training.listeners.callback import EvaluationEvent
 
-__all__ = ["Dataset", "EvaluationEvent", "Interrupted", "ModelEnv", "ModelVectorEnv", "Run", "Task", "TrainedPolicy", "UserError",
-           "finetune", "from_arrays", "from_dataframe", "load", "load_dataset", "load_policy", "register", "train", "trusted",
-           "tune"]  # fmt: skip
+__all__ = [
+    "Dataset",
+    "EvaluationEvent",
+    "Interrupted",
+    "ModelEnv",
+    "ModelVectorEnv",
+    "Run",
+    "Task",
+    "TrainedPolicy",
+    "UserError",
+    "finetune",
+    "from_arrays",
+    "from_dataframe",
+    "load",
+    "load_dataset",
+    "load_policy",
+    "register",
+    "train",
+    "trusted",
+    "tune",
+]
 
 _WHERE = {
     "Dataset": ("offrl.data.dataset", "Dataset"),
@@ -54,7 +72,9 @@ _WHERE = {
 
 
 def _linked() -> None:
-    """In a checkout by a git that makes no links (Windows), `offrl/algorithms` and the like are small files: the folders count."""
+    """In a checkout by a git that makes no links (Windows), `offrl/algorithms` and the like are small files: the
+    folders count.
+    """
     import os
 
     if not os.path.isdir(os.path.join(__path__[0], "algorithms")):

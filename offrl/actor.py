@@ -21,8 +21,8 @@ Carry = Any  # the memory of episodes: see `Actor`
 
 
 class BoundParams(dict[str, Tensor]):
-    """A module's parameters and the module that holds them. Calling it saves what `functional_call` takes for swapping them in: of 74 us
-    for one of IQL's actors of two layers, 31 us."""
+    """A module's parameters and the module that holds them. Calling it saves what `functional_call` takes for swapping
+    them in: of 74 us for one of IQL's actors of two layers, 31 us."""
 
     def __init__(self, module: nn.Module, params: Params) -> None:
         super().__init__(params)
@@ -44,12 +44,13 @@ def bind(algorithm: Algorithm, state: TrainState) -> TrainState:
 class Actor(ABC):
     """A policy bound to one state of training, pure like its algorithm: its memory is an argument and a result.
 
-    A carry is the memory of E episodes that are played side by side: None, or a tree whose tensors have the episodes first, [E, ...]. Its
-    nodes are known to `torch.utils._pytree` (dictionaries, lists, named tuples; a dataclass once it is registered there), so that carries
-    are saved, moved and compared by their leaves, and pass through `vmap` and CUDA graphs. A recurrent state is [E, H], a chunk of actions
-    a queue [E, n, A] beside the number [E] that is left, a stacked history [E, K, ...] filled with the first observation. Where shapes stay
-    the same from step to step, the episodes of a mask [E] begin anew by choosing, leaf by leaf, between `start(E)` and the carry. A memory
-    that grows with time, or counts steps in a number of Python's, belongs to episodes that began together and begin anew together.
+    A carry is the memory of E episodes that are played side by side: None, or a tree whose tensors have the episodes
+    first, [E, ...]. Its nodes are known to `torch.utils._pytree` (dictionaries, lists, named tuples; a dataclass once
+    it is registered there), so that carries are saved, moved and compared by their leaves, and pass through `vmap` and
+    CUDA graphs. A recurrent state is [E, H], a chunk of actions a queue [E, n, A] beside the number [E] that is left, a
+    stacked history [E, K, ...] filled with the first observation. Where shapes stay the same from step to step, the
+    episodes of a mask [E] begin anew by choosing, leaf by leaf, between `start(E)` and the carry. A memory that grows
+    with time, or counts steps in a number of Python's, belongs to episodes that began together and begin anew together.
     Policies of texts keep a list with an entry for each episode.
     """
 
@@ -57,7 +58,8 @@ class Actor(ABC):
         """A subclass computes here, once, the quantities that acting needs and that follow from the state alone."""
         self.algorithm, self.state = algorithm, state
 
-    resets = False  # True: the shapes of its carry stay the same, so that some of its episodes may `begin_anew` while others go on
+    # True: the shapes of its carry stay the same, so that some of its episodes may `begin_anew` while others go on
+    resets = False
 
     @property
     def execute(self) -> int:
@@ -69,7 +71,9 @@ class Actor(ABC):
         return None
 
     def begin_anew(self, carry: Carry, mask: Tensor) -> Carry:
-        """The carry where the episodes of a mask bool [E] begin anew and the others go on; for an actor that `resets`."""
+        """The carry where the episodes of a mask bool [E] begin anew and the others go on; for an actor that
+        `resets`.
+        """
 
         def choose(fresh: Tensor, old: Tensor) -> Tensor:
             return torch.where(mask.reshape(-1, *[1] * (old.ndim - 1)), fresh, old)
@@ -86,8 +90,8 @@ class Actor(ABC):
     def planned(self, steps: int) -> int:
         """How many actions, of 1 to `steps`, one decision gives with the setting `execute` at that number.
 
-        Where a policy may decide once in `steps` steps, whoever plays it holds the last of them for the others. 1: it decides for a
-        single step.
+        Where a policy may decide once in `steps` steps, whoever plays it holds the last of them for the others. 1: it
+        decides for a single step.
         """
         return 1
 
@@ -100,19 +104,22 @@ class Actor(ABC):
         return carry
 
     def new_episode(self, carry: Carry, observations: Tensor, lengths: Tensor) -> Carry:
-        """The carry where all episodes begin anew in the same tasks, for policies that learn in context; the memory of others is emptied.
+        """The carry where all episodes begin anew in the same tasks, for policies that learn in context; the memory of
+        others is emptied.
 
-        observations [E, O]: the last ones of the old episodes; lengths [E]: their steps, after which an episode went on in name only.
-        """
+        observations [E, O]: the last ones of the old episodes; lengths [E]: their steps, after which an episode went on
+        in name only."""
         return self.start(len(lengths))
 
     def infer_task(self, next_observations: Tensor, rewards: Tensor) -> Actor:
-        """The actor for other rewards [K], which are earned by reaching these normalised states [K, O], without training.
+        """The actor for other rewards [K], which are earned by reaching these normalised states [K, O], without
+        training.
 
         Raises UserError for a policy that has to be trained for them.
         """
         raise UserError(
-            f"a policy of {self.algorithm.config.name} has to be trained for other rewards: only zero-shot ones can be told, such as fb or "
+            f"a policy of {self.algorithm.config.name} has to be trained for other rewards: only zero-shot ones can be "
+            "told, such as fb or "
             "breeze"
         )
 

@@ -1,4 +1,6 @@
-"""The contract of an algorithm: pure functions of ONE seed. The training step adds the replica axis, speed and everything else."""
+"""The contract of an algorithm: pure functions of ONE seed. The training step adds the replica axis, speed and
+everything else.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ class TrainState(NamedTuple):
     target: dict[str, Params]  # Polyak copies; never optimised
     opt: dict[str, OptState]
     extra: Tree  # e.g. a Lagrange multiplier's state, running statistics
-    buffers: Tree  # read by updates, e.g. imagined transitions: changed by `Algorithm.refresh` alone, never copied per update
+    # read by updates, e.g. imagined transitions: changed by `Algorithm.refresh` alone, never copied per update
+    buffers: Tree
     step: Tensor  # [] int64, updates done
     key: Tensor  # [] int64 random key of the seed
 
@@ -58,10 +61,14 @@ def select(state: TrainState, index: int) -> TrainState:
 
 @dataclass(frozen=True)
 class Traits:
-    """Facts about an algorithm that hold before one is made: for the trainer, the command line and the documentation."""
+    """Facts about an algorithm that hold before one is made: for the trainer, the command line and the
+    documentation.
+    """
 
     targets: tuple[str, ...] = ()  # modules with a Polyak copy
-    policy_modules: tuple[str, ...] = ("actor",)  # modules that acting needs, which a policy file holds; (): it trains no policy
+    policy_modules: tuple[str, ...] = (
+        "actor",
+    )  # modules that acting needs, which a policy file holds; (): it trains no policy
     critic_modules: tuple[str, ...] = ()  # modules that `Algorithm.q_value` needs; (): it has no Q
     actions: tuple[str, ...] = ("continuous", "discrete")  # kinds of actions that it learns; or ("text",)
     goal_conditioned: bool = False  # its policies act towards the goals of `Actor.set_goal`
@@ -84,7 +91,8 @@ class Traits:
 
 
 class Part:
-    """A component that algorithms have in common: a network with its values and losses, which reads the algorithm's settings.
+    """A component that algorithms have in common: a network with its values and losses, which reads the algorithm's
+    settings.
 
     An algorithm makes its parts in `modules` and keeps them as attributes; `with_config` hands them other settings.
     """
@@ -101,27 +109,34 @@ class Part:
 class Runtime:
     """Surroundings of a copy of an algorithm that trains or acts; the step fills them in."""
 
-    source: Any = None  # what `Sampler.prepare` made of the dataset, the same for all replicas, on the device; None where policies act
+    # what `Sampler.prepare` made of the dataset, the same for all replicas, on the device; None where policies act
+    source: Any = None
     reduce_gradients: Callable[[Params], Params] | None = None  # the mean over the processes that share a batch
     alone: bool = False  # updates are run eagerly and for one replica, outside of all transforms of torch.func
     notes: Sequence[str] = ()  # lines for the log about the algorithm's setup
 
 
 class Algorithm(ABC):
-    """Base class of every algorithm. Shapes in comments: B batch, O observation, A action, E ensemble, K discrete actions."""
+    """Base class of every algorithm. Shapes in comments: B batch, O observation, A action, E ensemble, K discrete
+    actions.
+    """
 
     Config: ClassVar[type]  # a dataclass whose fields are made with `offrl.settings.field.setting`
     traits: Traits = Traits()  # of an instance: those that `traits_for` gives for its settings
     runtime: Runtime
 
     def __init__(self, config: Any, spec: DataSpec, pretrained: Mapping[str, Any] | None = None) -> None:
-        """pretrained: the runs that `requires` names, for training; a policy acts without them, from the tensors in its file."""
+        """pretrained: the runs that `requires` names, for training; a policy acts without them, from the tensors in its
+        file.
+        """
         self.config, self.spec = config, spec
         self.traits = self.traits_for(config)
         self.pretrained: Mapping[str, Any] = pretrained or {}
         self.runtime = Runtime()
         with torch.random.fork_rng(devices=[]):
-            self.networks = with_own_networks(config, self.modules())  # only their structure is used: `apply` is handed the parameters
+            self.networks = with_own_networks(
+                config, self.modules()
+            )  # only their structure is used: `apply` is handed the parameters
 
     def __copy__(self) -> Algorithm:
         copied = object.__new__(type(self))
@@ -129,7 +144,10 @@ class Algorithm(ABC):
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "pretrained": {}}  # other processes are handed the states and the source that were made of it
+        return {
+            **self.__dict__,
+            "pretrained": {},
+        }  # other processes are handed the states and the source that were made of it
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -143,8 +161,8 @@ class Algorithm(ABC):
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
         """The runs that must exist before this one, by the setting that names each; called once, before anything else.
 
-        The settings NAME_id and NAME_settings, where there are such, are filled in with the run's identity and its algorithm's settings.
-        Raises UserError for settings that cannot be trained with.
+        The settings NAME_id and NAME_settings, where there are such, are filled in with the run's identity and its
+        algorithm's settings. Raises UserError for settings that cannot be trained with.
         """
         return {}
 
@@ -172,26 +190,32 @@ class Algorithm(ABC):
         return 0
 
     def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
-        """Work before update `step`, a multiple of `every`, and before the first: rollouts, an evaluation on held-out data.
+        """Work before update `step`, a multiple of `every`, and before the first: rollouts, an evaluation on held-out
+        data.
 
-        Pure like `update`, but never compiled, so it may take long and depend on `step`; it alone may change `buffers`. source: what the
-        sampler prepared.
+        Pure like `update`, but never compiled, so it may take long and depend on `step`; it alone may change `buffers`.
+        source: what the sampler prepared.
         """
         return state, {}
 
     def finished(self, state: TrainState) -> Tensor | None:
-        """[] bool: training this replica further changes nothing that counts; a run ends early when all of them say so. None: never."""
+        """[] bool: training this replica further changes nothing that counts; a run ends early when all of them say so.
+        None: never.
+        """
         return None
 
     def actor(self, state: TrainState) -> Actor:
-        """The policy with these parameters: by default the mode, or a sample, of the module "actor". state: what acting needs of it."""
+        """The policy with these parameters: by default the mode, or a sample, of the module "actor". state: what acting
+        needs of it.
+        """
         return MemorylessActor(self, state)
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
-        """The algorithm's own estimate of Q(s, a) [B], in the units of the rewards it trains on; None where it has none.
+        """The algorithm's own estimate of Q(s, a) [B], in the units of the rewards it trains on; None where it has
+        none.
 
-        observations [B, O] normalised, actions [B, A] in [-1, 1] or [B] int64. For logs, and for the selection of policies to beat.
-        """
+        observations [B, O] normalised, actions [B, A] in [-1, 1] or [B] int64. For logs, and for the selection of
+        policies to beat."""
         return None
 
     def sampler(self) -> Sampler:
@@ -216,13 +240,19 @@ class Algorithm(ABC):
 
     @classmethod
     def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
-        """Take `assets` out of a policy file, before the algorithm of that file is made: returns the `pretrained` that it is made with."""
+        """Take `assets` out of a policy file, before the algorithm of that file is made: returns the `pretrained` that
+        it is made with.
+        """
         return {}
 
     def init(self, seed: int) -> TrainState:
-        """The state before the first update. Depends on the seed alone, and leaves torch's global generator as it was."""
+        """The state before the first update. Depends on the seed alone, and leaves torch's global generator as it
+        was.
+        """
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed a GPU's too, which is not put back
+            torch.default_generator.manual_seed(
+                seed
+            )  # `torch.manual_seed` would seed a GPU's too, which is not put back
             modules = with_own_networks(self.config, self.modules())
         params = {n: {k: v.detach().clone() for k, v in m.named_parameters()} for n, m in modules.items()}
         state = TrainState(
@@ -243,13 +273,19 @@ class Algorithm(ABC):
         return params.module(*x) if isinstance(params, BoundParams) else call(self.networks[name], params, *x)
 
     def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
-        """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is constant."""
-        if self.runtime.alone:  # without the wrappers of torch.func, which take longer than the products of a small network
+        """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is
+        constant.
+        """
+        if (
+            self.runtime.alone
+        ):  # without the wrappers of torch.func, which take longer than the products of a small network
             leaves = {k: v.detach().requires_grad_() for k, v in state.params[name].items()}
             with torch.enable_grad():
                 loss, metrics = loss_fn(leaves, state, *x)
             values = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-            grads = {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), values, strict=True)}
+            grads = {
+                k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), values, strict=True)
+            }
             metrics = pytree.tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, metrics)
         else:
             grads, (_, metrics) = grad_and_value(loss_fn, has_aux=True)(state.params[name], state, *x)
@@ -270,7 +306,9 @@ class Algorithm(ABC):
 
 
 def merged(before: TrainState, *after: TrainState) -> TrainState:
-    """One state of several that each descended from `before` on other modules: all of their losses read what was before all of them."""
+    """One state of several that each descended from `before` on other modules: all of their losses read what was before
+    all of them.
+    """
     params, opt = dict(before.params), dict(before.opt)
     for state in after:
         for name, value in state.params.items():

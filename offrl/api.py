@@ -59,11 +59,12 @@ class Run(ScoredRun):
         max_steps: int | None = None,
         dataset: Dataset | None = None,
     ) -> RewardEvaluation:
-        """Infer the task of another reward without training, and score zero-shot policies by that reward and by the environment's own.
+        """Infer the task of another reward without training, and score zero-shot policies by that reward and by the
+        environment's own.
 
-        rewards: a function of an episode's columns or the name of one, as `dataset.reward_labels` takes it; the task is inferred from the
-        run's data (or `dataset`, as recorded), which it labels. The other arguments as in `evaluate`. Raises UserError for policies that
-        would have to be trained for it, and where the data are not there any more.
+        rewards: a function of an episode's columns or the name of one, as `dataset.reward_labels` takes it; the task is
+        inferred from the run's data (or `dataset`, as recorded), which it labels. The other arguments as in `evaluate`.
+        Raises UserError for policies that would have to be trained for it, and where the data are not there any more.
         """
         policies = [self.load_policy(r) for r in self.replicas]
         states, values, mean = reward_inference.sample(data_of([self]) if dataset is None else dataset, rewards)
@@ -81,16 +82,23 @@ class Run(ScoredRun):
         opset: int | None = None,
         **values: float,
     ) -> Path:
-        """Write the policy of one seed, and grid point, as a file that runs without offrl; see `offrl.export.export_policy`.
+        """Write the policy of one seed, and grid point, as a file that runs without offrl; see
+        `offrl.export.export_policy`.
 
         Returns the file: `out`, or RUN/export/REPLICA/policy.SUFFIX, with policy.json beside it. Raises UserError.
         """
         return export_run(self, format, seed, values, out, stochastic, opset).path
 
     def film(
-        self, episodes: int = 1, seed: int = 0, env: str | Callable[[], Any] | None = None, fps: int = 30, size: int | None = None
+        self,
+        episodes: int = 1,
+        seed: int = 0,
+        env: str | Callable[[], Any] | None = None,
+        fps: int = 30,
+        size: int | None = None,
     ) -> list[Path]:
-        """Film the first episodes of `evaluate(seed=seed)` with all replicas in one picture: RUN/videos/*.mp4, one for each episode.
+        """Film the first episodes of `evaluate(seed=seed)` with all replicas in one picture: RUN/videos/*.mp4, one for
+        each episode.
 
         Raises `offrl.video.NoVideo`, a UserError, where nothing can be rendered or encoded here.
         """
@@ -100,8 +108,8 @@ class Run(ScoredRun):
     def plot(self, others: Sequence[SavedRun] = ()) -> Figure | None:
         """Draw learning_curve.png, beside the curves of `others`, and grid.png for a grid over one or two fields.
 
-        Returns the figure of the learning curve, which a notebook shows and whose `show()` opens a window; None when nothing was scored.
-        """
+        Returns the figure of the learning curve, which a notebook shows and whose `show()` opens a window; None when
+        nothing was scored."""
         return plot_run(self, others)
 
 
@@ -118,15 +126,17 @@ def train(
 ) -> Run:
     """Train `algo` on a dataset, all seeds at once, score it, and return the run.
 
-    algo: "iql" by default. dataset: whatever the command line takes, a list of files, a DataFrame of pandas or polars (whose columns
-    settings={"dataset.fields.observations": ["temp", "flow_*"]} names), or a `Dataset`; the built-in one by default. seeds: how many (4
-    by default), or which. env: a Gymnasium id, "file.py:Name", a function or class that makes an environment, or "none"; by default the
-    dataset's own. settings: any other setting by its name on the command line, such as {"algo.temperature": 5.0,
-    "dataset.top_fraction": 0.1}; settings without a dot can be given as keywords (quiet=True). A grid trains every combination of its
-    values with every seed: grid={"temperature": [1, 3, 10]}, or settings={"grid.temperature": [1, 3, 10]}. on_evaluation: a function, or
-    several, called after each evaluation with an `EvaluationEvent` (step, scores, policies, run_dir); one that returns False ends the
-    run, and one that fails ends it with all saved. plugins="my.py": see docs/tutorials/own-algorithm.md. The same call continues a run
-    that was interrupted, and returns at once where it had finished. Raises UserError for what a command would refuse.
+    algo: "iql" by default. dataset: whatever the command line takes, a list of files, a DataFrame of pandas or polars
+    (whose columns settings={"dataset.fields.observations": ["temp", "flow_*"]} names), or a `Dataset`; the built-in one
+    by default. seeds: how many (4 by default), or which. env: a Gymnasium id, "file.py:Name", a function or class that
+    makes an environment, or "none"; by default the dataset's own. settings: any other setting by its name on the
+    command line, such as {"algo.temperature": 5.0, "dataset.top_fraction": 0.1}; settings without a dot can be given as
+    keywords (quiet=True). A grid trains every combination of its values with every seed: grid={"temperature": [1, 3,
+    10]}, or settings={"grid.temperature": [1, 3, 10]}. on_evaluation: a function, or several, called after each
+    evaluation with an `EvaluationEvent` (step, scores, policies, run_dir); one that returns False ends the run, and one
+    that fails ends it with all saved. plugins="my.py": see docs/tutorials/own-algorithm.md. The same call continues a
+    run that was interrupted, and returns at once where it had finished. Raises UserError for what a command would
+    refuse.
     """
     named = {"algo": algo, "seeds": seeds, "steps": steps}
     values: dict[str, Any] = {**{k: v for k, v in named.items() if v is not None}, **more, **(settings or {})}
@@ -144,13 +154,15 @@ def train_from(
     env: Callable[[], Any] | None = None,
     on_evaluation: OnEvaluation | Sequence[OnEvaluation] | None = None,
 ) -> list[Run]:
-    """Train with the settings `values`, and the algorithms to compare with; returns the runs, the main one first, whose evaluations
-    `on_evaluation` is called with.
+    """Train with the settings `values`, and the algorithms to compare with; returns the runs, the main one first, whose
+    evaluations `on_evaluation` is called with.
 
     dataset: a `Dataset` or a DataFrame, in place of what `values` name.
     """
     refuse_imported()
-    main = compose(values) if values.get("resume") is None else run_settings(values["resume"], values, ("dataset", "eval"))
+    main = (
+        compose(values) if values.get("resume") is None else run_settings(values["resume"], values, ("dataset", "eval"))
+    )
     if main.compare and not main.quiet and (private := _own_settings(main.given)):
         say(f"{', '.join(private)}: of {main.label} alone; {', '.join(main.compare)} have their own default settings")
     result: list[Run] = []
@@ -183,18 +195,30 @@ def _compared(main: TrainConfig) -> Iterator[TrainConfig]:
 
 
 def _own_settings(given: Mapping[str, Any]) -> list[str]:
-    """Names of the settings among those given that are of the main algorithm alone, and not of those that it is compared with."""
-    return [k for k, v in given.items() if k.startswith(("algo.", "grid.")) or (k == "experiment" and v not in ("none", "auto"))]
+    """Names of the settings among those given that are of the main algorithm alone, and not of those that it is
+    compared with.
+    """
+    return [
+        k
+        for k, v in given.items()
+        if k.startswith(("algo.", "grid.")) or (k == "experiment" and v not in ("none", "auto"))
+    ]
 
 
-def _prepare(config: TrainConfig, dataset: Any, env: Callable[[], Any] | None) -> tuple[TrainConfig, Dataset, Mapping[str, Any]]:
-    """The data of a run, its settings with what the data decide, and the runs that its algorithm builds on; see `stages.ready`."""
+def _prepare(
+    config: TrainConfig, dataset: Any, env: Callable[[], Any] | None
+) -> tuple[TrainConfig, Dataset, Mapping[str, Any]]:
+    """The data of a run, its settings with what the data decide, and the runs that its algorithm builds on; see
+    `stages.ready`.
+    """
     device = str(pick_device(config.device))
     if dataset is None:
         data_named(config)
         data = load_dataset(config.dataset, device, config.quiet)
     else:
-        data = apply_transforms([as_dataset(dataset, config.dataset)], config.dataset, device=device, quiet=config.quiet)
+        data = apply_transforms(
+            [as_dataset(dataset, config.dataset)], config.dataset, device=device, quiet=config.quiet
+        )
     acts = registry.get("algo", config.algo.name).traits.policy_modules
     if acts and is_own(config.dataset.name, data):
         first_run.choose_steps(config, len(data), device == "cpu")  # also for the algorithms to compare with
@@ -218,11 +242,12 @@ def finetune(
 ) -> Run:
     """Let the replicas of `run` go on learning in an environment, and return the new run.
 
-    run: a run, or its directory; None: fresh parameters of algo="...". env: a Gymnasium id, or a function that makes an environment; by
-    default the one that the run was scored in. steps: environment steps of each replica. dataset: where the run's data are, if they moved
-    or came from Python; for fresh parameters the data to mix in. settings: any other setting by its name on the command line, such as
-    {"algo.temperature": 5.0, "eval.episodes": 20}; settings without a dot can be given as keywords (mixing=0.5, quiet=True). The same
-    call continues what was interrupted. Raises UserError for what a command would refuse.
+    run: a run, or its directory; None: fresh parameters of algo="...". env: a Gymnasium id, or a function that makes an
+    environment; by default the one that the run was scored in. steps: environment steps of each replica. dataset: where
+    the run's data are, if they moved or came from Python; for fresh parameters the data to mix in. settings: any other
+    setting by its name on the command line, such as {"algo.temperature": 5.0, "eval.episodes": 20}; settings without a
+    dot can be given as keywords (mixing=0.5, quiet=True). The same call continues what was interrupted. Raises
+    UserError for what a command would refuse.
     """
     values: dict[str, Any] = {**more, **(settings or {})}
     if steps is not None:
@@ -238,7 +263,10 @@ def finetune(
 
 
 def finetune_from(
-    run: str | Path | None, values: Mapping[str, Any], dataset: Dataset | None = None, env: Callable[[], Any] | None = None
+    run: str | Path | None,
+    values: Mapping[str, Any],
+    dataset: Dataset | None = None,
+    env: Callable[[], Any] | None = None,
 ) -> Run:
     """Fine-tune with the settings `values`; see `finetune`."""
     start = begin(run, values, dataset, env)
@@ -256,12 +284,13 @@ def tune(
     settings: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Choose settings and an algorithm from data alone, or with real episodes; returns what `offrl tune` writes to result.json.
+    """Choose settings and an algorithm from data alone, or with real episodes; returns what `offrl tune` writes to
+    result.json.
 
-    dataset: a file, files or a name, as on the command line. settings: any setting of `offrl tune` by its name there, such as
-    {"space.temperature": [0.5, 10, "log"], "ope.updates": 20_000}; settings without a dot can be given as keywords (budget="16x20000",
-    episodes=20, out="tune"). The same call continues what was interrupted; out/winner is the run of the chosen setting. Raises UserError
-    for what a command would refuse.
+    dataset: a file, files or a name, as on the command line. settings: any setting of `offrl tune` by its name there,
+    such as {"space.temperature": [0.5, 10, "log"], "ope.updates": 20_000}; settings without a dot can be given as
+    keywords (budget="16x20000", episodes=20, out="tune"). The same call continues what was interrupted; out/winner is
+    the run of the chosen setting. Raises UserError for what a command would refuse.
     """
     from offrl.tuning.engine import tune as run_tune  # its pages would slow every other command
 

@@ -14,9 +14,11 @@ _warnings: set[str] = set()  # that this process has given
 
 
 class UserError(Exception):
-    """A mistake in the input. The command line prints it as one line and exits with status 2; the message must stand on its own.
+    """A mistake in the input. The command line prints it as one line and exits with status 2; the message must stand on
+    its own.
 
-    The names in it may be those of a stranger's files: its control characters are made `printable`, also for a notebook.
+    The names in it may be those of a stranger's files: its control characters are made `printable`, also for a
+    notebook.
     """
 
     def __init__(self, *message: object) -> None:
@@ -36,10 +38,14 @@ def nearest(name: str, options: Iterable[str]) -> str:
 
 
 def few(name: str, options: Iterable[str], most: int = 5) -> str:
-    """`" Did you mean 'x'? Or: y, z."`: the options most like `name`, `most` of them; all where there are no more. "" for none."""
+    """`" Did you mean 'x'? Or: y, z."`: the options most like `name`, `most` of them; all where there are no more. ""
+    for none.
+    """
     options = sorted(map(str, options))
     folded = {o.lower().replace("_", "-"): o for o in options}
-    close = [folded[c] for c in difflib.get_close_matches(str(name).lower().replace("_", "-"), folded, n=most, cutoff=0.45)]
+    close = [
+        folded[c] for c in difflib.get_close_matches(str(name).lower().replace("_", "-"), folded, n=most, cutoff=0.45)
+    ]
     others = [o for o in (close if len(options) > most else options) if not close or o != close[0]]
     if likely := nearest(name, options):
         return likely + (f" Or: {', '.join(others)}." if others else "")
@@ -52,18 +58,21 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` as a terminal may get it: control characters other than newline and tab, and marks that turn the direction of writing, are
-    shown as \\x1b and the like in place of sent. Names in files of strangers may hold any."""
+    """`text` as a terminal may get it: control characters other than newline and tab, and marks that turn the direction
+    of writing, are shown as \\x1b and the like in place of sent. Names in files of strangers may hold any."""
     return _UNSAFE.sub(lambda m: m[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:
-    """As `printable`, and a newline is shown as \\n: a name with one in it begins no line that looks like ours ("no faults found")."""
+    """As `printable`, and a newline is shown as \\n: a name with one in it begins no line that looks like ours ("no
+    faults found").
+    """
     return printable(text).replace("\n", "\\n")
 
 
 def say(*lines: str, file: TextIO | None = None) -> None:
-    """Print lines, each of which stays one; offrl prints in no other way, for any text may hold names from files of strangers.
+    """Print lines, each of which stays one; offrl prints in no other way, for any text may hold names from files of
+    strangers.
 
     file: a stream; None: standard output.
     """

@@ -1,4 +1,6 @@
-"""Losses that more than one algorithm uses. Each takes tensors of one replica and returns a scalar or one number per sample."""
+"""Losses that more than one algorithm uses. Each takes tensors of one replica and returns a scalar or one number per
+sample.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from torch import Tensor
 
 
 def expectile_weight(difference: Tensor, expectile: float | Tensor) -> Tensor:
-    """|tau - 1(u < 0)|, elementwise: the weight of an expectile regression (IQL, arXiv 2110.06169, equation 5); u = target - prediction."""
+    """|tau - 1(u < 0)|, elementwise: the weight of an expectile regression (IQL, arXiv 2110.06169, equation 5); u =
+    target - prediction.
+    """
     return torch.where(difference < 0, 1.0 - expectile, expectile)
 
 
@@ -17,7 +21,9 @@ def expectile(difference: Tensor, expectile: float | Tensor) -> Tensor:
 
 
 def advantage_weight(advantage: Tensor, temperature: float | Tensor, max_weight: float = 100.0) -> Tensor:
-    """min(exp(temperature * A), max_weight), elementwise (IQL, arXiv 2110.06169, equation 7). `temperature` multiplies (it is inverse)."""
+    """min(exp(temperature * A), max_weight), elementwise (IQL, arXiv 2110.06169, equation 7). `temperature` multiplies
+    (it is inverse).
+    """
     return (temperature * advantage).exp().clamp(max=max_weight)
 
 
@@ -27,14 +33,20 @@ def td_target(rewards: Tensor, masks: Tensor, discount: float | Tensor, next_val
 
 
 def gumbel(
-    difference: Tensor, temperature: float | Tensor, clip: float | Tensor, *, rescaled: bool = True, scale_rows: Tensor | None = None
+    difference: Tensor,
+    temperature: float | Tensor,
+    clip: float | Tensor,
+    *,
+    rescaled: bool = True,
+    scale_rows: Tensor | None = None,
 ) -> Tensor:
-    """e**(z - m) - (z + 1) e**(-m), elementwise over a batch [B]; z = min(u / temperature, clip), u = target - prediction.
+    """e**(z - m) - (z + 1) e**(-m), elementwise over a batch [B]; z = min(u / temperature, clip), u = target -
+    prediction.
 
-    The Gumbel loss e**z - z - 1, whose minimum is temperature log E[e**(target / temperature)] (XQL, arXiv 2301.02328), times
-    e**(-m) with m = max(largest z of the batch, -1), a constant to the gradient: that keeps it finite. A row whose z is clipped has no
-    gradient. rescaled=False: m = 0, the loss as the paper writes it. scale_rows [B']: differences of more rows that m counts too.
-    """
+    The Gumbel loss e**z - z - 1, whose minimum is temperature log E[e**(target / temperature)] (XQL, arXiv 2301.02328),
+    times e**(-m) with m = max(largest z of the batch, -1), a constant to the gradient: that keeps it finite. A row
+    whose z is clipped has no gradient. rescaled=False: m = 0, the loss as the paper writes it. scale_rows [B']:
+    differences of more rows that m counts too."""
     z = (difference / temperature).clamp(max=clip)
     if not rescaled:
         return z.exp() - z - 1.0
@@ -58,5 +70,7 @@ def total_variation_dual(difference: Tensor, weight: float | Tensor) -> Tensor:
 
 
 def chi_square_dual(difference: Tensor, weight: float | Tensor) -> Tensor:
-    """weight max(u + u**2 / 4, 0) - (1 - weight) u, elementwise (f-DVL, arXiv 2302.08560); u = Q - V. Rises again where u < -4."""
+    """weight max(u + u**2 / 4, 0) - (1 - weight) u, elementwise (f-DVL, arXiv 2302.08560); u = Q - V. Rises again where
+    u < -4.
+    """
     return weight * (difference + 0.25 * difference.square()).clamp(min=0.0) - (1.0 - weight) * difference

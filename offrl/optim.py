@@ -1,7 +1,7 @@
 """Adam and AdamW as pure functions on dictionaries of tensors, with learning-rate schedules and gradient clipping.
 
-All functions work on ONE replica's parameters, so under `vmap` each replica is clipped by its own norm and may have its own learning rate.
-"""
+All functions work on ONE replica's parameters, so under `vmap` each replica is clipped by its own norm and may have its
+own learning rate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ OptState = dict[str, dict[str, Tensor] | Tensor]
 
 @dataclass
 class Adam:
-    """Settings of one optimiser (Kingma and Ba, arXiv 1412.6980; decoupled decay: Loshchilov and Hutter, arXiv 1711.05101)."""
+    """Settings of one optimiser (Kingma and Ba, arXiv 1412.6980; decoupled decay: Loshchilov and Hutter, arXiv
+    1711.05101).
+    """
 
     learning_rate: float | Tensor = 3e-4
     beta1: float = 0.9
@@ -28,8 +30,8 @@ class Adam:
     decayed: frozenset[str] | None = None  # of the parameters of these names; None: of all
     clip_norm: float = 0.0  # largest norm of the whole gradient; 0: no clipping
     clip_value: float = 0.0  # largest size of each of its entries; 0: no clipping
-    # constant | cosine: to 0 after `decay_steps` updates | linear: to 0 | cosine_cycle: to 0 in the `decay_steps` after the warm-up, and
-    # then up again, and so on
+    # constant | cosine: to 0 after `decay_steps` updates | linear: to 0 | cosine_cycle: to 0 in the `decay_steps` after
+    # the warm-up, and then up again, and so on
     schedule: str = "constant"
     decay_steps: int = 0
     schedule_from: int = 0  # updates with the full rate before the schedule begins
@@ -90,10 +92,11 @@ class Adam:
 
 
 def once(scalar: Tensor) -> Tensor:
-    """`scalar` itself. When compiled for a CPU it is computed once, where Inductor would compute it anew for each element it multiplies.
+    """`scalar` itself. When compiled for a CPU it is computed once, where Inductor would compute it anew for each
+    element it multiplies.
 
-    The fused kernel of an Adam update would spend most of its time in exponentials of the step count; a reduction is never fused into its
-    readers.
+    The fused kernel of an Adam update would spend most of its time in exponentials of the step count; a reduction is
+    never fused into its readers.
     """
     tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
     traced = torch.compiler.is_compiling() or (tracer is not None and tracer.get_proxy_mode() is not None)

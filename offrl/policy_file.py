@@ -1,5 +1,5 @@
-"""What a policy file holds, as an algorithm and its state. The file may be of a stranger: its settings are data, and nothing is built of
-them before their shapes are those of its tensors."""
+"""What a policy file holds, as an algorithm and its state. The file may be of a stranger: its settings are data, and
+nothing is built of them before their shapes are those of its tensors."""
 
 from __future__ import annotations
 
@@ -22,18 +22,27 @@ CURE = "the file is damaged, or no policy that offrl wrote"
 
 
 def read(path: Path) -> tuple[Algorithm, TrainState, int]:
-    """(algorithm, state of what acting needs, seed). Raises UserError, in one line, for whatever is wrong with the file."""
+    """(algorithm, state of what acting needs, seed). Raises UserError, in one line, for whatever is wrong with the
+    file.
+    """
     if Path(path).is_file() and pickled(path):  # a FIFO would be waited for
         raise UserError(
-            f"{path} is a pickle (PyTorch's files are), which may run code when it is read, and is refused on purpose: policies of offrl "
-            "are RUN/policies/*.safetensors; another program's policy acts as a plugin (docs/tutorials/own-algorithm.md)"
+            f"{path} is a pickle (PyTorch's files are), which may run code when it is read, and is refused on purpose: "
+            "policies of offrl "
+            "are RUN/policies/*.safetensors; another program's policy acts as a plugin "
+            "(docs/tutorials/own-algorithm.md)"
         )
     tensors, meta = files.read(path)
     if meta.get("kind") != "policy":
         raise UserError(f"{path} is not a policy file; policies are under policies/ in a run directory")
     settings, spec, seed, about = (meta.get(name) for name in ("config", "spec", "seed", "luggage"))
     name = settings.get("name") if isinstance(settings, dict) else None
-    if not (isinstance(settings, dict) and isinstance(spec, dict) and isinstance(name, str) and isinstance(about, dict | None)):
+    if not (
+        isinstance(settings, dict)
+        and isinstance(spec, dict)
+        and isinstance(name, str)
+        and isinstance(about, dict | None)
+    ):
         raise UserError(f"{path} does not say which algorithm acts, and on what: {CURE}")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise UserError(f"{path} has the seed {str(seed)[:60]}: {CURE}")

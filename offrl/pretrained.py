@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 class Pretrained:
     """A trained run that another one builds on, with the whole state of its training: critics and targets too."""
 
-    replicas: tuple[tuple[Algorithm, TrainState], ...]  # without a replica axis, optimiser states and `buffers`; on the CPU
+    replicas: tuple[
+        tuple[Algorithm, TrainState], ...
+    ]  # without a replica axis, optimiser states and `buffers`; on the CPU
     settings: dict[str, Any]  # of the algorithm: with them it can be built again
     identity: str  # the same for the same tensors
     fingerprint: str = ""  # of the data that it was trained on
@@ -34,7 +36,9 @@ class Pretrained:
 
 @dataclass(frozen=True)
 class Requirement:
-    """A run that an algorithm builds on: the one that the setting of the requirement's name names, or one that is trained first."""
+    """A run that an algorithm builds on: the one that the setting of the requirement's name names, or one that is
+    trained first.
+    """
 
     algo: str = ""  # which algorithm is trained where no run is named; empty: one has to be named
     settings: Mapping[str, Any] = field(default_factory=dict)  # of that algorithm

@@ -39,15 +39,19 @@ _plugins_loaded = False
 
 
 def register(kind: str, name: str) -> Callable[[T], T]:
-    """Decorator: make an object known as `name`. `kind` is "algo", "network", "dataset" (a loader), "task" (an environment lookup),
-    "published" (a lookup of published scores), "termination" or "reward" (a known function of a transition), "transform" (of a
-    dataset, by a model that it trains), "reward_labels" (a class whose `load` reads a file of that kind), "stop" (an
-    `offrl.training.stopping.StoppingRule`) or "artifact" (an `offrl.training.artifacts.Artifact`)."""
+    """Decorator: make an object known as `name`. `kind` is "algo", "network", "dataset" (a loader), "task" (an
+    environment lookup), "published" (a lookup of published scores), "termination" or "reward" (a known function of a
+    transition), "transform" (of a dataset, by a model that it trains), "reward_labels" (a class whose `load` reads a
+    file of that kind), "stop" (an `offrl.training.stopping.StoppingRule`) or "artifact" (an
+    `offrl.training.artifacts.Artifact`)."""
 
     def add(item: T) -> T:
         known = _table.setdefault(kind, {})
         if name in known and getattr(known[name], "__qualname__", None) != getattr(item, "__qualname__", None):
-            raise UserError(f"{kind} '{name}' is registered twice, by {_place(known[name])} and by {_place(item)}: give one another name")
+            raise UserError(
+                f"{kind} '{name}' is registered twice, by {_place(known[name])} and by {_place(item)}: give one "
+                "another name"
+            )
         known[name] = item
         return item
 
@@ -57,7 +61,7 @@ def register(kind: str, name: str) -> Callable[[T], T]:
 def _place(item: Any) -> str:
     """Where a member is defined: its file and its name."""
     module = sys.modules.get(getattr(item, "__module__", ""))
-    return f"{getattr(module, '__file__', None) or getattr(item, '__module__', '?')}:{getattr(item, '__qualname__', repr(item))}"
+    return f"{getattr(module, '__file__', None) or getattr(item, '__module__', '?')}:{getattr(item, '__qualname__', repr(item))}"  # noqa: E501
 
 
 def entry_points(group: str) -> Iterable[EntryPoint]:
@@ -68,7 +72,9 @@ def entry_points(group: str) -> Iterable[EntryPoint]:
 
 
 def load_plugins() -> None:
-    """Import every entry point of the group `offrl.plugins`, once. A plugin that fails to import is named in a warning."""
+    """Import every entry point of the group `offrl.plugins`, once. A plugin that fails to import is named in a
+    warning.
+    """
     global _plugins_loaded
     with _lock:
         if _plugins_loaded:
@@ -99,8 +105,11 @@ def get(kind: str, name: str) -> Any:
     """The member called `name`. Raises UserError, with the nearest name, when there is none."""
     known = names(kind)
     if name not in known:
-        word = {"algo": "algorithm", "stop": "stopping rule", "termination": "termination function", "reward": "reward function"}.get(
-            kind, kind
-        )
+        word = {
+            "algo": "algorithm",
+            "stop": "stopping rule",
+            "termination": "termination function",
+            "reward": "reward function",
+        }.get(kind, kind)
         raise UserError(f"unknown {word} '{name}'.{nearest(name, known)} Known: {', '.join(known)}")
     return known[name]

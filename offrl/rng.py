@@ -1,8 +1,9 @@
 """Counter-based random numbers: a key is an int64 tensor, and every draw is a pure function of it.
 
-The generator is SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): `bits(key, n)` is the published stream seeded with `key`. Integer
-arithmetic is exact, so a key gives the same bits on any device, compiled or not, alone or under `torch.func.vmap`. Keys are derived
-with other mixing constants than the stream's (Stafford's variant 4), so a child key is no element of its parent's stream.
+The generator is SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): `bits(key, n)` is the published stream seeded with
+`key`. Integer arithmetic is exact, so a key gives the same bits on any device, compiled or not, alone or under
+`torch.func.vmap`. Keys are derived with other mixing constants than the stream's (Stafford's variant 4), so a child key
+is no element of its parent's stream.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def _derive(x: Tensor) -> Tensor:
     return x ^ _shift(x, 32)
 
 
-# `^ 0` keeps Inductor from taking the product for arithmetic of indices, which it does in 32 bits: Triton refuses the constant
-# (pytorch issues 175966, 183901, 186057). On a CPU both are operators of their own, below.
+# `^ 0` keeps Inductor from taking the product for arithmetic of indices, which it does in 32 bits: Triton refuses the
+# constant (pytorch issues 175966, 183901, 186057). On a CPU both are operators of their own, below.
 def _fold(key: Tensor, data: Tensor) -> Tensor:
     return _derive(_derive(key ^ _FOLD) + (data ^ 0) * _GAMMA + 1)
 
@@ -54,9 +55,9 @@ def _stream(key: Tensor, count: int) -> Tensor:
     return _mix(key.unsqueeze(-1) + (counter ^ 0) * _GAMMA)
 
 
-# On CPU the integer arithmetic is an opaque operator: Inductor would otherwise recompute the hash in every kernel that reads a random
-# number (once per element of each gathered row), and its C++ multiplies signed integers, whose overflow the compiler may assume away.
-# NumPy's unsigned integers do the same sums with a third of the dispatch.
+# On CPU the integer arithmetic is an opaque operator: Inductor would otherwise recompute the hash in every kernel that
+# reads a random number (once per element of each gathered row), and its C++ multiplies signed integers, whose overflow
+# the compiler may assume away. NumPy's unsigned integers do the same sums with a third of the dispatch.
 _U64 = np.uint64
 
 
@@ -159,7 +160,9 @@ def bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Uniform float32 in [low, high), on a grid of 2**-24 (high - low). Rounding can give `high` itself where 0 < low."""
+    """Uniform float32 in [low, high), on a grid of 2**-24 (high - low). Rounding can give `high` itself where 0 <
+    low.
+    """
     return _shift(bits(key, shape), 40).float() * (2.0**-24 * (high - low)) + low
 
 
@@ -177,7 +180,8 @@ def randint(key: Tensor, shape: tuple[int, ...], high: int | Tensor) -> Tensor:
 
 
 def randint_at(key: Tensor, index: Tensor, high: int) -> Tensor:
-    """Elements `index` of a fixed endless list of uniform integers in [0, high), one list for each key; int64, shapes broadcast.
+    """Elements `index` of a fixed endless list of uniform integers in [0, high), one list for each key; int64, shapes
+    broadcast.
 
     Nothing is stored. With uniform `index` below n it draws from a bootstrap sample of size n.
     """
@@ -185,11 +189,12 @@ def randint_at(key: Tensor, index: Tensor, high: int) -> Tensor:
 
 
 def permuted(key: Tensor, index: Tensor, high: int) -> Tensor:
-    """`index` under a random permutation of 0, ..., high - 1, one for each key; int64, shapes broadcast. Nothing is stored.
+    """`index` under a random permutation of 0, ..., high - 1, one for each key; int64, shapes broadcast. Nothing is
+    stored.
 
-    A Feistel network over pairs (l, r) with l < m, r < n, m * n >= high, walked on a second time where it leaves the range (Black and
-    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). As m * n exceeds high by less than m, a third walk would be needed by one index
-    in `high`; `index` itself is given then.
+    A Feistel network over pairs (l, r) with l < m, r < n, m * n >= high, walked on a second time where it leaves the
+    range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). As m * n exceeds high by less than m, a
+    third walk would be needed by one index in `high`; `index` itself is given then.
     """
     m = max(1, math.isqrt(high))
     n = -(-high // m)
@@ -223,7 +228,9 @@ def keep(key: Tensor, shape: tuple[int, ...], rate: float) -> Tensor:
 def gumbel(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Standard Gumbel noise, float32: log-probabilities plus it are largest at a draw."""
     noise = (_shift(bits(key, shape), 32).float() + 0.5) * 2.0**-32
-    noise = noise.clamp(max=1.0 - 2.0**-24)  # rounded up to 1 the noise would be infinite, and choose what has probability 0
+    noise = noise.clamp(
+        max=1.0 - 2.0**-24
+    )  # rounded up to 1 the noise would be infinite, and choose what has probability 0
     return -torch.log(-torch.log(noise))
 
 

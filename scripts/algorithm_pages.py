@@ -1,9 +1,12 @@
-"""Write the generated parts of docs/algorithms.md, docs/algorithms/NAME.md (actions, sources, settings, measurements) and docs/choosing.md.
+"""Write the generated parts of docs/algorithms.md, docs/algorithms/NAME.md (actions, sources, settings, measurements)
+and docs/choosing.md.
 
     python scripts/algorithm_pages.py              # rewrites what lies between the two marks of each page
-    python scripts/algorithm_pages.py --check      # only lists the pages that are out of date, and exits with 1 if there are any
+    python scripts/algorithm_pages.py --check      # only lists the pages that are out of date, and exits with 1 if
+    there are any
 
-Title, idea, papers, family and deviations are written by hand, and so are the symbols of the papers, in docs/glossary.md.
+Title, idea, papers, family and deviations are written by hand, and so are the symbols of the papers, in
+docs/glossary.md.
 """
 
 from __future__ import annotations
@@ -29,9 +32,20 @@ DOCS = ROOT / "docs"
 BEGIN, END = "<!-- generated: python scripts/algorithm_pages.py -->", "<!-- end of what is generated -->"
 SHARED_BY = 6  # a setting with one meaning in so many algorithms is explained once, in docs/algorithms.md
 FAMILIES = (
-    "imitation", "flow and diffusion policies", "TD3", "in-sample learning", "soft actor-critic", "conservative values", "world models",
-    "sequence models", "in-context and meta-learning", "goal-conditioned", "skills", "zero-shot RL", "language models",
-)  # fmt: skip
+    "imitation",
+    "flow and diffusion policies",
+    "TD3",
+    "in-sample learning",
+    "soft actor-critic",
+    "conservative values",
+    "world models",
+    "sequence models",
+    "in-context and meta-learning",
+    "goal-conditioned",
+    "skills",
+    "zero-shot RL",
+    "language models",
+)
 
 
 class Setting(NamedTuple):
@@ -53,10 +67,14 @@ class Page(NamedTuple):
 
 
 def settings(name: str) -> list[Setting]:
-    """The settings of an algorithm that a user may give, its own before those of its relatives, with the defaults of configs/algo."""
+    """The settings of an algorithm that a user may give, its own before those of its relatives, with the defaults of
+    configs/algo.
+    """
     config = compose({"algo": name, "experiment": "none", "dataset": "-"}).algo
     depth = [vars(kind).get("__annotations__", {}) for kind in type(config).__mro__]
-    fields = sorted(dataclasses.fields(config), key=lambda f: max(i for i, names in enumerate(depth) if f.name in names))
+    fields = sorted(
+        dataclasses.fields(config), key=lambda f: max(i for i, names in enumerate(depth) if f.name in names)
+    )
     return [
         Setting(f.name, f.metadata["help"], f.metadata.get("shown") or shown_value(getattr(config, f.name)))
         for f in fields
@@ -88,13 +106,19 @@ def read_page(path: Path) -> Page:
     text = path.read_text()
     head = re.match(r"# (.+)\n[\s\S]*?\n- Paper: (.+)\n- Family: (.+)\n", text)
     if head is None or head[3] not in FAMILIES:
-        raise ValueError(f"{path}: a title, and the lines '- Paper: ...' and '- Family: ...' with a family of {', '.join(FAMILIES)}")
-    presets = {name: (title, paper) for name, title, paper in re.findall(r"^- Preset `(\w+)`: (.+?), (\[.+?\)): ", text, re.M)}
+        raise ValueError(
+            f"{path}: a title, and the lines '- Paper: ...' and '- Family: ...' with a family of {', '.join(FAMILIES)}"
+        )
+    presets = {
+        name: (title, paper) for name, title, paper in re.findall(r"^- Preset `(\w+)`: (.+?), (\[.+?\)): ", text, re.M)
+    }
     return Page(head[1], re.sub(r", \*.+?\*", "", head[2]), head[3], presets, "\n## Equations\n" in text)
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """(path, text as it should be) of docs/algorithms.md and of each algorithm's page. Raises ValueError for a page without its marks."""
+    """(path, text as it should be) of docs/algorithms.md and of each algorithm's page. Raises ValueError for a page
+    without its marks.
+    """
     table = {name: settings(name) for name in registry.names("algo")}
     shared, symbol = shared_settings(table), symbols()
     written = {name: read_page(DOCS / "algorithms" / f"{name}.md") for name in table}
@@ -103,7 +127,10 @@ def pages() -> Iterator[tuple[Path, str]]:
         path = DOCS / "algorithms" / f"{name}.md"
         yield path, filled(path, details(name, written[name], rows, shared, symbol))
     known = {label for name, page in written.items() for label in (name, *page.presets)}
-    yield DOCS / "choosing.md", filled(DOCS / "choosing.md", *("\n".join(measured.suite_table(suite, known)) for suite in measured.SUITES))
+    yield (
+        DOCS / "choosing.md",
+        filled(DOCS / "choosing.md", *("\n".join(measured.suite_table(suite, known)) for suite in measured.SUITES)),
+    )
 
 
 def filled(path: Path, *blocks: str) -> str:
@@ -132,7 +159,9 @@ def shared_table(table: dict[str, list[Setting]], shared: dict[tuple[str, str], 
     return "\n".join(lines)
 
 
-def details(name: str, page: Page, rows: list[Setting], shared: dict[tuple[str, str], None], symbol: dict[tuple[str, str], str]) -> str:
+def details(
+    name: str, page: Page, rows: list[Setting], shared: dict[tuple[str, str], None], symbol: dict[tuple[str, str], str]
+) -> str:
     """Actions, sources, presets and settings of one algorithm."""
     algorithm = registry.get("algo", name)
     source = "algorithms/" + (name if (ROOT / f"algorithms/{name}.py").exists() else algorithm.__module__.split(".")[2])

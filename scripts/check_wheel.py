@@ -2,9 +2,9 @@
 
     python -m build && python scripts/check_wheel.py dist/*.whl
 
-The packages algorithms, configs, envs and world_models reach the wheel through links inside `offrl/`; a wheel made without them, or
-without the YAML files and the built-in dataset, still builds and still imports. Run it with an interpreter that has offrl's dependencies.
-"""
+The packages algorithms, configs, envs and world_models reach the wheel through links inside `offrl/`; a wheel made
+without them, or without the YAML files and the built-in dataset, still builds and still imports. Run it with an
+interpreter that has offrl's dependencies."""
 
 from __future__ import annotations
 
@@ -55,9 +55,13 @@ def faults(wheel: Path) -> list[str]:
     """The faults of the wheel's list of files."""
     with zipfile.ZipFile(wheel) as archive:
         members = {name for name in archive.namelist() if not name.endswith("/")}
-        entry_points = next((archive.read(n).decode() for n in members if n.endswith(".dist-info/entry_points.txt")), "")
+        entry_points = next(
+            (archive.read(n).decode() for n in members if n.endswith(".dist-info/entry_points.txt")), ""
+        )
     problems = [f"missing: {name}" for name in sorted(source_files() - members)]
-    problems += [f"does not belong: {n}" for n in sorted(members) if not n.startswith(("offrl/", "offrl-")) or "__pycache__" in n]
+    problems += [
+        f"does not belong: {n}" for n in sorted(members) if not n.startswith(("offrl/", "offrl-")) or "__pycache__" in n
+    ]
     for folder in LINKED:
         if not any(name.startswith(f"offrl/{folder}/") for name in members):
             problems.append(f"nothing of {folder}/")
@@ -80,7 +84,17 @@ def main() -> int:
     if problems:
         return 1
     with tempfile.TemporaryDirectory() as folder:
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", f"{folder}/site", str(wheel)]
+        install = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            f"{folder}/site",
+            str(wheel),
+        ]
         subprocess.run(install, check=True)
         return subprocess.run([sys.executable, "-c", PROBE, f"{folder}/site"], cwd=folder).returncode
 

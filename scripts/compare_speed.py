@@ -1,17 +1,21 @@
-"""Training updates per second of offrl beside plain PyTorch loops, other people's own classes, d3rlpy and JAX, in turns on one core.
+"""Training updates per second of offrl beside plain PyTorch loops, other people's own classes, d3rlpy and JAX, in turns
+on one core.
 
-    python scripts/compare_speed.py --checkouts FOLDER --out FILE.md       # all tables: a quarter of an hour, most of it compilers
-    python scripts/compare_speed.py --only iql --rounds 10 --seconds 3     # one algorithm, with narrower ranges
-    python scripts/compare_speed.py --quick --only iql                     # shows that everything works; its numbers mean little
-    python scripts/compare_speed.py --check                                # only compares the losses of the loops with offrl's
+    python scripts/compare_speed.py --checkouts FOLDER --out FILE.md       # all tables: a quarter of an hour, most of
+    it compilers python scripts/compare_speed.py --only iql --rounds 10 --seconds 3     # one algorithm, with narrower
+    ranges
+    python scripts/compare_speed.py --quick --only iql                     # shows that everything works; its numbers
+    mean little python scripts/compare_speed.py --check                                # only compares the losses of the
+    loops with offrl's
 
-Each contestant is a program of its own (scripts/peers). In every round each of them runs one burst while the others wait, so that whatever
-else happens on the machine meets all of them; numbers are medians over rounds, and a ratio is taken within a round. The first run
-makes a virtual environment for d3rlpy and one for JAX, where a table has them, in --work.
+Each contestant is a program of its own (scripts/peers). In every round each of them runs one burst while the others
+wait, so that whatever else happens on the machine meets all of them; numbers are medians over rounds, and a ratio is
+taken within a round. The first run makes a virtual environment for d3rlpy and one for JAX, where a table has them, in
+--work.
 
-FOLDER holds checkouts of corl-team/CORL, nissymori/JAX-CORL, EmptyJackson/unifloral, seohongpark/ogbench, seohongpark/fql and
-ColinQiyangLi/qc, as OWNER+NAME, OWNER/NAME or NAME. Their classes are imported from there when their contestants run; without it, or
-without one of them, those rows are left out.
+FOLDER holds checkouts of corl-team/CORL, nissymori/JAX-CORL, EmptyJackson/unifloral, seohongpark/ogbench,
+seohongpark/fql and ColinQiyangLi/qc, as OWNER+NAME, OWNER/NAME or NAME. Their classes are imported from there when
+their contestants run; without it, or without one of them, those rows are left out.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ TITLES = {
     "rebrac": "ReBRAC: observations 11, actions 3, networks 3 x 256, LayerNorm in the critics, batch 1024",
     "cql": "CQL: observations 11, actions 3, networks 3 x 256, batch 256, 30 tried actions for each state",
     "edac": "EDAC: observations 11, actions 3, networks 3 x 256, batch 256, 10 critics",
-    "dt": "Decision Transformer: observations 11, actions 3, 3 blocks of width 128, 1 head, 20 steps, batch 64, dropout 0.1",
+    "dt": "Decision Transformer: observations 11, actions 3, 3 blocks of width 128, 1 head, 20 steps, batch 64, "
+    "dropout 0.1",
     "qrl": "QRL: observations and goals 11, actions 3, networks 3 x 512, latent 512, batch 1024",
     "fql": "FQL: observations 11, actions 3, networks 4 x 512, batch 256, 10 steps of the flow",
     "qc": "Q-chunking, distilled: the same with chunks of 5 actions",
@@ -82,19 +87,28 @@ class Row:
     label: str
     keys: list[str]
     seeds: int = 1
-    roles: tuple[str, ...] = ()  # of `PLAIN`, `CORL`, `D3RLPY`, `JAX`, `OURS`: what others are divided by, or stand in the summary for
+    roles: tuple[
+        str, ...
+    ] = ()  # of `PLAIN`, `CORL`, `D3RLPY`, `JAX`, `OURS`: what others are divided by, or stand in the summary for
     rates: list[float] = field(default_factory=list)  # seeds x updates/s, one for each round
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=sorted(TITLES), action="append", help="one table; may be repeated (default: all)")
+    parser.add_argument(
+        "--only", choices=sorted(TITLES), action="append", help="one table; may be repeated (default: all)"
+    )
     parser.add_argument("--checkouts", type=Path, help="folder of other people's repositories (see above)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.5, help="length of a burst")
     parser.add_argument("--rows", type=int, default=1_000_000, help="transitions in the data")
     parser.add_argument("--out", type=Path, help="also write the tables to this Markdown file")
-    parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "offrl" / "compare", help="where the environments are kept")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path.home() / ".cache" / "offrl" / "compare",
+        help="where the environments are kept",
+    )
     parser.add_argument("--quick", action="store_true", help="2 rounds of 0.3 s on 50,000 transitions")
     parser.add_argument("--check", action="store_true", help="only compare the losses of the loops with offrl's")
     parser.add_argument("--no-peers", action="store_true", help="leave out d3rlpy, JAX and checkouts")
@@ -150,9 +164,15 @@ def contestants(name: str, folder: Path | None) -> tuple[list[Contestant], list[
         rows.append(row)
 
     add(Row(PLAIN, ["plain"], roles=(PLAIN,)), Contestant("plain", f"{name}_plain"))
-    add(Row("the same with offrl's back end and memory", ["plain+"]), Contestant("plain+", f"{name}_plain", ["--onednn"]))
+    add(
+        Row("the same with offrl's back end and memory", ["plain+"]),
+        Contestant("plain+", f"{name}_plain", ["--onednn"]),
+    )
     if folder is not None and name in OF_CORL and checkouts.checkout_of(folder, "corl-team/CORL"):
-        add(Row(CORL, ["corl"], roles=(CORL,)), Contestant("corl", "corl_torch", ["--algo", name, "--checkouts", str(folder)]))
+        add(
+            Row(CORL, ["corl"], roles=(CORL,)),
+            Contestant("corl", "corl_torch", ["--algo", name, "--checkouts", str(folder)]),
+        )
     if name in OF_D3RLPY:
         add(Row(D3RLPY, ["d3rlpy"], roles=(D3RLPY,)), Contestant("d3rlpy", "d3rlpy_speed", ["--algo", name], "d3rlpy"))
     if name in OF_JAX:
@@ -181,7 +201,9 @@ def contestants(name: str, folder: Path | None) -> tuple[list[Contestant], list[
 
 
 def check(name: str, pythons: dict[str, str]) -> str:
-    """Give the loops offrl's initial weights and batches, and say how far their losses are from offrl's. Raises SystemExit if far."""
+    """Give the loops offrl's initial weights and batches, and say how far their losses are from offrl's. Raises
+    SystemExit if far.
+    """
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--check", str(Path(folder, "check.npz"))]
         losses = {"offrl": ask("offrl_speed", pythons["offrl"], ["--algo", name, *arguments])["losses"]}
@@ -193,22 +215,29 @@ def check(name: str, pythons: dict[str, str]) -> str:
         if program != "offrl":
             worst = difference(losses["offrl"], values)
             if not worst < 1e-3:
-                raise SystemExit(f"{name}: the {program}'s losses differ from offrl's by {worst:.1e}: they do not train the same")
+                raise SystemExit(
+                    f"{name}: the {program}'s losses differ from offrl's by {worst:.1e}: they do not train the same"
+                )
             words.append(f"{program} {worst:.0e}")
     return (
-        f"Same weights, same {common.CHECKED_UPDATES} batches: the losses' largest difference from offrl's, relative to 1 or to the loss "
+        f"Same weights, same {common.CHECKED_UPDATES} batches: the losses' largest difference from offrl's, relative "
+        "to 1 or to the loss "
         f"if that is larger: {', '.join(words)}."
     )
 
 
 def difference(expected: list[dict[str, float]], actual: list[dict[str, float]]) -> float:
-    """Largest difference of any loss, relative to it where it is above 1; NaN where one side has a loss that the other has not."""
+    """Largest difference of any loss, relative to it where it is above 1; NaN where one side has a loss that the other
+    has not.
+    """
     if [sorted(row) for row in expected] != [sorted(row) for row in actual]:
         return float("nan")
     return max(abs(a[k] - b[k]) / max(abs(a[k]), 1.0) for a, b in zip(expected, actual, strict=True) for k in a)
 
 
-def table(name: str, options: argparse.Namespace, pythons: dict[str, str], missing: dict[str, str]) -> tuple[list[str], str]:
+def table(
+    name: str, options: argparse.Namespace, pythons: dict[str, str], missing: dict[str, str]
+) -> tuple[list[str], str]:
     """Measure one table and write it; its lines, and its line of the summary."""
     programs, rows = contestants(name, options.checkouts)
     by_key = {c.key: c for c in programs}
@@ -231,15 +260,19 @@ def table(name: str, options: argparse.Namespace, pythons: dict[str, str], missi
     floor = Row("the floor", [], rates=[2 * 256**3 * rate / needed for rate in floors["square"].rates])
     own = statistics.median(floors["own"].rates)
     about = (
-        f"One update needs {needed / 1e6:.0f} MFLOP of matrix products. At {statistics.median(floor.rates) * needed / 1e9:.0f} GFLOP/s "
-        f"(256 x 256 products, offrl's back end, same rounds) that is a floor of {statistics.median(floor.rates):.1f} updates/s; "
+        f"One update needs {needed / 1e6:.0f} MFLOP of matrix products. At "
+        f"{statistics.median(floor.rates) * needed / 1e9:.0f} GFLOP/s "
+        f"(256 x 256 products, offrl's back end, same rounds) that is a floor of {statistics.median(floor.rates):.1f} "
+        "updates/s; "
         f"its products alone, in their own shapes, ran at {own:.1f}."
     )
     reference = {**references(rows), floor.label: floor}
     head = f"| | seeds | updates/s | seeds x updates/s | {' | '.join(f'of {label} (range)' for label in reference)} |"
     lines = [f"## {TITLES[name]}", "", head, "|" + "---|" * head.count(" |")]
     lines += [line_of(row, [by_key[k] for k in row.keys], reference) for row in rows]
-    notes = {c.facts["note"]: c.environment for c in programs if c.facts and c.key in ("compiled", "d3rlpy", "jax", *LABELS)}
+    notes = {
+        c.facts["note"]: c.environment for c in programs if c.facts and c.key in ("compiled", "d3rlpy", "jax", *LABELS)
+    }
     lines += ["", "; ".join(f"{environment}: {note}" for note, environment in notes.items()) + ".", "", about]
     if not options.no_profiles:
         lines += ["", *profiles(name, options.rows, pythons["offrl"])]
@@ -314,12 +347,14 @@ def profiles(name: str, rows: int, python: str) -> list[str]:
     performed = 0.0
     for mode, seeds in kinds:
         say(f"{name}: profile of {mode}, {seeds} seeds")
-        answer = ask("offrl_profile", python, ["--algo", name, "--mode", mode, "--replicas", str(seeds), "--rows", str(rows)])
+        answer = ask(
+            "offrl_profile", python, ["--algo", name, "--mode", mode, "--replicas", str(seeds), "--rows", str(rows)]
+        )
         performed = answer["performed"]
         head = list(answer["shares"])
         lines.append(f"| {mode} | {seeds} | " + " | ".join(f"{100 * v:.0f}%" for v in answer["shares"].values()) + " |")
     return [
-        f"Where offrl's time goes (torch's profiler, one core; an update does {performed / 1e6:.0f} MFLOP of products):",
+        f"Where offrl's time goes (torch's profiler, one core; an update does {performed / 1e6:.0f} MFLOP of products):",  # noqa: E501
         "",
         f"| | seeds | {' | '.join(head)} |",
         "|" + "---|" * (len(head) + 2),

@@ -1,16 +1,18 @@
-"""One command for a machine with a CUDA GPU: is the captured training step right, how fast is it, how much memory does it take.
+"""One command for a machine with a CUDA GPU: is the captured training step right, how fast is it, how much memory does
+it take.
 
     python scripts/gpu_check.py --out docs/benchmarks/gpu.md              # at most 9 minutes (--minutes)
-    python scripts/gpu_check.py --full --only timed                       # the 1,000,000 updates of IQL to their end, however long
-    python scripts/gpu_check.py --device cpu --small                      # the same logic in small, eager against compiled: 5 minutes
+    python scripts/gpu_check.py --full --only timed                       # the 1,000,000 updates of IQL to their end,
+    however long python scripts/gpu_check.py --device cpu --small                      # the same logic in small, eager
+    against compiled: 5 minutes
 
-The measurements run in worker processes. One is replaced when a job breaks it or takes longer than it may; comparisons, which mostly wait
-for the compiler, run in several at a time (--lanes). The report is printed in any case, also after Ctrl-C or SIGTERM, and written to --out
-after every job. Needs torch, NumPy, pytest (tests/support/cases.py makes the algorithms) and offrl's own files; some checks need
-offrl's other requirements, and say so.
+The measurements run in worker processes. One is replaced when a job breaks it or takes longer than it may; comparisons,
+which mostly wait for the compiler, run in several at a time (--lanes). The report is printed in any case, also after
+Ctrl-C or SIGTERM, and written to --out after every job. Needs torch, NumPy, pytest (tests/support/cases.py makes the
+algorithms) and offrl's own files; some checks need offrl's other requirements, and say so.
 
-To see what failures look like: OFFRL_CHECK_FAIL="equality:bc,speed:iql=hang,draws=die" makes these jobs fail (raise, hang or die).
-"""
+To see what failures look like: OFFRL_CHECK_FAIL="equality:bc,speed:iql=hang,draws=die" makes these jobs fail (raise,
+hang or die)."""
 
 from __future__ import annotations
 
@@ -51,12 +53,22 @@ def main(arguments: list[str] | None = None) -> str:
     """Measure, print and return the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu to try the logic")
-    parser.add_argument("--minutes", type=float, help="after this time the report is printed as it is; default: 9, with --small 4.8")
-    parser.add_argument("--limit", type=float, default=LIMITS["equality"], help="seconds of one comparison with the eager step")
+    parser.add_argument(
+        "--minutes", type=float, help="after this time the report is printed as it is; default: 9, with --small 4.8"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=LIMITS["equality"], help="seconds of one comparison with the eager step"
+    )
     parser.add_argument("--full", action="store_true", help="run all 1,000,000 updates of IQL, whatever the time")
     parser.add_argument("--small", action="store_true", help="few rows, replicas and updates")
-    parser.add_argument("--lanes", type=int, help="workers that share the device for what is not timed; default: half the cores, at most 6")
-    parser.add_argument("--only", nargs="+", metavar="JOB", choices=LIMITS, help=f"these jobs only: {', '.join(LIMITS)}")
+    parser.add_argument(
+        "--lanes",
+        type=int,
+        help="workers that share the device for what is not timed; default: half the cores, at most 6",
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="JOB", choices=LIMITS, help=f"these jobs only: {', '.join(LIMITS)}"
+    )
     parser.add_argument("--modes", nargs="+", help="modes of the step to compare with eager; the last one is timed")
     parser.add_argument("--algos", nargs="+", help="algorithms to compare (default: all)")
     parser.add_argument("--out", type=Path, help="also write the report to this Markdown file, after every job")
@@ -130,10 +142,11 @@ def measure(
     stop: threading.Event | None = None,
     after: Callable[[Sequence[Answer | None]], None] = lambda answers: None,
 ) -> list[Answer | None]:
-    """An answer for each job: what was measured, {"error": why not}, or None if it was not reached within `budget` seconds.
+    """An answer for each job: what was measured, {"error": why not}, or None if it was not reached within `budget`
+    seconds.
 
-    Jobs run in their order; neighbours that may share the device run in all workers at once. full: "timed" jobs have no end. stop: set
-    when no more is to be begun. after: called with the answers so far after each job.
+    Jobs run in their order; neighbours that may share the device run in all workers at once. full: "timed" jobs have no
+    end. stop: set when no more is to be begun. after: called with the answers so far after each job.
     """
     begin, lock = time.monotonic(), threading.Lock()
     answers: list[Answer | None] = [None] * len(jobs)
@@ -151,7 +164,10 @@ def measure(
             seconds = min(allowed, left)
             if job["job"] == "timed":
                 seconds = allowed if full else left
-                job = {**job, "seconds": seconds if full else max(0.8 * left - 30.0, 0.5 * left)}  # the rest for the start and the compiler
+                job = {
+                    **job,
+                    "seconds": seconds if full else max(0.8 * left - 30.0, 0.5 * left),
+                }  # the rest for the start and the compiler
             if seconds <= min(0.25 * allowed, 10.0):
                 continue  # perhaps later, or never
             started = time.monotonic()
@@ -193,7 +209,9 @@ class Worker:
         self.process: subprocess.Popen[str] | None = None
 
     def ask(self, job: Job, seconds: float) -> Answer:
-        """The answer to a job, or {"error": its first line, "trace": all that is known, "late": whether it took too long}."""
+        """The answer to a job, or {"error": its first line, "trace": all that is known, "late": whether it took too
+        long}.
+        """
         if self.process is None:
             self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
             self.process = subprocess.Popen(
@@ -220,7 +238,9 @@ class Worker:
             self.process.wait()
             lines = self._said(before)
             answer = {"error": f"the process ended with status {self.process.returncode}: {lines[-1] if lines else ''}"}
-            answer["trace"] = "\n".join([f"the process ended with status {self.process.returncode}; its last words:", *lines[-15:]])
+            answer["trace"] = "\n".join(
+                [f"the process ended with status {self.process.returncode}; its last words:", *lines[-15:]]
+            )
         else:
             answer = json.loads(line)
             if "error" in answer and (warned := [x for x in self._said(before) if x.startswith("offrl: warning")]):
@@ -252,8 +272,12 @@ class Worker:
 
 
 def hung(lines: Sequence[str]) -> list[str]:
-    """The place where a process was when its time was over, from what faulthandler wrote: `places` of the main thread."""
-    starts = [i for i, line in enumerate(lines) if line.startswith(("Thread ", "Current thread "))]  # the main thread comes last
+    """The place where a process was when its time was over, from what faulthandler wrote: `places` of the main
+    thread.
+    """
+    starts = [
+        i for i, line in enumerate(lines) if line.startswith(("Thread ", "Current thread "))
+    ]  # the main thread comes last
     matches = [re.match(r'\s*File "(.+)", line (\d+) in (.+)', line) for line in lines[starts[-1] if starts else 0 :]]
     frames = places([(m[1], int(m[2]), m[3]) for m in reversed(matches) if m])
     return [f"it was at {frame}" for frame in frames]

@@ -1,10 +1,11 @@
-"""Mistakes and habits from other libraries: what each command gets, in this tree and in another; docs/benchmarks/habits.md is its table.
+"""Mistakes and habits from other libraries: what each command gets, in this tree and in another;
+docs/benchmarks/habits.md is its table.
 
     python scripts/habits.py                         # the table of this tree
     python scripts/habits.py --before CHECKOUT       # beside what another checkout (an older commit) answers
 
-Nothing is trained: a command that would train says with which settings. The fast tests hold this tree to the third column of CASES.
-"""
+Nothing is trained: a command that would train says with which settings. The fast tests hold this tree to the third
+column of CASES."""
 
 from __future__ import annotations
 
@@ -71,7 +72,11 @@ CASES = (
     ("train hidden_units=64,64", "d3rlpy", TRAINS + "algo.hidden=64,64"),
     ("train algo.hidden_dims=64,64", "OGBench, CORL", TRAINS + "algo.hidden=64,64"),
     ("train temprature=3", "a slip", "Did you mean 'algo.temperature'?"),
-    ("train algo=td3_bc expectile=0.8", "another algorithm's setting", "algo=td3_bc has none, algo.expectile is one of"),
+    (
+        "train algo=td3_bc expectile=0.8",
+        "another algorithm's setting",
+        "algo=td3_bc has none, algo.expectile is one of",
+    ),
     ("train lr=1e-4 algo.learning_rate=1e-3", "twice", "the same setting, and both are given"),
     ("train algo=IQL", "capitals", TRAINS + "algo=iql"),
     ("train algo=td3+bc", "the paper's spelling", TRAINS + "algo=td3_bc"),
@@ -88,7 +93,7 @@ CASES = (
     ("train Hopper-v2", "an environment for a dataset", "It is an environment's id"),
     ("train config=twice.yaml", "a name twice in YAML", "'steps' is given twice, in lines 1 and 3"),
     ("train bogus=1", "a name that means nothing", "unknown setting 'bogus'"),
-)  # fmt: skip
+)
 
 
 def prepare(folder: Path) -> None:
@@ -142,7 +147,13 @@ def meant(config: Any) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    return ",".join(map(shown, value)) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        ",".join(map(shown, value))
+        if isinstance(value, list)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
 
 
 def of_tree(tree: Path) -> list[str]:
@@ -150,7 +161,9 @@ def of_tree(tree: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder))
         command = [sys.executable, str(Path(__file__).resolve()), "--answers"]
-        done = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, cwd=folder, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=True
+        )
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -167,7 +180,9 @@ def main() -> None:
     heads = (["before"] if arguments.before else []) + ["now"]
     print(f"| `offrl ...` | {' | '.join(['a habit of', *heads])} |", "|---" * (2 + len(heads)) + "|", sep="\n")
     for (command, habit, _), *texts in zip(CASES, *columns, strict=True):
-        cells = [text.replace("|", "\\|") if len(text) < 200 else text[:197].replace("|", "\\|") + "..." for text in texts]
+        cells = [
+            text.replace("|", "\\|") if len(text) < 200 else text[:197].replace("|", "\\|") + "..." for text in texts
+        ]
         print(f"| `{command}` | {habit} | {' | '.join(cells)} |")
 
 

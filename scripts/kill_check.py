@@ -1,16 +1,18 @@
-"""Kill real jobs at random moments, look for processes that stay behind, continue the jobs, and compare what they leave.
+"""Kill real jobs at random moments, look for processes that stay behind, continue the jobs, and compare what they
+leave.
 
     python scripts/kill_check.py --kills 100 --seed 0                     # every kind of job in turn
     python scripts/kill_check.py --kills 10 --only finetune,export --keep /tmp/kills
 
-Each kind of job runs once undisturbed. Then, in fresh folders, it is started, its main process gets a signal at a moment drawn over the
-whole duration (SIGKILL mostly, SIGTERM and SIGINT else), and the same command is given again: at most CHAIN signals to a job, then it runs
-to its end. After each signal every process that descends from the main one (known by a mark in its environment, or seen as a descendant
-before) must be gone SECONDS after the main one is: those that are not count as "left". A signal that finds the job over is drawn again.
+Each kind of job runs once undisturbed. Then, in fresh folders, it is started, its main process gets a signal at a
+moment drawn over the whole duration (SIGKILL mostly, SIGTERM and SIGINT else), and the same command is given again: at
+most CHAIN signals to a job, then it runs to its end. After each signal every process that descends from the main one
+(known by a mark in its environment, or seen as a descendant before) must be gone SECONDS after the main one is: those
+that are not count as "left". A signal that finds the job over is drawn again.
 
-All files of the job's folder are compared byte for byte with those of the undisturbed job, except what is of the clock, of the process or
-of the moment of the signal: see `OTHERWISE`. TensorBoard's files are compared by what they show. Linux only: it reads /proc. The exit
-status is 1 where a file differs, a process is left, or a job does not go on.
+All files of the job's folder are compared byte for byte with those of the undisturbed job, except what is of the clock,
+of the process or of the moment of the signal: see `OTHERWISE`. TensorBoard's files are compared by what they show.
+Linux only: it reads /proc. The exit status is 1 where a file differs, a process is left, or a job does not go on.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ OTHERWISE = {  # files that are not compared byte for byte, and why
     "*/.submitit/*": "Slurm's stand-in: process numbers are their names",
     "cache/*": "compiled code",
 }
-TRAIN = "compile=eager device=cpu compare=[] quiet=true log_every=50 eval.episodes=2 eval.max_steps=40 runs_dir=. name=run"
+TRAIN = (
+    "compile=eager device=cpu compare=[] quiet=true log_every=50 eval.episodes=2 eval.max_steps=40 runs_dir=. name=run"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,37 +70,48 @@ class Kind:
 
 BENCHMARK = Kind(
     "benchmark suite=own datasets=[{inputs}/small.hdf5] algos=[bc,iql] seeds=1 steps=400 compile=eager "
-    "device=cpu algo.hidden=[8] algo.batch_size=16 eval.env=Hopper-v5 eval.episodes=1 eval.max_steps=20 eval.every=200 log_every=50 "
+    "device=cpu algo.hidden=[8] algo.batch_size=16 eval.env=Hopper-v5 eval.episodes=1 eval.max_steps=20 eval.every=200 "
+    "log_every=50 "
     "checkpoint.every=50 runs_dir=. name=grid quiet=true"
 )
 KINDS = {
     "training with evaluation workers": Kind(
-        f"train algo=td3_bc dataset=builtin seeds=1 steps=800 workers=1 eval.workers=2 eval.every=100 checkpoint.every=100 "
+        "train algo=td3_bc dataset=builtin seeds=1 steps=800 workers=1 eval.workers=2 eval.every=100 "
+        "checkpoint.every=100 "
         f"algo.hidden=[16,16] algo.batch_size=16 {TRAIN}"
     ),
     "training in several workers": Kind(
-        f"train algo=bc dataset=builtin seeds=2 group=1 steps=1200 workers=2 eval.workers=1 eval.every=500 checkpoint.every=100 "
+        "train algo=bc dataset=builtin seeds=2 group=1 steps=1200 workers=2 eval.workers=1 eval.every=500 "
+        "checkpoint.every=100 "
         f"algo.hidden=[16,16] algo.batch_size=16 {TRAIN}"
     ),
     "training, compiled": Kind(
-        f"train algo=bc dataset=builtin seeds=1 steps=800 workers=1 eval.workers=0 eval.every=500 checkpoint.every=200 algo.hidden=[16] "
+        "train algo=bc dataset=builtin seeds=1 steps=800 workers=1 eval.workers=0 eval.every=500 checkpoint.every=200 "
+        "algo.hidden=[16] "
         f"algo.batch_size=16 {TRAIN.replace('compile=eager', 'compile=compiled')}",
         share=1,
         environment=(("OFFRL_CACHE", "cache"),),
     ),
     "fine-tuning": Kind(
-        "finetune {inputs}/run env=Hopper-v5 steps=300 eval.every=100 checkpoint.every=50 compile=eager device=cpu eval.episodes=1 "
+        "finetune {inputs}/run env=Hopper-v5 steps=300 eval.every=100 checkpoint.every=50 compile=eager device=cpu "
+        "eval.episodes=1 "
         "eval.workers=1 max_steps=40 log_every=50 runs_dir=. name=run quiet=true"
     ),
-    "benchmark, cells in processes": dataclasses.replace(BENCHMARK, command=f"{BENCHMARK.command} launcher=local jobs=2"),
-    "cells of Slurm's local stand-in": dataclasses.replace(BENCHMARK, command=f"{BENCHMARK.command} launcher=slurm_local jobs=2", share=0),
+    "benchmark, cells in processes": dataclasses.replace(
+        BENCHMARK, command=f"{BENCHMARK.command} launcher=local jobs=2"
+    ),
+    "cells of Slurm's local stand-in": dataclasses.replace(
+        BENCHMARK, command=f"{BENCHMARK.command} launcher=slurm_local jobs=2", share=0
+    ),
     "cells of Ray": dataclasses.replace(BENCHMARK, command=f"{BENCHMARK.command} launcher=ray jobs=2", share=0),
     "world model": Kind(
-        f"train algo=dynamics dataset=builtin seeds=1 steps=400 workers=1 checkpoint.every=50 algo.hidden=[16,16] algo.members=3 "
+        "train algo=dynamics dataset=builtin seeds=1 steps=400 workers=1 checkpoint.every=50 algo.hidden=[16,16] "
+        "algo.members=3 "
         f"algo.elites=2 algo.batch_size=16 algo.epoch=100 {TRAIN}"
     ),
     "policy in a world model": Kind(
-        f"train algo=mopo dataset=builtin seeds=1 steps=200 workers=1 eval.workers=1 eval.every=100 checkpoint.every=50 "
+        "train algo=mopo dataset=builtin seeds=1 steps=200 workers=1 eval.workers=1 eval.every=100 "
+        "checkpoint.every=50 "
         f"world_model={{inputs}}/model algo.hidden=[16,16] algo.batch_size=16 algo.members=3 "
         f"algo.rollouts=16 algo.horizon=2 algo.rollout_every=50 {TRAIN}"
     ),
@@ -130,7 +145,8 @@ def prepare(inputs: Path) -> None:
         start([sys.executable, "-m", "offrl.cli", *shlex.split(command)], inputs, {}, "prepare").finish()
 
 
-# ---------------------------------------------------------------------------------------------------------------- processes
+# ----------------------------------------------------------------------------------------------------------------
+# processes
 
 
 class Job:
@@ -196,7 +212,14 @@ def start(words: list[str], folder: Path, more: dict[str, str], name: str) -> Jo
     output = folder.with_name(f"{folder.name}.{name}.out")
     with open(output, "wb") as out:
         process = subprocess.Popen(
-            words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, preexec_fn=usual
+            words,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            preexec_fn=usual,
         )
     return Job(process, mark, output)
 
@@ -251,7 +274,8 @@ def strike(job: Job, number: int, moment: float) -> Hit | None:
     return Hit(number, at, len(before), last, left)
 
 
-# ---------------------------------------------------------------------------------------------------------------- results
+# ----------------------------------------------------------------------------------------------------------------
+# results
 
 
 def compared(folder: Path) -> dict[str, Any]:
@@ -266,7 +290,9 @@ def compared(folder: Path) -> dict[str, Any]:
     contents: dict[str, Any] = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = str(path.relative_to(folder))
-        if not any(fnmatch.fnmatch(f"/{name}", f"*/{pattern}") or fnmatch.fnmatch(name, pattern) for pattern in OTHERWISE):
+        if not any(
+            fnmatch.fnmatch(f"/{name}", f"*/{pattern}") or fnmatch.fnmatch(name, pattern) for pattern in OTHERWISE
+        ):
             contents[name] = path.read_bytes()
     for checkpoints in sorted(folder.rglob("checkpoints")):
         last = max(checkpoints.glob("step_*.safetensors"), default=None)
@@ -276,7 +302,9 @@ def compared(folder: Path) -> dict[str, Any]:
             contents[str(last.relative_to(folder))] = bits(tensors), about
     for rows in sorted([*folder.rglob("replay"), *folder.rglob("episodes/policy_*")]):
         parts = [files.read(path)[0] for path in sorted(rows.glob("*.safetensors"))]
-        contents[str(rows.relative_to(folder))] = bits({k: torch.cat([part[k] for part in parts]) for k in parts[0]} if parts else {})
+        contents[str(rows.relative_to(folder))] = bits(
+            {k: torch.cat([part[k] for part in parts]) for k in parts[0]} if parts else {}
+        )
     for board in sorted(folder.rglob("tensorboard")):
         contents[str(board.relative_to(folder))] = shown(board)
     return contents
@@ -294,10 +322,13 @@ def shown(board: Path) -> dict[str, list[tuple[int, float]]]:
 def differences(folder: Path, expected: dict[str, Any]) -> list[str]:
     contents = compared(folder)
     missing = [f"{name} is missing" for name in expected if name not in contents]
-    return missing + [f"{n} {'differs' if n in expected else 'is there'}" for n in contents if contents[n] != expected.get(n)]
+    return missing + [
+        f"{n} {'differs' if n in expected else 'is there'}" for n in contents if contents[n] != expected.get(n)
+    ]
 
 
-# ---------------------------------------------------------------------------------------------------------------- the check
+# ---------------------------------------------------------------------------------------------------------------- the
+# check
 
 
 @dataclasses.dataclass
@@ -336,10 +367,15 @@ def check(name: str, kind: Kind, kills: int, rng: random.Random, place: Path, in
             hit = strike(job, number, rng.uniform(0.0, seconds))
             if hit is None:
                 if job.process.returncode:
-                    tally.different.append(f"{folder.name}: ended by itself: {job.output.read_text(errors='replace')[-600:]}")
+                    tally.different.append(
+                        f"{folder.name}: ended by itself: {job.output.read_text(errors='replace')[-600:]}"
+                    )
                 break
             tally.hits.append(hit)
-            about = f"{signal.Signals(number).name} after {hit.moment:.1f} s, {hit.processes} processes, last gone after {hit.last:.2f} s"
+            about = (
+                f"{signal.Signals(number).name} after {hit.moment:.1f} s, {hit.processes} processes, last gone "
+                f"after {hit.last:.2f} s"
+            )
             say(f"  {folder.name}: {about}" + (f"; LEFT: {hit.left}" if hit.left else ""))
         try:
             begin(work, "end").finish()
@@ -356,7 +392,16 @@ def check(name: str, kind: Kind, kills: int, rng: random.Random, place: Path, in
 
 
 def table(tallies: dict[str, Tally]) -> list[str]:
-    head = ["job", "seconds", "kills (KILL/TERM/INT)", "moments", "processes", "differences", "left after 5 s", "longest survivor"]
+    head = [
+        "job",
+        "seconds",
+        "kills (KILL/TERM/INT)",
+        "moments",
+        "processes",
+        "differences",
+        "left after 5 s",
+        "longest survivor",
+    ]
     rows = []
     for name, tally in tallies.items():
         hits, moments = tally.hits, sorted(h.moment for h in tally.hits)
@@ -367,10 +412,18 @@ def table(tallies: dict[str, Tally]) -> list[str]:
             f"{max(h.last for h in hits):.2f} s",
         ])  # fmt: skip
     hits = [h for tally in tallies.values() for h in tally.hits]
-    rows.append([
-        "all", "", str(len(hits)), "", "", str(sum(len(t.different) for t in tallies.values())), str(sum(len(h.left) for h in hits)),
-        f"{max(h.last for h in hits):.2f} s",
-    ])  # fmt: skip
+    rows.append(
+        [
+            "all",
+            "",
+            str(len(hits)),
+            "",
+            "",
+            str(sum(len(t.different) for t in tallies.values())),
+            str(sum(len(h.left) for h in hits)),
+            f"{max(h.last for h in hits):.2f} s",
+        ]
+    )
     return ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]]
 
 
@@ -389,7 +442,9 @@ def main() -> int:
     edges = [0]
     for kind in kinds.values():
         edges.append(edges[-1] + kind.share)
-    kills = [options.kills * b // total - options.kills * a // total for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    kills = [
+        options.kills * b // total - options.kills * a // total for a, b in zip(edges[:-1], edges[1:], strict=True)
+    ]
     tallies: dict[str, Tally] = {}
     with tempfile.TemporaryDirectory(prefix="offrl-kills-") as temporary:
         place = options.keep or Path(temporary)
@@ -403,7 +458,9 @@ def main() -> int:
         for tally in tallies.values():
             for line in tally.different:
                 print(f"different: {line}")
-        (place / "kills.json").write_text(json.dumps({k: dataclasses.asdict(t) for k, t in tallies.items()}, indent=1, default=str))
+        (place / "kills.json").write_text(
+            json.dumps({k: dataclasses.asdict(t) for k, t in tallies.items()}, indent=1, default=str)
+        )
     return int(any(t.different or any(h.left for h in t.hits) for t in tallies.values()))
 
 

@@ -1,4 +1,5 @@
-"""Write offrl/settings/known/index.json: algorithms with their settings, and names of datasets, for what must answer without torch.
+"""Write offrl/settings/known/index.json: algorithms with their settings, and names of datasets, for what must answer
+without torch.
 
 python scripts/known_names.py              # rewrites it
 python scripts/known_names.py --check      # only says whether it is out of date, and exits with 1 if it is
@@ -27,16 +28,29 @@ MARKS = ("low", "high", "choices", "shown", "place", "structural", "shared", "ac
 
 
 def entries(config: Any) -> list[dict[str, Any]]:
-    """The settings of an algorithm's Config with the defaults that its file gives, its own before those of its relatives."""
+    """The settings of an algorithm's Config with the defaults that its file gives, its own before those of its
+    relatives.
+    """
     hints, words = get_type_hints(type(config)), {v: k for k, v in TYPES.items()}
     classes = [vars(kind).get("__annotations__", {}) for kind in type(config).__mro__]
-    fields = sorted(dataclasses.fields(config), key=lambda f: max(i for i, names in enumerate(classes) if f.name in names))
+    fields = sorted(
+        dataclasses.fields(config), key=lambda f: max(i for i, names in enumerate(classes) if f.name in names)
+    )
     result = []
     for f in fields:
         if f.name == "name":
             continue
-        about = {"name": f.name, "type": words[hints[f.name]], "default": getattr(config, f.name), "help": f.metadata.get("help", "")}
-        about |= {k: list(v) if isinstance(v, tuple) else v for k in MARKS if (v := f.metadata.get(k)) is not None and v is not False}
+        about = {
+            "name": f.name,
+            "type": words[hints[f.name]],
+            "default": getattr(config, f.name),
+            "help": f.metadata.get("help", ""),
+        }
+        about |= {
+            k: list(v) if isinstance(v, tuple) else v
+            for k in MARKS
+            if (v := f.metadata.get(k)) is not None and v is not False
+        }
         result.append(about)
     return result
 
@@ -46,14 +60,21 @@ def algorithm(name: str, known: dict[str, Any]) -> dict[str, Any]:
     base = base_algorithm(name)
     kind = registry.get("algo", base)
     text = (sys.modules[kind.__module__].__doc__ or kind.__doc__ or "").strip()
-    config, standard = compose({"algo": name, "experiment": "none", "dataset": "-"}), dict(listing.settings_values(TrainConfig()))
+    config, standard = (
+        compose({"algo": name, "experiment": "none", "dataset": "-"}),
+        dict(listing.settings_values(TrainConfig())),
+    )
     keys = []
     for about in entries(config.algo):
         number = 1
         while known.setdefault(key := about["name"] + (f"~{number}" if number > 1 else ""), about) != about:
             number += 1
         keys.append(key)
-    changed = [f"{k}={shown_value(v)}" for k, v in listing.settings_values(config) if k not in listing.CHOSEN and v != standard[k]]
+    changed = [
+        f"{k}={shown_value(v)}"
+        for k, v in listing.settings_values(config)
+        if k not in listing.CHOSEN and v != standard[k]
+    ]
     variant = name not in registry.names("algo")
     return {
         "title": text.splitlines()[0] if text else "",
@@ -66,7 +87,9 @@ def algorithm(name: str, known: dict[str, Any]) -> dict[str, Any]:
 
 def symbols() -> dict[str, dict[str, list[str]]]:
     """algorithm -> {symbol of its paper: [its settings]}, from the table of docs/glossary.md."""
-    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| ((?:`\w+`(?:, )?)+) \|$", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \| (\S+) \| ((?:`\w+`(?:, )?)+) \|$", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE
+    )
     result: dict[str, dict[str, list[str]]] = {}
     for setting, symbol, names in rows:
         for name in re.findall(r"\w+", names):

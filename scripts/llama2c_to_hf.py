@@ -1,12 +1,14 @@
-"""Turn a model in llama2.c's format (stories260K.bin and its relatives) into a folder that transformers, and so algo=lamo, can read.
+"""Turn a model in llama2.c's format (stories260K.bin and its relatives) into a folder that transformers, and so
+algo=lamo, can read.
 
     python scripts/llama2c_to_hf.py stories260K.bin FOLDER [tok512.bin]
 
-The file: seven little-endian int32 (width, width of the feed-forward, layers, heads, heads of keys and values, words, positions; a
-negative number of words: the head has weights of its own), then float32 tensors, each for all layers, and before the head's tables of
-angles that are not needed. Its rotary embedding turns neighbouring pairs of numbers, transformers' turns the two halves of a head, so
-rows of the projections to queries and keys change places. The tokenizer's file (the longest word's length, then for each word its score,
-length and bytes) becomes a BPE whose merges stand in the order of their scores. The format: github.com/karpathy/llama2.c.
+The file: seven little-endian int32 (width, width of the feed-forward, layers, heads, heads of keys and values, words,
+positions; a negative number of words: the head has weights of its own), then float32 tensors, each for all layers, and
+before the head's tables of angles that are not needed. Its rotary embedding turns neighbouring pairs of numbers,
+transformers' turns the two halves of a head, so rows of the projections to queries and keys change places. The
+tokenizer's file (the longest word's length, then for each word its score, length and bytes) becomes a BPE whose merges
+stand in the order of their scores. The format: github.com/karpathy/llama2.c.
 """
 
 from __future__ import annotations
@@ -35,10 +37,20 @@ def convert(source: Path, folder: Path, tokenizer: Path | None = None) -> None:
     head = d // max(1, sizes["heads"])
     kv = head * sizes["kv_heads"]
     shapes = {
-        "embed": (v, d), "norm1": (n, d), "q": (n, d, d), "k": (n, kv, d), "v": (n, kv, d), "o": (n, d, d), "norm2": (n, d),
-        "gate": (n, f, d), "down": (n, d, f), "up": (n, f, d), "norm": (d,), "angles": (2, sizes["positions"], head // 2),
+        "embed": (v, d),
+        "norm1": (n, d),
+        "q": (n, d, d),
+        "k": (n, kv, d),
+        "v": (n, kv, d),
+        "o": (n, d, d),
+        "norm2": (n, d),
+        "gate": (n, f, d),
+        "down": (n, d, f),
+        "up": (n, f, d),
+        "norm": (d,),
+        "angles": (2, sizes["positions"], head // 2),
         **({} if tied else {"head": (v, d)}),
-    }  # fmt: skip
+    }
     numbers = sum(int(np.prod(shape)) for shape in shapes.values())
     if min(sizes.values()) <= 0 or len(data) != 28 + 4 * numbers:
         raise SystemExit(f"{source} is no model of llama2.c: its sizes ({sizes}) do not fit its {len(data):,} bytes")
@@ -57,20 +69,37 @@ def convert(source: Path, folder: Path, tokenizer: Path | None = None) -> None:
         at_layer = f"model.layers.{i}."
         out[at_layer + "input_layernorm.weight"] = w["norm1"][i]
         out[at_layer + "post_attention_layernorm.weight"] = w["norm2"][i]
-        out[at_layer + "self_attn.q_proj.weight"], out[at_layer + "self_attn.k_proj.weight"] = halves(w["q"][i]), halves(w["k"][i])
+        out[at_layer + "self_attn.q_proj.weight"], out[at_layer + "self_attn.k_proj.weight"] = (
+            halves(w["q"][i]),
+            halves(w["k"][i]),
+        )
         out[at_layer + "self_attn.v_proj.weight"], out[at_layer + "self_attn.o_proj.weight"] = w["v"][i], w["o"][i]
         for name in ("gate", "up", "down"):
             out[at_layer + f"mlp.{name}_proj.weight"] = w[name][i]
     if not tied:
         out["lm_head.weight"] = w["head"]
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": d, "intermediate_size": f, "num_hidden_layers": n,
-        "num_attention_heads": sizes["heads"], "num_key_value_heads": sizes["kv_heads"], "vocab_size": v,
-        "max_position_embeddings": sizes["positions"], "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-        "tie_word_embeddings": tied, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32",
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": d,
+        "intermediate_size": f,
+        "num_hidden_layers": n,
+        "num_attention_heads": sizes["heads"],
+        "num_key_value_heads": sizes["kv_heads"],
+        "vocab_size": v,
+        "max_position_embeddings": sizes["positions"],
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": tied,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "float32",
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    safetensors.numpy.save_file({k: np.ascontiguousarray(x) for k, x in out.items()}, folder / "model.safetensors", {"format": "pt"})
+    safetensors.numpy.save_file(
+        {k: np.ascontiguousarray(x) for k, x in out.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     if tokenizer is not None:
         (folder / "tokenizer.json").write_text(json.dumps(words(tokenizer.read_bytes(), v)) + "\n")
@@ -78,7 +107,9 @@ def convert(source: Path, folder: Path, tokenizer: Path | None = None) -> None:
 
 
 def words(data: bytes, count: int) -> dict[str, object]:
-    """tokenizer.json from llama2.c's tokenizer: sentencepiece's BPE, which merges the pair whose whole has the best score."""
+    """tokenizer.json from llama2.c's tokenizer: sentencepiece's BPE, which merges the pair whose whole has the best
+    score.
+    """
     vocab: dict[str, int] = {}
     scores, at = [], 4
     for i in range(count):
@@ -90,17 +121,33 @@ def words(data: bytes, count: int) -> dict[str, object]:
     merges = []
     for piece, i in sorted(vocab.items(), key=lambda item: -scores[item[1]]):
         if i >= FIRST:
-            merges += [[piece[:k], piece[k:]] for k in range(1, len(piece)) if piece[:k] in vocab and piece[k:] in vocab]
+            merges += [
+                [piece[:k], piece[k:]] for k in range(1, len(piece)) if piece[:k] in vocab and piece[k:] in vocab
+            ]
     spaces = {"pattern": {"String": " "}, "content": SPACE}
-    back = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    back = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
     return {
         "version": "1.0",
         "added_tokens": [],
-        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, {"type": "Replace", **spaces}]},
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Prepend", "prepend": SPACE}, {"type": "Replace", **spaces}],
+        },
         "pre_tokenizer": None,
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": [*back, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
-        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "vocab": vocab, "merges": merges},
+        "model": {
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": vocab,
+            "merges": merges,
+        },
     }
 
 

@@ -1,12 +1,13 @@
 """Makes the dataset that ships with offrl: mixed-quality Hopper-v5 episodes (needs the extra `collect`).
 
-    python scripts/make_builtin_dataset.py train --out /tmp/hopper     # about 30 minutes on one core: SAC, a snapshot every 5,000 steps
-    python scripts/make_builtin_dataset.py collect --snapshots /tmp/hopper --out offrl/assets/hopper-mixed-v0.hdf5
+    python scripts/make_builtin_dataset.py train --out /tmp/hopper     # about 30 minutes on one core: SAC, a snapshot
+    every 5,000 steps python scripts/make_builtin_dataset.py collect --snapshots /tmp/hopper --out
+    offrl/assets/hopper-mixed-v0.hdf5
 
-`train` learns one SAC policy with stable-baselines3 and prints each snapshot's deterministic return. `collect` sorts the snapshots by
-that return and rolls out (stochastically) an untrained, an early, a medium and the best one. Most rows are bad on purpose: what
-imitates everything fails here, and what weighs actions by their value does not. The reference scores written to the file are
-measured here as well: 0 is the untrained policy, 100 the best snapshot acting greedily.
+`train` learns one SAC policy with stable-baselines3 and prints each snapshot's deterministic return. `collect` sorts
+the snapshots by that return and rolls out (stochastically) an untrained, an early, a medium and the best one. Most rows
+are bad on purpose: what imitates everything fails here, and what weighs actions by their value does not. The reference
+scores written to the file are measured here as well: 0 is the untrained policy, 100 the best snapshot acting greedily.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ def rollout(policy, seed: int, deterministic: bool) -> dict[str, np.ndarray]:
     torch.manual_seed(seed)
     env = gym.make(ENV)
     observation, _ = env.reset(seed=seed)
-    rows: dict[str, list] = {"observations": [observation], "actions": [], "rewards": [], "terminations": [], "truncations": []}
+    rows: dict[str, list] = {
+        "observations": [observation],
+        "actions": [],
+        "rewards": [],
+        "terminations": [],
+        "truncations": [],
+    }
     done = False
     while not done:
         action, _ = policy.predict(observation, deterministic=deterministic)
@@ -81,7 +88,12 @@ def collect(snapshots: Path, out: Path) -> None:
     def nearest(target: float) -> str:
         return min(ranked, key=lambda rn: abs(rn[0] - target))[1]
 
-    chosen = {"untrained": "sac_0000000", "early": nearest(0.10 * top), "medium": nearest(0.40 * top), "best": ranked[-1][1]}
+    chosen = {
+        "untrained": "sac_0000000",
+        "early": nearest(0.10 * top),
+        "medium": nearest(0.40 * top),
+        "best": ranked[-1][1],
+    }
     policies = {part: SACPolicy.load(snapshots / f"{name}.pt", device="cpu") for part, name in chosen.items()}
     episodes, part_means, seed = [], {}, 0
     for part, share in MIX.items():
@@ -95,18 +107,32 @@ def collect(snapshots: Path, out: Path) -> None:
         print(f"{part}: {chosen[part]}, {len(part_returns)} episodes, {rows} rows, mean return {part_means[part]:.1f}")
     order = np.random.default_rng(0).permutation(len(episodes))
     episodes = [episodes[i] for i in order]
-    reference = {"ref_min_score": mean_return(policies["untrained"], 20, False), "ref_max_score": mean_return(policies["best"], 20)}
+    reference = {
+        "ref_min_score": mean_return(policies["untrained"], 20, False),
+        "ref_max_score": mean_return(policies["best"], 20),
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(out, "w") as file:
-        columns = {k: np.concatenate([e[k] for e in episodes]) for k in ("actions", "rewards", "terminations", "truncations")}
+        columns = {
+            k: np.concatenate([e[k] for e in episodes]) for k in ("actions", "rewards", "terminations", "truncations")
+        }
         columns["terminals"], columns["timeouts"] = columns.pop("terminations"), columns.pop("truncations")
         columns["observations"] = np.concatenate([e["observations"][:-1] for e in episodes])
-        columns["final_observations"] = np.stack([e["observations"][-1] for e in episodes])  # successor of each episode's last row
+        columns["final_observations"] = np.stack(
+            [e["observations"][-1] for e in episodes]
+        )  # successor of each episode's last row
         for key, value in columns.items():
-            file.create_dataset(key, data=value, compression="gzip", compression_opts=9, shuffle=value.dtype == np.float32)
+            file.create_dataset(
+                key, data=value, compression="gzip", compression_opts=9, shuffle=value.dtype == np.float32
+            )
         file.attrs.update(env_id=ENV, dataset_id="offrl/hopper-mixed-v0", **reference)
-        file.attrs["recipe"] = json.dumps({"mix": MIX, "policies": chosen, "mean_returns": part_means, "gymnasium": gym.__version__})
-    print(f"wrote {out}: {out.stat().st_size / 2**20:.2f} MiB, {len(columns['rewards'])} rows, {len(episodes)} episodes, {reference}")
+        file.attrs["recipe"] = json.dumps(
+            {"mix": MIX, "policies": chosen, "mean_returns": part_means, "gymnasium": gym.__version__}
+        )
+    print(
+        f"wrote {out}: {out.stat().st_size / 2**20:.2f} MiB, {len(columns['rewards'])} rows, {len(episodes)} episodes, "
+        f"{reference}"
+    )
 
 
 if __name__ == "__main__":

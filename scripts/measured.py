@@ -1,7 +1,8 @@
-"""What algorithms score: our own measurements (docs/benchmarks) and the published ones (envs/published.json), as tables.
+"""What algorithms score: our own measurements (docs/benchmarks) and the published ones (envs/published.json), as
+tables.
 
-Used by scripts/algorithm_pages.py for the algorithms' pages and docs/choosing.md; computes nothing that the pages of docs/benchmarks do
-not show.
+Used by scripts/algorithm_pages.py for the algorithms' pages and docs/choosing.md; computes nothing that the pages of
+docs/benchmarks do not show.
 """
 
 from __future__ import annotations
@@ -17,10 +18,24 @@ ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "docs" / "benchmarks"
 SUITES = {  # of published scores: title -> what a dataset's name begins with
     "D4RL locomotion": ("halfcheetah-medium", "hopper-medium", "walker2d-medium"),
-    "D4RL AntMaze": ("antmaze-umaze", "antmaze-medium-play", "antmaze-medium-diverse", "antmaze-large-play", "antmaze-large-diverse"),
+    "D4RL AntMaze": (
+        "antmaze-umaze",
+        "antmaze-medium-play",
+        "antmaze-medium-diverse",
+        "antmaze-large-play",
+        "antmaze-large-diverse",
+    ),
     "D4RL Maze2d": ("maze2d-",),
     "D4RL Adroit": ("pen-", "door-", "hammer-", "relocate-"),
-    "NeoRL-2": ("Pipeline", "Simglucose", "RocketRecovery", "RandomFrictionHopper", "DMSD", "Fusion", "SafetyHalfCheetah"),
+    "NeoRL-2": (
+        "Pipeline",
+        "Simglucose",
+        "RocketRecovery",
+        "RandomFrictionHopper",
+        "DMSD",
+        "Fusion",
+        "SafetyHalfCheetah",
+    ),
     "OGBench pointmaze": ("pointmaze-",),
     "OGBench antmaze": ("antmaze-medium-", "antmaze-large-", "antmaze-giant-"),
     "OGBench humanoidmaze": ("humanoidmaze-",),
@@ -28,7 +43,9 @@ SUITES = {  # of published scores: title -> what a dataset's name begins with
 
 
 def own_scores() -> dict[str, dict[str, dict[str, str]]]:
-    """{page: {algorithm: {dataset: "mean [95% interval] (seeds)"}}}, as the first table of each page of docs/benchmarks has them."""
+    """{page: {algorithm: {dataset: "mean [95% interval] (seeds)"}}}, as the first table of each page of docs/benchmarks
+    has them.
+    """
     pages: dict[str, dict[str, dict[str, str]]] = {}
     for path in sorted(BENCHMARKS.glob("*.md")):
         head = re.search(r"^\| \| updates: .*?\|(.+)\|\n\|[-|]+\n((?:\|.+\n)+)", path.read_text(), re.M)
@@ -49,7 +66,9 @@ def published() -> list[dict[str, Any]]:
 
 
 def published_means(table: dict[str, Any], suite: str) -> dict[str, tuple[float, int]]:
-    """{algorithm: (mean over a suite's datasets, how many)} in a published table, of algorithms that have them all, or all but one."""
+    """{algorithm: (mean over a suite's datasets, how many)} in a published table, of algorithms that have them all, or
+    all but one.
+    """
     goals = table["unit"].startswith("success")
     names = [n for n in table["scores"] if n.startswith(SUITES[suite]) and goals == suite.startswith("OGBench")]
     by_algorithm: dict[str, list[float]] = defaultdict(list)
@@ -72,7 +91,9 @@ def suite_table(suite: str, known: set[str]) -> list[str]:
 
 
 def parity_rows(name: str) -> list[tuple[str, str, str]]:
-    """(variant and reference, largest difference of losses, of parameters) of an algorithm in docs/benchmarks/parity.md."""
+    """(variant and reference, largest difference of losses, of parameters) of an algorithm in
+    docs/benchmarks/parity.md.
+    """
     rows = []
     for line in (BENCHMARKS / "parity.md").read_text().splitlines():
         cells = line.split(" | ")
@@ -94,7 +115,9 @@ def section(name: str, labels: list[str]) -> list[str]:
     for source in published():
         for label in labels:
             means = {suite: published_means(source, suite).get(label) for suite in SUITES}
-            cells = "; ".join(f"{suite} {value[0]:.1f} ({value[1]} datasets)" for suite, value in means.items() if value)
+            cells = "; ".join(
+                f"{suite} {value[0]:.1f} ({value[1]} datasets)" for suite, value in means.items() if value
+            )
             if cells:
                 lines.append(f"- Published, `{label}` ({source['label']}; {source['protocol']}): {cells}.")
     for reference, losses, parameters in parity_rows(name):
@@ -102,5 +125,8 @@ def section(name: str, labels: list[str]) -> list[str]:
         lines.append(f"- Five updates beside {reference}: {differences} ([parity](../benchmarks/parity.md)).")
     if not lines:
         return []
-    note = "Scores from here are means over seeds [95% interval] (seeds), of other files than the published ones: no common table."
+    note = (
+        "Scores from here are means over seeds [95% interval] (seeds), of other files than the published ones: "
+        "no common table."
+    )
     return ["", "## Measured", "", *lines, *(["", note] if here else [])]

@@ -1,12 +1,14 @@
-"""How many broken lines a tier of the tests catches: lines are drawn at random from all packages and broken one at a time.
+"""How many broken lines a tier of the tests catches: lines are drawn at random from all packages and broken one at a
+time.
 
     python scripts/mutants.py draw --count 30 --seed 52 --out mutants.json
     python scripts/mutants.py run mutants.json --tree ../scratch --costs costs --out before.json
 
-`draw` takes the packages in random order, in turn, and in each a random comparison, operator, constant, condition, return value or call
-inside a function. `run` breaks the line in `--tree` (a `git worktree` of the same commit, mended again afterwards) and runs the tests
-that run this line, cheapest first, until one fails. Which those are, and what they cost, is read from what `scripts/test_costs.py run`
-left in `--costs`; `--known OLD.json` takes over what an earlier result's test caught, where that test is still among them.
+`draw` takes the packages in random order, in turn, and in each a random comparison, operator, constant, condition,
+return value or call inside a function. `run` breaks the line in `--tree` (a `git worktree` of the same commit, mended
+again afterwards) and runs the tests that run this line, cheapest first, until one fails. Which those are, and what they
+cost, is read from what `scripts/test_costs.py run` left in `--costs`; `--known OLD.json` takes over what an earlier
+result's test caught, where that test is still among them.
 """
 
 from __future__ import annotations
@@ -86,7 +88,12 @@ def _breaks(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:
         yield node, other
     elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
         value = node.value
-        yield node, ast.Constant(not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else 2 * value or 1.0)
+        yield (
+            node,
+            ast.Constant(
+                not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else 2 * value or 1.0
+            ),
+        )
     elif isinstance(node, ast.Return) and node.value is not None:
         yield node, ast.Return(ast.Constant(None))
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
@@ -136,13 +143,31 @@ def caught(row: dict[str, Any], tree: Path, tests: list[str]) -> dict[str, Any]:
     lines[row["line"] - 1] = row["new"] + "\n"
     file.write_text("".join(lines))
     began = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-m", "", "-p", "no:cacheprovider", "--no-header", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "0",
+        "-x",
+        "-q",
+        "-m",
+        "",
+        "-p",
+        "no:cacheprovider",
+        "--no-header",
+        *tests,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
-        failed = [s.split(" - ")[0].split(" ", 1)[1] for s in done.stdout.splitlines() if s.startswith(("FAILED ", "ERROR "))]
+        failed = [
+            s.split(" - ")[0].split(" ", 1)[1] for s in done.stdout.splitlines() if s.startswith(("FAILED ", "ERROR "))
+        ]
         if missing := re.findall(r"^ERROR: not found: .*", done.stdout + done.stderr, re.M):
-            raise SystemExit(f"{row['file']}:{row['line']}: of the tests in --costs {len(missing)} are not there: {missing[0]}")
+            raise SystemExit(
+                f"{row['file']}:{row['line']}: of the tests in --costs {len(missing)} are not there: {missing[0]}"
+            )
         by = failed[0] if failed else None if done.returncode == 0 else f"pytest ended with {done.returncode}"
     except subprocess.TimeoutExpired:
         by = "does not end"
@@ -151,7 +176,9 @@ def caught(row: dict[str, Any], tree: Path, tests: list[str]) -> dict[str, Any]:
     return {"caught_by": by, "seconds": round(time.monotonic() - began)}
 
 
-def run(rows: list[dict[str, Any]], trees: list[Path], costs: Path, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def run(
+    rows: list[dict[str, Any]], trees: list[Path], costs: Path, known: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     spent, ran = seconds(costs), lines_by_test(costs)
     free = list(trees)
 
@@ -185,7 +212,9 @@ def main() -> int:
     one.add_argument("--out", type=Path, required=True)
     one = commands.add_parser("run")
     one.add_argument("mutants", type=Path)
-    one.add_argument("--tree", type=Path, action="append", required=True, help="a scratch checkout; several work side by side")
+    one.add_argument(
+        "--tree", type=Path, action="append", required=True, help="a scratch checkout; several work side by side"
+    )
     one.add_argument("--costs", type=Path, required=True)
     one.add_argument("--known", type=Path)
     one.add_argument("--out", type=Path, required=True)

@@ -3,10 +3,10 @@
     python scripts/same_numbers.py OLD [NEW]          # commits; NEW defaults to the working tree
     python scripts/same_numbers.py OLD --only iql,cql
 
-A refactoring keeps the numbers when this prints "same" for each algorithm. Floating-point results depend on the machine, so both sides
-run here, one after the other, and nothing is stored. Compared are the tensors of the last checkpoint, `metrics.jsonl` and the numbers of
-`scores.csv`. Tensors and metrics are matched by content where names differ: another name, or another order, is no difference. The exit
-status is 1 when a number differs.
+A refactoring keeps the numbers when this prints "same" for each algorithm. Floating-point results depend on the
+machine, so both sides run here, one after the other, and nothing is stored. Compared are the tensors of the last
+checkpoint, `metrics.jsonl` and the numbers of `scores.csv`. Tensors and metrics are matched by content where names
+differ: another name, or another order, is no difference. The exit status is 1 when a number differs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-# Settings that have another name in older commits: today's name -> the older one. The commands below are written in today's names.
+# Settings that have another name in older commits: today's name -> the older one. The commands below are written in
+# today's names.
 RENAMED: dict[str, str] = {
     "max_weight": "largest_weight",
     "min_target": "smallest_target",
@@ -177,7 +178,18 @@ CASES: dict[str, str] = {  # what each trains on; further settings. `NAME/varian
     "archer": "text-maze-compact",
     "rlpd": "builtin",
 }
-KEPT = ("step", "seed", "episodes", "return_mean", "return_std", "length_mean", "success", "score", "discounted_mean", "q_overestimation")
+KEPT = (
+    "step",
+    "seed",
+    "episodes",
+    "return_mean",
+    "return_std",
+    "length_mean",
+    "success",
+    "score",
+    "discounted_mean",
+    "q_overestimation",
+)
 
 
 def write_data(folder: Path) -> None:
@@ -225,16 +237,30 @@ def train_all(names: list[str], folder: Path) -> None:
             continue
         kind = kinds.get(algo) or preset(checkout, algo, kinds)
         known = set(kind.Config.__dataclass_fields__)
-        words = ["train", f"algo={algo}", f"name={case.replace('/', '-')}", *COMMON.split(), *f"dataset={dataset}".split()]
+        words = [
+            "train",
+            f"algo={algo}",
+            f"name={case.replace('/', '-')}",
+            *COMMON.split(),
+            *f"dataset={dataset}".split(),
+        ]
         if algo not in ("dynamics", "mopo", "morel", "combo", "rambo", "mobile", "pets"):
             known -= {"world_model"}
         if not kind.traits.text:
             known -= {"length"}  # of chunks, which older commits do not know
         for name, value in SMALL.items():
             name = name if name in known else RENAMED.get(name, name)
-            if name in known and f"algo.{name}=" not in dataset and not (algo == "dynamics" and name == "world_model") and value != "MODEL":
+            if (
+                name in known
+                and f"algo.{name}=" not in dataset
+                and not (algo == "dynamics" and name == "world_model")
+                and value != "MODEL"
+            ):
                 words.append(f"algo.{name}={value}")
-        if algo in ("mopo", "morel", "combo", "rambo", "mobile", "pets", "mbrcsl") and "world_model" in kind.Config.__dataclass_fields__:
+        if (
+            algo in ("mopo", "morel", "combo", "rambo", "mobile", "pets", "mbrcsl")
+            and "world_model" in kind.Config.__dataclass_fields__
+        ):
             words.append("world_model=runs/dynamics")
         words = [translate(word, known) for word in words]
         try:
@@ -258,7 +284,11 @@ def translate(word: str, known: set[str]) -> str:
     """A word of a command in the names of this side."""
     name, sign, value = word.partition("=")
     head, dot, last = name.rpartition(".")
-    return f"{head}{dot}{RENAMED[last]}{sign}{value}" if head in ("algo", "grid") and last not in known and last in RENAMED else word
+    return (
+        f"{head}{dot}{RENAMED[last]}{sign}{value}"
+        if head in ("algo", "grid") and last not in known and last in RENAMED
+        else word
+    )
 
 
 def read(run: Path) -> dict[str, Any]:
@@ -266,7 +296,10 @@ def read(run: Path) -> dict[str, Any]:
     from safetensors.numpy import load_file
 
     latest = sorted((run / "checkpoints").glob("step_*.safetensors"))[-1]
-    tensors = {k: f"{v.dtype} {list(v.shape)} {hashlib.sha256(v.tobytes()).hexdigest()[:16]}" for k, v in load_file(latest).items()}
+    tensors = {
+        k: f"{v.dtype} {list(v.shape)} {hashlib.sha256(v.tobytes()).hexdigest()[:16]}"
+        for k, v in load_file(latest).items()
+    }
     metrics = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -297,7 +330,9 @@ def side(commit: str | None, folder: Path, names: list[str]) -> dict[str, Any]:
     checkout = ROOT
     if commit is not None:
         checkout = folder / "checkout"
-        subprocess.run(["git", "worktree", "add", "--detach", "-f", checkout, commit], cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(
+            ["git", "worktree", "add", "--detach", "-f", checkout, commit], cwd=ROOT, check=True, capture_output=True
+        )
     write_data(folder)
     try:
         environment = {
@@ -314,17 +349,23 @@ def side(commit: str | None, folder: Path, names: list[str]) -> dict[str, Any]:
         (folder / "log.txt").write_text(done.stdout + done.stderr)
     finally:
         if commit is not None:
-            subprocess.run(["git", "worktree", "remove", "--force", checkout], cwd=ROOT, check=True, capture_output=True)
+            subprocess.run(
+                ["git", "worktree", "remove", "--force", checkout], cwd=ROOT, check=True, capture_output=True
+            )
     return json.loads((folder / "results.json").read_text())
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=textwrap.dedent(__doc__ or ""), formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=textwrap.dedent(__doc__ or ""), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("old", nargs="?", help="the commit to compare with")
     parser.add_argument("new", nargs="?", help="the commit to compare; the working tree when not given")
     parser.add_argument("--only", default=",".join(CASES), help="cases, with commas")
     parser.add_argument("--out", type=Path, help="keep the runs of both sides here")
-    parser.add_argument("--reuse", action="store_true", help="take the old side's results from --out, where they were made before")
+    parser.add_argument(
+        "--reuse", action="store_true", help="take the old side's results from --out, where they were made before"
+    )
     parser.add_argument("--side", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     names = [name for name in args.only.split(",") if name]
@@ -359,7 +400,10 @@ def main() -> int:
         counts = ", ".join(f"{len(b[kind])} {kind}" for kind in gaps)
         if any(gaps.values()):
             failed += 1
-            print(f"{name:16} DIFFERS of {counts}: " + "; ".join(f"{k}: {len(v)} ({', '.join(v[:4])})" for k, v in gaps.items() if v))
+            print(
+                f"{name:16} DIFFERS of {counts}: "
+                + "; ".join(f"{k}: {len(v)} ({', '.join(v[:4])})" for k, v in gaps.items() if v)
+            )
         else:
             print(f"{name:16} same: {counts}")
     print(f"{len(names) - failed} of {len(names)} cases are the same; runs in {out}")

@@ -2,8 +2,8 @@
 
     pip install -e ".[docs]" && mkdocs build --strict
 
-Pages are written for the repository, so they link to files outside docs/: each file or folder that is linked becomes a page of the site
-that shows its source.
+Pages are written for the repository, so they link to files outside docs/: each file or folder that is linked becomes a
+page of the site that shows its source.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ import algorithm_pages  # noqa: E402
 
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"^```.*?^```|`[^`\n]*`", re.M | re.S)
-OWN = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "reporting.md", "README.md": "index.md"}
+OWN = {
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "reporting.md",
+    "README.md": "index.md",
+}
 SHOWN = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash", ".cff": "yaml", "": "text"}
 LONGEST = 100_000  # characters of a file that is shown
 MATHJAX = """window.MathJax = {
   tex: {inlineMath: [["\\\\(", "\\\\)"]], displayMath: [["\\\\[", "\\\\]"]], processEscapes: true, processEnvironments: true},
   options: {ignoreHtmlClass: ".*|", processHtmlClass: "arithmatex", enableMenu: false}
 };
-"""
+"""  # noqa: E501
 
 
 def title(path: Path) -> str:
@@ -50,12 +55,16 @@ def on_config(config: Any) -> Any:
         if "Algorithms" in entry:
             entry["Algorithms"] += [{name[0].upper() + name[1:]: pages} for name, pages in families.items()]
         if "Benchmarks" in entry:
-            entry["Benchmarks"] = [{title(path): f"benchmarks/{path.name}"} for path in sorted((docs / "benchmarks").glob("*.md"))]
+            entry["Benchmarks"] = [
+                {title(path): f"benchmarks/{path.name}"} for path in sorted((docs / "benchmarks").glob("*.md"))
+            ]
     return config
 
 
 def outside(text: str, source: str) -> set[str]:
-    """Paths, from the repository's root, of what a page links to outside docs/; `source`: the page's own path from there."""
+    """Paths, from the repository's root, of what a page links to outside docs/; `source`: the page's own path from
+    there.
+    """
     links = {link for _, link, _ in LINK.findall(FENCE.sub("", text)) if "://" not in link}
     targets = {posixpath.normpath(posixpath.join(posixpath.dirname(source), link)) for link in links}
     return {target for target in targets if not target.startswith(("docs/", "..")) and target != "docs"}
@@ -82,7 +91,9 @@ def on_files(files: Files, *, config: Any) -> Files:
     """Adds pages for the repository's files that are linked, and MathJax."""
     docs = Path(config.docs_dir)
     own = {name: page for name, page in OWN.items() if name != "README.md"}
-    linked = set().union(*(outside(path.read_text(), f"docs/{path.relative_to(docs).as_posix()}") for path in docs.rglob("*.md")))
+    linked = set().union(
+        *(outside(path.read_text(), f"docs/{path.relative_to(docs).as_posix()}") for path in docs.rglob("*.md"))
+    )
     linked |= set().union(*(outside((ROOT / name).read_text(), name) for name in own))
     for name, page in own.items():
         files.append(File.generated(config, page, content=relinked((ROOT / name).read_text(), name, page)))
@@ -96,7 +107,9 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def relinked(text: str, source: str, page: str) -> str:
-    """A page whose links are right on the site. `source`: its path from the repository's root; `page`: its path from docs/ on the site."""
+    """A page whose links are right on the site. `source`: its path from the repository's root; `page`: its path from
+    docs/ on the site.
+    """
 
     def link(match: re.Match[str]) -> str:
         if "://" in match[2] or match[2].startswith("mailto:"):

@@ -1,13 +1,16 @@
-"""What each test costs and what it alone covers: CPU seconds of the test and of the processes it starts, and the lines of offrl/ that no
-other test runs.
+"""What each test costs and what it alone covers: CPU seconds of the test and of the processes it starts, and the lines
+of offrl/ that no other test runs.
 
-    python scripts/test_costs.py run --out costs                        # the fast tier, measured twice as slow as it is: coverage traces it
-    python scripts/test_costs.py run --out costs --no-coverage -m slow  # CPU seconds alone; what is unknown goes to pytest
+    python scripts/test_costs.py run --out costs                        # the fast tier, measured twice as slow as it
+    is: coverage traces it python scripts/test_costs.py run --out costs --no-coverage -m slow  # CPU seconds alone; what
+    is unknown goes to pytest
     python scripts/test_costs.py show costs --by file                   # or class, test, directory; --top 40
-    python scripts/test_costs.py total costs other                      # CPU seconds by directory and share of lines covered, side by side
+    python scripts/test_costs.py total costs other                      # CPU seconds by directory and share of lines
+    covered, side by side
 
-`run` needs the package `coverage`. `costs/` then holds `seconds.jsonl`, a line a test, and `coverage`, coverage.py's database with a
-context a test. A module's own lines (`def`, `import`) run once for whoever imports it first and count for nobody.
+`run` needs the package `coverage`. `costs/` then holds `seconds.jsonl`, a line a test, and `coverage`, coverage.py's
+database with a context a test. A module's own lines (`def`, `import`) run once for whoever imports it first and count
+for nobody.
 """
 
 from __future__ import annotations
@@ -26,7 +29,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("offrl", "algorithms", "envs", "world_models")  # the last three are links in offrl/; coverage.py follows links
+SOURCES = (
+    "offrl",
+    "algorithms",
+    "envs",
+    "world_models",
+)  # the last three are links in offrl/; coverage.py follows links
 CONFIG = """[run]
 source_dirs = {sources}
 data_file = {out}/data
@@ -47,7 +55,9 @@ def _cpu() -> float:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Writes a line for the test to OFFRL_COSTS/seconds-PROCESS.jsonl, and names the context of its coverage after it."""
+    """Writes a line for the test to OFFRL_COSTS/seconds-PROCESS.jsonl, and names the context of its coverage after
+    it.
+    """
     from coverage import Coverage
 
     tracer = Coverage.current()
@@ -74,7 +84,9 @@ def run(out: Path, trace: bool, arguments: list[str]) -> int:
         config = out / "config"
         config.write_text(CONFIG.format(sources=",".join(str(ROOT / name) for name in SOURCES), out=out))
         environment["COVERAGE_PROCESS_START"] = str(config)
-    status = subprocess.run([sys.executable, "-m", "pytest", "-p", "test_costs", *arguments], cwd=ROOT, env=environment).returncode
+    status = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "test_costs", *arguments], cwd=ROOT, env=environment
+    ).returncode
     parts = sorted(out.glob("seconds-*.jsonl"))
     (out / "seconds.jsonl").write_text("".join(part.read_text() for part in parts))
     for part in parts:
@@ -165,7 +177,10 @@ def total(outs: list[Path]) -> None:
         print(name.ljust(28), *(f"{cpu:12.1f}" for cpu in row))
     print("all".ljust(28), *(f"{sum(row[i] for row in by_directory.values()):12.1f}" for i in range(len(outs))))
     inside = lines_in_functions()
-    shares = [f"{len(inside & lines_by_test(out).keys()) / len(inside):.1%}" if (out / "coverage").exists() else "" for out in outs]
+    shares = [
+        f"{len(inside & lines_by_test(out).keys()) / len(inside):.1%}" if (out / "coverage").exists() else ""
+        for out in outs
+    ]
     print("lines in functions that ran".ljust(28), *(f"{share:>12}" for share in shares))
 
 

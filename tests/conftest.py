@@ -1,6 +1,6 @@
-"""Nothing that a test loads or compiles is left in the user's cache; a process takes one thread, for several of them run at a time; and
-`heeds_signals`, for tests that send some; `pictures`, which keeps figures and spares rendering them. A test is in one tier, and those of
-the fast tier that take long are named at the end."""
+"""Nothing that a test loads or compiles is left in the user's cache; a process takes one thread, for several of them
+run at a time; and `heeds_signals`, for tests that send some; `pictures`, which keeps figures and spares rendering them.
+A test is in one tier, and those of the fast tier that take long are named at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ os.environ["OFFRL_CACHE"] = tempfile.mkdtemp(prefix="offrl-tests-")
 
 
 def _fsync(handle: int) -> None:
-    """os.fsync without the wait, which takes longer than most files take to be made: no test can see whether bytes are on the disk."""
+    """os.fsync without the wait, which takes longer than most files take to be made: no test can see whether bytes are
+    on the disk.
+    """
     os.fstat(handle)  # a handle that is closed is an error still
 
 
@@ -31,8 +33,9 @@ os.fsync = _fsync  # type: ignore[assignment]
 
 @pytest.fixture
 def heeds_signals() -> Iterator[None]:
-    """This process, and those it starts meanwhile, take Ctrl-C and SIGTERM as they would in a terminal. A shell without job control starts
-    what it runs in the background (`pytest &` in a script, `nohup`) with SIGINT ignored, and children inherit that."""
+    """This process, and those it starts meanwhile, take Ctrl-C and SIGTERM as they would in a terminal. A shell without
+    job control starts what it runs in the background (`pytest &` in a script, `nohup`) with SIGINT ignored, and
+    children inherit that."""
     usual: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     old = {number: signal.signal(number, handler) for number, handler in usual.items()}
     try:
@@ -44,8 +47,9 @@ def heeds_signals() -> Iterator[None]:
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """No garbage is collected meanwhile. What is nested too deeply is refused where Python's stack ends; an unfinished generator of an
-    earlier test that the collector closes just there has no stack left, and pytest blames the test that runs."""
+    """No garbage is collected meanwhile. What is nested too deeply is refused where Python's stack ends; an unfinished
+    generator of an earlier test that the collector closes just there has no stack left, and pytest blames the test that
+    runs."""
     gc.disable()
     try:
         yield
@@ -66,7 +70,9 @@ FAST, LONG = "not slow and not nightly", 5.0  # -m of pyproject.toml, seconds
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Names the tests of the fast tier that took longer than the others may (CONTRIBUTING); a busy machine is no failure."""
+    """Names the tests of the fast tier that took longer than the others may (CONTRIBUTING); a busy machine is no
+    failure.
+    """
     if config.option.markexpr != FAST:
         return
     spent: Counter[str] = Counter()
@@ -79,8 +85,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_collection_finish() -> None:
-    """Modules and test cases stay until the end: the collector of garbage need not look at them again and again. Nor need it come as
-    often as Python would have it, which is after every 700 new objects."""
+    """Modules and test cases stay until the end: the collector of garbage need not look at them again and again. Nor
+    need it come as often as Python would have it, which is after every 700 new objects."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
@@ -93,8 +99,8 @@ BLANK = bytes.fromhex(  # a PNG of one white pixel
 
 @pytest.fixture(autouse=True)
 def pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The figures of the PNG files that a test of this process writes, by the file's name. Drawing one takes longer than most tests:
-    only those marked `rendered` do, the others' files are blank."""
+    """The figures of the PNG files that a test of this process writes, by the file's name. Drawing one takes longer
+    than most tests: only those marked `rendered` do, the others' files are blank."""
     figures: dict[str, Any] = {}
     try:
         from matplotlib.figure import Figure

@@ -1,4 +1,6 @@
-"""Ensembles of dynamics networks: p(s', r | s, a) of E members as one program (PETS, arXiv 1805.12114; MBPO, arXiv 1906.08253)."""
+"""Ensembles of dynamics networks: p(s', r | s, a) of E members as one program (PETS, arXiv 1805.12114; MBPO, arXiv
+1906.08253).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class Raw(NamedTuple):
 class GaussianEnsemble(nn.Module):
     """E networks I -> N(mean [D], diag(exp(log_var [D]))), and, if asked, the logit of a termination.
 
-    The bounds of log_var are learnt vectors that the members share; weights begin as normal numbers with standard deviation
+    The bounds of log_var are learnt vectors that the members share; weights begin as normal numbers with standard
+    deviation
     1 / (2 sqrt(fan in)), cut off at two of those, biases as 0.
     """
 
@@ -46,7 +49,9 @@ class GaussianEnsemble(nn.Module):
         super().__init__()
         self.out_dim, self.ending, self.variance = out_dim, ending, variance
         width = (2 if variance else 1) * out_dim + int(ending)
-        self.net = EnsembleMLP(members, in_dim, hidden, width, activation=activation, residual=residual, init="truncated")
+        self.net = EnsembleMLP(
+            members, in_dim, hidden, width, activation=activation, residual=residual, init="truncated"
+        )
         if variance:
             self.max_log_var = nn.Parameter(torch.full((out_dim,), MAX_LOG_VAR))
             self.min_log_var = nn.Parameter(torch.full((out_dim,), MIN_LOG_VAR))
@@ -74,16 +79,20 @@ def gaussian_loss(mean: Tensor, log_var: Tensor, target: Tensor, known: Tensor |
 
 
 def squared_loss(mean: Tensor, target: Tensor, scale: Tensor | None = None, known: Tensor | None = None) -> Tensor:
-    """Mean over rows and dimensions of scale * (mean - target)^2 for each member: [E]. scale: [D], [B, D] or [E, B, D]."""
+    """Mean over rows and dimensions of scale * (mean - target)^2 for each member: [E]. scale: [D], [B, D] or [E, B,
+    D].
+    """
     each = (mean - target).square()
     return averaged(each if scale is None else each * scale, known)
 
 
 def averaged(each: Tensor, known: Tensor | None) -> Tensor:
-    """The mean of [E, B, D] over rows and dimensions. Where `known` [E, B] is 0 there is no next observation: the last dimension, the
-    reward, alone counts then."""
+    """The mean of [E, B, D] over rows and dimensions. Where `known` [E, B] is 0 there is no next observation: the last
+    dimension, the reward, alone counts then."""
     if known is not None:
-        each = each * torch.cat([known.unsqueeze(-1).expand(*each.shape[:-1], each.shape[-1] - 1), torch.ones_like(each[..., -1:])], -1)
+        each = each * torch.cat(
+            [known.unsqueeze(-1).expand(*each.shape[:-1], each.shape[-1] - 1), torch.ones_like(each[..., -1:])], -1
+        )
     return each.mean((-2, -1))
 
 

@@ -1,4 +1,5 @@
-"""A trained model as an environment: Gymnasium's single and vectorised ones over one batched simulator, so that any agent can train in it.
+"""A trained model as an environment: Gymnasium's single and vectorised ones over one batched simulator, so that any
+agent can train in it.
 
     env = offrl.ModelEnv("runs/dynamics-hopper...", penalty=1.0)
     envs = offrl.ModelVectorEnv("runs/dynamics-hopper...", num_envs=64)          # one batched call for all of them
@@ -66,7 +67,11 @@ class Simulator:
         for name, value, known in (("start", start, starts.KINDS), ("out_of_range", out_of_range, LEAVING)):
             if value not in known:
                 raise UserError(f"{name}={value} is not known.{nearest(value, known)} Known: {', '.join(known)}")
-        for name, given, bound in (("penalty", penalty, 0.0), ("range_margin", range_margin, 0.0), ("num_envs", count, 1)):
+        for name, given, bound in (
+            ("penalty", penalty, 0.0),
+            ("range_margin", range_margin, 0.0),
+            ("num_envs", count, 1),
+        ):
             if not given >= bound:
                 raise UserError(f"{name}={given} is out of range: the smallest allowed value is {bound}")
         where = pick_device(device)
@@ -83,7 +88,9 @@ class Simulator:
         self.low, self.high = (self.units.raw(self.tree[k].unsqueeze(0))[0] for k in ("low", "high"))
         self.observation_space = spaces.Box(self.low, self.high, dtype=np.float32)
         self.action_space: spaces.Space = (
-            spaces.Discrete(spec.num_actions) if spec.discrete else spaces.Box(self.units.low, self.units.high, dtype=np.float32)
+            spaces.Discrete(spec.num_actions)
+            if spec.discrete
+            else spaces.Box(self.units.low, self.units.high, dtype=np.float32)
         )
         self.observations, self.past = (x[:1].expand(count, *x.shape[1:]).clone() for x in self.pool)
         self.steps = np.zeros(count, np.int64)
@@ -95,7 +102,9 @@ class Simulator:
         if name == "none":
             if self.penalty:
                 known = ", ".join(uncertainty.names())
-                raise UserError(f"penalty={self.penalty:g} is times an uncertainty, and uncertainty=none: choose one of {known}")
+                raise UserError(
+                    f"penalty={self.penalty:g} is times an uncertainty, and uncertainty=none: choose one of {known}"
+                )
             return dict(self.trained.tree)
         self.measure = uncertainty.measure(name)
         if name == "density" and "density" not in self.trained.tree and dataset is None:
@@ -112,7 +121,9 @@ class Simulator:
 
     @torch.no_grad()
     def begin(self, rows: np.ndarray, observation: Any = None) -> np.ndarray:
-        """New episodes in `rows` (indices), from a state of the data each, or all from `observation`; returns all observations [N, *O]."""
+        """New episodes in `rows` (indices), from a state of the data each, or all from `observation`; returns all
+        observations [N, *O].
+        """
         where = torch.from_numpy(rows).to(self.device)
         if observation is None:
             picks = rng.randint(self._next_key(), (len(rows),), len(self.pool[0]))
@@ -120,10 +131,14 @@ class Simulator:
         else:
             start = np.asarray(observation, np.float32)
             if start.shape != self.observation_space.shape or not self.observation_space.contains(start):
-                raise UserError(f"the observation to start from is not in the environment's space, {self.observation_space}")
+                raise UserError(
+                    f"the observation to start from is not in the environment's space, {self.observation_space}"
+                )
             first = self.units.observations(start[None]).expand(len(rows), -1)
             past = self.model.first_past(first)
-        self.observations, self.past = (old.index_copy(0, where, new) for old, new in ((self.observations, first), (self.past, past)))
+        self.observations, self.past = (
+            old.index_copy(0, where, new) for old, new in ((self.observations, first), (self.past, past))
+        )
         self.steps[rows] = 0
         return self._shown(self.observations)
 
@@ -131,7 +146,8 @@ class Simulator:
     def step(self, raw_actions: np.ndarray) -> Step:
         """One step of every episode, with actions [N, A] in the environment's range, or choices [N]."""
         actions = self.units.actions(raw_actions, self.count)
-        # all members are asked even if nobody wants to know how they differ: the model deals only many rows out to its members
+        # all members are asked even if nobody wants to know how they differ: the model deals only many rows out to its
+        # members
         prediction = self.model.predict(self.tree, self.observations, actions, self.past)
         outcome = self.model.outcome(self.tree, prediction, self.observations, actions, self._next_key())
         doubt = np.zeros(self.count)
@@ -156,15 +172,17 @@ class Simulator:
 
 
 def widened(tree: Any, margin: float) -> dict[str, torch.Tensor]:
-    """The data's range, "low" and "high", made wider on both sides by `margin` times its width; for an entry that never changes by `margin`
-    times its size or 1, the larger: a model's noise would lead out of it at once."""
+    """The data's range, "low" and "high", made wider on both sides by `margin` times its width; for an entry that never
+    changes by `margin` times its size or 1, the larger: a model's noise would lead out of it at once."""
     low, high = tree["low"], tree["high"]
     room = margin * torch.where(high > low, high - low, high.abs().clamp(min=1.0))
     return {"low": low - room, "high": high + room}
 
 
 def horizon_of(trained: Trained, dataset: Dataset | None = None) -> int:
-    """Steps of an episode: the task's limit where it is known, else the longest episode of the data. Raises UserError where neither is."""
+    """Steps of an episode: the task's limit where it is known, else the longest episode of the data. Raises UserError
+    where neither is.
+    """
     limit = task_limit(trained.model.spec.task)
     limit = limit or (int(dataset.episode_lengths().max()) if dataset is not None else trained.meta.get("longest"))
     if not limit:
@@ -183,20 +201,22 @@ def task_limit(task: Task | None) -> int | None:
 
 
 class ModelEnv(gym.Env):
-    """Episodes in a trained model. Observations, actions and rewards are those of the real environment: raw, as its dataset records them.
+    """Episodes in a trained model. Observations, actions and rewards are those of the real environment: raw, as its
+    dataset records them.
 
-    model: a run of algo=dynamics, a file of its models/, or what `offrl.world_models.model.load` gives. dataset: where episodes begin;
-    by default in the states that the model's file holds (10,000 of the data's).
-    horizon: steps after which an episode is truncated; by default the task's limit, else the longest episode of the data.
-    penalty: times the uncertainty of a step, is taken off its reward (in recorded units). uncertainty: which (`offrl model` names them),
-    or "none". start: "data", any state of the data, or "initial", the first state of an episode.
-    range_margin: the data's range, widened by so many times its width, is the observation space; a step that leaves it is cut off there
-    and, with out_of_range="truncate", truncates the episode ("clip": it goes on).
+    model: a run of algo=dynamics, a file of its models/, or what `offrl.world_models.model.load` gives. dataset: where
+    episodes begin; by default in the states that the model's file holds (10,000 of the data's).
+    horizon: steps after which an episode is truncated; by default the task's limit, else the longest episode of the
+    data. penalty: times the uncertainty of a step, is taken off its reward (in recorded units). uncertainty: which
+    (`offrl model` names them), or "none". start: "data", any state of the data, or "initial", the first state of an
+    episode.
+    range_margin: the data's range, widened by so many times its width, is the observation space; a step that leaves it
+    is cut off there and, with out_of_range="truncate", truncates the episode ("clip": it goes on).
 
-    Each step asks one of the model's elites, drawn anew. `info` has "uncertainty", "clipped" and, of a truncated step, "truncation":
-    "horizon" or "out of range". reset(options={"observation": x}) begins at x, as after an episode's start. The same seed and actions
-    give the same episode. Raises UserError for models, data and settings that do not fit, and for actions that are not finite.
-    """
+    Each step asks one of the model's elites, drawn anew. `info` has "uncertainty", "clipped" and, of a truncated step,
+    "truncation": "horizon" or "out of range". reset(options={"observation": x}) begins at x, as after an episode's
+    start. The same seed and actions give the same episode. Raises UserError for models, data and settings that do not
+    fit, and for actions that are not finite."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own form
 
@@ -215,13 +235,22 @@ class ModelEnv(gym.Env):
         device: str = "cpu",
     ) -> None:
         self.simulator = Simulator(
-            model, dataset, horizon=horizon, penalty=penalty, uncertainty=uncertainty, start=start, range_margin=range_margin,
-            out_of_range=out_of_range, device=device,
-        )  # fmt: skip
+            model,
+            dataset,
+            horizon=horizon,
+            penalty=penalty,
+            uncertainty=uncertainty,
+            start=start,
+            range_margin=range_margin,
+            out_of_range=out_of_range,
+            device=device,
+        )
         self.observation_space, self.action_space = self.simulator.observation_space, self.simulator.action_space
         self._first_seed = seed
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         seed, self._first_seed = (self._first_seed if seed is None else seed), None
         super().reset(seed=seed)
         self.simulator.seed(int(self.np_random.integers(2**62)))
@@ -238,8 +267,8 @@ class ModelEnv(gym.Env):
 class ModelVectorEnv(gym.vector.VectorEnv):
     """`num_envs` episodes in a trained model, all in one call; arguments as `ModelEnv`'s.
 
-    autoreset_mode: Gymnasium's "NextStep", "SameStep" or "Disabled". Random numbers are those of the whole batch: the same seed, number of
-    environments and actions give the same episodes.
+    autoreset_mode: Gymnasium's "NextStep", "SameStep" or "Disabled". Random numbers are those of the whole batch: the
+    same seed, number of environments and actions give the same episodes.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
@@ -261,13 +290,26 @@ class ModelVectorEnv(gym.vector.VectorEnv):
         device: str = "auto",
     ) -> None:
         self.simulator = Simulator(
-            model, dataset, num_envs, horizon=horizon, penalty=penalty, uncertainty=uncertainty, start=start, range_margin=range_margin,
-            out_of_range=out_of_range, device=device,
-        )  # fmt: skip
+            model,
+            dataset,
+            num_envs,
+            horizon=horizon,
+            penalty=penalty,
+            uncertainty=uncertainty,
+            start=start,
+            range_margin=range_margin,
+            out_of_range=out_of_range,
+            device=device,
+        )
         self.num_envs = num_envs
-        self.autoreset_mode = autoreset_mode if isinstance(autoreset_mode, AutoresetMode) else AutoresetMode(autoreset_mode)
+        self.autoreset_mode = (
+            autoreset_mode if isinstance(autoreset_mode, AutoresetMode) else AutoresetMode(autoreset_mode)
+        )
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
-        self.single_observation_space, self.single_action_space = self.simulator.observation_space, self.simulator.action_space
+        self.single_observation_space, self.single_action_space = (
+            self.simulator.observation_space,
+            self.simulator.action_space,
+        )
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._over = np.zeros(num_envs, bool)
@@ -301,7 +343,10 @@ class ModelVectorEnv(gym.vector.VectorEnv):
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         if self._over.any():
             if self.autoreset_mode == AutoresetMode.DISABLED:
-                raise UserError("an episode is over: reset(options={'reset_mask': ...}) begins a new one, as autoreset_mode=Disabled asks")
+                raise UserError(
+                    "an episode is over: reset(options={'reset_mask': ...}) begins a new one, as "
+                    "autoreset_mode=Disabled asks"
+                )
             actions = np.where(self._over.reshape(-1, *[1] * (np.ndim(actions) - 1)), np.zeros_like(actions), actions)
         done = self.simulator.step(np.asarray(actions))
         fresh, every = self._over.copy(), np.ones(self.num_envs, bool)
@@ -322,7 +367,12 @@ class ModelVectorEnv(gym.vector.VectorEnv):
                 for i in np.flatnonzero(fresh):
                     final[i] = observations[i].copy()
                 last = {name: value.copy() for name, value in infos.items()}
-                infos |= {"final_obs": final, "_final_obs": fresh.copy(), "final_info": last, "_final_info": fresh & every}
+                infos |= {
+                    "final_obs": final,
+                    "_final_obs": fresh.copy(),
+                    "final_info": last,
+                    "_final_info": fresh & every,
+                }
         if fresh.any():
             observations = self.simulator.begin(np.flatnonzero(fresh))
         rewards = done.rewards if self.autoreset_mode == AutoresetMode.SAME_STEP else np.where(fresh, 0.0, done.rewards)
@@ -332,7 +382,10 @@ class ModelVectorEnv(gym.vector.VectorEnv):
 def _observation(options: dict[str, Any] | None) -> Any:
     """`options["observation"]`. Raises UserError for options that are not known."""
     if strange := sorted(set(options or {}) - {"observation"}):
-        raise UserError(f"reset has no option '{strange[0]}'.{nearest(strange[0], ['observation', 'reset_mask'])} It has: observation")
+        raise UserError(
+            f"reset has no option '{strange[0]}'.{nearest(strange[0], ['observation', 'reset_mask'])} It has: "
+            "observation"
+        )
     return (options or {}).get("observation")
 
 

@@ -13,8 +13,8 @@ from offrl.world_models.environment import ModelVectorEnv
 
 
 class ModelVecEnv(VecEnv):
-    """Wraps `ModelVectorEnv`, whose episodes begin anew within the step that ends them, as SB3 expects. What is asked of one environment by
-    name (`get_attr`, `set_attr`, `env_method`) is asked of the batch, once."""
+    """Wraps `ModelVectorEnv`, whose episodes begin anew within the step that ends them, as SB3 expects. What is asked
+    of one environment by name (`get_attr`, `set_attr`, `env_method`) is asked of the batch, once."""
 
     def __init__(self, envs: ModelVectorEnv) -> None:
         self.envs = envs

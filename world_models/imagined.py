@@ -1,4 +1,6 @@
-"""Whole episodes that a behaviour policy plays in a model, those that promise more than any in the data, kept in a file."""
+"""Whole episodes that a behaviour policy plays in a model, those that promise more than any in the data, kept in a
+file.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +37,17 @@ def collect(
     most: int,
     tell: Tell | None = None,
 ) -> Kept:
-    """Play from first observations of the data, `batch` episodes at a time, until `accepted` have a return above `threshold`, or `most` are
-    played; where none has, take the `accepted` ones with the largest returns.
+    """Play from first observations of the data, `batch` episodes at a time, until `accepted` have a return above
+    `threshold`, or `most` are played; where none has, take the `accepted` ones with the largest returns.
 
-    An episode lasts until the model ends it, or `horizon` steps, and does not count if it leaves the range that the tree allows: there the
-    model knows nothing. Its rewards are those that the model's elites expect on the way that was drawn, not drawn ones: the largest of
-    many noisy sums would promise what nobody can earn. Returns are in the units of the recorded rewards.
+    An episode lasts until the model ends it, or `horizon` steps, and does not count if it leaves the range that the
+    tree allows: there the model knows nothing. Its rewards are those that the model's elites expect on the way that was
+    drawn, not drawn ones: the largest of many noisy sums would promise what nobody can earn. Returns are in the units
+    of the recorded rewards.
 
-    Gives columns, observations [R, O], actions [R, A], rewards [R] in training units, next_observations [R, O], terminations bool [R],
-    lengths [E] int64 and returns [E]; and what to say of them. Raises UserError where every episode leaves the range.
+    Gives columns, observations [R, O], actions [R, A], rewards [R] in training units, next_observations [R, O],
+    terminations bool [R], lengths [E] int64 and returns [E]; and what to say of them. Raises UserError where every
+    episode leaves the range.
     """
     first = dataset.episode_start
     observations = dataset.columns["observations"].reshape(len(dataset), -1)[first].float()
@@ -64,14 +68,24 @@ def collect(
             candidates = choose(rollouts, returns, torch.nonzero(inside).squeeze(-1))
             best = merge([*([best] if best else []), candidates], accepted)
         if tell is not None:
-            tell(f"{played:,} episodes played in the model, {beat:,} above the data's best return {threshold:g} (until {accepted:,} are)")
+            tell(
+                f"{played:,} episodes played in the model, {beat:,} above the data's best return {threshold:g} (until "
+                f"{accepted:,} are)"
+            )
     episodes = merge(parts) if beat else best
     if episodes is None or not len(episodes["returns"]):
         raise UserError(
-            f"{dataset.spec.name}: all {played:,} episodes played in the model left the data's range: train a better model or behaviour "
+            f"{dataset.spec.name}: all {played:,} episodes played in the model left the data's range: train a better "
+            "model or behaviour "
             "policy, or allow more (algo.range_margin=)"
         )
-    about = {"played": played, "left": left, "beat": beat, "threshold": threshold, "best": float(episodes["returns"].max())}
+    about = {
+        "played": played,
+        "left": left,
+        "beat": beat,
+        "threshold": threshold,
+        "best": float(episodes["returns"].max()),
+    }
     return episodes, about
 
 
@@ -115,11 +129,14 @@ def say(about: Mapping[str, Any], name: str) -> str:
     played, left, beat, threshold, best = (about[k] for k in ("played", "left", "beat", "threshold", "best"))
     if not beat:
         warn(
-            f"{name}: none of {played:,} episodes played in the model promises more than the data's best return {threshold:g}: it learns "
-            f"from the best of them, which promise up to {best:.4g}, and will not do better than the data. More may: algo.rollouts="
+            f"{name}: none of {played:,} episodes played in the model promises more than the data's best return "
+            f"{threshold:g}: it learns "
+            f"from the best of them, which promise up to {best:.4g}, and will not do better than the data. More may: "
+            "algo.rollouts="
         )
     return (
-        f"{beat:,} of {played:,} episodes played in the model promise more than the data's best return {threshold:g}, the best of them "
+        f"{beat:,} of {played:,} episodes played in the model promise more than the data's best return {threshold:g}, "
+        "the best of them "
         f"{best:.4g}; {left:,} left the data's range and do not count"
     )
 
@@ -135,7 +152,9 @@ def read(path: str | Path, spec: DataSpec) -> tuple[Dataset, dict[str, Any]]:
         raise UserError(f"imagined={path}: there is no such file; leave it out, and the episodes are played anew")
     columns, about = checkpoint.read(Path(path))
     if about.get("kind") != KIND or about.get("format") != FORMAT:
-        raise UserError(f"imagined={path} is no file of episodes of this version of offrl; leave it out, and they are played anew")
+        raise UserError(
+            f"imagined={path} is no file of episodes of this version of offrl; leave it out, and they are played anew"
+        )
     file_spec = DataSpec.from_json(about["spec"])
     same = ("observation_shape", "action_dim", "action_low", "action_high", "observation_mean", "observation_std")
     for name in (*same, "reward_scale", "reward_shift"):

@@ -1,8 +1,9 @@
 """A trained model of an environment: what it predicts, how an outcome is drawn from it, and the file it lives in.
 
-A `WorldModel` is pure functions of a tree of tensors, so that one model is shared by all replicas of a run, or, where an algorithm trains
-the model itself (RAMBO), each replica hands in parameters of its own. Observations are in the units of the dataset that the model was
-trained on (normalised if those were), actions in [-1, 1] or int64, rewards as the dataset's transforms made them.
+A `WorldModel` is pure functions of a tree of tensors, so that one model is shared by all replicas of a run, or, where
+an algorithm trains the model itself (RAMBO), each replica hands in parameters of its own. Observations are in the units
+of the dataset that the model was trained on (normalised if those were), actions in [-1, 1] or int64, rewards as the
+dataset's transforms made them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from offrl.world_models.ensemble import GaussianEnsemble, Raw
 FOLDER = "models"  # of a run directory: seed_0.safetensors, ...
 FORMAT = 1
 KINDS_OF_RUNS = ("dynamics", "sindy", "pets")
-Tree = dict[str, Any]  # "params": the networks'; "mean", "std" [I]: of the inputs; "elites" [K] int64; "low", "high" [O]; "scale" [D]
+Tree = dict[
+    str, Any
+]  # "params": the networks'; "mean", "std" [I]: of the inputs; "elites" [K] int64; "low", "high" [O]; "scale" [D]
 
 
 class Prediction(NamedTuple):
@@ -118,7 +121,9 @@ class WorldModel:
         return now if self.history == 1 else torch.cat([past.flatten(-2), now], -1)
 
     def first_past(self, observations: Tensor) -> Tensor:
-        """The history before the first step of an episode: the observation [B, O] itself, with actions 0; [B, history - 1, O + A]."""
+        """The history before the first step of an episode: the observation [B, O] itself, with actions 0; [B, history -
+        1, O + A].
+        """
         before = torch.cat([observations, observations.new_zeros(*observations.shape[:-1], self.action_width)], -1)
         return before.unsqueeze(-2).expand(*before.shape[:-1], self.history - 1, before.shape[-1])
 
@@ -140,7 +145,9 @@ class WorldModel:
         return self.read(tree, self.raw(tree["params"], tree, self.inputs(observations, actions, past)), observations)
 
     def predict_each(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
-        """Each member's prediction for pairs of its own: observations [E, B, O], actions [E, B, A], past [E, B, history - 1, O + A]."""
+        """Each member's prediction for pairs of its own: observations [E, B, O], actions [E, B, A], past [E, B, history
+        - 1, O + A].
+        """
         return self.read(tree, self.raw(tree["params"], tree, self.inputs(observations, actions, past)), observations)
 
     def read(self, tree: Tree, raw: Raw, observations: Tensor) -> Prediction:
@@ -171,9 +178,18 @@ class WorldModel:
     # ---- outcomes
 
     def outcome(
-        self, tree: Tree, prediction: Prediction, observations: Tensor, actions: Tensor, key: Tensor, *, member: Tensor | None = None
+        self,
+        tree: Tree,
+        prediction: Prediction,
+        observations: Tensor,
+        actions: Tensor,
+        key: Tensor,
+        *,
+        member: Tensor | None = None,
     ) -> Outcome:
-        """A sample of s', r and termination: from a random elite for each row, or from `member` [B], or an ensemble of one."""
+        """A sample of s', r and termination: from a random elite for each row, or from `member` [B], or an ensemble of
+        one.
+        """
         choice, noise, end = rng.split(key, 3)
         if prediction.mean.shape[0] > 1:
             member = self.elite(tree, choice, observations.shape[0]) if member is None else member
@@ -184,10 +200,11 @@ class WorldModel:
         return self.settle(tree, prediction, observations, actions, following, rewards, end)
 
     def sample(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor, key: Tensor) -> Outcome:
-        """Sample as `outcome` of `predict` does, without the other members' predictions: each row evaluates its own elite alone.
+        """Sample as `outcome` of `predict` does, without the other members' predictions: each row evaluates its own
+        elite alone.
 
-        The rows are dealt out at random, to every elite as many as to any other, so each still has every elite with the same probability.
-        """
+        The rows are dealt out at random, to every elite as many as to any other, so each still has every elite with the
+        same probability."""
         deal, noise_key = rng.split(key)
         elites, rows = tree["elites"], observations.shape[0]
         count = elites.shape[0]
@@ -205,9 +222,18 @@ class WorldModel:
         return self.outcome(tree, Prediction(*flat), observations, actions, noise_key)  # type: ignore[arg-type]
 
     def settle(
-        self, tree: Tree, prediction: Prediction, observations: Tensor, actions: Tensor, following: Tensor, rewards: Tensor, key: Tensor
+        self,
+        tree: Tree,
+        prediction: Prediction,
+        observations: Tensor,
+        actions: Tensor,
+        following: Tensor,
+        rewards: Tensor,
+        key: Tensor,
     ) -> Outcome:
-        """A drawn next observation [B, O] and reward [B], cut off at the allowed range, with known rewards and terminations put in."""
+        """A drawn next observation [B, O] and reward [B], cut off at the allowed range, with known rewards and
+        terminations put in.
+        """
         low, high = tree["low"], tree["high"]
         inside = following.nan_to_num(0.0).clamp(low, high)
         clipped = ((inside != following) & (low < high)).any(-1)  # what never changed in the data is as it was
@@ -231,7 +257,9 @@ class WorldModel:
         return observations, actions, following
 
     def units(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Mean and standard deviation of observations, low and high of actions; made once for a device, as a CUDA graph cannot copy."""
+        """Mean and standard deviation of observations, low and high of actions; made once for a device, as a CUDA graph
+        cannot copy.
+        """
         if device not in self._units:
             s = self.spec
             numbers = (s.observation_mean or (), s.observation_std or (), s.action_low, s.action_high)
@@ -276,7 +304,10 @@ class Trained:
         return str(self.meta["data"]["fingerprint"])
 
     def to(self, device: torch.device | str) -> Trained:
-        move = {k: {n: t.to(device) for n, t in v.items()} if isinstance(v, dict) else v.to(device) for k, v in self.tree.items()}
+        move = {
+            k: {n: t.to(device) for n, t in v.items()} if isinstance(v, dict) else v.to(device)
+            for k, v in self.tree.items()
+        }
         return dataclasses.replace(self, tree=move)
 
     def check(self, spec: DataSpec) -> None:
@@ -286,15 +317,23 @@ class Trained:
         if (
             source.observation_shape != spec.observation_shape
             or source.discrete != spec.discrete
-            or ((source.num_actions if source.discrete else source.action_dim) != (spec.num_actions if spec.discrete else spec.action_dim))
+            or (
+                (source.num_actions if source.discrete else source.action_dim)
+                != (spec.num_actions if spec.discrete else spec.action_dim)
+            )
         ):
             raise UserError(
-                f"{where}: trained on {trained_on} with observations {source.observation_shape} and {_actions(source)}; {spec.name} has "
-                f"{spec.observation_shape} and {_actions(spec)}: train one on this data with algo=dynamics, or leave world_model= out"
+                f"{where}: trained on {trained_on} with observations {source.observation_shape} and "
+                f"{_actions(source)}; {spec.name} has "
+                f"{spec.observation_shape} and {_actions(spec)}: train one on this data with algo=dynamics, or leave "
+                "world_model= out"
             )
         places = [_place(s) for s in (source, spec)]
         if None not in places and places[0] != places[1]:
-            raise UserError(f"{where}: trained on {trained_on}, data of {places[0]}; {spec.name} is of {places[1]}: train one on this data")
+            raise UserError(
+                f"{where}: trained on {trained_on}, data of {places[0]}; {spec.name} is of {places[1]}: train one on "
+                "this data"
+            )
         for name, words in {
             **dict.fromkeys(("action_low", "action_high"), "action range"),
             **dict.fromkeys(("observation_mean", "observation_std"), "dataset.normalize_observations"),
@@ -303,13 +342,16 @@ class Trained:
             expected, actual = getattr(source, name), getattr(spec, name)
             if not _same(expected, actual):
                 raise UserError(
-                    f"{where}: trained on {trained_on} with another {words} ({name}: {_short(expected)} there, {_short(actual)} here); "
+                    f"{where}: trained on {trained_on} with another {words} ({name}: {_short(expected)} there, "
+                    f"{_short(actual)} here); "
                     "train the model with the same dataset settings, or leave world_model= out and one is trained"
                 )
 
 
 def _place(spec: DataSpec) -> str | None:
-    """The name of an environment's dynamics: its id without the version, and where several mazes share one, the maze."""
+    """The name of an environment's dynamics: its id without the version, and where several mazes share one, the
+    maze.
+    """
     if spec.task is None or not spec.task.env_id:
         return None
     mazes = [str(spec.task.env_kwargs[name]) for name in ("maze", "maze_map") if name in spec.task.env_kwargs]
@@ -323,7 +365,9 @@ def _actions(spec: DataSpec) -> str:
 def _same(a: Any, b: Any) -> bool:
     if a is None or b is None:
         return a is b
-    return torch.allclose(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64), rtol=1e-5, atol=1e-7)
+    return torch.allclose(
+        torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64), rtol=1e-5, atol=1e-7
+    )
 
 
 def _short(value: Any) -> str:
@@ -343,8 +387,12 @@ class ModelTrainer(Protocol):
     def trains_model(self) -> bool:
         """True where this run trains a model: one that was given a model trains none."""
 
-    def save_models(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
-        """Write models/REPLICA.safetensors of each replica, unless it is there. state: of the replicas, on the CPU, as the dataset."""
+    def save_models(
+        self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool
+    ) -> None:
+        """Write models/REPLICA.safetensors of each replica, unless it is there. state: of the replicas, on the CPU, as
+        the dataset.
+        """
 
 
 def save(path: Path, model: Any, tree: Tree, meta: Mapping[str, Any]) -> None:
@@ -353,7 +401,9 @@ def save(path: Path, model: Any, tree: Tree, meta: Mapping[str, Any]) -> None:
 
 
 def load(path: str | Path) -> Trained:
-    """A model from its file, or the first seed's of a run directory. Raises UserError for what is none, or cannot be read."""
+    """A model from its file, or the first seed's of a run directory. Raises UserError for what is none, or cannot be
+    read.
+    """
     path, kind = Path(path), ""
     if path.is_dir():
         trust.check_folder(path)
@@ -361,30 +411,46 @@ def load(path: str | Path) -> Trained:
         if not files:
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
                 name = json.loads((path / "run.json").read_text(encoding="utf-8"))["identity"]["algo"]["name"]
-                kind = f"; it is a run of {name}" if name not in KINDS_OF_RUNS else "; its training has not ended: the same command goes on"
+                kind = (
+                    f"; it is a run of {name}"
+                    if name not in KINDS_OF_RUNS
+                    else "; its training has not ended: the same command goes on"
+                )
             raise UserError(
                 f"world_model={path} holds no world model (no {FOLDER}/*.safetensors){kind}. "
                 "`offrl train algo=dynamics dataset=...` trains one"
             )
         path = files[0]
     if not path.exists():
-        raise UserError(f"world_model={path} does not exist.{nearest(path.name, (p.parent.name for p in path.parent.glob(f'*/{FOLDER}')))}")
+        raise UserError(
+            f"world_model={path} does not "
+            f"exist.{nearest(path.name, (p.parent.name for p in path.parent.glob(f'*/{FOLDER}')))}"
+        )
     tensors, meta = checkpoint.read(path)
     if meta.get("kind") != "world_model":
-        raise UserError(f"{path} is no world model; those are under {FOLDER}/ in the directory of a run of algo=dynamics")
+        raise UserError(
+            f"{path} is no world model; those are under {FOLDER}/ in the directory of a run of algo=dynamics"
+        )
     if meta.get("format") != FORMAT:
-        raise UserError(f"{path} is of another version of offrl (format {meta.get('format')}, this one reads {FORMAT}): train it anew")
+        raise UserError(
+            f"{path} is of another version of offrl (format {meta.get('format')}, this one reads {FORMAT}): train it "
+            "anew"
+        )
     with reading(path, " as a world model"), of_file(tensors):
-        make = functools.partial(registry.get("world_model", meta["model"]), meta["config"], DataSpec.from_json(meta["spec"], str(path)))
+        make = functools.partial(
+            registry.get("world_model", meta["model"]), meta["config"], DataSpec.from_json(meta["spec"], str(path))
+        )
         with outline(str(path)):
             checkpoint.unflatten({"params": dict(make().network.named_parameters())}, tensors, str(path))
         return Trained(make(), unflatten(tensors), {k: v for k, v in meta.items() if k not in ("config", "spec")}, path)
 
 
 def required(settings: Mapping[str, Any] | None = None) -> Requirement:
-    """The requirement of an algorithm that learns or plans in a world model; settings: of the one that is trained where none is named.
-    One model serves runs of all seeds."""
-    return Requirement("dynamics", settings or {}, label="dynamics", seed=0, artifact=f"{FOLDER}/*.safetensors", load=load_for)
+    """The requirement of an algorithm that learns or plans in a world model; settings: of the one that is trained where
+    none is named. One model serves runs of all seeds."""
+    return Requirement(
+        "dynamics", settings or {}, label="dynamics", seed=0, artifact=f"{FOLDER}/*.safetensors", load=load_for
+    )
 
 
 def load_for(path: str | Path, spec: DataSpec) -> Trained:
@@ -413,7 +479,9 @@ def input_table(model: Any, dataset: Dataset, rows: Tensor) -> Tensor:
 
 
 def past_at(model: Any, dataset: Dataset, rows: Tensor) -> Tensor:
-    """[R, history - 1, O + A]: what came before `rows`; before an episode's start its first observation, with actions 0."""
+    """[R, history - 1, O + A]: what came before `rows`; before an episode's start its first observation, with actions
+    0.
+    """
     observations, actions = dataset.columns["observations"].reshape(len(dataset), -1), dataset.columns["actions"]
     episode = torch.searchsorted(dataset.episode_start.to(rows.device), rows, right=True) - 1
     start = dataset.episode_start.to(rows.device)[episode]
@@ -422,7 +490,11 @@ def past_at(model: Any, dataset: Dataset, rows: Tensor) -> Tensor:
         at = rows - back
         row = torch.maximum(at, start)
         act = model.encode(actions[row])
-        steps.append(torch.cat([observations[row].float(), torch.where((at >= start).unsqueeze(-1), act, torch.zeros_like(act))], -1))
+        steps.append(
+            torch.cat(
+                [observations[row].float(), torch.where((at >= start).unsqueeze(-1), act, torch.zeros_like(act))], -1
+            )
+        )
     if not steps:
         return observations.new_zeros(len(rows), 0, model.spec.observation_dim + model.action_width)
     return torch.stack(steps, 1)

@@ -1,4 +1,6 @@
-"""Rollouts in a world model that an actor-critic learns from beside the data: they branch off its states (MBPO, arXiv 1906.08253)."""
+"""Rollouts in a world model that an actor-critic learns from beside the data: they branch off its states (MBPO, arXiv
+1906.08253).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class ModelBasedSettings(SoftSettings):
     rollouts: int = setting(50_000, "rollouts each time, from states of the data", low=1)
     rollout_every: int = setting(1_000, "updates between two times", low=1)
     rollout_retain: int = setting(5, "imagined transitions of so many times are kept", low=1)
-    real_share: float = setting(0.05, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
+    real_share: float = setting(
+        0.05, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True
+    )
     uncertainty: str = setting("aleatoric", "how uncertain the model is of a step", choices=("none", *names()))
     penalty: float = setting(0.0, "times the uncertainty, is taken off each imagined reward (MOPO's lambda)", low=0.0)
     range_margin: float = setting(
@@ -46,13 +50,18 @@ class ModelBasedSettings(SoftSettings):
     )
     candidates: int = setting(
         1,
-        "actions of the policy that each step of a rollout chooses from, by looking ahead in the model (COPlanner: 5); 1: no look-ahead",
+        "actions of the policy that each step of a rollout chooses from, by looking ahead in the model (COPlanner: 5); "
+        "1: no look-ahead",
         low=1,
     )
     lookahead: int = setting(5, "candidates: steps that each one is followed", low=1)
-    lookahead_penalty: float = setting(2.0, "candidates: times the uncertainty, is taken off each reward of those steps", low=0.0)
+    lookahead_penalty: float = setting(
+        2.0, "candidates: times the uncertainty, is taken off each reward of those steps", low=0.0
+    )
     lookahead_discount: float = setting(0.97, "candidates: discount factor of those steps", low=0.0, high=1.0)
-    lookahead_uncertainty: str = setting("ensemble_std", "candidates: how uncertain the model is of those steps", choices=names())
+    lookahead_uncertainty: str = setting(
+        "ensemble_std", "candidates: how uncertain the model is of those steps", choices=names()
+    )
     sample_dropout: float = setting(
         0.0,
         "of the rollouts from one state, the share with the highest returns that is left out (MBDP)",
@@ -63,12 +72,15 @@ class ModelBasedSettings(SoftSettings):
     repeats: int = setting(10, "sample_dropout: rollouts from each state", low=2)
     model_dropout: float = setting(
         0.0,
-        "share of the members, those with the largest held-out errors, that rollouts never ask; 0: all but the model's elites",
+        "share of the members, those with the largest held-out errors, that rollouts never ask; 0: all but the model's "
+        "elites",
         low=0.0,
         high=0.9,
         shared=True,
     )
-    actor_schedule: str = setting("constant", "the actor's learning rate over decay_steps", choices=("cosine", "constant"))
+    actor_schedule: str = setting(
+        "constant", "the actor's learning rate over decay_steps", choices=("cosine", "constant")
+    )
     decay_steps: int = setting(1_000_000, "length of the schedule in updates", low=1)
 
 
@@ -82,7 +94,9 @@ def check(config: ModelBasedSettings, grid: Mapping[str, Sequence[float]] | None
         raise UserError(PENALTY_OF_NOTHING.format(max(values["penalty"]), ", ".join(names())))
     for share in values.get("sample_dropout", [config.sample_dropout]):
         if 0.0 < share * config.repeats < 1.0:
-            raise UserError(f"algo.sample_dropout={share:g} of algo.repeats={config.repeats} rollouts is none of them: raise one")
+            raise UserError(
+                f"algo.sample_dropout={share:g} of algo.repeats={config.repeats} rollouts is none of them: raise one"
+            )
 
 
 @dataclass(frozen=True)
@@ -103,10 +117,11 @@ def policy_of(sample: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Act:
 
 
 class ModelRollouts(Part):
-    """A ring of imagined transitions, `buffers["ring"]`, which each replica has for itself, and the rollouts that fill it.
+    """A ring of imagined transitions, `buffers["ring"]`, which each replica has for itself, and the rollouts that fill
+    it.
 
-    Every `rollout_every` updates new rollouts begin in states of the data and follow the policy as it is then. The model is shared.
-    """
+    Every `rollout_every` updates new rollouts begin in states of the data and follow the policy as it is then. The
+    model is shared."""
 
     config: Any
 
@@ -119,7 +134,8 @@ class ModelRollouts(Part):
             "next_observations": (spec.observation_dim,),
             "masks": (),
         }
-        # where the columns stand in a row of the ring, as in `Packed`; once, for what is compiled cannot read it off the spec
+        # where the columns stand in a row of the ring, as in `Packed`; once, for what is compiled cannot read it off
+        # the spec
         self.layout: dict[str, tuple[int, int, tuple[int, ...], torch.dtype]] = {}
         self.width = 0
         for name, shape in shapes.items():
@@ -183,7 +199,8 @@ class ModelRollouts(Part):
     # ---- rollouts
 
     def tree(self, source: ModelSource, params: Params | None = None) -> Tree:
-        """The model's tensors with the range that imagined observations are kept in: the data's, with a margin on both sides.
+        """The model's tensors with the range that imagined observations are kept in: the data's, with a margin on both
+        sides.
 
         params: of the model's networks, in place of the shared ones.
         """
@@ -204,7 +221,9 @@ class ModelRollouts(Part):
         observations = TransitionSampler()(source.real, key, count)["observations"]
         return observations, source.model.first_past(observations)
 
-    def roll(self, source: ModelSource, policy: Act, judge: Judge, key: Tensor, params: Params | None = None) -> Imagined:
+    def roll(
+        self, source: ModelSource, policy: Act, judge: Judge, key: Tensor, params: Params | None = None
+    ) -> Imagined:
         """New rollouts. judge: the rewards and terminations that the agent learns from. params: see `tree`.
 
         With `candidates` each action is the best of several of the policy (COPlanner, arXiv 2310.07220).
@@ -224,13 +243,23 @@ class ModelRollouts(Part):
             )  # fmt: skip
 
         imagined = branched(
-            source.model, tree, policy if c.candidates == 1 else look_ahead, observations, past, c.horizon, go,
-            measure=None if c.uncertainty == "none" else measure(c.uncertainty), judge=judge, chunk=max(1, CHUNK // c.candidates),
-        )  # fmt: skip
+            source.model,
+            tree,
+            policy if c.candidates == 1 else look_ahead,
+            observations,
+            past,
+            c.horizon,
+            go,
+            measure=None if c.uncertainty == "none" else measure(c.uncertainty),
+            judge=judge,
+            chunk=max(1, CHUNK // c.candidates),
+        )
         return self.without_best(imagined, repeats) if repeats > 1 else imagined
 
     def without_best(self, imagined: Imagined, repeats: int) -> Imagined:
-        """Without the `sample_dropout` share of rollouts from each state that has the highest returns (arXiv 2108.11645, 2108.01295)."""
+        """Without the `sample_dropout` share of rollouts from each state that has the highest returns (arXiv
+        2108.11645, 2108.01295).
+        """
         returns = (imagined.rewards * imagined.valid).sum(0)
         missing = -returns.shape[0] % repeats
         padded = torch.cat([returns, returns.new_full((missing,), -torch.inf)]).reshape(-1, repeats)
@@ -245,7 +274,9 @@ class ModelSampler:
 
     rollouts: ModelRollouts
     pretrained: Mapping[str, Any]  # "world_model"
-    derive: Callable[[ModelSource, Dataset], Tree] | None = None  # `ModelSource.extra`, such as a threshold; may raise UserError
+    derive: Callable[[ModelSource, Dataset], Tree] | None = (
+        None  # `ModelSource.extra`, such as a threshold; may raise UserError
+    )
 
     def prepare(self, dataset: Dataset) -> ModelSource:
         c = self.rollouts.config

@@ -1,10 +1,12 @@
-"""Planning: the best next actions by trying whole plans in a model, and acting as the first step of what came out (MPC).
+"""Planning: the best next actions by trying whole plans in a model, and acting as the first step of what came out
+(MPC).
 
-`cem` is the cross-entropy method of PETS (arXiv 1805.12114), `mppi` the path-integral planner of TD-MPC2 (arXiv 2310.16828) without its
-latent parts. Both know nothing of models: they are handed a function that scores plans, so what rolls them out, with how many
-particles and which value after the last step, is the caller's. They are pure functions of a key that neither branch on a tensor nor copy
-to the host, and plan for B states at once. All states meet the same random numbers, so what is planned for one depends neither on the
-others nor on its place among them; only noise that is asked for (`explore`) is each state's own.
+`cem` is the cross-entropy method of PETS (arXiv 1805.12114), `mppi` the path-integral planner of TD-MPC2 (arXiv
+2310.16828) without its latent parts. Both know nothing of models: they are handed a function that scores plans, so what
+rolls them out, with how many particles and which value after the last step, is the caller's. They are pure functions of
+a key that neither branch on a tensor nor copy to the host, and plan for B states at once. All states meet the same
+random numbers, so what is planned for one depends neither on the others nor on its place among them; only noise that is
+asked for (`explore`) is each state's own.
 
 Shapes: B states, P candidate plans for each, H steps of a plan, A action dimensions.
 """
@@ -24,34 +26,57 @@ from offrl.errors import UserError
 from offrl.settings.field import setting
 
 Returns = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(observations [B, O], plans [B, P, H, A], key []) -> the return of each plan, [B, P]. Those that are not finite lose to all that are."""
+"""(observations [B, O], plans [B, P, H, A], key []) -> the return of each plan, [B, P]. Those that are not finite lose
+to all that are.
+"""
 
 PLANNERS = ("cem", "mppi")
 PLAN_LIMITS = (  # settings, the largest product, what it counts: a policy file of a stranger may ask for any
     (("plan_population", "plan_horizon"), 10_000_000, "actions of plans"),
-    (("plan_population", "plan_horizon", "plan_particles", "plan_iterations"), 1_000_000_000, "questions to the model before each action"),
+    (
+        ("plan_population", "plan_horizon", "plan_particles", "plan_iterations"),
+        1_000_000_000,
+        "questions to the model before each action",
+    ),
 )
 _EDGE = math.erf(math.sqrt(2.0))  # probability that a normal number is within 2 standard deviations
 
 
 @dataclass
 class PlanSettings:
-    """Settings of a planner. Defaults: PETS on HalfCheetah; what only `mppi` reads has TD-MPC2's, but for its largest noise."""
+    """Settings of a planner. Defaults: PETS on HalfCheetah; what only `mppi` reads has TD-MPC2's, but for its largest
+    noise.
+    """
 
-    planner: str = setting("cem", "how plans improve: cem (PETS), or mppi (as in TD-MPC2)", choices=PLANNERS, acting=True)
+    planner: str = setting(
+        "cem", "how plans improve: cem (PETS), or mppi (as in TD-MPC2)", choices=PLANNERS, acting=True
+    )
     plan_horizon: int = setting(30, "steps of a plan (TD-MPC2, with a value after the last: 3)", low=1, acting=True)
     plan_population: int = setting(500, "plans tried in each iteration (TD-MPC2: 512)", low=1, acting=True)
-    plan_elites: int = setting(50, "the best of them, which the next iteration is drawn around (TD-MPC2: 64)", low=1, acting=True)
+    plan_elites: int = setting(
+        50, "the best of them, which the next iteration is drawn around (TD-MPC2: 64)", low=1, acting=True
+    )
     plan_iterations: int = setting(5, "rounds of trying plans before each action (TD-MPC2: 6)", low=1, acting=True)
     plan_particles: int = setting(20, "rollouts of each plan, whose returns are averaged", low=1, acting=True)
-    plan_alpha: float = setting(0.1, "cem: share of the old mean and variance that stays in each iteration", low=0.0, high=1.0, acting=True)
-    plan_temperature: float = setting(
-        0.5, "mppi: multiplies the return in the exponent of an elite's weight; larger is greedier", low=0.0, acting=True
+    plan_alpha: float = setting(
+        0.1, "cem: share of the old mean and variance that stays in each iteration", low=0.0, high=1.0, acting=True
     )
-    plan_std_min: float = setting(0.05, "mppi: least standard deviation of candidate actions, in units of [-1, 1]", low=0.0, acting=True)
-    # TD-MPC2's 2 is for plans of 3 steps: over 30 it makes nearly all actions extreme ones, and what a warm start knew is lost
+    plan_temperature: float = setting(
+        0.5,
+        "mppi: multiplies the return in the exponent of an elite's weight; larger is greedier",
+        low=0.0,
+        acting=True,
+    )
+    plan_std_min: float = setting(
+        0.05, "mppi: least standard deviation of candidate actions, in units of [-1, 1]", low=0.0, acting=True
+    )
+    # TD-MPC2's 2 is for plans of 3 steps: over 30 it makes nearly all actions extreme ones, and what a warm start knew
+    # is lost
     plan_std_max: float = setting(
-        0.3, "mppi: the largest, and the first iteration's (TD-MPC2: 2); equal to plan_std_min it fixes the noise", low=1e-8, acting=True
+        0.3,
+        "mppi: the largest, and the first iteration's (TD-MPC2: 2); equal to plan_std_min it fixes the noise",
+        low=1e-8,
+        acting=True,
     )
     plan_action: str = setting(
         "elite",
@@ -62,7 +87,9 @@ class PlanSettings:
 
 
 def check_plan(config: Any, prefix: str = "algo.") -> None:
-    """Raise UserError for settings that contradict one another. Settings are compared as Python numbers: call it in `modules`."""
+    """Raise UserError for settings that contradict one another. Settings are compared as Python numbers: call it in
+    `modules`.
+    """
     if config.plan_elites > config.plan_population:
         raise UserError(
             f"{prefix}plan_elites={config.plan_elites} is more than {prefix}plan_population={config.plan_population}: "
@@ -70,20 +97,27 @@ def check_plan(config: Any, prefix: str = "algo.") -> None:
         )
     for names, most, words in PLAN_LIMITS:
         if (product := math.prod(getattr(config, name) for name in names)) > most:
-            raise UserError(f"{' times '.join(prefix + name for name in names)} is {product:,} {words}; at most {most:,} are tried")
+            raise UserError(
+                f"{' times '.join(prefix + name for name in names)} is {product:,} {words}; at most {most:,} are tried"
+            )
     if config.planner == "mppi" and config.plan_std_min > config.plan_std_max:
         raise UserError(
-            f"{prefix}plan_std_min={config.plan_std_min} is above {prefix}plan_std_max={config.plan_std_max}; equal ones fix the noise"
+            f"{prefix}plan_std_min={config.plan_std_min} is above {prefix}plan_std_max={config.plan_std_max}; equal "
+            "ones fix the noise"
         )
 
 
 def first_plan(batch: int, horizon: int, low: Tensor, high: Tensor) -> Tensor:
-    """The mean plan at the start of `batch` episodes: the middle of the bounds low, high [A] everywhere, [batch, horizon, A]."""
+    """The mean plan at the start of `batch` episodes: the middle of the bounds low, high [A] everywhere, [batch,
+    horizon, A].
+    """
     return ((low + high) / 2.0).expand(batch, horizon, -1).clone()
 
 
 def shifted(mean: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The mean plan [B, H, A] one step later: without its first action, and with the middle of the bounds as its last."""
+    """The mean plan [B, H, A] one step later: without its first action, and with the middle of the bounds as its
+    last.
+    """
     return torch.cat([mean[:, 1:], ((low + high) / 2.0).expand(mean.shape[0], 1, -1).to(mean.dtype)], 1)
 
 
@@ -106,11 +140,20 @@ def plan(
 ) -> tuple[Tensor, Tensor]:
     """`cem` or `mppi`, whichever `config` (with the fields of PlanSettings) names, with its settings; see there."""
     c = config
-    settings: dict[str, Any] = {"population": c.plan_population, "elites": c.plan_elites, "iterations": c.plan_iterations}
+    settings: dict[str, Any] = {
+        "population": c.plan_population,
+        "elites": c.plan_elites,
+        "iterations": c.plan_iterations,
+    }
     settings["proposals"] = proposals
     if c.planner == "cem":
         return cem(returns, observations, mean, low, high, key, alpha=c.plan_alpha, **settings)
-    settings |= {"temperature": c.plan_temperature, "std_min": c.plan_std_min, "std_max": c.plan_std_max, "pick": c.plan_action}
+    settings |= {
+        "temperature": c.plan_temperature,
+        "std_min": c.plan_std_min,
+        "std_max": c.plan_std_max,
+        "pick": c.plan_action,
+    }
     return mppi(returns, observations, mean, low, high, key, explore=explore, **settings)
 
 
@@ -129,14 +172,18 @@ def cem(
     floor: float = 1e-3,
     proposals: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The cross-entropy method as in PETS (arXiv 1805.12114): the first action [B, A], and the next step's mean plan [B, H, A].
+    """The cross-entropy method as in PETS (arXiv 1805.12114): the first action [B, A], and the next step's mean plan
+    [B, H, A].
 
-    Candidates are normal numbers cut at 2 standard deviations, which are at most half the distance to the nearer bound, so none leaves the
-    bounds; mean and variance follow the elites', new = alpha old + (1 - alpha) elites'. The variance starts at ((high - low) / 4)**2.
+    Candidates are normal numbers cut at 2 standard deviations, which are at most half the distance to the nearer bound,
+    so none leaves the bounds; mean and variance follow the elites', new = alpha old + (1 - alpha) elites'. The variance
+    starts at ((high - low) / 4)**2.
 
-    observations: [B, O], only handed to `returns`. mean: [B, H, A], from `first_plan` or the last step's. low, high: [A].
-    elites: how many; those whose return is not finite count for nothing, and a state without a finite return keeps its plan.
-    floor: a state's plan is final once all its variances are at most this, for bounds of [-1, 1]; PETS stops then.
+    observations: [B, O], only handed to `returns`. mean: [B, H, A], from `first_plan` or the last step's. low, high:
+    [A].
+    elites: how many; those whose return is not finite count for nothing, and a state without a finite return keeps its
+    plan. floor: a state's plan is final once all its variances are at most this, for bounds of [-1, 1]; PETS stops
+    then.
     proposals: [B, N, H, A], a policy's plans, say: the last N candidates of every iteration, in place of drawn ones.
     Raises ValueError for returns of another shape than [B, P], or more elites or proposals than candidates.
     """
@@ -177,15 +224,16 @@ def mppi(
     explore: bool = False,
     proposals: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Path integral control as in TD-MPC2 (arXiv 2310.16828): the first action [B, A], and the next step's mean plan [B, H, A].
+    """Path integral control as in TD-MPC2 (arXiv 2310.16828): the first action [B, A], and the next step's mean plan
+    [B, H, A].
 
-    Candidates are normal numbers clipped to the bounds; mean and standard deviation become those of the elites, weighted by
-    exp(temperature (return - best return)). With `elites` = `population` and `std_min` = `std_max` it is MPPI with fixed noise
-    (arXiv 1509.01149).
+    Candidates are normal numbers clipped to the bounds; mean and standard deviation become those of the elites,
+    weighted by exp(temperature (return - best return)). With `elites` = `population` and `std_min` = `std_max` it is
+    MPPI with fixed noise (arXiv 1509.01149).
 
     std_min, std_max: of the candidates, in units of half the bounds' distance; the first iteration draws with std_max.
-    pick: the action is that of an "elite" drawn by its weight, or of the "mean". explore: with noise of the plan's standard deviation,
-    and draws that are each state's own.
+    pick: the action is that of an "elite" drawn by its weight, or of the "mean". explore: with noise of the plan's
+    standard deviation, and draws that are each state's own.
     The other arguments, and returns that are not finite, as in `cem`.
     """
     _fits(population, elites, proposals)
@@ -210,7 +258,11 @@ def mppi(
     action = mean[:, 0]
     if pick == "elite":
         # mapped over the states, the draw is the same one for all of them
-        index = rng.categorical(chosen, logits) if explore else torch.func.vmap(lambda row: rng.categorical(chosen, row))(logits)
+        index = (
+            rng.categorical(chosen, logits)
+            if explore
+            else torch.func.vmap(lambda row: rng.categorical(chosen, row))(logits)
+        )
         index = index.view(-1, 1, 1).expand(-1, 1, action.shape[-1])
         action = torch.where(moves[:, 0], best[:, :, 0].gather(1, index).squeeze(1), action)
     if explore:
@@ -244,13 +296,19 @@ def _candidates(
 
 
 def _best(returns: Returns, observations: Tensor, plans: Tensor, key: Tensor, elites: int) -> tuple[Tensor, Tensor]:
-    """The elites' returns [B, elites], best first and -inf for what is not finite, and their plans [B, elites, H, A]."""
+    """The elites' returns [B, elites], best first and -inf for what is not finite, and their plans [B, elites, H,
+    A].
+    """
     value = returns(observations, plans, key)
     if value.shape != plans.shape[:2]:
-        raise ValueError(f"returns of shape {tuple(value.shape)} for {plans.shape[1]} plans of each of {plans.shape[0]} states")
+        raise ValueError(
+            f"returns of shape {tuple(value.shape)} for {plans.shape[1]} plans of each of {plans.shape[0]} states"
+        )
     value = value.to(plans.dtype)
     value = torch.where(torch.isfinite(value), value, -math.inf)  # +inf is a diverged model as well
-    value, order = torch.sort(value, dim=1, descending=True, stable=True)  # topk leaves open which of equal ones it takes
+    value, order = torch.sort(
+        value, dim=1, descending=True, stable=True
+    )  # topk leaves open which of equal ones it takes
     index = order[:, :elites, None, None].expand(-1, -1, *plans.shape[2:])
     return value[:, :elites], plans.gather(1, index)
 

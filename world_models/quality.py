@@ -1,4 +1,6 @@
-"""The quality of a trained model: errors one and many steps ahead, calibration of its intervals, and detection of unknown inputs."""
+"""The quality of a trained model: errors one and many steps ahead, calibration of its intervals, and detection of
+unknown inputs.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,16 @@ def spread(rows: Tensor, most: int) -> Tensor:
 
 
 def look(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> tuple[Held, Prediction]:
-    """The elites' predictions at `rows`, with standard deviations as learnt, beside what came, and as a `Prediction`."""
+    """The elites' predictions at `rows`, with standard deviations as learnt, beside what came, and as a
+    `Prediction`.
+    """
     plain = {**tree, "scale": torch.ones_like(tree["scale"])}
     flat = dataset.columns["observations"].reshape(len(dataset), -1)
     parts = []
     for chunk in rows.split(CHUNK):
-        prediction = model.predict(plain, flat[chunk].float(), dataset.columns["actions"][chunk], past_at(model, dataset, chunk))
+        prediction = model.predict(
+            plain, flat[chunk].float(), dataset.columns["actions"][chunk], past_at(model, dataset, chunk)
+        )
         parts.append(Prediction(*(None if x is None else x[tree["elites"]] for x in prediction)))  # type: ignore[arg-type]
     elites = Prediction(*(None if x[0] is None else torch.cat(x, 1) for x in zip(*parts, strict=True)))  # type: ignore[arg-type]
     mean = torch.cat([elites.mean, elites.reward.unsqueeze(-1)], -1)
@@ -54,7 +60,9 @@ def look(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> tuple[Held, 
 
 
 def own_deviations(model: Any) -> bool:
-    """True where the model predicts standard deviations; an ensemble that learns none has 1 everywhere, which only `scales` make real."""
+    """True where the model predicts standard deviations; an ensemble that learns none has 1 everywhere, which only
+    `scales` make real.
+    """
     return model.kind != "ensemble" or model.config.loss == "likelihood"
 
 
@@ -67,8 +75,8 @@ def room(tree: Tree, model: Any) -> int:
 
 
 def central(held: Held, scale: Tensor | float = 1.0) -> Tensor:
-    """The level of the smallest central interval that holds what came, [R, D] in [0, 1]: |2 F(y) - 1|, where F is the distribution function
-    of the elites' uniform mixture with standard deviations times `scale` ([D])."""
+    """The level of the smallest central interval that holds what came, [R, D] in [0, 1]: |2 F(y) - 1|, where F is the
+    distribution function of the elites' uniform mixture with standard deviations times `scale` ([D])."""
     u = torch.special.ndtr((held.target - held.mean) / (held.std * scale)).mean(0)
     return (2.0 * u - 1.0).abs()
 
@@ -84,19 +92,24 @@ def recalibrated(level: Tensor, targets: Tensor | None) -> Tensor:
 
 
 def scales(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
-    """The factor for each output's standard deviation, [D], with which central intervals cover best what they should at `rows`.
+    """The factor for each output's standard deviation, [D], with which central intervals cover best what they should at
+    `rows`.
 
-    It makes the mean square of (share covered - level), over all levels alike, least (the Cramer-von Mises distance of `central` from a
-    uniform number). The likelihood would be a proper score too, but its best factor is the root mean square of the errors in standard
-    deviations: a few gross errors (contacts) decide that, and intervals become too wide nearly everywhere. It has a say all the same:
-    factors that make these rows less likely than the factor 1 does are left out. Where the elites' means differ by more than their error,
-    the levels alone would be matched best by a mixture of spikes. Of equals the factor nearest to 1 is taken (the smallest, where the model
-    has no deviations of its own). From fewer than FEWEST rows no factor is found: 1, or then the root mean square of the errors.
-    """
+    It makes the mean square of (share covered - level), over all levels alike, least (the Cramer-von Mises distance of
+    `central` from a uniform number). The likelihood would be a proper score too, but its best factor is the root mean
+    square of the errors in standard deviations: a few gross errors (contacts) decide that, and intervals become too
+    wide nearly everywhere. It has a say all the same: factors that make these rows less likely than the factor 1 does
+    are left out. Where the elites' means differ by more than their error, the levels alone would be matched best by a
+    mixture of spikes. Of equals the factor nearest to 1 is taken (the smallest, where the model has no deviations of
+    its own). From fewer than FEWEST rows no factor is found: 1, or then the root mean square of the errors."""
     held, _ = look(model, tree, dataset, spread(rows, room(tree, model)))
     gaussian = own_deviations(model)
     if len(rows) < FEWEST:
-        return torch.ones(model.out_dim) if gaussian else (held.mean.mean(0) - held.target).square().mean(0).sqrt().clamp(min=1.0 / WIDEST)
+        return (
+            torch.ones(model.out_dim)
+            if gaussian
+            else (held.mean.mean(0) - held.target).square().mean(0).sqrt().clamp(min=1.0 / WIDEST)
+        )
     uniform = (torch.arange(len(held.target)) + 0.5).unsqueeze(-1) / len(held.target)
 
     least = nll(held)
@@ -118,11 +131,12 @@ def scales(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
 
 
 def levels(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
-    """For each output the level at which to ask for a central interval so that it covers each of LEVELS at `rows`: [D, L].
+    """For each output the level at which to ask for a central interval so that it covers each of LEVELS at `rows`: [D,
+    L].
 
-    The quantiles of `central`, which is what recalibrated regression comes to for central intervals (arXiv 1807.00263, algorithm 1): errors
-    with heavier tails than a Gaussian's need another factor at each level, and `scales` has one. From fewer than FEWEST rows: LEVELS.
-    """
+    The quantiles of `central`, which is what recalibrated regression comes to for central intervals (arXiv 1807.00263,
+    algorithm 1): errors with heavier tails than a Gaussian's need another factor at each level, and `scales` has one.
+    From fewer than FEWEST rows: LEVELS."""
     nominal = torch.tensor(LEVELS)
     if len(rows) < FEWEST:
         return nominal.expand(model.out_dim, -1).clone()
@@ -167,7 +181,8 @@ def _explained(square: Tensor, target: Tensor) -> list[float]:
 
 
 def endings(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> dict[str, Any]:
-    """Precision and recall of terminations: learnt ones at probability 0.5, or the known function's at the mean next observation.
+    """Precision and recall of terminations: learnt ones at probability 0.5, or the known function's at the mean next
+    observation.
 
     `rows` may be some whose next observation is not recorded.
     """
@@ -195,8 +210,9 @@ def endings(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> dict[str,
 
 
 def starts_of(dataset: Dataset, allowed: Tensor) -> tuple[Tensor, int]:
-    """Rows (of `allowed`, bool [R]) to roll out from, all with as many recorded steps ahead as the second number says: HORIZON, or fewer
-    where fewer than half of the rows (and than half of STARTS) have so many. No row, and 0, where no successor is known."""
+    """Rows (of `allowed`, bool [R]) to roll out from, all with as many recorded steps ahead as the second number says:
+    HORIZON, or fewer where fewer than half of the rows (and than half of STARTS) have so many. No row, and 0, where no
+    successor is known."""
     known = dataset.columns["successor_known"].numpy()
     ends = np.repeat(dataset.episode_end.numpy(), dataset.episode_lengths().numpy())
     stop = np.minimum.accumulate(np.where(known, ends, np.arange(len(known)))[::-1])[::-1]
@@ -209,12 +225,12 @@ def starts_of(dataset: Dataset, allowed: Tensor) -> tuple[Tensor, int]:
 
 
 def many_steps(model: Any, tree: Tree, dataset: Dataset, allowed: Tensor) -> dict[str, Any] | None:
-    """Errors of rollouts along recorded actions, cut off at the data's range as all rollouts are: of the elites' mean, and of samples (a
-    random elite and noise in each step, as algorithms draw them), beside those of "nothing changes".
+    """Errors of rollouts along recorded actions, cut off at the data's range as all rollouts are: of the elites' mean,
+    and of samples (a random elite and noise in each step, as algorithms draw them), beside those of "nothing changes".
 
-    An error is the root of the mean over dimensions of squares, each in the data's standard deviations: its median over starts and the
-    band that holds 80% of them, for each number of steps. "rmse" [H, O] of the mean is in the dimensions' own units, as is "return_rmse"
-    [H], of the sum of rewards. None where there is nothing to start from.
+    An error is the root of the mean over dimensions of squares, each in the data's standard deviations: its median over
+    starts and the band that holds 80% of them, for each number of steps. "rmse" [H, O] of the mean is in the
+    dimensions' own units, as is "return_rmse" [H], of the sum of rewards. None where there is nothing to start from.
     """
     starts, horizon = starts_of(dataset, allowed)
     if not horizon:
@@ -236,8 +252,12 @@ def many_steps(model: Any, tree: Tree, dataset: Dataset, allowed: Tensor) -> dic
     return result
 
 
-def roll(model: Any, tree: Tree, dataset: Dataset, starts: Tensor, horizon: int, sampled: bool) -> tuple[Tensor, Tensor]:
-    """Observations [H, B, O] and rewards [H, B] that the model expects from rows `starts` on, under the actions recorded there."""
+def roll(
+    model: Any, tree: Tree, dataset: Dataset, starts: Tensor, horizon: int, sampled: bool
+) -> tuple[Tensor, Tensor]:
+    """Observations [H, B, O] and rewards [H, B] that the model expects from rows `starts` on, under the actions
+    recorded there.
+    """
     observations = dataset.columns["observations"].reshape(len(dataset), -1)[starts].float()
     past, root = past_at(model, dataset, starts), rng.make_key(0)
     states, rewards = [], []
@@ -282,11 +302,13 @@ def ood(
     other_rows: Tensor | None = None,
     most: int = 5000,
 ) -> dict[str, float]:
-    """The AUROC with which each measure of uncertainty tells rows of `outside` from those of `inside`: 0.5 is chance, 1 always.
+    """The AUROC with which each measure of uncertainty tells rows of `outside` from those of `inside`: 0.5 is chance, 1
+    always.
 
-    rows, other_rows: which to compare, by default all; `most` of each, evenly spread, are taken. Give rows of `inside` that the model was
-    not trained on, or it looks surer than it is. "single" is a lone member's norm of standard deviations, all a single network can say:
-    the mean over members of each one's AUROC. Measures that say nothing about this model are left out.
+    rows, other_rows: which to compare, by default all; `most` of each, evenly spread, are taken. Give rows of `inside`
+    that the model was not trained on, or it looks surer than it is. "single" is a lone member's norm of standard
+    deviations, all a single network can say: the mean over members of each one's AUROC. Measures that say nothing about
+    this model are left out.
     """
     sets = []
     for dataset, subset in ((inside, rows), (outside, other_rows)):
@@ -295,7 +317,13 @@ def ood(
         sets.append((observations, dataset.columns["actions"][chosen], past_at(model, dataset, chosen)))
     if rows is not None and "density" not in tree:  # fitted to what is not compared
         others = inside.transition_rows()
-        tree = prepare("density", model, tree, inside, remaining_rows if len(remaining_rows := others[~torch.isin(others, rows)]) else rows)
+        tree = prepare(
+            "density",
+            model,
+            tree,
+            inside,
+            remaining_rows if len(remaining_rows := others[~torch.isin(others, rows)]) else rows,
+        )
     kinds = [name for name in names() if not fault(name, model)]
     measures: dict[str, list[list[Tensor]]] = {name: [[], []] for name in kinds}
     alone: list[list[Tensor]] = [[], []]
@@ -328,7 +356,9 @@ class Sample(NamedTuple):
 
 
 def sample(dataset: Dataset, parts: Any) -> Sample:
-    """The episodes kept apart (`parts.test`); where there are none the rows held out for early stopping (`parts.held`)."""
+    """The episodes kept apart (`parts.test`); where there are none the rows held out for early stopping
+    (`parts.held`).
+    """
     known = dataset.columns["successor_known"]
     if len(parts.test):
         apart = torch.zeros(len(dataset), dtype=torch.bool)
@@ -338,12 +368,16 @@ def sample(dataset: Dataset, parts: Any) -> Sample:
         if len(rows):
             ends = dataset.transition_rows()
             return Sample(
-                rows, ends[apart[ends]], apart, f"{len(parts.test):,} episode{'s' * (len(parts.test) > 1)} that it was not trained on"
+                rows,
+                ends[apart[ends]],
+                apart,
+                f"{len(parts.test):,} episode{'s' * (len(parts.test) > 1)} that it was not trained on",
             )
     allowed = torch.zeros(len(dataset), dtype=torch.bool)
     allowed[parts.held] = True
     words = (
-        f"{len(parts.held):,} rows held out for early stopping (no episode was kept apart; many steps run through rows it was trained on)"
+        f"{len(parts.held):,} rows held out for early stopping (no episode was kept apart; many steps run "
+        "through rows it was trained on)"
     )
     return Sample(parts.held, parts.held, allowed, words)
 

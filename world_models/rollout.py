@@ -12,7 +12,9 @@ from offrl import rng
 from offrl.algorithm import Metrics
 from offrl.world_models.model import Outcome, Prediction, Tree
 
-CHUNK = 8192  # rollouts at once: the members' activations of more do not fit a CPU's memory; fixed, for the random numbers depend on it
+# rollouts at once: the members' activations of more do not fit a CPU's memory; fixed, for the random numbers depend on
+# it
+CHUNK = 8192
 
 Act = Callable[[Tensor, Tensor, Tensor], Tensor]  # observations [B, O], past, key -> actions [B, A] in [-1, 1], or [B]
 Measure = Callable[[Any, Tree, Prediction, Tensor, Tensor], Tensor]  # see `offrl.world_models.uncertainty`
@@ -32,7 +34,9 @@ class Imagined(NamedTuple):
     valid: Tensor  # bool
 
 
-Judge = Callable[[Outcome, Tensor], tuple[Tensor, Tensor]]  # (outcome, uncertainty [B]) -> rewards and terminations that are told
+Judge = Callable[
+    [Outcome, Tensor], tuple[Tensor, Tensor]
+]  # (outcome, uncertainty [B]) -> rewards and terminations that are told
 
 
 def branched(
@@ -50,11 +54,13 @@ def branched(
 ) -> Imagined:
     """Roll `horizon` steps from observations [B, O] with what came before them (MBPO, arXiv 1906.08253).
 
-    measure: the uncertainty of each step; without one only one member is asked for each row. judge: what to make of an outcome; by default
-    its own rewards and terminations.
+    measure: the uncertainty of each step; without one only one member is asked for each row. judge: what to make of an
+    outcome; by default its own rewards and terminations.
     """
     starts = zip(observations.split(chunk), past.split(chunk), strict=True)
-    parts = [_branch(model, tree, act, o, p, horizon, rng.fold_in(key, i), measure, judge) for i, (o, p) in enumerate(starts)]
+    parts = [
+        _branch(model, tree, act, o, p, horizon, rng.fold_in(key, i), measure, judge) for i, (o, p) in enumerate(starts)
+    ]
     return parts[0] if len(parts) == 1 else Imagined(*(torch.cat(columns, 1) for columns in zip(*parts, strict=True)))
 
 
@@ -81,9 +87,13 @@ def _branch(
             prediction = model.predict(tree, observations, actions, past)
             outcome = model.outcome(tree, prediction, observations, actions, draw)
             uncertainty = measure(model, tree, prediction, observations, actions).nan_to_num(1e6, 1e6)
-        rewards, terminations = (outcome.rewards, outcome.terminations) if judge is None else judge(outcome, uncertainty)
+        rewards, terminations = (
+            (outcome.rewards, outcome.terminations) if judge is None else judge(outcome, uncertainty)
+        )
         following = outcome.next_observations
-        steps.append(Imagined(observations, actions, past, following, rewards, terminations, uncertainty, outcome.clipped, valid))
+        steps.append(
+            Imagined(observations, actions, past, following, rewards, terminations, uncertainty, outcome.clipped, valid)
+        )
         valid = valid & ~terminations
         observations, past = following, model.later_past(past, observations, actions)
     return Imagined(*(torch.stack(columns) for columns in zip(*steps, strict=True)))
@@ -103,15 +113,19 @@ def careful(
     penalty: float | Tensor,
     discount: float | Tensor,
 ) -> Tensor:
-    """The action with the best imagined future among `candidates` that `act` gives at each of observations [B, O]: actions [B, A].
+    """The action with the best imagined future among `candidates` that `act` gives at each of observations [B, O]:
+    actions [B, A].
 
-    Each is followed for `horizon` steps, acting by `act` after the first, and worth the sum of discount^i (r_i - penalty u_i) until its end
-    (UP-MPC, arXiv 2310.07220, with the sign of its rollouts in a model). All futures are one batch of candidates * B.
+    Each is followed for `horizon` steps, acting by `act` after the first, and worth the sum of discount^i (r_i -
+    penalty u_i) until its end (UP-MPC, arXiv 2310.07220, with the sign of its rollouts in a model). All futures are one
+    batch of candidates * B.
     """
     rows = observations.shape[0]
     start, before = (x.expand(candidates, *x.shape).flatten(0, 1) for x in (observations, past))
     future = _branch(model, tree, act, start, before, horizon, key, measure, None)
-    weights = torch.stack([torch.as_tensor(discount**i, device=observations.device) for i in range(horizon)]).unsqueeze(-1)
+    weights = torch.stack([torch.as_tensor(discount**i, device=observations.device) for i in range(horizon)]).unsqueeze(
+        -1
+    )
     worth = (weights * future.valid * (future.rewards - penalty * future.uncertainty)).sum(0).reshape(candidates, rows)
     first = future.actions[0].reshape(candidates, rows, -1)
     return first.gather(0, worth.argmax(0).view(1, rows, 1).expand(1, rows, first.shape[-1])).squeeze(0)
@@ -156,7 +170,9 @@ def episodes(
     measure: Measure | None = None,
     judge: Judge | None = None,
 ) -> Episode:
-    """Play from observations [B, O] to the end of each episode, or to `horizon` steps: what the model expects a policy to earn."""
+    """Play from observations [B, O] to the end of each episode, or to `horizon` steps: what the model expects a policy
+    to earn.
+    """
     count = observations.shape[0]
     alive = torch.ones(count, dtype=torch.bool, device=observations.device)
     totals, doubts, cut = (observations.new_zeros(count) for _ in range(3))
@@ -166,7 +182,11 @@ def episodes(
         step = _branch(model, tree, act, observations, past, 1, rng.fold_in(key, t), measure, judge)
         on = alive.float()
         totals = totals + weight * on * step.rewards[0]
-        doubts, cut, lengths = doubts + on * step.uncertainty[0], cut + on * step.clipped[0].float(), lengths + alive.long()
+        doubts, cut, lengths = (
+            doubts + on * step.uncertainty[0],
+            cut + on * step.clipped[0].float(),
+            lengths + alive.long(),
+        )
         alive = alive & ~step.terminations[0]
         past = model.later_past(past, observations, step.actions[0])
         observations, weight = step.next_observations[0], weight * discount

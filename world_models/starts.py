@@ -1,4 +1,6 @@
-"""The start states of episodes in a model: states of the data, kept with the model, so that it can be played in where the data are not."""
+"""The start states of episodes in a model: states of the data, kept with the model, so that it can be played in where
+the data are not.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,20 @@ KINDS = ("data", "initial")
 
 
 def sample(model: Any, dataset: Dataset) -> Tree:
-    """The entries that `of` finds in a model's tree: "initial" [n, O], first observations of episodes; "starts", observations [n, O] of any
-    step and, where the model looks back, what came before them, "past" [n, history - 1, O + A]. At most MOST of each, drawn at random.
-    """
+    """The entries that `of` finds in a model's tree: "initial" [n, O], first observations of episodes; "starts",
+    observations [n, O] of any step and, where the model looks back, what came before them, "past" [n, history - 1, O +
+    A]. At most MOST of each, drawn at random."""
     dataset = dataset.to("cpu")
     rows = _some(dataset.transition_rows())
     return {"initial": _at(dataset, _some(dataset.episode_start)), "starts": _with_past(model, dataset, rows)}
 
 
 def of(trained: Trained, dataset: Dataset | None, kind: str) -> tuple[Tensor, Tensor]:
-    """Observations [n, O] in the model's units, and what came before them: of `dataset`, or those that the model's file holds.
+    """Observations [n, O] in the model's units, and what came before them: of `dataset`, or those that the model's file
+    holds.
 
-    kind: "data" (any step) or "initial" (the first of an episode). Raises UserError for data of other spaces, and where neither has any.
-    """
+    kind: "data" (any step) or "initial" (the first of an episode). Raises UserError for data of other spaces, and where
+    neither has any."""
     model, tree = trained.model, trained.tree
     if dataset is not None:
         trained.check(dataset.spec)
@@ -39,7 +42,10 @@ def of(trained: Trained, dataset: Dataset | None, kind: str) -> tuple[Tensor, Te
     if kind == "data" and "starts" in tree:
         states = tree["starts"]["observations"]
         return states, tree["starts"].get("past", model.first_past(states))
-    raise UserError(f"{trained.path} holds no states to start from (an older version wrote it): hand in the dataset too, or train it anew")
+    raise UserError(
+        f"{trained.path} holds no states to start from (an older version wrote it): hand in the dataset too, or train "
+        "it anew"
+    )
 
 
 def _some(rows: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Uncertainty of a model's predictions: measures by name, shared by all algorithms.
 
-Every measure is a function of (model, tree, prediction, observations [B, O], actions [B, A] or int64 [B]) that returns [B] numbers of at
-least 0, in the units of the observations (and of the reward, for "aleatoric"), unless said otherwise. All members take part, elites or
-not. A function that `prepare` has seen raises no error later. Plain tensor code: it runs under `vmap` and `torch.compile(fullgraph=True)`.
-"""
+Every measure is a function of (model, tree, prediction, observations [B, O], actions [B, A] or int64 [B]) that returns
+[B] numbers of at least 0, in the units of the observations (and of the reward, for "aleatoric"), unless said otherwise.
+All members take part, elites or not. A function that `prepare` has seen raises no error later. Plain tensor code: it
+runs under `vmap` and `torch.compile(fullgraph=True)`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def fault(name: str, model: Any) -> str:
 
 
 def prepare(name: str, model: Any, tree: Tree, dataset: Dataset, rows: Tensor | None = None) -> Tree:
-    """`tree` with what the measure needs: for "density" one fitted to `rows` of `dataset` (all transitions by default), unless it is there.
+    """`tree` with what the measure needs: for "density" one fitted to `rows` of `dataset` (all transitions by default),
+    unless it is there.
 
     Raises UserError for an unknown measure, and where it would be the same for all pairs.
     """
@@ -93,7 +94,9 @@ def on_data(measure: Measure, model: Any, tree: Tree, dataset: Dataset, max_rows
 
 @_measure("aleatoric")
 def aleatoric(model: Any, tree: Tree, prediction: Prediction, observations: Tensor, actions: Tensor) -> Tensor:
-    """The largest member's norm of the predicted standard deviations, the reward's among them (MOPO, arXiv 2005.13239, section 4.3)."""
+    """The largest member's norm of the predicted standard deviations, the reward's among them (MOPO, arXiv 2005.13239,
+    section 4.3).
+    """
     return (prediction.std.square().sum(-1) + prediction.reward_std.square()).sqrt().amax(0)
 
 
@@ -113,7 +116,8 @@ def deviation(model: Any, tree: Tree, prediction: Prediction, observations: Tens
 def disagreement(model: Any, tree: Tree, prediction: Prediction, observations: Tensor, actions: Tensor) -> Tensor:
     """The largest distance between two members' next observations (MOReL, arXiv 2005.05951, equation 2)."""
     mean = prediction.mean
-    # member i beside member i + shift, round the circle: all pairs are met with half of the shifts, in memory for one copy of the means
+    # member i beside member i + shift, round the circle: all pairs are met with half of the shifts, in memory for one
+    # copy of the means
     shifts = range(1, mean.shape[0] // 2 + 1)
     distances = [(mean - mean.roll(shift, 0)).square().sum(-1).amax(0) for shift in shifts]
     return torch.stack(distances).amax(0).sqrt() if distances else torch.zeros_like(mean[0, :, 0])
@@ -128,12 +132,13 @@ def pairs(model: Any, observations: Tensor, actions: Tensor) -> Tensor:
 
 
 def fit_density(inputs: Tensor) -> dict[str, Tensor]:
-    """The statistics of `density`, from inputs [n, I] of the data: an empirical Christoffel function of degree 2, fitted in float64.
+    """The statistics of `density`, from inputs [n, I] of the data: an empirical Christoffel function of degree 2,
+    fitted in float64.
 
-    Inputs are standardised and turned to their principal directions w, each divided by its standard deviation; of more than LINEAR the
-    first ones are kept. v holds 1, all w, and the products of the first QUADRATIC. With M the mean of v v' over the data and a ridge,
-    v' M^-1 v is large where the data are rare (Lasserre and Pauwels, arXiv 1810.08480); its mean over the data is the length of v.
-    """
+    Inputs are standardised and turned to their principal directions w, each divided by its standard deviation; of more
+    than LINEAR the first ones are kept. v holds 1, all w, and the products of the first QUADRATIC. With M the mean of v
+    v' over the data and a ridge, v' M^-1 v is large where the data are rare (Lasserre and Pauwels, arXiv 1810.08480);
+    its mean over the data is the length of v."""
     x = inputs.detach().double()
     x = x if x.is_meta else x.cpu()  # drawn only, for the shapes
     mean, std = x.mean(0), x.std(0, unbiased=False)
@@ -160,7 +165,8 @@ def _monomials(w: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 @_measure("density")
 def density(model: Any, tree: Tree, prediction: Prediction, observations: Tensor, actions: Tensor) -> Tensor:
-    """log(1 + v' M^-1 v / length of v) of `fit_density`, without unit: about 0.7 where data are common, log of squared distance far off.
+    """log(1 + v' M^-1 v / length of v) of `fit_density`, without unit: about 0.7 where data are common, log of squared
+    distance far off.
 
     It asks nothing of the model: only whether a pair (s, a) is like the data's (OGSRL, arXiv 2505.16242).
     """

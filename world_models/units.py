@@ -1,4 +1,6 @@
-"""Between a model's units and the environment's: observations that were normalised, actions scaled to [-1, 1], rewards transformed."""
+"""Between a model's units and the environment's: observations that were normalised, actions scaled to [-1, 1], rewards
+transformed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ class Units:
 
     def __init__(self, spec: DataSpec, device: torch.device | str = "cpu") -> None:
         if spec.reward_scale == 0.0:
-            raise UserError(f"the model of {spec.name} was trained with rewards multiplied by 0 and knows nothing of the environment's")
+            raise UserError(
+                f"the model of {spec.name} was trained with rewards multiplied by 0 and knows nothing of the "
+                "environment's"
+            )
         self.spec, self.device = spec, torch.device(device)
         self.normalised = spec.observation_mean is not None
         self.mean, self.std = (np.asarray(x or (), np.float32) for x in (spec.observation_mean, spec.observation_std))
@@ -38,7 +43,8 @@ class Units:
         return flat.reshape(len(flat), *self.spec.observation_shape)
 
     def actions(self, raw: np.ndarray, count: int) -> Tensor:
-        """Actions in the environment's range [B, A], cut off at its ends, as the model takes them: [-1, 1]; or choices [B] as they are.
+        """Actions in the environment's range [B, A], cut off at its ends, as the model takes them: [-1, 1]; or choices
+        [B] as they are.
 
         Raises UserError for another shape, what is not finite, or a choice that there is not.
         """
@@ -51,7 +57,10 @@ class Units:
         if spec.discrete:
             if ((values < 0) | (values >= spec.num_actions)).any():
                 last_choice = spec.num_actions - 1
-                raise UserError(f"actions {values.min()} to {values.max()}; those of the model of {spec.name} are 0 to {last_choice}")
+                raise UserError(
+                    f"actions {values.min()} to {values.max()}; those of the model of {spec.name} are 0 to "
+                    f"{last_choice}"
+                )
             return torch.from_numpy(values.astype(np.int64)).to(self.device)
         span = np.where(self.high > self.low, self.high - self.low, 1.0).astype(np.float32)
         scaled = np.where(self.high > self.low, np.clip(2.0 * (values - self.low) / span - 1.0, -1.0, 1.0), 0.0)

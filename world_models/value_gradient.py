@@ -1,8 +1,9 @@
-"""The effect of each entry of a next observation on the values of a trained agent: the weights of a model's errors in VaGraM.
+"""The effect of each entry of a next observation on the values of a trained agent: the weights of a model's errors in
+VaGraM.
 
-"Value Gradient weighted Model-Based Reinforcement Learning" (Voelcker et al., 2022, arXiv 2204.01464): to first order an error e of the
-next observation changes the value by grad V(s') e, and the bound that is made small weighs each squared error with the squared slope.
-"""
+"Value Gradient weighted Model-Based Reinforcement Learning" (Voelcker et al., 2022, arXiv 2204.01464): to first order
+an error e of the next observation changes the value by grad V(s') e, and the bound that is made small weighs each
+squared error with the squared slope."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def check_values(run: Pretrained) -> None:
 def slopes(algorithm: Algorithm, state: TrainState, observations: Tensor) -> Tensor:
     """The gradient of V(s) = Q(s, pi(s)) of each critic at observations [B, O] in the agent's own units: [E, B, O].
 
-    pi is the greedy policy, through which the gradient goes as well. One critic, E = 1, for an algorithm that has its own idea of a value.
-    """
+    pi is the greedy policy, through which the gradient goes as well. One critic, E = 1, for an algorithm that has its
+    own idea of a value."""
 
     actor = algorithm.actor(state)
 
@@ -60,7 +61,9 @@ def slopes(algorithm: Algorithm, state: TrainState, observations: Tensor) -> Ten
 
 
 def squares(values: Pretrained, dataset: Dataset, rows: Tensor) -> Tensor:
-    """The squared gradients at the next observations of `rows`, the mean over critics and replicas, in the units of `dataset`: [R, O]."""
+    """The squared gradients at the next observations of `rows`, the mean over critics and replicas, in the units of
+    `dataset`: [R, O].
+    """
     trained_spec, data_spec = values.algorithm.spec, dataset.spec
     device, width = rows.device, data_spec.observation_dim
 
@@ -83,12 +86,15 @@ def squares(values: Pretrained, dataset: Dataset, rows: Tensor) -> Tensor:
 def weights(values: Pretrained, dataset: Dataset, rows: Tensor, quantile: float = 0.95) -> Tensor:
     """The factors of the squared errors at `rows`: [R, O + 1] float32.
 
-    The reward's, the last, is 1. Of the next observation they are the squared slopes of the value, of mean 1 over the data's rows and
-    dimensions. quantile: gradients longer than this quantile of their lengths are shortened to it; 1: none.
+    The reward's, the last, is 1. Of the next observation they are the squared slopes of the value, of mean 1 over the
+    data's rows and dimensions. quantile: gradients longer than this quantile of their lengths are shortened to it; 1:
+    none.
     Raises UserError for values that say nothing.
     """
     known_rows = torch.nonzero(dataset.columns["successor_known"]).squeeze(-1)
-    sampled_rows = known_rows[torch.linspace(0, len(known_rows) - 1, min(len(known_rows), MEASURED), device=known_rows.device).long()]
+    sampled_rows = known_rows[
+        torch.linspace(0, len(known_rows) - 1, min(len(known_rows), MEASURED), device=known_rows.device).long()
+    ]
     sample = squares(values, dataset, sampled_rows)
     limit = sample.sum(-1).quantile(quantile) if quantile < 1.0 else sample.new_tensor(torch.inf)
 

@@ -1,5 +1,5 @@
-"""ACT: "Learning Fine-Grained Bimanual Manipulation with Low-Cost Hardware" (Zhao et al., 2023, arXiv 2304.13705), for observations that
-are vectors."""
+"""ACT: "Learning Fine-Grained Bimanual Manipulation with Low-Cost Hardware" (Zhao et al., 2023, arXiv 2304.13705), for
+observations that are vectors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from offrl.settings.field import setting
 
 @dataclass
 class ACTConfig:
-    """Settings of ACT; the defaults suit a CPU. Published: length 100, width 512, 8 heads, feed_forward 3200, layers 4, batch_size 8 and
-    learning_rate 1e-5, for images."""
+    """Settings of ACT; the defaults suit a CPU. Published: length 100, width 512, 8 heads, feed_forward 3200, layers 4,
+    batch_size 8 and learning_rate 1e-5, for images."""
 
     name: str = "act"
     learning_rate: float = setting(1e-4, "AdamW's learning rate", low=0.0)
@@ -34,7 +34,9 @@ class ACTConfig:
     length: int = length_field(20)
     execute: int = execute_field()
     ensemble: float | None = ensemble_field()
-    kl_weight: float = setting(10.0, "weight of the posterior's divergence from the prior, beside the error of an action", low=0.0)
+    kl_weight: float = setting(
+        10.0, "weight of the posterior's divergence from the prior, beside the error of an action", low=0.0
+    )
     latent: int = setting(32, "numbers in the latent, which is 0 when it acts", low=1)
     width: int = setting(128, "width of the transformers", low=1)
     heads: int = setting(4, "their attention heads", low=1)
@@ -46,7 +48,8 @@ class ACTConfig:
 
 @register("algo", "act")
 class ACT(Algorithm):
-    """A variational autoencoder of chunks: the latent takes up what differs between demonstrations, and at 0 the policy is of one style.
+    """A variational autoencoder of chunks: the latent takes up what differs between demonstrations, and at 0 the policy
+    is of one style.
 
     The posterior, which training alone needs, is a part of module "actor": one loss trains both.
     """
@@ -58,7 +61,9 @@ class ACT(Algorithm):
         c, s = self.config, self.spec
         if c.width % c.heads:
             width = c.heads * max(1, c.width // c.heads)
-            raise UserError(f"algo.width={c.width} is no multiple of algo.heads={c.heads}: take algo.width={width}, or other heads")
+            raise UserError(
+                f"algo.width={c.width} is no multiple of algo.heads={c.heads}: take algo.width={width}, or other heads"
+            )
         sizes = (c.length, c.latent, c.width, c.heads, c.feed_forward, c.layers, c.decoder_layers)
         return {"actor": ChunkAutoencoder(s.observation_dim, s.action_dim, *sizes, dropout=c.dropout)}
 
@@ -69,10 +74,14 @@ class ACT(Algorithm):
         return Adam(self.config.learning_rate, weight_decay=self.config.weight_decay)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E |a - pi(s, z)| + kl_weight E KL(q(z|s, a) | N(0, 1)), z ~ q (algorithm 1): the mean of steps that there are, the sum over z."""
+        """E |a - pi(s, z)| + kl_weight E KL(q(z|s, a) | N(0, 1)), z ~ q (algorithm 1): the mean of steps that there
+        are, the sum over z.
+        """
         actions, valid = batch["actions"], batch[VALID]
         chunk, mean, log_variance = self.apply("actor", actor, batch["observations"], None, actions, valid, key)
-        error = torch.where(valid.unsqueeze(-1), (actions - chunk).abs(), 0.0).sum() / (valid.sum() * self.spec.action_dim)
+        error = torch.where(valid.unsqueeze(-1), (actions - chunk).abs(), 0.0).sum() / (
+            valid.sum() * self.spec.action_dim
+        )
         divergence = -0.5 * (1.0 + log_variance - mean.square() - log_variance.exp()).sum(-1).mean()
         loss = error + self.config.kl_weight * divergence
         return loss, {"actor/loss": loss, "actor/error": error, "actor/divergence": divergence}

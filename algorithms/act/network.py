@@ -1,5 +1,5 @@
-"""ACT's network for observations that are vectors (arXiv 2304.13705, appendix C). Shapes in comments: B batch, k actions in a chunk,
-T and S tokens, W width, H heads, L numbers in a latent."""
+"""ACT's network for observations that are vectors (arXiv 2304.13705, appendix C). Shapes in comments: B batch, k
+actions in a chunk, T and S tokens, W width, H heads, L numbers in a latent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from offrl.nn.transformer import Norm, attend, drop
 
 
 def waves(count: int, width: int, device: torch.device) -> Tensor:
-    """Positions 0 to count - 1 as [count, W]: sines in even places, cosines of the same wavelength in the odd ones ("Attention Is All You
-    Need", arXiv 1706.03762, section 3.5)."""
+    """Positions 0 to count - 1 as [count, W]: sines in even places, cosines of the same wavelength in the odd ones
+    ("Attention Is All You Need", arXiv 1706.03762, section 3.5)."""
     pair = torch.arange(width, device=device) // 2
     angle = torch.arange(count, device=device).unsqueeze(-1) * torch.exp(-math.log(10_000.0) * 2.0 * pair / width)
     return torch.where(torch.arange(width, device=device) % 2 == 0, angle.sin(), angle.cos())
@@ -33,14 +33,20 @@ class HeadsAttention(nn.Module):
         self.k = nn.Parameter(torch.empty(width, width))  # a bias of keys would not change what the softmax gives
         initialise(self.k.data, None, "xavier")
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rate: float, key: Tensor | None) -> Tensor:
-        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for y in (self.q(x), F.linear(keys, self.k), self.v(values)))
+    def forward(
+        self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rate: float, key: Tensor | None
+    ) -> Tensor:
+        q, k, v = (
+            y.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+            for y in (self.q(x), F.linear(keys, self.k), self.v(values))
+        )
         return self.out(attend(q, k, v, mask, rate, key).transpose(-2, -3).flatten(-2))
 
 
 class PlacedLayer(nn.Module):
-    """A post-norm layer of DETR (arXiv 2005.12872): places are added to queries and keys, not to values, in every layer. Attention of the
-    tokens to one another; in a decoder, to others; an MLP (ReLU). Each is added to its input, and the sum is normalised."""
+    """A post-norm layer of DETR (arXiv 2005.12872): places are added to queries and keys, not to values, in every
+    layer. Attention of the tokens to one another; in a decoder, to others; an MLP (ReLU). Each is added to its input,
+    and the sum is normalised."""
 
     def __init__(self, width: int, heads: int, feed_forward: int, dropout: float, *, own: bool, decodes: bool) -> None:
         """own: its tokens attend to one another. decodes: they attend to others."""
@@ -50,13 +56,23 @@ class PlacedLayer(nn.Module):
         self.own_norm = Norm(width) if own else None
         self.other = HeadsAttention(width, heads) if decodes else None
         self.other_norm = Norm(width) if decodes else None
-        self.up, self.down, self.norm = Linear(width, feed_forward, "xavier"), Linear(feed_forward, width, "xavier"), Norm(width)
+        self.up, self.down, self.norm = (
+            Linear(width, feed_forward, "xavier"),
+            Linear(feed_forward, width, "xavier"),
+            Norm(width),
+        )
 
     def forward(
-        self, x: Tensor, places: Tensor, mask: Tensor | None, key: Tensor | None, other: Tensor | None = None, other_places: Any = 0.0
+        self,
+        x: Tensor,
+        places: Tensor,
+        mask: Tensor | None,
+        key: Tensor | None,
+        other: Tensor | None = None,
+        other_places: Any = 0.0,
     ) -> Tensor:
-        """x [B, T, W], places [T, W], mask bool [B, 1, 1, T]: tokens that are no padding -> [B, T, W]. other [B, S, W], other_places
-        [S, W]."""
+        """x [B, T, W], places [T, W], mask bool [B, 1, 1, T]: tokens that are no padding -> [B, T, W]. other [B, S, W],
+        other_places [S, W]."""
         own_key, other_key = (None, None) if key is None else rng.split(key, 2)
         if self.own is not None and self.own_norm is not None:
             placed = x + places
@@ -71,15 +87,25 @@ class PlacedLayer(nn.Module):
 class ChunkAutoencoder(nn.Module):
     """Chunks of actions given an observation, and in training a latent of the chunk itself.
 
-    The posterior reads a learnt token, the observation and the chunk, with places as `waves`. The encoder reads the latent and the
-    observation, with learnt places. The decoder's tokens have k learnt places and attend to the encoder's. In the code they begin as zeros,
-    whose attention to one another gives one vector for all of them in the first layer: here it is a parameter.
+    The posterior reads a learnt token, the observation and the chunk, with places as `waves`. The encoder reads the
+    latent and the observation, with learnt places. The decoder's tokens have k learnt places and attend to the
+    encoder's. In the code they begin as zeros, whose attention to one another gives one vector for all of them in the
+    first layer: here it is a parameter.
     """
 
     def __init__(
-        self, obs_dim: int, action_dim: int, length: int, latent: int, width: int, heads: int, feed_forward: int, layers: int,
-        decoder_layers: int, dropout: float,
-    ) -> None:  # fmt: skip
+        self,
+        obs_dim: int,
+        action_dim: int,
+        length: int,
+        latent: int,
+        width: int,
+        heads: int,
+        feed_forward: int,
+        layers: int,
+        decoder_layers: int,
+        dropout: float,
+    ) -> None:
         super().__init__()
 
         def stacked(count: int, decodes: bool) -> nn.ModuleList:
@@ -88,7 +114,11 @@ class ChunkAutoencoder(nn.Module):
 
         self.latent = latent
         self.first = nn.Parameter(torch.randn(width))
-        self.read_observation, self.read_action, self.spread = Linear(obs_dim, width), Linear(action_dim, width), Linear(width, 2 * latent)
+        self.read_observation, self.read_action, self.spread = (
+            Linear(obs_dim, width),
+            Linear(action_dim, width),
+            Linear(width, 2 * latent),
+        )
         self.posterior = stacked(layers, False)
         self.observation, self.code = Linear(obs_dim, width), Linear(latent, width)
         self.input_places, self.places = nn.Parameter(torch.randn(2, width)), nn.Parameter(torch.randn(length, width))
@@ -104,8 +134,9 @@ class ChunkAutoencoder(nn.Module):
         valid: Tensor | None = None,
         key: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Chunks [B, k, A], and mean and log variance [B, L] of the latent: of its posterior given actions [B, k, A], of which `valid` bool
-        [B, k] are no padding. Without them the latent [B, L] itself, by default 0. With a key there is dropout, and a latent is drawn."""
+        """Chunks [B, k, A], and mean and log variance [B, L] of the latent: of its posterior given actions [B, k, A],
+        of which `valid` bool [B, k] are no padding. Without them the latent [B, L] itself, by default 0. With a key
+        there is dropout, and a latent is drawn."""
         keys: Any = (None,) * 4 if key is None else rng.split(key, 4)
         if actions is None or valid is None:
             mean = observations.new_zeros(observations.shape[0], self.latent) if latent is None else latent
@@ -132,7 +163,9 @@ class ChunkAutoencoder(nn.Module):
         return self.head(self.norm(through(self.decoder, x, self.places, None, decoder_key, memory, self.input_places)))
 
 
-def through(layers: nn.ModuleList, x: Tensor, places: Tensor, mask: Tensor | None, key: Tensor | None, *other: Tensor) -> Tensor:
+def through(
+    layers: nn.ModuleList, x: Tensor, places: Tensor, mask: Tensor | None, key: Tensor | None, *other: Tensor
+) -> Tensor:
     """x [B, T, W] after all layers, each with its own dropout."""
     for i, layer in enumerate(layers):
         x = cast(PlacedLayer, layer)(x, places, mask, None if key is None else rng.fold_in(key, i), *other)

@@ -1,4 +1,6 @@
-"""Advantages of the data's actions over what a reference policy earns, worked out once before training, and turns drawn by them."""
+"""Advantages of the data's actions over what a reference policy earns, worked out once before training, and turns drawn
+by them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class AdvantageSampler:
-    """`UtteranceSampler` with a column "weight" [B]: max(0, R - V_ref(state)), or max(0, R). Turns are drawn in proportion to it."""
+    """`UtteranceSampler` with a column "weight" [B]: max(0, R - V_ref(state)), or max(0, R). Turns are drawn in
+    proportion to it.
+    """
 
     inner: UtteranceSampler
     algorithm: ALoL
@@ -52,7 +56,9 @@ class AdvantageSampler:
         share = float((weight > 0.0).float().mean())
         if not share:
             cure = "rewards must be above 0 (dataset.reward_shift)" if by_reward else "all rewards seem to be the same"
-            raise UserError(f"{dataset.spec.name}: no action has a {'reward' if by_reward else 'advantage'} above 0: {cure}")
+            raise UserError(
+                f"{dataset.spec.name}: no action has a {'reward' if by_reward else 'advantage'} above 0: {cure}"
+            )
         quantity = "reward" if by_reward else "advantage"
         self.algorithm.runtime.notes = [
             *self.algorithm.runtime.notes,
@@ -64,7 +70,10 @@ class AdvantageSampler:
         rows = dataset.row_weights()[source.columns[ROW].cpu()].numpy()
         indices = np.flatnonzero(weight.cpu().numpy() * rows > 0.0)
         if not len(indices):
-            raise UserError(f"{dataset.spec.name}: no action that is worth learning has a weight above 0: take another dataset.weighting")
+            raise UserError(
+                f"{dataset.spec.name}: no action that is worth learning has a weight above 0: take another "
+                "dataset.weighting"
+            )
         threshold, alias = alias_table((weight.cpu().numpy().astype(np.float64) * rows)[indices])
         tables = (threshold, alias, indices, np.ones_like(indices))
         weighted = Episodes(*(torch.from_numpy(x).to(weight.device) for x in tables))
@@ -77,9 +86,10 @@ class AdvantageSampler:
 def reference_values(algorithm: ALoL, source: UtteranceSource, credits: Tensor) -> Tensor:
     """V_ref [I] at the states of the data's turns: a head on the reference policy's state at the end of the prompt.
 
-    It is fitted to the rewards of the reference in episodes it plays (the paper: on validation prompts, scored by a reward function), or,
-    where there is no environment, to those of the data's actions: the values of the authors of the data, whom the reference imitates.
-    The result is kept on disk, so that a run that continues learns from the same numbers.
+    It is fitted to the rewards of the reference in episodes it plays (the paper: on validation prompts, scored by a
+    reward function), or, where there is no environment, to those of the data's actions: the values of the authors of
+    the data, whom the reference imitates. The result is kept on disk, so that a run that continues learns from the same
+    numbers.
     """
     c, task = algorithm.config, algorithm.plays
     digest = hashlib.sha256(f"1 {algorithm.spec.name} {task} {_identity(c)}".encode())
@@ -98,7 +108,10 @@ def reference_values(algorithm: ALoL, source: UtteranceSource, credits: Tensor) 
         chunks = [{k: v[i : i + PART] for k, v in batch.items()} for i in range(0, len(batch[IDS]), PART)]
         states = torch.cat([_read(algorithm, state, chunk) for chunk in chunks])
         targets = batch[RETURN if c.credit == "return" else REWARD]
-        note = f"{c.values_episodes:,} episodes of the reference policy, which earned {float(targets.mean()):.4g} on average"
+        note = (
+            f"{c.values_episodes:,} episodes of the reference policy, which earned {float(targets.mean()):.4g} "
+            "on average"
+        )
     values, error, constant = fit(states, targets, data_states, c.value_layers, c.values_steps, c.values_learning_rate)
     note = f"the reference's values are fitted to {note}; mean squared error {error:.4g}, of a constant {constant:.4g}"
     algorithm.runtime.notes = [*algorithm.runtime.notes, note]
@@ -109,8 +122,25 @@ def reference_values(algorithm: ALoL, source: UtteranceSource, credits: Tensor) 
 
 
 def _identity(config: Any) -> str:
-    names = ("lm", "lm_id", "policy_id", "start", "history", "length", "credit", "discount", "append_end", "action_tokens", "value_layers",
-             "sampling_temperature", "legal", "vocabulary", "values_episodes", "values_steps", "values_learning_rate")  # fmt: skip
+    names = (
+        "lm",
+        "lm_id",
+        "policy_id",
+        "start",
+        "history",
+        "length",
+        "credit",
+        "discount",
+        "append_end",
+        "action_tokens",
+        "value_layers",
+        "sampling_temperature",
+        "legal",
+        "vocabulary",
+        "values_episodes",
+        "values_steps",
+        "values_learning_rate",
+    )
     return str([getattr(config, name) for name in names])
 
 
@@ -122,8 +152,11 @@ def _read(algorithm: ALoL, state: TrainState, batch: Batch) -> Tensor:
     return hidden[torch.arange(len(hidden), device=hidden.device), first_of(batch) - 1].float()
 
 
-def fit(x: Tensor, y: Tensor, queries: Tensor, layers: int, steps: int, learning_rate: float) -> tuple[Tensor, float, float]:
-    """(values [I] at states `at` [I, D], mean squared error, that of a constant) of a head fitted to targets y [n] of states x [n, D].
+def fit(
+    x: Tensor, y: Tensor, queries: Tensor, layers: int, steps: int, learning_rate: float
+) -> tuple[Tensor, float, float]:
+    """(values [I] at states `at` [I, D], mean squared error, that of a constant) of a head fitted to targets y [n] of
+    states x [n, D].
 
     A tenth is held out; of the heads evaluated on it, the constant among them, the one of least error is returned.
     """

@@ -1,4 +1,6 @@
-"""A-LoL: "Leftover Lunch: Advantage-based Offline Reinforcement Learning for Language Models" (Baheti et al., 2023, arXiv 2305.14718)."""
+"""A-LoL: "Leftover Lunch: Advantage-based Offline Reinforcement Learning for Language Models" (Baheti et al., 2023,
+arXiv 2305.14718).
+"""
 
 from __future__ import annotations
 
@@ -37,44 +39,53 @@ class ALoLConfig(UtteranceSettings):
     name: str = "alol"
     start: str = setting(
         "cloned",
-        "the reference policy, which the actor begins with: a cloned policy (algo.policy), or the language model as it is",
+        "the reference policy, which the actor begins with: a cloned policy (algo.policy), or the language model as it "
+        "is",
         choices=("cloned", "language_model"),
     )
     variant: str = setting(
         "a_lol",
-        "how the ratio of the actor's probability to the reference's weighs an action: that of the whole action (a_lol), of each token "
-        "(a_lol_seq), not at all (ref_free), by a penalty on its logarithm (kl); r_lol: as a_lol, with rewards in place of advantages",
+        "how the ratio of the actor's probability to the reference's weighs an action: that of the whole action "
+        "(a_lol), of each token "
+        "(a_lol_seq), not at all (ref_free), by a penalty on its logarithm (kl); r_lol: as a_lol, with rewards in "
+        "place of advantages",
         choices=VARIANTS,
     )
     clip: float = setting(0.9, "ratios are kept within 1 - clip and 1 + clip", low=0.0)
     kl_weight: float = setting(0.1, "variant=kl: weight of the penalty", low=0.0)
     credit: str = setting(
-        "return", "what an action earned: its turn's reward, or the rewards from there to the episode's end", choices=("reward", "return")
+        "return",
+        "what an action earned: its turn's reward, or the rewards from there to the episode's end",
+        choices=("reward", "return"),
     )
     discount: float = setting(1.0, "of these rewards, for each turn", low=0.0, high=1.0)
     sampling: str = setting(
-        "advantage", "actions are drawn in proportion to their advantage, as in the paper, or as the data's weights say",
+        "advantage",
+        "actions are drawn in proportion to their advantage, as in the paper, or as the data's weights say",
         choices=("advantage", "uniform"),
-    )  # fmt: skip
+    )
     values_from: str = setting(
         "auto",
-        "what values are fitted to: episodes that the reference plays, or the data's rewards; auto: episodes if an environment is there",
+        "what values are fitted to: episodes that the reference plays, or the data's rewards; auto: episodes if an "
+        "environment is there",
         choices=("auto", "rollouts", "data"),
     )
     values_episodes: int = setting(512, "episodes that the reference plays for it", low=1)
     values_steps: int = setting(1_000, "updates of the values", low=1)
     values_learning_rate: float = setting(1e-3, "Adam's learning rate of the values", low=0.0)
-    value_layers: int = setting(2, "layers of the values' head, on the reference's state at the end of the prompt", low=1)
+    value_layers: int = setting(
+        2, "layers of the values' head, on the reference's state at the end of the prompt", low=1
+    )
     parallel: int = setting(32, "episodes that are played side by side", low=1, high=PROMPTS)
 
 
 @register("algo", "alol")
 class ALoL(TextAlgorithm):
-    """Minimise the mean of -A rho log pi(y|x), A = max(0, R - V_ref(x)), rho = clip(pi / pi_ref) without gradient, over actions y drawn in
-    proportion to A (arXiv 2305.14718, equations 4 to 8).
+    """Minimise the mean of -A rho log pi(y|x), A = max(0, R - V_ref(x)), rho = clip(pi / pi_ref) without gradient, over
+    actions y drawn in proportion to A (arXiv 2305.14718, equations 4 to 8).
 
-    log pi(y|x) is the sum over the tokens of y, not their mean: so the authors' later code, which notes that the sum is always better.
-    """
+    log pi(y|x) is the sum over the tokens of y, not their mean: so the authors' later code, which notes that the sum is
+    always better."""
 
     Config = ALoLConfig
 
@@ -82,7 +93,9 @@ class ALoL(TextAlgorithm):
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """The config with its learning rates. Raises UserError for a reference that was never trained."""
         if config.lm == SCRATCH and config.start != "cloned":
-            raise UserError(f"algo.start={config.start}: algo.lm=scratch is no policy to stay close to; take algo.start=cloned")
+            raise UserError(
+                f"algo.start={config.start}: algo.lm=scratch is no policy to stay close to; take algo.start=cloned"
+            )
         return with_rates(super().fit_config(config, dataset, grid), {"actor_learning_rate": (2e-5, 3e-4)})
 
     def modules(self) -> dict[str, nn.Module]:
@@ -101,11 +114,15 @@ class ALoL(TextAlgorithm):
 
     @property
     def plays(self) -> Any:
-        """The task that the reference plays, or None where its values are fitted to the data. Raises UserError where there is none."""
+        """The task that the reference plays, or None where its values are fitted to the data. Raises UserError where
+        there is none.
+        """
         c = self.config
         task = None if c.values_from == "data" else resolve_task(self.spec.task, EvalConfig())
         if task is None and c.values_from == "rollouts":
-            raise UserError(f"algo.values_from=rollouts: {self.spec.name} names no environment; take algo.values_from=data")
+            raise UserError(
+                f"algo.values_from=rollouts: {self.spec.name} names no environment; take algo.values_from=data"
+            )
         return task
 
     def reference_log_probs(self, policy: Params, batch: Batch) -> Tensor:
@@ -118,8 +135,8 @@ class ALoL(TextAlgorithm):
             return token_log_probs(reference.logits, reference.hidden(batch[IDS]), batch)
 
     def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """-E A rho log pi(y|x), rho = clip(pi(y|x) / pi_ref(y|x), 1 - eps, 1 + eps) without gradient (equation 4); variants: rho of each
-        token (a_lol_seq), rho = 1 (ref_free), and rho = 1 with + lambda log(pi / pi_ref) (kl)."""
+        """-E A rho log pi(y|x), rho = clip(pi(y|x) / pi_ref(y|x), 1 - eps, 1 + eps) without gradient (equation 4);
+        variants: rho of each token (a_lol_seq), rho = 1 (ref_free), and rho = 1 with + lambda log(pi / pi_ref) (kl)."""
         c, row_weight, weight = self.config, batch[EACH], batch[WEIGHT]
         tokens = self.log_probs(policy, batch)
         log_prob = tokens.sum(-1)

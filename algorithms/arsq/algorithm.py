@@ -1,4 +1,6 @@
-"""ARSQ: "Learning from Suboptimal Data in Continuous Control via Auto-Regressive Soft Q-Network" (Liu et al., 2025, arXiv 2502.00288)."""
+"""ARSQ: "Learning from Suboptimal Data in Continuous Control via Auto-Regressive Soft Q-Network" (Liu et al., 2025,
+arXiv 2502.00288).
+"""
 
 from __future__ import annotations
 
@@ -25,33 +27,52 @@ MOST = 4096  # outputs of the network that values digits
 
 @dataclass
 class ARSQConfig:
-    """Settings of ARSQ; the defaults are those of its authors' code for D4RL's locomotion tasks, and bc_weight that of hopper-medium."""
+    """Settings of ARSQ; the defaults are those of its authors' code for D4RL's locomotion tasks, and bc_weight that of
+    hopper-medium.
+    """
 
     name: str = "arsq"
     learning_rate: float = setting(3e-4, "Adam's learning rate", low=0.0)
-    batch_size: int = setting(512, "transitions in a batch; half of them demonstrations where demo_share is below 1", low=2)
+    batch_size: int = setting(
+        512, "transitions in a batch; half of them demonstrations where demo_share is below 1", low=2
+    )
     discount: float = setting(0.99, "discount factor", low=0.0, high=1.0)
-    polyak: float = setting(0.005, "share of the online parameters that enters the targets at each update", low=0.0, high=1.0)
+    polyak: float = setting(
+        0.005, "share of the online parameters that enters the targets at each update", low=0.0, high=1.0
+    )
     hidden: list[int] = setting([512, 512, 512], "widths of the hidden layers", low=1)
     n_step: int = setting(
-        1, "targets sum the rewards of so many steps of the data before they bootstrap; fewer where an episode ends", low=1
+        1,
+        "targets sum the rewards of so many steps of the data before they bootstrap; fewer where an episode ends",
+        low=1,
     )
     levels: int = setting(1, "levels of digits, each of which cuts the intervals of the one before (hopper: 2)", low=1)
     bins: int = setting(41, "values of a digit: intervals that each level cuts into (hopper: 7)", low=2)
     entropy_weight: float = setting(
-        0.01, "temperature of the policy softmax(advantage / this), in the units of the rewards; V is the soft maximum of Q", low=1e-6
+        0.01,
+        "temperature of the policy softmax(advantage / this), in the units of the rewards; V is the soft maximum of Q",
+        low=1e-6,
     )
     imitation: str = setting(
         "cql",
-        "cql: the logsumexp of the other digits' advantages above the demonstration's; margin: the mean of their differences from it",
+        "cql: the logsumexp of the other digits' advantages above the demonstration's; margin: the mean of their "
+        "differences from it",
         choices=("cql", "margin"),
     )
     bc_weight: float = setting(0.5, "weight of imitation", low=0.0)
-    floor: float = setting(-1.0, "imitation asks no more of a digit once its term is below this, in the units of the rewards")
-    demo_share: float = setting(
-        1.0, "share of the episodes, the best by return, that are imitated; 1: all the data", low=0.0, high=1.0, shared=True
+    floor: float = setting(
+        -1.0, "imitation asks no more of a digit once its term is below this, in the units of the rewards"
     )
-    independent: bool = setting(False, "digits do not see those before them (an ablation: the advantage is a sum over dimensions)")
+    demo_share: float = setting(
+        1.0,
+        "share of the episodes, the best by return, that are imitated; 1: all the data",
+        low=0.0,
+        high=1.0,
+        shared=True,
+    )
+    independent: bool = setting(
+        False, "digits do not see those before them (an ablation: the advantage is a sum over dimensions)"
+    )
 
 
 class DigitValues(NamedTuple):
@@ -67,13 +88,16 @@ class DigitValues(NamedTuple):
 class ARSQ(Algorithm):
     """Q(s, a) = V(s) + sum_p A_p(s, a_<p, a_p): digits of the action, each valued after those before it.
 
-    A / alpha are log-probabilities, so that V is the soft maximum of Q by construction: no action is searched, nor sampled from an actor.
+    A / alpha are log-probabilities, so that V is the soft maximum of Q by construction: no action is searched, nor
+    sampled from an actor.
 
     Module "critic": two copies of V and of the network of A; targets take the smaller V, acting the smaller A.
     """
 
     Config = ARSQConfig
-    traits = Traits(targets=("critic",), policy_modules=("critic",), critic_modules=("critic",), actions=("continuous",))
+    traits = Traits(
+        targets=("critic",), policy_modules=("critic",), critic_modules=("critic",), actions=("continuous",)
+    )
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -81,7 +105,8 @@ class ARSQ(Algorithm):
         outputs = self.digits.positions * c.bins
         if outputs > MOST:
             raise UserError(
-                f"algo.levels={c.levels} x {s.action_dim} action dimensions x algo.bins={c.bins} are {outputs:,} outputs, of at most "
+                f"algo.levels={c.levels} x {s.action_dim} action dimensions x algo.bins={c.bins} are {outputs:,} "
+                "outputs, of at most "
                 f"{MOST:,}; take fewer bins and more levels"
             )
         return {"critic": PositionValues(s.observation_dim, s.action_dim, c.hidden, self.digits.positions, c.bins)}
@@ -105,8 +130,8 @@ class ARSQ(Algorithm):
         return DigitValues(advantages, own, others, self.apply("critic", critic, "value", observations) + own.sum(1))
 
     def imitation(self, values: DigitValues) -> Tensor:
-        """c [2, B], over the digits j that are not the action's own. cql: sum_p max(log sum_j exp(A_pj) - A_p,own, floor); margin: sum_p of
-        the mean over j of max(A_pj - A_p,own, floor)."""
+        """c [2, B], over the digits j that are not the action's own. cql: sum_p max(log sum_j exp(A_pj) - A_p,own,
+        floor); margin: sum_p of the mean over j of max(A_pj - A_p,own, floor)."""
         c, gap = self.config, values.advantages - values.own.unsqueeze(-1)
         if c.imitation == "cql":
             return gap.masked_fill(~values.others, -torch.inf).logsumexp(-1).clamp(min=c.floor).sum(1)
@@ -140,7 +165,9 @@ class ARSQ(Algorithm):
 
 
 class DigitActor(Actor):
-    """Chooses digit after digit: the one of the largest advantage, by the smaller of the two copies, or with `explore` a draw by it."""
+    """Chooses digit after digit: the one of the largest advantage, by the smaller of the two copies, or with `explore`
+    a draw by it.
+    """
 
     algorithm: ARSQ
 

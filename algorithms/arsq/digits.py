@@ -1,4 +1,6 @@
-"""Actions as digits, coarse to fine: at each level every dimension's interval is cut into as many equal ones, and the digit says which."""
+"""Actions as digits, coarse to fine: at each level every dimension's interval is cut into as many equal ones, and the
+digit says which.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from torch import Tensor
 class Digits:
     """Actions [B, A] in [-1, 1] as P = levels * A digits below `bins`. Position p = level * A + dimension.
 
-    What is known of an action after some of its digits is a point: the middle of each dimension's interval, at first 0. A whole number of
-    digits decodes to such a point, so that the ends of the range are not reached (41 bins of one level: +-0.976).
+    What is known of an action after some of its digits is a point: the middle of each dimension's interval, at first 0.
+    A whole number of digits decodes to such a point, so that the ends of the range are not reached (41 bins of one
+    level: +-0.976).
     """
 
     levels: int

@@ -1,5 +1,5 @@
-"""BREEZE, behaviour-regularised zero-shot RL with expressive networks (NeurIPS 2025): a forward-backward representation whose actions stay
-those of the data. Details as in the authors' code; differences are listed in docs/zero-shot.md."""
+"""BREEZE, behaviour-regularised zero-shot RL with expressive networks (NeurIPS 2025): a forward-backward representation
+whose actions stay those of the data. Details as in the authors' code; differences are listed in docs/zero-shot.md."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ SCHEDULE = "vp"
 
 @register("algo", "breeze")
 class Breeze(ZeroShot):
-    """FB whose policy is a diffusion model that clones the data's actions, weighted by their advantage, and whose Q also obeys the Bellman
-    equation of the reward that z stands for, with V an expectile of Q over the data's actions."""
+    """FB whose policy is a diffusion model that clones the data's actions, weighted by their advantage, and whose Q
+    also obeys the Bellman equation of the reward that z stands for, with V an expectile of Q over the data's
+    actions."""
 
     Config = BreezeConfig
 
@@ -39,7 +40,9 @@ class Breeze(ZeroShot):
                 AttentiveBackward(obs, z, c.width, c.layers, c.feed_forward),
             )
             if c.attention
-            else Representation(Forward(obs, actions, z, c.inputs_hidden, c.hidden), Backward(obs, z, c.backward_hidden))
+            else Representation(
+                Forward(obs, actions, z, c.inputs_hidden, c.hidden), Backward(obs, z, c.backward_hidden)
+            )
         )
         return {
             "actor": Denoiser(obs + z, actions, c.actor_hidden, c.embedding // 2 * 2, learned=True),
@@ -64,7 +67,9 @@ class Breeze(ZeroShot):
 
     # ---- actions
 
-    def draw(self, actor: Params, observations: Tensor, z: Tensor, count: int, key: Tensor, shared_noise: bool = False) -> Tensor:
+    def draw(
+        self, actor: Params, observations: Tensor, z: Tensor, count: int, key: Tensor, shared_noise: bool = False
+    ) -> Tensor:
         """`count` actions for each row, [count, B, A]. shared_noise: all rows from the same noise."""
         rows, steps = observations.shape[0], self.config.denoising_steps
         condition = torch.cat([observations.flatten(1), z], -1)
@@ -80,14 +85,20 @@ class Breeze(ZeroShot):
 
         return diffusion.reverse_process(predict, noise(steps), noise, steps, SCHEDULE).unflatten(0, (count, rows))
 
-    def best(self, state: TrainState, observations: Tensor, z: Tensor, count: int, key: Tensor, shared_noise: bool = False) -> Tensor:
+    def best(
+        self, state: TrainState, observations: Tensor, z: Tensor, count: int, key: Tensor, shared_noise: bool = False
+    ) -> Tensor:
         """The action of the largest Q among `count` that are drawn for each row: [B, A]."""
         actions = self.draw(state.extra["average"], observations, z, count, key, shared_noise)
         if count == 1:
             return actions[0]
         rows = [x.flatten(1) if x.ndim > 2 else x for x in (observations, z)]
         inputs = [x.expand(count, *x.shape).flatten(0, 1) for x in rows]
-        q = self.q(state.params["representation"], inputs[0], actions.flatten(0, 1), inputs[1]).amin(0).unflatten(0, (count, -1))
+        q = (
+            self.q(state.params["representation"], inputs[0], actions.flatten(0, 1), inputs[1])
+            .amin(0)
+            .unflatten(0, (count, -1))
+        )
         index = q.argmax(0).view(1, -1, 1).expand(1, -1, actions.shape[-1])
         return actions.gather(0, index).squeeze(0)
 
@@ -106,14 +117,20 @@ class Breeze(ZeroShot):
         """V(s, z) [B]."""
         return self.apply("value", value, torch.cat([observations.flatten(1), z], -1)).squeeze(-1)
 
-    def representation_loss(self, params: Params, state: TrainState, batch: Batch, z: Tensor, actions: Tensor) -> tuple[Tensor, Metrics]:
-        """FB's loss, and reward_weight E (r_z + gamma V(s', z) - F(s, a, z) . z)^2 / 2 for both F, r_z the reward that z stands for.
+    def representation_loss(
+        self, params: Params, state: TrainState, batch: Batch, z: Tensor, actions: Tensor
+    ) -> tuple[Tensor, Metrics]:
+        """FB's loss, and reward_weight E (r_z + gamma V(s', z) - F(s, a, z) . z)^2 / 2 for both F, r_z the reward that
+        z stands for.
 
         actions [B, A]: the next ones.
         """
         c = self.config
         target = self.target_measure(state, batch, actions, z)
-        f, b = self.forward_map(params, batch["observations"], batch["actions"], z), self.backward_map(params, batch["next_observations"])
+        f, b = (
+            self.forward_map(params, batch["observations"], batch["actions"], z),
+            self.backward_map(params, batch["next_observations"]),
+        )
         m = measure(f, b)
         bellman, orthonormality = measure_loss(m, target, c.discount * batch["masks"]), orthonormality_loss(b)
         q = (f * z).sum(-1)
@@ -122,7 +139,12 @@ class Breeze(ZeroShot):
         error = q - losses.td_target(reward, batch["masks"], c.discount, next_v)
         regression = 0.5 * error.square().mean(-1).sum()
         loss = bellman + c.orthonormality * orthonormality + c.reward_weight * regression
-        metrics = {"fb/measure_loss": bellman, "fb/orthonormality": orthonormality, "fb/measure": m.mean(), "fb/q": q.mean()}
+        metrics = {
+            "fb/measure_loss": bellman,
+            "fb/orthonormality": orthonormality,
+            "fb/measure": m.mean(),
+            "fb/q": q.mean(),
+        }
         return loss, {**metrics, "fb/reward_loss": regression, "fb/implicit_reward": reward.mean(), "fb/loss": loss}
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, z: Tensor) -> tuple[Tensor, Metrics]:
@@ -132,7 +154,9 @@ class Breeze(ZeroShot):
         loss = losses.expectile(q - v, self.config.expectile).mean()
         return loss, {"value/loss": loss, "value/v": v.mean()}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(
+        self, actor: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor
+    ) -> tuple[Tensor, Metrics]:
         """E exp(alpha (Q - V)) |noise - predicted noise|^2, summed over the action's dimensions."""
         c, actions = self.config, batch["actions"]
         observations = batch["observations"].flatten(1)
@@ -140,7 +164,10 @@ class Breeze(ZeroShot):
         advantage = q - self.v(state.params["value"], observations, z)
         weight = losses.advantage_weight(advantage, c.temperature)
         step_key, noise_key = rng.split(key)
-        step, noise = rng.randint(step_key, (len(actions),), c.denoising_steps), rng.normal(noise_key, tuple(actions.shape))
+        step, noise = (
+            rng.randint(step_key, (len(actions),), c.denoising_steps),
+            rng.normal(noise_key, tuple(actions.shape)),
+        )
         noisy = diffusion.add_noise(actions, noise, step, c.denoising_steps, SCHEDULE)
         prediction = self.apply("actor", actor, noisy, step, torch.cat([observations, z], -1))
         loss = (weight * (prediction - noise).square().sum(-1)).mean()
@@ -154,11 +181,14 @@ class Breeze(ZeroShot):
         # V regresses on the Q of before, as in the code, where one pass serves both
         value_state, value = self.descend(initial, "value", self.value_loss, batch, z)
         state = state._replace(
-            params={**state.params, "value": value_state.params["value"]}, opt={**state.opt, "value": value_state.opt["value"]}
+            params={**state.params, "value": value_state.params["value"]},
+            opt={**state.opt, "value": value_state.opt["value"]},
         )
         state, actor = self.descend(state, "actor", self.actor_loss, batch, z, keys[2])
         state = self.polyak(state, "representation", self.config.polyak)
-        average = diffusion.update_average(state.extra["average"], state.params["actor"], state.step, self.config.actor_polyak)
+        average = diffusion.update_average(
+            state.extra["average"], state.params["actor"], state.step, self.config.actor_polyak
+        )
         return state._replace(extra={**state.extra, "average": average}), {**metrics, **value, **actor}
 
     def actor(self, state: TrainState) -> Actor:
@@ -166,7 +196,9 @@ class Breeze(ZeroShot):
 
 
 class BreezeActor(ZeroShotActor):
-    """The best of `acting_samples`. Greedily their noise is the same at all times, so that the action depends on the state alone."""
+    """The best of `acting_samples`. Greedily their noise is the same at all times, so that the action depends on the
+    state alone.
+    """
 
     algorithm: Breeze
 

@@ -10,8 +10,8 @@ NEWTON = 40  # steps: enough for condition numbers up to 1e9
 
 
 def implicit_reward(b: Tensor, z: Tensor) -> Tensor:
-    """B(s')^T (B^T B / n + ridge)^-1 z [B], the reward for which z [B, D] stands, as far as it is linear in B [B, D]. Gradients go through
-    all of it, as in the code."""
+    """B(s')^T (B^T B / n + ridge)^-1 z [B], the reward for which z [B, D] stands, as far as it is linear in B [B, D].
+    Gradients go through all of it, as in the code."""
     covariance = (b.transpose(-1, -2) @ b / len(b)).float()  # bfloat16 has no inverse
     matrix = covariance + RIDGE * torch.eye(b.shape[-1], device=b.device, dtype=covariance.dtype)
     inverse = torch.linalg.inv_ex(matrix).inverse if b.device.type == "cpu" else inverse_by_products(matrix)
@@ -19,8 +19,8 @@ def implicit_reward(b: Tensor, z: Tensor) -> Tensor:
 
 
 def inverse_by_products(matrix: Tensor) -> Tensor:
-    """The inverse of a symmetric positive definite matrix [D, D] by Newton's iteration: CUDA's own solvers may wait for the host, which no
-    CUDA graph can hold.
+    """The inverse of a symmetric positive definite matrix [D, D] by Newton's iteration: CUDA's own solvers may wait for
+    the host, which no CUDA graph can hold.
 
     An error of 1 - 1 / condition number is squared by each step; float64 keeps products exact whatever precision= says.
     """

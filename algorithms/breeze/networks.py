@@ -16,7 +16,9 @@ from offrl.nn.transformer import Norm
 
 
 class Mixing(nn.Module):
-    """One block of BREEZE's F on tokens [B, T, W]: attention y of one head, y plus an MLP (GELU) of its RMS norm, LayerNorm."""
+    """One block of BREEZE's F on tokens [B, T, W]: attention y of one head, y plus an MLP (GELU) of its RMS norm,
+    LayerNorm.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -33,8 +35,8 @@ class Mixing(nn.Module):
 
 
 class AttentiveForward(nn.Module):
-    """F(s, a, z) of BREEZE, twice: features of (s, z) and of (s, a) are two tokens that attend to each other in two blocks; both
-    together go through two linear layers. -> [2, B, D]. Without the code's dropout."""
+    """F(s, a, z) of BREEZE, twice: features of (s, z) and of (s, a) are two tokens that attend to each other in two
+    blocks; both together go through two linear layers. -> [2, B, D]. Without the code's dropout."""
 
     def __init__(self, obs_dim: int, action_dim: int, z_dim: int, inputs: Sequence[int], hidden: Sequence[int]) -> None:
         super().__init__()
@@ -60,8 +62,8 @@ class OneToken(nn.Module):
 
 
 class TokenLayer(nn.Module):
-    """A post-norm transformer layer on one token: each part is added to its input, and the sum is normalised. The parts attend to the
-    token itself, then, in a decoder, to another one; an MLP comes last."""
+    """A post-norm transformer layer on one token: each part is added to its input, and the sum is normalised. The parts
+    attend to the token itself, then, in a decoder, to another one; an MLP comes last."""
 
     def __init__(self, width: int, feed_forward: int, decodes: bool) -> None:
         super().__init__()
@@ -78,7 +80,8 @@ class TokenLayer(nn.Module):
 
 
 class AttentiveBackward(nn.Module):
-    """B(s) of BREEZE, of length sqrt(D): a transformer's encoder reads the one token s, its decoder begins with a learnt one. [B, D].
+    """B(s) of BREEZE, of length sqrt(D): a transformer's encoder reads the one token s, its decoder begins with a
+    learnt one. [B, D].
 
     Queries and keys of attention to a single token have no effect, and are left out, as is the code's dropout.
     """

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ContextMemory:
-    """The transitions of E tasks so far, by columns of a context: observations and next_observations [E, n, O], actions as a network
-    takes them [E, n, A], rewards [E, n]."""
+    """The transitions of E tasks so far, by columns of a context: observations and next_observations [E, n, O], actions
+    as a network takes them [E, n, A], rewards [E, n]."""
 
     transitions: Batch
-    valid: Tensor | None = None  # bool [E, n]: False is no transition, and stands before all transitions; None: all are valid
+    valid: Tensor | None = (
+        None  # bool [E, n]: False is no transition, and stands before all transitions; None: all are valid
+    )
     pending: Batch | None = None  # the transition that is being made, without its successor: [E, ...]
     cache: Cache = ()  # of the query and the first tokens of `transitions`, where there is one observation only
     cached_count: int = 0  # transitions in the cache
@@ -53,7 +55,11 @@ class DPTActor(Actor):
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         dist, memory = self.predict(self.extended(carry, observations), observations)
         actions = self.choose(dist, key, explore)
-        pending = {"observations": observations, "actions": self.algorithm.spec.encode(actions), "rewards": torch.zeros(len(observations))}
+        pending = {
+            "observations": observations,
+            "actions": self.algorithm.spec.encode(actions),
+            "rewards": torch.zeros(len(observations)),
+        }
         return actions, dataclasses.replace(memory, pending=pending, steps=memory.steps + 1)
 
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
@@ -76,14 +82,18 @@ class DPTActor(Actor):
         valid = valid.gather(1, order)
         rows = torch.arange(len(order)).unsqueeze(-1)
         # no cache: it depends on the transitions that are left out
-        return ContextMemory({name: column[rows, order] for name, column in transitions.items()}, None if bool(valid.all()) else valid)
+        return ContextMemory(
+            {name: column[rows, order] for name, column in transitions.items()}, None if bool(valid.all()) else valid
+        )
 
     def extended(self, memory: ContextMemory, obs: Tensor) -> ContextMemory:
         """The memory with the transition that led to `obs` [E, O]."""
         if memory.pending is None:
             return memory
         transition, valid = {**memory.pending, "next_observations": obs}, memory.valid
-        transitions = {name: torch.cat([column, transition[name].unsqueeze(1)], 1) for name, column in memory.transitions.items()}
+        transitions = {
+            name: torch.cat([column, transition[name].unsqueeze(1)], 1) for name, column in memory.transitions.items()
+        }
         if valid is not None:
             valid = torch.cat([valid, torch.ones_like(valid[:, :1])], 1)
         return dataclasses.replace(memory, transitions=transitions, valid=valid, pending=None)
@@ -100,5 +110,7 @@ class DPTActor(Actor):
             dist = self.apply("actor", torch.cat([algorithm.query_token(obs), tokens], 1), mask)
             return tuple(x[:, -1] for x in dist), memory
         new_tokens = tokens[:, memory.cached_count :] if cache else torch.cat([algorithm.query_token(obs), tokens], 1)
-        dist, cache = self.apply("actor", new_tokens, None if mask is None else mask[..., count - new_tokens.shape[-2] :, :], None, cache)
+        dist, cache = self.apply(
+            "actor", new_tokens, None if mask is None else mask[..., count - new_tokens.shape[-2] :, :], None, cache
+        )
         return tuple(x[:, -1] for x in dist), dataclasses.replace(memory, cache=cache, cached_count=count - 1)

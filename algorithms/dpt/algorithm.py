@@ -38,7 +38,8 @@ class DPTConfig:
     context: int = setting(200, "transitions in a context (H), and at most so many are remembered when it acts", low=1)
     contexts: str = setting(
         "data",
-        "data: the dataset's, which has the columns tasks and optimal_actions; environment: new tasks in every batch, of an environment "
+        "data: the dataset's, which has the columns tasks and optimal_actions; environment: new tasks in every batch, "
+        "of an environment "
         "that can make them (bandits and darkroom can)",
         choices=("data", "environment"),
     )
@@ -46,11 +47,14 @@ class DPTConfig:
     width: int = setting(32, "width of the transformer", low=1)
     layers: int = setting(4, "its blocks", low=1)
     heads: int = setting(1, "its attention heads", low=1)
-    dropout: float = setting(0.0, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99, structural=True)
+    dropout: float = setting(
+        0.0, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99, structural=True
+    )
     activation: str = setting("gelu_tanh", "of the blocks", choices=("relu", "gelu", "gelu_tanh", "silu", "tanh"))
     init: str = setting(
         "torch",
-        "initial weights of the blocks: torch (uniform), or gpt (GPT-2's, as the authors', so small at this width that it learns slowly)",
+        "initial weights of the blocks: torch (uniform), or gpt (GPT-2's, as the authors', so small at this width that "
+        "it learns slowly)",
         choices=("torch", "gpt"),
     )
     policy: str = setting(
@@ -59,19 +63,23 @@ class DPTConfig:
         choices=("gaussian", "deterministic"),
     )
     one_state: bool | None = setting(
-        None, "there is one observation only, as in bandits: keys and values are kept between steps; null: whether the data have one only"
+        None,
+        "there is one observation only, as in bandits: keys and values are kept between steps; null: whether the data "
+        "have one only",
     )
 
 
 @register("algo", "dpt")
 class DPT(Algorithm):
-    """Predict a task's best action at a query from transitions of the task, after every length of the context (algorithm 1).
+    """Predict a task's best action at a query from transitions of the task, after every length of the context
+    (algorithm 1).
 
-    A token is (s, a, s', r), the query's (s, 0, 0, 0) stands first, and no token has a position. Unlike the authors' the loss counts the
-    empty context, too, so that the first action is learnt, and is the mean over positions, not the sum, a factor that Adam cancels.
+    A token is (s, a, s', r), the query's (s, 0, 0, 0) stands first, and no token has a position. Unlike the authors'
+    the loss counts the empty context, too, so that the first action is learnt, and is the mean over positions, not the
+    sum, a factor that Adam cancels.
 
-    It acts on all transitions since `start`, those of earlier episodes of the same tasks too: so it learns in context (`offrl adapt`). With
-    `explore` it samples, as if from a posterior; else it takes the most probable action.
+    It acts on all transitions since `start`, those of earlier episodes of the same tasks too: so it learns in context
+    (`offrl adapt`). With `explore` it samples, as if from a posterior; else it takes the most probable action.
     """
 
     Config = DPTConfig
@@ -86,7 +94,9 @@ class DPT(Algorithm):
         return config
 
     def modules(self) -> dict[str, nn.Module]:
-        self.blank = self.spec.encoded_action_dim + self.spec.observation_dim + 1  # numbers in a token that the query leaves at zero
+        self.blank = (
+            self.spec.encoded_action_dim + self.spec.observation_dim + 1
+        )  # numbers in a token that the query leaves at zero
         return {"actor": InContext(self.spec.observation_dim + self.blank, self.config, self.spec)}
 
     @property
@@ -95,7 +105,9 @@ class DPT(Algorithm):
 
     def sampler(self) -> Sampler:
         c = self.config
-        return FreshContexts(self.spec, c.context) if c.contexts == "environment" else ContextSampler(c.context, c.shuffle)
+        return (
+            FreshContexts(self.spec, c.context) if c.contexts == "environment" else ContextSampler(c.context, c.shuffle)
+        )
 
     def optimizer(self, name: str) -> Adam:
         c = self.config
@@ -103,16 +115,28 @@ class DPT(Algorithm):
 
     def tokens(self, context: Batch) -> Tensor:
         """Transitions [B, n, 2 O + A + 1]. actions: as a network takes them."""
-        return torch.cat([context["observations"], context["actions"], context["next_observations"], context["rewards"].unsqueeze(-1)], -1)
+        return torch.cat(
+            [
+                context["observations"],
+                context["actions"],
+                context["next_observations"],
+                context["rewards"].unsqueeze(-1),
+            ],
+            -1,
+        )
 
     def query_token(self, queries: Tensor) -> Tensor:
         """The query's token [B, 1, 2 O + A + 1]."""
-        return torch.cat([queries, torch.zeros(*queries.shape[:-1], self.blank, device=queries.device)], -1).unsqueeze(-2)
+        return torch.cat([queries, torch.zeros(*queries.shape[:-1], self.blank, device=queries.device)], -1).unsqueeze(
+            -2
+        )
 
     # ---- training
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E -log pi(a* | s_query, D_j), or |a* - pi|^2, D_j the context's first j transitions, over j = 0, ..., H (algorithm 1)."""
+        """E -log pi(a* | s_query, D_j), or |a* - pi|^2, D_j the context's first j transitions, over j = 0, ..., H
+        (algorithm 1).
+        """
         context = self.tokens({**batch, "actions": self.spec.encode(batch["actions"])})
         valid = torch.cat([torch.ones_like(batch["valid"][:, :1]), batch["valid"]], 1)
         tokens = torch.cat([self.query_token(batch["queries"]), context], 1)

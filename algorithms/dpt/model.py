@@ -14,7 +14,9 @@ OUTER = 1_000  # folded into the key of the dropout of embeddings; the transform
 
 
 class InContext(nn.Module):
-    """The distribution of the best action after each of T tokens, the first of which is the query and the others are transitions."""
+    """The distribution of the best action after each of T tokens, the first of which is the query and the others are
+    transitions.
+    """
 
     def __init__(self, size: int, config: Any, spec: DataSpec) -> None:
         super().__init__()
@@ -26,8 +28,12 @@ class InContext(nn.Module):
                 initialise(part.weight, part.bias, c.init)
         self.head = make_policy(c.policy, c.width, spec.action_dim, spec.num_actions, [])
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None, key: Tensor | None = None, past: Cache | None = None) -> Any:
-        """tokens [B, T, size] -> parameters of the distributions [B, T, ...]; with `past`, those of the new tokens and the longer cache."""
+    def forward(
+        self, tokens: Tensor, mask: Tensor | None = None, key: Tensor | None = None, past: Cache | None = None
+    ) -> Any:
+        """tokens [B, T, size] -> parameters of the distributions [B, T, ...]; with `past`, those of the new tokens and
+        the longer cache.
+        """
         x = self.embed(tokens)
         if past is not None:
             x, cache = cast(Transformer, self.trunk).extend(x, past, mask)

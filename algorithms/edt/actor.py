@@ -22,11 +22,13 @@ DRAW = 223  # folded into the key of the state: of the returns that are asked fo
 
 
 class EDTActor(TargetReturnActor):
-    """Policy on the length of history that promises the largest return, which asks for a return that good histories have.
+    """Policy on the length of history that promises the largest return, which asks for a return that good histories
+    have.
 
-    The search is the authors' `_return_search`. For each length the network is asked twice. At first its history begins with what is left
-    of the target return, and a return is drawn (or estimated) at each step; then those returns stand in the history, and it gives the
-    promise and the action. Draws depend on the seed and the step of the episode alone, as the Trajectory Transformer's.
+    The search is the authors' `_return_search`. For each length the network is asked twice. At first its history begins
+    with what is left of the target return, and a return is drawn (or estimated) at each step; then those returns stand
+    in the history, and it gives the promise and the action. Draws depend on the seed and the step of the episode alone,
+    as the Trajectory Transformer's.
     """
 
     algorithm: EDT
@@ -44,7 +46,9 @@ class EDTActor(TargetReturnActor):
         return actions, self.with_actions(carry, window, actions)
 
     def search(self, window: Batch, key: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The distribution of the action [E, ...], and the steps of the window in the best of all lengths of history, bool [E, n]."""
+        """The distribution of the action [E, ...], and the steps of the window in the best of all lengths of history,
+        bool [E, n].
+        """
         algorithm, (episodes, steps) = self.algorithm, window[STEPS].shape
         device = window[STEPS].device
         lengths = torch.arange(steps, 0, -algorithm.config.stride, device=device)
@@ -60,12 +64,14 @@ class EDTActor(TargetReturnActor):
         return tuple(x[:, -1].unflatten(0, (episodes, -1))[rows, longest] for x in dist), masks[longest]
 
     def requested_returns(self, best: Tensor, bins: Tensor, key: Tensor) -> Tensor:
-        """The return to ask for at each step [E, W, n], as recorded, of its estimates [E, W, n] and the logits of its bins [E, W, n, bins].
-        The noise is the same for all episodes."""
+        """The return to ask for at each step [E, W, n], as recorded, of its estimates [E, W, n] and the logits of its
+        bins [E, W, n, bins]. The noise is the same for all episodes."""
         c = self.algorithm.config
         if not c.expert_temperature:
             return self.algorithm.from_units(best)
-        logits = bins + c.expert_temperature * torch.linspace(0.0, 1.0, c.return_bins, dtype=bins.dtype, device=bins.device)
+        logits = bins + c.expert_temperature * torch.linspace(
+            0.0, 1.0, c.return_bins, dtype=bins.dtype, device=bins.device
+        )
         cut = math.ceil(c.expert_cut * (c.return_bins - 1))  # what lies below that quantile, linearly interpolated
         least = logits.sort(-1).values[..., cut : cut + 1]
         noisy = torch.where(logits >= least, logits, float("-inf")) + rng.gumbel(key, tuple(logits.shape[1:]))

@@ -28,19 +28,23 @@ from offrl.settings.field import setting
 
 @dataclass
 class EDTConfig(TargetReturnSettings, SequenceSettings):
-    """Settings of EDT; the defaults are the authors' for D4RL's locomotion tasks, but for the width, which is DT's, and `return_scale` and
-    `return_range`, which are the data's: theirs, 1000 and D4RL's reference scores, are in configs/experiment/edt."""
+    """Settings of EDT; the defaults are the authors' for D4RL's locomotion tasks, but for the width, which is DT's, and
+    `return_scale` and `return_range`, which are the data's: theirs, 1000 and D4RL's reference scores, are in
+    configs/experiment/edt."""
 
     name: str = "edt"
     layers: int = setting(4, "its blocks", low=1)
     heads: int = setting(4, "its attention heads", low=1)
     activation: str = setting("gelu", "of the blocks", choices=("relu", "gelu", "silu", "tanh"))
-    return_expectile: float = setting(0.99, "of the returns from a history: the one that is estimated", low=0.0, high=1.0)
+    return_expectile: float = setting(
+        0.99, "of the returns from a history: the one that is estimated", low=0.0, high=1.0
+    )
     return_bins: int = setting(60, "values that a return can have as the network sees it", low=2)
     return_range: list[float] = setting([], "smallest and largest return to go, as recorded; []: the data's")
     return_units: str = setting(
         "scaled",
-        "scaled: the estimated return is R / return_scale, a return is in the bin that it has reached; range: the estimate is R's place in "
+        "scaled: the estimated return is R / return_scale, a return is in the bin that it has reached; range: the "
+        "estimate is R's place in "
         "return_range, -1 to 1, and a return in the nearest bin, as in offrl 0.1",
         choices=("scaled", "range"),
     )
@@ -48,16 +52,22 @@ class EDTConfig(TargetReturnSettings, SequenceSettings):
     bins_weight: float = setting(0.001, "weight of the cross-entropy of the return's bin", low=0.0)
     next_weight: float = setting(1.0, "weight of the squared error of the next observation", low=0.0)
     stride: int = setting(
-        2, "steps between the lengths of history that are tried when acting: context, context - stride, ...", low=1, acting=True
+        2,
+        "steps between the lengths of history that are tried when acting: context, context - stride, ...",
+        low=1,
+        acting=True,
     )
     expert_temperature: float = setting(
         25.0,
-        "acting asks for returns drawn from the bins, the better ones made more likely by exp(this * return in [0, 1]) (the authors: 10 "
+        "acting asks for returns drawn from the bins, the better ones made more likely by exp(this * return in [0, 1]) "
+        "(the authors: 10 "
         "and 15 more, for HalfCheetah 1 more); 0: for the estimated expectile",
         low=0.0,
         acting=True,
     )
-    expert_cut: float = setting(0.15, "share of the bins, the least likely ones, that are not drawn", low=0.0, high=0.99, acting=True)
+    expert_cut: float = setting(
+        0.15, "share of the bins, the least likely ones, that are not drawn", low=0.0, high=0.99, acting=True
+    )
 
 
 class EDTNet(StepPolicy):
@@ -72,8 +82,8 @@ class EDTNet(StepPolicy):
     def forward(  # type: ignore[override]
         self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None = None, key: Tensor | None = None
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
-        """(action's distribution, largest return [B, K] in units of `return_scale`, logits of its bins [B, K, bins], next observation
-        [B, K, O])."""
+        """(action's distribution, largest return [B, K] in units of `return_scale`, logits of its bins [B, K, bins],
+        next observation [B, K, O])."""
         h = self.steps(tokens, timesteps, valid, key)
         history = h["observation"]
         return self.head(h["return"]), self.best(history).squeeze(-1), self.bins(history), self.next(h["reward"])
@@ -83,15 +93,17 @@ class EDTNet(StepPolicy):
 class EDT(SequenceModel):
     """A policy that shortens its history where a shorter one promises a larger return, and so leaves a bad past behind.
 
-    Tokens (observation, return to go, action, reward). From each observation the network also estimates the largest return to go, an
-    expectile of it (equation 3); of several lengths of history the policy takes the one with the largest estimate.
-    As in the authors' code (its `MaskedCausalAttention`; the paper does not say so) nothing attends to returns but that of a window's first
-    step: an action sees the return that is asked for through the residual stream of its own token.
+    Tokens (observation, return to go, action, reward). From each observation the network also estimates the largest
+    return to go, an expectile of it (equation 3); of several lengths of history the policy takes the one with the
+    largest estimate.
+    As in the authors' code (its `MaskedCausalAttention`; the paper does not say so) nothing attends to returns but that
+    of a window's first step: an action sees the return that is asked for through the residual stream of its own token.
 
-    Differences from the authors' code: the reward is a token, as in the paper, where they train a network without; the next observation is
-    predicted from it, and not from the return's token with the predicted action; that of a window's last step is not in the window, and not
-    predicted. Windows begin at any step of the data, as DT's do, where they draw an episode first and then a whole window of it. A drawn
-    bin is asked for as that bin, where their decoding (range / bins per bin) makes it the one below.
+    Differences from the authors' code: the reward is a token, as in the paper, where they train a network without; the
+    next observation is predicted from it, and not from the return's token with the predicted action; that of a window's
+    last step is not in the window, and not predicted. Windows begin at any step of the data, as DT's do, where they
+    draw an episode first and then a whole window of it. A drawn bin is asked for as that bin, where their decoding
+    (range / bins per bin) makes it the one below.
     """
 
     Config = EDTConfig
@@ -104,7 +116,9 @@ class EDT(SequenceModel):
         if not config.return_range:
             complete = torch.zeros(dataset.num_episodes, dtype=torch.bool)
             complete[drawn_episodes(dataset).cpu()] = True
-            returns = recorded_returns_to_go(dataset)[torch.repeat_interleave(complete, dataset.episode_lengths().cpu())]
+            returns = recorded_returns_to_go(dataset)[
+                torch.repeat_interleave(complete, dataset.episode_lengths().cpu())
+            ]
             low, high = round_digits(float(returns.min())), round_digits(float(returns.max()))
             config = dataclasses.replace(config, return_range=[low, high if high > low else low + 1.0])
         return config
@@ -116,11 +130,20 @@ class EDT(SequenceModel):
         return {"actor": EDTNet(self.sizes(), self.config, self.spec)}
 
     def sizes(self) -> dict[str, int]:
-        return {"observation": self.spec.observation_dim, "return": 1, "action": self.spec.encoded_action_dim, "reward": 1}
+        return {
+            "observation": self.spec.observation_dim,
+            "return": 1,
+            "action": self.spec.encoded_action_dim,
+            "reward": 1,
+        }
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
         bins, half = self.bin_of(batch[RETURNS]).to(batch["observations"].dtype), 0.5 * self.config.return_bins
-        share = (bins - half) / half if self.config.return_units == "scaled" else 2.0 * bins / (self.config.return_bins - 1) - 1.0
+        share = (
+            (bins - half) / half
+            if self.config.return_units == "scaled"
+            else 2.0 * bins / (self.config.return_bins - 1) - 1.0
+        )
         return {
             "observation": batch["observations"],
             "return": share.unsqueeze(-1),
@@ -168,9 +191,16 @@ class EDT(SequenceModel):
         log_p = bins.log_softmax(-1).gather(-1, self.bin_of(returns).unsqueeze(-1)).squeeze(-1)
         entropy = masked_mean(-log_p, valid)
         # the successor of a window's last step is not in it
-        model = masked_mean((next_observations[:, :-1] - batch["observations"][:, 1:]).square().mean(-1), valid[:, 1:] & valid[:, :-1])
+        model = masked_mean(
+            (next_observations[:, :-1] - batch["observations"][:, 1:]).square().mean(-1), valid[:, 1:] & valid[:, :-1]
+        )
         loss = imitation + c.best_weight * promise + c.bins_weight * entropy + c.next_weight * model
-        return loss, {"actor/loss": imitation, "actor/return": promise, "actor/return_bins": entropy, "actor/next": model}
+        return loss, {
+            "actor/loss": imitation,
+            "actor/return": promise,
+            "actor/return_bins": entropy,
+            "actor/next": model,
+        }
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         return self.descend(state, "actor", self.actor_loss, batch, key)

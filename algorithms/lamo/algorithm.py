@@ -1,4 +1,6 @@
-"""LaMo: "Unleashing the Power of Pre-trained Language Models for Offline Reinforcement Learning" (Shi et al., 2024, arXiv 2310.20587)."""
+"""LaMo: "Unleashing the Power of Pre-trained Language Models for Offline Reinforcement Learning" (Shi et al., 2024,
+arXiv 2310.20587).
+"""
 
 from __future__ import annotations
 
@@ -39,25 +41,35 @@ class LaMoConfig(TargetReturnSettings, SequenceSettings):
     name: str = "lamo"
     lm: str = setting(
         "gpt2",
-        "the language model: a folder with config.json and *.safetensors, a name on the Hugging Face Hub, or scratch: a GPT-2 of random "
+        "the language model: a folder with config.json and *.safetensors, a name on the Hugging Face Hub, or scratch: "
+        "a GPT-2 of random "
         "weights, with the settings width, layers, heads and activation",
         place=True,
     )
     lm_id: str = setting("", "which model that is", filled=True)
     lm_fallback: bool = setting(False, "take lm=scratch where the language model cannot be had", place=True)
-    tune: str = setting("adapters", "what learns in the language model: LoRA beside its attention, or all but its words", choices=TUNE)
+    tune: str = setting(
+        "adapters", "what learns in the language model: LoRA beside its attention, or all but its words", choices=TUNE
+    )
     rank: int = setting(16, "of LoRA's matrices", low=1)
     lora_alpha: float = setting(32.0, "LoRA's output is scaled by lora_alpha / rank", low=0.0)
-    lora_layers: list[str] = setting([], "linear layers that get LoRA, by name; none: attention's projections to queries, keys and values")
+    lora_layers: list[str] = setting(
+        [], "linear layers that get LoRA, by name; none: attention's projections to queries, keys and values"
+    )
     lora_biases: bool = setting(True, "the biases of these layers learn too")
-    embedding: str = setting("mlp", "embeddings of tokens and the action's head: with a hidden layer, or linear", choices=("mlp", "linear"))
+    embedding: str = setting(
+        "mlp", "embeddings of tokens and the action's head: with a hidden layer, or linear", choices=("mlp", "linear")
+    )
     ship_lm: str = setting(
         "small",
-        "which language models are written into policy files; one that is not there is needed where the policy acts (small: up to 64 MB)",
+        "which language models are written into policy files; one that is not there is needed where the policy acts "
+        "(small: up to 64 MB)",
         choices=("small", "always", "never"),
         place=True,
     )
-    text: str = setting("", "a text file: the model goes on learning language beside acting; empty: it does not", place=True)
+    text: str = setting(
+        "", "a text file: the model goes on learning language beside acting; empty: it does not", place=True
+    )
     text_id: str = setting("", "which text that is", filled=True)
     language_weight: float = setting(0.1, "text: weight of the loss on it", low=0.0)
     text_length: int = setting(1024, "text: tokens in a window, at most as many as the model looks back", low=2)
@@ -69,10 +81,11 @@ class LaMoConfig(TargetReturnSettings, SequenceSettings):
 
 @register("algo", "lamo")
 class LaMo(SequenceModel):
-    """DT whose transformer is a frozen language model with LoRA (section 4). The trained weights are the module "actor".
+    """DT whose transformer is a frozen language model with LoRA (section 4). The trained weights are the module
+    "actor".
 
-    Differences from the authors' code: LoRA beside a merged projection to queries, keys and values has one A, not three; the weights of
-    attention are dropped out in GPT-2 alone, where other models may do so as well.
+    Differences from the authors' code: LoRA beside a merged projection to queries, keys and values has one A, not
+    three; the weights of attention are dropped out in GPT-2 alone, where other models may do so as well.
     """
 
     Config = LaMoConfig
@@ -80,19 +93,28 @@ class LaMo(SequenceModel):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """Find the language model, note its identity and sizes, and try it. Raises UserError where it cannot be the trunk."""
+        """Find the language model, note its identity and sizes, and try it. Raises UserError where it cannot be the
+        trunk.
+        """
         config = fit_target_return(super().fit_config(config, dataset, grid), dataset)
         language = load_model(config)
         architecture = language.config
-        sizes = {"width": language.width, "layers": architecture.num_hidden_layers, "heads": architecture.num_attention_heads}
+        sizes = {
+            "width": language.width,
+            "layers": architecture.num_hidden_layers,
+            "heads": architecture.num_attention_heads,
+        }
         for name, value in sizes.items():
             setting_value, default = getattr(config, name), LaMoConfig.__dataclass_fields__[name].default
             if setting_value not in (default, value):
-                raise UserError(f"algo.{name}={setting_value}, but algo.lm={config.lm} has {value}: leave the first out")
+                raise UserError(
+                    f"algo.{name}={setting_value}, but algo.lm={config.lm} has {value}: leave the first out"
+                )
         positions = getattr(architecture, "max_position_embeddings", None)
         if positions and 3 * config.context > positions:
             raise UserError(
-                f"algo.context={config.context} steps are {3 * config.context} tokens, and algo.lm={config.lm} looks back {positions}"
+                f"algo.context={config.context} steps are {3 * config.context} tokens, and algo.lm={config.lm} looks "
+                f"back {positions}"
             )
         text_id = ""
         if config.text:
@@ -114,12 +136,19 @@ class LaMo(SequenceModel):
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
         """DT's (R_1, s_1, a_1, ..., R_K, s_K, a_K)."""
         returns = batch[RETURNS] / self.config.return_scale
-        return {"return": returns.unsqueeze(-1), "observation": batch["observations"], "action": self.spec.encode(batch["actions"])}
+        return {
+            "return": returns.unsqueeze(-1),
+            "observation": batch["observations"],
+            "action": self.spec.encode(batch["actions"]),
+        }
 
     @property
     def text_length(self) -> int:
         """Tokens in a window of text."""
-        return min(self.config.text_length, getattr(self.language.config, "max_position_embeddings", None) or self.config.text_length)
+        return min(
+            self.config.text_length,
+            getattr(self.language.config, "max_position_embeddings", None) or self.config.text_length,
+        )
 
     def sampler(self) -> Sampler:
         return LanguageSampler(self, super().sampler())
@@ -130,12 +159,14 @@ class LaMo(SequenceModel):
     def apply(self, name: str, params: Params, *x: Any) -> Any:
         if isinstance(params, BoundParams):
             return super().apply(name, params, *x)
-        frozen = self.runtime.source.frozen if next(iter(params.values())).is_cuda else {}  # those of the modules are on the CPU
+        frozen = (
+            self.runtime.source.frozen if next(iter(params.values())).is_cuda else {}
+        )  # those of the modules are on the CPU
         return functional_call(self.networks[name], {**frozen, **params}, x, tie_weights=False)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2 + lambda L_language, L_language -log p(word | words before it), where text= names a
-        text (section 4)."""
+        """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2 + lambda L_language, L_language -log p(word | words before it),
+        where text= names a text (section 4)."""
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
         loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         metrics = {"actor/loss": loss}

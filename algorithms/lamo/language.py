@@ -24,13 +24,16 @@ def load_model(config: Any, typed: bool = True) -> Language:
 
 
 def model_of_run(config: Any) -> Language:
-    """The language model of a run or a policy file by its identity; without one, that which the settings name. Raises UserError."""
+    """The language model of a run or a policy file by its identity; without one, that which the settings name. Raises
+    UserError.
+    """
     language = languages.known(config.lm_id)
     if language is None:
         language = load_model(config, typed=False)
         if config.lm_id and language.identity != config.lm_id:
             raise UserError(
-                f"algo.lm={config.lm} is not the language model that was trained with ({language.identity}, not {config.lm_id})"
+                f"algo.lm={config.lm} is not the language model that was trained with ({language.identity}, not "
+                f"{config.lm_id})"
             )
     return language
 
@@ -42,11 +45,13 @@ def describe(language: Language, actor: nn.Module, config: Any) -> str:
     if language.identity.startswith(SCRATCH):
         state = "frozen (algo.tune=all lets them learn)" if c.tune == "adapters" else "learnt from these data alone"
         return (
-            f"LaMo-scratch: without a pre-trained language model. Its trunk is a GPT-2 of random weights ({c.layers} layers of width "
+            f"LaMo-scratch: without a pre-trained language model. Its trunk is a GPT-2 of random weights ({c.layers} "
+            "layers of width "
             f"{language.width}), {state}; results published for LaMo do not apply. {trainable:,} numbers learn"
         )
     state = "frozen, with LoRA" if c.tune == "adapters" else "all of it learning"
     return (
-        f"language model {language.place or language.identity} ({language.config.model_type}, {language.parameters:,} numbers, {state}); "
+        f"language model {language.place or language.identity} ({language.config.model_type}, {language.parameters:,} "
+        f"numbers, {state}); "
         f"{trainable:,} numbers learn"
     )

@@ -42,21 +42,32 @@ class Clipped(Deterministic):
 
 
 class LanguageSteps(nn.Module):
-    """`Steps` with a language model for its transformer. The embedding of time is added after the norm, as in the authors' code."""
+    """`Steps` with a language model for its transformer. The embedding of time is added after the norm, as in the
+    authors' code.
+    """
 
     def __init__(self, sizes: Mapping[str, int], config: Any, language: Language) -> None:
         super().__init__()
         c, self.kinds = config, tuple(sizes)
-        self.embed = nn.ModuleDict({kind: Embedding(size, language.width, c.embedding == "mlp") for kind, size in sizes.items()})
+        self.embed = nn.ModuleDict(
+            {kind: Embedding(size, language.width, c.embedding == "mlp") for kind, size in sizes.items()}
+        )
         self.time = Table(c.max_timestep, language.width)
         nn.init.normal_(self.time.weight)  # as large as what the norm gives
         self.norm = Norm(language.width)
         self.trunk = trunk(c, language)
 
     def forward(
-        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, output_kind: str | None = None
+        self,
+        tokens: Mapping[str, Tensor],
+        timesteps: Tensor,
+        valid: Tensor | None,
+        key: Tensor | None,
+        output_kind: str | None = None,
     ) -> dict[str, Tensor]:
-        """tokens [B, K, size] by kind, timesteps and valid [B, K] -> the trunk's outputs at them, [B, K, D] by kind, whichever is read."""
+        """tokens [B, K, size] by kind, timesteps and valid [B, K] -> the trunk's outputs at them, [B, K, D] by kind,
+        whichever is read.
+        """
         count = len(self.kinds)
         x = self.norm(interleave([self.embed[kind](tokens[kind]) for kind in self.kinds]))
         x = x + self.time(timesteps).repeat_interleave(count, -2)
@@ -66,7 +77,9 @@ class LanguageSteps(nn.Module):
 
 
 class LanguagePolicy(StepPolicy):
-    """`StepPolicy` on a language model. Given text int64 [B, T] in place of an episode's tokens, it returns the loss on that."""
+    """`StepPolicy` on a language model. Given text int64 [B, T] in place of an episode's tokens, it returns the loss on
+    that.
+    """
 
     def __init__(self, sizes: Mapping[str, int], config: Any, spec: Any, language: Language) -> None:
         nn.Module.__init__(self)
@@ -76,7 +89,9 @@ class LanguagePolicy(StepPolicy):
         if hidden and c.policy == "deterministic" and not spec.discrete:
             self.head = Clipped(language.width, spec.action_dim, hidden, activation="gelu")
         else:
-            self.head = make_policy(c.policy, language.width, spec.action_dim, spec.num_actions, hidden, activation="gelu")
+            self.head = make_policy(
+                c.policy, language.width, spec.action_dim, spec.num_actions, hidden, activation="gelu"
+            )
 
     def forward(self, tokens: Any, timesteps: Any, valid: Tensor | None = None, key: Tensor | None = None) -> Any:
         if isinstance(tokens, Tensor):

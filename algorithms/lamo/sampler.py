@@ -42,9 +42,14 @@ class LanguageSampler:
         actor, c = self.algorithm.networks["actor"], self.algorithm.config
         text = texts.tokens(self.algorithm.language, c.text).to(dataset.device) if c.text else None
         if text is not None and len(text) < self.algorithm.text_length:
-            raise UserError(f"algo.text={c.text} has {len(text)} tokens, fewer than algo.text_length={self.algorithm.text_length}")
+            raise UserError(
+                f"algo.text={c.text} has {len(text)} tokens, fewer than algo.text_length={self.algorithm.text_length}"
+            )
         copies: dict[int, Tensor] = {}  # words and the head may be one tensor
-        frozen = {name: copies.setdefault(id(t), t.to(dataset.device)) for name, t in actor.named_buffers(remove_duplicate=False)}
+        frozen = {
+            name: copies.setdefault(id(t), t.to(dataset.device))
+            for name, t in actor.named_buffers(remove_duplicate=False)
+        }
         return LanguageSource(self.inner.prepare(dataset), frozen, text)
 
     def __call__(self, source: LanguageSource, key: Tensor, batch_size: int) -> Batch:

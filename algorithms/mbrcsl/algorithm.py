@@ -1,5 +1,5 @@
-"""MBRCSL: "Free from Bellman Completeness: Trajectory Stitching via Model-based Return-conditioned Supervised Learning" (Zhou et al.,
-2023, arXiv 2310.19308)."""
+"""MBRCSL: "Free from Bellman Completeness: Trajectory Stitching via Model-based Return-conditioned Supervised Learning"
+(Zhou et al., 2023, arXiv 2310.19308)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,17 @@ from offrl.world_models.model import required
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
 
-EPOCHS, PUBLISHED = 50, 8_000  # of the behaviour policy, for this number of updates of the policy that learns from its episodes
+EPOCHS, PUBLISHED = (
+    50,
+    8_000,
+)  # of the behaviour policy, for this number of updates of the policy that learns from its episodes
 
 
 @dataclass
 class MBRCSLConfig(OutcomeSettings):
-    """Settings of MBRCSL; the defaults are the authors' for their point maze, but for fewer episodes at most (theirs: 200,000)."""
+    """Settings of MBRCSL; the defaults are the authors' for their point maze, but for fewer episodes at most (theirs:
+    200,000).
+    """
 
     name: str = "mbrcsl"
     learning_rate: float = setting(5e-5, "AdamW's learning rate", low=0.0)
@@ -49,10 +54,13 @@ class MBRCSLConfig(OutcomeSettings):
         "", "a trained model: a run of algo=dynamics, or a file in its models/; empty: one is trained first", place=True
     )
     members: int = setting(7, "models in the ensemble that is trained where world_model= names none", low=1, place=True)
-    behaviour: str = setting("", "a trained run whose policy plays in the model; empty: diffusion_bc is trained first", place=True)
+    behaviour: str = setting(
+        "", "a trained run whose policy plays in the model; empty: diffusion_bc is trained first", place=True
+    )
     behaviour_steps: int | None = setting(
         None,
-        "updates of the behaviour policy that is trained first; null: 50 times through the data, or as much less as this run has fewer "
+        "updates of the behaviour policy that is trained first; null: 50 times through the data, or as much less as "
+        "this run has fewer "
         "than 8,000 updates",
         low=1,
         place=True,
@@ -61,8 +69,12 @@ class MBRCSLConfig(OutcomeSettings):
     behaviour_learning_rate: float = setting(1e-4, "its learning rate", low=0.0, place=True, shared=True)
     rollouts: int = setting(10_000, "episodes played in the model at most", low=1, place=True)
     rollout_batch: int = setting(200, "episodes played at a time", low=1, place=True)
-    accepted_episodes: int = setting(100, "no more are played once so many promise more than the data's best return", low=1, place=True)
-    horizon: int | None = setting(None, "steps of such an episode at most; null: the data's longest episode", low=1, place=True)
+    accepted_episodes: int = setting(
+        100, "no more are played once so many promise more than the data's best return", low=1, place=True
+    )
+    horizon: int | None = setting(
+        None, "steps of such an episode at most; null: the data's longest episode", low=1, place=True
+    )
     range_margin: float = setting(
         0.05,
         "an episode that leaves the data's range by more than so many times its width does not count",
@@ -71,20 +83,27 @@ class MBRCSLConfig(OutcomeSettings):
         shared=True,
     )
     target_quantile: float = setting(
-        0.9, "target_return=null: of what the imagined episodes promise so much is asked for; 1: the largest, as the authors do",
+        0.9, "target_return=null: of what the imagined episodes promise so much is asked for; 1: the largest, as the "
+             "authors do",
         low=0.0, high=1.0, shared=True
     )  # fmt: skip
-    imagined: str = setting("", "a file of such episodes that an earlier run kept; empty: they are played first", place=True)
+    imagined: str = setting(
+        "", "a file of such episodes that an earlier run kept; empty: they are played first", place=True
+    )
     imagined_id: str = setting("", "which episodes those are", filled=True)
-    real_share: float = setting(0.0, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
+    real_share: float = setting(
+        0.0, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True
+    )
 
 
 @register("algo", "mbrcsl")
 class MBRCSL(OutcomeConditioned):
-    """Return-conditioned learning from complete rollouts of a clone of the data's behaviour in a learnt model, those with a larger return
-    than any in the data; acts with their return as target (algorithm 1). Where the data's episodes cross, rollouts change over.
+    """Return-conditioned learning from complete rollouts of a clone of the data's behaviour in a learnt model, those
+    with a larger return than any in the data; acts with their return as target (algorithm 1). Where the data's episodes
+    cross, rollouts change over.
 
-    A run needs three results, each used again by runs with the same settings: a model, a behaviour policy, and the rollouts.
+    A run needs three results, each used again by runs with the same settings: a model, a behaviour policy, and the
+    rollouts.
     """
 
     Config = MBRCSLConfig
@@ -101,7 +120,9 @@ class MBRCSL(OutcomeConditioned):
         settings = {"hidden": list(c.behaviour_hidden), "learning_rate": c.behaviour_learning_rate}
         batch = registry.get("algo", "diffusion_bc").Config().batch_size
         steps = c.behaviour_steps or math.ceil(EPOCHS * len(dataset) / batch * min(1.0, config.steps / PUBLISHED))
-        behaviour = Requirement("diffusion_bc", settings, steps=steps, label="behaviour-diffusion_bc", check=check_behaviour)
+        behaviour = Requirement(
+            "diffusion_bc", settings, steps=steps, label="behaviour-diffusion_bc", check=check_behaviour
+        )
         return {"world_model": required({"members": c.members}), "behaviour": behaviour}
 
     @classmethod
@@ -114,7 +135,9 @@ class MBRCSL(OutcomeConditioned):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """`config` with a quantile of the imagined episodes' returns as target: the largest may be an error of the model."""
+        """`config` with a quantile of the imagined episodes' returns as target: the largest may be an error of the
+        model.
+        """
         if config.imagined and config.target_return is None:
             returns = imagined.read(config.imagined, dataset.spec)[0].raw_returns
             target = float(returns.quantile(config.target_quantile))
@@ -124,7 +147,10 @@ class MBRCSL(OutcomeConditioned):
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
         if 0.0 < c.real_share * c.batch_size < 1.0:
-            raise UserError(f"algo.real_share={c.real_share:g} of algo.batch_size={c.batch_size} rows is none of them: raise it, or take 0")
+            raise UserError(
+                f"algo.real_share={c.real_share:g} of algo.batch_size={c.batch_size} rows is none of them: raise it, "
+                "or take 0"
+            )
         return super().modules()
 
     def sampler(self) -> Sampler:

@@ -60,10 +60,18 @@ def play(config: TrainConfig, dataset: Dataset, world_model: Trained, behaviour:
 
         with torch.no_grad():
             columns, about = imagined.collect(
-                model.model, tree, act, data, rng.make_key(SEED, device),
-                threshold=float(dataset.raw_returns[drawn_episodes(dataset).cpu()].max()), horizon=horizon, batch=c.rollout_batch,
-                accepted=c.accepted_episodes, most=c.rollouts, tell=None if config.quiet else say,
-            )  # fmt: skip
+                model.model,
+                tree,
+                act,
+                data,
+                rng.make_key(SEED, device),
+                threshold=float(dataset.raw_returns[drawn_episodes(dataset).cpu()].max()),
+                horizon=horizon,
+                batch=c.rollout_batch,
+                accepted=c.accepted_episodes,
+                most=c.rollouts,
+                tell=None if config.quiet else say,
+            )
         origin = {"world_model": world_model.identity, "behaviour": behaviour.identity, "data": dataset.fingerprint}
         about |= {"kind": imagined.KIND, "format": imagined.FORMAT, "spec": spec.to_json(), **origin}
         return {name: column.cpu().contiguous() for name, column in columns.items()}, about

@@ -43,5 +43,8 @@ class RolloutSampler:
             return self.inner(source.imagined, key, batch_size)
         real_key, imagined_key = rng.split(key)
         count = int(batch_size * self.algorithm.config.real_share)
-        batches = self.inner(source.real, real_key, count), self.inner(source.imagined, imagined_key, batch_size - count)
+        batches = (
+            self.inner(source.real, real_key, count),
+            self.inner(source.imagined, imagined_key, batch_size - count),
+        )
         return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}

@@ -1,4 +1,6 @@
-"""Meta-DT: offline meta-RL as sequence modelling, with a world model's representation of the task (Wang et al., 2024, arXiv 2410.11448)."""
+"""Meta-DT: offline meta-RL as sequence modelling, with a world model's representation of the task (Wang et al., 2024,
+arXiv 2410.11448).
+"""
 
 from __future__ import annotations
 
@@ -40,31 +42,39 @@ class MetaDTConfig(TargetReturnSettings, SequenceSettings):
     batch_size: int = setting(128, "windows in a batch", low=1)
     target_return: float | None = setting(
         None,
-        "what it is asked to earn in an episode, in the units of the recorded rewards; null: the mean over tasks of the best in the data",
+        "what it is asked to earn in an episode, in the units of the recorded rewards; null: the mean over tasks of "
+        "the best in the data",
         acting=True,
     )
-    prompt: int = setting(5, "steps of an earlier episode of the task that stand before the window; 0: no prompt", low=0)
+    prompt: int = setting(
+        5, "steps of an earlier episode of the task that stand before the window; 0: no prompt", low=0
+    )
     prompts: int = setting(3, "they are from one of so many episodes of the task, the best", low=1)
     prompt_warmup: int = setting(20_000, "updates before windows, and new episodes of a task, have a prompt", low=0)
     prompt_skip: float = setting(
-        0.1, "share of the windows without a prompt after that, as in the first episode of a new task", low=0.0, high=1.0
+        0.1,
+        "share of the windows without a prompt after that, as in the first episode of a new task",
+        low=0.0,
+        high=1.0,
     )
     task_model: str = setting("", "a run of algo=task_model; empty: one is trained first", place=True)
     task_model_id: str = setting("", "which one that is", filled=True)
     task_model_settings: dict[str, Any] = setting({}, "its settings", filled=True)
     task_model_steps: int = setting(20_000, "updates of the task model that is trained first", low=1, place=True)
     history: int = setting(4, "the same task model: transitions that tell the task", low=1)
-    predicts: str = setting("reward", "the same task model: what differs between tasks", choices=("reward", "observation", "both"))
+    predicts: str = setting(
+        "reward", "the same task model: what differs between tasks", choices=("reward", "observation", "both")
+    )
 
 
 @register("algo", "meta_dt")
 class MetaDT(SequenceModel):
-    """DT whose observations carry the task z, a pretrained encoding of the last transitions, after a prompt: the steps of another episode
-    of the same task at which the world model, given z, errs most.
+    """DT whose observations carry the task z, a pretrained encoding of the last transitions, after a prompt: the steps
+    of another episode of the same task at which the world model, given z, errs most.
 
-    The prompts of training are from the best episodes of a window's task; those of a new task from the best of its episodes so far (`offrl
-    adapt`), so that the first has none: zero-shot. A prompt begins at a step in proportion to the model's summed absolute error over it.
-    """
+    The prompts of training are from the best episodes of a window's task; those of a new task from the best of its
+    episodes so far (`offrl adapt`), so that the first has none: zero-shot. A prompt begins at a step in proportion to
+    the model's summed absolute error over it."""
 
     Config = MetaDTConfig
 
@@ -75,15 +85,22 @@ class MetaDT(SequenceModel):
             episode_tasks(dataset)  # raises before anything is trained
             if config.steps <= c.prompt_warmup:
                 warn(
-                    f"no prompt is trained on or acted on: steps={config.steps} are over before algo.prompt_warmup={c.prompt_warmup} "
+                    f"no prompt is trained on or acted on: steps={config.steps} are over before "
+                    f"algo.prompt_warmup={c.prompt_warmup} "
                     "is; lower it, or train for longer"
                 )
         settings, steps = {"history": c.history, "predicts": c.predicts}, c.task_model_steps
-        return {"task_model": Requirement("task_model", settings, steps=steps, label="task_model", check=check_task_model, of_rewards=True)}
+        return {
+            "task_model": Requirement(
+                "task_model", settings, steps=steps, label="task_model", check=check_task_model, of_rewards=True
+            )
+        }
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """The target return is, unless given, the mean over the data's tasks of the best: the best of all is an easy task's."""
+        """The target return is, unless given, the mean over the data's tasks of the best: the best of all is an easy
+        task's.
+        """
         if config.target_return is None and TASKS in dataset.columns:
             tasks, complete = ranked_episodes(dataset)
             best = [dataset.raw_returns[((tasks == task) & complete).cpu()].max() for task in tasks.unique()]
@@ -92,7 +109,9 @@ class MetaDT(SequenceModel):
 
     def modules(self) -> dict[str, nn.Module]:
         kind, c = registry.get("algo", "task_model"), self.config
-        self.model = kind(kind.Config(**(c.task_model_settings or {"history": c.history, "predicts": c.predicts})), self.spec)
+        self.model = kind(
+            kind.Config(**(c.task_model_settings or {"history": c.history, "predicts": c.predicts})), self.spec
+        )
         self.embedding = self.model.config.embedding
         actor = StepPolicy(self.sizes(), c, self.spec)
         if c.prompt:
@@ -125,7 +144,11 @@ class MetaDT(SequenceModel):
     def tokens_without_task(self, batch: Batch) -> dict[str, Tensor]:
         """DT's (R_1, s_1, a_1, ..., R_K, s_K, a_K)."""
         returns = batch[RETURNS] / self.config.return_scale
-        return {"return": returns.unsqueeze(-1), "observation": batch["observations"], "action": self.spec.encode(batch["actions"])}
+        return {
+            "return": returns.unsqueeze(-1),
+            "observation": batch["observations"],
+            "action": self.spec.encode(batch["actions"]),
+        }
 
     # ---- training
 
@@ -144,7 +167,9 @@ class MetaDT(SequenceModel):
         return prompt_windows(dataset, error, self.config.prompt, self.config.prompts, self.model.config.history)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E |a_t - pi(prompt, R_1, (s_1, z_1), a_1, ..., R_t, (s_t, z_t))|^2, or -log pi(a_t | ...), z the task by the last transitions."""
+        """E |a_t - pi(prompt, R_1, (s_1, z_1), a_1, ..., R_t, (s_t, z_t))|^2, or -log pi(a_t | ...), z the task by the
+        last transitions.
+        """
         c = self.config
         if c.prompt:
             skip, key = rng.split(key)

@@ -23,9 +23,16 @@ class PromptedSteps(Steps):
         self.prompt_time = Table(config.max_timestep or 1, config.width)
 
     def forward(
-        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, output_kind: str | None = None
+        self,
+        tokens: Mapping[str, Tensor],
+        timesteps: Tensor,
+        valid: Tensor | None,
+        key: Tensor | None,
+        output_kind: str | None = None,
     ) -> dict[str, Tensor]:
-        """The outputs of `Steps`; tokens has the prompt's too, by prompt_KIND [B, L, size], with prompt_timesteps, prompt_valid [B, L]."""
+        """The outputs of `Steps`; tokens has the prompt's too, by prompt_KIND [B, L, size], with prompt_timesteps,
+        prompt_valid [B, L].
+        """
         count, time = len(self.kinds), self.time(timesteps)
         x = self.norm(interleave([self.embed[kind](tokens[kind]) + time for kind in self.kinds]))
         prompt_valid, time = tokens[PROMPT + VALID], self.prompt_time(tokens[PROMPT + STEPS])
@@ -33,5 +40,9 @@ class PromptedSteps(Steps):
         x = torch.cat([prompt, x], -2)
         if key is not None:
             x = drop(x, self.rate, key, OUTER)
-        all_valid = torch.cat([prompt_valid, torch.ones_like(timesteps, dtype=torch.bool) if valid is None else valid], -1)
-        return self.outputs(x, visible(all_valid.repeat_interleave(count, -1), x.shape[-2]), key, prompt.shape[-2], output_kind)
+        all_valid = torch.cat(
+            [prompt_valid, torch.ones_like(timesteps, dtype=torch.bool) if valid is None else valid], -1
+        )
+        return self.outputs(
+            x, visible(all_valid.repeat_interleave(count, -1), x.shape[-2]), key, prompt.shape[-2], output_kind
+        )

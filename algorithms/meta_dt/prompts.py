@@ -1,4 +1,6 @@
-"""Prompts from the episodes that a policy has played: the best of them, and the steps at which the world model errs most."""
+"""Prompts from the episodes that a policy has played: the best of them, and the steps at which the world model errs
+most.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ def best_of(pool: Batch, additions: Batch, count: int) -> Batch:
 
 
 def begin_logits(error: Tensor, lengths: Tensor, steps: int, history: int) -> Tensor:
-    """Log-probabilities, but for a constant, of the steps [E, T] at which a prompt begins: of the sum of the errors [E, T] over it; see
-    `prompt_windows`."""
+    """Log-probabilities, but for a constant, of the steps [E, T] at which a prompt begins: of the sum of the errors [E,
+    T] over it; see `prompt_windows`."""
     total = torch.cat([torch.zeros_like(error[:, :1]), error.cumsum(1)], 1)
     step = torch.arange(error.shape[1])
     sums = total[:, (step + steps).clamp(max=error.shape[1])] - total[:, :-1]

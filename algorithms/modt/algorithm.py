@@ -1,4 +1,6 @@
-"""Multi-objective Decision Transformer: "Multi-Objective Decision Transformers for Offline RL" (Ghanem et al., 2023, arXiv 2308.16379)."""
+"""Multi-objective Decision Transformer: "Multi-Objective Decision Transformers for Offline RL" (Ghanem et al., 2023,
+arXiv 2308.16379).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from offrl.data.samplers.sequences import RETURNS, STEPS, VALID
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return
-from offrl.families.sequence import History, SequenceModel, SequenceSettings, StepPolicy, TargetReturnActor, masked_mean, with_last
+from offrl.families.sequence import (
+    History,
+    SequenceModel,
+    SequenceSettings,
+    StepPolicy,
+    TargetReturnActor,
+    masked_mean,
+    with_last,
+)
 from offrl.nn.transformer import Affine
 from offrl.optim import Params
 from offrl.registry import register
@@ -37,7 +47,9 @@ class MODTConfig(TargetReturnSettings, SequenceSettings):
     name: str = "modt"
     regions: int = setting(32, "regions of the action space, by k-means on the data's actions", low=2)
     weights: list[float] = setting(
-        [], "fixed weights of the losses of action, next observation and next return; []: found anew for each batch (MGDA)", low=0.0
+        [],
+        "fixed weights of the losses of action, next observation and next return; []: found anew for each batch (MGDA)",
+        low=0.0,
     )
 
 
@@ -58,20 +70,26 @@ class MODTNet(StepPolicy):
         key: Tensor | None = None,
         hidden: dict[str, Tensor] | None = None,
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """(action's distribution, logits of its region [B, K, regions], next observation [B, K, O], next return [B, K], and the
-        transformer's output at each token). `hidden`: the last, where it is known already."""
+        """(action's distribution, logits of its region [B, K, regions], next observation [B, K, O], next return [B, K],
+        and the transformer's output at each token). `hidden`: the last, where it is known already."""
         h = self.steps(tokens, timesteps, valid, key) if hidden is None else hidden
-        return self.head(h["region"]), self.region(h["observation"]), self.next(h["action"]), self.later(h["action"]).squeeze(-1), h
+        return (
+            self.head(h["region"]),
+            self.region(h["observation"]),
+            self.next(h["action"]),
+            self.later(h["action"]).squeeze(-1),
+            h,
+        )
 
 
 @register("algo", "modt")
 class MODT(SequenceModel):
-    """DT that also predicts the next observation and return, so that its attention serves all three, and acts in two steps: first the
-    region of the action, then the action.
+    """DT that also predicts the next observation and return, so that its attention serves all three, and acts in two
+    steps: first the region of the action, then the action.
 
-    Tokens (return, observation, region, action). The losses are added with the weights that make the combined gradient shortest, which
-    no loss then opposes (MGDA: Sener and Koltun, 2018, arXiv 1810.04650); gradients are taken at the transformer's outputs, as in that
-    paper's upper bound.
+    Tokens (return, observation, region, action). The losses are added with the weights that make the combined gradient
+    shortest, which no loss then opposes (MGDA: Sener and Koltun, 2018, arXiv 1810.04650); gradients are taken at the
+    transformer's outputs, as in that paper's upper bound.
     """
 
     Config = MODTConfig
@@ -85,7 +103,8 @@ class MODT(SequenceModel):
         weights = self.config.weights
         if weights and (len(weights) != 3 or not any(weights)):
             raise UserError(
-                f"algo.weights={weights} must be three numbers, of action, next observation and next return, not all 0; [] finds them"
+                f"algo.weights={weights} must be three numbers, of action, next observation and next return, not all "
+                "0; [] finds them"
             )
         return {"actor": MODTNet(self.sizes(), self.config, self.spec)}
 
@@ -118,7 +137,9 @@ class MODT(SequenceModel):
     def objectives(
         self, outputs: tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, dict[str, Tensor]], batch: Batch
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """E |a - pi|^2 - log p(region of a) / regions, E |s' - model|^2 and E (R' - return model)^2, without padding."""
+        """E |a - pi|^2 - log p(region of a) / regions, E |s' - model|^2 and E (R' - return model)^2, without
+        padding.
+        """
         dist, regions, next_observations, next_returns, _ = outputs
         valid = batch[VALID]
         pairs = valid[:, 1:] & valid[:, :-1]  # the successor of a window's last step is not in it
@@ -129,7 +150,9 @@ class MODT(SequenceModel):
         return action, model, return_loss
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """sum_i w_i L_i of `objectives`, with the w >= 0 of sum 1 whose combined gradient is shortest, or fixed ones."""
+        """sum_i w_i L_i of `objectives`, with the w >= 0 of sum 1 whose combined gradient is shortest, or fixed
+        ones.
+        """
         inputs = self.tokens(batch), batch[STEPS], batch[VALID], key
         outputs = self.apply("actor", actor, *inputs)
         objectives = self.objectives(outputs, batch)
@@ -143,7 +166,9 @@ class MODT(SequenceModel):
 
             slopes = [torch.cat([g.flatten() for g in grad(objective)(hidden, i).values()]) for i in range(3)]
             weights = shortest(torch.stack(slopes)).detach().unbind()
-        loss = sum((w * x for w, x in zip(weights, objectives, strict=True)), torch.zeros((), device=objectives[0].device))
+        loss = sum(
+            (w * x for w, x in zip(weights, objectives, strict=True)), torch.zeros((), device=objectives[0].device)
+        )
         metrics = dict(zip(("actor/loss", "actor/next", "actor/return"), objectives, strict=True))
         return loss, {**metrics, "actor/weight": torch.zeros_like(loss) + weights[0]}
 

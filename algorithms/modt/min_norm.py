@@ -1,4 +1,6 @@
-"""Weights of several losses by the multiple-gradient descent algorithm (MGDA: Sener and Koltun, 2018, arXiv 1810.04650)."""
+"""Weights of several losses by the multiple-gradient descent algorithm (MGDA: Sener and Koltun, 2018, arXiv
+1810.04650).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,11 @@ from torch import Tensor
 
 
 def shortest(slopes: Tensor, iterations: int = 20) -> Tensor:
-    """Weights [M] >= 0 of sum 1 that make |sum_i w_i slopes_i| smallest, for slopes [M, P]: Frank-Wolfe with exact line search.
+    """Weights [M] >= 0 of sum 1 that make |sum_i w_i slopes_i| smallest, for slopes [M, P]: Frank-Wolfe with exact line
+    search.
 
-    A slope of zeros, of a loss that nothing in the batch speaks of, has weight 0: with weight 1 no other loss would be learnt from.
-    """
+    A slope of zeros, of a loss that nothing in the batch speaks of, has weight 0: with weight 1 no other loss would be
+    learnt from."""
     products = slopes @ slopes.T
     nonzero = products.diagonal() > 0.0
     nonzero = nonzero | ~nonzero.any()

@@ -27,8 +27,8 @@ class PETSCarry(NamedTuple):
 class PETSActor(Actor):
     """The first action of the plan that the search ends with.
 
-    Without `explore` its random numbers depend on the seed and the step of the episode alone; with it they are the key's, and mppi adds
-    noise to the action.
+    Without `explore` its random numbers depend on the seed and the step of the episode alone; with it they are the
+    key's, and mppi adds noise to the action.
     """
 
     algorithm: PETS

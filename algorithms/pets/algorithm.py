@@ -1,7 +1,7 @@
 """PETS: model-predictive control in a learned ensemble (Chua et al., 2018, arXiv 1805.12114), here from data alone.
 
-Training is that of `algo=dynamics`; the policy is a search for the best plan in the model, made anew before every action. Nothing keeps
-plans near the data by itself: `penalty` takes the model's uncertainty off its rewards.
+Training is that of `algo=dynamics`; the policy is a search for the best plan in the model, made anew before every
+action. Nothing keeps plans near the data by itself: `penalty` takes the model's uncertainty off its rewards.
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ class PETS(Dynamics):
         if c.world_model:
             return {"world_model": required()}
         if c.calibrated:
-            raise UserError("algo.calibrated=true needs a finished model: train one with algo=dynamics, then algo.world_model=RUN takes it")
+            raise UserError(
+                "algo.calibrated=true needs a finished model: train one with algo=dynamics, then algo.world_model=RUN "
+                "takes it"
+            )
         return super().requires(config, dataset)
 
     @classmethod
@@ -115,7 +118,10 @@ class PETS(Dynamics):
         self.model = WorldModel(DynamicsSettings(**{n: vars(c)[n] for n in MODEL}), self.spec)
         self.returns = PlanReturns(c, self.spec, self.model)
         evaluations = c.plan_population * c.plan_iterations * c.plan_particles * c.plan_horizon
-        self.runtime.notes = (*self.runtime.notes, f"planning asks the model {evaluations:,} times before each action (algo.plan_*)")
+        self.runtime.notes = (
+            *self.runtime.notes,
+            f"planning asks the model {evaluations:,} times before each action (algo.plan_*)",
+        )
         return modules
 
     @classmethod
@@ -143,9 +149,15 @@ class PETS(Dynamics):
 
     def extra(self, params: dict[str, Params]) -> Tree:
         s, extra = self.spec, super().extra(params)
-        extra |= {"low": torch.zeros(s.observation_dim), "high": torch.zeros(s.observation_dim), "scale": torch.ones(self.model.out_dim)}
+        extra |= {
+            "low": torch.zeros(s.observation_dim),
+            "high": torch.zeros(s.observation_dim),
+            "scale": torch.ones(self.model.out_dim),
+        }
         if "density" in self.about:
-            extra["density"] = uncertainty.fit_density(torch.zeros(1, s.observation_dim + s.action_dim))  # of the right shapes
+            extra["density"] = uncertainty.fit_density(
+                torch.zeros(1, s.observation_dim + s.action_dim)
+            )  # of the right shapes
         return extra
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
@@ -193,4 +205,7 @@ class PETS(Dynamics):
 def filled(tree: Tree, values: Tree) -> Tree:
     """`tree`, its names in their order, with what `news` has under the same ones."""
     # clones: under vmap what comes out must not be what all replicas share
-    return {k: v if k not in values else filled(v, values[k]) if isinstance(v, dict) else values[k].clone() for k, v in tree.items()}
+    return {
+        k: v if k not in values else filled(v, values[k]) if isinstance(v, dict) else values[k].clone()
+        for k, v in tree.items()
+    }

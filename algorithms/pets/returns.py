@@ -1,4 +1,6 @@
-"""Returns of plans by trajectory sampling: particles that each follow members of the ensemble (arXiv 1805.12114, section 5)."""
+"""Returns of plans by trajectory sampling: particles that each follow members of the ensemble (arXiv 1805.12114,
+section 5).
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,23 @@ class PlanReturns(Part):
         self.model = model
 
     def __call__(self, tree: Tree, observations: Tensor, past: Tensor, plans: Tensor, key: Tensor) -> Tensor:
-        """The expected returns of plans [B, P, H, A] from observations [B, O]: [B, P]. All plans meet the same random numbers."""
+        """The expected returns of plans [B, P, H, A] from observations [B, O]: [B, P]. All plans meet the same random
+        numbers.
+        """
         flat, count = plans.flatten(0, 1), plans.shape[1]
         chunks = torch.arange(flat.shape[0], device=plans.device).split(max(1, CHUNK // self.config.plan_particles))
-        values = [self.score(tree, observations[rows // count], past[rows // count], flat[rows], key) for rows in chunks]
+        values = [
+            self.score(tree, observations[rows // count], past[rows // count], flat[rows], key) for rows in chunks
+        ]
         return torch.cat(values).view(plans.shape[:2])
 
     def score(self, tree: Tree, observations: Tensor, past: Tensor, plans: Tensor, key: Tensor) -> Tensor:
-        """The return of plans [R, H, A], each from an observation [R, O] of its own, mean over particles: [R]; NaN where the model breaks.
+        """The return of plans [R, H, A], each from an observation [R, O] of its own, mean over particles: [R]; NaN
+        where the model breaks.
 
-        A reward counts as far as the episode goes on to it: not at all after a known end, and by the probability of that where ends are
-        learnt. Particle n meets the same noise, and follows the same members, in all plans, so that plans differ by their actions alone.
-        """
+        A reward counts as far as the episode goes on to it: not at all after a known end, and by the probability of
+        that where ends are learnt. Particle n meets the same noise, and follows the same members, in all plans, so that
+        plans differ by their actions alone."""
         c, n = self.config, self.config.plan_particles
         rows, horizon = plans.shape[:2]
         assign, noise = rng.split(key)
@@ -53,13 +60,16 @@ class PlanReturns(Part):
             else:
                 predictions, u = self.with_uncertainty(tree, observations, actions, past)
                 particle = torch.arange(n, device=elite.device)
-                prediction = Prediction(*(None if x is None else x.unflatten(1, (n, rows))[elite, particle] for x in predictions))  # type: ignore[arg-type]
+                particles = (None if x is None else x.unflatten(1, (n, rows))[elite, particle] for x in predictions)
+                prediction = Prediction(*particles)  # type: ignore[arg-type]
             draw = rng.normal(rng.fold_in(noise, t), (n, self.model.out_dim)).unsqueeze(1)
             next_observations = prediction.mean + prediction.std * draw[..., :-1]
             rewards = prediction.reward + prediction.reward_std * draw[..., -1]
             transition = prediction
             if prediction.ending is not None:
-                transition = prediction._replace(ending=torch.full_like(prediction.ending, -torch.inf).unsqueeze(0))  # no end is drawn
+                transition = prediction._replace(
+                    ending=torch.full_like(prediction.ending, -torch.inf).unsqueeze(0)
+                )  # no end is drawn
             outcome = self.model.settle(tree, transition, observations, actions, next_observations, rewards, noise)
             broken = ~(torch.isfinite(next_observations).all(-1) & torch.isfinite(rewards))
             gain = torch.where(broken, torch.nan, outcome.rewards - c.penalty * u)
@@ -70,7 +80,9 @@ class PlanReturns(Part):
             weight = weight * c.plan_discount
         return total.mean(0)
 
-    def with_uncertainty(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> tuple[Prediction, Tensor]:
+    def with_uncertainty(
+        self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor
+    ) -> tuple[Prediction, Tensor]:
         """Predictions of all members for pairs [N, R], as [E, N R], and their uncertainty, [N, R]."""
         o, a, p = (x.flatten(0, 1) for x in (observations, actions, past))
         prediction = self.model.predict(tree, o, a, p)

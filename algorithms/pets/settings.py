@@ -19,16 +19,21 @@ FREE = {"reward", "calibrated"}  # of these, the settings that may differ from t
 
 @dataclass
 class PETSConfig(PlanSettings, DynamicsSettings):
-    """Settings of PETS. The model's are those of algo=dynamics, the planner's PETS's but for fewer plans, particles and steps."""
+    """Settings of PETS. The model's are those of algo=dynamics, the planner's PETS's but for fewer plans, particles and
+    steps.
+    """
 
     name: str = "pets"
     # PETS: 30, 500, 50 and 20, that is 1.5 million predictions before each action, not 75,000
     plan_horizon: int = setting(15, "steps of a plan (PETS: 30)", low=1, acting=True)
     plan_population: int = setting(200, "plans tried in each iteration (PETS: 500)", low=1, acting=True)
-    plan_elites: int = setting(20, "the best of them, which the next iteration is drawn around (PETS: 50)", low=1, acting=True)
+    plan_elites: int = setting(
+        20, "the best of them, which the next iteration is drawn around (PETS: 50)", low=1, acting=True
+    )
     plan_particles: int = setting(5, "rollouts of each plan, whose returns are averaged (PETS: 20)", low=1, acting=True)
     plan_members: str = setting(
-        "fixed", "fixed: a particle keeps one elite of the model for the whole plan (TSinf); drawn: it gets another at each step (TS1)",
+        "fixed", "fixed: a particle keeps one elite of the model for the whole plan (TSinf); drawn: it gets another at "
+                 "each step (TS1)",
         choices=("fixed", "drawn"), acting=True
     )  # fmt: skip
     plan_discount: float = setting(1.0, "of the rewards of a plan", low=0.0, high=1.0, acting=True)
@@ -38,20 +43,30 @@ class PETSConfig(PlanSettings, DynamicsSettings):
         low=0.0,
         acting=True,
     )
-    uncertainty: str = setting("aleatoric", "penalty: how uncertain the model is of a step", choices=uncertainty.names())
-    range_margin: float = setting(
-        1.0, "plans' observations are cut off where they leave the data's range by so many times its width", low=0.0, acting=True
+    uncertainty: str = setting(
+        "aleatoric", "penalty: how uncertain the model is of a step", choices=uncertainty.names()
     )
-    world_model: str = setting("", "a trained model: a run of algo=dynamics, or a file in its models/; empty: it is trained", place=True)
+    range_margin: float = setting(
+        1.0,
+        "plans' observations are cut off where they leave the data's range by so many times its width",
+        low=0.0,
+        acting=True,
+    )
+    world_model: str = setting(
+        "", "a trained model: a run of algo=dynamics, or a file in its models/; empty: it is trained", place=True
+    )
     world_model_id: str = setting("", "which model that is", filled=True)
 
 
 def with_model(config: PETSConfig, world_model: Trained) -> PETSConfig:
-    """`config` with the settings of the model that it names. Raises UserError for one that cannot be planned in, and for settings of
-    the model's that are given beside it."""
+    """`config` with the settings of the model that it names. Raises UserError for one that cannot be planned in, and
+    for settings of the model's that are given beside it."""
     if world_model.model.kind != "ensemble":
         kind = world_model.meta["model"]
-        raise UserError(f"algo.world_model={config.world_model} is a model of kind {kind}; algo=pets plans in those of algo=dynamics")
+        raise UserError(
+            f"algo.world_model={config.world_model} is a model of kind {kind}; algo=pets plans in those of "
+            "algo=dynamics"
+        )
     default, model = PETSConfig(), world_model.model.config
     values: dict[str, Any] = {}
     for name in sorted(MODEL):
@@ -59,7 +74,8 @@ def with_model(config: PETSConfig, world_model: Trained) -> PETSConfig:
         changed = value != getattr(default, name)
         if changed and value != model_value and name not in FREE:
             raise UserError(
-                f"algo.{name}={value}, but algo.world_model={config.world_model} is trained and has {model_value}: leave the first out"
+                f"algo.{name}={value}, but algo.world_model={config.world_model} is trained and has {model_value}: "
+                "leave the first out"
             )
         values[name] = value if changed and name in FREE else model_value
     return dataclasses.replace(config, **values)

@@ -1,4 +1,6 @@
-"""RAMBO: "RAMBO-RL: Robust Adversarial Model-Based Offline Reinforcement Learning" (Rigter et al., 2022, arXiv 2204.12581)."""
+"""RAMBO: "RAMBO-RL: Robust Adversarial Model-Based Offline Reinforcement Learning" (Rigter et al., 2022, arXiv
+2204.12581).
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,14 @@ if TYPE_CHECKING:
 
 @register("algo", "rambo")
 class RAMBO(SoftActorCritic):
-    """The model plays against the policy: it learns to lower the policy's value, and stays near what explains the data (algorithm 1).
+    """The model plays against the policy: it learns to lower the policy's value, and stays near what explains the data
+    (algorithm 1).
 
-    Module "dynamics" is a replica's own model; it begins as the shared one. All actors begin as one clone of the data's behaviour, of a run
-    that comes first (the authors clone it for each seed anew). The authors do 1,000 updates of the model after every 1,000 of the policy;
-    here one comes after each, compiled with it: as many, and neither waits for the other. Their imagined states go on from one update to
-    the next for `horizon` steps; then, and where an episode ended, a new state of the data begins.
+    Module "dynamics" is a replica's own model; it begins as the shared one. All actors begin as one clone of the data's
+    behaviour, of a run that comes first (the authors clone it for each seed anew). The authors do 1,000 updates of the
+    model after every 1,000 of the policy; here one comes after each, compiled with it: as many, and neither waits for
+    the other. Their imagined states go on from one update to the next for `horizon` steps; then, and where an episode
+    ended, a new state of the data begins.
     """
 
     Config = RAMBOConfig
@@ -50,7 +54,8 @@ class RAMBO(SoftActorCritic):
         model_rollouts.check(config, grid)
         if config.random_rollouts and config.candidates > 1:
             raise UserError(
-                f"algo.candidates={config.candidates} chooses among actions of the policy, and algo.random_rollouts=true imagines random "
+                f"algo.candidates={config.candidates} chooses among actions of the policy, and "
+                "algo.random_rollouts=true imagines random "
                 "ones: leave one of them out"
             )
         return super().fit_config(config, dataset, grid)
@@ -99,7 +104,11 @@ class RAMBO(SoftActorCritic):
 
     def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
         """New rollouts of the policy, or of uniform actions, in the replica's own model."""
-        policy = self.random_policy if self.config.random_rollouts else policy_of(partial(self.sample, state.params["actor"]))
+        policy = (
+            self.random_policy
+            if self.config.random_rollouts
+            else policy_of(partial(self.sample, state.params["actor"]))
+        )
         return self.rollouts.roll(source, policy, self.rollouts.penalised, key, state.params["dynamics"])
 
     def random_policy(self, observations: Tensor, past: Tensor, key: Tensor) -> Tensor:
@@ -110,7 +119,9 @@ class RAMBO(SoftActorCritic):
         start_key, rollout_key = rng.split(key)
         if step == 0:  # states to imagine from
             observations, past = self.rollouts.starts(source, rng.split(start_key)[1], self.config.batch_size)
-            state = state._replace(extra={**state.extra, "imagined": {"observations": observations, "past": past.clone()}})
+            state = state._replace(
+                extra={**state.extra, "imagined": {"observations": observations, "past": past.clone()}}
+            )
         imagined = self.roll(state, source, rollout_key)
         return self.rollouts.add(state, imagined), describe(imagined)
 
@@ -138,12 +149,18 @@ class RAMBO(SoftActorCritic):
         member = model.elite(tree, member_key, c.batch_size)
         mean, std = self.moments(tree, raw)
         index = member.view(1, -1, 1).expand(1, -1, model.out_dim)
-        sample = mean.gather(0, index) + std.gather(0, index) * rng.normal(noise_key, (1, c.batch_size, model.out_dim))  # [1, B, D]
+        sample = mean.gather(0, index) + std.gather(0, index) * rng.normal(
+            noise_key, (1, c.batch_size, model.out_dim)
+        )  # [1, B, D]
         ending = None if raw.ending is None else raw.ending.gather(0, member.unsqueeze(0))
         prediction = model.read(tree, ensemble.Raw(sample, torch.zeros_like(sample), ending), observations)
-        outcome = model.settle(tree, prediction, observations, actions, prediction.mean[0], prediction.reward[0], end_key)
+        outcome = model.settle(
+            tree, prediction, observations, actions, prediction.mean[0], prediction.reward[0], end_key
+        )
 
-        advantage = self.advantage(state, observations, actions, outcome.rewards, outcome.terminations, outcome.next_observations)
+        advantage = self.advantage(
+            state, observations, actions, outcome.rewards, outcome.terminations, outcome.next_observations
+        )
         batch = self.real(source, data_key)
         state, metrics = self.descend(state, "dynamics", self.model_loss, inputs, sample[0], advantage, batch)
 
@@ -161,13 +178,25 @@ class RAMBO(SoftActorCritic):
         return raw.mean.float(), std * tree["scale"] if self.runtime.source.model.config.calibrated else std
 
     def advantage(
-        self, state: TrainState, observations: Tensor, actions: Tensor, rewards: Tensor, terminations: Tensor, next_observations: Tensor
+        self,
+        state: TrainState,
+        observations: Tensor,
+        actions: Tensor,
+        rewards: Tensor,
+        terminations: Tensor,
+        next_observations: Tensor,
     ) -> Tensor:
-        """r + discount * V(s') - Q(s, a) with the smallest of the critics at the policy's mode, standardised over the batch: [B]."""
+        """r + discount * V(s') - Q(s, a) with the smallest of the critics at the policy's mode, standardised over the
+        batch: [B].
+        """
         critic, actor = state.params["critic"], state.params["actor"]
         mode = self.policy.mode(self.apply("actor", actor, next_observations))
         value = self.critic.q(critic, next_observations, mode).amin(0)
-        gain = rewards + self.config.discount * (1.0 - terminations.float()) * value - self.critic.q(critic, observations, actions).amin(0)
+        gain = (
+            rewards
+            + self.config.discount * (1.0 - terminations.float()) * value
+            - self.critic.q(critic, observations, actions).amin(0)
+        )
         return (gain - gain.mean()) / (gain.std(unbiased=False) + 1e-6)
 
     def real(self, source: ModelSource, key: Tensor) -> Batch:
@@ -180,19 +209,30 @@ class RAMBO(SoftActorCritic):
     def model_loss(
         self, params: Params, state: TrainState, inputs: Tensor, sample: Tensor, advantage: Tensor, batch: Batch
     ) -> tuple[Tensor, Metrics]:
-        """lambda * mean of log p(drawn) * advantage (as policy gradients go, but downhill), and what the model was trained with."""
+        """lambda * mean of log p(drawn) * advantage (as policy gradients go, but downhill), and what the model was
+        trained with.
+        """
         c, source = self.config, self.runtime.source
         model, tree, rows = source.model, source.tree, inputs.shape[0]  # the scaler of the inputs stays as it is
         raw = model.raw(params, tree, torch.cat([inputs, batch["inputs"]]))
         imagined = ensemble.Raw(raw.mean[:, :rows], raw.log_var[:, :rows], None)
-        real = ensemble.Raw(raw.mean[:, rows:], raw.log_var[:, rows:], None if raw.ending is None else raw.ending[:, rows:])
+        real = ensemble.Raw(
+            raw.mean[:, rows:], raw.log_var[:, rows:], None if raw.ending is None else raw.ending[:, rows:]
+        )
         mean, std = (x[tree["elites"]] for x in self.moments(tree, imagined))
         log_p = log_mixture(mean, std, sample)
         adversarial = (log_p * advantage).mean()
         per_member = member_losses(real, batch)
         supervised = (
-            per_member.sum() + ensemble.weight_decay(params, source.extra["decay"]) + c.bounds_weight * ensemble.bounds_loss(params)
+            per_member.sum()
+            + ensemble.weight_decay(params, source.extra["decay"])
+            + c.bounds_weight * ensemble.bounds_loss(params)
         )
         loss = c.adversarial_weight * adversarial + supervised
         error = ensemble.squared_loss(real.mean, batch["targets"], None, batch["known"]).mean()
-        return loss, {"model/loss": loss, "model/adversarial": adversarial, "model/log_density": log_p.mean(), "model/error": error}
+        return loss, {
+            "model/loss": loss,
+            "model/adversarial": adversarial,
+            "model/log_density": log_p.mean(),
+            "model/error": error,
+        }

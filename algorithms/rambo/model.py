@@ -1,4 +1,6 @@
-"""The model's side of RAMBO: the data that it goes on learning from, and the density of the transitions that it imagines."""
+"""The model's side of RAMBO: the data that it goes on learning from, and the density of the transitions that it
+imagines.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def training_table(source: ModelSource, dataset: Dataset) -> Tree:
 def log_mixture(mean: Tensor, std: Tensor, x: Tensor) -> Tensor:
     """log of the mean over K of N(x; mean, diag(std^2)), [B], for means and standard deviations [K, B, D] and x [B, D].
 
-    Densities themselves would underflow: at 18 dimensions, five standard deviations off, they are below float32's smallest number.
-    """
+    Densities themselves would underflow: at 18 dimensions, five standard deviations off, they are below float32's
+    smallest number."""
     log_p = -0.5 * ((x - mean) / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
     return log_p.sum(-1).logsumexp(0) - math.log(mean.shape[0])

@@ -21,7 +21,9 @@ NOISE = 0.1  # standard deviation of exploration, as TD3's
 
 
 class SequenceNet(nn.Module):
-    """h = W2 relu(W1 s), and then for each action h <- GRU(h, the action before), a = tanh(W3 h): any number of actions."""
+    """h = W2 relu(W1 s), and then for each action h <- GRU(h, the action before), a = tanh(W3 h): any number of
+    actions.
+    """
 
     def __init__(self, observation_dim: int, action_dim: int, width: int) -> None:
         super().__init__()
@@ -29,8 +31,9 @@ class SequenceNet(nn.Module):
         self.gru, self.head = GRU(action_dim, width), Linear(width, action_dim, "xavier")
 
     def forward(self, observations: Tensor, before: Tensor, steps: int, noise: Tensor | None = None) -> Tensor:
-        """Actions [B, steps, A] from observations [B, O] and what came before the first K of them, [B, K, A]; before the others comes the
-        network's own last action. noise [B, steps, A] is added to each action, which is then clipped."""
+        """Actions [B, steps, A] from observations [B, O] and what came before the first K of them, [B, K, A]; before
+        the others comes the network's own last action. noise [B, steps, A] is added to each action, which is then
+        clipped."""
         h = self.second(F.relu(self.first(observations)))
         actions: list[Tensor] = []
         for i in range(steps):

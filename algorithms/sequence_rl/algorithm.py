@@ -1,5 +1,6 @@
-"""Sequence RL from data: the sequence actor of "Overcoming Slow Decision Frequencies in Continuous Control: Model-Based Sequence
-Reinforcement Learning for Model-Free Control" (Patel and Siegelmann, 2024, arXiv 2410.08979), beside TD3+BC (arXiv 2106.06860)."""
+"""Sequence RL from data: the sequence actor of "Overcoming Slow Decision Frequencies in Continuous Control: Model-Based
+Sequence Reinforcement Learning for Model-Free Control" (Patel and Siegelmann, 2024, arXiv 2410.08979), beside TD3+BC
+(arXiv 2106.06860)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from offrl import rng
 from offrl.actor import Actor, NoisyActor
 from offrl.algorithm import Metrics, TrainState
 from offrl.algorithms.sequence_rl.actor import RolledOutActor, SequenceNet
-from offrl.algorithms.sequence_rl.sampler import PREVIOUS, WINDOW_ACTIONS, WINDOW_OBSERVATIONS, WINDOW_VALID, RecallSampler, RecallSource
+from offrl.algorithms.sequence_rl.sampler import (
+    PREVIOUS,
+    WINDOW_ACTIONS,
+    WINDOW_OBSERVATIONS,
+    WINDOW_VALID,
+    RecallSampler,
+    RecallSource,
+)
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
@@ -39,25 +47,39 @@ class SequenceRLConfig(TD3Settings):
     """Settings of sequence RL; those of critics and policy are TD3+BC's."""
 
     name: str = "sequence_rl"
-    alpha: float = setting(2.5, "weight of the normalised value against imitation, of both actors; larger is greedier", low=0.0)
-    length: int = setting(8, "actions that the sequence actor is trained to unroll from one observation (J)", low=1, high=64)
+    alpha: float = setting(
+        2.5, "weight of the normalised value against imitation, of both actors; larger is greedier", low=0.0
+    )
+    length: int = setting(
+        8, "actions that the sequence actor is trained to unroll from one observation (J)", low=1, high=64
+    )
     execute: int | None = setting(
-        None, "steps between decisions when acting (D), more than length too; null: length; 0: TD3+BC's policy acts", low=0, acting=True
+        None,
+        "steps between decisions when acting (D), more than length too; null: length; 0: TD3+BC's policy acts",
+        low=0,
+        acting=True,
     )
     recall: str = setting(
         "data",
-        "where the critic judges the sequence: data: in the states that the data went on to; model: in those of a world model, as "
+        "where the critic judges the sequence: data: in the states that the data went on to; model: in those of a "
+        "world model, as "
         "published; distil: it does not, and TD3+BC's policy in the model is imitated",
         choices=("data", "model", "distil"),
     )
     recurrent_width: int = setting(128, "width of the sequence actor's GRU", low=1)
-    sequence_learning_rate: float = setting(1e-3, "the sequence actor's learning rate, which falls linearly to a hundredth", low=0.0)
+    sequence_learning_rate: float = setting(
+        1e-3, "the sequence actor's learning rate, which falls linearly to a hundredth", low=0.0
+    )
     sequence_decay_steps: int | None = setting(None, "updates until it has fallen; null: those of the run", low=1)
     cutoff: float | None = setting(
-        None, "recall=model, distil: states count until elites of the model disagree by more than this; null: however much", low=0.0
+        None,
+        "recall=model, distil: states count until elites of the model disagree by more than this; null: however much",
+        low=0.0,
     )
     world_model: str = setting(
-        "", "recall=model, distil: a run of algo=dynamics, or a file in its models/; empty: one is trained first", place=True
+        "",
+        "recall=model, distil: a run of algo=dynamics, or a file in its models/; empty: one is trained first",
+        place=True,
     )
     world_model_id: str = setting("", "which model that is", filled=True)
     members: int = setting(7, "models in the ensemble that is trained where world_model= names none", low=1, place=True)
@@ -65,8 +87,9 @@ class SequenceRLConfig(TD3Settings):
 
 @register("algo", "sequence_rl")
 class SequenceRL(TD3):
-    """TD3+BC as it is, and a recurrent actor sigma that unrolls J actions from one state, each of which TD3+BC's first critic judges in the
-    state that it is done in. Nothing bootstraps from sigma. Afterwards it acts D steps at a time, without model and critic."""
+    """TD3+BC as it is, and a recurrent actor sigma that unrolls J actions from one state, each of which TD3+BC's first
+    critic judges in the state that it is done in. Nothing bootstraps from sigma. Afterwards it acts D steps at a time,
+    without model and critic."""
 
     Config = SequenceRLConfig
     traits = dataclasses.replace(TD3.traits, policy_modules=("sequence", "actor"))
@@ -77,7 +100,10 @@ class SequenceRL(TD3):
         if c.recall != "data":
             return {"world_model": required({"members": c.members})}
         if c.world_model:
-            raise UserError("algo.world_model= changes nothing with algo.recall=data, which asks no model: leave it out, or recall=model")
+            raise UserError(
+                "algo.world_model= changes nothing with algo.recall=data, which asks no model: leave it out, or "
+                "recall=model"
+            )
         return {}
 
     @classmethod
@@ -88,7 +114,10 @@ class SequenceRL(TD3):
 
     def modules(self) -> dict[str, nn.Module]:
         s = self.spec
-        return {**super().modules(), "sequence": SequenceNet(s.observation_dim, s.action_dim, self.config.recurrent_width)}
+        return {
+            **super().modules(),
+            "sequence": SequenceNet(s.observation_dim, s.action_dim, self.config.recurrent_width),
+        }
 
     def optimizer(self, name: str) -> Adam:
         if name != "sequence":
@@ -106,10 +135,11 @@ class SequenceRL(TD3):
         return imitating_loss(self, actor, state, batch)
 
     def recalled(self, observations: Tensor, choose: Choose, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(states [B, J, O], actions [B, J, A], weights [B, J]) of J steps in the model, by the mean of one elite for each row; constants.
+        """(states [B, J, O], actions [B, J, A], weights [B, J]) of J steps in the model, by the mean of one elite for
+        each row; constants.
 
-        A state has weight 1 until the model ends the episode before it, or its elites disagree on the way there by more than `cutoff`.
-        """
+        A state has weight 1 until the model ends the episode before it, or its elites disagree on the way there by more
+        than `cutoff`."""
         c, source = self.config, self.runtime.source
         assert isinstance(source, RecallSource)
         model, tree = source.model, source.tree
@@ -134,11 +164,14 @@ class SequenceRL(TD3):
         return states, actions, weights
 
     def sequence_loss(self, sequence: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """mean_m (sigma_i - a_{t+i})^2 - lambda mean_m Q_1(s_{t+i}, sigma_i), lambda = alpha / mean_m |Q_1|, means over the steps m that
-        count; sigma_i follows s_t and the data's actions (recall=model: its own, and s_{t+i} is the model's)."""
+        """mean_m (sigma_i - a_{t+i})^2 - lambda mean_m Q_1(s_{t+i}, sigma_i), lambda = alpha / mean_m |Q_1|, means over
+        the steps m that count; sigma_i follows s_t and the data's actions (recall=model: its own, and s_{t+i} is the
+        model's)."""
         c, observations, before = self.config, batch["observations"], batch[PREVIOUS].unsqueeze(-2)
         if c.recall == "distil":
-            states, teacher, weights = self.recalled(observations, lambda i, at: self.apply("actor", state.params["actor"], at)[0], key)
+            states, teacher, weights = self.recalled(
+                observations, lambda i, at: self.apply("actor", state.params["actor"], at)[0], key
+            )
             actions = self.apply("sequence", sequence, observations, torch.cat([before, teacher[:, :-1]], 1), c.length)
             loss = weighted_mean((actions - teacher).square().mean(-1), weights)
             return loss, {"sequence/loss": loss, "sequence/steps": weights.sum(-1).mean()}
@@ -153,7 +186,12 @@ class SequenceRL(TD3):
         q = first_q(self, state, states.flatten(0, 1), actions.flatten(0, 1)).unflatten(0, weights.shape)
         value = weighted_mean(q, weights)
         loss = imitation - c.alpha / weighted_mean(q.detach().abs(), weights) * value
-        metrics = {"sequence/loss": loss, "sequence/bc": imitation, "sequence/q": value, "sequence/steps": weights.sum(-1).mean()}
+        metrics = {
+            "sequence/loss": loss,
+            "sequence/bc": imitation,
+            "sequence/q": value,
+            "sequence/steps": weights.sum(-1).mean(),
+        }
         return loss, metrics
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:

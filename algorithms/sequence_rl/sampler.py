@@ -13,7 +13,11 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, places_ahead, windows
 from offrl.errors import UserError
 
-WINDOW_OBSERVATIONS, WINDOW_ACTIONS, WINDOW_VALID = "window_observations", "window_actions", "window_valid"  # [B, J, ...]
+WINDOW_OBSERVATIONS, WINDOW_ACTIONS, WINDOW_VALID = (
+    "window_observations",
+    "window_actions",
+    "window_valid",
+)  # [B, J, ...]
 PREVIOUS = "previous_actions"  # the action of the step before, 0 at an episode's start [B, A]
 
 
@@ -28,10 +32,11 @@ class RecallSource:
 
 @dataclass(frozen=True)
 class RecallSampler:
-    """What `TransitionSampler` draws, with the same keys the same rows, and of each the window of `length` steps that begins with it.
+    """What `TransitionSampler` draws, with the same keys the same rows, and of each the window of `length` steps that
+    begins with it.
 
-    An episode's end cuts a window: the rest repeats its last step and is not valid. What is last in an episode that was cut off, and so
-    is no transition, is in no window.
+    An episode's end cuts a window: the rest repeats its last step and is not valid. What is last in an episode that was
+    cut off, and so is no transition, is in no window.
 
     pretrained: the world model, where one is needed. states: windows with the observations of every step.
     """
@@ -42,18 +47,23 @@ class RecallSampler:
     pretrained: Mapping[str, Any] | None = None
 
     def prepare(self, dataset: Dataset) -> RecallSource:
-        """Raises UserError where no window has two steps, for a length beyond all episodes, and for a model that looks back."""
+        """Raises UserError where no window has two steps, for a length beyond all episodes, and for a model that looks
+        back.
+        """
         source = TransitionSampler(n_step=self.n_step, ordered=True).prepare(dataset)
         assert source.last is not None
         longest = int((source.last - torch.arange(source.count, device=source.last.device)).max()) + 1
         if self.length > 1 and longest == 1:
             raise UserError(
-                f"{dataset.spec.name}: no window of 2 steps to learn a sequence from: each episode of the data has one transition, and "
-                "their order is not known; say where episodes end (dataset.fields.truncations or episode_ends), or take algo=td3_bc"
+                f"{dataset.spec.name}: no window of 2 steps to learn a sequence from: each episode of the data has one "
+                "transition, and "
+                "their order is not known; say where episodes end (dataset.fields.truncations or episode_ends), or "
+                "take algo=td3_bc"
             )
         if self.length > longest:
             raise UserError(
-                f"{dataset.spec.name}: algo.length={self.length}: no window of so many steps is in the data, whose longest episode has "
+                f"{dataset.spec.name}: algo.length={self.length}: no window of so many steps is in the data, whose "
+                "longest episode has "
                 f"{longest} transitions; take a smaller length (algo.execute may be larger)"
             )
         if not self.pretrained:
@@ -61,7 +71,8 @@ class RecallSampler:
         trained = self.pretrained["world_model"].to(source.last.device)
         if trained.model.history > 1:
             raise UserError(
-                "algo=sequence_rl asks the model in each update and keeps no past: train one with algo.history=1 (this one has "
+                "algo=sequence_rl asks the model in each update and keeps no past: train one with algo.history=1 (this "
+                "one has "
                 f"{trained.model.history})"
             )
         return RecallSource(source, trained.model, trained.tree)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class SHARSAActor(GoalActor):
-    """At every step: the best of `candidates` subgoals, and an action towards it, or the best of as many. `greedy` zero: one of each, from
-    noise of 0."""
+    """At every step: the best of `candidates` subgoals, and an action towards it, or the best of as many. `greedy`
+    zero: one of each, from noise of 0."""
 
     algorithm: SHARSA
 

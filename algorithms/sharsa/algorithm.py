@@ -32,19 +32,34 @@ class SHARSAConfig(GoalTargetSettings):
     discount: float = setting(0.999, "discount factor; also of goals at geometric distances", high=1.0, shared=True)
     hidden: list[int] = setting([1024, 1024, 1024, 1024], "widths of the hidden layers", low=1)
     actor_layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the flows")
-    value_geometric: bool = setting(False, "later states at geometric distances; else uniform over the rest of the trajectory")
+    value_geometric: bool = setting(
+        False, "later states at geometric distances; else uniform over the rest of the trajectory"
+    )
     actor_trajectory: float = setting(
         0.5, "share that are later states of the trajectory (cubes, humanoidmaze: 1)", low=0.0, high=1.0, shared=True
     )
-    actor_random: float = setting(0.5, "share that are any states of the data (cubes, humanoidmaze: 0)", low=0.0, high=1.0, shared=True)
-    actor_geometric: bool = setting(True, "later states at geometric distances; else uniform over the rest (humanoidmaze)")
-    subgoal_steps: int = setting(25, "n: a subgoal is so many steps ahead, the horizon of the high level's values (cubes: 50)", low=1)
-    pessimism: str = setting("min", "what V learns of the target critics: their smallest value, or their mean", choices=("min", "mean"))
-    value_loss: str = setting("bce", "values are logits with cross-entropy (bce), or plain with squared errors", choices=("bce", "squared"))
-    low_values: bool = setting(False, "Double SHARSA: the low level has values too, and plays the best of its candidates")
+    actor_random: float = setting(
+        0.5, "share that are any states of the data (cubes, humanoidmaze: 0)", low=0.0, high=1.0, shared=True
+    )
+    actor_geometric: bool = setting(
+        True, "later states at geometric distances; else uniform over the rest (humanoidmaze)"
+    )
+    subgoal_steps: int = setting(
+        25, "n: a subgoal is so many steps ahead, the horizon of the high level's values (cubes: 50)", low=1
+    )
+    pessimism: str = setting(
+        "min", "what V learns of the target critics: their smallest value, or their mean", choices=("min", "mean")
+    )
+    value_loss: str = setting(
+        "bce", "values are logits with cross-entropy (bce), or plain with squared errors", choices=("bce", "squared")
+    )
+    low_values: bool = setting(
+        False, "Double SHARSA: the low level has values too, and plays the best of its candidates"
+    )
     flow_steps: int = setting(10, "Euler steps from noise to a subgoal or an action", low=1, high=1000)
     greedy: str = greedy_field()
-    candidates: int = setting(32, "subgoals that are drawn at each step, of which the best is pursued (low_values: actions too)", low=1,
+    candidates: int = setting(32, "subgoals that are drawn at each step, of which the best is pursued (low_values: "
+                                  "actions too)", low=1,
                               acting=True)  # fmt: skip
 
 
@@ -61,28 +76,41 @@ class Level(NamedTuple):
 
 @register("algo", "sharsa")
 class SHARSA(GoalConditioned):
-    """Two flows clone the data, subgoals n steps ahead and actions towards them; of many subgoals the one with the highest Q is pursued.
+    """Two flows clone the data, subgoals n steps ahead and actions towards them; of many subgoals the one with the
+    highest Q is pursued.
 
-    Values are those of the data's own behaviour (SARSA) over windows of n steps, as logits of a probability: discount^d of a goal that is
-    d steps away. Modules: critic (twin Q of a subgoal) and value, high and actor (the flows), with `low_values` low_critic and low_value.
-    """
+    Values are those of the data's own behaviour (SARSA) over windows of n steps, as logits of a probability: discount^d
+    of a goal that is d steps away. Modules: critic (twin Q of a subgoal) and value, high and actor (the flows), with
+    `low_values` low_critic and low_value."""
 
     Config = SHARSAConfig
     traits = replace(
-        GoalConditioned.traits, targets=("critic",), actions=("continuous",), policy_modules=("actor", "high", "critic"), n_step=False
+        GoalConditioned.traits,
+        targets=("critic",),
+        actions=("continuous",),
+        policy_modules=("actor", "high", "critic"),
+        n_step=False,
     )
 
     @classmethod
     def traits_for(cls, config: Any) -> Traits:
         if not config.low_values:
             return cls.traits
-        return replace(cls.traits, targets=("critic", "low_critic"), policy_modules=(*cls.traits.policy_modules, "low_critic"))
+        return replace(
+            cls.traits, targets=("critic", "low_critic"), policy_modules=(*cls.traits.policy_modules, "low_critic")
+        )
 
     def modules(self) -> dict[str, nn.Module]:
         c, s, g = self.config, self.spec, self.goal_dim
         if c.low_values and c.subgoal_steps < 2:
-            raise UserError(f"algo.subgoal_steps={c.subgoal_steps}: the low level's values (algo.low_values) need subgoals 2 or more ahead")
-        inputs, norm = s.observation_dim + g, {"layer_norm": c.actor_layer_norm, "layer_norm_epsilon": c.layer_norm_epsilon}
+            raise UserError(
+                f"algo.subgoal_steps={c.subgoal_steps}: the low level's values (algo.low_values) need subgoals 2 or "
+                "more ahead"
+            )
+        inputs, norm = (
+            s.observation_dim + g,
+            {"layer_norm": c.actor_layer_norm, "layer_norm_epsilon": c.layer_norm_epsilon},
+        )
         modules = {
             "critic": make_values(c, 2, inputs + g),
             "value": make_net(c, inputs, 1),
@@ -95,7 +123,9 @@ class SHARSA(GoalConditioned):
 
     def sampler(self) -> HorizonSampler:
         c, base = self.config, super().sampler()
-        low = Mix(c.value_current, c.value_trajectory, c.value_random, True, self.low_discount) if c.low_values else None
+        low = (
+            Mix(c.value_current, c.value_trajectory, c.value_random, True, self.low_discount) if c.low_values else None
+        )
         return HorizonSampler(base.value, base.actor, c.subgoal_steps, low=low)
 
     @property
@@ -128,22 +158,36 @@ class SHARSA(GoalConditioned):
         return outputs.sigmoid() if self.config.value_loss == "bce" else outputs
 
     def objective(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """-(y log sigma(l) + (1 - y) log(1 - sigma(l))), or the squared error, of outputs [..., B] and their target [B]."""
+        """-(y log sigma(l) + (1 - y) log(1 - sigma(l))), or the squared error, of outputs [..., B] and their target
+        [B].
+        """
         if self.config.value_loss == "squared":
             return (outputs - target).square()
         return F.binary_cross_entropy_with_logits(outputs, target.expand_as(outputs), reduction="none")
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, level: Level, prefix: str) -> tuple[Tensor, Metrics]:
+    def value_loss(
+        self, value: Params, state: TrainState, batch: Batch, level: Level, prefix: str
+    ) -> tuple[Tensor, Metrics]:
         """E BCE(V(s, g), min_k sigma(Q'_k(s, u, g))), u the data's own subgoal (Double SHARSA's low level: action)."""
-        target = self.values(self.q(f"{prefix}critic", state.target[f"{prefix}critic"], batch["observations"], level.goals, level.choices))
+        target = self.values(
+            self.q(
+                f"{prefix}critic", state.target[f"{prefix}critic"], batch["observations"], level.goals, level.choices
+            )
+        )
         target = target.amin(0) if self.config.pessimism == "min" else target.mean(0)
         v = self.v(f"{prefix}value", value, batch["observations"], level.goals)
         loss = (level.weight * self.objective(v, target)).mean()
         return loss, {f"{prefix}value/loss": loss, f"{prefix}value/v": self.values(v).mean()}
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, level: Level, prefix: str) -> tuple[Tensor, Metrics]:
-        """E BCE(Q(s, u, g), gamma^m (success + (1 - success) sigma(V(s_m, g)))) of both Q, m <= n steps to the goal or the end."""
-        next_v = self.values(self.v(f"{prefix}value", state.params[f"{prefix}value"], level.next_observations, level.goals))
+    def critic_loss(
+        self, critic: Params, state: TrainState, batch: Batch, level: Level, prefix: str
+    ) -> tuple[Tensor, Metrics]:
+        """E BCE(Q(s, u, g), gamma^m (success + (1 - success) sigma(V(s_m, g)))) of both Q, m <= n steps to the goal or
+        the end.
+        """
+        next_v = self.values(
+            self.v(f"{prefix}value", state.params[f"{prefix}value"], level.next_observations, level.goals)
+        )
         target = level.rewards + level.following * next_v
         q = self.q(f"{prefix}critic", critic, batch["observations"], level.goals, level.choices)
         loss = (level.weight * self.objective(q, target)).mean(-1).sum()
@@ -151,8 +195,12 @@ class SHARSA(GoalConditioned):
 
     # ---- flows
 
-    def flow_loss(self, field: Params, state: TrainState, inputs: Tensor, data: Tensor, key: Tensor, name: str) -> tuple[Tensor, Metrics]:
-        """E |v(s, g, x_t, t) - (x_1 - x_0)|^2 / D, x_1 the data's subgoal n steps ahead (low level: its action, g that subgoal)."""
+    def flow_loss(
+        self, field: Params, state: TrainState, inputs: Tensor, data: Tensor, key: Tensor, name: str
+    ) -> tuple[Tensor, Metrics]:
+        """E |v(s, g, x_t, t) - (x_1 - x_0)|^2 / D, x_1 the data's subgoal n steps ahead (low level: its action, g that
+        subgoal).
+        """
         loss = flow.matching(lambda x, t: self.apply(name, field, inputs, x, t), data, key).mean()
         return loss, {f"{name}/loss": loss}
 

@@ -1,4 +1,6 @@
-"""IQL over skills: the sampler of trajectory segments, the policy that acts by skills, and the algorithm that learns it."""
+"""IQL over skills: the sampler of trajectory segments, the policy that acts by skills, and the algorithm that learns
+it.
+"""
 
 from offrl.algorithms.skill_iql.algorithm import SkillIQL, SkillIQLConfig
 

@@ -38,8 +38,8 @@ class SkillActor(Actor):
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         """Actions of the current skills, and the next carry.
 
-        With `explore` the skill is drawn, and its actions are not: the decoder has no learnt spread of its own (discrete actions: they are
-        drawn too).
+        With `explore` the skill is drawn, and its actions are not: the decoder has no learnt spread of its own
+        (discrete actions: they are drawn too).
         """
         skill_key, action_key = rng.split(key)
         skill, step, skills = carry.skill, carry.t % self.algorithm.length, self.algorithm.skills
@@ -47,4 +47,6 @@ class SkillActor(Actor):
             skill = self.choose(self.apply("actor", observations), skill_key, explore)
         actions, decoder = skills.decode(self.state.extra["skills"], observations, skill, step), skills.policy
         stochastic = explore and self.algorithm.spec.discrete
-        return decoder.sample(actions, action_key) if stochastic else decoder.mode(actions), SkillCarry(skill, carry.t + 1)
+        return decoder.sample(actions, action_key) if stochastic else decoder.mode(actions), SkillCarry(
+            skill, carry.t + 1
+        )

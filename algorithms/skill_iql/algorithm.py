@@ -1,5 +1,5 @@
-"""IQL over skills: Skill-Critic's two levels (Hao et al., 2023, arXiv 2306.08388) with the high level learnt from the data alone, by IQL
-(Kostrikov et al., 2021, arXiv 2110.06169)."""
+"""IQL over skills: Skill-Critic's two levels (Hao et al., 2023, arXiv 2306.08388) with the high level learnt from the
+data alone, by IQL (Kostrikov et al., 2021, arXiv 2110.06169)."""
 
 from __future__ import annotations
 
@@ -41,10 +41,16 @@ class SkillIQLConfig(InSampleSettings):
     name: str = "skill_iql"
     expectile: float = setting(0.7, "0.5 values the data's skills, 1.0 the best skill in the data", low=0.0, high=1.0)
     policy: str = setting(
-        "gaussian", "the high level: a Gaussian over skills, of a spread that depends on the state", choices=("gaussian",)
+        "gaussian",
+        "the high level: a Gaussian over skills, of a spread that depends on the state",
+        choices=("gaussian",),
     )
-    prior_weight: float = setting(0.1, "weight of KL(high level || the skills' prior): larger stays nearer to the data", low=0.0)
-    discount_within: bool = setting(False, "rewards within a skill are discounted too; false, as published: they are summed")
+    prior_weight: float = setting(
+        0.1, "weight of KL(high level || the skills' prior): larger stays nearer to the data", low=0.0
+    )
+    discount_within: bool = setting(
+        False, "rewards within a skill are discounted too; false, as published: they are summed"
+    )
     skills: str = setting("", "a run of algo=skills; empty: one is trained first", place=True)
     skills_id: str = setting("", "which one that is", filled=True)
     skills_settings: dict[str, Any] = setting({}, "its settings", filled=True)
@@ -53,7 +59,9 @@ class SkillIQLConfig(InSampleSettings):
     )
     skill_length: int = setting(10, "the same skills: steps that one lasts (H)", low=1)
     skill_dim: int = setting(10, "the same skills: its dimension (z)", low=1)
-    skill_hidden: list[int] = setting([128, 128, 128], "the same skills: widths of the hidden layers of decoder and prior", low=1)
+    skill_hidden: list[int] = setting(
+        [128, 128, 128], "the same skills: widths of the hidden layers of decoder and prior", low=1
+    )
     recurrent_width: int = setting(128, "the same skills: width of the encoder's GRU", low=1)
     kl_weight: float = setting(1e-2, "the same skills: weight of KL(q(z | actions) || N(0, I))", low=0.0, shared=True)
     skill_batch_size: int = setting(128, "the same skills: segments in a batch", low=1)
@@ -62,12 +70,14 @@ class SkillIQLConfig(InSampleSettings):
 
 @register("algo", "skill_iql")
 class SkillIQL(Algorithm):
-    """IQL whose actions are skills of H steps: V(s), Q(s, z), and a policy over z that imitates the data's, weighted by advantage, and is
-    kept near the skills' prior. A transition is H steps: the sum of their rewards, and discount**H of what follows.
+    """IQL whose actions are skills of H steps: V(s), Q(s, z), and a policy over z that imitates the data's, weighted by
+    advantage, and is kept near the skills' prior. A transition is H steps: the sum of their rewards, and discount**H of
+    what follows.
 
-    z is drawn from q(z | the H actions) at each update. When it acts, it holds a skill for H steps, in which the skills' decoder, given
-    the step within the skill, chooses the actions. The skills are a run of their own that comes first (`algo=skills`): one serves all
-    seeds, all settings of the high level, and a resumed run, and no update has to decide whether it is the skills' turn.
+    z is drawn from q(z | the H actions) at each update. When it acts, it holds a skill for H steps, in which the
+    skills' decoder, given the step within the skill, chooses the actions. The skills are a run of their own that comes
+    first (`algo=skills`): one serves all seeds, all settings of the high level, and a resumed run, and no update has to
+    decide whether it is the skills' turn.
     """
 
     Config = SkillIQLConfig
@@ -136,7 +146,9 @@ class SkillIQL(Algorithm):
         target = self.critic.td_target(batch, next_v, self.config.discount**self.length)
         return self.critic.loss(critic, batch, target, key)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(
+        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
+    ) -> tuple[Tensor, Metrics]:
         """-E min(exp(beta (Q - V)), cap) log pi(z|s) (IQL's equation 7) + prior_weight KL(pi || the skills' prior)."""
         c, observations = self.config, batch["observations"]
         advantage = q - self.value(state.params["value"], observations).mean
@@ -144,7 +156,12 @@ class SkillIQL(Algorithm):
         dist = self.apply("actor", actor, observations, key)
         kl = gaussian_kl(dist, self.skills.prior(state.extra["skills"], observations)).mean()
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean() + c.prior_weight * kl
-        return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean(), "actor/prior_kl": kl}
+        return loss, {
+            "actor/loss": loss,
+            "actor/advantage": advantage.mean(),
+            "actor/weight": weight.mean(),
+            "actor/prior_kl": kl,
+        }
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         key, action_key = rng.split(key)
@@ -170,4 +187,9 @@ def _skill_settings(config: Any) -> dict[str, Any]:
     """Settings of the skills that are trained first."""
     c = config
     settings = {name: getattr(c, name) for name in ("skill_length", "skill_dim", "kl_weight", "recurrent_width")}
-    return {**settings, "hidden": list(c.skill_hidden), "batch_size": c.skill_batch_size, "learning_rate": c.skill_learning_rate}
+    return {
+        **settings,
+        "hidden": list(c.skill_hidden),
+        "batch_size": c.skill_batch_size,
+        "learning_rate": c.skill_learning_rate,
+    }

@@ -38,11 +38,11 @@ class Segments:
 
 @dataclass(frozen=True)
 class SegmentSampler:
-    """Segments of `length` steps: observations at the first, next_observations after the last, rewards [B, length] of every step, and masks
-    = 1 - whether the episode terminated within.
+    """Segments of `length` steps: observations at the first, next_observations after the last, rewards [B, length] of
+    every step, and masks = 1 - whether the episode terminated within.
 
-    A segment that terminates is shorter, and its rewards beyond that are 0. One that the data cut short in another way, by a time limit
-    or the end of a recording, is never drawn: what its last steps would have led to is not known.
+    A segment that terminates is shorter, and its rewards beyond that are 0. One that the data cut short in another way,
+    by a time limit or the end of a recording, is never drawn: what its last steps would have led to is not known.
 
     made: columns that an algorithm makes itself, for all R rows of the data; a segment has the row where it begins.
     """
@@ -56,7 +56,8 @@ class SegmentSampler:
         starts, ends, rewards, masks = segments(dataset, self.length)
         if not len(starts):
             raise UserError(
-                f"{dataset.spec.name}: no segment of {self.length} steps to train on: every episode is shorter, and none terminates; "
+                f"{dataset.spec.name}: no segment of {self.length} steps to train on: every episode is shorter, and "
+                "none terminates; "
                 f"the longest has {int(dataset.episode_lengths().max())} steps"
             )
         # which are drawn follows from the episodes' weights
@@ -68,19 +69,28 @@ class SegmentSampler:
         last = ends.to(device)[order]
         if not dataset.mapped:
             numbers = torch.arange(len(first), device=device)
-            later_columns = {"next_observations": (columns["next_observations"], last), **{name: (c, numbers) for name, c in made.items()}}
+            later_columns = {
+                "next_observations": (columns["next_observations"], last),
+                **{name: (c, numbers) for name, c in made.items()},
+            }
             packed = pack({"observations": columns["observations"]}, first, later_columns)
             if packed is not None:
                 return Segments(len(first), packed, weighted=weighted)
         return Segments(len(first), None, columns, first, last, made, weighted)
 
     def __call__(self, source: Segments, key: Tensor, batch_size: int) -> Batch:
-        index = rng.randint(key, (batch_size,), source.count) if source.weighted is None else source.weighted.draw(key, batch_size)
+        index = (
+            rng.randint(key, (batch_size,), source.count)
+            if source.weighted is None
+            else source.weighted.draw(key, batch_size)
+        )
         return source.take(index)
 
 
 def segments(dataset: Dataset, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(first rows [S], last rows [S], rewards [S, length], masks [S] float32) of all segments that may be drawn, on the CPU."""
+    """(first rows [S], last rows [S], rewards [S, length], masks [S] float32) of all segments that may be drawn, on the
+    CPU.
+    """
     columns = {name: dataset.columns[name].cpu() for name in ("rewards", "terminations", "successor_known")}
     lengths = dataset.episode_lengths().cpu()
     stop = torch.repeat_interleave(dataset.episode_end.cpu(), lengths)  # exclusive

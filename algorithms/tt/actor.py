@@ -32,8 +32,8 @@ class PlanCarry(NamedTuple):
 class TTActor(Actor):
     """The first action of the best plan.
 
-    Without `explore` random numbers depend on the seed and the step of the episode alone; with it they are the key's, and the plan is drawn
-    from the beams that are left.
+    Without `explore` random numbers depend on the seed and the step of the episode alone; with it they are the key's,
+    and the plan is drawn from the beams that are left.
     """
 
     algorithm: TT
@@ -42,14 +42,24 @@ class TTActor(Actor):
         super().__init__(algorithm, state)
         c, self.bins, self.sizes = algorithm.config, Bins(**state.extra), algorithm.sizes
         self.search = Search(
-            c.plan_horizon, c.beam_width, c.beam_expand, min(c.plan_context, c.context), algorithm.longest, c.discount, c.action_cdf,
-            c.action_top_k, c.observation_top_k,
-        )  # fmt: skip
+            c.plan_horizon,
+            c.beam_width,
+            c.beam_expand,
+            min(c.plan_context, c.context),
+            algorithm.longest,
+            c.discount,
+            c.action_cdf,
+            c.action_top_k,
+            c.observation_top_k,
+        )
 
     def start(self, episodes: int) -> Carry:
         observation_dim, action_dim = self.sizes
         empty = torch.zeros(episodes, 0, self.algorithm.dims, dtype=torch.int64)
-        step_tokens, queue = empty.new_zeros(episodes, observation_dim + action_dim), empty.new_zeros(episodes, 0, action_dim)
+        step_tokens, queue = (
+            empty.new_zeros(episodes, observation_dim + action_dim),
+            empty.new_zeros(episodes, 0, action_dim),
+        )
         return PlanCarry(empty, step_tokens, torch.zeros(episodes), queue, 0)
 
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
@@ -66,14 +76,21 @@ class TTActor(Actor):
         if not queue.shape[1]:
             if not explore:
                 key = rng.fold_in(rng.fold_in(self.state.key, 211), carry.t)
-            plans, beam = self.plan(torch.cat([past.flatten(1), observation_tokens], -1), key), 0 * observation_tokens[:, 0]
+            plans, beam = (
+                self.plan(torch.cat([past.flatten(1), observation_tokens], -1), key),
+                0 * observation_tokens[:, 0],
+            )
             if explore:
                 beam = rng.randint(rng.fold_in(key, 0), (len(observations),), c.beam_width)
             queue = plans.actions[torch.arange(len(observations), device=device), beam, : c.plan_every]
         action_tokens = queue[:, 0]
         action = decode(action_tokens, bins.values[observation_dim:-2])
         carry = PlanCarry(
-            past, torch.cat([observation_tokens, action_tokens], -1), torch.zeros_like(observations[:, 0]), queue[:, 1:], carry.t + 1
+            past,
+            torch.cat([observation_tokens, action_tokens], -1),
+            torch.zeros_like(observations[:, 0]),
+            queue[:, 1:],
+            carry.t + 1,
         )
         return (action[:, 0].round().long() if self.algorithm.spec.discrete else action.clamp(-1.0, 1.0)), carry
 

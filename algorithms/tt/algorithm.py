@@ -1,8 +1,9 @@
-"""Trajectory Transformer: "Offline Reinforcement Learning as One Big Sequence Modeling Problem" (Janner et al., 2021, arXiv 2106.02039).
+"""Trajectory Transformer: "Offline Reinforcement Learning as One Big Sequence Modeling Problem" (Janner et al., 2021,
+arXiv 2106.02039).
 
-A language model of trajectories, whose words are the bins of single numbers, and a policy that searches for the plan with the largest
-expected return among continuations drawn from it. The bins belong to the state (`TrainState.extra`), so a policy file has them.
-"""
+A language model of trajectories, whose words are the bins of single numbers, and a policy that searches for the plan
+with the largest expected return among continuations drawn from it. The bins belong to the state (`TrainState.extra`),
+so a policy file has them."""
 
 from __future__ import annotations
 
@@ -35,17 +36,20 @@ MOST_PLANS = 100_000  # of an episode at once, in the settings of a policy file 
 
 @dataclass
 class TTConfig:
-    """Settings of the Trajectory Transformer. The defaults are the authors', but for a planner that a CPU can play episodes with: theirs
-    are in configs/experiment/tt/published-gym.yaml."""
+    """Settings of the Trajectory Transformer. The defaults are the authors', but for a planner that a CPU can play
+    episodes with: theirs are in configs/experiment/tt/published-gym.yaml."""
 
     name: str = "tt"
     learning_rate: float = setting(6e-4, "AdamW's learning rate", low=0.0)
     weight_decay: float = setting(0.1, "AdamW's decay of the weights of matrix products", low=0.0, structural=True)
     clip_norm: float = setting(1.0, "largest norm of the gradient; 0: no clipping", low=0.0, structural=True)
-    warmup_steps: int | None = setting(None, "updates until the learning rate is reached; null: once through the data", low=0)
+    warmup_steps: int | None = setting(
+        None, "updates until the learning rate is reached; null: once through the data", low=0
+    )
     decay_steps: int | None = setting(
         None,
-        "updates of the cosine, after the warm-up, from the learning rate down; then it rises as it fell, and so on, but is never below a "
+        "updates of the cosine, after the warm-up, from the learning rate down; then it rises as it fell, and so on, "
+        "but is never below a "
         "tenth; null: 19 times through the data",
         low=1,
     )
@@ -54,16 +58,25 @@ class TTConfig:
     width: int = setting(128, "width of the transformer", low=1)
     layers: int = setting(4, "its blocks", low=1)
     heads: int = setting(4, "its attention heads", low=1)
-    dropout: float = setting(0.1, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99, structural=True)
+    dropout: float = setting(
+        0.1, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99, structural=True
+    )
     bins: int = setting(100, "tokens of each number", low=2, high=32_766)
-    discretizer: str = setting("quantile", "bins hold equally many samples, or are equally wide", choices=quantiles.METHODS)
+    discretizer: str = setting(
+        "quantile", "bins hold equally many samples, or are equally wide", choices=quantiles.METHODS
+    )
     bin_value: str = setting(
-        "middle", "what a token stands for: the middle between the smallest and the largest sample of its bin, or their mean",
+        "middle",
+        "what a token stands for: the middle between the smallest and the largest sample of its bin, or their mean",
         choices=quantiles.MEANINGS,
-    )  # fmt: skip
-    discount: float = setting(0.99, "of the values that are predicted, and of the rewards of a plan", low=0.0, high=1.0, shared=True)
+    )
+    discount: float = setting(
+        0.99, "of the values that are predicted, and of the rewards of a plan", low=0.0, high=1.0, shared=True
+    )
     terminal_reward: float | None = setting(
-        None, "in place of the reward of a step that ends the episode (the authors, for locomotion: -100); null: as it is", shared=True
+        None,
+        "in place of the reward of a step that ends the episode (the authors, for locomotion: -100); null: as it is",
+        shared=True,
     )
     action_weight: float = setting(5.0, "weight of the actions' tokens in the loss; observations have 1", low=0.0)
     reward_weight: float = setting(1.0, "weight of the rewards' tokens", low=0.0)
@@ -71,7 +84,9 @@ class TTConfig:
     plan_horizon: int = setting(5, "steps of a plan (the authors: 5 to 20)", low=1, high=1000)
     plan_every: int = setting(1, "steps of a plan that are taken before the next one is made", low=1)
     beam_width: int = setting(
-        16, "plans that are kept at each step (the authors: 32 or 128); 1 with beam_expand=1: none is compared with another", low=1
+        16,
+        "plans that are kept at each step (the authors: 32 or 128); 1 with beam_expand=1: none is compared with another",  # noqa: E501
+        low=1,
     )
     beam_expand: int = setting(2, "continuations that are drawn of each", low=1)
     action_cdf: float = setting(
@@ -82,11 +97,16 @@ class TTConfig:
         acting=True,
     )
     action_top_k: int = setting(0, "nor from any but so many; 0: from all, 1: the most probable", low=0)
-    observation_top_k: int = setting(1, "observations are drawn from so many tokens; 0: from all, 1: the most probable", low=0)
-    plan_context: int = setting(5, "steps that planning begins with at most, the one that is planned first included", low=2)
+    observation_top_k: int = setting(
+        1, "observations are drawn from so many tokens; 0: from all, 1: the most probable", low=0
+    )
+    plan_context: int = setting(
+        5, "steps that planning begins with at most, the one that is planned first included", low=2
+    )
     plan_max_length: int | None = setting(
         None,
-        "steps after which planning forgets all but the last plan_context - 1, and computes their keys anew (the authors: plan_context, so "
+        "steps after which planning forgets all but the last plan_context - 1, and computes their keys anew (the "
+        "authors: plan_context, so "
         "after every step; about half as fast); at most context; null: context",
         low=2,
     )
@@ -94,7 +114,9 @@ class TTConfig:
 
 @register("algo", "tt")
 class TT(Algorithm):
-    """Predict every number of a trajectory from those before it, and act by beam search for the largest return. Module "trajectory"."""
+    """Predict every number of a trajectory from those before it, and act by beam search for the largest return. Module
+    "trajectory".
+    """
 
     Config = TTConfig
     traits = Traits(policy_modules=("trajectory",), acts_on_device=True)
@@ -111,18 +133,26 @@ class TT(Algorithm):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         if s.discrete and s.num_actions > c.bins:
-            raise UserError(f"{s.name} has {s.num_actions} actions, which do not fit into algo.bins={c.bins} tokens: raise it")
+            raise UserError(
+                f"{s.name} has {s.num_actions} actions, which do not fit into algo.bins={c.bins} tokens: raise it"
+            )
         if c.beam_width * c.beam_expand > MOST_PLANS:
-            raise UserError(f"algo.beam_width={c.beam_width} times algo.beam_expand={c.beam_expand} plans are more than {MOST_PLANS:,}")
+            raise UserError(
+                f"algo.beam_width={c.beam_width} times algo.beam_expand={c.beam_expand} plans are more than "
+                f"{MOST_PLANS:,}"
+            )
         if c.plan_every > c.plan_horizon:
-            raise UserError(f"algo.plan_every={c.plan_every} is more than the steps of a plan, algo.plan_horizon={c.plan_horizon}")
+            raise UserError(
+                f"algo.plan_every={c.plan_every} is more than the steps of a plan, algo.plan_horizon={c.plan_horizon}"
+            )
         if c.width % c.heads:
             raise UserError(f"algo.width={c.width} is no multiple of algo.heads={c.heads}")
         start = min(c.plan_context, c.context)
         self.longest = c.context if c.plan_max_length is None else c.plan_max_length
         if not start <= self.longest <= c.context:
             raise UserError(
-                f"algo.plan_max_length={self.longest} must be at least algo.plan_context={start}, and at most algo.context={c.context}"
+                f"algo.plan_max_length={self.longest} must be at least algo.plan_context={start}, and at most "
+                f"algo.context={c.context}"
             )
         # tokens of an observation, of an action, and of a step
         self.sizes = s.observation_dim, 1 if s.discrete else s.action_dim
@@ -162,7 +192,9 @@ class TT(Algorithm):
         return quantiles.stack([*[number] * observation_dim, *[action] * action_dim, number, number])._asdict()
 
     def trajectory_loss(self, params: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """-sum_i w_i log p(x_i | x_1, ..., x_{i-1}) over the tokens of states, actions, rewards and values (section 3.1), w by kind."""
+        """-sum_i w_i log p(x_i | x_1, ..., x_{i-1}) over the tokens of states, actions, rewards and values (section
+        3.1), w by kind.
+        """
         c, tokens = self.config, batch["tokens"]
         counts = (*self.sizes, 1, 1)
         unit = torch.ones((), device=tokens.device)

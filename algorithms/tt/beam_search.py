@@ -1,8 +1,10 @@
-"""Beam search for the plan that promises the largest return, in a model of token sequences (arXiv 2106.02039, algorithm 1).
+"""Beam search for the plan that promises the largest return, in a model of token sequences (arXiv 2106.02039, algorithm
+1).
 
-Not the most probable sequence is looked for: sequences are drawn from the model, so they are probable ones, and kept by the rewards and
-the value that the model expects of them. The same sequence drawn twice is kept once, as long as there are others: few or discrete actions
-would else fill all beams with copies of one plan. (The authors keep the copies.) Pure functions, of which nothing is learnt here.
+Not the most probable sequence is looked for: sequences are drawn from the model, so they are probable ones, and kept by
+the rewards and the value that the model expects of them. The same sequence drawn twice is kept once, as long as there
+are others: few or discrete actions would else fill all beams with copies of one plan. (The authors keep the copies.)
+Pure functions, of which nothing is learnt here.
 
 Shapes in comments: E episodes, W beams, C = W * expand candidates, D tokens a step, N bins, R rows (E * W or E * C).
 """
@@ -20,8 +22,8 @@ from torch.utils import _pytree as pytree
 from offrl import rng
 
 Decoder = Callable[[Tensor, Any], tuple[Tensor, Any]]
-"""(tokens [R, m], past) -> logits [R, N + 1] of the next token, and the longer past. past: None at the start of a sequence, else a tree
-of tensors whose first axis is R."""
+"""(tokens [R, m], past) -> logits [R, N + 1] of the next token, and the longer past. past: None at the start of a
+sequence, else a tree of tensors whose first axis is R."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,9 @@ class Plans(NamedTuple):
 
 
 def keep_likely(logits: Tensor, cdf: float = 0.0, top_k: int = 0) -> Tensor:
-    """`logits` [..., N] with -inf for the least probable tokens, those that have less than `cdf` together and as many as are no more
-    probable than one of them, and for all but the `top_k` most probable ones. The most probable token always stays."""
+    """`logits` [..., N] with -inf for the least probable tokens, those that have less than `cdf` together and as many
+    as are no more probable than one of them, and for all but the `top_k` most probable ones. The most probable token
+    always stays."""
     probabilities = logits.softmax(-1)
     if cdf > 0.0:
         ordered = probabilities.sort(-1).values
@@ -62,15 +65,19 @@ def keep_likely(logits: Tensor, cdf: float = 0.0, top_k: int = 0) -> Tensor:
 
 
 class _Drawing:
-    """Sampling of tokens. All episodes meet the same noise: the plan of one depends neither on the others nor on its place."""
+    """Sampling of tokens. All episodes meet the same noise: the plan of one depends neither on the others nor on its
+    place.
+    """
 
     def __init__(self, seen: Tensor, key: Tensor, episodes: int) -> None:
         bins = seen.shape[-1]
         self.seen, self.key, self.episodes, self.stop, self.count = seen, key, episodes, bins, 0
 
-    def __call__(self, logits: Tensor, dim: int, terminated: Tensor, ends: bool, top_k: int, cdf: float = 0.0) -> Tensor:
-        """Tokens [R] of dimension `dim` from logits [R, N + 1], from tokens that occur in the data; the stop token where the
-        episode is `terminated` [R], and else only if it may end here."""
+    def __call__(
+        self, logits: Tensor, dim: int, terminated: Tensor, ends: bool, top_k: int, cdf: float = 0.0
+    ) -> Tensor:
+        """Tokens [R] of dimension `dim` from logits [R, N + 1], from tokens that occur in the data; the stop token
+        where the episode is `terminated` [R], and else only if it may end here."""
         mask = torch.cat([self.seen[dim], torch.tensor([ends], device=logits.device)])
         logits = keep_likely(torch.where(mask, logits, -torch.inf), cdf, top_k)
         if top_k != 1:
@@ -82,13 +89,21 @@ class _Drawing:
 
 
 def beam_search(
-    decode: Decoder, prefix: Tensor, sizes: tuple[int, int], values: tuple[Tensor, Tensor], seen: Tensor, search: Search, key: Tensor
+    decode: Decoder,
+    prefix: Tensor,
+    sizes: tuple[int, int],
+    values: tuple[Tensor, Tensor],
+    seen: Tensor,
+    search: Search,
+    key: Tensor,
 ) -> Plans:
-    """The best plans after prefixes [E, P] int64: whole steps, at most `context` - 1, and then the tokens of the present observation.
+    """The best plans after prefixes [E, P] int64: whole steps, at most `context` - 1, and then the tokens of the
+    present observation.
 
-    sizes: tokens of the observation and of the action. values: what the tokens of rewards and values stand for, each [N]; rewards and
-    values are expected ones, by the model's probabilities before anything is left out, and 0 where the episode is over. seen [D, N] bool:
-    which tokens occur. The first step of all beams of an episode is drawn from one distribution; later each beam has its own.
+    sizes: tokens of the observation and of the action. values: what the tokens of rewards and values stand for, each
+    [N]; rewards and values are expected ones, by the model's probabilities before anything is left out, and 0 where the
+    episode is over. seen [D, N] bool: which tokens occur. The first step of all beams of an episode is drawn from one
+    distribution; later each beam has its own.
     """
     episodes, (width_o, width_a) = len(prefix), sizes
     dims = width_o + width_a + 2
@@ -104,7 +119,9 @@ def beam_search(
     for t in range(search.horizon):
         copies = search.width * search.expand // beams
         rows = torch.arange(len(tokens), device=device).repeat_interleave(copies)
-        tokens, total, terminated, actions, trace, logits, past = _take((tokens, total, terminated, actions, trace, logits, past), rows)
+        tokens, total, terminated, actions, trace, logits, past = _take(
+            (tokens, total, terminated, actions, trace, logits, past), rows
+        )
         action_tokens = []
         for a in range(width_a):
             action_tokens.append(draw(logits, width_o + a, terminated, False, search.action_top_k, search.action_cdf))
@@ -126,7 +143,9 @@ def beam_search(
         actions = torch.cat([actions, step_action.unsqueeze(-2)], -2)
         tokens = torch.cat([tokens, action, reward_token.unsqueeze(-1), value_token.unsqueeze(-1)], -1)
         survivors = (index.unsqueeze(-1) * (search.width * search.expand) + best).flatten()
-        tokens, total, terminated, actions, trace, past = _take((tokens, total, terminated, actions, trace, past), survivors)
+        tokens, total, terminated, actions, trace, past = _take(
+            (tokens, total, terminated, actions, trace, past), survivors
+        )
         if t < search.horizon - 1:
             if tokens.shape[-1] // dims < search.longest:
                 logits, past = decode(tokens[:, -1:], past)

@@ -1,9 +1,10 @@
 """Numbers as tokens: each dimension has bins of its own, with as many samples in each or as wide as one another.
 
-The Trajectory Transformer's discretisation (Janner et al., 2021, arXiv 2106.02039, section 2), with one difference: there a bin reaches
-from one threshold to the next and stands for its middle, also where nothing but one value lies in it. A reward of 0 that fills nine bins
-of ten would come back as the middle between 0 and the next larger reward. Here equal samples share a bin, a value that fills a whole
-bin has it for itself, and a bin stands for the middle of the samples that lie in it.
+The Trajectory Transformer's discretisation (Janner et al., 2021, arXiv 2106.02039, section 2), with one difference:
+there a bin reaches from one threshold to the next and stands for its middle, also where nothing but one value lies in
+it. A reward of 0 that fills nine bins of ten would come back as the middle between 0 and the next larger reward. Here
+equal samples share a bin, a value that fills a whole bin has it for itself, and a bin stands for the middle of the
+samples that lie in it.
 
 Shapes in comments: D dimensions, N bins, R samples.
 """
@@ -24,18 +25,22 @@ MEANINGS = ("middle", "mean")
 class Bins(NamedTuple):
     """The bins of D dimensions. Tokens are 0, ..., N - 1; a dimension of fewer bins uses the first ones only."""
 
-    edges: Tensor  # [D, N - 1] float32: number x is in the bin whose number is how many edges are <= x; inf: there are no more bins
+    # [D, N - 1] float32: number x is in the bin whose number is how many edges are <= x; inf: there are no more bins
+    edges: Tensor
     values: Tensor  # [D, N] float32: what the tokens stand for; of bins that there are not, the last value
     seen: Tensor  # [D, N] bool: some sample lies in the bin
 
 
-def fit(column: np.ndarray, bins: int, method: str = "quantile", meaning: str = "middle", singletons: Sequence[float] = ()) -> Bins:
+def fit(
+    column: np.ndarray, bins: int, method: str = "quantile", meaning: str = "middle", singletons: Sequence[float] = ()
+) -> Bins:
     """The bins of one dimension (D = 1) from samples [R].
 
-    Where there are at most N distinct values, each has a bin of its own, whatever the method. Else, sorted, the samples number 0, R/N,
-    2R/N, ... (rounded down) each begin a bin. `singletons`: values that get a bin of their own however rare they are.
-    meaning: a bin stands for the "middle" between its smallest and its largest sample, or for their "mean", with which the mean of
-    all samples survives exactly. Raises ValueError for no samples, or fewer than 2 bins.
+    Where there are at most N distinct values, each has a bin of its own, whatever the method. Else, sorted, the samples
+    number 0, R/N, 2R/N, ... (rounded down) each begin a bin. `singletons`: values that get a bin of their own however
+    rare they are.
+    meaning: a bin stands for the "middle" between its smallest and its largest sample, or for their "mean", with which
+    the mean of all samples survives exactly. Raises ValueError for no samples, or fewer than 2 bins.
     """
     if bins < 2 or not len(column):
         raise ValueError(f"{bins} bins of {len(column)} samples: there must be 2 of the first and 1 of the second")
@@ -67,7 +72,9 @@ def _bin_starts(u: np.ndarray, counts: np.ndarray, bins: int, singletons: Sequen
         if len(index) and bins > 2:  # as many as fill two bins, so that the rule below applies
             weight[index] = np.maximum(weight[index], -(-2 * (weight.sum() - weight[index]) // (bins - 2)))
     ends = np.cumsum(weight)
-    slots = np.searchsorted(ends, np.arange(bins) * ends[-1] // bins, side="right")  # the distinct value that each bin begins with
+    slots = np.searchsorted(
+        ends, np.arange(bins) * ends[-1] // bins, side="right"
+    )  # the distinct value that each bin begins with
     first, times = np.unique(slots, return_counts=True)
     fillers = first[times > 1] + 1  # a value that fills a bin: the next value begins the next one
     return np.union1d(first, fillers[fillers < len(u)])
@@ -99,7 +106,8 @@ def _padded(edges: np.ndarray, values: np.ndarray, seen: np.ndarray, bins: int) 
 
 
 def choices(count: int, bins: int, column: np.ndarray | None = None) -> Bins:
-    """The bins of one dimension (D = 1) that holds one of `count` integers; `column`: the samples, of which some may not occur.
+    """The bins of one dimension (D = 1) that holds one of `count` integers; `column`: the samples, of which some may
+    not occur.
 
     Raises ValueError for more of them than bins.
     """
@@ -115,7 +123,9 @@ def stack(dimensions: Sequence[Bins]) -> Bins:
 
 
 def encode(x: Tensor, edges: Tensor) -> Tensor:
-    """Tokens of numbers x [..., D] with edges [D, N - 1]: int64 [..., D]. A number out of range gets the first or the last bin."""
+    """Tokens of numbers x [..., D] with edges [D, N - 1]: int64 [..., D]. A number out of range gets the first or the
+    last bin.
+    """
     flat = x.reshape(-1, x.shape[-1]).transpose(0, 1).contiguous()
     return torch.searchsorted(edges, flat, right=True).transpose(0, 1).reshape(x.shape)
 

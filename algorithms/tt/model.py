@@ -1,8 +1,9 @@
-"""A language model of trajectories: every number of a step is a token, and each token is predicted from those before it.
+"""A language model of trajectories: every number of a step is a token, and each token is predicted from those before
+it.
 
-The network of the Trajectory Transformer (Janner et al., 2021, arXiv 2106.02039, section 3.1 and appendix A). A step is D tokens: those of
-the observation, of the action, of the reward, of the value. Shapes in comments: B rows, T tokens, D tokens a step, N bins, W width.
-"""
+The network of the Trajectory Transformer (Janner et al., 2021, arXiv 2106.02039, section 3.1 and appendix A). A step is
+D tokens: those of the observation, of the action, of the reward, of the value. Shapes in comments: B rows, T tokens, D
+tokens a step, N bins, W width."""
 
 from __future__ import annotations
 
@@ -17,14 +18,17 @@ PRODUCTS = (".qkv.weight", ".out.weight", ".up.weight", ".down.weight")  # of th
 
 
 class TokenModel(nn.Module):
-    """Tokens 0, ..., N - 1 in each of D dimensions, and N in all of them: the episode is over. Token i of a sequence has dimension i % D.
+    """Tokens 0, ..., N - 1 in each of D dimensions, and N in all of them: the episode is over. Token i of a sequence
+    has dimension i % D.
 
-    Each dimension has embeddings and an output layer of its own; the position in the sequence has an embedding too. A token sees itself
-    and those before it, but for values: no token sees a value, not even itself, so what comes after it does not depend on the
-    return that it promises.
+    Each dimension has embeddings and an output layer of its own; the position in the sequence has an embedding too. A
+    token sees itself and those before it, but for values: no token sees a value, not even itself, so what comes after
+    it does not depend on the return that it promises.
     """
 
-    def __init__(self, dims: int, bins: int, steps: int, width: int, layers: int, heads: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self, dims: int, bins: int, steps: int, width: int, layers: int, heads: int, dropout: float = 0.0
+    ) -> None:
         """steps: the longest sequence, in steps of `dims` tokens, of which the last is the value."""
         super().__init__()
         self.dims, self.bins, self.rate = dims, bins, dropout
@@ -34,11 +38,14 @@ class TokenModel(nn.Module):
         self.head = nn.Parameter(torch.empty(dims, bins + 1, width))
         initialise(self.head, None, "torch")  # the authors' EinLinear; all else is N(0, 0.02)
 
-    def forward(self, tokens: Tensor, key: Tensor | None = None, past: Cache | None = None) -> Tensor | tuple[Tensor, Cache]:
-        """Logits [B, T, N + 1] of the token after each of tokens [B, T] int64, the first of which has dimension 0. A key: with dropout.
+    def forward(
+        self, tokens: Tensor, key: Tensor | None = None, past: Cache | None = None
+    ) -> Tensor | tuple[Tensor, Cache]:
+        """Logits [B, T, N + 1] of the token after each of tokens [B, T] int64, the first of which has dimension 0. A
+        key: with dropout.
 
-        With `past`, () at first: logits [B, N + 1] of the token after the last one, where `past` holds the tokens before these, and
-        the cache with these.
+        With `past`, () at first: logits [B, N + 1] of the token after the last one, where `past` holds the tokens
+        before these, and the cache with these.
         """
         past_length = past[0][0].shape[-2] if past else 0
         end = past_length + tokens.shape[-1]
@@ -67,9 +74,11 @@ class TokenModel(nn.Module):
 
 
 def weighted_loss(logits: Tensor, tokens: Tensor, weights: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """(loss [], cross-entropy of each predicted token [B, T - 1]): tokens [B, T] from logits [B, T - 1, N + 1] of those before them.
+    """(loss [], cross-entropy of each predicted token [B, T - 1]): tokens [B, T] from logits [B, T - 1, N + 1] of those
+    before them.
 
-    weights [D] by dimension; mask [B, T] bool: others count 0. The loss is the mean over all B (T - 1) tokens, as published.
+    weights [D] by dimension; mask [B, T] bool: others count 0. The loss is the mean over all B (T - 1) tokens, as
+    published.
     """
     target = tokens[:, 1:]
     entropy = -logits.float().log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)

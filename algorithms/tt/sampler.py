@@ -31,8 +31,9 @@ class TokenSource:
 
 @dataclass(frozen=True)
 class TokenSampler(SequenceSampler):
-    """Windows as tokens [B, K D] int64 and whether these count in the loss, bool. After a terminal come stop tokens; where an episode is
-    cut off, by a time-out or the end of the data, the steps after it are not known and do not count."""
+    """Windows as tokens [B, K D] int64 and whether these count in the loss, bool. After a terminal come stop tokens;
+    where an episode is cut off, by a time-out or the end of the data, the steps after it are not known and do not
+    count."""
 
     spec: DataSpec = dataclasses.field(kw_only=True)
     bins: int = dataclasses.field(kw_only=True)
@@ -59,11 +60,15 @@ class TokenSampler(SequenceSampler):
             numbers = torch.cat([*self.columns(dataset, rows[block]), rewards[block, None], values[block, None]], -1)
             table[block] = encode(numbers, bins.edges.to(device)).to(kind)
         made = {"tokens": table, "ends": dataset.columns["terminations"][rows[last]]}
-        windows = Sequences(len(rows), last, None, made=made, weighted=weighted_episodes(dataset, episodes, lengths, starts))
+        windows = Sequences(
+            len(rows), last, None, made=made, weighted=weighted_episodes(dataset, episodes, lengths, starts)
+        )
         return TokenSource(windows, Bins(*(x.to(device) for x in bins)))
 
     def targets(self, dataset: Dataset) -> tuple[Tensor, Tensor]:
-        """Rewards and values of all rows, [R] float32: a value is the discounted sum of the rewards after the step's own."""
+        """Rewards and values of all rows, [R] float32: a value is the discounted sum of the rewards after the step's
+        own.
+        """
         rewards, ends = dataset.columns["rewards"].double(), dataset.columns["terminations"]
         if self.terminal_reward is not None:
             rewards = torch.where(ends, self.terminal_reward, rewards)
@@ -79,7 +84,9 @@ class TokenSampler(SequenceSampler):
 
     def fit(self, dataset: Dataset, rows: Tensor, rewards: Tensor, values: Tensor) -> Bins:
         """The bins of all dimensions, on the CPU."""
-        sample = rows[torch.linspace(0, len(rows) - 1, min(len(rows), FITTED), dtype=torch.float64, device=rows.device).long()]
+        sample = rows[
+            torch.linspace(0, len(rows) - 1, min(len(rows), FITTED), dtype=torch.float64, device=rows.device).long()
+        ]
         observations, actions = (x.cpu().numpy() for x in self.columns(dataset, sample))
         bins = [self.bins_of(column) for column in observations.T]
         if self.spec.discrete:
@@ -87,7 +94,9 @@ class TokenSampler(SequenceSampler):
         else:
             bins += [self.bins_of(column) for column in actions.T]
         singletons = () if self.terminal_reward is None else (self.terminal_reward,)
-        return discretizer.stack([*bins, self.bins_of(rewards.cpu().numpy(), singletons), self.bins_of(values.cpu().numpy(), singletons)])
+        return discretizer.stack(
+            [*bins, self.bins_of(rewards.cpu().numpy(), singletons), self.bins_of(values.cpu().numpy(), singletons)]
+        )
 
     def bins_of(self, column: np.ndarray, singletons: Sequence[float] = ()) -> Bins:
         """The bins of one dimension."""

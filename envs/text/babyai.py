@@ -19,12 +19,13 @@ HIDDEN = ("unseen", "empty", "floor", "agent")
 
 
 class TextBabyAI(gym.Env):
-    """A level of minigrid's, such as "BabyAI-GoToLocal-v0", its observations in words. Rewards, endings and the limit on steps are
-    minigrid's: 1 - 0.9 steps / limit for a mission that is done, else 0.
+    """A level of minigrid's, such as "BabyAI-GoToLocal-v0", its observations in words. Rewards, endings and the limit
+    on steps are minigrid's: 1 - 0.9 steps / limit for a mission that is done, else 0.
 
-    Actions: "turn left", "turn right", "go forward", "pick up", "drop", "toggle" (open or close a door or box); a line break may follow.
-    What is none of them takes a step and does nothing; the observation says so. info["legal_actions"] are these six, info["success"]
-    whether the mission is done. Raises UserError where minigrid is not installed or has no such level.
+    Actions: "turn left", "turn right", "go forward", "pick up", "drop", "toggle" (open or close a door or box); a line
+    break may follow. What is none of them takes a step and does nothing; the observation says so. info["legal_actions"]
+    are these six, info["success"] whether the mission is done. Raises UserError where minigrid is not installed or has
+    no such level.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
@@ -64,8 +65,9 @@ class TextBabyAI(gym.Env):
         self.game.close()
 
     def tell(self, seen: dict[str, Any]) -> str:
-        """Minigrid's observation in words: the mission, what one carries, and the things and the nearest walls within sight, from where one
-        stands and looks. Its "image" [X, Y, 3] has one in the middle of the last row, looking towards the first."""
+        """Minigrid's observation in words: the mission, what one carries, and the things and the nearest walls within
+        sight, from where one stands and looks. Its "image" [X, Y, 3] has one in the middle of the last row, looking
+        towards the first."""
         image = np.asarray(seen["image"])
         middle, last = image.shape[0] // 2, image.shape[1] - 1
         things: list[tuple[int, int, int, str]] = []
@@ -82,10 +84,16 @@ class TextBabyAI(gym.Env):
             state = f"{self.states[int(image[x, y, 2])]} " if name == "door" else ""
             things.append((ahead + abs(right), ahead, right, f"{state}{self.colours[int(image[x, y, 1])]} {name}"))
         objects = [f"a {what} {_where(ahead, right)}" for _, ahead, right, what in sorted(things)]
-        objects += [f"a wall {_steps(walls[side])} {side}" for side in ("ahead", "to your left", "to your right") if side in walls]
+        objects += [
+            f"a wall {_steps(walls[side])} {side}"
+            for side in ("ahead", "to your left", "to your right")
+            if side in walls
+        ]
         held = image[middle, last]
         name = self.objects[int(held[0])]
-        carried = "nothing" if name in (*HIDDEN, "door", "goal", "lava", "wall") else f"a {self.colours[int(held[1])]} {name}"
+        carried = (
+            "nothing" if name in (*HIDDEN, "door", "goal", "lava", "wall") else f"a {self.colours[int(held[1])]} {name}"
+        )
         return f"Mission: {seen['mission']}. You see {', '.join(objects) or 'nothing'}. You carry {carried}.\n"
 
 

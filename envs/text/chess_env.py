@@ -1,4 +1,6 @@
-"""Chess and chess endgames in words (LMRL-Gym, arXiv 2311.18232), written anew from their rules; python-chess keeps the board."""
+"""Chess and chess endgames in words (LMRL-Gym, arXiv 2311.18232), written anew from their rules; python-chess keeps the
+board.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,19 @@ def spaced(text: str) -> str:
 
 
 class TextChess(gym.Env):
-    """Play White. Observation: the position in FEN, its characters apart. Action: a move in SAN, its characters apart or not ("N f 3").
+    """Play White. Observation: the position in FEN, its characters apart. Action: a move in SAN, its characters apart
+    or not ("N f 3").
 
-    Rewards: 1 for mate, -1 for being mated, 0 for a draw and for every other legal move; -1 for what is no legal move, which changes
-    nothing. Turn 401 is the last: the game is truncated there. info["legal_actions"] are the legal moves, info["success"] that White won.
+    Rewards: 1 for mate, -1 for being mated, 0 for a draw and for every other legal move; -1 for what is no legal move,
+    which changes nothing. Turn 401 is the last: the game is truncated there. info["legal_actions"] are the legal moves,
+    info["success"] that White won.
 
-    endgames: begin in a random position of `pieces` (KQK, KRK, KQRK and KRRK) that the seed draws, neither side in check, White to move.
-    position: the FEN to begin in (default: the usual one). `reset(options={"position": FEN})` does so once.
-    engine, nodes, settings: the UCI engine that plays Black, how many positions it looks at for a move, and its UCI options. With the
-    default ones (one thread, a fresh memory each game) it answers the same in the same game; "Skill Level" makes stockfish random.
-    opponent: a function from a `chess.Board` to its move, in place of an engine.
+    endgames: begin in a random position of `pieces` (KQK, KRK, KQRK and KRRK) that the seed draws, neither side in
+    check, White to move. position: the FEN to begin in (default: the usual one). `reset(options={"position": FEN})`
+    does so once.
+    engine, nodes, settings: the UCI engine that plays Black, how many positions it looks at for a move, and its UCI
+    options. With the default ones (one thread, a fresh memory each game) it answers the same in the same game; "Skill
+    Level" makes stockfish random. opponent: a function from a `chess.Board` to its move, in place of an engine.
     Raises UserError where python-chess or the engine is missing, and for a position that is none.
     """
 
@@ -105,7 +110,9 @@ class TextChess(gym.Env):
         except ValueError as error:
             raise UserError(f"position={position!r} is no position in FEN: {error}") from None
         if not board.is_valid() or board.turn != self._chess.WHITE or board.is_game_over():
-            raise UserError(f"position={position!r}: a game begins in a valid position that is not over, with White to move")
+            raise UserError(
+                f"position={position!r}: a game begins in a valid position that is not over, with White to move"
+            )
         return board
 
     def _endgame(self) -> Any:
@@ -113,7 +120,9 @@ class TextChess(gym.Env):
             letters = self.pieces[int(self.np_random.integers(len(self.pieces)))]
             board = self._chess.Board()
             board.clear()
-            for letter, square in zip(letters, self.np_random.choice(64, len(letters), replace=False).tolist(), strict=True):
+            for letter, square in zip(
+                letters, self.np_random.choice(64, len(letters), replace=False).tolist(), strict=True
+            ):
                 board.set_piece_at(square, self._chess.Piece.from_symbol(letter))
             if board.is_valid() and not board.is_check() and not board.is_game_over():
                 return board
@@ -140,10 +149,13 @@ class TextChess(gym.Env):
         return result.move
 
     def _start_engine(self) -> Any:
-        path = shutil.which(self.engine) or next((p for p in PLACES if self.engine == "stockfish" and shutil.which(p)), None)
+        path = shutil.which(self.engine) or next(
+            (p for p in PLACES if self.engine == "stockfish" and shutil.which(p)), None
+        )
         if path is None:
             raise UserError(
-                f"there is no chess engine {self.engine}: install one (apt install stockfish), or give its path with engine=PATH"
+                f"there is no chess engine {self.engine}: install one (apt install stockfish), or give its path with "
+                "engine=PATH"
             )
         engines = package("chess.engine", "chess", "chess")
         try:

@@ -18,17 +18,20 @@ ENV = "offrl/TextGem-v0"
 
 
 class TextGem(gym.Env):
-    """`gem.make(name, **settings)`: "game:GuessTheNumber-v0-easy", "game:Sokoban-v0-easy", ... Texts, rewards and endings are gem's own.
+    """`gem.make(name, **settings)`: "game:GuessTheNumber-v0-easy", "game:Sokoban-v0-easy", ... Texts, rewards and
+    endings are gem's own.
 
-    gem's games draw from Python's and NumPy's global generators. Here each environment has states of its own for both, set by the seed of
-    `reset`, so that an episode depends on its seed alone and nobody else's numbers change. What gem calls terminated and truncated at once
-    (it does so where the last turn decides the reward) is terminated. `settings` go to gem. Raises UserError where gem-llm is not installed
-    or has no such environment.
+    gem's games draw from Python's and NumPy's global generators. Here each environment has states of its own for both,
+    set by the seed of `reset`, so that an episode depends on its seed alone and nobody else's numbers change. What gem
+    calls terminated and truncated at once (it does so where the last turn decides the reward) is terminated. `settings`
+    go to gem. Raises UserError where gem-llm is not installed or has no such environment.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
 
-    def __init__(self, name: str = "game:GuessTheNumber-v0-easy", render_mode: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, name: str = "game:GuessTheNumber-v0-easy", render_mode: str | None = None, **settings: Any
+    ) -> None:
         gem = package("gem", f"environment {name}", "gem-llm")
         self.name, self.render_mode = name, render_mode
         self.observation_space, self.action_space = AnyText(), AnyText()

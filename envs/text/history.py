@@ -12,12 +12,12 @@ from offrl.errors import UserError
 
 
 class HistoryWindow(gym.Wrapper):
-    """Observations are the last `texts` texts of the episode, observations and actions in turn, joined: the newest is always the
-    environment's own, and 1 changes nothing.
+    """Observations are the last `texts` texts of the episode, observations and actions in turn, joined: the newest is
+    always the environment's own, and 1 changes nothing.
 
-    info["history"]: these texts, oldest first, for who must know where one ends. `separator` goes between them where they do not end with
-    a line break of their own. Language-model policies of offrl keep a history themselves and need no wrapper. Raises UserError for a number
-    of texts below 1.
+    info["history"]: these texts, oldest first, for who must know where one ends. `separator` goes between them where
+    they do not end with a line break of their own. Language-model policies of offrl keep a history themselves and need
+    no wrapper. Raises UserError for a number of texts below 1.
     """
 
     def __init__(self, env: gym.Env, texts: int, separator: str = "") -> None:
@@ -27,7 +27,9 @@ class HistoryWindow(gym.Wrapper):
         self.separator = separator
         self._texts: deque[str] = deque(maxlen=texts)
         longest = [getattr(s, "max_length", LONGEST) for s in (env.observation_space, env.action_space)]
-        self.observation_space = AnyText((longest[0] + len(separator)) * (texts // 2 + 1) + (longest[1] + len(separator)) * (texts // 2))
+        self.observation_space = AnyText(
+            (longest[0] + len(separator)) * (texts // 2 + 1) + (longest[1] + len(separator)) * (texts // 2)
+        )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)

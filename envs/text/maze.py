@@ -1,7 +1,8 @@
-"""LMRL-Gym's maze in words, fully and partially observed (arXiv 2311.18232, section 4 and appendix), written anew from its rules.
+"""LMRL-Gym's maze in words, fully and partially observed (arXiv 2311.18232, section 4 and appendix), written anew from
+its rules.
 
-Ten rows and thirteen columns, most of them walls, in the shape of two T's on the bar of a third; the goal is at the foot of that one.
-"""
+Ten rows and thirteen columns, most of them walls, in the shape of two T's on the bar of a third; the goal is at the
+foot of that one."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from offrl.envs.text.space import AnyText
 from offrl.errors import UserError, nearest
 
 ENV = "offrl/TextMaze-v0"
-# "#" wall, "G" goal; "a" and "b" belong to one of the two upper T's, "." to the lower one, "A" and "B" to an upper one and the lower one
+# "#" wall, "G" goal; "a" and "b" belong to one of the two upper T's, "." to the lower one, "A" and "B" to an upper one
+# and the lower one
 LAYOUT = (
     "#############",
     "#aaaaa#bbbbb#",
@@ -31,7 +33,12 @@ Cell = tuple[int, int]  # row, column
 GOAL: Cell = (8, 6)
 MOVES: dict[str, Cell] = {"move left": (0, -1), "move right": (0, 1), "move up": (-1, 0), "move down": (1, 0)}
 ACTIONS = tuple(f"{move}\n" for move in MOVES)
-SIDES: tuple[tuple[str, Cell], ...] = (("to your right", (0, 1)), ("to your left", (0, -1)), ("above you", (-1, 0)), ("below you", (1, 0)))
+SIDES: tuple[tuple[str, Cell], ...] = (
+    ("to your right", (0, 1)),
+    ("to your left", (0, -1)),
+    ("above you", (-1, 0)),
+    ("below you", (1, 0)),
+)
 STARTS: tuple[Cell, ...] = tuple((i, j) for i, row in enumerate(LAYOUT) for j, c in enumerate(row) if c not in "#G")
 LIMIT = 101  # the step that fails
 DESCRIBE = ("full", "compact", "walls")
@@ -85,16 +92,16 @@ def words(cell: Cell, describe: str, spaced_digits: bool = False) -> str:
 
 
 class TextMaze(gym.Env):
-    """Find the goal. Rewards: 0 for reaching it, which ends the episode; -4 for an action that is none, which moves nobody; else -1, also
-    for walking into a wall. Step 101 fails whatever is said: -1, no move, and the episode is truncated, so nobody who fails gets below
-    -101 by moving.
+    """Find the goal. Rewards: 0 for reaching it, which ends the episode; -4 for an action that is none, which moves
+    nobody; else -1, also for walking into a wall. Step 101 fails whatever is said: -1, no move, and the episode is
+    truncated, so nobody who fails gets below -101 by moving.
 
-    Actions: "move left", "move right", "move up", "move down"; a line break may follow. They are info["legal_actions"], with it;
-    info["understood"] says whether the last one was one of them.
-    describe: "full" (the goal's place, one's own and the walls, in sentences), "compact" (one's row and column alone, for tiny models) or
-    "walls" (the sentence about walls alone: partially observed). spaced_digits: write column 10 as "1 0", as LMRL-Gym's own data do.
-    `reset(options={"start": (row, column)})` says where to begin, else the seed does. Raises UserError for a start that is none.
-    """
+    Actions: "move left", "move right", "move up", "move down"; a line break may follow. They are info["legal_actions"],
+    with it; info["understood"] says whether the last one was one of them.
+    describe: "full" (the goal's place, one's own and the walls, in sentences), "compact" (one's row and column alone,
+    for tiny models) or "walls" (the sentence about walls alone: partially observed). spaced_digits: write column 10 as
+    "1 0", as LMRL-Gym's own data do. `reset(options={"start": (row, column)})` says where to begin, else the seed does.
+    Raises UserError for a start that is none."""
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012  # Gymnasium declares it so
 
@@ -145,7 +152,9 @@ def _start(start: Any) -> Cell:
     except (TypeError, ValueError):
         cell = (-1, -1)
     if cell not in STARTS:
-        raise UserError(f"start={start!r} is no cell to begin in; a row and a column of one of {', '.join(map(str, STARTS))}")
+        raise UserError(
+            f"start={start!r} is no cell to begin in; a row and a column of one of {', '.join(map(str, STARTS))}"
+        )
     return cell
 
 

@@ -1,4 +1,6 @@
-"""Behaviour in the maze: short walks that stay in a third of it each, so that no way to the goal from afar is in the data in one piece."""
+"""Behaviour in the maze: short walks that stay in a third of it each, so that no way to the goal from afar is in the
+data in one piece.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,12 @@ def part(letters: str) -> frozenset[Cell]:
 
 
 def generate(describe: str = "full", seed: int = 0, episodes: int = EPISODES) -> list[dict[str, Any]]:
-    """Walks in the canonical form, as many in each part of the maze as in another, 15% by a solver and 85% at random, of at most U(1, 40)
-    steps; they begin in a random cell of their part, and an action that would leave it is drawn again.
+    """Walks in the canonical form, as many in each part of the maze as in another, 15% by a solver and 85% at random,
+    of at most U(1, 40) steps; they begin in a random cell of their part, and an action that would leave it is drawn
+    again.
 
-    The same seed gives the same walks in other words for another `describe`. A walk that its length cuts short is truncated. `meta`: the
-    number of its part, and whether it was the solver's.
+    The same seed gives the same walks in other words for another `describe`. A walk that its length cuts short is
+    truncated. `meta`: the number of its part, and whether it was the solver's.
     """
     draw, env = np.random.Generator(np.random.PCG64(seed)), maze.TextMaze(describe)
     order = draw.permutation(episodes)
@@ -38,7 +41,9 @@ def generate(describe: str = "full", seed: int = 0, episodes: int = EPISODES) ->
     return walks
 
 
-def _walk(env: maze.TextMaze, inside: frozenset[Cell], solver: bool, length: int, draw: np.random.Generator) -> dict[str, Any]:
+def _walk(
+    env: maze.TextMaze, inside: frozenset[Cell], solver: bool, length: int, draw: np.random.Generator
+) -> dict[str, Any]:
     starts, moves = sorted(inside - {maze.GOAL}), tuple(maze.MOVES)
     text, _ = env.reset(options={"start": starts[int(draw.integers(len(starts)))]})
     turns: list[dict[str, Any]] = []

@@ -9,8 +9,12 @@ from offrl.errors import UserError
 
 
 def package(module: str, what: str, pip: str) -> ModuleType:
-    """The module of that name. Raises UserError, with the line that installs it, where it is missing or cannot be imported."""
+    """The module of that name. Raises UserError, with the line that installs it, where it is missing or cannot be
+    imported.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UserError(f"{what} needs the package {pip}, which cannot be imported ({error}): pip install {pip}") from None
+        raise UserError(
+            f"{what} needs the package {pip}, which cannot be imported ({error}): pip install {pip}"
+        ) from None

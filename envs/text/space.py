@@ -14,9 +14,9 @@ LONGEST = 100_000  # characters
 class AnyText(spaces.Text):
     """Every text of at most `max_length` characters, in whatever script: what people and language models write.
 
-    `spaces.Text` has to be given its characters one by one. Here they (ASCII's printable ones and the line break) are only what `sample`
-    draws from; `contains` asks for no more than a text that can be written down (a lone surrogate cannot) and is not too long.
-    """
+    `spaces.Text` has to be given its characters one by one. Here they (ASCII's printable ones and the line break) are
+    only what `sample` draws from; `contains` asks for no more than a text that can be written down (a lone surrogate
+    cannot) and is not too long."""
 
     def __init__(self, max_length: int = LONGEST) -> None:
         super().__init__(max_length, min_length=0, charset=PRINTABLE)

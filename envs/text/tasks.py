@@ -1,8 +1,9 @@
 """The text tasks and datasets that can be named.
 
-Their reference scores are LMRL-Gym's (arXiv 2311.18232, table of normalised scores): its minimum scores 0 and its maximum 100, and
-between them a score is linear. LMRL-Gym itself normalises in two pieces, from the minimum (0) to the average of its data (50) and from
-there to the maximum (100); with its averages (-83, -83, -4.12, 0.21, 0.586) that can be had from a return.
+Their reference scores are LMRL-Gym's (arXiv 2311.18232, table of normalised scores): its minimum scores 0 and its
+maximum 100, and between them a score is linear. LMRL-Gym itself normalises in two pieces, from the minimum (0) to the
+average of its data (50) and from there to the maximum (100); with its averages (-83, -83, -4.12, 0.21, 0.586) that can
+be had from a return.
 """
 
 from __future__ import annotations
@@ -34,10 +35,17 @@ _MAZE = Task(
 TASKS: dict[str, Task] = {
     "text-maze": _MAZE,
     "text-maze-compact": replace(
-        _MAZE, name="text-maze-compact", env_kwargs={"describe": "compact"}, note=f"{_MAZE.note}; observations are a row and a column"
+        _MAZE,
+        name="text-maze-compact",
+        env_kwargs={"describe": "compact"},
+        note=f"{_MAZE.note}; observations are a row and a column",
     ),
     "text-maze-po": replace(
-        _MAZE, name="text-maze-po", env_kwargs={"describe": "walls"}, ref_max=-25.75, note=f"{_MAZE.note}; observations name walls alone"
+        _MAZE,
+        name="text-maze-po",
+        env_kwargs={"describe": "walls"},
+        ref_max=-25.75,
+        note=f"{_MAZE.note}; observations name walls alone",
     ),
     "text-wordle": Task(
         name="text-wordle",
@@ -91,8 +99,8 @@ FAMILIES: dict[str, Callable[[str], Task]] = {
 
 @register("task", "text")
 def lookup(name: str) -> Task | None:
-    """A text task by its exact name, or by that of a family and of what it adapts: "text-gem-Hangman-v0-easy", "text-babyai-GoTo-v0".
-    None for any other name."""
+    """A text task by its exact name, or by that of a family and of what it adapts: "text-gem-Hangman-v0-easy",
+    "text-babyai-GoTo-v0". None for any other name."""
     if name in TASKS:
         return TASKS[name]
     for family, make in FAMILIES.items():

@@ -1,4 +1,6 @@
-"""TextWorld's games (arXiv 1806.11532) as text environments of Gymnasium, and LMRL-Gym's Text-Nav, a house built with it."""
+"""TextWorld's games (arXiv 1806.11532) as text environments of Gymnasium, and LMRL-Gym's Text-Nav, a house built with
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ INFOS = ("feedback", "description", "objective", "admissible_commands", "won", "
 
 
 class TextWorld(gym.Env):
-    """The game in a file (.z8, .ulx, ...). Observation: the game's answer, at first the objective and the room; then, with `commands`, the
-    commands that it understands now. Reward: by how much the score rises. It ends when it is won or lost; after `limit` steps it is
-    truncated. info["legal_actions"]: the commands, where the game gives them. info["success"]: whether it is won. Games have no randomness
-    of their own. Raises UserError where textworld is not installed or the file is no game.
+    """The game in a file (.z8, .ulx, ...). Observation: the game's answer, at first the objective and the room; then,
+    with `commands`, the commands that it understands now. Reward: by how much the score rises. It ends when it is won
+    or lost; after `limit` steps it is truncated. info["legal_actions"]: the commands, where the game gives them.
+    info["success"]: whether it is won. Games have no randomness of their own. Raises UserError where textworld is not
+    installed or the file is no game.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
@@ -52,8 +55,11 @@ class TextWorld(gym.Env):
         state = self._env.reset()
         self._score, self._steps = float(state.get("score") or 0.0), 0
         parts = [state.get("objective"), state.get("description")]
-        # the first feedback is a picture made of letters, and then these two; games that were not made with TextWorld give neither
-        return self._tell(state, "\n\n".join(t.strip() for t in parts if t) if parts[1] else str(state.get("feedback") or ""))
+        # the first feedback is a picture made of letters, and then these two; games that were not made with TextWorld
+        # give neither
+        return self._tell(
+            state, "\n\n".join(t.strip() for t in parts if t) if parts[1] else str(state.get("feedback") or "")
+        )
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._steps += 1
@@ -93,14 +99,18 @@ WAYS = (
     ("office", "east", "bathroom", "west"),
     ("bedroom", "south", "bathroom", "north"),
 )
-FURNITURE = {  # room: TextWorld's type (s: one can put things on it; c: in it), name, what is there (f: food, o: an object)
+# room: TextWorld's type (s: one can put things on it; c: in it), name, what is there (f: food, o: an object)
+FURNITURE = {
     "bedroom": ("s", "night table", (("o", "bowl"),)),
     "office": ("c", "chest", (("o", "fork"),)),
     "living room": ("s", "table", (("f", "stale food"), ("f", "fresh food"))),
     "dining room": ("s", "dining table", (("o", "coffee cup"), ("o", "plate"))),
     "kitchen": ("c", "fridge", (("f", "fruit"),)),
 }
-OBJECTIVE = "Put the stale food, which is on the table in the living room, into the fridge in the kitchen, and close the fridge."
+OBJECTIVE = (
+    "Put the stale food, which is on the table in the living room, into the fridge in the kitchen, and "
+    "close the fridge."
+)
 
 
 @cache
@@ -110,7 +120,9 @@ def _folder() -> tempfile.TemporaryDirectory:
 
 @cache
 def house(room: str) -> str:
-    """The file of the house in which one begins in `room`, compiled by TextWorld once a process. Raises UserError where that fails."""
+    """The file of the house in which one begins in `room`, compiled by TextWorld once a process. Raises UserError where
+    that fails.
+    """
     textworld = package("textworld", "text-nav", "textworld")
     generator = package("textworld.generator", "text-nav", "textworld")
     game_module = package("textworld.generator.game", "text-nav", "textworld")
@@ -137,7 +149,9 @@ def house(room: str) -> str:
         food, fridge = games["stale food"], games["fridge"]
         put_away = {maker.new_fact("in", food, fridge), maker.new_fact("closed", fridge)}
         maker.quests = [
-            game_module.Quest(win_events=[], fail_events=[game_module.Event(conditions={maker.new_fact("eaten", food)})]),
+            game_module.Quest(
+                win_events=[], fail_events=[game_module.Event(conditions={maker.new_fact("eaten", food)})]
+            ),
             game_module.Quest(win_events=[game_module.Event(conditions=put_away)], reward=1),
         ]
         game = maker.build()
@@ -148,8 +162,9 @@ def house(room: str) -> str:
 
 
 class TextNav(TextWorld):
-    """A house of eight rooms: take the stale food from the living room's table, put it into the fridge and close it, which pays 1 and ends
-    the episode. Eating it ends it with 0. The seed draws the room to begin in, or `reset(options={"room": "garden"})` names it."""
+    """A house of eight rooms: take the stale food from the living room's table, put it into the fridge and close it,
+    which pays 1 and ends the episode. Eating it ends it with 0. The seed draws the room to begin in, or
+    `reset(options={"room": "garden"})` names it."""
 
     def __init__(self, limit: int = 50, commands: bool = True, render_mode: str | None = None) -> None:
         super().__init__("", limit, commands, render_mode)

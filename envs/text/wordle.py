@@ -22,7 +22,8 @@ WORDS = Path(__file__).parent / "words.json"
 
 @cache
 def load_words(path: str | None = None) -> tuple[str, ...]:
-    """The words of a file, sorted: a JSON list (*.json), or text with words between white space. None: those that come with offrl.
+    """The words of a file, sorted: a JSON list (*.json), or text with words between white space. None: those that come
+    with offrl.
 
     Raises UserError for a file that cannot be read and for a word that is not of five letters a to z, in lower case.
     """
@@ -35,7 +36,11 @@ def load_words(path: str | None = None) -> tuple[str, ...]:
     if not isinstance(words, list) or not words:
         raise UserError(f"the word list {file} is no list of words")
     for word in words:
-        if not isinstance(word, str) or len(word) != LETTERS or not (word.isascii() and word.isalpha() and word.islower()):
+        if (
+            not isinstance(word, str)
+            or len(word) != LETTERS
+            or not (word.isascii() and word.isalpha() and word.islower())
+        ):
             raise UserError(f"the word list {file} has {word!r}: a word is {LETTERS} letters a to z, in lower case")
     return tuple(sorted(set(words)))
 
@@ -43,8 +48,9 @@ def load_words(path: str | None = None) -> tuple[str, ...]:
 def feedback(guess: str, target: str, yellow: str = "anywhere") -> str:
     """A letter for each of the guess: g, the target has it there; y, it has it elsewhere; b, it does not.
 
-    yellow: "anywhere" marks every letter that occurs in the target, however often it is guessed (LMRL-Gym's way, not the game's);
-    "counted" marks no more of them than the target has, the green ones first and then from the left, as the game does.
+    yellow: "anywhere" marks every letter that occurs in the target, however often it is guessed (LMRL-Gym's way, not
+    the game's); "counted" marks no more of them than the target has, the green ones first and then from the left, as
+    the game does.
     """
     if yellow == "anywhere":
         return "".join("g" if a == b else "y" if a in target else "b" for a, b in zip(guess, target, strict=True))
@@ -64,13 +70,15 @@ def spaced(word: str) -> str:
 
 
 class TextWordle(gym.Env):
-    """Guess a word in six tries. Rewards: 0 for the word, which ends the episode; else -1, also for what is no word of the list, which
-    takes a try as well. The sixth wrong guess ends the episode: six tries are the game's rules, no time limit.
+    """Guess a word in six tries. Rewards: 0 for the word, which ends the episode; else -1, also for what is no word of
+    the list, which takes a try as well. The sixth wrong guess ends the episode: six tries are the game's rules, no time
+    limit.
 
-    First text: "Wordle:"; then the feedback to the last guess (see `feedback`), "b y g b b", or "invalid word". Actions: "c r a n e" or
-    "crane". info["legal_actions"] are all words; info["understood"] says whether the last guess was one.
-    words: the path of another list (see `load_words`). yellow: see `feedback`. `reset(options={"word": "crane"})` says which word it is,
-    else the seed does. Raises UserError for a word that is not in the list.
+    First text: "Wordle:"; then the feedback to the last guess (see `feedback`), "b y g b b", or "invalid word".
+    Actions: "c r a n e" or "crane". info["legal_actions"] are all words; info["understood"] says whether the last guess
+    was one.
+    words: the path of another list (see `load_words`). yellow: see `feedback`. `reset(options={"word": "crane"})` says
+    which word it is, else the seed does. Raises UserError for a word that is not in the list.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012  # Gymnasium declares it so

@@ -1,4 +1,6 @@
-"""Wordle players: at random, with words that agree with all feedback so far, or the most informative guess; and the behaviour data."""
+"""Wordle players: at random, with words that agree with all feedback so far, or the most informative guess; and the
+behaviour data.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ AT_ONCE = 4_000_000  # numbers in memory, about
 
 @cache
 def table(words: tuple[str, ...], yellow: str = "anywhere") -> np.ndarray:
-    """[W, W] uint8: the feedback to each guess for each target, its marks (b 0, y 1, g 2) the digits of a number to base 3."""
+    """[W, W] uint8: the feedback to each guess for each target, its marks (b 0, y 1, g 2) the digits of a number to
+    base 3.
+    """
     if yellow not in YELLOW:
         raise ValueError(f"yellow={yellow}: choose one of {', '.join(YELLOW)}")
     letters = np.array([[ord(c) for c in word] for word in words])  # [W, 5]
@@ -41,7 +45,8 @@ def table(words: tuple[str, ...], yellow: str = "anywhere") -> np.ndarray:
 
 
 class Consistent:
-    """A policy for `rollouts`: any word that agrees with all feedback so far; with probability `share`, at each guess, any word at all.
+    """A policy for `rollouts`: any word that agrees with all feedback so far; with probability `share`, at each guess,
+    any word at all.
 
     share 1: random. Raises UserError for a word list that cannot be read.
     """
@@ -56,8 +61,12 @@ class Consistent:
         for guess, reply in zip(history[1::2], history[2::2], strict=True):
             number = self.number.get("".join(guess.split()))
             if number is not None:
-                agree &= self.table[number] == sum("byg".index(mark) * p for mark, p in zip(reply.split(), POWERS.tolist(), strict=True))
-        return np.flatnonzero(agree) if agree.any() else np.arange(len(agree))  # none: the feedback is by other rules or of another list
+                agree &= self.table[number] == sum(
+                    "byg".index(mark) * p for mark, p in zip(reply.split(), POWERS.tolist(), strict=True)
+                )
+        return (
+            np.flatnonzero(agree) if agree.any() else np.arange(len(agree))
+        )  # none: the feedback is by other rules or of another list
 
     def guess(self, history: list[str]) -> int:
         """The number of the next word."""
@@ -71,8 +80,8 @@ class Consistent:
 
 
 class Greedy(Consistent):
-    """A policy for `rollouts`: the word whose feedback has the highest entropy over the words that still agree with what was said; of
-    equal ones a word that may itself be it, then the first. It draws nothing."""
+    """A policy for `rollouts`: the word whose feedback has the highest entropy over the words that still agree with
+    what was said; of equal ones a word that may itself be it, then the first. It draws nothing."""
 
     def __init__(self, words: str | None = None, yellow: str = "anywhere") -> None:
         super().__init__(0, 0.0, words, yellow)
@@ -106,8 +115,8 @@ class Greedy(Consistent):
 def play(
     seed: int, episodes: int, share: float, words: tuple[str, ...], yellow: str = "anywhere"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Games of `Consistent`, many at once: the numbers of the targets [E] and of the guesses [E, 6], and the number of guesses of
-    each game [E]; the entries behind those were never played."""
+    """Games of `Consistent`, many at once: the numbers of the targets [E] and of the guesses [E, 6], and the number of
+    guesses of each game [E]; the entries behind those were never played."""
     draw, codes, count = np.random.Generator(np.random.PCG64(seed)), table(words, yellow), len(words)
     targets = draw.integers(0, count, episodes)
     at_random, nth = draw.uniform(size=(episodes, TRIES)) < share, draw.uniform(size=(episodes, TRIES))
@@ -118,7 +127,9 @@ def play(
         agree = np.ones((len(targets[block_rows]), count), bool)
         for k in range(TRIES):
             counts = agree.sum(-1)  # one at least: the target
-            rank = np.minimum((nth[block_rows, k] * counts).astype(np.int64), counts - 1)  # the n-th of the words that agree, n uniform
+            rank = np.minimum(
+                (nth[block_rows, k] * counts).astype(np.int64), counts - 1
+            )  # the n-th of the words that agree, n uniform
             chosen = (agree.cumsum(-1) > rank[:, None]).argmax(-1)
             guesses[block_rows, k] = np.where(at_random[block_rows, k], guesses[block_rows, k], chosen)
             agree &= codes[guesses[block_rows, k]] == codes[guesses[block_rows, k], targets[block_rows]][:, None]
@@ -129,8 +140,8 @@ def play(
 def generate(
     seed: int = 0, episodes: int = EPISODES, share: float = RANDOM, words: str | None = None, yellow: str = "anywhere"
 ) -> list[dict[str, Any]]:
-    """Games in the canonical form of a player each of whose guesses is any word with probability `share`, else one that agrees with all
-    feedback so far. `meta`: the word."""
+    """Games in the canonical form of a player each of whose guesses is any word with probability `share`, else one that
+    agrees with all feedback so far. `meta`: the word."""
     known = load_words(words)
     targets, guesses, lengths = play(seed, episodes, share, known, yellow)
     games = []
@@ -140,5 +151,13 @@ def generate(
         for guess in row[:length]:
             before, reply = reply, answer(known[guess], known[target])
             turns.append({"obs": before, "action": spaced(known[guess]), "reward": 0.0 if guess == target else -1.0})
-        games.append({"turns": turns, "final_obs": reply, "terminated": True, "truncated": False, "meta": {"word": known[target]}})
+        games.append(
+            {
+                "turns": turns,
+                "final_obs": reply,
+                "terminated": True,
+                "truncated": False,
+                "meta": {"word": known[target]},
+            }
+        )
     return games

@@ -1,4 +1,6 @@
-"""One cell: all seeds of one algorithm on one dataset, trained in this process, whoever started it. The status file says how it went."""
+"""One cell: all seeds of one algorithm on one dataset, trained in this process, whoever started it. The status file
+says how it went.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,31 @@ from offrl.system import children
 from offrl.system.files import open_to_append, write_private
 from offrl.system.signals import terminable
 
-# The variables that a job on another machine is told of, each without the logins in it. A key is never among them: a job that needs one
-# has it from the environment that its launcher gives it.
-PASSED_ON = ("OFFRL_CACHE", "OFFRL_SHARED_CACHE", "OFFRL_MIRROR", "OFFRL_LM", "OFFRL_NEORL2", "OFFRL_TRUST", "OFFRL_PLUGINS",
-             "MINARI_DATASETS_PATH", "D4RL_DATASET_DIR", "OGBENCH_DATASET_DIR", "MUJOCO_GL")  # fmt: skip
+# The variables that a job on another machine is told of, each without the logins in it. A key is never among them: a
+# job that needs one has it from the environment that its launcher gives it.
+PASSED_ON = (
+    "OFFRL_CACHE",
+    "OFFRL_SHARED_CACHE",
+    "OFFRL_MIRROR",
+    "OFFRL_LM",
+    "OFFRL_NEORL2",
+    "OFFRL_TRUST",
+    "OFFRL_PLUGINS",
+    "MINARI_DATASETS_PATH",
+    "D4RL_DATASET_DIR",
+    "OGBENCH_DATASET_DIR",
+    "MUJOCO_GL",
+)
 STOP_SECONDS = 1.0  # between two looks for a request to stop
 
 
 @contextlib.contextmanager
 def ordered(folder: Path, orders: Mapping[str, Any]) -> Iterator[None]:
-    """Write what the jobs read that a launcher starts, perhaps on other machines: the settings of the cells and some of this environment.
+    """Write what the jobs read that a launcher starts, perhaps on other machines: the settings of the cells and some of
+    this environment.
 
-    No other user can read it, and it holds no key and no login. Meanwhile a login in dataset.mirror is in $OFFRL_MIRROR: jobs have it where
-    their launcher hands the environment on.
+    No other user can read it, and it holds no key and no login. Meanwhile a login in dataset.mirror is in
+    $OFFRL_MIRROR: jobs have it where their launcher hands the environment on.
     """
     mirrors = (cell["values"].get("dataset.mirror") for cell in orders["cells"].values())
     mirror = next((m for m in mirrors if m and split_login(m)[1]), None)
@@ -76,7 +90,9 @@ def work(folder: Path | str, run: str) -> None:
     """
     folder = Path(folder)
     where = json.loads((folder / plan.CELLS / plan.PLAN).read_text(encoding="utf-8"))
-    children.live_with_parent(other=where.get("command"))  # nobody would know of a cell that goes on after its command was killed
+    children.live_with_parent(
+        other=where.get("command")
+    )  # nobody would know of a cell that goes on after its command was killed
     for name, value in where["environment"].items():
         os.environ.setdefault(name, value)
     old = os.getcwd()
@@ -97,8 +113,8 @@ def work(folder: Path | str, run: str) -> None:
 def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart: bool) -> None:
     """Train a cell unless another process does, or it is done, and write its status.
 
-    settings: `values` for `compose` and `dataset`, the label. token: names the command that trains it. apart: other cells train beside
-    it, so it takes one process only. Raises KeyboardInterrupt after a signal, when all is saved.
+    settings: `values` for `compose` and `dataset`, the label. token: names the command that trains it. apart: other
+    cells train beside it, so it takes one process only. Raises KeyboardInterrupt after a signal, when all is saved.
     """
     from offrl.errors import Interrupted
 
@@ -131,7 +147,9 @@ def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart
         else:
             seeds = f"{len(lost[0])} of {lost[1]} replicas diverged: {', '.join(lost[0])}" if lost[0] else ""
             if len(lost[0]) == lost[1]:
-                write("failed", f"every replica diverged ({', '.join(lost[0])}); a smaller algo.learning_rate often helps")
+                write(
+                    "failed", f"every replica diverged ({', '.join(lost[0])}); a smaller algo.learning_rate often helps"
+                )
             else:
                 write("done", **({"note": seeds} if seeds else {}))
 
@@ -164,10 +182,12 @@ def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> 
 
 
 def group_size(config: Any, device: str) -> int:
-    """The number of replicas that train as one program: a function of the settings and the kind of device, not of cores or launcher.
+    """The number of replicas that train as one program: a function of the settings and the kind of device, not of cores
+    or launcher.
 
-    Group sizes decide last bits, so the cores that happen to be free must not decide them. On a CPU half of the replicas at most, so that
-    two cores find work where one cell trains at a time; larger groups are hardly faster there (docs/benchmarks/speed.md).
+    Group sizes decide last bits, so the cores that happen to be free must not decide them. On a CPU half of the
+    replicas at most, so that two cores find work where one cell trains at a time; larger groups are hardly faster there
+    (docs/benchmarks/speed.md).
     """
     from offrl import registry
     from offrl.settings.replicas import replicas
@@ -191,7 +211,9 @@ def _words(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _stoppable(request: Path) -> Iterator[None]:
-    """Ends the work inside as SIGTERM would, saving first, once the file `request` is there, which reaches jobs on any machine."""
+    """Ends the work inside as SIGTERM would, saving first, once the file `request` is there, which reaches jobs on any
+    machine.
+    """
     over = threading.Event()
 
     def watch() -> None:

@@ -1,4 +1,6 @@
-"""Cells handed to processes of this machine, or to Hydra's launchers: Ray, Slurm. Cells' files say which are done, failed or lost."""
+"""Cells handed to processes of this machine, or to Hydra's launchers: Ray, Slurm. Cells' files say which are done,
+failed or lost.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class Launcher:
 
 
 def load(name: str, settings: Mapping[str, Any]) -> Launcher:
-    """The launcher `name`, one of configs/launcher or the path of a YAML file like them, with a command's `settings` over its own.
+    """The launcher `name`, one of configs/launcher or the path of a YAML file like them, with a command's `settings`
+    over its own.
 
     Raises UserError for an unknown name, and where its package is missing.
     """
@@ -49,30 +52,42 @@ def load(name: str, settings: Mapping[str, Any]) -> Launcher:
     if name.replace("-", "_") in known:
         path = config_folder() / "launcher" / f"{name.replace('-', '_')}.yaml"
     elif path.suffix not in (".yaml", ".yml"):
-        raise UserError(f"unknown launcher '{name}'.{nearest(name, known)} Known: {', '.join(known)}; or launcher=FILE.yaml")
+        raise UserError(
+            f"unknown launcher '{name}'.{nearest(name, known)} Known: {', '.join(known)}; or launcher=FILE.yaml"
+        )
     values = read_yaml(path)
     for key in values:
         if key not in KEYS:
             raise UserError(f"{path} has an unknown entry '{key}'.{nearest(str(key), KEYS)} Entries: {', '.join(KEYS)}")
     plugin, package, extra = (str(values.get(k) or "") for k in ("plugin", "package", "extra"))
     if plugin in ("", LOCAL) and settings:
-        raise UserError(f"launcher={path.stem} has no settings, so launcher.{next(iter(settings))} does nothing; choose ray or slurm")
+        raise UserError(
+            f"launcher={path.stem} has no settings, so launcher.{next(iter(settings))} does nothing; choose ray or "
+            "slurm"
+        )
     if package and not _there(package):
         raise UserError(f"launcher={path.stem} needs pip install 'offrl[{extra}]'")
     program = str(values.get("command") or "")
     if program and shutil.which(program) is None:
         raise UserError(
-            f"launcher={path.stem} needs the command {program}, which this machine does not have; launcher=slurm_local does without"
+            f"launcher={path.stem} needs the command {program}, which this machine does not have; launcher=slurm_local "
+            "does without"
         )
     every = {**flatten(values.get("settings") or {}), **settings}
     return Launcher(path.stem, plugin, values.get("jobs"), bool(values.get("batches")), every)
 
 
 def jobs_of(launcher: Launcher, folder: Path, jobs: int | None) -> Jobs | None:
-    """The launcher, set up for the cells of the benchmark in `folder`; None: they train in this process. Raises UserError."""
+    """The launcher, set up for the cells of the benchmark in `folder`; None: they train in this process. Raises
+    UserError.
+    """
     if not launcher.plugin:
         return None
-    return LocalJobs(launcher.name, folder, jobs or cores()) if launcher.plugin == LOCAL else HydraJobs(launcher, folder, jobs)
+    return (
+        LocalJobs(launcher.name, folder, jobs or cores())
+        if launcher.plugin == LOCAL
+        else HydraJobs(launcher, folder, jobs)
+    )
 
 
 def _there(package: str) -> bool:
@@ -83,7 +98,9 @@ def _there(package: str) -> bool:
 
 
 class Jobs(ABC):
-    """Several cells of one benchmark at once, each in a process of its own. Making one checks its settings; it starts nothing."""
+    """Several cells of one benchmark at once, each in a process of its own. Making one checks its settings; it starts
+    nothing.
+    """
 
     batch: int | None = None  # cells that are handed over at a time; None: all of them
 
@@ -103,8 +120,8 @@ class Jobs(ABC):
     def run(self, runs: Sequence[str], token: str) -> None:
         """Train the cells whose run directories are called `runs`; returns when none of them is at work or waits.
 
-        A launcher that gives up because one worker died is asked again for the cells that had not begun. A cell whose worker died, and
-        one that never began, is written down as failed.
+        A launcher that gives up because one worker died is asked again for the cells that had not begun. A cell whose
+        worker died, and one that never began, is written down as failed.
         """
         waiting = list(runs)
         with _environment(), self._running():
@@ -118,7 +135,10 @@ class Jobs(ABC):
                 begun = {r: s for r, s in statuses.items() if s.get("token") == token or s.get("status") == "done"}
                 for run, status in begun.items():
                     if status["status"] == "running":
-                        reason = f"its worker died ({error or 'no reason given'}); the next command goes on from its last checkpoint"
+                        reason = (
+                            f"its worker died ({error or 'no reason given'}); the next command goes on from "
+                            "its last checkpoint"
+                        )
                         plan.write_status(self.folder, run, **{**status, "status": "failed", "error": reason})
                 rest = [r for r in now if r not in begun and not plan.at_work(self.folder, r)]
                 if not begun or not error:
@@ -194,22 +214,30 @@ class HydraJobs(Jobs):
         node = config.hydra.launcher
         settings = dict(launcher.settings)
         remote = launcher.plugin == "ray" and settings.get("ray.init.address") not in (None, "local")
-        if launcher.jobs and not remote and (jobs is not None or launcher.jobs not in settings):  # a cluster has its own number
+        if (
+            launcher.jobs and not remote and (jobs is not None or launcher.jobs not in settings)
+        ):  # a cluster has its own number
             settings[launcher.jobs] = self.jobs
         if remote:  # options that only a cluster of our own takes
-            settings = {k: v for k, v in settings.items() if k not in ("ray.init.object_store_memory", "ray.init.include_dashboard")}
+            settings = {
+                k: v
+                for k, v in settings.items()
+                if k not in ("ray.init.object_store_memory", "ray.init.include_dashboard")
+            }
         for name, value in settings.items():
             _set(node, name, value, launcher.name)
         most = settings.get(launcher.jobs or "", self.jobs)
         self.at_once = most if isinstance(most, int) and most > 0 else cores()
         self.batch = self.jobs if launcher.batches else None
         context = HydraContext(config_loader=loader, callbacks=Callbacks())
-        self.hydra: Any = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=job, config=config)
+        self.hydra: Any = Plugins.instance().instantiate_launcher(
+            hydra_context=context, task_function=job, config=config
+        )
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
-        """A running Ray, where that is the launcher, ended afterwards. The plugin's own start cannot join a cluster: it always asks for an
-        object store. Raises UserError where there is no cluster."""
+        """A running Ray, where that is the launcher, ended afterwards. The plugin's own start cannot join a cluster: it
+        always asks for an object store. Raises UserError where there is no cluster."""
         if self.launcher.plugin != "ray":
             yield
             return
@@ -222,7 +250,9 @@ class HydraJobs(Jobs):
                 settings: Any = OmegaConf.to_container(self.hydra.ray_cfg.init, resolve=True)
                 ray.init(**settings)
             except Exception as error:  # Ray has many ways to say so
-                raise UserError(f"launcher={self.launcher.name} cannot start: {' '.join(str(error).split())[:300]}") from None
+                raise UserError(
+                    f"launcher={self.launcher.name} cannot start: {' '.join(str(error).split())[:300]}"
+                ) from None
         try:
             yield
         finally:
@@ -246,7 +276,9 @@ def _quoted(text: str) -> str:
 
 
 def _set(node: Any, name: str, value: Any, launcher: str) -> None:
-    """Set one value of a plugin's config. Raises UserError for a name that it does not have, or a value of a wrong kind."""
+    """Set one value of a plugin's config. Raises UserError for a name that it does not have, or a value of a wrong
+    kind.
+    """
     from omegaconf import DictConfig, OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
@@ -269,7 +301,9 @@ def _set(node: Any, name: str, value: Any, launcher: str) -> None:
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """The environment of worker processes: our module path, so that they find what this process finds, and no statistics sent by Ray."""
+    """The environment of worker processes: our module path, so that they find what this process finds, and no
+    statistics sent by Ray.
+    """
     wanted = {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(str(Path(p).resolve()) for p in sys.path if isinstance(p, str))),
         "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),

@@ -1,4 +1,6 @@
-"""From a command to cells: what is trained, under which settings, in which folder; and the files that say how far each cell is."""
+"""From a command to cells: what is trained, under which settings, in which folder; and the files that say how far each
+cell is.
+"""
 
 from __future__ import annotations
 
@@ -133,12 +135,16 @@ def cells_of(command: Command, suite: Suite, folder: Path) -> list[Cell]:
                 composed = compose(values)
             except UserError as error:
                 cure = (
-                    " (ALGO.NAME=VALUE sets something for one algorithm only)" if any(k.startswith("algo.") for k in command.train) else ""
+                    " (ALGO.NAME=VALUE sets something for one algorithm only)"
+                    if any(k.startswith("algo.") for k in command.train)
+                    else ""
                 )
                 raise UserError(f"{algorithm}: {error}{cure}") from None
             result.append(Cell(entry.label, algorithm, str(values["name"]), values, composed))
     if repeated := [run for run, n in Counter(c.run for c in result).items() if n > 1]:
-        raise UserError(f"two cells would share the run directory {repeated[0]}; give one dataset another label in a suite file")
+        raise UserError(
+            f"two cells would share the run directory {repeated[0]}; give one dataset another label in a suite file"
+        )
     return result
 
 
@@ -146,14 +152,16 @@ def _clean(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
-# ------------------------------------------------------------------------------------------------------------- the folder
+# ------------------------------------------------------------------------------------------------------------- the
+# folder
 
 
 def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -> dict[str, Any]:
     """Check that these cells belong into `folder`, and write benchmark.json; returns it.
 
-    A folder holds one suite with one list of seeds. A later command may add algorithms and datasets to it, and updates to its cells.
-    Raises UserError for a folder with something else in it, and for a cell that was trained with other settings.
+    A folder holds one suite with one list of seeds. A later command may add algorithms and datasets to it, and updates
+    to its cells. Raises UserError for a folder with something else in it, and for a cell that was trained with other
+    settings.
     """
     seeds = seed_list(command.config.seeds)
     wanted = {c.run: json.loads(json.dumps(runs.identity(c.config), default=str)) for c in cells}
@@ -164,26 +172,45 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
     if old is not None:
         for what, there, here in (("suite", old["suite"], suite.name), ("seeds", old["seeds"], seeds)):
             if there != here:
-                raise UserError(f"{folder} holds a benchmark with {what} {there}, this one has {here}; choose another name=")
+                raise UserError(
+                    f"{folder} holds a benchmark with {what} {there}, this one has {here}; choose another name="
+                )
         before = {c["run"]: int(c.get("steps", old["steps"])) for c in old["cells"]}
         asked = {c["run"]: c["settings"] for c in old["cells"] if isinstance(c.get("settings"), dict)}
         for cell in cells:
             if cell.config.steps < before.get(cell.run, 0):
                 raise UserError(
-                    f"{folder} holds {cell.run} with {before[cell.run]:,} updates, here it has {cell.config.steps:,}; choose another name="
+                    f"{folder} holds {cell.run} with {before[cell.run]:,} updates, here it has {cell.config.steps:,}; "
+                    "choose another name="
                 )
     for cell in cells:
         if (folder / cell.run / runs.RECORD).exists():
             there = asked.get(cell.run) or runs.read_record(folder / cell.run)["identity"]
             change = runs.change(there, wanted[cell.run])
             if change:
-                raise UserError(f"{folder / cell.run} was trained with other settings ({change}); choose another name=, or keep to them")
+                raise UserError(
+                    f"{folder / cell.run} was trained with other settings ({change}); choose another name=, or keep to "
+                    "them"
+                )
     entries = [
-        {"dataset": c.dataset, "algorithm": c.algorithm, "run": c.run, "steps": c.config.steps, "settings": wanted[c.run]} for c in cells
+        {
+            "dataset": c.dataset,
+            "algorithm": c.algorithm,
+            "run": c.run,
+            "steps": c.config.steps,
+            "settings": wanted[c.run],
+        }
+        for c in cells
     ]
     kept = [] if old is None else [c for c in old["cells"] if c["run"] not in {m["run"] for m in entries}]
     steps = max(c.config.steps for c in cells) if old is None else max(old["steps"], *(c.config.steps for c in cells))
-    record: dict[str, Any] = {"version": VERSION, "suite": suite.name, "seeds": seeds, "steps": steps, "cells": [*kept, *entries]}
+    record: dict[str, Any] = {
+        "version": VERSION,
+        "suite": suite.name,
+        "seeds": seeds,
+        "steps": steps,
+        "cells": [*kept, *entries],
+    }
     references, source = _references(suite, record["cells"])
     if references:
         record |= {"references": references, "reference_source": source}
@@ -197,7 +224,10 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     path = folder / RECORD
     try:
         record = json.loads(trust.read_text(path))
-        if not all(isinstance(record[k], kind) for k, kind in (("suite", str), ("seeds", list), ("steps", int), ("cells", list))):
+        if not all(
+            isinstance(record[k], kind)
+            for k, kind in (("suite", str), ("seeds", list), ("steps", int), ("cells", list))
+        ):
             raise ValueError("an entry of another kind")
         if not all(isinstance(c.get(k), str) for c in record["cells"] for k in ("dataset", "algorithm", "run")):
             raise ValueError("a cell without dataset, algorithm or run")
@@ -209,7 +239,9 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
-        raise UserError(f"{path} cannot be read ({reason}); remove that file, and the same command writes it again") from None
+        raise UserError(
+            f"{path} cannot be read ({reason}); remove that file, and the same command writes it again"
+        ) from None
     return record
 
 
@@ -229,7 +261,8 @@ def _references(suite: Suite, cells: Sequence[Mapping[str, str]]) -> tuple[dict[
     return references, "; ".join(sources)
 
 
-# ---------------------------------------------------------------------------------------------------------------- states
+# ----------------------------------------------------------------------------------------------------------------
+# states
 
 
 class _Status(TypedDict):
@@ -245,7 +278,9 @@ def status_path(folder: Path, run: str) -> Path:
 
 
 def read_status(folder: Path, run: str) -> dict[str, Any]:
-    """A cell's status file; {} where there is none, or a damaged one: such a cell is begun anew, and finds what it had trained."""
+    """A cell's status file; {} where there is none, or a damaged one: such a cell is begun anew, and finds what it had
+    trained.
+    """
     with contextlib.suppress(OSError, ValueError, RecursionError, UserError):
         status = json.loads(trust.read_text(status_path(folder, run)))
         if not misfit(status, _Status, "") and status.get("status") in ("done", "failed", "running"):
@@ -266,8 +301,8 @@ def finished(folder: Path, run: str, steps: int) -> bool:
 
 @contextlib.contextmanager
 def hold(path: Path, patience: float = 0.0) -> Iterator[bool]:
-    """True while this process holds the lock file `path`; False where another one does, for `patience` seconds. The system drops a lock
-    with its process, however that ends."""
+    """True while this process holds the lock file `path`; False where another one does, for `patience` seconds. The
+    system drops a lock with its process, however that ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with trust.open_to_write(path, "a") as file:
         end = time.monotonic() + patience

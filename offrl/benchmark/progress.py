@@ -85,10 +85,11 @@ def _step(run_dir: Path) -> int:
 
 @contextlib.contextmanager
 def watching(progress: GridProgress, token: str, bar: bool) -> Iterator[None]:
-    """While a launcher is at work: its cells' files are watched and, after Ctrl-C or SIGTERM, its jobs asked to save and stop.
+    """While a launcher is at work: its cells' files are watched and, after Ctrl-C or SIGTERM, its jobs asked to save
+    and stop.
 
-    The request is a file, which reaches jobs on any machine; jobs that had not begun find it when they do. A second signal quits at once.
-    """
+    The request is a file, which reaches jobs on any machine; jobs that had not begun find it when they do. A second
+    signal quits at once."""
     stop, over, leave = progress.folder / plan.CELLS / plan.STOP, threading.Event(), threading.Event()
 
     def handler(number: int, frame: Any) -> None:

@@ -22,9 +22,11 @@ from offrl.system import children, trust
 
 
 def benchmark(values: Mapping[str, Any]) -> int:
-    """Run a benchmark with settings {name: value} as on the command line; returns the exit status: 0, or 1 where a cell failed.
+    """Run a benchmark with settings {name: value} as on the command line; returns the exit status: 0, or 1 where a cell
+    failed.
 
-    Raises UserError for a mistake in the settings, before anything is trained, and KeyboardInterrupt when it was stopped.
+    Raises UserError for a mistake in the settings, before anything is trained, and KeyboardInterrupt when it was
+    stopped.
     """
     command = plan.read(values)
     suite = suites.load(command.config.suite, command.config.datasets)
@@ -51,7 +53,10 @@ def benchmark(values: Mapping[str, Any]) -> int:
         todo = [c for c in cells if states[c.run] == "to do"]
         counts = {s: sum(v == s for v in states.values()) for s in ("done", "failed", "at work")}
         words = "".join(f", {n} {s}" for s, n in counts.items() if n)
-        say(f"{suite.name}: {len(cells)} cells, {len(record['seeds'])} seeds each, in {folder}{words}; {len(todo)} to train")
+        say(
+            f"{suite.name}: {len(cells)} cells, {len(record['seeds'])} seeds each, in {folder}{words}; {len(todo)} to "
+            "train"
+        )
         try:
             _train(folder, todo, jobs, command.config.quiet, say)
         except KeyboardInterrupt:
@@ -60,7 +65,9 @@ def benchmark(values: Mapping[str, Any]) -> int:
         bad = table.show(folder, record)
         _results(folder, say)
         for run, reason in bad.items():
-            errors.say(f"offrl: {'' if run in requested else '(of an earlier command) '}{run}: {reason}", file=sys.stderr)
+            errors.say(
+                f"offrl: {'' if run in requested else '(of an earlier command) '}{run}: {reason}", file=sys.stderr
+            )
         return 1 if requested & set(bad) else 0
 
 
@@ -80,7 +87,10 @@ def _train(folder: Path, todo: Sequence[Cell], jobs: Jobs | None, quiet: bool, s
         return
     bar = sys.stdout.isatty() and not quiet
     about = {"token": token, "command": children.address(), "cwd": os.getcwd(), "cells": orders}
-    with cell.ordered(folder, about), watching(GridProgress(folder, todo, min(jobs.at_once, len(todo)), say), token, bar):
+    with (
+        cell.ordered(folder, about),
+        watching(GridProgress(folder, todo, min(jobs.at_once, len(todo)), say), token, bar),
+    ):
         jobs.run([c.run for c in todo], token)
     if (folder / plan.CELLS / plan.STOP).exists():
         raise KeyboardInterrupt
@@ -102,7 +112,9 @@ def _show(folder: Path, cells: Sequence[Cell]) -> None:
         there = (folder / plan.CELLS).is_dir()
         state = _state(folder, c, retry=False) if there else "to do"
         rows.append([c.dataset, c.algorithm, c.config.experiment, f"{c.config.steps:,}", c.config.eval.episodes, state])
-    print_table(["dataset", "algorithm", "settings of", "updates", "episodes", "state"], rows, f"{len(cells)} cells in {folder}")
+    print_table(
+        ["dataset", "algorithm", "settings of", "updates", "episodes", "state"], rows, f"{len(cells)} cells in {folder}"
+    )
 
 
 @contextlib.contextmanager
@@ -115,7 +127,9 @@ def _alone(folder: Path) -> Iterator[None]:
                 raise UserError(f"another offrl benchmark is at work in {folder}; wait for it, or choose another name=")
             yield
     except (FileExistsError, NotADirectoryError):
-        raise UserError(f"{folder} cannot be a folder: a file is in its place; choose another name= or runs_dir=") from None
+        raise UserError(
+            f"{folder} cannot be a folder: a file is in its place; choose another name= or runs_dir="
+        ) from None
 
 
 def _results(folder: Path, say: Callable[[str], None]) -> None:

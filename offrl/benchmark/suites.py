@@ -1,4 +1,6 @@
-"""Suites: datasets, the number of updates, the evaluation of policies, and published scores. Read from configs/suite/*.yaml or a file."""
+"""Suites: datasets, the number of updates, the evaluation of policies, and published scores. Read from
+configs/suite/*.yaml or a file.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,9 @@ class Suite:
 def load(name: str, datasets: Sequence[str] = ()) -> Suite:
     """The suite `name`, one of configs/suite or the path of a YAML file.
 
-    datasets: for a suite that lists none (`own`) its datasets; for any other those of its datasets to keep. Relative paths in a suite
-    file are looked for beside that file first. Raises UserError for an unknown suite or dataset, or a file that is no suite.
+    datasets: for a suite that lists none (`own`) its datasets; for any other those of its datasets to keep. Relative
+    paths in a suite file are looked for beside that file first. Raises UserError for an unknown suite or dataset, or a
+    file that is no suite.
     """
     known = config_names("suite")
     path = Path(name).expanduser()
@@ -55,7 +58,9 @@ def load(name: str, datasets: Sequence[str] = ()) -> Suite:
     if not suite.entries:
         if not datasets:
             raise UserError(f"suite={name} has no datasets of its own: name them, datasets=a.hdf5,b.hdf5")
-        return Suite(**{**vars(suite), "entries": _labelled([_entry(d, Path(), "datasets") for d in datasets], "datasets")})
+        return Suite(
+            **{**vars(suite), "entries": _labelled([_entry(d, Path(), "datasets") for d in datasets], "datasets")}
+        )
     if not datasets:
         return suite
     kept = []
@@ -63,7 +68,9 @@ def load(name: str, datasets: Sequence[str] = ()) -> Suite:
         matches = [e for e in suite.entries if wanted in (e.label, e.name)]
         if not matches:
             there = [e.label for e in suite.entries]
-            raise UserError(f"suite {suite.name} has no dataset '{wanted}'.{nearest(wanted, there)} It has: {', '.join(there)}")
+            raise UserError(
+                f"suite {suite.name} has no dataset '{wanted}'.{nearest(wanted, there)} It has: {', '.join(there)}"
+            )
         kept += [e for e in matches if e not in kept]
     return Suite(**{**vars(suite), "entries": kept})
 
@@ -80,7 +87,9 @@ def _parse(values: Mapping[str, Any], path: Path, folder: Path) -> Suite:
     labels = [e.label for e in entries]
     for name in references:
         if entries and name not in labels:
-            raise UserError(f"{path}: references are given for '{name}', which is no dataset of it.{nearest(name, labels)}")
+            raise UserError(
+                f"{path}: references are given for '{name}', which is no dataset of it.{nearest(name, labels)}"
+            )
     name = str(values.get("name") or path.stem)
     if not plain_name(name):
         raise UserError(f"{path}: name: {name} must be a plain name; where the benchmark's folder is made is runs_dir=")
@@ -117,11 +126,15 @@ def _settings(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key in ("settings", "eval"):
         if not isinstance(values.get(key) or {}, Mapping):
             raise UserError(f"{where}: {key} must hold settings, name: value")
-    return flatten({**(values.get("settings") or {}), **{f"eval.{k}": v for k, v in (values.get("eval") or {}).items()}})
+    return flatten(
+        {**(values.get("settings") or {}), **{f"eval.{k}": v for k, v in (values.get("eval") or {}).items()}}
+    )
 
 
 def _labelled(entries: Sequence[Entry], where: str) -> list[Entry]:
-    """Entries with labels that differ: files are called by their stem, and where that is not enough by the folders above it as well."""
+    """Entries with labels that differ: files are called by their stem, and where that is not enough by the folders
+    above it as well.
+    """
     parts = [list(reversed(Path(SUFFIX.sub("", e.name)).parts)) if _is_file(e.name) else [e.name] for e in entries]
     used = [1] * len(entries)
 
@@ -167,4 +180,6 @@ def _references(values: Any, where: str) -> dict[str, dict[str, float]]:
 def _only(values: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
     for key in values:
         if key not in keys:
-            raise UserError(f"{where} has an unknown entry '{key}'.{nearest(str(key), keys)} Entries: {', '.join(keys)}")
+            raise UserError(
+                f"{where} has an unknown entry '{key}'.{nearest(str(key), keys)} Entries: {', '.join(keys)}"
+            )

@@ -27,7 +27,10 @@ def words(run_dir: Path) -> str:
     values = [(r.score or r.returns) for r in results]
     if len(values) == 1:
         return f"{unit} {interval_text(values[0])}"
-    return f"{unit} {min(v[0] for v in values):.1f} .. {max(v[0] for v in values):.1f} over {len(values)} cells of its grid"
+    return (
+        f"{unit} {min(v[0] for v in values):.1f} .. {max(v[0] for v in values):.1f} over {len(values)} cells of "
+        "its grid"
+    )
 
 
 def show(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
@@ -41,7 +44,9 @@ def show(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
             status = plan.read_status(folder, c["run"])
             if not plan.finished(folder, c["run"], 0):
                 bad[c["run"]] = _why(folder, c["run"], status)
-                columns.setdefault(algorithm, {})[c["dataset"]] = "failed" if status.get("status") == "failed" else "not done"
+                columns.setdefault(algorithm, {})[c["dataset"]] = (
+                    "failed" if status.get("status") == "failed" else "not done"
+                )
                 continue
             try:
                 run = SavedRun(folder / c["run"])

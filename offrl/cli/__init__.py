@@ -5,6 +5,19 @@ Nothing heavy is imported before a command knows what to do.
 """
 
 NAMES = (
-    "train", "tune", "finetune", "evaluate", "adapt", "benchmark", "report", "select", "data", "collect", "model", "export", "list",
-    "doctor", "completion",
-)  # fmt: skip
+    "train",
+    "tune",
+    "finetune",
+    "evaluate",
+    "adapt",
+    "benchmark",
+    "report",
+    "select",
+    "data",
+    "collect",
+    "model",
+    "export",
+    "list",
+    "doctor",
+    "completion",
+)

@@ -1,7 +1,7 @@
 """`python -m offrl.cli`: the command `offrl`, for torchrun and environments without scripts.
 
-Like the command, it imports nothing from the working folder, which `-m` puts first on the module path: a stranger's folder may hold
-`hydra_plugins` or a plugin's entry points. PYTHONPATH=. says that modules of your own are there.
+Like the command, it imports nothing from the working folder, which `-m` puts first on the module path: a stranger's
+folder may hold `hydra_plugins` or a plugin's entry points. PYTHONPATH=. says that modules of your own are there.
 """
 
 import os

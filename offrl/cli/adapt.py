@@ -14,11 +14,15 @@ class AdaptConfig:
     """Settings of `offrl adapt`."""
 
     tasks: Any = setting(100, "how many tasks, none of them in the data, or their numbers: tasks=7,8,9")
-    episodes: int | None = setting(None, "episodes of each task; null: 20, or 1 where there is one observation only (bandits)", low=1)
+    episodes: int | None = setting(
+        None, "episodes of each task; null: 20, or 1 where there is one observation only (bandits)", low=1
+    )
     max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
     explore: bool = setting(True, "sample actions, which for DPT is how it explores; false: the most probable ones")
     target_return: float | None = setting(
-        None, "what policies that are asked for a return are asked for, in the units of the recorded rewards; null: what their runs say"
+        None,
+        "what policies that are asked for a return are asked for, in the units of the recorded rewards; null: what "
+        "their runs say",
     )
     seed: int = setting(0, "decides start states and noise")
     env: str | None = setting(None, "a Gymnasium id; null: the environment of the run's data")
@@ -29,8 +33,10 @@ USAGE = "\n".join(
     [
         "usage: offrl adapt RUN [RUN ...] [name=value ...]",
         "",
-        "Plays several episodes of tasks that are in no data with one memory (algo=dpt, meta_dt; others forget between episodes), beside",
-        "the classical methods that the environment knows (Thompson sampling, UCB for bandits), and draws how they learn.",
+        "Plays several episodes of tasks that are in no data with one memory (algo=dpt, meta_dt; others forget between "
+        "episodes), beside",
+        "the classical methods that the environment knows (Thompson sampling, UCB for bandits), and draws how they "
+        "learn.",
         "",
         *describe(AdaptConfig()),
     ]
@@ -40,7 +46,9 @@ USAGE = "\n".join(
 def run(arguments: list[str]) -> int:
     where = [a for a in arguments if "=" not in a]
     if not where:
-        raise UserError("usage: offrl adapt RUN [RUN ...] [tasks=100] [episodes=20] [name=value ...]; offrl adapt --help says more")
+        raise UserError(
+            "usage: offrl adapt RUN [RUN ...] [tasks=100] [episodes=20] [name=value ...]; offrl adapt --help says more"
+        )
     from offrl.runs.paths import check_run
     from offrl.settings.compose import fill, parse
 
@@ -75,7 +83,9 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
     trust.typed(config.env)
     task = resolve_task(specs[0].task, EvalConfig(env=config.env or "auto"))
     if task is None:
-        raise UserError(f"{runs[0].dir}: there is no environment to play in; name one: offrl adapt {runs[0].dir} env=ID")
+        raise UserError(
+            f"{runs[0].dir}: there is no environment to play in; name one: offrl adapt {runs[0].dir} env=ID"
+        )
     for spec in specs:
         check_fit(spec, task)
     env = make_env(task)
@@ -90,7 +100,10 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
         name = run.algorithm if run.algorithm not in cast else str(run.dir)
         policies = [run.load_policy(replica) for replica in run.replicas if replica not in run.diverged]
         if config.target_return is not None:
-            policies = [p.with_target_return(config.target_return) if hasattr(p.algorithm.config, "target_return") else p for p in policies]
+            policies = [
+                p.with_target_return(config.target_return) if hasattr(p.algorithm.config, "target_return") else p
+                for p in policies
+            ]
         cast[name] = [Trained(policy, config.explore) for policy in policies]
     results: dict[str, list[Played]] = {}
     with Arena(task, numbers, config.seed, config.max_steps) as arena:
@@ -123,7 +136,11 @@ def chosen(tasks: Any, some: Any) -> list[int]:
     """The numbers of the tasks. Raises UserError for what is neither a number nor a list of different numbers."""
     if isinstance(tasks, int) and not isinstance(tasks, bool) and tasks >= 1:
         return some(tasks)
-    valid = isinstance(tasks, list) and tasks and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in tasks)
+    valid = (
+        isinstance(tasks, list)
+        and tasks
+        and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in tasks)
+    )
     if not valid or len(set(tasks)) != len(tasks):
         raise UserError(f"tasks={tasks} must be how many tasks, at least 1, or a list of their numbers: tasks=7,8,9")
     return list(tasks)

@@ -35,14 +35,16 @@ def _help() -> str:
         [
             "usage: offrl benchmark [name=value ...] [--quiet]",
             "",
-            "Trains every algorithm on every dataset of a suite, all seeds of a cell in one run. The same command again keeps finished",
+            "Trains every algorithm on every dataset of a suite, all seeds of a cell in one run. The same command "
+            "again keeps finished",
             "cells, continues interrupted ones and tries failed ones again.",
             "",
             "Settings and their defaults (lists are written a,b):",
             "",
             *describe(BenchmarkConfig()),
             "  launcher.NAME=VALUE                      sets up the launcher; configs/launcher/*.yaml has its settings",
-            "  ALGO.NAME=VALUE                          a setting of one algorithm's cells: iql.temperature=5 iql.dataset.reward_scale=0.1",
+            "  ALGO.NAME=VALUE                          a setting of one algorithm's cells: iql.temperature=5 "
+            "iql.dataset.reward_scale=0.1",
             "  any other setting of offrl train         goes to all cells: compile=eager device=cpu eval.episodes=20",
             "",
             f"Suites: {', '.join(config_names('suite'))}",

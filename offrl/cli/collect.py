@@ -1,4 +1,6 @@
-"""`offrl collect`: record datasets in an environment, from policies trained here, from any policy, or from OGBench's oracles."""
+"""`offrl collect`: record datasets in an environment, from policies trained here, from any policy, or from OGBench's
+oracles.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,17 @@ def run(arguments: list[str]) -> int:
     values = parse(["quiet=true" if a in ("-q", "--quiet") else a for a in arguments])
     if values.get("format") is not None and values["format"] not in FORMATS:
         raise UserError(
-            f"format={values['format']} is not allowed; choose one of {', '.join(FORMATS)}.{nearest(str(values['format']), FORMATS)}"
+            f"format={values['format']} is not allowed; choose one of "
+            f"{', '.join(FORMATS)}.{nearest(str(values['format']), FORMATS)}"
         )
     config = fill(CollectConfig(), values, "collect")
     if bool(config.recipe) == bool(config.policy):
         both = "are both given; leave one of them out" if config.recipe else "is missing"
         raise UserError(f"recipe= or policy= {both}: offrl collect env=Hopper-v5 recipe=d4rl, or policy=model.zip")
     if config.recipe and config.recipe not in RECIPES:
-        raise UserError(f"unknown recipe '{config.recipe}'.{nearest(config.recipe, RECIPES)} Recipes: {', '.join(RECIPES)}")
+        raise UserError(
+            f"unknown recipe '{config.recipe}'.{nearest(config.recipe, RECIPES)} Recipes: {', '.join(RECIPES)}"
+        )
     return _collect(config)
 
 
@@ -65,6 +70,11 @@ def _help() -> str:
     from offrl.collect.config import CollectConfig
     from offrl.settings.field import describe
 
-    lines = ["usage: offrl collect env=ID recipe=d4rl|ogbench [name=value ...]", "       offrl collect env=ID policy=PATH [name=value ...]",
-             "",             "The same command continues what was stopped. Settings and their defaults:", ""]  # fmt: skip
+    lines = [
+        "usage: offrl collect env=ID recipe=d4rl|ogbench [name=value ...]",
+        "       offrl collect env=ID policy=PATH [name=value ...]",
+        "",
+        "The same command continues what was stopped. Settings and their defaults:",
+        "",
+    ]
     return "\n".join([*lines, *describe(CollectConfig()), ""])

@@ -50,7 +50,7 @@ settings of all of them: how DATASET is read
   dataset.check=false (take faulty data all the same) and the others of `offrl train --help`
   config=FILE          the dataset's settings in a YAML file; DATASET may then be left out of inspect and doctor
 
-exit status: 0 done, 1 inspect or doctor found faults that would corrupt training, 2 a mistake in the input"""
+exit status: 0 done, 1 inspect or doctor found faults that would corrupt training, 2 a mistake in the input"""  # noqa: E501
 
 ACTIONS = ("inspect", "doctor", "convert", "merge", "subset", "label", "list")
 _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
@@ -88,7 +88,9 @@ def run(arguments: list[str]) -> int:
 
 def _expect(action: str, names: list[str], count: int, what: str) -> None:
     if len(names) != count:
-        raise UserError(f"usage: offrl data {action} {what} [name=value ...]; {len(names)} names were given, {count} are needed")
+        raise UserError(
+            f"usage: offrl data {action} {what} [name=value ...]; {len(names)} names were given, {count} are needed"
+        )
 
 
 def _dataset(name: str, settings: list[str], names: tuple[str, ...] = ()) -> tuple[DatasetConfig, dict[str, Any]]:
@@ -102,8 +104,13 @@ def _dataset(name: str, settings: list[str], names: tuple[str, ...] = ()) -> tup
         for argument in settings:
             key = argument.partition("=")[0]
             if argument not in (*arguments, *files) and not key.startswith("dataset."):
-                raise UserError(f"there is no setting '{key}' here.{nearest(key, names)} Settings: {', '.join(names)}, config, dataset....")
-    values = {k: v for k, v in flatten(parse(files)).items() if k.partition(".")[0] == "dataset"}  # a file may be of a whole run
+                raise UserError(
+                    f"there is no setting '{key}' here.{nearest(key, names)} Settings: {', '.join(names)}, config, "
+                    "dataset...."
+                )
+    values = {
+        k: v for k, v in flatten(parse(files)).items() if k.partition(".")[0] == "dataset"
+    }  # a file may be of a whole run
     values |= parse([*([f"dataset={name}"] if name else []), *others])
     if not values.get("dataset"):
         raise UserError(f"{files[0]} names no dataset (dataset: name: FILE); name one before the settings")
@@ -162,7 +169,9 @@ def _make(action: str, names: list[str], settings: list[str]) -> int:
 
     if action == "merge":
         if len(names) < 3:
-            raise UserError("usage: offrl data merge A B [...] OUT [name=value ...]; the last name is that of the new dataset")
+            raise UserError(
+                "usage: offrl data merge A B [...] OUT [name=value ...]; the last name is that of the new dataset"
+            )
     else:
         _expect(action, names, 2, "DATASET OUT")
     *sources, out = names

@@ -28,7 +28,9 @@ class DoctorConfig:
 
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     algo: str = setting("iql", "the algorithm to try, on the dataset that ships with offrl")
-    compile: str = setting("auto", "how the step is to run: see offrl train", choices=("auto", "eager", "cudagraph", "compiled"))
+    compile: str = setting(
+        "auto", "how the step is to run: see offrl train", choices=("auto", "eager", "cudagraph", "compiled")
+    )
     seconds: float = setting(1.0, "how long each timing takes", low=0.01, high=60.0)
 
 
@@ -36,7 +38,8 @@ USAGE = "\n".join(
     [
         "usage: offrl doctor [device=cuda] [name=value ...]",
         "",
-        "The first minute on a machine: does offrl train right on it, how fast, and how many seeds fit. Each line is a check; one that",
+        "The first minute on a machine: does offrl train right on it, how fast, and how many seeds fit. Each line is a "
+        "check; one that",
         "fails says why, and the others go on. Exit status 0: all is right; 1: something is not.",
         "",
         *describe(DoctorConfig()),
@@ -59,7 +62,9 @@ def _named(arguments: list[str]) -> list[str]:
         if word.startswith("-"):
             name, equals, value = word.lstrip("-").partition("=")
             if name not in known:
-                raise UserError(f"offrl doctor has no option {word}.{nearest(name, known)} Settings: {', '.join(known)}")
+                raise UserError(
+                    f"offrl doctor has no option {word}.{nearest(name, known)} Settings: {', '.join(known)}"
+                )
             word = f"{name}={value if equals else next(words, '')}"
         settings.append(word)
     return settings
@@ -128,7 +133,10 @@ class _Doctor:
 
             free, total = torch.cuda.mem_get_info(device)
             major, minor = torch.cuda.get_device_capability(device)
-            words = f"compute capability {major}.{minor}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free; the host: {_vectors()}"
+            words = (
+                f"compute capability {major}.{minor}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free; the host: "
+                f"{_vectors()}"
+            )
         self.device = device
         return f"{device} ({arithmetic}), {words}"
 
@@ -137,7 +145,10 @@ class _Doctor:
 
         from offrl import __version__
 
-        words = f"{torch.__version__}, offrl {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+        words = (
+            f"{torch.__version__}, offrl {__version__}, Python {platform.python_version()}, "
+            f"{platform.system()} {platform.machine()}"
+        )
         if not torch.cuda.is_available():
             return f"{words}; no CUDA GPU found{'' if torch.version.cuda else ' (a build of torch without CUDA)'}"
         return f"{words}; CUDA {torch.version.cuda}, driver {_driver()}"
@@ -176,7 +187,8 @@ class _Doctor:
             torch.compile(lambda x: x + 1, fullgraph=True)(torch.zeros(8))
         except Exception as error:
             raise _Cure(
-                f"{compiler} is there, but one line of code did not compile ({first_line(error)}); compile=eager does without"
+                f"{compiler} is there, but one line of code did not compile ({first_line(error)}); compile=eager does "
+                "without"
             ) from None
         return f"{compiler} works ({time.monotonic() - began:.0f} s)"
 
@@ -192,7 +204,10 @@ class _Doctor:
         """The line of a comparison. Raises _Cure where more than rounding lies between."""
         from offrl.training.selfcheck import TRIED
 
-        line = f"{title}, {TRIED} updates: largest relative difference {difference:.1e} (rounding: up to {check.tolerance:.0e})"
+        line = (
+            f"{title}, {TRIED} updates: largest relative difference {difference:.1e} (rounding: up to "
+            f"{check.tolerance:.0e})"
+        )
         if difference > check.tolerance:
             raise _Cure(f"WRONG: {line}; {cure}, and tell offrl's authors")
         return f"{line}: right"
@@ -205,7 +220,9 @@ class _Doctor:
         parameters = check.parameters(engine)
         seconds = time.monotonic() - began
         if engine.groups[0].mode != mode:  # the step has said why
-            raise _Cure(f"the step was to run {mode}, and goes on {engine.groups[0].mode}: runs here do so too, and are slower")
+            raise _Cure(
+                f"the step was to run {mode}, and goes on {engine.groups[0].mode}: runs here do so too, and are slower"
+            )
         title = f"{mode} against eager, {selfcheck.SEEDS} seeds"
         line = self.judge(check, selfcheck.difference(check.eager, parameters), title, "train with compile=eager")
         self.fastest = self.fastest or engine
@@ -225,7 +242,9 @@ class _Doctor:
         mode = self.fastest.groups[0].mode
         single = check.engine(mode, 1)
         check.parameters(single)  # compiled, captured
-        rates = {seeds: check.rate(engine, self.config.seconds) for seeds, engine in ((1, single), (SEEDS, self.fastest))}
+        rates = {
+            seeds: check.rate(engine, self.config.seconds) for seeds, engine in ((1, single), (SEEDS, self.fastest))
+        }
         hours = 1e6 / rates[SEEDS] / 3600
         words = ", ".join(f"{n} seed{'s' if n > 1 else ''} {rate:,.0f} updates/s" for n, rate in rates.items())
         alone = "" if self.device.type != "cpu" else " in one process (a run has one for each core)"
@@ -237,7 +256,9 @@ class _Doctor:
 
         self.fastest = None  # its memory is free again
         state, working, free = check.memory()
-        each = f"a seed takes {state / 1e6:,.1f} MB" + (f" and {working / 1e6:,.1f} MB while its group trains" if working else "")
+        each = f"a seed takes {state / 1e6:,.1f} MB" + (
+            f" and {working / 1e6:,.1f} MB while its group trains" if working else ""
+        )
         return f"{each}: some {int(SHARE * free / (state + working)):,} fit in the {free / 1e9:.0f} GB that are free"
 
 

@@ -24,7 +24,9 @@ class EvaluateConfig:
     env: str | None = setting(None, "a Gymnasium id, or file.py:Name; null: the environment that the run was scored in")
     max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
     parallel: int = setting(64, "environments alive at once in one process; never changes a score", low=1)
-    device: str = setting("auto", "auto, cpu or cuda:N: where policies act whose actions take long (planners, language models)")
+    device: str = setting(
+        "auto", "auto, cpu or cuda:N: where policies act whose actions take long (planners, language models)"
+    )
     target_returns: list[Any] = setting(
         [],
         "target returns of return-conditioned policies, all at once: 1000,2000,3000, or auto, spread over the data's; "
@@ -32,21 +34,27 @@ class EvaluateConfig:
     )
     frequency: list[int] = setting(
         [],
-        "steps of the environment between two decisions, one evaluation each: 1,2,4,8 holds actions, or plays them from the queue of a "
+        "steps of the environment between two decisions, one evaluation each: 1,2,4,8 holds actions, or plays them "
+        "from the queue of a "
         "policy that draws several at a time; writes RUN/frequency.csv and .png",
     )
     rewards: list[str] = setting(
         [],
-        "other rewards for zero-shot policies (fb, breeze), without training: file.py:function, or several, a.py:f,a.py:g, as "
+        "other rewards for zero-shot policies (fb, breeze), without training: file.py:function, or several, "
+        "a.py:f,a.py:g, as "
         "dataset.reward_labels; inferred from the run's data; writes RUN/rewards.csv",
     )
     acting: dict[str, Any] = setting(
-        {}, "settings with which policies act otherwise than in training, such as acting.beta=16 acting.decoding=greedy (language models)"
+        {},
+        "settings with which policies act otherwise than in training, such as acting.beta=16 acting.decoding=greedy "
+        "(language models)",
     )
     video: bool = setting(False, "true: film the first episodes, all policies in one picture, to RUN/videos/*.mp4")
     video_episodes: int = setting(1, "how many episodes are filmed, one file each", low=1)
     fps: int = setting(30, "pictures a second at most, at real speed", low=1)
-    size: int | None = setting(None, "pixels of a policy's square; null: 480 for one, 320 for up to four, 256 for more", low=16, high=2048)
+    size: int | None = setting(
+        None, "pixels of a policy's square; null: 480 for one, 320 for up to four, 256 for more", low=16, high=2048
+    )
 
 
 WIDEST = 10  # tasks whose successes a table shows
@@ -55,7 +63,9 @@ USAGE = "\n".join(["usage: offrl evaluate RUN [name=value ...]", "", *describe(E
 
 def run(arguments: list[str]) -> int:
     if not arguments or "=" in arguments[0]:
-        raise UserError("usage: offrl evaluate RUN [episodes=10] [seed=0] [env=ID] [video=true]; offrl evaluate --help says more")
+        raise UserError(
+            "usage: offrl evaluate RUN [episodes=10] [seed=0] [env=ID] [video=true]; offrl evaluate --help says more"
+        )
     check_run(arguments[0])
     from offrl.api import Run
     from offrl.runs.tables import interval_text, print_table
@@ -93,12 +103,15 @@ def run(arguments: list[str]) -> int:
     keep = [i for i in range(len(headers)) if any(row[i] != "" for row in rows)]
     if result.tasks > WIDEST:  # no line holds them; scores.csv of a run does
         keep = [i for i in keep if headers[i] != "success by task"]
-    print_table([headers[i] for i in keep], [[row[i] for i in keep] for row in rows], f"{trained.algorithm}: {result.label}")
+    print_table(
+        [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], f"{trained.algorithm}: {result.label}"
+    )
     means, unit = result.per_seed(), "score" if result.scores is not None else "return"
     for where in by_cell(trained.replicas).values():
         cell = trained.replicas[where[0]].cell
         say(f"{unit} over seeds{cell and f', {cell}'}: {interval_text(mean_interval(means[where]))}")
-    # where MuJoCo's back end failed to load it was said, and set to "disable" (see offrl.tasks.environments.import_mujoco)
+    # where MuJoCo's back end failed to load it was said, and set to "disable" (see
+    # offrl.tasks.environments.import_mujoco)
     if video and os.environ.get("MUJOCO_GL") == drawing:
         _film(trained, config, result)
     return 0
@@ -150,10 +163,20 @@ def _evaluate_frequency(trained: Run, config: EvaluateConfig) -> int:
         cell, returns, means = scores.replicas[where[0]].cell, scores.returns(where), scores.means(where)
         scored = scores.unit == "score"
         rows = [
-            [str(d), f"{scores.decisions[i, where].mean():.1f}", interval_text(returns[i]), *([interval_text(means[i])] if scored else [])]
+            [
+                str(d),
+                f"{scores.decisions[i, where].mean():.1f}",
+                interval_text(returns[i]),
+                *([interval_text(means[i])] if scored else []),
+            ]
             for i, d in enumerate(scores.steps)
         ]
-        headers = ["steps per decision", "decisions per episode", "return [95% interval]", *(["score [95% interval]"] if scored else [])]
+        headers = [
+            "steps per decision",
+            "decisions per episode",
+            "return [95% interval]",
+            *(["score [95% interval]"] if scored else []),
+        ]
         print_table(headers, rows, f"{trained.algorithm}{cell and f', {cell}'}: {scores.evaluations[0].label}")
         if scores.frequency_score is not None:
             text = interval_text(mean_interval(scores.frequency_score[where]))
@@ -162,7 +185,9 @@ def _evaluate_frequency(trained: Run, config: EvaluateConfig) -> int:
     table, picture = trained.dir / "frequency.csv", trained.dir / "frequency.png"
     write(scores, table)
     draw(
-        {"" if len(scores.cells) > 1 else trained.algorithm: scores}, picture, f"{trained.algorithm} on {trained.dataset}, deciding rarely"
+        {"" if len(scores.cells) > 1 else trained.algorithm: scores},
+        picture,
+        f"{trained.algorithm} on {trained.dataset}, deciding rarely",
     )
     say(str(table), str(picture))
     return 0
@@ -213,7 +238,15 @@ def _film(trained: Run, config: EvaluateConfig, result: Evaluation) -> None:
 
     scored = EvalConfig(episodes=config.episodes, seed=config.seed, max_steps=config.max_steps)
     try:
-        paths = film(trained, scored, env=config.env, fps=config.fps, size=config.size, videos=config.video_episodes, scored=result)
+        paths = film(
+            trained,
+            scored,
+            env=config.env,
+            fps=config.fps,
+            size=config.size,
+            videos=config.video_episodes,
+            scored=result,
+        )
     except NoVideo as error:
         warn(f"no video: {error}")
         return

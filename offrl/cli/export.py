@@ -17,8 +17,10 @@ USAGE = "\n".join(
     [
         "usage: offrl export RUN [name=value ...]",
         "",
-        "Writes a policy as one file that runs without offrl, compares it with the Python policy on 1,000 observations, and writes a JSON",
-        "file beside it that documents inputs, outputs, units, scores and versions. In a run with a grid, FIELD=VALUE chooses the cell.",
+        "Writes a policy as one file that runs without offrl, compares it with the Python policy on 1,000 "
+        "observations, and writes a JSON",
+        "file beside it that documents inputs, outputs, units, scores and versions. In a run with a grid, FIELD=VALUE "
+        "chooses the cell.",
         "",
         *describe(ExportConfig()),
     ]
@@ -27,7 +29,9 @@ USAGE = "\n".join(
 
 def run(arguments: list[str]) -> int:
     if not arguments or "=" in arguments[0]:
-        raise UserError("usage: offrl export RUN [format=onnx] [seed=0] [out=PATH] [stochastic=true]; offrl export --help says more")
+        raise UserError(
+            "usage: offrl export RUN [format=onnx] [seed=0] [out=PATH] [stochastic=true]; offrl export --help says more"
+        )
     check_run(arguments[0])
     from offrl.runs.run import SavedRun
     from offrl.settings.compose import fill, parse
@@ -42,7 +46,8 @@ def run(arguments: list[str]) -> int:
         if name not in known:
             grid = f", and its grid's {', '.join(trained.grid)}" if trained.grid else ""
             raise UserError(
-                f"offrl export has no setting '{name}'.{nearest(name, [*known, *trained.grid])} Settings: {', '.join(known)}{grid}"
+                f"offrl export has no setting '{name}'.{nearest(name, [*known, *trained.grid])} Settings: "
+                f"{', '.join(known)}{grid}"
             )
     config = fill(ExportConfig(), rest, "export")
     for name, values_there in trained.grid.items():
@@ -72,13 +77,18 @@ def _report(result: Exported) -> list[str]:
         outcome = f"the same actions{f', but for {checked.ties} ties' if checked.ties else ''}"
     else:
         why = f", {ROUNDING:g} times float32's own error in this policy" if checked.allowed > TOLERANCE else ""
-        outcome = f"largest difference {checked.largest:.1e} of half an action's range (allowed: {checked.allowed:.2g}{why})"
+        outcome = (
+            f"largest difference {checked.largest:.1e} of half an action's range (allowed: {checked.allowed:.2g}{why})"
+        )
     return [
         f"{result.path} ({sizes}): {', '.join(map(shape, about['inputs']))} -> {shape(about['outputs'][0])}",
         f"checked with {checked.runtime} against the Python policy in batches of {batches}: {outcome}",
         f"{result.description}: what goes in and comes out, units, scores, versions",
         *(
-            [f"{result.path.parent} is a repository for the Hub: {', '.join(p.name for p in result.card)} are there too"]
+            [
+                f"{result.path.parent} is a repository for the Hub: {', '.join(p.name for p in result.card)} are there "
+                "too"
+            ]
             if result.card
             else []
         ),

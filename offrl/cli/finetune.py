@@ -15,7 +15,10 @@ def run(arguments: list[str]) -> int:
     arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     paths = [a for a in arguments if "=" not in a]
     if wrong := next((p for p in paths if p.startswith("-")), None):
-        raise UserError(f"offrl finetune has no option {wrong}; settings are written name=value, and `offrl finetune --help` shows them")
+        raise UserError(
+            f"offrl finetune has no option {wrong}; settings are written name=value, and `offrl finetune --help` shows "
+            "them"
+        )
     if len(paths) > 1:
         raise UserError(f"offrl finetune takes one run, and {len(paths)} are given ({' '.join(paths)})")
     if not arguments:
@@ -42,7 +45,10 @@ def run(arguments: list[str]) -> int:
 
     report(saved_run, outcomes(saved_run, int(read_yaml(saved_run.dir / CONFIG)["steps"])))
     files = ("scores.csv", "metrics.jsonl", PICTURE, FILE, "policies", "tensorboard")
-    say(f"{saved_run.algorithm}: {saved_run.dir}{os.sep} ({', '.join(n for n in files if (saved_run.dir / n).exists())})")
+    say(
+        f"{saved_run.algorithm}: {saved_run.dir}{os.sep} "
+        f"({', '.join(n for n in files if (saved_run.dir / n).exists())})"
+    )
     lost = saved_run.diverged
     if lost:
         warn(f"diverged and frozen: {', '.join(map(str, lost))}")
@@ -58,10 +64,12 @@ def _help() -> str:
         "usage: offrl finetune RUN [env=ID] [steps=N] [name=value ...] [--quiet]",
         "       offrl finetune algo=sac_n dataset=NAME env=ID [seeds=4] [algo.SETTING=value ...]     fresh parameters",
         "       offrl finetune algo=sac_n env=ID mixing=0                                            without data",
-        "       offrl finetune RUN mode=residual [algo.scale=0.5 ...]                                a small policy on top of the run's",
+        "       offrl finetune RUN mode=residual [algo.scale=0.5 ...]                                a small policy on "
+        "top of the run's",
         "       offrl finetune resume=RUN                                                            what was stopped",
         "",
-        "All replicas of a run go on learning side by side, each in environments of its own, from what they play and from the run's",
+        "All replicas of a run go on learning side by side, each in environments of its own, from what they play and "
+        "from the run's",
         "data. algo.SETTING=value changes a setting of the algorithm. The same command continues what was stopped.",
         "",
         "Settings and their defaults:",
@@ -69,4 +77,14 @@ def _help() -> str:
     ]
     own = (line for line in describe(FinetuneConfig()) if "eval.env=" not in line)
     residual = describe(known.schema("residual"), "algo.")
-    return "\n".join([*lines, *own, "", "Settings of mode=residual, published values in brackets where they differ:", "", *residual, ""])
+    return "\n".join(
+        [
+            *lines,
+            *own,
+            "",
+            "Settings of mode=residual, published values in brackets where they differ:",
+            "",
+            *residual,
+            "",
+        ]
+    )

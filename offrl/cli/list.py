@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from offrl.errors import UserError, say
 
-USAGE = "usage: offrl list, or offrl list algo=NAME, or offrl list algo=NAME dataset=NAME (the published settings for it)"
+USAGE = (
+    "usage: offrl list, or offrl list algo=NAME, or offrl list algo=NAME dataset=NAME (the published settings for it)"
+)
 
 
 def run(arguments: list[str]) -> int:

@@ -55,9 +55,12 @@ help
   offrl COMMAND ... plugins=my.py    your own file with algorithms, networks, data sources, environments (docs/tutorials/own-algorithm.md)
   offrl COMMAND ... trust=true       files that a command reads may name Python code, which runs: for files whose author you trust
   offrl --version
-"""
+"""  # noqa: E501
 
-TRUST = f"  {'trust=false':<40} true: files of this command may name Python code, which runs; say so only where you trust their author"
+TRUST = (
+    f"  {'trust=false':<40} true: files of this command may name Python code, which runs; say so only where "
+    "you trust their author"
+)
 UNTRUSTING = ("list", "doctor", "completion")  # commands that read no files of others
 
 # what the machine refuses, whatever was asked for: a full or failing disk, missing rights
@@ -65,7 +68,9 @@ _OUTSIDE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0 done, 1 faults found or training failed, 2 a mistake in the input, 130 interrupted."""
+    """Run one command; returns the exit status: 0 done, 1 faults found or training failed, 2 a mistake in the input,
+    130 interrupted.
+    """
     if arguments is None:  # a command, not a call from Python
         sys.excepthook = _show_traceback
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -87,18 +92,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         if error.errno not in _OUTSIDE:
             raise
-        return _fail(f"{error.strerror}{f': {error.filename}' if error.filename else ''}; what was saved before is untouched")
+        return _fail(
+            f"{error.strerror}{f': {error.filename}' if error.filename else ''}; what was saved before is untouched"
+        )
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "out of memory" not in str(error) and "t allocate memory" not in str(error):
+        if (
+            not isinstance(error, MemoryError)
+            and "out of memory" not in str(error)
+            and "t allocate memory" not in str(error)
+        ):
             raise
-        return _fail("out of memory; a smaller algo.batch_size, fewer replicas at once (group=N), or dataset.memory=mmap needs less")
+        return _fail(
+            "out of memory; a smaller algo.batch_size, fewer replicas at once (group=N), or dataset.memory=mmap needs "
+            "less"
+        )
     except KeyboardInterrupt:
         say("offrl: interrupted", file=sys.stderr)
         return 130
 
 
 def _trust(arguments: list[str]) -> tuple[list[str], bool | None]:
-    """The arguments without trust=VALUE, and that value: it belongs to a command, and to no run. Raises UserError for another value."""
+    """The arguments without trust=VALUE, and that value: it belongs to a command, and to no run. Raises UserError for
+    another value.
+    """
     values = [a.removeprefix("trust=") for a in arguments if a.startswith("trust=")]
     for value in values:
         if value not in ("true", "false"):
@@ -109,8 +125,8 @@ def _trust(arguments: list[str]) -> tuple[list[str], bool | None]:
 
 
 def _plugins(arguments: list[str]) -> list[str]:
-    """The arguments without plugins=FILES, which are imported now, so that every command knows what is in them; $OFFRL_PLUGINS has them
-    from here on. Raises UserError."""
+    """The arguments without plugins=FILES, which are imported now, so that every command knows what is in them;
+    $OFFRL_PLUGINS has them from here on. Raises UserError."""
     texts = [a.removeprefix("plugins=") for a in arguments if a.startswith("plugins=")]
     names = [name.strip(" '\"") for text in texts for name in text.removeprefix("[").removesuffix("]").split(",")]
     if texts or os.environ.get(VARIABLE):
@@ -143,7 +159,9 @@ def _command(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str
     arguments = [a for a in arguments if a]
     name, rest = arguments[0], arguments[1:]
     if name not in NAMES:
-        raise UserError(f"unknown command '{name}'.{nearest(name, NAMES)} Commands: {', '.join(NAMES)}; see offrl --help")
+        raise UserError(
+            f"unknown command '{name}'.{nearest(name, NAMES)} Commands: {', '.join(NAMES)}; see offrl --help"
+        )
     module = importlib.import_module(f"offrl.cli.{name}")
     if any(re.match(r"--?[A-Za-z]|[A-Za-z_.]*-[\w.-]*=", a) for a in rest):
         from offrl.cli.words import switches

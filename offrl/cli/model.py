@@ -14,18 +14,25 @@ from offrl.settings.field import describe, setting
 class ModelConfig:
     """Settings of `offrl model`."""
 
-    ood: str | None = setting(None, "another dataset: how well each measure of uncertainty tells its rows from the model's own data")
-    out: str | None = setting(None, "folder of model.json and model.png; null: RUN, or RUN/model-NAME for other data or one file")
+    ood: str | None = setting(
+        None, "another dataset: how well each measure of uncertainty tells its rows from the model's own data"
+    )
+    out: str | None = setting(
+        None, "folder of model.json and model.png; null: RUN, or RUN/model-NAME for other data or one file"
+    )
 
 
 USAGE = "\n".join(
     [
         "usage: offrl model RUN [dataset=NAME] [name=value ...]",
         "",
-        "Measures the world models of a run of algo=dynamics (or one file of its models/): errors, likelihood and coverage of intervals",
-        "one step ahead, errors many steps ahead under recorded actions, terminations. On its own data it takes the episodes kept apart.",
+        "Measures the world models of a run of algo=dynamics (or one file of its models/): errors, likelihood and "
+        "coverage of intervals",
+        "one step ahead, errors many steps ahead under recorded actions, terminations. On its own data it takes the "
+        "episodes kept apart.",
         "",
-        "  dataset=null                             other data to measure on, all its episodes; also dataset.SETTING=value, for ood= too",
+        "  dataset=null                             other data to measure on, all its episodes; also "
+        "dataset.SETTING=value, for ood= too",
         *describe(ModelConfig()),
     ]
 )

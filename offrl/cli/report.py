@@ -18,7 +18,7 @@ folders above them, results.csv files; and results of other people: .json, .json
   offrl report runs/iql-a runs/iql-b out=compared       what differs between two runs
   offrl report runs/iql-a results=mine.json             also the run as a document for others, with the return of every episode
   offrl report mine.json theirs.jsonl runs              own runs beside what others sent
-"""
+"""  # noqa: E501
 LITERAL = ("title", "baseline", "out", "results", "license")  # taken as they stand, whatever characters they hold
 
 
@@ -53,5 +53,8 @@ def run(arguments: list[str]) -> int:
     page = report(paths, config, tell)
     if not config.quiet:
         size = page.stat().st_size
-        say(f"{page} ({size / 1e6:.1f} MB)" if size >= 1e6 else f"{page} ({size / 1e3:.0f} kB)", *([config.results] * bool(config.results)))
+        say(
+            f"{page} ({size / 1e6:.1f} MB)" if size >= 1e6 else f"{page} ({size / 1e3:.0f} kB)",
+            *([config.results] * bool(config.results)),
+        )
     return 0

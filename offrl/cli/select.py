@@ -25,13 +25,19 @@ class SelectConfig(OPEConfig):
 
     method: str = setting(
         "fqe",
-        "fqe: fitted Q; wis: importance sampling; dr: doubly robust; model: rollouts in a learned model; td, q: minus the squared TD error "
-        "and the value of each candidate's own critic, as baselines; lstd, bvft: the best of several fitted Q for each candidate, by a "
+        "fqe: fitted Q; wis: importance sampling; dr: doubly robust; model: rollouts in a learned model; td, q: minus "
+        "the squared TD error "
+        "and the value of each candidate's own critic, as baselines; lstd, bvft: the best of several fitted Q for each "
+        "candidate, by a "
         "tournament, at some six times the cost of fqe; all: the first four (model: with world_model=)",
         choices=(*METHOD_NAMES, "all"),
     )
-    returns: str | None = setting(None, "CSV of true values (candidate,return[,discounted]): says how good the ranking is")
-    out: str | None = setting(None, "the table's file, or a folder for select.csv; null: the first run's directory, or here")
+    returns: str | None = setting(
+        None, "CSV of true values (candidate,return[,discounted]): says how good the ranking is"
+    )
+    out: str | None = setting(
+        None, "the table's file, or a folder for select.csv; null: the first run's directory, or here"
+    )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     threads: int = setting(1, "torch threads on CPU", low=1, high=MOST_PROCESSES)
     quiet: bool = setting(False, "print the table only (also --quiet)")
@@ -43,13 +49,16 @@ def usage() -> str:
         [
             "usage: offrl select [RUN ...] [policy=AGENT ...] [name=value ...] [--quiet]",
             "",
-            "Ranks every checkpoint and final policy of runs (or of folders of runs), and other policies, by their estimated discounted",
+            "Ranks every checkpoint and final policy of runs (or of folders of runs), and other policies, by their "
+            "estimated discounted",
             "return on logged data; no environment is touched. Data: the runs' own, or dataset=NAME.",
             "",
             "Settings and their defaults (lists are written a,b):",
             "",
-            "  dataset=null                             data to evaluate on, in place of the runs' own; also dataset.SETTING=value",
-            "  policy=AGENT                             an SB3 zip, a run, a policy file or file.py:name; may be given several times",
+            "  dataset=null                             data to evaluate on, in place of the runs' own; also "
+            "dataset.SETTING=value",
+            "  policy=AGENT                             an SB3 zip, a run, a policy file or file.py:name; may be given "
+            "several times",
             *describe(SelectConfig()),
             "",
         ]
@@ -67,9 +76,14 @@ def run(arguments: list[str]) -> int:
 
     values = parse([a for a in arguments if "=" in a and not a.startswith("policy=")])
     if wrong := next((p for p in paths if p.startswith("-")), None):
-        raise UserError(f"offrl select has no option {wrong}; settings are written name=value, and `offrl select --help` shows them")
+        raise UserError(
+            f"offrl select has no option {wrong}; settings are written name=value, and `offrl select --help` shows them"
+        )
     if not paths and not policies:
-        raise UserError("usage: offrl select RUN ... (run directories), or offrl select policy=AGENT ... dataset=NAME; --help shows more")
+        raise UserError(
+            "usage: offrl select RUN ... (run directories), or offrl select policy=AGENT ... dataset=NAME; --help "
+            "shows more"
+        )
     about_data = {k: values.pop(k) for k in list(values) if k.partition(".")[0] == "dataset"}
     config = fill(SelectConfig(), values, "select")
     for path in paths:
@@ -124,7 +138,10 @@ def refuse_transforms(given: dict[str, Any]) -> None:
     for name in given:
         key = name.partition(".")[2]
         if key in DatasetConfig.TRANSFORMS and key not in DatasetConfig.CONTENT:
-            raise UserError(f"{name}: offrl select takes the data as recorded, so that values are in the rewards' own units; leave it out")
+            raise UserError(
+                f"{name}: offrl select takes the data as recorded, so that values are in the rewards' own units; leave "
+                "it out"
+            )
 
 
 def output(out: str | None, default: Any) -> Any:
@@ -151,27 +168,45 @@ def report(result: Selection) -> None:
         rows.append([str(rank), result.names[k], *cells])
     headers = ["rank", "candidate", *(f"{HEADERS.get(m, m)} [95% interval]" for m in result.estimates)]
     headers += (
-        ["own Q"] * has_estimate + ["from data"] + [f"true {'' if result.truth_kind == 'discounted' else 'undiscounted '}value"] * has_truth
+        ["own Q"] * has_estimate
+        + ["from data"]
+        + [f"true {'' if result.truth_kind == 'discounted' else 'undiscounted '}value"] * has_truth
     )
-    print_table(headers, rows, f"{result.data}: return discounted by {result.discount:g} from the data's {result.episodes:,} starts")
+    print_table(
+        headers,
+        rows,
+        f"{result.data}: return discounted by {result.discount:g} from the data's {result.episodes:,} starts",
+    )
     say(f"the data's own episodes: {interval_text(result.behavior)}")
     for method, estimate in result.estimates.items():
         if "effective_episodes" in estimate.details:
             typical = float(np.median(estimate.details["effective_episodes"]))
-            say(f"{method}: the weight of {result.episodes:,} episodes lies on {typical:.1f} of them (median over candidates)")
+            say(
+                f"{method}: the weight of {result.episodes:,} episodes lies on {typical:.1f} of them (median over "
+                "candidates)"
+            )
         if "clipped" in estimate.details:
             cut, steps = (float(np.median(estimate.details[name])) for name in ("clipped", "steps"))
-            say(f"{method}: rollouts of {steps:,.0f} steps, {cut:.1%} of which leave the data's range (medians over candidates), in "
+            say(f"{method}: rollouts of {steps:,.0f} steps, {cut:.1%} of which leave the data's range (medians over "
+                "candidates), in "
                 f"{estimate.details['world_model']}")  # fmt: skip
         if "chosen" in estimate.details:
             counts = Counter(fit for fit in estimate.details["chosen"] if fit).most_common()
-            say(f"{method}: of {len(result.names)} candidates, fit " + ", ".join(f"'{fit}' was chosen for {n}" for fit, n in counts))
+            say(
+                f"{method}: of {len(result.names)} candidates, fit "
+                + ", ".join(f"'{fit}' was chosen for {n}" for fit, n in counts)
+            )
     quality = result.quality()
     if quality:
         names = [n for n in next(iter(quality.values())) if any(np.isfinite(q[n]) for q in quality.values())]
         table = [[method, *(f"{q[n]:.2f}" for n in names)] for method, q in quality.items()]
-        print_table(["method", *names], table, f"against the true {'discounted ' * (result.truth_kind == 'discounted')}returns")
+        print_table(
+            ["method", *names], table, f"against the true {'discounted ' * (result.truth_kind == 'discounted')}returns"
+        )
     if first in ("td", "q"):
-        say(f"ranked by {first}, which finds critics that exploded; it does not say which policy is good: rank with method=fqe.")
+        say(
+            f"ranked by {first}, which finds critics that exploded; it does not say which policy is good: rank with "
+            "method=fqe."
+        )
         return
     say(f"ranked by {first}. Policies far from the data are mostly overestimated: use the order, not the numbers.")

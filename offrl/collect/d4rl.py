@@ -1,4 +1,6 @@
-"""D4RL's recipe (arXiv 2004.07219, section 5 and appendix): one online training gives the sets random to full-replay."""
+"""D4RL's recipe (arXiv 2004.07219, section 5 and appendix): one online training gives the sets random to
+full-replay.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ class Choice:
 
 
 def choose(candidates: list[Snapshot], medium: float, expert: str) -> Choice:
-    """Random is the untrained policy, expert the last (or best) snapshot, medium the one between them that is nearest to the return
-    `medium` of the way from random to expert, among those up to the first that reaches it: where D4RL stops training early.
+    """Random is the untrained policy, expert the last (or best) snapshot, medium the one between them that is nearest
+    to the return `medium` of the way from random to expert, among those up to the first that reaches it: where D4RL
+    stops training early.
     """
     first, last = candidates[0], candidates[-1]
     top = max(candidates, key=lambda s: s.mean) if expert == "best" else last
@@ -67,10 +70,19 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
     for name in ("random", "medium", "expert"):
         if any(name in PARTS[w] and not place.written(w) for w in sets):
             recorded[name] = record(
-                world, getattr(choice, name).actor(world), folder / "episodes" / name,
-                rows=config.rows if config.episodes is None else None, episodes=config.episodes, seed=seed_for(config.seed, name),
-                explore=True, noise=0.0, parallel=config.parallel, title=f"recording {name}", quiet=config.quiet, stop=stop,
-            )  # fmt: skip
+                world,
+                getattr(choice, name).actor(world),
+                folder / "episodes" / name,
+                rows=config.rows if config.episodes is None else None,
+                episodes=config.episodes,
+                seed=seed_for(config.seed, name),
+                explore=True,
+                noise=0.0,
+                parallel=config.parallel,
+                title=f"recording {name}",
+                quiet=config.quiet,
+                stop=stop,
+            )
     low, high = _references(config, world, choice, folder, place)
     for name in sets:
         if not place.written(name):
@@ -80,39 +92,55 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
 def _sets(config: CollectConfig) -> list[str]:
     for name in config.sets:
         if name not in SETS:
-            raise UserError(f"sets=[{name}]: D4RL's recipe has no such set.{nearest(name, SETS)} It has: {', '.join(SETS)}")
+            raise UserError(
+                f"sets=[{name}]: D4RL's recipe has no such set.{nearest(name, SETS)} It has: {', '.join(SETS)}"
+            )
     return [s for s in SETS if not config.sets or s in config.sets]
 
 
-def _make(name: str, choice: Choice, recorded: dict[str, list[Episode]], folder: Path, world: World, config: CollectConfig) -> Made:
+def _make(
+    name: str, choice: Choice, recorded: dict[str, list[Episode]], folder: Path, world: World, config: CollectConfig
+) -> Made:
     """The episodes of one set, and how they came to be."""
     kind = algorithm_of(world, config).upper()
     if name in recorded:
         snapshot = getattr(choice, name)
         what = {
             "random": f"the untrained policy of {kind}",
-            "medium": f"one policy of {kind}, stopped early after {snapshot.step:,} steps at {choice.level:.0%} of the expert's gain",
+            "medium": f"one policy of {kind}, stopped early after {snapshot.step:,} steps at {choice.level:.0%} of the "
+            "expert's gain",
             "expert": f"one policy of {kind} after {snapshot.step:,} steps of training",
         }[name]
-        return Made(name, recorded[name], f"Rows of {what}, acting with its own noise.", {"snapshot_step": snapshot.step})
+        return Made(
+            name, recorded[name], f"Rows of {what}, acting with its own noise.", {"snapshot_step": snapshot.step}
+        )
     if name == "medium-expert":
         both = [*recorded["medium"], *recorded["expert"]]
         about = {"snapshot_step": [choice.medium.step, choice.expert.step]}
-        return Made(name, both, "The rows of the set medium, then those of the set expert: half of the rows each.", about)
+        return Made(
+            name, both, "The rows of the set medium, then those of the set expert: half of the rows each.", about
+        )
     episodes = stream(folder / "train")
     if name == "full-replay":
         text = f"Every whole episode of the training of {kind}, in order: what the policies on the way did."
         return Made(name, episodes, text, {"training_steps": episodes[-1].mark if episodes else 0})
     early = [e for e in episodes if e.mark <= choice.medium.step] or episodes[:1]
-    text = f"Every whole episode of the training of {kind} until the policy was the medium one, after {choice.medium.step:,} steps."
+    text = (
+        f"Every whole episode of the training of {kind} until the policy was the medium one, after "
+        f"{choice.medium.step:,} steps."
+    )
     return Made(name, early, text, {"training_steps": choice.medium.step})
 
 
-def _references(config: CollectConfig, world: World, choice: Choice, folder: Path, place: Collection) -> tuple[float | None, float | None]:
+def _references(
+    config: CollectConfig, world: World, choice: Choice, folder: Path, place: Collection
+) -> tuple[float | None, float | None]:
     """The returns that score 0 and 100: of the untrained policy with its noise, and of the expert acting greedily."""
     if "references" not in place.record:
         ends = [
-            measure(world, snapshot.actor(world), explore, REFERENCE_EPISODES, seed_for(config.seed, "reference", name)).mean()
+            measure(
+                world, snapshot.actor(world), explore, REFERENCE_EPISODES, seed_for(config.seed, "reference", name)
+            ).mean()
             for name, snapshot, explore in (("random", choice.random, True), ("expert", choice.expert, False))
         ]
         place.record["references"] = [float(x) for x in ends]
@@ -120,7 +148,8 @@ def _references(config: CollectConfig, world: World, choice: Choice, folder: Pat
     low, high = place.record["references"]
     if not high > low:
         warn(
-            f"the expert's return {high:.1f} is not above the untrained policy's {low:.1f}: the sets get no reference scores; train longer"
+            f"the expert's return {high:.1f} is not above the untrained policy's {low:.1f}: the sets get no reference "
+            "scores; train longer"
         )
         return None, None
     return low, high
@@ -128,7 +157,8 @@ def _references(config: CollectConfig, world: World, choice: Choice, folder: Pat
 
 def _words(choice: Choice, every: int) -> str:
     parts = [
-        f"{n} {s.mean:.1f} (step {s.step:,})" for n, s in (("random", choice.random), ("medium", choice.medium), ("expert", choice.expert))
+        f"{n} {s.mean:.1f} (step {s.step:,})"
+        for n, s in (("random", choice.random), ("medium", choice.medium), ("expert", choice.expert))
     ]
     return f"mean returns of the policies: {', '.join(parts)}; snapshots every {every:,} steps"
 
@@ -138,7 +168,8 @@ def _warn(choice: Choice, config: CollectConfig, every: int) -> None:
         warn("training has gained nothing over the untrained policy: the sets are not ordered; more steps= are needed")
     elif abs(choice.level - config.medium) > FAR:
         warn(
-            f"the medium policy is at {choice.level:.0%} of the expert's gain, not at {config.medium:.0%}: the return jumped between "
+            f"the medium policy is at {choice.level:.0%} of the expert's gain, not at {config.medium:.0%}: the return "
+            "jumped between "
             f"snapshots {every:,} steps apart; a smaller snapshot_every= finds a nearer one"
         )
 

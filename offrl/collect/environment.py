@@ -61,24 +61,33 @@ def look(env_id: str, max_steps: int | None = None) -> World:
         space, actions = env.observation_space, env.action_space
         composite = isinstance(actions, spaces.Tuple | spaces.Dict)
         if composite or isinstance(space, spaces.Tuple):
-            raise UserError(f"{env_id} has {type(actions if composite else space).__name__} spaces, as environments of several agents do; "
+            raise UserError(f"{env_id} has {type(actions if composite else space).__name__} spaces, as environments of "
+                            "several agents do; "
                             "only one agent with Box or Discrete actions is recorded")  # fmt: skip
         if isinstance(space, spaces.Dict):
             raise UserError(
-                f"{env_id} has Dict observations ({', '.join(space.spaces)}), which are not recorded: register an id of your own for "
+                f"{env_id} has Dict observations ({', '.join(space.spaces)}), which are not recorded: register an id "
+                "of your own for "
                 "gymnasium.wrappers.FlattenObservation(...) of it, and give that id"
             )
         if not isinstance(space, spaces.Box):
-            raise UserError(f"{env_id} has {type(space).__name__} observations; only Box is recorded: wrap it so that it gives numbers")
+            raise UserError(
+                f"{env_id} has {type(space).__name__} observations; only Box is recorded: wrap it so that it gives "
+                "numbers"
+            )
         if space.dtype == np.uint8 or len(space.shape) > 2:
-            raise UserError(f"{env_id} has images for observations {space.shape}, which are not recorded; take its version with states")
+            raise UserError(
+                f"{env_id} has images for observations {space.shape}, which are not recorded; take its version with "
+                "states"
+            )
         discrete, size = action_kind(env)
         low = high = None
         if isinstance(actions, spaces.Box):
             low, high = actions.low.reshape(-1).astype(np.float32), actions.high.reshape(-1).astype(np.float32)
             if not (np.isfinite(low).all() and np.isfinite(high).all()):
                 raise UserError(
-                    f"{env_id} has actions without bounds ({actions}); wrap it in gymnasium.wrappers.RescaleAction or ClipAction"
+                    f"{env_id} has actions without bounds ({actions}); wrap it in gymnasium.wrappers.RescaleAction or "
+                    "ClipAction"
                 )
         limit = time_limit(env)
         if limit is None and max_steps is None:

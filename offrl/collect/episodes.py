@@ -1,4 +1,6 @@
-"""Whole episodes: their columns, the shards they are kept in while a collection grows, and the datasets made of them."""
+"""Whole episodes: their columns, the shards they are kept in while a collection grows, and the datasets made of
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ FLAGS = ("terminations", "truncations")
 
 @dataclass
 class Episode:
-    """One episode of T steps. Columns have T rows (observations of each step, before it); `final`: the observation after the last step."""
+    """One episode of T steps. Columns have T rows (observations of each step, before it); `final`: the observation
+    after the last step.
+    """
 
     columns: dict[str, np.ndarray]
     final: np.ndarray
@@ -37,7 +41,9 @@ class Episode:
 
 def shards(folder: Path) -> list[tuple[int, int, Path]]:
     """(first, last + 1, file) of the shards in `folder`, in order, up to the first gap."""
-    files = sorted((int(m[1]), int(m[2]), p) for p in folder.glob("*.safetensors") if (m := re.fullmatch(r"(\d+)-(\d+)", p.stem)))
+    files = sorted(
+        (int(m[1]), int(m[2]), p) for p in folder.glob("*.safetensors") if (m := re.fullmatch(r"(\d+)-(\d+)", p.stem))
+    )
     result: list[tuple[int, int, Path]] = []
     for first, stop, path in files:
         if first == (result[-1][1] if result else 0):
@@ -46,7 +52,9 @@ def shards(folder: Path) -> list[tuple[int, int, Path]]:
 
 
 def write_shard(folder: Path, first: int, stop: int, episodes: Sequence[Episode]) -> None:
-    """Write the episodes of the units (episodes, waves) first to stop - 1 as one file, or not at all. Raises UserError (a full disk)."""
+    """Write the episodes of the units (episodes, waves) first to stop - 1 as one file, or not at all. Raises UserError
+    (a full disk).
+    """
     names = list(episodes[0].columns) if episodes else []
     tensors = {k: torch.from_numpy(np.concatenate([e.columns[k] for e in episodes])) for k in names}
     if episodes:
@@ -89,7 +97,9 @@ def columns_of(episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
     """The columns of a dataset with next_observations, true at the episodes' ends as well."""
     keys = [k for k in episodes[0].columns if all(k in e.columns for e in episodes)]  # what all of them have
     columns = {k: np.concatenate([e.columns[k] for e in episodes]) for k in keys}
-    columns["next_observations"] = np.concatenate([np.concatenate([e.columns["observations"][1:], e.final[None]]) for e in episodes])
+    columns["next_observations"] = np.concatenate(
+        [np.concatenate([e.columns["observations"][1:], e.final[None]]) for e in episodes]
+    )
     return columns
 
 

@@ -22,7 +22,9 @@ SET = "data"
 
 
 def agents(config: CollectConfig, world: World) -> dict[str, Policy]:
-    return load_agents(config.policy, observation_dim=world.dim, action_low=world.low, action_high=world.high, discrete=world.discrete)
+    return load_agents(
+        config.policy, observation_dim=world.dim, action_low=world.low, action_high=world.high, discrete=world.discrete
+    )
 
 
 def prepare(config: CollectConfig) -> tuple[World, dict[str, Any]]:
@@ -43,7 +45,9 @@ def prepare(config: CollectConfig) -> tuple[World, dict[str, Any]]:
 
 
 def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) -> None:
-    """Record; several policies (a run's replicas, a dict) have equal shares, one after the other. `rows` and `episodes` are of all."""
+    """Record; several policies (a run's replicas, a dict) have equal shares, one after the other. `rows` and `episodes`
+    are of all.
+    """
     if place.written(SET):
         return
     policies = agents(config, place.world)
@@ -51,15 +55,26 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
     episodes: list[Episode] = []
     for i, (name, policy) in enumerate(policies.items()):
         new = record(
-            place.world, policy, folder / "episodes" / f"policy_{i:03d}",
+            place.world,
+            policy,
+            folder / "episodes" / f"policy_{i:03d}",
             rows=None if config.episodes is not None else math.ceil((config.rows or ROWS) * share),
             episodes=None if config.episodes is None else math.ceil(config.episodes * share),
-            seed=seed_for(config.seed, "policy", i), explore=config.explore, noise=config.noise, parallel=config.parallel,
-            title=f"recording {name}", quiet=config.quiet, stop=stop,
-        )  # fmt: skip
+            seed=seed_for(config.seed, "policy", i),
+            explore=config.explore,
+            noise=config.noise,
+            parallel=config.parallel,
+            title=f"recording {name}",
+            quiet=config.quiet,
+            stop=stop,
+        )
         episodes += [Episode(e.columns, e.final, i) for e in new]
     how = "with its own noise" if config.explore else "greedily"
-    extra = f", and Gaussian noise of {config.noise} half widths of the range added" if config.noise and not place.world.discrete else ""
+    extra = (
+        f", and Gaussian noise of {config.noise} half widths of the range added"
+        if config.noise and not place.world.discrete
+        else ""
+    )
     extra = f", and a random action with probability {config.noise}" if config.noise and place.world.discrete else extra
     names = ", ".join(policies)
     text = f"Rows of {names} ({config.policy}), acting {how}{extra}." if len(policies) == 1 else (

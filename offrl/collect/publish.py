@@ -64,7 +64,9 @@ class Collection:
     def written(self, name: str) -> bool:
         """True where the dataset exists in all forms of the settings."""
         done = self.record["written"].get(name, {})
-        return all(done.get(form) == target and self.path(form, target).exists() for form, target in self.targets(name).items())
+        return all(
+            done.get(form) == target and self.path(form, target).exists() for form, target in self.targets(name).items()
+        )
 
     def made(self, place: Path) -> bool:
         """Whether the Minari dataset in `place` says that it is of this collection."""
@@ -83,18 +85,25 @@ class Collection:
             for form, target in self.targets(name).items():
                 if form == "minari" and not ID.fullmatch(target):
                     raise UserError(
-                        f"name={self.config.name} makes no Minari id ({target}); use letters, digits, - and _, parts joined by /"
+                        f"name={self.config.name} makes no Minari id ({target}); use letters, digits, - and _, parts "
+                        "joined by /"
                     )
-                recorded = self.record["written"].get(name, {}).get(form) == target or self.record.get("writing") == target
+                recorded = (
+                    self.record["written"].get(name, {}).get(form) == target or self.record.get("writing") == target
+                )
                 if form == "minari":  # outside the folder, whose record may be a stranger's
                     recorded = recorded and self.made(self.path(form, target))
                 if not recorded and self.path(form, target).exists():
                     cure = "another name=" if form == "minari" else "another out="
-                    raise UserError(f"{target} exists in {self.path(form, target).parent} and is not of this collection; choose {cure}")
+                    raise UserError(
+                        f"{target} exists in {self.path(form, target).parent} and is not of this collection; choose "
+                        f"{cure}"
+                    )
 
 
 def publish(place: Collection, made: Made, low: float | None, high: float | None) -> None:
-    """Write one dataset in all forms of the settings, and its card. `low`, `high`: returns that score 0 and 100, None where unknown.
+    """Write one dataset in all forms of the settings, and its card. `low`, `high`: returns that score 0 and 100, None
+    where unknown.
 
     Raises UserError when there is no whole episode, or it cannot be written.
     """
@@ -107,16 +116,22 @@ def publish(place: Collection, made: Made, low: float | None, high: float | None
     for form, target in place.targets(made.name).items():
         if place.record["written"].get(made.name, {}).get(form) == target and place.path(form, target).exists():
             continue
-        place.record["writing"] = target  # a kill between the writing and its note leaves our own data, which may be replaced
+        place.record["writing"] = (
+            target  # a kill between the writing and its note leaves our own data, which may be replaced
+        )
         place.save()
         write_data(_raw(place, made, low, high), target, form, _about(place, made, card, target, low, high), force=True)
         place.record["written"].setdefault(made.name, {})[form] = target
         del place.record["writing"]
         place.save()
     cards = {**place.record.get("cards", {}), made.name: card}
-    place.record["cards"] = {name: cards[name] for name in sorted(cards, key=lambda n: SETS.index(n) if n in SETS else -1)}
+    place.record["cards"] = {
+        name: cards[name] for name in sorted(cards, key=lambda n: SETS.index(n) if n in SETS else -1)
+    }
     place.save()
-    checkpoint.write_text(place.folder / "card.json", json.dumps({"sets": place.record["cards"]}, indent=1) + "\n", KEPT)
+    checkpoint.write_text(
+        place.folder / "card.json", json.dumps({"sets": place.record["cards"]}, indent=1) + "\n", KEPT
+    )
     checkpoint.write_text(place.folder / "card.md", _markdown(place), KEPT)
 
 
@@ -125,7 +140,13 @@ def _raw(place: Collection, made: Made, low: float | None, high: float | None) -
 
     world = place.world
     columns = columns_of(made.episodes)
-    raw = RawData(columns, name=f"{world.env_id}-{made.name}".lower(), source="arrays", discrete=world.discrete, num_actions=world.choices)
+    raw = RawData(
+        columns,
+        name=f"{world.env_id}-{made.name}".lower(),
+        source="arrays",
+        discrete=world.discrete,
+        num_actions=world.choices,
+    )
     raw.action_low, raw.action_high = world.low, world.high
     limit = place.config.max_steps
     raw.task = Task(name=raw.name, env_id=world.env_id, action_start=world.start or None, max_episode_steps=limit,
@@ -134,7 +155,9 @@ def _raw(place: Collection, made: Made, low: float | None, high: float | None) -
     return raw
 
 
-def _about(place: Collection, made: Made, card: dict[str, Any], target: str, low: float | None, high: float | None) -> dict[str, Any]:
+def _about(
+    place: Collection, made: Made, card: dict[str, Any], target: str, low: float | None, high: float | None
+) -> dict[str, Any]:
     about: dict[str, Any] = {
         "env_id": place.world.env_id,
         "env_spec": place.world.spec or None,
@@ -150,7 +173,9 @@ def _about(place: Collection, made: Made, card: dict[str, Any], target: str, low
     return {k: v for k, v in about.items() if v is not None}
 
 
-def _card(place: Collection, made: Made, numbers: dict[str, Any], low: float | None, high: float | None) -> dict[str, Any]:
+def _card(
+    place: Collection, made: Made, numbers: dict[str, Any], low: float | None, high: float | None
+) -> dict[str, Any]:
     config, world = place.config, place.world
     score = None
     if low is not None and high is not None:
@@ -179,10 +204,16 @@ def table(place: Collection) -> tuple[list[str], list[list[str]]]:
     cards = list(place.record.get("cards", {}).values())
     headers = ["set", "rows", "episodes", "mean return", "std", "min", "max", "mean length", "score"]
     rows = [
-        [c["set"], f"{c['rows']:,}", f"{c['episodes']:,}", *(f"{c[f'return_{k}']:.1f}" for k in ("mean", "std", "min", "max")),
-         f"{c['length_mean']:.1f}", "" if c["score_mean"] is None else f"{c['score_mean']:.1f}"]
+        [
+            c["set"],
+            f"{c['rows']:,}",
+            f"{c['episodes']:,}",
+            *(f"{c[f'return_{k}']:.1f}" for k in ("mean", "std", "min", "max")),
+            f"{c['length_mean']:.1f}",
+            "" if c["score_mean"] is None else f"{c['score_mean']:.1f}",
+        ]
         for c in cards
-    ]  # fmt: skip
+    ]
     keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]  # no scores without reference returns
     return [headers[i] for i in keep], [[row[i] for i in keep] for row in rows]
 
@@ -192,8 +223,18 @@ def _markdown(place: Collection) -> str:
     cards = list(place.record["cards"].values())
     first = cards[0]
     headers, rows = table(place)
-    lines = [f"# {first['env_id']}: {', '.join(c['set'] for c in cards)}", "", f"Recorded by `offrl collect` in {first['versions']}.", ""]
-    lines += ["| " + " | ".join(headers) + " |", "|" + "---|" * len(headers), *("| " + " | ".join(r) + " |" for r in rows), ""]
+    lines = [
+        f"# {first['env_id']}: {', '.join(c['set'] for c in cards)}",
+        "",
+        f"Recorded by `offrl collect` in {first['versions']}.",
+        "",
+    ]
+    lines += [
+        "| " + " | ".join(headers) + " |",
+        "|" + "---|" * len(headers),
+        *("| " + " | ".join(r) + " |" for r in rows),
+        "",
+    ]
     if first["ref_min_score"] is not None:
         low, high = (f"{first[k]:.2f}" for k in ("ref_min_score", "ref_max_score"))
         lines += [f"Score 0 is a return of {low} (the untrained policy with its noise), score 100 one of {high} (the "
@@ -203,5 +244,8 @@ def _markdown(place: Collection) -> str:
         lines += [f"## {card['set']}", "", f"{card['how']} {ends}. Columns: {', '.join(card['columns'])}.", ""]
     settings = {k: v for k, v in first["settings"].items() if v not in (None, "", [])}
     lines += ["## How it was made", "", f"Policy: {first['policy']}. Seed: {first['seed']}.", ""]
-    lines += [f"- {k}: {v}" for k, v in settings.items()] + ["", "Packages: " + ", ".join(f"{k} {v}" for k, v in first["packages"].items())]
+    lines += [f"- {k}: {v}" for k, v in settings.items()] + [
+        "",
+        "Packages: " + ", ".join(f"{k} {v}" for k, v in first["packages"].items()),
+    ]
     return "\n".join([*lines, ""])

@@ -1,4 +1,6 @@
-"""The folder of a collection: the record of its purpose, so that the same command continues it and another one does not spoil it."""
+"""The folder of a collection: the record of its purpose, so that the same command continues it and another one does not
+spoil it.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +44,17 @@ def claim(folder: Path, config: CollectConfig, facts: dict[str, Any]) -> dict[st
         for key in [*("recipe", "env", "policy"), *identity]:
             if key in old and old[key] != identity[key]:
                 raise UserError(
-                    f"{folder} holds another collection ({key}: {old[key]} there, {identity[key]} here); choose another out=, "
+                    f"{folder} holds another collection ({key}: {old[key]} there, {identity[key]} here); choose "
+                    "another out=, "
                     "or the settings that it began with"
                 )
         return record
     if folder.exists() and not folder.is_dir():
         raise UserError(f"out={folder} is a file; give a folder")
     if folder.exists() and (others := sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))):
-        raise UserError(f"out={folder} is not empty and no collection (it has {', '.join(others[:3])}); choose another out=")
+        raise UserError(
+            f"out={folder} is not empty and no collection (it has {', '.join(others[:3])}); choose another out="
+        )
     record = {"identity": identity, "written": {}}
     save_record(folder, record)
     return record

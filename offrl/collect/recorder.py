@@ -1,4 +1,6 @@
-"""Playing episodes and writing down what happens: one environment's recorder, and waves of episodes played side by side."""
+"""Playing episodes and writing down what happens: one environment's recorder, and waves of episodes played side by
+side.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,11 @@ def seed_for(*parts: Any) -> int:
 
 
 class Recorder(gym.Wrapper):
-    """An environment with flat float32 observations and flat actions (choices from 0) that hands each whole episode to `keep`.
+    """An environment with flat float32 observations and flat actions (choices from 0) that hands each whole episode to
+    `keep`.
 
-    A time-out is a truncation, never a termination, and the observation after the last step is the true one. Episodes in which MuJoCo
-    became unstable are not kept: it resets silently, and what follows is no transition.
+    A time-out is a truncation, never a termination, and the observation after the last step is the true one. Episodes
+    in which MuJoCo became unstable are not kept: it resets silently, and what follows is no transition.
     """
 
     def __init__(self, world: World, keep: Callable[[Episode], None], unstable: list[str]) -> None:
@@ -43,7 +46,9 @@ class Recorder(gym.Wrapper):
         self.world, self.keep, self.unstable = world, keep, unstable
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (world.dim,), np.float32)
         low, high = world.low, world.high
-        self.action_space = gym.spaces.Discrete(world.choices) if low is None or high is None else gym.spaces.Box(low, high)
+        self.action_space = (
+            gym.spaces.Discrete(world.choices) if low is None or high is None else gym.spaces.Box(low, high)
+        )
         self.log_prob: float | None = None  # of the action to come, where the policy knows it
         self.mark = 0  # what the episode is to be marked with; training sets it
         self.rows: dict[str, list[Any]] = {}
@@ -51,7 +56,9 @@ class Recorder(gym.Wrapper):
         self.goal: np.ndarray | None = None  # of the running episode, where the environment gives one
         self.data: Any = getattr(self.env.unwrapped, "data", None) if world.mujoco else None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         try:
             observation, info = self.env.reset(seed=seed, options=options)
         except Exception as error:  # third-party environment
@@ -81,7 +88,9 @@ class Recorder(gym.Wrapper):
         try:
             observation, reward, terminated, truncated, info = self.env.step(sent)
         except Exception as error:  # third-party environment
-            raise UserError(f"{world.env_id} failed at step {step} of an episode: {type(error).__name__}: {error}") from error
+            raise UserError(
+                f"{world.env_id} failed at step {step} of an episode: {type(error).__name__}: {error}"
+            ) from error
         self.observation = self._flat(observation)
         over = bool(truncated) or step + 1 == world.limit
         rows["rewards"].append(reward)
@@ -90,18 +99,26 @@ class Recorder(gym.Wrapper):
         if terminated or over:
             self._end()
         elif not (math.isfinite(float(reward)) and np.isfinite(self.observation).all()):
-            raise UserError(f"{world.env_id} gave a reward or observation that is not finite at step {step} of an episode")
+            raise UserError(
+                f"{world.env_id} gave a reward or observation that is not finite at step {step} of an episode"
+            )
         return self.observation.copy(), float(reward), bool(terminated), over and not terminated, info
 
     def _end(self) -> None:
-        types: dict[str, Any] = {"terminations": bool, "truncations": bool, "actions": np.int64 if self.world.discrete else np.float32}
+        types: dict[str, Any] = {
+            "terminations": bool,
+            "truncations": bool,
+            "actions": np.int64 if self.world.discrete else np.float32,
+        }
         columns = {k: np.asarray(v, types.get(k, np.float32)) for k, v in self.rows.items()}
         if self.unstable:
             warn(f"the physics of {self.world.env_id} became unstable ({self.unstable[0]}): that episode is left out")
             self.unstable.clear()
             return
         if not (np.isfinite(columns["rewards"]).all() and np.isfinite(self.observation).all()):
-            raise UserError(f"{self.world.env_id} gave a reward or observation that is not finite at the end of an episode")
+            raise UserError(
+                f"{self.world.env_id} gave a reward or observation that is not finite at the end of an episode"
+            )
         self.keep(Episode(columns, self.observation.copy(), self.mark))
 
     def _flat(self, observation: Any) -> np.ndarray:
@@ -149,7 +166,10 @@ class Stage:
                 actions, log = policy.act(rows, carry if explore else None)
             else:
                 actions, carry = policy.step(carry, rows, t, explore=explore)  # type: ignore[call-arg]
-            actions, log = self._perturbed(self._checked(actions, running), rng), None if self.noise or not explore else log
+            actions, log = (
+                self._perturbed(self._checked(actions, running), rng),
+                None if self.noise or not explore else log,
+            )
             gained = np.zeros(count)
             for e in list(running):
                 env = self.envs[e]
@@ -168,12 +188,15 @@ class Stage:
         expected = (len(self.envs),) if world.discrete else (len(self.envs), len(np.atleast_1d(world.low)))  # type: ignore[arg-type]
         if actions.shape != expected:
             raise UserError(
-                f"the policy gave actions of shape {actions.shape}, {world.env_id} takes {expected}: it is for another environment"
+                f"the policy gave actions of shape {actions.shape}, {world.env_id} takes {expected}: it is for another "
+                "environment"
             )
         if not np.isfinite(actions[running]).all():
             raise UserError("the policy gave NaN or infinite actions")
         if world.discrete and not ((actions[running] >= 0) & (actions[running] < world.choices)).all():
-            raise UserError(f"the policy gave action {actions[running].max()}, {world.env_id} has choices 0..{world.choices - 1}")
+            raise UserError(
+                f"the policy gave action {actions[running].max()}, {world.env_id} has choices 0..{world.choices - 1}"
+            )
         return actions
 
     def _perturbed(self, actions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -214,10 +237,11 @@ def record(
     quiet: bool,
     stop: Stop,
 ) -> list[Episode]:
-    """Whole episodes of a policy: the first `episodes`, or as many as have `rows` rows. What `folder` holds of them is not played again.
+    """Whole episodes of a policy: the first `episodes`, or as many as have `rows` rows. What `folder` holds of them is
+    not played again.
 
-    Episodes are played in waves of `parallel`, each wave decided by `seed` and its number alone, and taken in order of their number, never
-    of their end: short ones are not preferred.
+    Episodes are played in waves of `parallel`, each wave decided by `seed` and its number alone, and taken in order of
+    their number, never of their end: short ones are not preferred.
     """
     least = episodes if episodes is not None else math.ceil((rows or 1) / (world.limit or 1000))
     saved_shards = shards(folder)
@@ -231,7 +255,10 @@ def record(
     done, pending, first = size(), [], wave
     if done < goal:
         unit = "episodes" if episodes is not None else "rows"
-        with Stage(world, max(1, min(parallel, least)), noise) as stage, Progress(title, goal, unit, quiet, done) as bar:
+        with (
+            Stage(world, max(1, min(parallel, least)), noise) as stage,
+            Progress(title, goal, unit, quiet, done) as bar,
+        ):
             saved = time.monotonic()
             while done < goal:
                 new = stage.wave(policy, seed_for(seed, "wave", wave), explore)

@@ -1,8 +1,10 @@
-"""Training with Stable-Baselines3, every episode written down as it happened, and a snapshot of the policy at equal steps.
+"""Training with Stable-Baselines3, every episode written down as it happened, and a snapshot of the policy at equal
+steps.
 
-Resumable without pickles: parameters and optimisers as safetensors (offrl.system.files), the replay buffer filled again from the recorded
-episodes. A run that was killed goes on from its last checkpoint; what was recorded after it is trained anew, and the episode that a
-checkpoint interrupts is left out of the stream, so that no episode is cut, lost or there twice.
+Resumable without pickles: parameters and optimisers as safetensors (offrl.system.files), the replay buffer filled again
+from the recorded episodes. A run that was killed goes on from its last checkpoint; what was recorded after it is
+trained anew, and the episode that a checkpoint interrupts is left out of the stream, so that no episode is cut, lost or
+there twice.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def stream(folder: Path) -> list[Episode]:
 
 
 def train(world: World, config: CollectConfig, folder: Path, steps: int, every: int, stop: Stop) -> None:
-    """Train for `steps` steps, from the last checkpoint in `folder` on if there is one. Raises Stopped at Ctrl-C or SIGTERM."""
+    """Train for `steps` steps, from the last checkpoint in `folder` on if there is one. Raises Stopped at Ctrl-C or
+    SIGTERM.
+    """
     saved = checkpoint.load_latest(folder)
     at = int(saved[1]["step"]) if saved else 0
     if at >= steps:
@@ -82,7 +86,10 @@ def train(world: World, config: CollectConfig, folder: Path, steps: int, every: 
             snapshot.path.unlink()
     episodes, pending = stream(folder), []
     if len(episodes) != kept:
-        raise UserError(f"{folder / 'stream'} has {len(episodes)} episodes, its checkpoint {kept}: files are missing; choose another out=")
+        raise UserError(
+            f"{folder / 'stream'} has {len(episodes)} episodes, its checkpoint {kept}: files are missing; choose "
+            "another out="
+        )
     rows = sum(map(len, episodes))
     with mujoco_warnings() as unstable:
         recorder = Recorder(world, lambda episode: pending.append(episode), unstable)
@@ -120,7 +127,14 @@ def train(world: World, config: CollectConfig, folder: Path, steps: int, every: 
 
 
 def _callback(
-    recorder: Recorder, steps: int, every: int, stop: Stop, save: Any, bar: Progress, recent: list[float], pending: list[Episode]
+    recorder: Recorder,
+    steps: int,
+    every: int,
+    stop: Stop,
+    save: Any,
+    bar: Progress,
+    recent: list[float],
+    pending: list[Episode],
 ) -> Any:
     from stable_baselines3.common.callbacks import BaseCallback
 
@@ -143,7 +157,9 @@ def _callback(
 
 
 def _model(world: World, config: CollectConfig, recorder: Recorder, steps: int, every: int) -> Any:
-    """SB3's algorithm with its defaults, which are D4RL's for SAC: two layers of 256, rate 3e-4, batch 256, discount 0.99."""
+    """SB3's algorithm with its defaults, which are D4RL's for SAC: two layers of 256, rate 3e-4, batch 256, discount
+    0.99.
+    """
     sb3 = library()
     if algorithm_of(world, config) == "sac":
         warm_up = max(1, min(10_000, steps // 20))  # uniform actions
@@ -164,7 +180,11 @@ def library() -> Any:
 
 def _snapshot(world: World, config: CollectConfig, model: Any, folder: Path, step: int) -> None:
     """Save the actor, with the returns of some noisy episodes."""
-    tensors = {k: v for k, v in model.policy.state_dict().items() if not k.startswith(("critic", "value_net", "mlp_extractor.value_net"))}
+    tensors = {
+        k: v
+        for k, v in model.policy.state_dict().items()
+        if not k.startswith(("critic", "value_net", "mlp_extractor.value_net"))
+    }
     path = folder / "snapshots" / f"step_{step:09d}.safetensors"
     actor = actor_from(tensors, low=world.low, high=world.high, discrete=world.discrete, where=str(path))
     returns = measure(world, actor, True, config.eval_episodes, seed_for(config.seed, "snapshot", step))

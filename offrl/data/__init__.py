@@ -1,4 +1,6 @@
-"""Datasets: `load_dataset` for anything with a name or a path, `from_arrays` for arrays. Imported lazily, torch is heavy."""
+"""Datasets: `load_dataset` for anything with a name or a path, `from_arrays` for arrays. Imported lazily, torch is
+heavy.
+"""
 
 from __future__ import annotations
 

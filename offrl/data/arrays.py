@@ -48,26 +48,41 @@ def from_arrays(
 ) -> Dataset:
     """A dataset from arrays with one row per step, in time order, episode after episode.
 
-    observations [R, *O] (or a dict of them, joined in sorted order); actions [R, A] floats, or integers [R] for a discrete action space
-    of `num_actions` (amounts where a range is given instead); rewards [R]; terminations, truncations [R] flags; next_observations like
-    observations. `episode_ends` marks the last row of each episode, as flags [R] or as row numbers, where the flags do not; `dones` [R]
-    marks ends of either kind (terminations, where these are not given). `episode_ids` [R]: numbers or texts, of which a change ends an
-    episode; `time` [R]: numbers or datetime64, by which rows are sorted within equal ids. With none of these there is one episode.
-    `action_low`, `action_high`: the environment's range. `action_kind`: as dataset.action_kind. `env`: a Gymnasium id to evaluate in.
-    `extra`: more columns of R rows. The names that files know (`terminals`, `timeouts`, `obs`, ...; docs/own-data.md) mean the same here.
-    Raises UserError, naming column, episode and row, when the data would corrupt training.
+    observations [R, *O] (or a dict of them, joined in sorted order); actions [R, A] floats, or integers [R] for a
+    discrete action space of `num_actions` (amounts where a range is given instead); rewards [R]; terminations,
+    truncations [R] flags; next_observations like observations. `episode_ends` marks the last row of each episode, as
+    flags [R] or as row numbers, where the flags do not; `dones` [R] marks ends of either kind (terminations, where
+    these are not given). `episode_ids` [R]: numbers or texts, of which a change ends an episode; `time` [R]: numbers or
+    datetime64, by which rows are sorted within equal ids. With none of these there is one episode. `action_low`,
+    `action_high`: the environment's range. `action_kind`: as dataset.action_kind. `env`: a Gymnasium id to evaluate in.
+    `extra`: more columns of R rows. The names that files know (`terminals`, `timeouts`, `obs`, ...; docs/own-data.md)
+    mean the same here. Raises UserError, naming column, episode and row, when the data would corrupt training.
     """
     columns = {
-        "observations": observations, "actions": actions, "rewards": rewards, "terminations": terminations, "truncations": truncations,
-        "next_observations": next_observations, "episode_ends": episode_ends, "dones": dones, "episode_ids": episode_ids, "time": time,
-    }  # fmt: skip
+        "observations": observations,
+        "actions": actions,
+        "rewards": rewards,
+        "terminations": terminations,
+        "truncations": truncations,
+        "next_observations": next_observations,
+        "episode_ends": episode_ends,
+        "dones": dones,
+        "episode_ids": episode_ids,
+        "time": time,
+    }
     values = {k: v for k, v in (columns | extra).items() if v is not None}
     trust.typed(env)
     low, high = ([] if v is None else np.asarray(v, float).reshape(-1).tolist() for v in (action_low, action_high))
     kind = "discrete" if num_actions and action_kind == "auto" else action_kind
     keys = () if task is None or task.observation_keys == OWN_ORDER else task.observation_keys
     config = DatasetConfig(
-        name=name, clip_actions=clip_actions, check=check, action_kind=kind, action_low=low, action_high=high, observation_keys=[*keys]
+        name=name,
+        clip_actions=clip_actions,
+        check=check,
+        action_kind=kind,
+        action_low=low,
+        action_high=high,
+        observation_keys=[*keys],
     )
     config.validate()
     raw = raw_from_arrays(values, config)
@@ -80,8 +95,9 @@ def from_arrays(
 
 
 def raw_from_arrays(values: Mapping[str, Any], config: DatasetConfig) -> RawData:
-    """Copies of a user's arrays by the names of their columns. A dict of observations is joined, and its achieved_goal and desired_goal
-    become columns as well; of its entries those of `config.observation_keys` are taken. Raises UserError."""
+    """Copies of a user's arrays by the names of their columns. A dict of observations is joined, and its achieved_goal
+    and desired_goal become columns as well; of its entries those of `config.observation_keys` are taken. Raises
+    UserError."""
     arrays: dict[str, np.ndarray] = {}
     notes: list[str] = []
     for key, value in values.items():
@@ -102,7 +118,9 @@ def raw_from_arrays(values: Mapping[str, Any], config: DatasetConfig) -> RawData
     example = "offrl.from_arrays("
     used = {part.column for parts in choose(list(arrays), {}, config.name, example=example).values() for part in parts}
     extra = {key: key for key in arrays if key not in used and meaning(key) in ("", "costs")}
-    raw = build(Arrays(arrays, config.name), replace(config, fields=extra), source="arrays", name=config.name, example=example)
+    raw = build(
+        Arrays(arrays, config.name), replace(config, fields=extra), source="arrays", name=config.name, example=example
+    )
     raw.notes = [*dict.fromkeys(notes + raw.notes)]
     return raw
 

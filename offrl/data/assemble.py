@@ -17,20 +17,25 @@ from offrl.settings.dataset import DatasetConfig
 
 
 def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory | None = None) -> Dataset:
-    """Check the columns, find the episodes and the successors, scale the actions. Uses up `raw`: its arrays may be written to.
+    """Check the columns, find the episodes and the successors, scale the actions. Uses up `raw`: its arrays may be
+    written to.
 
     Raises UserError for the first fault that would corrupt training (with `config.check`; faults in shape always).
     """
     config, memory = config or DatasetConfig(), memory or Memory()
     if raw.discrete is None:
-        raw.discrete = "actions" in raw.columns and raw.columns["actions"].dtype.kind in "iu" and raw.columns["actions"].ndim == 1
+        raw.discrete = (
+            "actions" in raw.columns and raw.columns["actions"].dtype.kind in "iu" and raw.columns["actions"].ndim == 1
+        )
     if raw.discrete and "actions" in raw.columns:
         count_from_zero(raw)
     if any(f.severity == "corrupting" for f in form_faults(raw)):
         refuse(raw, find_faults(raw))
     columns, rows = dict(raw.columns), raw.rows
     ends = find_ends(raw)
-    with ThreadPoolExecutor(1) as pool:  # hashing lets go of the interpreter: values are checked and successors copied meanwhile
+    with ThreadPoolExecutor(
+        1
+    ) as pool:  # hashing lets go of the interpreter: values are checked and successors copied meanwhile
         digest = pool.submit(fingerprint, raw, ends)
         refuse(raw, find_faults(raw, clip_actions=config.clip_actions), config.check)
         last = np.flatnonzero(ends)
@@ -43,7 +48,10 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory |
             elsewhere = starts_elsewhere(raw, last)
             known[last[elsewhere]] = False
             if hidden := int((elsewhere & terminations[last]).sum()):
-                raw.note(f"at {hidden:,} terminals next_observations hold the next episode's start: what they led to is not known")
+                raw.note(
+                    f"at {hidden:,} terminals next_observations hold the next episode's start: what they led to is not "
+                    "known"
+                )
         else:
             successors = memory.empty("next_observations", observations.shape, observations.dtype)
             for part in chunks(rows - 1):

@@ -1,7 +1,8 @@
-"""The flat cache: datasets that were slow to read, kept as plain columns, so that the next load of the same file is a copy.
+"""The flat cache: datasets that were slow to read, kept as plain columns, so that the next load of the same file is a
+copy.
 
-Kept is what `assemble` makes of one source, before the transforms: it serves every run on that file, whatever is done to it afterwards.
-An entry is a folder of NumPy arrays and a manifest (`Memory.write`). Nothing here ever fails a load.
+Kept is what `assemble` makes of one source, before the transforms: it serves every run on that file, whatever is done
+to it afterwards. An entry is a folder of NumPy arrays and a manifest (`Memory.write`). Nothing here ever fails a load.
 """
 
 from __future__ import annotations
@@ -34,10 +35,17 @@ STALE = 86400.0  # seconds after which a half-written entry is taken for a crash
 
 
 def entry(source: Source, config: DatasetConfig) -> Path:
-    """The folder for this source under these settings. Its name changes with whatever could change the result, this code included."""
+    """The folder for this source under these settings. Its name changes with whatever could change the result, this
+    code included.
+    """
     untransformed = replace(config.anywhere(), **{k: getattr(DatasetConfig(), k) for k in DatasetConfig.TRANSFORMS})
     task = guessed_task(source)
-    about = [_code(), asdict(untransformed), source.identity(), asdict(replace(task, env_factory=None)) if task else None]
+    about = [
+        _code(),
+        asdict(untransformed),
+        source.identity(),
+        asdict(replace(task, env_factory=None)) if task else None,
+    ]
     key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:24]
     return cache_dir(config.cache_dir) / "flat" / key
 
@@ -55,7 +63,9 @@ def _code() -> str:
 
 
 def read(folder: Path, memory: Memory) -> tuple[Dataset, list[str]] | None:
-    """The dataset kept in `folder`, in arrays of `memory`, and the warnings of its first load; None if there is none or it is damaged."""
+    """The dataset kept in `folder`, in arrays of `memory`, and the warnings of its first load; None if there is none or
+    it is damaged.
+    """
     used = memory.used
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
@@ -78,7 +88,9 @@ def read(folder: Path, memory: Memory) -> tuple[Dataset, list[str]] | None:
 
 
 def _read_array(path: Path, name: str, memory: Memory) -> np.ndarray:
-    """One .npy file in an array of `memory`: read, not mapped, which is faster and does not depend on the file afterwards."""
+    """One .npy file in an array of `memory`: read, not mapped, which is faster and does not depend on the file
+    afterwards.
+    """
     with path.open("rb", buffering=0) as file:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError(f"{path} is no array of ours")
@@ -97,7 +109,9 @@ def _read_array(path: Path, name: str, memory: Memory) -> np.ndarray:
 
 
 def write(folder: Path, dataset: Dataset, warnings: Sequence[str], limit: float) -> str:
-    """Keep `dataset`, removing the least recently used entries beyond `limit` bytes. "" if it was kept, or the reason why not."""
+    """Keep `dataset`, removing the least recently used entries beyond `limit` bytes. "" if it was kept, or the reason
+    why not.
+    """
     try:
         kept = DataSpec.from_json(json.loads(json.dumps(dataset.spec.to_json(), default=str)))
     except UserError:
@@ -124,9 +138,11 @@ def write(folder: Path, dataset: Dataset, warnings: Sequence[str], limit: float)
 
 
 def _make_room(cache: Path, limit: float) -> None:
-    """Remove what crashed writers left, and the least recently used entries until the others have `limit` bytes or fewer.
+    """Remove what crashed writers left, and the least recently used entries until the others have `limit` bytes or
+    fewer.
 
-    Nothing else is: only folders of our names, in them only files of our names, and no entry without a manifest of ours.
+    Nothing else is: only folders of our names, in them only files of our names, and no entry without a manifest of
+    ours.
     """
     entries = []
     for path in cache.iterdir():
@@ -134,7 +150,11 @@ def _make_room(cache: Path, limit: float) -> None:
             if path.name.startswith(BUILDING):
                 if time.time() - path.lstat().st_mtime > STALE:
                     discard(path, OURS)
-            elif re.fullmatch("[0-9a-f]{24}", path.name) and not path.is_symlink() and (size := mapped_bytes(path)) is not None:
+            elif (
+                re.fullmatch("[0-9a-f]{24}", path.name)
+                and not path.is_symlink()
+                and (size := mapped_bytes(path)) is not None
+            ):
                 entries.append(((path / MANIFEST).stat().st_mtime, path, size))
     total = sum(size for _, _, size in entries)
     for _, path, size in sorted(entries):
@@ -146,9 +166,17 @@ def _make_room(cache: Path, limit: float) -> None:
 
 
 def _checksums(dataset: Dataset) -> list[int]:
-    """For each array its sum as 64-bit words, modulo 2^64: it finds blocks of zeros and flipped bits at the speed of memory."""
+    """For each array its sum as 64-bit words, modulo 2^64: it finds blocks of zeros and flipped bits at the speed of
+    memory.
+    """
     sums = []
-    for values in (*dataset.columns.values(), dataset.episode_start, dataset.episode_end, dataset.raw_returns, dataset.complete):
+    for values in (
+        *dataset.columns.values(),
+        dataset.episode_start,
+        dataset.episode_end,
+        dataset.raw_returns,
+        dataset.complete,
+    ):
         data = values.numpy().reshape(-1).view(np.uint8)
         size = len(data) // 8 * 8
         sums.append((int(data[:size].view(np.uint64).sum()) + int(data[size:].sum())) % (1 << 64))

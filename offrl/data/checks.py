@@ -1,4 +1,6 @@
-"""Faults of recorded data, each with where it is. Loading refuses the corrupting ones; `offrl data inspect` shows them all."""
+"""Faults of recorded data, each with where it is. Loading refuses the corrupting ones; `offrl data inspect` shows them
+all.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,17 @@ from offrl.data.raw import FLAGS, MOST_VALUES, RawData
 from offrl.data.tables.values import sentinels
 from offrl.errors import UserError
 
-_NUMBERING = "number discrete actions from 0, without large gaps (numpy.unique(actions, return_inverse=True)), or write others as floats"
+_NUMBERING = (
+    "number discrete actions from 0, without large gaps (numpy.unique(actions, return_inverse=True)), or "
+    "write others as floats"
+)
 MOST_CHOICES = 1000  # beyond it whole numbers are amounts, not choices
 FEWEST, MANY = 8, 128  # choices, up to which whole numbers are surely some, and beyond which they may be amounts
-FEW, SHARE, LONG = 3, 0.05, 50  # episodes of one length, their share of all, and the length from which chance does not explain them
+FEW, SHARE, LONG = (
+    3,
+    0.05,
+    50,
+)  # episodes of one length, their share of all, and the length from which chance does not explain them
 TOLERANCE = 1e-4  # of the action range: float32 files of float64 actions
 
 
@@ -41,7 +50,9 @@ class Fault:
 
 
 def refuse(raw: RawData, faults: list[Fault], check: bool = True) -> None:
-    """Raise UserError for the first corrupting fault. With `check` off only for those without which nothing can be built."""
+    """Raise UserError for the first corrupting fault. With `check` off only for those without which nothing can be
+    built.
+    """
     for fault in faults:
         if fault.severity == "corrupting" and (check or fault.kind in ("missing", "empty", "length", "shape")):
             more = sum(f.severity == "corrupting" for f in faults) - 1
@@ -62,9 +73,14 @@ def find_faults(raw: RawData, clip_actions: bool = False) -> list[Fault]:
 
 
 def form_faults(raw: RawData) -> list[Fault]:
-    """Columns that are missing or do not fit together. With a corrupting fault among these nothing can be built, whatever `check` says."""
+    """Columns that are missing or do not fit together. With a corrupting fault among these nothing can be built,
+    whatever `check` says.
+    """
     missing = [k for k in ("observations", "actions", "rewards") if k not in raw.columns]
-    faults = [Fault("missing", "corrupting", f"there are no {k}", cure=f"set dataset.fields.{k} to their key in the file") for k in missing]
+    faults = [
+        Fault("missing", "corrupting", f"there are no {k}", cure=f"set dataset.fields.{k} to their key in the file")
+        for k in missing
+    ]
     if not missing and raw.rows == 0:
         faults.append(Fault("empty", "corrupting", "the dataset has no rows"))
     return faults + _shapes(raw)
@@ -77,16 +93,28 @@ def _episode(ends: np.ndarray | None, row: int) -> int | None:
 
 def _shapes(raw: RawData) -> list[Fault]:
     faults, rows = [], raw.rows
-    for name, column in (raw.columns | ({"episode_ends": raw.episode_ends} if raw.episode_ends is not None else {})).items():
+    for name, column in (
+        raw.columns | ({"episode_ends": raw.episode_ends} if raw.episode_ends is not None else {})
+    ).items():
         if len(column) != rows:
             message = f"'{name}' has {len(column)} rows but 'observations' has {rows}"
             faults.append(
-                Fault("length", "corrupting", message, row=min(rows, len(column)), cure="one row per step is needed in every column")
+                Fault(
+                    "length",
+                    "corrupting",
+                    message,
+                    row=min(rows, len(column)),
+                    cure="one row per step is needed in every column",
+                )
             )
         single = name in (*FLAGS, "rewards", "episode_ends") or (name == "actions" and raw.discrete)
         rank = 1 if single else 2 if name == "actions" else None
         if rank is not None and column.ndim != rank and not (name == "actions" and raw.discrete is None):
-            faults.append(Fault("shape", "corrupting", f"'{name}' has shape {list(column.shape)}; {rank} dimension(s) are expected"))
+            faults.append(
+                Fault(
+                    "shape", "corrupting", f"'{name}' has shape {list(column.shape)}; {rank} dimension(s) are expected"
+                )
+            )
         elif name == "actions" and not math.prod(column.shape[1:]):
             faults.append(Fault("shape", "corrupting", f"'{name}' has shape {list(column.shape)}; it holds no numbers"))
     successors, observations = raw.columns.get("next_observations"), raw.columns.get("observations")
@@ -94,9 +122,16 @@ def _shapes(raw: RawData) -> list[Fault]:
         message = f"'next_observations' has shape {list(successors.shape)}, 'observations' {list(observations.shape)}"
         faults.append(Fault("shape", "corrupting", message))
     finals = raw.final_observations
-    if finals is not None and successors is None and observations is not None and finals.shape[1:] != observations.shape[1:]:
+    if (
+        finals is not None
+        and successors is None
+        and observations is not None
+        and finals.shape[1:] != observations.shape[1:]
+    ):
         message = f"'final_observations' has shape {list(finals.shape)}, 'observations' {list(observations.shape)}"
-        faults.append(Fault("shape", "corrupting", message, cure="one row like an observation is needed for each episode"))
+        faults.append(
+            Fault("shape", "corrupting", message, cure="one row like an observation is needed for each episode")
+        )
     if not faults and rows and finals is not None:
         episodes = int(find_ends(raw).sum())
         if len(finals) != episodes:
@@ -117,7 +152,9 @@ def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
         for part in chunks(len(column)):
             block = column[part]
             with np.errstate(all="ignore"):
-                total = block.sum()  # one pass without a temporary; the exact search only where it pays, or where the sum overflowed
+                total = (
+                    block.sum()
+                )  # one pass without a temporary; the exact search only where it pays, or where the sum overflowed
             if not np.isfinite(total):
                 bad = np.flatnonzero(~np.isfinite(block).reshape(len(block), -1).all(1))
                 count += len(bad)
@@ -128,7 +165,9 @@ def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
             message = f"'{name}' has {what} in {count} row{'s' if count > 1 else ''}"
             cure = "remove those episodes, or set dataset.check=false to load them all the same"
             if name in raw.columns and (specs := raw.column_specs(name)):
-                message += f", the first in column '{specs[int(np.argmin(np.isfinite(column[first].reshape(-1))))].name}'"
+                message += (
+                    f", the first in column '{specs[int(np.argmin(np.isfinite(column[first].reshape(-1))))].name}'"
+                )
                 if name == "observations":
                     cure += ", or dataset.missing=forward to take the last value before"
             final = name == "final_observations"  # a row for each episode
@@ -167,7 +206,9 @@ def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
     count, first, dimension, value = 0, -1, 0, 0.0
     for part in chunks(len(actions)):
         block = actions[part]
-        if (_along_rows(np.minimum, block) >= low - slack).all() and (_along_rows(np.maximum, block) <= high + slack).all():
+        if (_along_rows(np.minimum, block) >= low - slack).all() and (
+            _along_rows(np.maximum, block) <= high + slack
+        ).all():
             continue  # a NaN gets past neither
         outside = (block < low - slack) | (block > high + slack)
         bad = np.flatnonzero(outside.any(1))
@@ -186,22 +227,28 @@ def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
 
 
 def _amounts(actions: np.ndarray) -> list[Fault]:
-    """A warning where whole numbers [R] from 0, taken for choices, look like amounts: few of the numbers up to the largest occur, the
-    smallest is far from 0, or they are very many."""
+    """A warning where whole numbers [R] from 0, taken for choices, look like amounts: few of the numbers up to the
+    largest occur, the smallest is far from 0, or they are very many."""
     counts = np.bincount(actions)
     taken = np.flatnonzero(counts)
     if len(counts) <= FEWEST or (2 * len(taken) >= len(counts) and 10 * taken[0] < len(counts) <= MANY):
         return []
     message = (
-        f"'actions' are whole numbers from {taken[0]:,} to {taken[-1]:,}, of which {len(taken):,} occur, and are taken for {len(counts):,} "
+        f"'actions' are whole numbers from {taken[0]:,} to {taken[-1]:,}, of which {len(taken):,} occur, and are taken "
+        f"for {len(counts):,} "
         "choices"
     )
-    cure = "state their range if they are amounts (dataset.action_low and action_high, or action_low= and action_high=), else " + _NUMBERING
+    cure = (
+        "state their range if they are amounts (dataset.action_low and action_high, or action_low= and action_high=), "
+        "else " + _NUMBERING
+    )
     return [Fault("actions", "warning", message, cure=cure)]
 
 
 def _choices(actions: np.ndarray) -> list[Fault]:
-    """A warning where continuous actions [R, A], whose range nobody states, look like choices: whole numbers, or one-hot rows."""
+    """A warning where continuous actions [R, A], whose range nobody states, look like choices: whole numbers, or
+    one-hot rows.
+    """
     low, high, single = np.inf, -np.inf, actions.shape[1] > 1
     for part in chunks(len(actions)):
         block = actions[part]
@@ -210,12 +257,20 @@ def _choices(actions: np.ndarray) -> list[Fault]:
                 return []
         low, high = min(low, float(block.min())), max(high, float(block.max()))
         single = single and low == 0.0 and high == 1.0 and bool((block.sum(1) == 1.0).all())
-    if not low < high or high - low > MOST_CHOICES or (low < 0.0 and low >= -1.0 and high <= 1.0):  # full thrust either way is no choice
+    if (
+        not low < high or high - low > MOST_CHOICES or (low < 0.0 and low >= -1.0 and high <= 1.0)
+    ):  # full thrust either way is no choice
         return []
     span = f"whole numbers from {low:g} to {high:g}"
-    stated = "or state their range (dataset.action_low and action_high, or action_low= and action_high=) if they are continuous"
+    stated = (
+        "or state their range (dataset.action_low and action_high, or action_low= and action_high=) if they "
+        "are continuous"
+    )
     if single:
-        message = f"every row of 'actions' has a single 1 among {actions.shape[1]} numbers: it looks like a one-hot discrete action"
+        message = (
+            f"every row of 'actions' has a single 1 among {actions.shape[1]} numbers: it looks like a "
+            "one-hot discrete action"
+        )
         cure = "store the choice, actions.argmax(1), as integers"
     elif actions.shape[1] == 1:
         message = f"'actions' are floats, but all of them are {span}: it looks like a discrete action"
@@ -227,8 +282,8 @@ def _choices(actions: np.ndarray) -> list[Fault]:
 
 
 def _time_limits(raw: RawData, ends: np.ndarray) -> list[Fault]:
-    """A warning where terminations seem to be those of a time limit: episodes that end by one, at the environment's limit or at a length
-    that none exceeds and many share."""
+    """A warning where terminations seem to be those of a time limit: episodes that end by one, at the environment's
+    limit or at a length that none exceeds and many share."""
     if "terminations" not in raw.columns:
         return []
     last = np.flatnonzero(ends)
@@ -240,7 +295,9 @@ def _time_limits(raw: RawData, ends: np.ndarray) -> list[Fault]:
     alike = len(at) == int(ended.sum()) and len(ended) - len(at) <= (not raw.last_complete)
     many = longest >= LONG and len(at) >= max(FEW, SHARE * len(ended))
     cut = "truncations" in raw.columns and bool(raw.columns["truncations"].any())
-    if len(at) < (2 if longest == limit else FEW) or not (longest == limit or (not cut and longest > 1 and (alike or many))):
+    if len(at) < (2 if longest == limit else FEW) or not (
+        longest == limit or (not cut and longest > 1 and (alike or many))
+    ):
         return []
     which = f"all {len(at):,}" if alike else f"{len(at):,} of {len(ended):,}"
     message = f"{which} episodes end by a termination after exactly {longest:,} steps" + (
@@ -257,18 +314,27 @@ def _ends(raw: RawData, ends: np.ndarray) -> list[Fault]:
     episodes = int(ends.sum())
     if episodes == 1 and not raw.last_complete:
         if not marked and raw.source == "arrays":
-            message = f"nothing marks where episodes end: all {raw.rows:,} rows are taken for one episode, cut off at its end"
+            message = (
+                f"nothing marks where episodes end: all {raw.rows:,} rows are taken for one episode, cut off at its end"
+            )
             cure = "give terminations=, truncations= or episode_ends=, if only its last row"
             faults.append(Fault("ends", "warning", message, cure=cure))
         elif not marked:
             message = "nothing marks where episodes end, so that successors and returns would run across them"
             cure = (
-                "set dataset.fields.terminations, truncations, episode_ends or episode_ids (or dataset.check=false for one endless episode)"
+                "set dataset.fields.terminations, truncations, episode_ends or episode_ids (or "
+                "dataset.check=false for one endless episode)"
             )
             faults.append(Fault("ends", "corrupting", message, cure=cure))
         else:
             faults.append(
-                Fault("ends", "warning", f"no row of {' or '.join(marked)} is set: all {raw.rows} rows are taken for one episode", 0, 0)
+                Fault(
+                    "ends",
+                    "warning",
+                    f"no row of {' or '.join(marked)} is set: all {raw.rows} rows are taken for one episode",
+                    0,
+                    0,
+                )
             )
     elif not raw.last_complete and (marked or episodes > 1):
         message = f"the last of {episodes} episodes has no end mark; it is closed as a time-out"
@@ -287,6 +353,8 @@ def _ends(raw: RawData, ends: np.ndarray) -> list[Fault]:
             if frequent
             else "an end mark is missing, and the episode is split there"
         )
-        cure = "set dataset.fields.next_observations to the right key, or leave them out of the file" if frequent else ""
+        cure = (
+            "set dataset.fields.next_observations to the right key, or leave them out of the file" if frequent else ""
+        )
         faults.append(Fault("jump", "corrupting" if frequent else "warning", message, _episode(ends, row), row, cure))
     return faults

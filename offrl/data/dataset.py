@@ -14,12 +14,22 @@ from offrl.errors import UserError, one_line
 from offrl.settings.kinds import check_types
 from offrl.tasks.task import Task, task_from_json
 
-CORE = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations", "successor_known")  # which all have
+CORE = (
+    "observations",
+    "actions",
+    "rewards",
+    "terminations",
+    "truncations",
+    "next_observations",
+    "successor_known",
+)  # which all have
 
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """The column of a table that a dimension was read from: `scale` times what is recorded, in `unit`, plus `offset`."""
+    """The column of a table that a dimension was read from: `scale` times what is recorded, in `unit`, plus
+    `offset`.
+    """
 
     name: str
     unit: str = ""
@@ -48,8 +58,11 @@ class DataSpec:
     goal_dim: int = 0  # width of the column achieved_goals, in which goals are then given; 0: goals are observations
     observation_columns: tuple[ColumnSpec, ...] = ()  # of tables, one for each dimension of observations; else ()
     action_columns: tuple[ColumnSpec, ...] = ()  # likewise, of continuous actions and of a choice that is one column
-    action_labels: tuple[str, ...] = ()  # what the choices of discrete actions are called, by their numbers; (): they are numbers
-    text: bool = False  # observations and actions are texts: their columns index `Dataset.strings`; then observation_shape (), action_dim 1
+    action_labels: tuple[
+        str, ...
+    ] = ()  # what the choices of discrete actions are called, by their numbers; (): they are numbers
+    # observations and actions are texts: their columns index `Dataset.strings`; then observation_shape (), action_dim 1
+    text: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", one_line(self.name))  # a file may say it
@@ -76,7 +89,9 @@ class DataSpec:
         return (actions.unsqueeze(-1) == torch.arange(self.num_actions, device=actions.device)).to(torch.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for a JSON file, less the task's `env_factory`, a function, and `file`, which only a download needs."""
+        """A plain dictionary for a JSON file, less the task's `env_factory`, a function, and `file`, which only a
+        download needs.
+        """
         data = asdict(replace(self, task=None))
         if self.task is not None:
             data["task"] = asdict(replace(self.task, env_factory=None))
@@ -97,17 +112,29 @@ class DataSpec:
             if isinstance(value, list):
                 values[key] = tuple(value)
         for key in ("observation_columns", "action_columns"):
-            values[key] = tuple(ColumnSpec(**{f.name: c[f.name] for f in fields(ColumnSpec) if f.name in c}) for c in values.get(key, ()))
+            values[key] = tuple(
+                ColumnSpec(**{f.name: c[f.name] for f in fields(ColumnSpec) if f.name in c})
+                for c in values.get(key, ())
+            )
         if values.get("task") is not None:
             values["task"] = task_from_json(values["task"], where)
         if missing := [name for name in ("observation_shape", "action_dim") if name not in values]:
             raise UserError(f"{where} is damaged: it has no {missing[0]}")
         spec = cls(**values)
-        sizes = {"observation_columns": spec.observation_dim, "action_columns": spec.action_dim, "action_labels": spec.num_actions,
-                 "observation_mean": spec.observation_dim, "observation_std": spec.observation_dim, "action_low": spec.action_dim,
-                 "action_high": spec.action_dim}  # fmt: skip
+        sizes = {
+            "observation_columns": spec.observation_dim,
+            "action_columns": spec.action_dim,
+            "action_labels": spec.num_actions,
+            "observation_mean": spec.observation_dim,
+            "observation_std": spec.observation_dim,
+            "action_low": spec.action_dim,
+            "action_high": spec.action_dim,
+        }
         if min(*spec.observation_shape, spec.action_dim, spec.num_actions + 1, spec.goal_dim + 1, 1) < 1:
-            raise UserError(f"{where} is damaged: it is of observations {spec.observation_shape} and {spec.action_dim} action dimensions")
+            raise UserError(
+                f"{where} is damaged: it is of observations {spec.observation_shape} and {spec.action_dim} action "
+                "dimensions"
+            )
         for name, size in sizes.items():
             if (value := getattr(spec, name)) and len(value) != size:
                 raise UserError(f"{where} is damaged: {name} has {len(value)} entries, where {size} are due")
@@ -116,14 +143,16 @@ class DataSpec:
 
 @dataclass(frozen=True, repr=False)
 class Dataset:
-    """Columns with one row per step. Every row of an episode is kept, the last one too; `transition_rows` are the ones TD learning may use.
+    """Columns with one row per step. Every row of an episode is kept, the last one too; `transition_rows` are the ones
+    TD learning may use.
 
-    Columns, all of length R: observations and next_observations float32 (uint8 stays uint8) [R, *O], actions float32 [R, A] in [-1, 1] or
-    int64 [R], rewards float32 [R], terminations, truncations, successor_known bool [R]; optionally achieved_goals, desired_goals,
-    returns_to_go and the user's own. Episodes tile the rows: episode e is rows episode_start[e] to episode_end[e] - 1.
+    Columns, all of length R: observations and next_observations float32 (uint8 stays uint8) [R, *O], actions float32
+    [R, A] in [-1, 1] or int64 [R], rewards float32 [R], terminations, truncations, successor_known bool [R]; optionally
+    achieved_goals, desired_goals, returns_to_go and the user's own. Episodes tile the rows: episode e is rows
+    episode_start[e] to episode_end[e] - 1.
 
-    Text data (`spec.text`, see `offrl.data.text.dataset`) have a row per turn; observations, next_observations and actions are then int64
-    [R], each the index of a text in `strings`.
+    Text data (`spec.text`, see `offrl.data.text.dataset`) have a row per turn; observations, next_observations and
+    actions are then int64 [R], each the index of a text in `strings`.
     """
 
     columns: dict[str, Tensor]
@@ -131,15 +160,23 @@ class Dataset:
     episode_end: Tensor  # [E] int64, exclusive
     spec: DataSpec
     fingerprint: str = ""  # sha256 of the data before transforms; the same on every machine
-    raw_returns: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))  # [E] float64, of the rewards as recorded
-    complete: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # [E] bool; False: the data stop inside the episode
+    raw_returns: Tensor = field(
+        default_factory=lambda: torch.zeros(0, dtype=torch.float64)
+    )  # [E] float64, of the rewards as recorded
+    complete: Tensor = field(
+        default_factory=lambda: torch.zeros(0, dtype=torch.bool)
+    )  # [E] bool; False: the data stop inside the episode
     transforms: tuple[str, ...] = ()  # what was done to the data, in order
     notes: tuple[str, ...] = ()  # what a person should know about how the data were read
     mapped: bool = False  # the columns are memory-mapped files
-    weights: Tensor | None = None  # [E] float64: how often a row of each episode is drawn, of mean 1 over the rows; None: all alike
+    weights: Tensor | None = (
+        None  # [E] float64: how often a row of each episode is drawn, of mean 1 over the rows; None: all alike
+    )
     strings: tuple[str, ...] = ()  # of text data: the different texts, in no order that means anything
     stitch: float = 0.0  # how often goals are stitched, by the column stitch_clusters (`transforms.stitch`); 0: never
-    metas: tuple[str, ...] = ()  # of text data: JSON objects, what the episodes say of themselves; the column "meta" [R] indexes them
+    metas: tuple[
+        str, ...
+    ] = ()  # of text data: JSON objects, what the episodes say of themselves; the column "meta" [R] indexes them
 
     def __len__(self) -> int:
         return len(self.columns["rewards"])
@@ -152,7 +189,8 @@ class Dataset:
         extra = [c for c in self.columns if c not in CORE]
         more = f", and {', '.join(extra)}" if extra else ""
         return (
-            f"Dataset({about.name!r}: {len(self):,} rows, {self.num_episodes:,} episodes{mean}; observations {shape}, actions "
+            f"Dataset({about.name!r}: {len(self):,} rows, {self.num_episodes:,} episodes{mean}; observations {shape}, "
+            "actions "
             f"{self._kind_of_actions()}{more}; {self.nbytes / 1e6:,.1f} MB on {self.device})"
         )
 
@@ -190,7 +228,9 @@ class Dataset:
         return shares / shares.sum()
 
     def transition_rows(self) -> Tensor:
-        """Rows that hold a whole transition: the successor is known, or not needed because the episode ended there. int64."""
+        """Rows that hold a whole transition: the successor is known, or not needed because the episode ended there.
+        int64.
+        """
         return torch.nonzero(self.columns["successor_known"] | self.columns["terminations"]).squeeze(-1)
 
     def to(self, device: torch.device | str) -> Dataset:
@@ -225,7 +265,11 @@ class Dataset:
             "environment": task.env_id if task else None,
             "memory_mb": round(self.nbytes / 1e6, 1),
             "memory_mapped": self.mapped,
-            **({} if self.weights is None else {"effective_episodes": effective_episodes(self.episode_shares().numpy())}),
+            **(
+                {}
+                if self.weights is None
+                else {"effective_episodes": effective_episodes(self.episode_shares().numpy())}
+            ),
         }
 
     def _kind_of_actions(self) -> str:

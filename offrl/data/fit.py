@@ -23,8 +23,9 @@ CURE = "Give the environment the data come from (eval.env=ID), or train without 
 
 
 def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
-    """Raises UserError when the data's observations or actions disagree with the environment's. Warns when its action range is narrower,
-    and where the data's reference scores are not those of that environment, so that scores are returns as they are."""
+    """Raises UserError when the data's observations or actions disagree with the environment's. Warns when its action
+    range is narrower, and where the data's reference scores are not those of that environment, so that scores are
+    returns as they are."""
     import gymnasium as gym
 
     probe = make_env(task) if env is None else env
@@ -46,16 +47,22 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
     if tuple(spec.observation_shape) != shape:
         cure = _flat(probe.observation_space, shape[0] if len(shape) == 1 else 0) or cure
         raise UserError(
-            f"dataset {spec.name} has observations of shape {_shape(spec.observation_shape)}, {label} of {_shape(shape)}.{note} {cure}"
+            f"dataset {spec.name} has observations of shape {_shape(spec.observation_shape)}, {label} of "
+            f"{_shape(shape)}.{note} {cure}"
         )
     if discrete != spec.discrete:
         kinds = ("continuous", "discrete")
-        raise UserError(f"dataset {spec.name} has {kinds[spec.discrete]} actions, {label} {kinds[discrete]} ones.{note} {cure}")
+        raise UserError(
+            f"dataset {spec.name} has {kinds[spec.discrete]} actions, {label} {kinds[discrete]} ones.{note} {cure}"
+        )
     count = spec.num_actions if discrete else spec.action_dim
     if count > size or (count != size and not discrete):  # data need not contain every choice
         word = "choices of action" if discrete else "action dimensions"
         if discrete and (start := int(probe.action_space.start)):  # type: ignore[attr-defined]
-            cure = f"{label} numbers its choices from {start}: where the data do, take actions - ({start}), for data count from 0. {cure}"
+            cure = (
+                f"{label} numbers its choices from {start}: where the data do, take actions - ({start}), for "
+                f"data count from 0. {cure}"
+            )
         raise UserError(f"dataset {spec.name} has {count} {word}, {label} has {size}.{note} {cure}")
     if bounds is not None and spec.action_low and spec.action_high:
         low, high = np.asarray(spec.action_low), np.asarray(spec.action_high)
@@ -66,9 +73,14 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
                 f"the actions of dataset {spec.name} reach beyond the range of {label}: evaluation clips them"
                 + (f"; {unscale(bounds[0], bounds[1])}" if unit else "")
             )
-        elif unit and np.abs(bounds).max() < UNBOUNDED and (np.any(low > bounds[0] + slack) or np.any(high < bounds[1] - slack)):
+        elif (
+            unit
+            and np.abs(bounds).max() < UNBOUNDED
+            and (np.any(low > bounds[0] + slack) or np.any(high < bounds[1] - slack))
+        ):
             warn(
-                f"the actions of dataset {spec.name} are taken to lie in [-1, 1], and the range of {label} is wider: a policy never goes "
+                f"the actions of dataset {spec.name} are taken to lie in [-1, 1], and the range of {label} is wider: a "
+                "policy never goes "
                 f"beyond 1. If they are scaled, {unscale(bounds[0], bounds[1])}; if not, set "
                 f"dataset.action_low={listed(bounds[0])} dataset.action_high={listed(bounds[1])}"
             )
@@ -77,45 +89,58 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
 
 
 def check_columns(recorded: DataSpec, spec: DataSpec, where: str) -> None:
-    """Raises UserError where the columns, or the choices of actions, that `where` was trained on are others than those of these data."""
+    """Raises UserError where the columns, or the choices of actions, that `where` was trained on are others than those
+    of these data.
+    """
     for key in ("observation_columns", "action_columns"):
         if text := other_columns(getattr(recorded, key), getattr(spec, key)):
             raise UserError(
-                f"{where} was trained on the columns {text[0]}, and {spec.name} has {text[1]}: name them with dataset.fields in that order"
+                f"{where} was trained on the columns {text[0]}, and {spec.name} has {text[1]}: name them with "
+                "dataset.fields in that order"
             )
     if recorded.action_labels and spec.action_labels and recorded.action_labels != spec.action_labels:
         raise UserError(
-            f"{where}: its choices of actions are {listed_labels(recorded.action_labels)}, and those of {spec.name} are "
-            f"{listed_labels(spec.action_labels)}: append the data that lack some of them to its own (dataset.concatenate)"
+            f"{where}: its choices of actions are {listed_labels(recorded.action_labels)}, and those of {spec.name} "
+            "are "
+            f"{listed_labels(spec.action_labels)}: append the data that lack some of them to its own "
+            "(dataset.concatenate)"
         )
     if bool(recorded.action_labels) != bool(spec.action_labels) and spec.discrete:
         named, numbered = (where, spec.name) if recorded.action_labels else (spec.name, where)
-        warn(f"{numbered} has numbers for its choices of actions, {named} has names: they are taken to be numbered alike")
+        warn(
+            f"{numbered} has numbers for its choices of actions, {named} has names: they are taken to be numbered alike"
+        )
 
 
 def with_entries(spec: DataSpec, keys: Sequence[str]) -> DataSpec:
-    """The specification of data that are made of the entries `keys` of a Dict, as `dataset.observation_keys` says of flat ones.
+    """The specification of data that are made of the entries `keys` of a Dict, as `dataset.observation_keys` says of
+    flat ones.
 
     Raises UserError where the data themselves say otherwise.
     """
     task = spec.task or Task(name=spec.name)
     if task.observation_keys not in ((), OWN_ORDER, tuple(keys)):
         raise UserError(
-            f"{spec.name}: the observations are joined of {','.join(task.observation_keys)}, and dataset.observation_keys says "
+            f"{spec.name}: the observations are joined of {','.join(task.observation_keys)}, and "
+            "dataset.observation_keys says "
             f"{','.join(keys)}: leave it out"
         )
     return replace(spec, task=replace(task, observation_keys=tuple(keys)))
 
 
 def settled(spec: DataSpec, env: gym.Env, data: Dataset | None = None) -> DataSpec:
-    """The specification with what the environment, which `check_fit` passed, says of what the data leave open: the order of a Dict
-    observation's entries, and the number of the first choice.
+    """The specification with what the environment, which `check_fit` passed, says of what the data leave open: the
+    order of a Dict observation's entries, and the number of the first choice.
 
     data: where they are there. Raises UserError where their choices may be numbered from 0 or as the environment's.
     """
     task = spec.task or Task(name=spec.name)
     space, choices = env.observation_space, env.action_space
-    keys = joined(space, task.observation_keys) if isinstance(getattr(space, "spaces", None), dict) else task.observation_keys
+    keys = (
+        joined(space, task.observation_keys)
+        if isinstance(getattr(space, "spaces", None), dict)
+        else task.observation_keys
+    )
     start = int(getattr(choices, "start", 0)) or None
     if start is not None and task.action_start is None and data is not None:
         actions = data.columns["actions"]
@@ -137,20 +162,25 @@ def _check_texts(spec: DataSpec, task: Task, texts: Sequence[bool]) -> None:
 
 
 def _flat(space: Any, width: int) -> str:
-    """How to make data of numbers fit an environment whose observations become more than those; "" where they are numbers anyway."""
+    """How to make data of numbers fit an environment whose observations become more than those; "" where they are
+    numbers anyway.
+    """
     import gymnasium as gym
 
     if isinstance(space, gym.spaces.Discrete):
         states = "states" if not space.start else f"states - ({space.start})"
         return (
-            f"Its observations are numbers from {space.start} to {space.start + space.n - 1}, each of which becomes {width} zeros and ones "
+            f"Its observations are numbers from {space.start} to {space.start + space.n - 1}, each of which becomes "
+            f"{width} zeros and ones "
             f"(one-hot): make the data's so, observations = numpy.eye({width})[{states}]"
         )
     if isinstance(space, gym.spaces.Box):
         return ""
     return (
-        f"Its observations are a {type(space).__name__}, of which gymnasium.spaces.flatten makes {width} numbers (one-hot of choices): "
-        "make the data's so, observations = numpy.stack([gymnasium.spaces.flatten(env.observation_space, o) for o in observations])"
+        f"Its observations are a {type(space).__name__}, of which gymnasium.spaces.flatten makes {width} numbers "
+        "(one-hot of choices): "
+        "make the data's so, observations = numpy.stack([gymnasium.spaces.flatten(env.observation_space, o) for o in "
+        "observations])"
     )
 
 

@@ -21,7 +21,9 @@ def as_dataset(dataset: Any, config: DatasetConfig) -> Dataset:
 
 
 def is_own(name: str, dataset: Dataset) -> bool:
-    """Whether data are a person's own, for which nobody published how long to train: none of the known names, no reference scores."""
+    """Whether data are a person's own, for which nobody published how long to train: none of the known names, no
+    reference scores.
+    """
     spec = dataset.spec
     if spec.text or spec.source in ("builtin", "ogbench") or (spec.source == "minari" and not Path(name).exists()):
         return False
@@ -30,7 +32,9 @@ def is_own(name: str, dataset: Dataset) -> bool:
 
 
 def name_of(dataset: Any) -> str:
-    """The setting `dataset` for what a caller gave. Raises UserError for what is no dataset, with the function that makes one of it."""
+    """The setting `dataset` for what a caller gave. Raises UserError for what is no dataset, with the function that
+    makes one of it.
+    """
     if isinstance(dataset, Dataset):
         return literal(dataset.spec.name)
     if isinstance(dataset, str | Path):
@@ -47,5 +51,6 @@ def name_of(dataset: Any) -> str:
     elif hasattr(dataset, "shape"):
         hint = ": offrl.from_arrays(observations, actions, rewards, ...) makes one of arrays"
     raise UserError(
-        f"dataset is a {type(dataset).__name__}; it may be a name or path, a list of paths, a DataFrame or an offrl.Dataset{hint}"
+        f"dataset is a {type(dataset).__name__}; it may be a name or path, a list of paths, a DataFrame or an "
+        f"offrl.Dataset{hint}"
     )

@@ -50,7 +50,8 @@ def jumps(raw: RawData) -> np.ndarray:
 
 
 def find_ends(raw: RawData, split_jumps: bool = True) -> np.ndarray:
-    """The last rows of the episodes, bool [R]. Notes what had to be inferred; sets `raw.last_complete` and `raw.jump_rows`.
+    """The last rows of the episodes, bool [R]. Notes what had to be inferred; sets `raw.last_complete` and
+    `raw.jump_rows`.
 
     `split_jumps`: an unmarked jump ends an episode, too. Reports of faults count episodes as the file marks them.
     """
@@ -70,13 +71,17 @@ def find_ends(raw: RawData, split_jumps: bool = True) -> np.ndarray:
                 ends[start + limit - 1 : stop : limit] = True
         if int(ends.sum()) > marked:
             reason = " and ".join(
-                r for r, used in (("jumps", "next_observations" in columns), (f"the limit of {limit} steps", limit)) if used
+                r
+                for r, used in (("jumps", "next_observations" in columns), (f"the limit of {limit} steps", limit))
+                if used
             )
             raw.note(f"no time-outs in the file: {int(ends.sum()) - marked} episode ends inferred from {reason}")
     elif "next_observations" in columns:
         jump_rows = np.flatnonzero(jumps(raw) & ~ends)
         raw.jump_rows = jump_rows
-        if split_jumps and len(jump_rows) <= MANY_JUMPS * rows:  # more than that, and it is the stored successors that are wrong
+        if (
+            split_jumps and len(jump_rows) <= MANY_JUMPS * rows
+        ):  # more than that, and it is the stored successors that are wrong
             ends[jump_rows] = True
     raw.last_complete = bool(rows and ends[-1])
     if rows:
@@ -104,14 +109,18 @@ def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
         space = None
         if raw.task is not None and (raw.task.env_id or raw.task.env_factory):
             if raw.task.env_id and not trust.importable(raw.task.env_id):
-                raw.note(f"its environment, {raw.task.env_id}, is named by the file alone: its module is not imported to ask for its range")
+                raw.note(
+                    f"its environment, {raw.task.env_id}, is named by the file alone: its module is not imported to "
+                    "ask for its range"
+                )
             space = environment_range(raw.task)
         if space is not None and len(space[0]) == width:
             low, high = space
     open_ends = ~((np.abs(low) < UNBOUNDED) & (np.abs(high) < UNBOUNDED))
     if raw.source != "minari" and not open_ends.any() and _scaled(actions.reshape(len(actions), width), low, high):
         raw.warn(
-            f"the actions end at exactly -1 or 1 inside the wider range {listed(low)} to {listed(high)}, as scaled ones do "
+            f"the actions end at exactly -1 or 1 inside the wider range {listed(low)} to {listed(high)}, as scaled "
+            "ones do "
             f"(Stable-Baselines3's buffers hold such): if they are scaled, {unscale(low, high)}"
         )
     if raw.range_known is None:
@@ -121,12 +130,17 @@ def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
         for part in chunks(len(actions)):  # fmin and fmax pass over NaN, which is reported elsewhere
             smallest = np.fmin(smallest, np.fmin.reduce(actions[part], 0))
             largest = np.fmax(largest, np.fmax.reduce(actions[part], 0))
-        smallest, largest = np.nan_to_num(smallest, posinf=-1.0, neginf=-1.0), np.nan_to_num(largest, posinf=1.0, neginf=1.0)
+        smallest, largest = (
+            np.nan_to_num(smallest, posinf=-1.0, neginf=-1.0),
+            np.nan_to_num(largest, posinf=1.0, neginf=1.0),
+        )
         if (smallest[open_ends] >= -1.0001).all() and (largest[open_ends] <= 1.0001).all():
             if onesided := np.flatnonzero(open_ends & (smallest >= 0.0) & (largest > 0.0)).tolist():
                 raw.note(
-                    f"the action range is not known; taking [-1, 1], of which the data use [{smallest[onesided[0]]:.4g}, "
-                    f"{largest[onesided[0]]:.4g}] in dimension {onesided[0]} (or set dataset.action_low and dataset.action_high)"
+                    "the action range is not known; taking [-1, 1], of which the data use "
+                    f"[{smallest[onesided[0]]:.4g}, "
+                    f"{largest[onesided[0]]:.4g}] in dimension {onesided[0]} (or set dataset.action_low and "
+                    "dataset.action_high)"
                 )
             smallest, largest = np.full(width, -1.0, np.float32), np.full(width, 1.0, np.float32)
         else:
@@ -135,7 +149,10 @@ def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
             pairs = ", ".join(f"[{a:.4g}, {b:.4g}]" for a, b in zip(smallest[:4], largest[:4], strict=True)) + (
                 ", ..." if width > 4 else ""
             )
-            raw.note(f"the action range is not known; taking the data's own: {pairs} (or set dataset.action_low and dataset.action_high)")
+            raw.note(
+                f"the action range is not known; taking the data's own: {pairs} (or set dataset.action_low and "
+                "dataset.action_high)"
+            )
         low, high = np.where(open_ends, smallest, low), np.where(open_ends, largest, high)
     if not (low < high).all():
         raise UserError(f"{raw.where}: action_low must be below action_high in every dimension")
@@ -164,7 +181,8 @@ def listed(values: np.ndarray) -> str:
 
 
 def count_from_zero(raw: RawData) -> None:
-    """Choices as numbers from 0 where the environment numbers its own from another, and the data are seen to do so; in place.
+    """Choices as numbers from 0 where the environment numbers its own from another, and the data are seen to do so; in
+    place.
 
     `num_actions`, where given, says that they count from 0. Raises UserError where they may be either.
     """
@@ -188,10 +206,14 @@ def count_from_zero(raw: RawData) -> None:
 
 
 def two_numberings(name: str, low: int, high: int, start: int, count: int) -> str:
-    """The message for choices, `low` to `high` in the data, of which nobody knows whether they count from 0 or as the environment's."""
+    """The message for choices, `low` to `high` in the data, of which nobody knows whether they count from 0 or as the
+    environment's.
+    """
     return (
-        f"{name}: the actions are {low} to {high}, and the environment numbers its {count} choices {start} to {start + count - 1}, so that "
-        f"they may be its numbers or count from 0: of its numbers take actions - ({start}); where they count from 0, say how many there "
+        f"{name}: the actions are {low} to {high}, and the environment numbers its {count} choices {start} to "
+        f"{start + count - 1}, so that "
+        f"they may be its numbers or count from 0: of its numbers take actions - ({start}); where they count from 0, "
+        "say how many there "
         f"are, offrl.from_arrays(..., num_actions={count})"
     )
 
@@ -219,13 +241,17 @@ def action_space(task: Task) -> Any:
 
 
 def starts_elsewhere(raw: RawData, last: np.ndarray) -> np.ndarray:
-    """Mask of the episodes, with these `last` rows, whose last stored successor is the next one's first observation, bool [E]: nobody
-    knows what followed there. After the last episode that is perhaps row 0.
+    """Mask of the episodes, with these `last` rows, whose last stored successor is the next one's first observation,
+    bool [E]: nobody knows what followed there. After the last episode that is perhaps row 0.
 
     Of terminations all or none: a task may now and then end where another episode begins.
     """
     observations, successors = raw.columns["observations"], raw.columns["next_observations"]
-    same = (successors[last] == observations[(last + 1) % raw.rows]).reshape(len(last), int(np.prod(observations.shape[1:]))).all(1)
+    same = (
+        (successors[last] == observations[(last + 1) % raw.rows])
+        .reshape(len(last), int(np.prod(observations.shape[1:])))
+        .all(1)
+    )
     ended = raw.columns.get("terminations", np.zeros(raw.rows, bool))[last]
     judged = same[:-1][ended[:-1]]
     return np.asarray(same if len(judged) >= 2 and judged.all() else same & ~ended)
@@ -237,7 +263,10 @@ def fitting_task(raw: RawData) -> Task | None:
     if task is None:
         return None
     actions = 1 if raw.discrete else raw.columns["actions"].shape[1]
-    for what, recorded, expected in (("observations", width, task.observation_dim), ("actions", actions, task.action_dim)):
+    for what, recorded, expected in (
+        ("observations", width, task.observation_dim),
+        ("actions", actions, task.action_dim),
+    ):
         if expected is not None and expected != recorded:
             raw.note(f"taken for no known task: '{task.name}' has {expected}-dimensional {what}, the data {recorded}")
             return None

@@ -25,10 +25,12 @@ LAYOUT = 3  # raise it when the files of a cached dataset change meaning
 
 
 def load_dataset(config: DatasetConfig | str | Dataset | Any, device: str = "cpu", quiet: bool = False) -> Dataset:
-    """The dataset that `config` (or a name, path, list of paths or DataFrame alone) describes; a `Dataset` is returned as it is.
+    """The dataset that `config` (or a name, path, list of paths or DataFrame alone) describes; a `Dataset` is returned
+    as it is.
 
-    The columns are on the CPU, in memory, or memory-mapped when `config.memory` says so or when they need more than the memory limit of
-    the host or of `device`, the one they are meant for; `Dataset.to` moves them. `quiet`: no progress of models that label
+    The columns are on the CPU, in memory, or memory-mapped when `config.memory` says so or when they need more than the
+    memory limit of the host or of `device`, the one they are meant for; `Dataset.to` moves them. `quiet`: no progress
+    of models that label
     data. Raises UserError, in one line, for whatever is wrong.
     """
     if isinstance(config, Dataset):
@@ -66,7 +68,9 @@ def load_dataset(config: DatasetConfig | str | Dataset | Any, device: str = "cpu
             return memory.finish(dataset, target)
         return dataset
     except OSError as error:
-        raise UserError(f"cannot write memory-mapped columns under {cache} ({error.strerror}); set dataset.cache_dir") from None
+        raise UserError(
+            f"cannot write memory-mapped columns under {cache} ({error.strerror}); set dataset.cache_dir"
+        ) from None
     finally:
         memory.discard()
 

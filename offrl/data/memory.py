@@ -22,7 +22,8 @@ from offrl.system.files import discard
 
 MANIFEST = "manifest.json"
 BUILDING = "building-"  # begins the name of a folder that is not finished
-OURS = r"(\d+-[\w-]+|column-\d+)\.npy|episodes\.npz|manifest\.json"  # the files of a dataset that is kept; the manifest is the last by name
+# the files of a dataset that is kept; the manifest is the last by name
+OURS = r"(\d+-[\w-]+|column-\d+)\.npy|episodes\.npz|manifest\.json"
 
 
 def chunks(rows: int, size: int = 1 << 17) -> Iterator[slice]:
@@ -32,7 +33,9 @@ def chunks(rows: int, size: int = 1 << 17) -> Iterator[slice]:
 
 
 class Memory:
-    """Gives out arrays: plain ones until `budget` bytes are used, then memory-mapped ones in a new folder under `cache`."""
+    """Gives out arrays: plain ones until `budget` bytes are used, then memory-mapped ones in a new folder under
+    `cache`.
+    """
 
     def __init__(self, budget: float = float("inf"), cache: Path | None = None) -> None:
         self.budget, self.cache = budget, cache
@@ -58,7 +61,9 @@ class Memory:
                     os.posix_fallocate(handle.fileno(), 0, size)
         except OSError as error:
             self.discard()
-            raise UserError(f"cannot write memory-mapped columns under {self.cache}: {error.strerror}; set dataset.cache_dir") from None
+            raise UserError(
+                f"cannot write memory-mapped columns under {self.cache}: {error.strerror}; set dataset.cache_dir"
+            ) from None
         self.files[array.ctypes.data] = file
         self._keep.append(array)
         return array
@@ -77,7 +82,9 @@ class Memory:
         return open_mapped(target)
 
     def write(self, dataset: Dataset, target: Path, **more: Any) -> None:
-        """Write what is not in a file yet and move the folder to `target` in one step. `more` goes into the manifest."""
+        """Write what is not in a file yet and move the folder to `target` in one step. `more` goes into the
+        manifest.
+        """
         if self.folder is None:
             target.parent.mkdir(parents=True, exist_ok=True)
             self.folder = Path(tempfile.mkdtemp(prefix=BUILDING, dir=target.parent))
@@ -141,7 +148,9 @@ def column_file(folder: Path, about: Mapping[str, Any]) -> Path:
 
 
 def open_mapped(folder: Path) -> Dataset:
-    """A dataset written by `Memory.finish`. Its columns are mapped copy-on-write: nothing done to them reaches the files."""
+    """A dataset written by `Memory.finish`. Its columns are mapped copy-on-write: nothing done to them reaches the
+    files.
+    """
     manifest = json.loads((folder / MANIFEST).read_text())
     columns = {
         name: torch.from_numpy(np.load(column_file(folder, c), mmap_mode="c", allow_pickle=False)[: c["rows"]])
@@ -172,8 +181,8 @@ def dataset_from(manifest: dict[str, Any], folder: Path, columns: dict[str, torc
 
 
 def affordable(device: str = "cpu") -> float:
-    """Bytes that data may take in memory: half of what is free on the host, and a quarter of what is free on a GPU, which holds the columns
-    and what a sampler makes of them at the same time, beside the networks."""
+    """Bytes that data may take in memory: half of what is free on the host, and a quarter of what is free on a GPU,
+    which holds the columns and what a sampler makes of them at the same time, beside the networks."""
     half = free_bytes() / 2
     if device.startswith("cuda") and torch.cuda.is_available():
         return min(half, float(torch.cuda.mem_get_info(torch.device(device))[0]) / 4)

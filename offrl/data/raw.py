@@ -25,7 +25,9 @@ CORE = ("observations", "actions", "rewards", *FLAGS, "next_observations")
 
 @dataclass
 class RawData:
-    """Unchecked data of a source: columns by canonical name, whose lengths may disagree, and the facts that the source knows about them."""
+    """Unchecked data of a source: columns by canonical name, whose lengths may disagree, and the facts that the source
+    knows about them.
+    """
 
     columns: dict[str, np.ndarray]
     episode_ends: np.ndarray | None = None  # bool [R], True on each episode's last row; None: the flags say it
@@ -40,22 +42,34 @@ class RawData:
     discrete: bool | None = None  # None: the dtype of the actions says it
     num_actions: int = 0  # 0: the largest action seen, plus 1
     final_observations: np.ndarray | None = None  # [E, *O], the successor of each episode's last row
-    final_known: np.ndarray | None = None  # bool [E]: False where `final_observations` merely repeats the last one; None: all are known
-    jump_rows: np.ndarray | None = None  # filled by `find_ends`: rows whose stored successor is not the next row's, though no end is marked
+    final_known: np.ndarray | None = (
+        None  # bool [E]: False where `final_observations` merely repeats the last one; None: all are known
+    )
+    jump_rows: np.ndarray | None = (
+        None  # filled by `find_ends`: rows whose stored successor is not the next row's, though no end is marked
+    )
     last_complete: bool | None = None  # filled by `find_ends`: False when the data stop inside the last episode
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # what `warn` printed
-    about: dict[str, Any] = field(default_factory=dict)  # what the source says of itself (author, algorithm, ...): `offrl data` keeps it
-    named: dict[str, tuple[ColumnSpec, ...]] = field(default_factory=dict)  # of tables: the columns that each of ours is made of
+    about: dict[str, Any] = field(
+        default_factory=dict
+    )  # what the source says of itself (author, algorithm, ...): `offrl data` keeps it
+    named: dict[str, tuple[ColumnSpec, ...]] = field(
+        default_factory=dict
+    )  # of tables: the columns that each of ours is made of
     labels: tuple[str, ...] = ()  # what the choices of discrete actions are called
-    final_columns: dict[str, np.ndarray] = field(default_factory=dict)  # [E, ...] an extra column after each episode's last row, if known
+    final_columns: dict[str, np.ndarray] = field(
+        default_factory=dict
+    )  # [E, ...] an extra column after each episode's last row, if known
 
     @property
     def rows(self) -> int:
         return len(self.columns["observations"]) if "observations" in self.columns else 0
 
     def column_specs(self, column: str) -> tuple[ColumnSpec, ...]:
-        """The columns of a table that the dimensions of a column of ours were read from; () where these have no names of their own."""
+        """The columns of a table that the dimensions of a column of ours were read from; () where these have no names
+        of their own.
+        """
         specs, values = self.named.get(column, ()), self.columns[column]
         width = int(np.prod(values.shape[1:], dtype=int))
         return () if len(specs) != width or specs == (ColumnSpec(column),) else specs
@@ -115,27 +129,34 @@ def coarse(values: np.ndarray) -> np.ndarray:
 
 
 def lost(name: str, values: np.ndarray) -> str:
-    """What to say of numbers [n, ...], in the type they are recorded in, that float32 does not tell apart; "" where it does."""
+    """What to say of numbers [n, ...], in the type they are recorded in, that float32 does not tell apart; "" where it
+    does.
+    """
     if not wide(values.dtype) or values.ndim == 0 or not values.size:
         return ""
     flat = np.concatenate([values[part].reshape(len(values[part]), -1) for part in sampled(len(values))])
     for d in np.flatnonzero(coarse(flat)):
         column = flat[np.isfinite(flat[:, d]), d]
         narrow = column.astype(np.float32)
-        real = np.abs(np.diff(column.astype(np.float64))) > 64 * np.spacing(float(np.abs(column).max()))  # no rounding errors of float64
+        real = np.abs(np.diff(column.astype(np.float64))) > 64 * np.spacing(
+            float(np.abs(column).max())
+        )  # no rounding errors of float64
         before, after = len(np.unique(column)), len(np.unique(narrow))
         same = real & (narrow[1:] == narrow[:-1])
         if real.any() and (after < ALIKE * before or same.sum() > (1 - ALIKE) * real.sum()):
             label = f"{name}, dimension {d}" if flat.shape[1] > 1 else name
             offset = f"{float(np.median(column)):.6g}"
             return (
-                f"{label}: of {before:,} different numbers, about {offset}, {after:,} stay different in float32, which holds 7 digits and "
+                f"{label}: of {before:,} different numbers, about {offset}, {after:,} stay different in float32, which "
+                "holds 7 digits and "
                 f"in which all is learnt: subtract an offset, such as {offset}, from the column"
             )
     return ""
 
 
-def canonical(name: str, values: Any, where: str = "", discrete: bool | None = None, notes: list[str] | None = None) -> np.ndarray:
+def canonical(
+    name: str, values: Any, where: str = "", discrete: bool | None = None, notes: list[str] | None = None
+) -> np.ndarray:
     """An array of the dtype and rank the column has in a `Dataset`. Copies only where the dtype changes.
 
     notes: takes what is to be said of numbers that float32 does not tell apart.
@@ -165,17 +186,25 @@ def _canonical(name: str, values: Any, where: str, discrete: bool | None) -> np.
         return (array[:, None] if array.ndim == 1 else array).astype(np.float32, copy=False)
     if name in ("observations", "next_observations") and array.ndim == 1:
         array = array[:, None]
-    if array.dtype.kind == "f" or (name in ("observations", "next_observations") and (array.dtype != np.uint8 or array.ndim < 3)):
+    if array.dtype.kind == "f" or (
+        name in ("observations", "next_observations") and (array.dtype != np.uint8 or array.ndim < 3)
+    ):
         return array.astype(np.float32, copy=False)
-    return array.astype({"i": np.int64, "u": array.dtype if array.dtype == np.uint8 else np.int64, "b": bool}[array.dtype.kind], copy=False)
+    return array.astype(
+        {"i": np.int64, "u": array.dtype if array.dtype == np.uint8 else np.int64, "b": bool}[array.dtype.kind],
+        copy=False,
+    )
 
 
 def refuse_gaps(name: str, values: np.ndarray, where: str) -> None:
-    """Raises UserError where a column of flags or numbers of episodes has no value in some row: NaN would count as True."""
+    """Raises UserError where a column of flags or numbers of episodes has no value in some row: NaN would count as
+    True.
+    """
     if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
         row = int(np.argmin(finite.reshape(len(values), -1).all(1)))
         raise UserError(
-            f"{where}: column '{name}' has no value in row {row} ({int((~finite).sum()):,} such rows): write 0 or 1, or a number"
+            f"{where}: column '{name}' has no value in row {row} ({int((~finite).sum()):,} such rows): write 0 or 1, "
+            "or a number"
         )
 
 
@@ -195,12 +224,14 @@ def _refuse_numbers(name: str, values: np.ndarray, where: str) -> None:
 def joined_labels(parts: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[tuple[str, ...], list[np.ndarray]]:
     """(the labels of all choices, sorted; for each part the new number of each of its choices).
 
-    parts: names of data and their labels. Raises UserError where the choices of some are numbers and those of others are not.
+    parts: names of data and their labels. Raises UserError where the choices of some are numbers and those of others
+    are not.
     """
     if len({bool(labels) for _, labels in parts}) > 1:
         (a, first), (b, _) = sorted(parts, key=lambda part: not part[1])[:: len(parts) - 1]
         raise UserError(
-            f"the choices of actions in {a} are called {listed_labels(first)}, and those in {b} are numbers: which is which is not known; "
+            f"the choices of actions in {a} are called {listed_labels(first)}, and those in {b} are numbers: which is "
+            "which is not known; "
             "write the same names, or the same numbers, into all"
         )
     labels = tuple(sorted({label for _, part in parts for label in part}))
@@ -208,13 +239,20 @@ def joined_labels(parts: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[tuple[s
 
 
 def other_columns(columns: Sequence[ColumnSpec], others: Sequence[ColumnSpec]) -> tuple[str, str] | None:
-    """Both for a message, where dimensions were read from other columns, or in other units; None where they are the same, or not known."""
+    """Both for a message, where dimensions were read from other columns, or in other units; None where they are the
+    same, or not known.
+    """
 
     def same(a: ColumnSpec, b: ColumnSpec) -> bool:
         return replace(a, unit="") == replace(b, unit="") and (a.unit == b.unit or not a.unit or not b.unit)
 
     def shown(c: ColumnSpec) -> str:
-        return c.name + f" in {c.unit}" * bool(c.unit) + f" * {c.scale:g}" * (c.scale != 1.0) + f" + {c.offset:g}" * bool(c.offset)
+        return (
+            c.name
+            + f" in {c.unit}" * bool(c.unit)
+            + f" * {c.scale:g}" * (c.scale != 1.0)
+            + f" + {c.offset:g}" * bool(c.offset)
+        )
 
     differ = [(a, b) for a, b in zip(columns, others, strict=False) if not same(a, b)][:5]
     return (", ".join(shown(a) for a, _ in differ), ", ".join(shown(b) for _, b in differ)) if differ else None
@@ -237,10 +275,15 @@ def ends_from(values: Any, rows: int, where: str) -> np.ndarray | None:
     if ends.ndim == 2 and ends.shape[1] == 1:
         ends = ends[:, 0]
     if ends.dtype.kind not in "biuf" or ends.ndim != 1:
-        raise UserError(f"{where}: episode_ends have shape {list(ends.shape)} and type {ends.dtype}; they must be {due}")
+        raise UserError(
+            f"{where}: episode_ends have shape {list(ends.shape)} and type {ends.dtype}; they must be {due}"
+        )
     if ends.dtype == bool or (len(ends) == rows and rows > 1 and np.isin(ends, (0, 1)).all()):
         if ends.dtype != bool and rows == 2 and ends.tolist() == [0, 1]:
-            raise UserError(f"{where}: episode_ends are 0, 1 of 2 rows: flags (one episode), or row numbers (two)? Write flags as booleans")
+            raise UserError(
+                f"{where}: episode_ends are 0, 1 of 2 rows: flags (one episode), or row numbers (two)? Write flags as "
+                "booleans"
+            )
         return ends.astype(bool)
     if not np.equal(np.mod(ends, 1), 0).all():
         raise UserError(f"{where}: episode_ends must be {due}")
@@ -270,11 +313,15 @@ def _other_reading(ends: np.ndarray, rows: int) -> str:
     first = int(ends[0])
     if first == 0:
         return (
-            f"They are {shown}: either the first rows of episodes (then give the rows before them, without the first, and {rows - 1}), or "
-            f"last rows, with a first episode of one row (then add {rows - 1}, or give flags where the data stop inside an episode)"
+            f"They are {shown}: either the first rows of episodes (then give the rows before them, without the first, "
+            f"and {rows - 1}), or "
+            f"last rows, with a first episode of one row (then add {rows - 1}, or give flags where the data stop "
+            "inside an episode)"
         )
     return (
-        f"They are {shown}: either last rows, so that the first episode has {first + 1} rows (then add {rows - 1}, or give flags where the "
-        f"data stop inside an episode), or ends that are exclusive or counted from 1, so that it has {first} (then subtract 1 and add "
+        f"They are {shown}: either last rows, so that the first episode has {first + 1} rows (then add {rows - 1}, or "
+        "give flags where the "
+        f"data stop inside an episode), or ends that are exclusive or counted from 1, so that it has {first} (then "
+        "subtract 1 and add "
         f"{rows - 1})"
     )

@@ -24,7 +24,9 @@ def load_one(source: Source, config: DatasetConfig, memory: Memory) -> Dataset:
             _add_rewards(loaded, config)
             return assemble(loaded, config, memory)
         if not isinstance(loaded, Dataset):
-            raise UserError(f"the registered dataset '{source.name}' returned {type(loaded).__name__}, not a Dataset or RawData")
+            raise UserError(
+                f"the registered dataset '{source.name}' returned {type(loaded).__name__}, not a Dataset or RawData"
+            )
         return loaded
     if source.text:
         return load_text(source, config).dataset
@@ -38,7 +40,8 @@ def load_one(source: Source, config: DatasetConfig, memory: Memory) -> Dataset:
     bare = _add_rewards(raw, config)
     dataset = assemble(raw, config, memory)
     slow = time.perf_counter() - began > flat.SLOW
-    # What went into mapped files is kept by those; and a file that changed while it was read is read again the next time.
+    # What went into mapped files is kept by those; and a file that changed while it was read is read again the next
+    # time.
     if (
         folder is not None
         and not bare

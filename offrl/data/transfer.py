@@ -63,9 +63,13 @@ class Limits:
         if size <= self.most:
             return
         if self.exact:
-            raise Different(f"{url} is not the known file: it has {size:,} bytes or more, the known one {self.most:,}; it was removed")
+            raise Different(
+                f"{url} is not the known file: it has {size:,} bytes or more, the known one {self.most:,}; it was "
+                "removed"
+            )
         raise UserError(
-            f"{url} has {size / GB:.3g} GB or more, and more than {self.most / GB:.3g} GB are not downloaded: nothing of it is kept; "
+            f"{url} has {size / GB:.3g} GB or more, and more than {self.most / GB:.3g} GB are not downloaded: nothing "
+            "of it is kept; "
             "dataset.download_limit_gb= sets another limit"
         )
 
@@ -78,13 +82,16 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         if scheme not in ("http", "https") or (scheme == "http" and req.type == "https"):
             place = without_logins(f"{scheme}://{host}")
             raise UserError(
-                f"{req.full_url} redirects to {place}, where nothing protects the download; set dataset.mirror to a place that you trust"
+                f"{req.full_url} redirects to {place}, where nothing protects the download; set dataset.mirror to a "
+                "place that you trust"
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def download(urls: list[str], part: Path, what: str, target: Path, limits: Limits) -> None:
-    """Bytes of the first address that has the file into `part`, continuing where an earlier attempt stopped. Raises UserError."""
+    """Bytes of the first address that has the file into `part`, continuing where an earlier attempt stopped. Raises
+    UserError.
+    """
     reason = ""
     if limits.login and unprotected(urls[0]):
         warn(f"the login of the mirror goes unencrypted to {urllib.parse.urlsplit(urls[0]).hostname}: use https://")
@@ -106,20 +113,32 @@ def download(urls: list[str], part: Path, what: str, target: Path, limits: Limit
                     break
             except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
                 reason = str(getattr(error, "reason", "") or error or type(error).__name__)
-                if isinstance(error, urllib.error.URLError) and isinstance(error.reason, OSError) and offset == 0 and not part.exists():
+                if (
+                    isinstance(error, urllib.error.URLError)
+                    and isinstance(error.reason, OSError)
+                    and offset == 0
+                    and not part.exists()
+                ):
                     break  # no route to the server at all: waiting does not help
             progressed = part.exists() and part.stat().st_size > offset
             attempt = 0 if progressed else attempt + 1
             time.sleep(min(0.2 * 2**attempt, 2.0))
-    have = f"; {part.stat().st_size} bytes are kept and the next attempt continues" if part.exists() and part.stat().st_size else ""
+    have = (
+        f"; {part.stat().st_size} bytes are kept and the next attempt continues"
+        if part.exists() and part.stat().st_size
+        else ""
+    )
     raise UserError(
         f"cannot download the {what} {urls[0]} ({reason}){have}. "
-        f"Without a network: put the file at {target}, or set dataset.mirror (or $OFFRL_MIRROR) to a folder or URL that has it"
+        f"Without a network: put the file at {target}, or set dataset.mirror (or $OFFRL_MIRROR) to a folder or URL "
+        "that has it"
     )
 
 
 def _attempt(url: str, part: Path, limits: Limits) -> None:
-    """One request. Returns when the file is whole; raises what the connection raises otherwise, and UserError for too large a file."""
+    """One request. Returns when the file is whole; raises what the connection raises otherwise, and UserError for too
+    large a file.
+    """
     state = part.with_name(part.name + ".json")
     have = part.stat().st_size if part.exists() else 0
     known: dict[str, Any] = {}

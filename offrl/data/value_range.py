@@ -10,16 +10,19 @@ from offrl.data.dataset import Dataset
 from offrl.data.transforms.columns import returns_to_go
 
 MARGIN = 0.1  # of the range, beyond both ends: a policy may be better than any episode in the data
-EQUAL = 1e-4  # a spread of returns below this share of their size is rounding, which float32 bins could not tell apart either
+# a spread of returns below this share of their size is rounding, which float32 bins could not tell apart either
+EQUAL = 1e-4
 
 
 def value_range(dataset: Dataset, discount: float) -> tuple[float, float]:
-    """Smallest and largest value to expect: discounted returns from every row of the data, in the (transformed) rewards' units.
+    """Smallest and largest value to expect: discounted returns from every row of the data, in the (transformed)
+    rewards' units.
 
-    What an episode that was cut off would still have earned is unknown. It is taken to have gone on at its own average discounted reward
-    as far as T remaining rows show it (a share 1 - discount**T of the whole return), else at that of all episodes that were cut off: so a
-    long episode counts by itself, and a large reward just before the end of the file is no rate of income. A tenth of the range is added
-    at both ends. With `discount` 1 values are the returns as they are.
+    What an episode that was cut off would still have earned is unknown. It is taken to have gone on at its own average
+    discounted reward as far as T remaining rows show it (a share 1 - discount**T of the whole return), else at that of
+    all episodes that were cut off: so a long episode counts by itself, and a large reward just before the end of the
+    file is no rate of income. A tenth of the range is added at both ends. With `discount` 1 values are the returns as
+    they are.
     """
     rewards = dataset.columns["rewards"].cpu().numpy()
     ends = dataset.columns["terminations"].cpu().numpy()
@@ -33,7 +36,8 @@ def value_range(dataset: Dataset, discount: float) -> tuple[float, float]:
         for first, last in zip(start[cut], end[cut], strict=True):
             unknown = discount ** np.arange(last - first, 0, -1, dtype=np.float64)  # discount**T of each row
             episode_returns = returns[first:last]
-            # own + unknown * (rate of income / (1 - discount)), and own = (1 - unknown) * (own rate of income / (1 - discount))
+            # own + unknown * (rate of income / (1 - discount)), and own = (1 - unknown) * (own rate of income / (1 -
+            # discount))
             totals = episode_returns + unknown * episode_returns + unknown**2 * usual
             low, high = min(low, float(totals.min())), max(high, float(totals.max()))
     spread, size = high - low, max(abs(low), abs(high))
@@ -41,4 +45,6 @@ def value_range(dataset: Dataset, discount: float) -> tuple[float, float]:
     # few digits, outwards: the same on machines that round differently, since the range is part of what a run is
     digits = 3 - math.floor(math.log10(spread + 2 * margin))
     step = 10.0**-digits
-    return round(math.floor((low - margin) / step) * step, digits), round(math.ceil((high + margin) / step) * step, digits)
+    return round(math.floor((low - margin) / step) * step, digits), round(
+        math.ceil((high + margin) / step) * step, digits
+    )

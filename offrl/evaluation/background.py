@@ -14,7 +14,8 @@ from offrl.settings.replicas import Replica
 
 
 class Scorer:
-    """Scores policies beside training, in worker processes, or in this one where there are none. The numbers are the same.
+    """Scores policies beside training, in worker processes, or in this one where there are none. The numbers are the
+    same.
 
     One evaluation at a time; `step` says of which update, None when none was begun.
     """
@@ -31,7 +32,12 @@ class Scorer:
 
     def begin(self, step: int, policies: Sequence[Any], replicas: Sequence[Replica]) -> None:
         """Score these policies, which nobody changes any more."""
-        self.step, self.policies, self.seeds, self.started = step, list(policies), [r.seed for r in replicas], time.monotonic()
+        self.step, self.policies, self.seeds, self.started = (
+            step,
+            list(policies),
+            [r.seed for r in replicas],
+            time.monotonic(),
+        )
         if self.pool is not None:
             try:
                 self.pool.submit(self.policies, self.seeds)
@@ -41,8 +47,8 @@ class Scorer:
     def fetch(self, heed: Progress | None = None) -> tuple[int, Evaluation, float] | None:
         """(step, scores, seconds since `begin`), once; None where the evaluation still runs, or none was begun.
 
-        With `heed`, which is called a few times a second and may raise to end the waiting, it is waited for, and helped along.
-        """
+        With `heed`, which is called a few times a second and may raise to end the waiting, it is waited for, and helped
+        along."""
         if self.step is None:
             return None
         result = None

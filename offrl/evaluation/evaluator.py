@@ -1,7 +1,8 @@
 """Score policies in their environment: a policy's episodes side by side, the same numbers however many run at once.
 
-Episode e of the policy with seed s always starts from a state that depends on (eval.seed, s, e) alone, and the policy always sees all of
-its episodes at once, episode e in row e; so neither `parallel` nor the other policies can change a bit of a score.
+Episode e of the policy with seed s always starts from a state that depends on (eval.seed, s, e) alone, and the policy
+always sees all of its episodes at once, episode e in row e; so neither `parallel` nor the other policies can change a
+bit of a score.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ Progress = Callable[[int, int], None]
 def evaluate(
     policies: Sequence[Policy], seeds: Sequence[int], task: Task, config: EvalConfig, progress: Progress | None = None
 ) -> Evaluation:
-    """Score each policy, trained with the seed of the same index, over `config.episodes` episodes. `progress(done, total)` counts episodes
-    and is called after every step of the environments.
+    """Score each policy, trained with the seed of the same index, over `config.episodes` episodes.
+    `progress(done, total)` counts episodes and is called after every step of the environments.
 
     Raises UserError when the environment cannot be made, or a policy's actions do not fit it.
     """
@@ -50,8 +51,8 @@ class Evaluator:
     """
 
     def __init__(self, task: Task, config: EvalConfig, tell: Callable[[str, str], None] | None = None) -> None:
-        """`tell(kind, message)` is called in place of `warn`, each time that something is amiss. Raises UserError when the environment
-        cannot be made."""
+        """`tell(kind, message)` is called in place of `warn`, each time that something is amiss. Raises UserError when
+        the environment cannot be made."""
         self.task, self.config = task, config
         self.envs: list[gym.Env] = [make_env(task)]
         env = self.envs[0]
@@ -64,9 +65,13 @@ class Evaluator:
         self._told: set[str] = set()
         self._tell = tell or self._warn_once
         count = len(task.starts)
-        if count and config.episodes % count and tell is None:  # a fact of the settings: an evaluation process need not repeat it
+        if (
+            count and config.episodes % count and tell is None
+        ):  # a fact of the settings: an evaluation process need not repeat it
             self._warn_once(
-                "starts", f"{config.episodes} episodes play some of its {count} starts more often than others: take a multiple of {count}"
+                "starts",
+                f"{config.episodes} episodes play some of its {count} starts more often than others: take a multiple "
+                f"of {count}",
             )
 
     def __enter__(self) -> Evaluator:
@@ -81,14 +86,18 @@ class Evaluator:
             env.close()
         self.envs.clear()
 
-    def __call__(self, policies: Sequence[Policy], seeds: Sequence[int], progress: Progress | None = None) -> Evaluation:
+    def __call__(
+        self, policies: Sequence[Policy], seeds: Sequence[int], progress: Progress | None = None
+    ) -> Evaluation:
         """See `evaluate`."""
         tally = Tally.of(policies, seeds, self.config.episodes)
         for n, (policy, seed) in enumerate(zip(policies, seeds, strict=True)):
             self.play(n, policy, int(seed), range(self.config.episodes), tally, progress)
         return tally.evaluation(self.task, self.provenance, seeds)
 
-    def play(self, n: int, policy: Policy, seed: int, episodes: Sequence[int], tally: Tally, progress: Progress | None = None) -> None:
+    def play(
+        self, n: int, policy: Policy, seed: int, episodes: Sequence[int], tally: Tally, progress: Progress | None = None
+    ) -> None:
         """Play these episodes of one policy, and write what comes of them to row n of `tally`."""
         alive = self.config.parallel
         while len(self.envs) < min(alive, len(episodes)):
@@ -100,7 +109,9 @@ class Evaluator:
     def _wave(self, games: _Games, progress: Progress | None) -> None:
         """Play these episodes to their ends, each in an environment of its own, with a fresh carry."""
         count, tally = self.config.episodes, games.tally
-        rows = games.rows = np.full(count, None, object) if self.text else aligned_zeros((count, *self.observation_shape), self.dtype)
+        rows = games.rows = (
+            np.full(count, None, object) if self.text else aligned_zeros((count, *self.observation_shape), self.dtype)
+        )
         games.envs = self.envs[: len(games.at)]
         goals: list[np.ndarray | None] = [None] * count
         for env, e in zip(games.envs, games.at, strict=True):
@@ -132,10 +143,14 @@ class Evaluator:
             if not games.at:
                 break
         if value is not None and isinstance(games.policy, Values):
-            tally.estimates[games.n, began] = games.policy.in_recorded_units(value[began], tally.lengths[games.n, began])
+            tally.estimates[games.n, began] = games.policy.in_recorded_units(
+                value[began], tally.lengths[games.n, began]
+            )
 
     def _turn(self, games: _Games, raw: Any, t: int) -> None:
-        """Step t of all running episodes, with the policy's actions for all rows; the next observations go to their rows."""
+        """Step t of all running episodes, with the policy's actions for all rows; the next observations go to their
+        rows.
+        """
 
         def where(e: int) -> str:
             return f"(seed {games.seed}, episode {e}, step {t})"
@@ -152,17 +167,28 @@ class Evaluator:
         at = list(games.at)
         try:
             chosen = actions[at]
-            steps = step_texts(games.envs, chosen) if self.text else step_all(games.envs, chosen, self.flatten, games.unstable)
+            steps = (
+                step_texts(games.envs, chosen)
+                if self.text
+                else step_all(games.envs, chosen, self.flatten, games.unstable)
+            )
         except StepFailed as failure:  # a third-party environment: say where it failed
             error = failure.__cause__
             name = self.task.env_id or self.task.name
             raise UserError(f"{name} failed {where(at[failure.index])}: {type(error).__name__}: {error}") from error
         gains, rows = steps.rewards, steps.observations
-        good = np.isfinite(gains) if self.text else np.isfinite(gains) & np.isfinite(rows).reshape(len(at), -1).all(axis=1)
+        good = (
+            np.isfinite(gains) if self.text else np.isfinite(gains) & np.isfinite(rows).reshape(len(at), -1).all(axis=1)
+        )
         for k in np.flatnonzero(~good).tolist():
             if k not in steps.unstable:
                 self._fault(tally, f"the environment gave a reward or observation that is not finite {where(at[k])}")
-        for k, text in steps.unstable.items():  # MuJoCo has put the state back to its start: what it returned is not the policy's doing
+        for (
+            k,
+            text,
+        ) in (
+            steps.unstable.items()
+        ):  # MuJoCo has put the state back to its start: what it returned is not the policy's doing
             self._fault(tally, f"the physics became unstable {where(at[k])}: {text}")
             good[k] = False
         tally.lengths[n, at] += 1
@@ -178,19 +204,24 @@ class Evaluator:
         over = steps.over | ~good
         if t + 1 == self.limit:
             if self.endless and not over.all():
-                self._tell("endless", f"an episode was cut after {ENDLESS} steps, for nothing limits it; set eval.max_steps")
+                self._tell(
+                    "endless", f"an episode was cut after {ENDLESS} steps, for nothing limits it; set eval.max_steps"
+                )
             over[:] = True
         for k in np.flatnonzero(over).tolist():
             games.end(at[k])
 
     def _actions(self, raw: Any) -> tuple[Any, np.ndarray]:
-        """Check a policy's actions against the environment: (one action per row in the form `step` takes, [E] bool: finite)."""
+        """Check a policy's actions against the environment: (one action per row in the form `step` takes, [E] bool:
+        finite).
+        """
         actions = np.asarray(raw, object if self.text else None)
         episodes, space = self.config.episodes, self.envs[0].action_space
         expected = (episodes,) if self.discrete or self.text else (episodes, self.size)
         if actions.shape != expected:
             raise UserError(
-                f"the policy gave actions of shape {actions.shape}, {self.task.env_id or self.task.name} takes {expected}: "
+                f"the policy gave actions of shape {actions.shape}, {self.task.env_id or self.task.name} takes "
+                f"{expected}: "
                 "it was trained for another environment"
             )
         if self.text:
@@ -199,7 +230,10 @@ class Evaluator:
             finite = np.isfinite(actions)
             choices = np.where(finite, actions, 0).astype(np.int64)
             if (choices < 0).any() or (choices >= self.size).any():
-                raise UserError(f"the policy gave action {choices.min()}..{choices.max()}, the environment has choices 0..{self.size - 1}")
+                raise UserError(
+                    f"the policy gave action {choices.min()}..{choices.max()}, the environment has choices "
+                    f"0..{self.size - 1}"
+                )
             return choices + int(space.start), finite  # type: ignore[attr-defined]
         low, high = space.low.reshape(-1), space.high.reshape(-1)  # type: ignore[attr-defined]
         finite = np.isfinite(actions).all(axis=1)
@@ -217,8 +251,8 @@ class Evaluator:
 
 
 def _rows(goals: Sequence[np.ndarray | None], running: Sequence[int]) -> np.ndarray | None:
-    """The goals as one array with a row for each episode, zeros where none runs; None where a running one has none, or they
-    differ in width."""
+    """The goals as one array with a row for each episode, zeros where none runs; None where a running one has none, or
+    they differ in width."""
     known = [goal for e in running if (goal := goals[e]) is not None]
     if len(known) < len(running) or len({goal.shape for goal in known}) > 1:
         return None
@@ -251,7 +285,9 @@ class _Games:
 
 
 def aligned_zeros(shape: tuple[int, ...], kind: Any) -> np.ndarray:
-    """Zeros that begin at a multiple of 64 bytes: the last bits of a matrix product can depend on where its factors lie."""
+    """Zeros that begin at a multiple of 64 bytes: the last bits of a matrix product can depend on where its factors
+    lie.
+    """
     size = int(np.prod(shape)) * np.dtype(kind).itemsize
     memory = np.zeros(size + 64, np.uint8)
     first = -memory.ctypes.data % 64
@@ -260,9 +296,9 @@ def aligned_zeros(shape: tuple[int, ...], kind: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def plain_products() -> Iterator[None]:
-    """PyTorch's float32 products by its default library on one thread, whatever `offrl.system.backend` set up for training: both choices
-    round differently, and a score is to be the same during training, afterwards and in any process. For a few rows it is the fastest
-    choice."""
+    """PyTorch's float32 products by its default library on one thread, whatever `offrl.system.backend` set up for
+    training: both choices round differently, and a score is to be the same during training, afterwards and in any
+    process. For a few rows it is the fastest choice."""
     torch: Any = sys.modules.get("torch")  # absent: none of the policies uses it
     if torch is None:
         yield

@@ -1,7 +1,9 @@
-"""Learning in context: policies play several episodes of tasks they have not seen and remember, without an update, what happened.
+"""Learning in context: policies play several episodes of tasks they have not seen and remember, without an update, what
+happened.
 
-All tasks are played side by side, each in an environment of its own that takes the task's number (`task=NUMBER`). What learns is a
-`Learner`: a trained policy, or a classical method that the environment brings with it (`learners()`, as the bandits do).
+All tasks are played side by side, each in an environment of its own that takes the task's number (`task=NUMBER`). What
+learns is a `Learner`: a trained policy, or a classical method that the environment brings with it (`learners()`, as the
+bandits do).
 """
 
 from __future__ import annotations
@@ -23,19 +25,25 @@ if TYPE_CHECKING:
 
 
 class Learner(Protocol):
-    """A learner that plays. Row n of everything belongs to task n; rows whose episode is over hold zeros until the next one begins."""
+    """A learner that plays. Row n of everything belongs to task n; rows whose episode is over hold zeros until the next
+    one begins.
+    """
 
     def begin(self, tasks: Sequence[int], seed: int) -> Any:
         """Its memory before anything was seen of these tasks."""
 
     def step(self, memory: Any, observations: np.ndarray, t: int) -> tuple[np.ndarray, Any]:
-        """Actions at step t, counted over all episodes: [N, A] in the environment's range, or [N] integers; and the new memory."""
+        """Actions at step t, counted over all episodes: [N, A] in the environment's range, or [N] integers; and the new
+        memory.
+        """
 
     def observe_reward(self, memory: Any, rewards: np.ndarray) -> Any:
         """The memory once the actions have earned `rewards` [N]."""
 
     def new_episode(self, memory: Any, observations: np.ndarray, lengths: np.ndarray) -> Any:
-        """The memory where all tasks begin a new episode. observations [N, ...]: the last ones of the old; lengths [N]: their steps."""
+        """The memory where all tasks begin a new episode. observations [N, ...]: the last ones of the old; lengths [N]:
+        their steps.
+        """
 
 
 class Trained:
@@ -60,7 +68,9 @@ class Trained:
 
 @dataclass(frozen=True)
 class Played:
-    """The record of one learner in N tasks. S steps: those of the longest episodes in sequence; 0 where an episode was over before."""
+    """The record of one learner in N tasks. S steps: those of the longest episodes in sequence; 0 where an episode was
+    over before.
+    """
 
     tasks: tuple[int, ...]
     rewards: np.ndarray  # [N, S] float64
@@ -72,8 +82,8 @@ class Played:
         return np.diff(self.rewards.cumsum(1)[:, np.array(self.ends) - 1], prepend=0.0)
 
     def curve(self) -> tuple[np.ndarray, np.ndarray, str]:
-        """(x [X], values [N, X], what they are): regret so far where it is known, else the reward so far in a single episode, else the
-        return of each episode. x counts steps in a single episode, else episodes."""
+        """(x [X], values [N, X], what they are): regret so far where it is known, else the reward so far in a single
+        episode, else the return of each episode. x counts steps in a single episode, else episodes."""
         single = len(self.ends) == 1
         at = np.arange(self.rewards.shape[1]) if single else np.array(self.ends) - 1
         x = np.arange(1, len(at) + 1)
@@ -83,10 +93,14 @@ class Played:
 
 
 def unseen(env: Any, count: int, name: str) -> list[int]:
-    """The numbers of `count` tasks that are in no data, by the environment's `held_out`. Raises UserError where it does not say."""
+    """The numbers of `count` tasks that are in no data, by the environment's `held_out`. Raises UserError where it does
+    not say.
+    """
     held_out = getattr(env.unwrapped, "held_out", None)
     if held_out is None:
-        raise UserError(f"{name} does not say which tasks are in no data (it has no attribute held_out); name some: tasks=[7,8,9]")
+        raise UserError(
+            f"{name} does not say which tasks are in no data (it has no attribute held_out); name some: tasks=[7,8,9]"
+        )
     if count > len(held_out):
         raise UserError(f"{name} has {len(held_out)} tasks that are in no data; tasks={count} asks for more")
     return [held_out[i] for i in range(count)]
@@ -109,7 +123,9 @@ class Arena:
                 self.envs.append(make_env(replace(self.task, env_kwargs={**self.task.env_kwargs, "task": int(number)})))
         except UserError as error:
             self.__exit__()
-            raise UserError(f"{error}. Learning in context needs an environment that takes its task as an argument, task=NUMBER") from None
+            raise UserError(
+                f"{error}. Learning in context needs an environment that takes its task as an argument, task=NUMBER"
+            ) from None
         first = self.envs[0]
         self.flatten, self.shape, self.dtype = flattener(first, self.task.observation_keys)
         self.discrete, self.size = action_kind(first)
@@ -157,7 +173,10 @@ class Arena:
             if episode + 1 < episodes:
                 memory = learner.new_episode(memory, last, lengths)
         return Played(
-            tuple(int(n) for n in self.tasks), np.stack(rewards, 1), np.stack(regrets, 1) if reports_regret else None, tuple(ends)
+            tuple(int(n) for n in self.tasks),
+            np.stack(rewards, 1),
+            np.stack(regrets, 1) if reports_regret else None,
+            tuple(ends),
         )
 
     def _fitting(self, actions: np.ndarray) -> Any:
@@ -165,14 +184,23 @@ class Arena:
         space, count = self.envs[0].action_space, len(self.envs)
         expected = (count,) if self.discrete else (count, self.size)
         if actions.shape != expected:
-            raise UserError(f"the policy gave actions of shape {actions.shape}, {self.task.env_id or self.task.name} takes {expected}")
+            raise UserError(
+                f"the policy gave actions of shape {actions.shape}, {self.task.env_id or self.task.name} takes "
+                f"{expected}"
+            )
         if self.discrete:
             return actions.astype(np.int64) + int(space.start)
-        return np.clip(actions, space.low.reshape(-1), space.high.reshape(-1)).astype(space.dtype).reshape(count, *space.shape)
+        return (
+            np.clip(actions, space.low.reshape(-1), space.high.reshape(-1))
+            .astype(space.dtype)
+            .reshape(count, *space.shape)
+        )
 
 
 def table(played: Mapping[str, Sequence[Played]]) -> str:
-    """The curves as CSV: for each learner, each of its policies and each point the means over tasks and their standard deviations."""
+    """The curves as CSV: for each learner, each of its policies and each point the means over tasks and their standard
+    deviations.
+    """
     lines: list[tuple[Any, ...]] = [("learner", "policy", "tasks", "what", "x", "mean", "std_over_tasks")]
     for name, policies in played.items():
         for index, one in enumerate(policies):

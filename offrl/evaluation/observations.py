@@ -14,21 +14,28 @@ from offrl.tasks.entries import OWN_ORDER, entries
 
 
 def as_array(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
-    """(float32 [*O] or [B, *O], whether it is a batch) of an array, or of the dictionary that an environment with Dict observations gives.
+    """(float32 [*O] or [B, *O], whether it is a batch) of an array, or of the dictionary that an environment with Dict
+    observations gives.
 
-    Of a dictionary the entries are joined as the data's were (see `offrl.tasks.entries`). Raises UserError for an entry that is missing,
-    where nobody said in which order flat data have them, for another shape, NaN and infinity.
+    Of a dictionary the entries are joined as the data's were (see `offrl.tasks.entries`). Raises UserError for an entry
+    that is missing, where nobody said in which order flat data have them, for another shape, NaN and infinity.
     """
     shape = tuple(spec.observation_shape)
     if isinstance(observation, Mapping):
         array = _joined(observation, spec)
-        shown = f"the observation's entries {', '.join(_keys(observation, spec))} have {array.shape[-1]} numbers together"
+        shown = (
+            f"the observation's entries {', '.join(_keys(observation, spec))} have {array.shape[-1]} numbers together"
+        )
     else:
         array = np.asarray(observation, np.float32)
         shown = f"the observation has shape {array.shape}"
     batched = array.ndim == len(shape) + 1
     if array.shape[batched:] != shape:
-        one_hot = f" (a state's number, one-hot: numpy.eye({shape[0]})[number])" if array.ndim == 0 and len(shape) == 1 else ""
+        one_hot = (
+            f" (a state's number, one-hot: numpy.eye({shape[0]})[number])"
+            if array.ndim == 0 and len(shape) == 1
+            else ""
+        )
         raise UserError(f"{shown}; this policy takes {shape}{one_hot} or a batch of those")
     if not np.isfinite(array).all():
         raise UserError("the observation holds NaN or infinity")
@@ -36,7 +43,9 @@ def as_array(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
 
 
 def as_texts(texts: Any, name: str) -> np.ndarray:
-    """[E] objects: one text, or those of a list, for a policy of the algorithm `name`. Raises UserError for anything else."""
+    """[E] objects: one text, or those of a list, for a policy of the algorithm `name`. Raises UserError for anything
+    else.
+    """
     array = [texts] if isinstance(texts, str) else list(texts)
     if not all(isinstance(text, str) for text in array):
         raise UserError(f"this policy of {name} takes a text, or a list of texts")
@@ -52,9 +61,12 @@ def _keys(observation: Mapping[str, Any], spec: DataSpec) -> tuple[str, ...]:
     task, names = spec.task, tuple(sorted(observation, key=str))
     if task is not None and task.observation_keys and task.observation_keys != OWN_ORDER:
         return task.observation_keys
-    if len(names) > 1 and (task is None or not task.env_id or task.observation_keys):  # else: compared with the environment's order
+    if len(names) > 1 and (
+        task is None or not task.env_id or task.observation_keys
+    ):  # else: compared with the environment's order
         raise UserError(
-            f"this policy's data were flat, so that the order of a dictionary's entries ({', '.join(names)}) is not known: give it an "
+            f"this policy's data were flat, so that the order of a dictionary's entries ({', '.join(names)}) is not "
+            "known: give it an "
             "array like the data's, or train it with dataset.observation_keys=[...], which names them in that order"
         )
     return names
@@ -72,4 +84,8 @@ def _joined(observation: Mapping[str, Any], spec: DataSpec) -> np.ndarray:
 
 def _rows(values: Any) -> Any:
     """The entries with a first axis of one row."""
-    return {key: _rows(value) for key, value in values.items()} if isinstance(values, Mapping) else np.asarray(values)[None]
+    return (
+        {key: _rows(value) for key, value in values.items()}
+        if isinstance(values, Mapping)
+        else np.asarray(values)[None]
+    )

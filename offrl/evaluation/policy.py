@@ -1,4 +1,6 @@
-"""A trained policy as one object and one file: normalises observations, acts, and maps actions to the environment's range."""
+"""A trained policy as one object and one file: normalises observations, acts, and maps actions to the environment's
+range.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,24 @@ KEYS = 1_000  # steps of an episode whose keys are made at once
 
 
 class TrainedPolicy:
-    """One seed's policy. Takes raw observations, as the environment gives them, and returns actions in the environment's range."""
+    """One seed's policy. Takes raw observations, as the environment gives them, and returns actions in the
+    environment's range.
+    """
 
     def __init__(self, algorithm: Algorithm, state: TrainState, seed: int, device: torch.device | str = "cpu") -> None:
         """`state` without a replica axis; only what acting needs, and `value` where it is there, is kept, on the CPU.
 
-        device: where it acts in this process, if the algorithm says that this pays (`Traits.acts_on_device`); else on the CPU. auto: on
-        a GPU if there is one.
+        device: where it acts in this process, if the algorithm says that this pays (`Traits.acts_on_device`); else on
+        the CPU. auto: on a GPU if there is one.
         """
         self.algorithm, self.seed = algorithm, seed
         device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         self.device = torch.device(device if algorithm.traits.acts_on_device else "cpu")
-        names = [n for n in dict.fromkeys((*algorithm.traits.policy_modules, *algorithm.traits.critic_modules)) if n in state.params]
+        names = [
+            n
+            for n in dict.fromkeys((*algorithm.traits.policy_modules, *algorithm.traits.critic_modules))
+            if n in state.params
+        ]
         acting = state._replace(params={n: state.params[n] for n in names}, target={}, opt={}, buffers={})
         # copied: a part of the stacked state may lie where products round differently, and it goes on changing
         self.state: TrainState = pytree.tree_map(lambda x: x.detach().to("cpu", copy=True), acting)
@@ -52,7 +60,9 @@ class TrainedPolicy:
         self._carry: Any = None
         self._t = self._draws = 0
         self._ready: tuple[Actor, Tensor] | None = None  # what acts, and keys, on the device
-        self.find_critic: Callable[[TrainedPolicy], Mapping[str, Any]] | None = None  # where `value` finds what acting does not need
+        self.find_critic: Callable[[TrainedPolicy], Mapping[str, Any]] | None = (
+            None  # where `value` finds what acting does not need
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -70,9 +80,14 @@ class TrainedPolicy:
     @torch.no_grad()
     def _bound(self) -> tuple[Actor, Tensor]:
         if self._ready is None:
-            state = pytree.tree_map(lambda x: x.to(self.device), self.state)  # training uses the keys of steps 0, 1, ...; texts the CPU's
+            state = pytree.tree_map(
+                lambda x: x.to(self.device), self.state
+            )  # training uses the keys of steps 0, 1, ...; texts the CPU's
             keys = rng.fold_in(self.state.key, -1 - torch.arange(KEYS))
-            self._ready = self.algorithm.actor(bind(self.algorithm, state)), keys if self.algorithm.traits.text else keys.to(self.device)
+            self._ready = (
+                self.algorithm.actor(bind(self.algorithm, state)),
+                keys if self.algorithm.traits.text else keys.to(self.device),
+            )
         return self._ready
 
     def start(self, episodes: int) -> Any:
@@ -93,7 +108,9 @@ class TrainedPolicy:
 
     @torch.no_grad()
     def chunk(self, observations: np.ndarray, explore: bool = False) -> np.ndarray:
-        """What one decision of a policy of chunks fixes for raw observations [E, O]: [E, h, A] in the environment's range."""
+        """What one decision of a policy of chunks fixes for raw observations [E, O]: [E, h, A] in the environment's
+        range.
+        """
         (actor, keys), x = self._bound(), self.normalised(observations)
         return self._to_environment(actor.chunk(x.to(self.device), keys[0], explore).cpu())  # type: ignore[attr-defined]
 
@@ -114,7 +131,8 @@ class TrainedPolicy:
         width = spec.goal_dim or spec.observation_dim
         if goals is None:
             raise UserError(
-                f"a policy of {name} acts towards a goal, and none was given: environments give one as info['goal'] or as the "
+                f"a policy of {name} acts towards a goal, and none was given: environments give one as info['goal'] or "
+                "as the "
                 f"observation's entry desired_goal, users as act(observation, goal=...), {width} numbers"
             )
         array = np.array(goals, np.float32).reshape(len(goals), -1)  # a copy: it may be read-only
@@ -127,15 +145,21 @@ class TrainedPolicy:
 
     @torch.no_grad()
     def new_episode(self, carry: Any, observations: np.ndarray, lengths: np.ndarray) -> Any:
-        """The carry where all episodes begin anew in the same tasks; see `Actor.new_episode`. observations [E, ...]: the last, raw."""
+        """The carry where all episodes begin anew in the same tasks; see `Actor.new_episode`. observations [E, ...]:
+        the last, raw.
+        """
         return self.actor.new_episode(carry, self.normalised(observations), torch.as_tensor(lengths))
 
     def observe_reward(self, carry: Any, rewards: np.ndarray) -> Any:
-        """The carry once the actions of the last `step` have earned `rewards` [E], in the units of the recorded ones."""
+        """The carry once the actions of the last `step` have earned `rewards` [E], in the units of the recorded
+        ones.
+        """
         if not self.uses_rewards:
             return carry
         spec = self.algorithm.spec
-        return self.actor.observe_reward(carry, torch.as_tensor(rewards * spec.reward_scale + spec.reward_shift, dtype=torch.float32))
+        return self.actor.observe_reward(
+            carry, torch.as_tensor(rewards * spec.reward_scale + spec.reward_shift, dtype=torch.float32)
+        )
 
     @property
     def uses_rewards(self) -> bool:
@@ -143,16 +167,21 @@ class TrainedPolicy:
         return type(self.actor).observe_reward is not Actor.observe_reward
 
     def with_target_return(self, target_return: float) -> TrainedPolicy:
-        """The same policy with another target return, in the units of the recorded rewards. Raises UserError for one that takes none."""
+        """The same policy with another target return, in the units of the recorded rewards. Raises UserError for one
+        that takes none.
+        """
         name = self.algorithm.config.name
         if not hasattr(self.algorithm.config, "target_return") or self.goal_conditioned:
-            raise UserError(f"a policy of {name} cannot be asked for a return: only return-conditioned ones can, such as dt or rvs")
+            raise UserError(
+                f"a policy of {name} cannot be asked for a return: only return-conditioned ones can, such as dt or rvs"
+            )
         if not math.isfinite(target_return):
             raise UserError(f"target_return={target_return} is not finite")
         return self._with(target_return=float(target_return))
 
     def with_settings(self, settings: Mapping[str, Any]) -> TrainedPolicy:
-        """The same policy with other values of settings that only acting looks at (`acting` in `setting`), such as {"beta": 16.0}.
+        """The same policy with other values of settings that only acting looks at (`acting` in `setting`), such as
+        {"beta": 16.0}.
 
         Raises UserError for other settings, and for values that are not allowed.
         """
@@ -160,7 +189,9 @@ class TrainedPolicy:
         able = f"only {', '.join(known)}" if known else "there is nothing that only acting looks at"
         for key in settings:
             if key not in known:
-                raise UserError(f"a policy of {config.name} cannot act with another {key}, {able}.{nearest(key, known)}")
+                raise UserError(
+                    f"a policy of {config.name} cannot act with another {key}, {able}.{nearest(key, known)}"
+                )
         kinds = {f.name: type(getattr(type(config)(), f.name)) for f in dataclasses.fields(config)}
         values = {k: float(v) if kinds[k] is float and isinstance(v, int) else v for k, v in settings.items()}
         for key, value in values.items():
@@ -180,7 +211,8 @@ class TrainedPolicy:
         return other
 
     def infer_task(self, next_observations: np.ndarray, rewards: np.ndarray) -> TrainedPolicy:
-        """The policy of the task with these rewards [K], earned by coming to these raw observations [K, O], drawn from the data: zero-shot.
+        """The policy of the task with these rewards [K], earned by coming to these raw observations [K, O], drawn from
+        the data: zero-shot.
 
         Raises UserError for a policy that would have to be trained for them, and for rewards that are no task.
         """
@@ -188,13 +220,17 @@ class TrainedPolicy:
         if not len(values) or not bool(values.isfinite().all()):
             raise UserError("rewards to act for must be finite numbers, at least one")
         if not bool(values.any()):
-            raise UserError("the rewards are 0 in all of the states that were drawn from the data: they say nothing of what to do")
+            raise UserError(
+                "the rewards are 0 in all of the states that were drawn from the data: they say nothing of what to do"
+            )
         actor = self.algorithm.actor(self.state).infer_task(self.normalised(next_observations), values)
         return self._other(actor.algorithm, actor.state)
 
     def normalised(self, observations: np.ndarray) -> Tensor:
         """Raw observations [E, ...] as networks take them: float32 [E, O]."""
-        obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), self.algorithm.spec.observation_dim)
+        obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(
+            len(observations), self.algorithm.spec.observation_dim
+        )
         return obs if self.mean is None or self.std is None else (obs - self.mean) / self.std
 
     @property
@@ -203,19 +239,29 @@ class TrainedPolicy:
         return float(getattr(self.algorithm.config, "discount", DISCOUNT))
 
     def own_value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:
-        """Q(s, a) [E] for observations [E, O] and actions as `step` has them, in the trained rewards' units; None without a critic."""
+        """Q(s, a) [E] for observations [E, O] and actions as `step` has them, in the trained rewards' units; None
+        without a critic.
+        """
         return own_value(self, observations, actions)
 
     def value(self, observation: Any, action: Any) -> Any:
-        """Q(s, a) of the algorithm's critic, by a run's policy from its checkpoint, in recorded rewards; see `predict.value_of`."""
+        """Q(s, a) of the algorithm's critic, by a run's policy from its checkpoint, in recorded rewards; see
+        `predict.value_of`.
+        """
         return value_of(self, observation, action)
 
     def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Discounted returns of episodes with these lengths, from the units of the transformed rewards to those of the recorded ones."""
+        """Discounted returns of episodes with these lengths, from the units of the transformed rewards to those of the
+        recorded ones.
+        """
         spec, discount = self.algorithm.spec, self.discount
         lengths = lengths if spec.reward_shift else np.zeros_like(lengths)  # they may be endless
         shifted = lengths if discount == 1.0 else (1.0 - discount**lengths) / (1.0 - discount)
-        return (values - spec.reward_shift * shifted) / spec.reward_scale if spec.reward_scale else np.full_like(values, np.nan)
+        return (
+            (values - spec.reward_shift * shifted) / spec.reward_scale
+            if spec.reward_scale
+            else np.full_like(values, np.nan)
+        )
 
     def _to_environment(self, actions: Tensor) -> np.ndarray:
         values = actions.numpy()
@@ -228,16 +274,17 @@ class TrainedPolicy:
         self._carry, self._t = None, 0
 
     def act(self, observation: Any, explore: bool = False, reward: Any = None, goal: Any = None) -> Any:
-        """The action for one observation [O], or actions for a batch [B, O]. Greedy unless `explore`. A policy of texts takes a text, or a
-        list of them, and returns the same. The dictionary of an environment with Dict observations is joined as the data's were, in the
-        order of `dataset.observation_keys`; its entry desired_goal is the goal where none is given.
+        """The action for one observation [O], or actions for a batch [B, O]. Greedy unless `explore`. A policy of texts
+        takes a text, or a list of them, and returns the same. The dictionary of an environment with Dict observations
+        is joined as the data's were, in the order of `dataset.observation_keys`; its entry desired_goal is the goal
+        where none is given.
 
-        `reward`: what the action before earned, a number or [B], in the units of the recorded rewards; for a policy that `uses_rewards`,
-        such as a return-conditioned one, from its second step on. `goal`: [G] or [B, G]; for a goal-conditioned policy, with its first
-        step, and again for another goal.
+        `reward`: what the action before earned, a number or [B], in the units of the recorded rewards; for a policy
+        that `uses_rewards`, such as a return-conditioned one, from its second step on. `goal`: [G] or [B, G]; for a
+        goal-conditioned policy, with its first step, and again for another goal.
 
-        Raises UserError for an observation of another shape, or one that holds NaN or infinity, and where such a reward is missing.
-        """
+        Raises UserError for an observation of another shape, or one that holds NaN or infinity, and where such a reward
+        is missing."""
         if self.algorithm.traits.text:
             return self._answer(observation, explore)
         array, batched = as_array(observation, self.algorithm.spec)
@@ -247,7 +294,8 @@ class TrainedPolicy:
         elif self.uses_rewards:
             if reward is None:
                 raise UserError(
-                    f"a policy of {self.algorithm.config.name} must know what its last action earned: act(observation, reward=...); "
+                    f"a policy of {self.algorithm.config.name} must know what its last action earned: act(observation, "
+                    "reward=...); "
                     "call reset() where a new episode starts"
                 )
             self._carry = self.observe_reward(self._carry, np.broadcast_to(np.asarray(reward, np.float64), len(batch)))
@@ -262,13 +310,18 @@ class TrainedPolicy:
         return numbered(self, actions if batched else actions[0])
 
     def predict(
-        self, observation: Any, state: PredictState | None = None, episode_start: Any = None, deterministic: bool = False
+        self,
+        observation: Any,
+        state: PredictState | None = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
     ) -> tuple[Any, PredictState | None]:
-        """(action, state) for one observation [O], or (actions, state) for a batch [B, O], as Stable-Baselines3's `predict`.
+        """(action, state) for one observation [O], or (actions, state) for a batch [B, O], as Stable-Baselines3's
+        `predict`.
 
-        state: what the last call returned, for a policy with a memory; None where episodes begin, and for all others. episode_start: True,
-        or [B], where they do. deterministic: greedy; else a sample, another one at each call. Raises UserError as `act`, and for policies
-        of texts or of returns, which take more than an observation.
+        state: what the last call returned, for a policy with a memory; None where episodes begin, and for all others.
+        episode_start: True, or [B], where they do. deterministic: greedy; else a sample, another one at each call.
+        Raises UserError as `act`, and for policies of texts or of returns, which take more than an observation.
         """
         self._draws += not deterministic
         return predict(self, observation, state, episode_start, deterministic, self._draws)
@@ -284,16 +337,25 @@ class TrainedPolicy:
     def save(self, path: str | Path) -> None:
         """Write everything that acting needs into one safetensors file."""
         algorithm = self.algorithm
-        meta = {"kind": "policy", "seed": self.seed, "config": dataclasses.asdict(algorithm.config), "spec": algorithm.spec.to_json()}
+        meta = {
+            "kind": "policy",
+            "seed": self.seed,
+            "config": dataclasses.asdict(algorithm.config),
+            "spec": algorithm.spec.to_json(),
+        }
         if plugins := used_by(type(algorithm), *factories(algorithm.config).values()):
             meta["plugins"] = [Path(path).name for path in plugins]  # not where they lie: the file may go to others
         acting = self.state._replace(params={n: self.state.params[n] for n in algorithm.traits.policy_modules})
         tensors, about = algorithm.assets()
         assets = {policy_file.ASSETS + name: tensor for name, tensor in tensors.items()}
-        checkpoint.write(Path(path), {**checkpoint.flatten(acting), **assets}, {**meta, **({"luggage": about} if about else {})})
+        checkpoint.write(
+            Path(path), {**checkpoint.flatten(acting), **assets}, {**meta, **({"luggage": about} if about else {})}
+        )
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "auto") -> TrainedPolicy:
-        """Read a file by `save`; `device` as for a policy that is made. Raises UserError when it is damaged or no policy."""
+        """Read a file by `save`; `device` as for a policy that is made. Raises UserError when it is damaged or no
+        policy.
+        """
         algorithm, state, seed = policy_file.read(Path(path))
         return cls(algorithm, state, seed, device)

@@ -1,7 +1,8 @@
-"""Evaluation in processes of its own, beside training: the same numbers as `Evaluator`, bit for bit, while the caller does other things.
+"""Evaluation in processes of its own, beside training: the same numbers as `Evaluator`, bit for bit, while the caller
+does other things.
 
-A worker (see `offrl.system.processes`) keeps its environments alive between evaluations and works on one thread. Policies are copied when
-they are handed in.
+A worker (see `offrl.system.processes`) keeps its environments alive between evaluations and works on one thread.
+Policies are copied when they are handed in.
 """
 
 from __future__ import annotations
@@ -40,11 +41,15 @@ CURE = "eval.workers=0 evaluates in the training process"
 
 
 class PoolUnavailable(UserError):
-    """These processes cannot score these policies, or one of them was killed. The caller's own process can: `Evaluator` gives the same."""
+    """These processes cannot score these policies, or one of them was killed. The caller's own process can: `Evaluator`
+    gives the same.
+    """
 
 
 def poolable(task: Task) -> bool:
-    """True where worker processes can make the task's environment: not where a function makes it, or the script that runs registers it."""
+    """True where worker processes can make the task's environment: not where a function makes it, or the script that
+    runs registers it.
+    """
     if task.env_factory is not None or task.env_id is None:
         return False
     registered = _registration(task)
@@ -65,8 +70,8 @@ def evaluate_parallel(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Evaluation:
-    """`evaluate` with all cores: by this process from the start and, if it is not over in 2 seconds, by `workers` more (None: one less than
-    there are cores, at most 15). The same numbers."""
+    """`evaluate` with all cores: by this process from the start and, if it is not over in 2 seconds, by `workers` more
+    (None: one less than there are cores, at most 15). The same numbers."""
     count = min(cores() - 1, 15) if workers is None else workers
     count = min(count, len(policies) * config.episodes - 1)
     with Evaluator(task, config) as evaluator:
@@ -129,11 +134,14 @@ class _Worker:
 
 
 class EvaluationPool:
-    """Worker processes that score policies while the caller trains. One evaluation at a time. Use as a context manager, or call `close`."""
+    """Worker processes that score policies while the caller trains. One evaluation at a time. Use as a context manager,
+    or call `close`.
+    """
 
     def __init__(self, task: Task, config: EvalConfig, workers: int, delay: float = 0.0) -> None:
-        """Returns at once; `workers` processes start after `delay` seconds and are ready 2 to 3 seconds later. What goes wrong is raised by
-        the methods: PoolUnavailable where a worker cannot make the environment, cannot load the policies or was killed."""
+        """Returns at once; `workers` processes start after `delay` seconds and are ready 2 to 3 seconds later. What
+        goes wrong is raised by the methods: PoolUnavailable where a worker cannot make the environment, cannot load the
+        policies or was killed."""
         if workers < 1:
             raise ValueError(f"{workers} workers")
         self.task, self.config = task, config
@@ -196,8 +204,9 @@ class EvaluationPool:
     def submit(self, policies: Sequence[Policy], seeds: Sequence[int], shared: bool = False) -> None:
         """Begin an evaluation of policies as they are now; changing their tensors afterwards does no harm.
 
-        `shared`: the caller will `wait` with an evaluator of its own, so the work is cut for one process more. Raises PoolUnavailable when
-        the policies cannot be handed over, for instance because the algorithm's class stands in the script that runs.
+        `shared`: the caller will `wait` with an evaluator of its own, so the work is cut for one process more. Raises
+        PoolUnavailable when the policies cannot be handed over, for instance because the algorithm's class stands in
+        the script that runs.
         """
         if self._job is not None:
             raise RuntimeError("an evaluation is running: fetch its result, or cancel it")
@@ -208,7 +217,9 @@ class EvaluationPool:
             blobs = [_dumps(policy, algorithms) for policy in policies]
             pickled = _pickled(algorithms)  # at once, for those of a grid share their networks
         except Exception as error:  # whatever a third-party algorithm raises when it is pickled
-            raise PoolUnavailable(f"the policies cannot be handed to an evaluation process ({error}); {CURE}") from error
+            raise PoolUnavailable(
+                f"the policies cannot be handed to an evaluation process ({error}); {CURE}"
+            ) from error
         shares = _shares(len(policies), self.config.episodes, self._size + shared)
         units = [_Unit(n, int(seeds[n]), episodes, blobs[n]) for n, episodes in shares]
         with self._lock:
@@ -220,16 +231,16 @@ class EvaluationPool:
     def poll(self) -> Evaluation | None:
         """The result, once; None while the evaluation runs, or when there is none.
 
-        Raises UserError for what a worker could not score, PoolUnavailable where the workers are of no use; the evaluation is over then.
-        """
+        Raises UserError for what a worker could not score, PoolUnavailable where the workers are of no use; the
+        evaluation is over then."""
         with self._lock:
             return self._take()
 
     def wait(self, heed: Progress | None = None, evaluator: Evaluator | None = None) -> Evaluation:
-        """The result of the evaluation that runs. `heed(done, total)` counts episodes, is called at least a few times a second and may
-        raise; the evaluation then goes on, to be waited for again or cancelled. With an `evaluator` of the same task and settings this
-        process takes its share, so that waiting is never slower than evaluating here, even while the workers start. Raises as `poll`.
-        """
+        """The result of the evaluation that runs. `heed(done, total)` counts episodes, is called at least a few times a
+        second and may raise; the evaluation then goes on, to be waited for again or cancelled. With an `evaluator` of
+        the same task and settings this process takes its share, so that waiting is never slower than evaluating here,
+        even while the workers start. Raises as `poll`."""
         if self._job is None:
             raise RuntimeError("no evaluation is running")
         if evaluator is not None and (evaluator.task != self.task or evaluator.config != self.config):
@@ -258,7 +269,11 @@ class EvaluationPool:
                 self._play_here(job, unit, evaluator, heed)
 
     def evaluate(
-        self, policies: Sequence[Policy], seeds: Sequence[int], evaluator: Evaluator | None = None, heed: Progress | None = None
+        self,
+        policies: Sequence[Policy],
+        seeds: Sequence[int],
+        evaluator: Evaluator | None = None,
+        heed: Progress | None = None,
     ) -> Evaluation:
         """`submit` and `wait`, shared with `evaluator` where one is given; nothing goes on after an exception."""
         self.submit(policies, seeds, shared=evaluator is not None)
@@ -410,7 +425,9 @@ class EvaluationPool:
             if kind == "done":
                 job.add(unit, content)
             elif kind != "cancelled":
-                self._trouble = UserError(content) if kind == "error" else RuntimeError(f"an evaluation process failed:\n{content}")
+                self._trouble = (
+                    UserError(content) if kind == "error" else RuntimeError(f"an evaluation process failed:\n{content}")
+                )
 
     def _lost(self, worker: _Worker) -> None:
         """A worker's link is closed: it is dead."""
@@ -425,7 +442,8 @@ class EvaluationPool:
 def _shares(policies: int, episodes: int, hands: int) -> list[tuple[int, list[int]]]:
     """(policy, episodes) of each piece of work for so many processes, the largest first.
 
-    A policy's episodes are kept together where that keeps all hands busy, since each piece asks the policy anew at each step.
+    A policy's episodes are kept together where that keeps all hands busy, since each piece asks the policy anew at each
+    step.
     """
     pairs = [(n, e) for n in range(policies) for e in range(episodes)]
     if policies % hands == 0 or policies >= 3 * hands:
@@ -437,14 +455,18 @@ def _shares(policies: int, episodes: int, hands: int) -> list[tuple[int, list[in
     return sorted(shares, key=lambda share: -len(share[1]))
 
 
-def _play(evaluator: Evaluator, seed: int, episodes: list[int], policy: Policy, progress: Callable[[int, int], None]) -> Tally:
+def _play(
+    evaluator: Evaluator, seed: int, episodes: list[int], policy: Policy, progress: Callable[[int, int], None]
+) -> Tally:
     part = Tally.of([policy], [seed], evaluator.config.episodes)
     evaluator.play(0, policy, seed, episodes, part, progress)
     return part
 
 
 def _registration(task: Task) -> str | None:
-    """Gymnasium's registration of the task's environment in this process, as text; None where it is not registered (yet)."""
+    """Gymnasium's registration of the task's environment in this process, as text; None where it is not registered
+    (yet).
+    """
     gym: Any = sys.modules.get("gymnasium")
     spec = None if gym is None or task.env_id is None else gym.registry.get(task.env_id.rpartition(":")[2])
     if spec is None:

@@ -1,5 +1,5 @@
-"""`TrainedPolicy.predict`: actions as Stable-Baselines3 asks for them, whose memory the caller keeps; `TrainedPolicy.value`: what the
-policy's own critic says of a state and an action."""
+"""`TrainedPolicy.predict`: actions as Stable-Baselines3 asks for them, whose memory the caller keeps;
+`TrainedPolicy.value`: what the policy's own critic says of a state and an action."""
 
 from __future__ import annotations
 
@@ -35,20 +35,36 @@ def numbered(policy: TrainedPolicy, actions: np.ndarray) -> np.ndarray:
 
 
 def predict(
-    policy: TrainedPolicy, observation: Any, memory: PredictState | None, episode_start: Any, deterministic: bool, draw: int
+    policy: TrainedPolicy,
+    observation: Any,
+    memory: PredictState | None,
+    episode_start: Any,
+    deterministic: bool,
+    draw: int,
 ) -> tuple[Any, PredictState | None]:
-    """See `TrainedPolicy.predict`. draw: a number of its own for each call of a policy without a memory, which its noise follows from."""
+    """See `TrainedPolicy.predict`. draw: a number of its own for each call of a policy without a memory, which its
+    noise follows from.
+    """
     name = policy.algorithm.config.name
     if policy.algorithm.traits.text:
-        raise UserError(f"a policy of {name} answers texts: policy.act(text), and policy.reset() before another episode")
+        raise UserError(
+            f"a policy of {name} answers texts: policy.act(text), and policy.reset() before another episode"
+        )
     if policy.uses_rewards:
-        raise UserError(f"a policy of {name} must know what its last action earned: policy.act(observation, reward=...) takes it")
+        raise UserError(
+            f"a policy of {name} must know what its last action earned: policy.act(observation, reward=...) takes it"
+        )
     array, batched = as_array(observation, policy.algorithm.spec)
     batch = array if batched else array[None]
-    starts = np.broadcast_to(np.asarray(False if episode_start is None else episode_start, bool).reshape(-1), len(batch))
+    starts = np.broadcast_to(
+        np.asarray(False if episode_start is None else episode_start, bool).reshape(-1), len(batch)
+    )
     some = bool(starts.any() and not starts.all())
     if memory is not None and some and (not policy.actor.resets or policy.goal_conditioned):
-        raise UserError(f"a policy of {name} remembers its episodes, and episode_start begins some of them anew: predict each by itself")
+        raise UserError(
+            f"a policy of {name} remembers its episodes, and episode_start begins some of them anew: predict each by "
+            "itself"
+        )
     if memory is not None and not isinstance(memory, PredictState):
         raise UserError("state= is what the last predict returned, or None where episodes begin")
     if memory is not None and memory.rows != len(batch):
@@ -60,7 +76,9 @@ def predict(
         if policy.goal_conditioned:
             goal = desired_goal(observation)
             goals = None if goal is None else np.asarray(goal, np.float32)
-            memory = memory._replace(carry=policy.set_goal(memory.carry, goals if goals is None or batched else goals[None]))
+            memory = memory._replace(
+                carry=policy.set_goal(memory.carry, goals if goals is None or batched else goals[None])
+            )
     remembers = memory.carry is not None
     actions, carry = policy.step(memory.carry, batch, memory.t if remembers else draw, not deterministic)
     actions = numbered(policy, actions)
@@ -80,7 +98,8 @@ def critic_of(run_dir: Path, policy: TrainedPolicy, index: int) -> dict[str, Any
     steps = latest[0].get("state/step") if latest is not None else None
     if latest is None or steps is None or len(steps) <= index or int(steps[index]) != step:
         raise UserError(
-            f"Q is in the checkpoint of update {step:,} under {run_dir / files.FOLDER}, which is not there: train again, or load the run "
+            f"Q is in the checkpoint of update {step:,} under {run_dir / files.FOLDER}, which is not there: train "
+            "again, or load the run "
             "where its checkpoints are"
         )
     algorithm, where = policy.algorithm, str(run_dir / files.FOLDER)
@@ -111,21 +130,25 @@ def own_value(policy: TrainedPolicy, observations: np.ndarray, actions: np.ndarr
 
 
 def value_of(policy: TrainedPolicy, observation: Any, action: Any) -> Any:
-    """Q(s, a) as the algorithm's critic has it (of several the minimum or the mean, whichever its losses take): a number for an observation
-    [O] and an action [A], float64 [B] for batches, both as `TrainedPolicy.act` takes and gives them.
+    """Q(s, a) as the algorithm's critic has it (of several the minimum or the mean, whichever its losses take): a
+    number for an observation [O] and an action [A], float64 [B] for batches, both as `TrainedPolicy.act` takes and
+    gives them.
 
-    In the units of the recorded rewards (`dataset.reward_scale` is undone); where training added c to each scaled reward
-    (`dataset.reward_shift`, `normalize_rewards`), Q of recorded rewards with c / scale added. Raises UserError for an algorithm without Q,
-    a policy file without its critic, and observations and actions of other shapes.
+    In the units of the recorded rewards (`dataset.reward_scale` is undone); where training added c to each scaled
+    reward (`dataset.reward_shift`, `normalize_rewards`), Q of recorded rewards with c / scale added. Raises UserError
+    for an algorithm without Q, a policy file without its critic, and observations and actions of other shapes.
     """
     algorithm, spec = policy.algorithm, policy.algorithm.spec
     name, modules = algorithm.config.name, algorithm.traits.critic_modules
     if not modules:
-        raise UserError(f"a policy of {name} has no Q(s, a): {name} learns no critic of states and actions (iql, cql and td3_bc do)")
+        raise UserError(
+            f"a policy of {name} has no Q(s, a): {name} learns no critic of states and actions (iql, cql and td3_bc do)"
+        )
     if any(n not in policy.state.params for n in modules):
         if policy.find_critic is None:
             raise UserError(
-                f"this policy of {name} comes from a file without its critic, which acting does not need: Q is in its run's checkpoint, "
+                f"this policy of {name} comes from a file without its critic, which acting does not need: Q is in its "
+                "run's checkpoint, "
                 'offrl.load("runs/NAME").policy(seed=0).value(observation, action)'
             )
         critic: Mapping[str, Any] = policy.find_critic(policy)

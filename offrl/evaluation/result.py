@@ -14,15 +14,15 @@ from offrl.tasks.task import Task
 
 
 class Policy(Protocol):
-    """The policy that is scored. Row e of every array belongs to episode e; a row whose episode does not run holds zeros (of texts: None),
-    and its action is ignored."""
+    """The policy that is scored. Row e of every array belongs to episode e; a row whose episode does not run holds
+    zeros (of texts: None), and its action is ignored."""
 
     def start(self, episodes: int) -> Any:
         """A fresh carry for that many episodes."""
 
     def step(self, carry: Any, observations: np.ndarray, t: int) -> tuple[np.ndarray, Any]:
-        """Actions at step t, [E, A] in the environment's range or [E] integers, from raw observations [E, ...], and the new carry.
-        Texts are arrays [E] of objects."""
+        """Actions at step t, [E, A] in the environment's range or [E] integers, from raw observations [E, ...], and the
+        new carry. Texts are arrays [E] of objects."""
 
 
 @runtime_checkable
@@ -48,7 +48,9 @@ class Evaluation:
     provenance: Provenance
     seeds: tuple[int, ...] = ()
     discounted: np.ndarray | None = None  # [N, E] float64, returns discounted with each policy's own discount
-    estimates: np.ndarray | None = None  # [N, E] float64, Q(s_0, a_0) as each policy's critic has it, in the same units; NaN: it has none
+    estimates: np.ndarray | None = (
+        None  # [N, E] float64, Q(s_0, a_0) as each policy's critic has it, in the same units; NaN: it has none
+    )
     faults: int = 0  # episodes stopped early by a NaN action or by physics that blew up
     tasks: int = 1  # episode e is of task e % tasks, of those that `Task.starts` names
 
@@ -83,7 +85,9 @@ class Evaluation:
                 "success": None if self.successes is None else float(self.successes[n].mean()),
                 "discounted": None if self.discounted is None else float(self.discounted[n].mean()),
                 "q_overestimation": self._overestimation(n),
-                "success_by_task": None if self.tasks == 1 or self.successes is None else " ".join(f"{s:.4g}" for s in self.by_task(n)),
+                "success_by_task": None
+                if self.tasks == 1 or self.successes is None
+                else " ".join(f"{s:.4g}" for s in self.by_task(n)),
             }
             for n in range(len(self.returns))
         ]
@@ -128,7 +132,9 @@ class Tally:
         if not policies:
             raise ValueError("no policies to evaluate")
         shape = (len(policies), episodes)
-        return cls(np.zeros(shape), np.zeros(shape, np.int64), np.full(shape, np.nan), np.zeros(shape), np.full(shape, np.nan))
+        return cls(
+            np.zeros(shape), np.zeros(shape, np.int64), np.full(shape, np.nan), np.zeros(shape), np.full(shape, np.nan)
+        )
 
     def evaluation(self, task: Task, provenance: Provenance, seeds: Sequence[int]) -> Evaluation:
         """The scores, when all episodes are over."""

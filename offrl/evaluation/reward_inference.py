@@ -38,9 +38,12 @@ class RewardEvaluation:
     data: float  # the mean return of the data's episodes by that reward
 
 
-def sample(dataset: Dataset, rewards: str | Labeller, count: int = SAMPLES, seed: int = 0) -> tuple[np.ndarray, np.ndarray, float]:
-    """`count` transitions of `dataset` (as recorded), all of them where it has no more: the observations [K, O] that they lead to, and
-    their rewards [K] by `rewards`. And the mean return of the episodes by those. Raises UserError; see `label_rewards`."""
+def sample(
+    dataset: Dataset, rewards: str | Labeller, count: int = SAMPLES, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """`count` transitions of `dataset` (as recorded), all of them where it has no more: the observations [K, O] that
+    they lead to, and their rewards [K] by `rewards`. And the mean return of the episodes by those. Raises UserError;
+    see `label_rewards`."""
     labelled = label_rewards(dataset, rewards)
     rows = labelled.transition_rows()
     if len(rows) > count:
@@ -52,7 +55,9 @@ def sample(dataset: Dataset, rewards: str | Labeller, count: int = SAMPLES, seed
 
 @dataclass
 class Diary:
-    """One episode as it was played: observations as the environment gives them (the first one too), actions, its rewards, how it ended."""
+    """One episode as it was played: observations as the environment gives them (the first one too), actions, its
+    rewards, how it ended.
+    """
 
     observations: list[Any]
     actions: list[Any] = field(default_factory=list)
@@ -60,7 +65,9 @@ class Diary:
     ends: list[tuple[bool, bool]] = field(default_factory=list)
 
     def columns(self, flatten: Callable[[Any], np.ndarray], steps: int) -> dict[str, np.ndarray]:
-        """The arguments of a function of rewards, of the first `steps` steps; the last is cut off where nothing ended it."""
+        """The arguments of a function of rewards, of the first `steps` steps; the last is cut off where nothing ended
+        it.
+        """
         observations = np.stack([np.asarray(flatten(o)) for o in self.observations[: steps + 1]])
         kind = np.uint8 if observations.dtype == np.uint8 else np.float32
         ended, cut = (np.array([e[i] for e in self.ends[:steps]], bool) for i in range(2))
@@ -77,7 +84,9 @@ class Diary:
 
 
 class Observed(gym.Wrapper):
-    """An environment that keeps a diary of each episode in a list that it shares with others, in the order in which they began."""
+    """An environment that keeps a diary of each episode in a list that it shares with others, in the order in which
+    they began.
+    """
 
     def __init__(self, env: gym.Env, diaries: list[Diary]) -> None:
         super().__init__(env)
@@ -98,7 +107,9 @@ class Observed(gym.Wrapper):
         return observation, reward, terminated, truncated, info
 
 
-def score(policies: Sequence[TrainedPolicy], task: Task, config: EvalConfig, rewards: str | Labeller) -> tuple[Evaluation, np.ndarray]:
+def score(
+    policies: Sequence[TrainedPolicy], task: Task, config: EvalConfig, rewards: str | Labeller
+) -> tuple[Evaluation, np.ndarray]:
     """Score each policy in the environment, and its episodes by `rewards` as well: [N, E]. In this process."""
     function = labeller(rewards)[0] if isinstance(rewards, str) else rewards
     diaries: list[Diary] = []
@@ -112,7 +123,9 @@ def score(policies: Sequence[TrainedPolicy], task: Task, config: EvalConfig, rew
             columns = diary.columns(evaluator.flatten, int(evaluation.lengths[n, e]))
             if columns["actions"].dtype == np.int64:
                 columns["actions"] = columns["actions"] - int(choices)
-            returns[n, e] = call_labeller(f"rewards={name_of(rewards)}, episode {e} of seed {evaluation.seeds[n]}", function, columns).sum()
+            returns[n, e] = call_labeller(
+                f"rewards={name_of(rewards)}, episode {e} of seed {evaluation.seeds[n]}", function, columns
+            ).sum()
     return evaluation, returns
 
 

@@ -22,7 +22,9 @@ class Steps:
     rewards: np.ndarray  # [K] float64
     over: np.ndarray  # [K] bool: terminated or truncated
     successes: np.ndarray | None  # [K] float64 in [0, 1], NaN where nothing was said; None: nobody said anything
-    unstable: dict[int, str]  # index -> what MuJoCo said about physics that blew up; that environment was silently reset
+    unstable: dict[
+        int, str
+    ]  # index -> what MuJoCo said about physics that blew up; that environment was silently reset
 
 
 class StepFailed(Exception):
@@ -33,7 +35,9 @@ class StepFailed(Exception):
         self.index = index
 
 
-def step_all(envs: Sequence[gym.Env], actions: np.ndarray, flatten: Callable[[Any], np.ndarray], warnings: list[str]) -> Steps:
+def step_all(
+    envs: Sequence[gym.Env], actions: np.ndarray, flatten: Callable[[Any], np.ndarray], warnings: list[str]
+) -> Steps:
     """One step of each environment with its row of `actions`. `warnings`: see `mujoco_warnings`; emptied here.
 
     Raises StepFailed where an environment raises.

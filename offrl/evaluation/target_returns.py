@@ -1,4 +1,6 @@
-"""Returns that return-conditioned policies achieve for several target returns: no training, only more replicas to score."""
+"""Returns that return-conditioned policies achieve for several target returns: no training, only more replicas to
+score.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class AchievedReturns:
     targets: tuple[float, ...]  # in the units of the recorded rewards
     replicas: tuple[Replica, ...]
     evaluations: tuple[Evaluation, ...]  # one for each target
-    ahead: bool = False  # targets are discounted returns of the rest of an episode (`TargetReturnSettings.targets_ahead`)
+    ahead: bool = (
+        False  # targets are discounted returns of the rest of an episode (`TargetReturnSettings.targets_ahead`)
+    )
 
     def means(self, replicas: Sequence[int]) -> list[tuple[float, float, float]]:
         """For each target the mean return over the seeds of these replicas, with its interval."""

@@ -1,5 +1,5 @@
-"""Stepping environments that speak: what `offrl.evaluation.evaluator` needs besides what it does for those of numbers. Imports nothing
-heavy."""
+"""Stepping environments that speak: what `offrl.evaluation.evaluator` needs besides what it does for those of numbers.
+Imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Export: a trained policy as one file that runs without offrl, checked against the Python policy, with a description beside it.
+"""Export: a trained policy as one file that runs without offrl, checked against the Python policy, with a description
+beside it.
 
 `offrl.export.write` has the functions; this module imports nothing heavy.
 """
@@ -20,5 +21,9 @@ class ExportConfig:
     format: str = setting("onnx", "onnx, or pt2 (torch.export)", choices=tuple(SUFFIX))
     seed: int | None = setting(None, "whose policy; null: the run's first seed")
     out: str | None = setting(None, "the file, or a folder for policy.SUFFIX; null: RUN/export/REPLICA/")
-    stochastic: bool = setting(False, "true: sample the policy's distribution, with random numbers as inputs of the file; false: greedy")
-    opset: int | None = setting(None, "of ONNX; null: 18, which onnxruntime 1.18 and later reads", low=OPSET, high=LARGEST_OPSET)
+    stochastic: bool = setting(
+        False, "true: sample the policy's distribution, with random numbers as inputs of the file; false: greedy"
+    )
+    opset: int | None = setting(
+        None, "of ONNX; null: 18, which onnxruntime 1.18 and later reads", low=OPSET, high=LARGEST_OPSET
+    )

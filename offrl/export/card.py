@@ -1,4 +1,6 @@
-"""The model card of an exported policy: README.md, whose front matter the Hugging Face Hub reads, and the policy's own file beside it."""
+"""The model card of an exported policy: README.md, whose front matter the Hugging Face Hub reads, and the policy's own
+file beside it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ MARK = "library_name: offrl"  # in the front matter of every card of ours
 
 
 def write(folder: Path, policy: TrainedPolicy, about: Mapping[str, Any]) -> list[Path]:
-    """Write README.md and policy.safetensors into `folder`; returns what was written. A README.md of somebody else stays as it is.
+    """Write README.md and policy.safetensors into `folder`; returns what was written. A README.md of somebody else
+    stays as it is.
 
     about: what the JSON file of an export holds.
     """
@@ -42,11 +45,21 @@ def text(policy: TrainedPolicy, about: Mapping[str, Any]) -> str:
     head: dict[str, Any] = {
         "library_name": "offrl",
         "pipeline_tag": "reinforcement-learning",
-        "tags": ["offrl", "reinforcement-learning", "offline-reinforcement-learning", _tag(algorithm), _tag(environment)],
+        "tags": [
+            "offrl",
+            "reinforcement-learning",
+            "offline-reinforcement-learning",
+            _tag(algorithm),
+            _tag(environment),
+        ],
     }
     if metrics := _metrics(scores):
         of = {"name": environment, "type": _tag(environment)}
-        result = {"task": {"type": "reinforcement-learning", "name": "reinforcement learning"}, "dataset": of, "metrics": metrics}
+        result = {
+            "task": {"type": "reinforcement-learning", "name": "reinforcement learning"},
+            "dataset": of,
+            "metrics": metrics,
+        }
         head["model-index"] = [{"name": f"{_tag(algorithm)}-{_tag(data)}", "results": [result]}]
     steps = int(policy.state.step)
     lines = [
@@ -56,7 +69,8 @@ def text(policy: TrainedPolicy, about: Mapping[str, Any]) -> str:
         "",
         f"# {_plain(algorithm)} on {data}",
         "",
-        f"A policy of the algorithm `{_tag(algorithm)}`, trained by [offrl](https://pypi.org/project/offrl) on the logged data `{data}` "
+        f"A policy of the algorithm `{_tag(algorithm)}`, trained by [offrl](https://pypi.org/project/offrl) on the "
+        f"logged data `{data}` "
         f"with {steps:,} updates, seed {policy.seed}.",
         "",
         *_columns(policy.algorithm.spec),
@@ -69,7 +83,8 @@ def text(policy: TrainedPolicy, about: Mapping[str, Any]) -> str:
         "action, _ = policy.predict(observation, deterministic=True)",
         "```",
         "",
-        "`policy.safetensors` holds numbers and settings, and no code; `policy.json` says what goes in and comes out, and in which units.",
+        "`policy.safetensors` holds numbers and settings, and no code; `policy.json` says what goes in and comes out, "
+        "and in which units.",
         "",
     ]
     return "\n".join(lines)
@@ -83,7 +98,9 @@ def _columns(spec: DataSpec) -> list[str]:
         if shown:
             lines.append(f"It {what}: {', '.join(shown)}{', ...' if len(columns) > SHOWN else ''}.")
     if spec.action_labels:
-        choices = ", ".join(f"{i + spec.first_choice} {_plain(label)}" for i, label in enumerate(spec.action_labels[:SHOWN]))
+        choices = ", ".join(
+            f"{i + spec.first_choice} {_plain(label)}" for i, label in enumerate(spec.action_labels[:SHOWN])
+        )
         lines.append(f"Its choices: {choices}{', ...' if len(spec.action_labels) > SHOWN else ''}.")
     return [*lines, ""] if lines else []
 
@@ -101,9 +118,12 @@ def _chunks(about: Mapping[str, Any]) -> list[str]:
         return []
     _, length, width = output["shape"]
     return [
-        f"The exported files map observations to chunks of {length} actions, `[batch, {length}, {width}]`: play the first "
-        f"{output['execute']} of them, one at each step, before the next chunk is asked for, and begin each episode with a new one.",
-        "`policy.safetensors` keeps the queue by itself: `policy.act(observation)`, and `policy.reset()` where an episode begins.",
+        f"The exported files map observations to chunks of {length} actions, `[batch, {length}, {width}]`: play the "
+        "first "
+        f"{output['execute']} of them, one at each step, before the next chunk is asked for, and begin each episode "
+        "with a new one.",
+        "`policy.safetensors` keeps the queue by itself: `policy.act(observation)`, and `policy.reset()` where an "
+        "episode begins.",
         "",
     ]
 
@@ -123,9 +143,17 @@ def _metrics(scores: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _table(scores: list[Mapping[str, Any]]) -> list[str]:
     if not scores:
         return []
-    lines = [f"Scored in {_plain(scores[0]['environment'])}:", "", "| Of | Episodes | Return | Normalised score |", "|---|---|---|---|"]
+    lines = [
+        f"Scored in {_plain(scores[0]['environment'])}:",
+        "",
+        "| Of | Episodes | Return | Normalised score |",
+        "|---|---|---|---|",
+    ]
     for row in scores:
-        cells = [f"{row[k]:.1f}{_interval(row, k)}" if isinstance(row.get(k), (int, float)) else "" for k in ("return_mean", "score")]
+        cells = [
+            f"{row[k]:.1f}{_interval(row, k)}" if isinstance(row.get(k), (int, float)) else ""
+            for k in ("return_mean", "score")
+        ]
         lines.append(f"| {_plain(row['what'])} | {row.get('episodes', '')} | {' | '.join(cells)} |")
     return [*lines, ""]
 

@@ -13,18 +13,24 @@ from offrl.evaluation.evaluator import plain_products
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export.graph import Draw, PolicyGraph, answer, recording
 
-Runner = Callable[[np.ndarray, Sequence[np.ndarray]], np.ndarray]  # (observations [B, *O] float32, goals and noise) -> actions
+Runner = Callable[
+    [np.ndarray, Sequence[np.ndarray]], np.ndarray
+]  # (observations [B, *O] float32, goals and noise) -> actions
 TOLERANCE = 1e-5  # of half the range of an action, that is in the units of [-1, 1]
 BATCHES = (1_000, 1, 2)
 FAR = (10.0, 100.0, 1e4, 1e6)  # standard deviations from the mean
 FAR_ROWS = 64
-ROUNDING = 5.0  # where float32 itself is less exact than TOLERANCE, this multiple of the Python policy's own error is allowed
+ROUNDING = (
+    5.0  # where float32 itself is less exact than TOLERANCE, this multiple of the Python policy's own error is allowed
+)
 NUDGES = 64
 
 
 @dataclass(frozen=True)
 class Check:
-    """A comparison. Differences are in units of half an action's range; of discrete actions, the share of rows that differ."""
+    """A comparison. Differences are in units of half an action's range; of discrete actions, the share of rows that
+    differ.
+    """
 
     runtime: str
     largest: float  # difference on BATCHES, in which observations are as the data's
@@ -53,8 +59,8 @@ class Check:
 def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[Draw], runtime: str) -> Check:
     """Compare on 1,000 observations drawn around the data's mean, in batches of 1, 2 and 1,000 and far outside.
 
-    TOLERANCE is allowed, or ROUNDING times what the Python policy itself differs from a float64 calculation where that is more: sums in
-    another order differ as much in policies that are very steep, and far out.
+    TOLERANCE is allowed, or ROUNDING times what the Python policy itself differs from a float64 calculation where that
+    is more: sums in another order differ as much in policies that are very steep, and far out.
     """
     exact = PolicyGraph(policy, explore, torch.float64)
     largest = far = allowed = 0.0
@@ -73,14 +79,24 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
             except Exception as error:  # whatever the runtime raises
                 text = (str(error).strip().splitlines() or [""])[0]
                 return Check(
-                    runtime, largest, far, ties, ordinary, f"a batch of {count} fails in {runtime} ({type(error).__name__}: {text})"
+                    runtime,
+                    largest,
+                    far,
+                    ties,
+                    ordinary,
+                    f"a batch of {count} fails in {runtime} ({type(error).__name__}: {text})",
                 )
             if output.shape != expected.shape or output.dtype != expected.dtype:
-                wrong = f"it gives {output.dtype} {output.shape} for a batch of {count}, the policy {expected.dtype} {expected.shape}"
+                wrong = (
+                    f"it gives {output.dtype} {output.shape} for a batch of {count}, the policy "
+                    f"{expected.dtype} {expected.shape}"
+                )
                 return Check(runtime, largest, far, ties, ordinary, wrong)
             if exact.discrete:
                 differ = np.flatnonzero(output != expected)
-                real = [i for i in differ if not _tie(exact, observations[i], _row(noise, draws, int(i)), int(output[i]))]
+                real = [
+                    i for i in differ if not _tie(exact, observations[i], _row(noise, draws, int(i)), int(output[i]))
+                ]
                 ties += len(differ) - len(real)
                 difference, allowed = len(real) / count, 0.0
             else:
@@ -96,10 +112,23 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
             else:
                 far = max(far, difference)
             if not difference <= allowed:  # NaN fails as well
-                where = f"observations {scale:g} standard deviations from the mean" if scale > 1.0 else f"a batch of {count}"
-                what = "of the actions differ" if exact.discrete else f"is the largest difference, where {allowed:.2g} is allowed,"
+                where = (
+                    f"observations {scale:g} standard deviations from the mean"
+                    if scale > 1.0
+                    else f"a batch of {count}"
+                )
+                what = (
+                    "of the actions differ"
+                    if exact.discrete
+                    else f"is the largest difference, where {allowed:.2g} is allowed,"
+                )
                 return Check(
-                    runtime, largest, far, ties, ordinary, f"{difference:.2g} {what} from the Python policy on {where} in {runtime}"
+                    runtime,
+                    largest,
+                    far,
+                    ties,
+                    ordinary,
+                    f"{difference:.2g} {what} from the Python policy on {where} in {runtime}",
                 )
     return Check(runtime, largest, far, ties, ordinary)
 
@@ -110,7 +139,9 @@ def _half_range(policy: TrainedPolicy) -> np.ndarray:
 
 
 def _observations(policy: TrainedPolicy, rng: np.random.Generator, count: int, scale: float) -> np.ndarray:
-    """[count, *O] float32: normal around the data's mean where the policy knows it, else around 0 at scales from 0.1 to 3."""
+    """[count, *O] float32: normal around the data's mean where the policy knows it, else around 0 at scales from 0.1 to
+    3.
+    """
     spec = policy.algorithm.spec
     x = scale * rng.normal(size=(count, spec.observation_dim))
     if policy.mean is not None and policy.std is not None:
@@ -140,7 +171,9 @@ def _row(noise: Sequence[np.ndarray], draws: Sequence[Draw], i: int) -> list[tor
 
 
 def _tie(exact: PolicyGraph, observation: np.ndarray, noise: Sequence[torch.Tensor], action: int) -> bool:
-    """True where action `found` is chosen within float32's precision around the observation: two actions are equally good there."""
+    """True where action `found` is chosen within float32's precision around the observation: two actions are equally
+    good there.
+    """
     rng = np.random.default_rng(0)
     nudged = observation * (1.0 + 1e-6 * rng.normal(size=(NUDGES, *observation.shape)))
     return action in exact(torch.from_numpy(nudged), *noise).tolist()

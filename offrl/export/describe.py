@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 KIND, VERSION = "offrl policy", 1
 
 
-def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], about: Mapping[str, Any]) -> dict[str, Any]:
+def description(
+    policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], about: Mapping[str, Any]
+) -> dict[str, Any]:
     """The whole of the JSON file but its "files". `about`: what `of_run` gives."""
     algorithm, spec = policy.algorithm, policy.algorithm.spec
     names = dimension_names(spec)
-    observations: list[dict[str, Any]] = [{"index": i, **names["observations"].get(i, {})} for i in range(spec.observation_dim)]
+    observations: list[dict[str, Any]] = [
+        {"index": i, **names["observations"].get(i, {})} for i in range(spec.observation_dim)
+    ]
     if policy.mean is not None and policy.std is not None:
         for entry, mean, std in zip(observations, policy.mean, policy.std, strict=True):
             entry |= {"mean": plain(mean), "std": plain(std)}
@@ -55,7 +59,9 @@ def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], 
             output["column"] = spec.action_columns[0].name
         if spec.action_labels:
             output["labels"] = list(spec.action_labels)
-        output["meaning"] = f"the action's number, {first} to {first + spec.num_actions - 1}" + ", as the environment's" * bool(first)
+        output["meaning"] = (
+            f"the action's number, {first} to {first + spec.num_actions - 1}" + ", as the environment's" * bool(first)
+        )
     else:
         output = {
             "name": "actions",
@@ -63,7 +69,12 @@ def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], 
             "dtype": "float32",
             "meaning": "in the environment's range, clipped to it",
             "dimensions": [
-                {"index": i, **names["actions"].get(i, {}), "low": plain(spec.action_low[i]), "high": plain(spec.action_high[i])}
+                {
+                    "index": i,
+                    **names["actions"].get(i, {}),
+                    "low": plain(spec.action_low[i]),
+                    "high": plain(spec.action_high[i]),
+                }
                 for i in range(spec.action_dim)
             ],
         }
@@ -72,13 +83,16 @@ def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], 
         output["shape"] = ["batch", length, spec.action_dim]
         output["execute"] = execute
         output["meaning"] = (
-            f"a chunk of {length} actions in the environment's range, clipped to it, the first one first: play the first {execute}, one at "
-            "each step, then give the observation of that moment for the next chunk; begin with a new one where an episode begins"
+            f"a chunk of {length} actions in the environment's range, clipped to it, the first one first: play the "
+            f"first {execute}, one at "
+            "each step, then give the observation of that moment for the next chunk; begin with a new one where an "
+            "episode begins"
         )
         if (decay := getattr(policy.actor, "ensemble", None)) is not None:
             output["ensemble"] = decay
             output["meaning"] += (
-                "; the policy itself plays the mean of what all chunks so far say of a step, weighted by exp(-ensemble i), i = 0 the oldest"
+                "; the policy itself plays the mean of what all chunks so far say of a step, weighted by exp(-ensemble "
+                "i), i = 0 the oldest"
             )
     digest = hashlib.sha256()
     for name, params in sorted(policy.state.params.items()):
@@ -125,9 +139,15 @@ def of_run(run: SavedRun, replica: Replica) -> dict[str, Any]:
     return {
         "algorithm": run.algorithm,
         "policy": {"run": run.dir.name, **({"cell": dict(replica.values)} if replica.values else {})},
-        "dataset": {k: data.get(k) for k in ("name", "source", "version", "fingerprint", "transitions", "episodes", "return_mean")},
+        "dataset": {
+            k: data.get(k)
+            for k in ("name", "source", "version", "fingerprint", "transitions", "episodes", "return_mean")
+        },
         "scores": _scores(run, replica),
-        "packages": {**{k: v for k, v in record.get("packages", {}).items() if v is not None}, "python": record.get("python")},
+        "packages": {
+            **{k: v for k, v in record.get("packages", {}).items() if v is not None},
+            "python": record.get("python"),
+        },
     }
 
 
@@ -156,7 +176,10 @@ def _scores(run: SavedRun, replica: Replica) -> list[dict[str, Any]]:
         }
     ]
     if len(where) > 1:
-        seeds: dict[str, Any] = {"what": "all seeds, of which this policy is one", "seeds": [run.replicas[k].seed for k in where]}
+        seeds: dict[str, Any] = {
+            "what": "all seeds, of which this policy is one",
+            "seeds": [run.replicas[k].seed for k in where],
+        }
         for key in ("return_mean", "score"):
             values = [rows[k][key] for k in where]
             if None not in values:

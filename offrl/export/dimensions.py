@@ -1,4 +1,6 @@
-"""Names, units and ranges of the dimensions of observations and actions, by the data's columns and by the environment."""
+"""Names, units and ranges of the dimensions of observations and actions, by the data's columns and by the
+environment.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def units_of(spec: DataSpec, normalised: bool) -> str:
     raw = "raw, as the environment gives them"
     if spec.observation_columns:
         raw = "the columns of the data, times their scale plus their offset where they have some"
-    return f"{raw}: the file normalises by itself" if normalised else f"{raw}; the policy was trained without normalisation"
+    return (
+        f"{raw}: the file normalises by itself"
+        if normalised
+        else f"{raw}; the policy was trained without normalisation"
+    )
 
 
 def _entry(column: ColumnSpec) -> dict[str, Any]:
@@ -38,7 +44,9 @@ def _entry(column: ColumnSpec) -> dict[str, Any]:
 
 
 def _of_environment(spec: DataSpec) -> dict[str, dict[Any, Any]]:
-    """The meaning of each dimension of observations and actions, as far as the environment gives it; empty where it cannot be made."""
+    """The meaning of each dimension of observations and actions, as far as the environment gives it; empty where it
+    cannot be made.
+    """
     names: dict[str, dict[Any, Any]] = {"observations": {}, "actions": {}, "environment": {}}
     task = spec.task
     keys = () if task is None or task.observation_keys == OWN_ORDER else task.observation_keys
@@ -49,7 +57,10 @@ def _of_environment(spec: DataSpec) -> dict[str, dict[Any, Any]]:
     from offrl.data.fit import check_fit
     from offrl.tasks.environments import flattener, make_env, quiet, time_limit
 
-    with contextlib.suppress(Exception), quiet():  # names are a courtesy: without the environment's package there are none
+    with (
+        contextlib.suppress(Exception),
+        quiet(),
+    ):  # names are a courtesy: without the environment's package there are none
         env = make_env(task)
         try:
             check_fit(spec, task, env)
@@ -69,7 +80,9 @@ def _of_environment(spec: DataSpec) -> dict[str, dict[Any, Any]]:
 
 
 def dimension_names(spec: DataSpec) -> dict[str, dict[Any, Any]]:
-    """The meaning of each dimension of observations and actions, as far as the data's columns and the environment give it."""
+    """The meaning of each dimension of observations and actions, as far as the data's columns and the environment give
+    it.
+    """
     names = _of_environment(spec)
     for key, columns in (("observations", spec.observation_columns), ("actions", spec.action_columns)):
         if columns:
@@ -91,13 +104,16 @@ def _actuators(model: Any) -> dict[int, dict[str, Any]]:
         if plain and kind in (SLIDE, HINGE):
             strength = float(actuator.gear[0] * actuator.gainprm[0])
             what = "force" if kind == SLIDE else "torque"
-            result[i] |= {"meaning": f"{what} on {on or f'joint {target}'}", "unit": f"{strength:g} N{'' if kind == SLIDE else ' m'}"}
+            result[i] |= {
+                "meaning": f"{what} on {on or f'joint {target}'}",
+                "unit": f"{strength:g} N{'' if kind == SLIDE else ' m'}",
+            }
     return result
 
 
 def _positions(env: Any, base: Any, flatten: Any) -> dict[int, dict[str, Any]]:
-    """Names of the leading numbers of an observation where they are, seen to be, the model's positions (less the first few, which many
-    environments leave out) and velocities (which some of them clip)."""
+    """Names of the leading numbers of an observation where they are, seen to be, the model's positions (less the first
+    few, which many environments leave out) and velocities (which some of them clip)."""
     model, data = base.model, base.data
     names = [*_coordinates(model, velocities=False), *_coordinates(model, velocities=True)]
     row = flatten(env.reset(seed=0)[0])

@@ -1,9 +1,9 @@
-"""A policy as one module without memory: raw observations in (and goals, if it takes any), actions in the environment's range out,
-random numbers as inputs.
+"""A policy as one module without memory: raw observations in (and goals, if it takes any), actions in the environment's
+range out, random numbers as inputs.
 
-What a policy draws while it acts becomes an input of the graph, one for each draw, so that a stochastic file is a pure function that can be
-repeated and compared number by number. This needs nothing of an algorithm: its `act` is run with `offrl.rng`'s functions replaced by ones
-that hand out the inputs.
+What a policy draws while it acts becomes an input of the graph, one for each draw, so that a stochastic file is a pure
+function that can be repeated and compared number by number. This needs nothing of an algorithm: its `act` is run with
+`offrl.rng`'s functions replaced by ones that hand out the inputs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Draw:
 
 @contextlib.contextmanager
 def _rng(**functions: Callable[..., Any]) -> Iterator[None]:
-    """`offrl.rng` with some of its functions replaced, for every thread: nothing may train in this process meanwhile."""
+    """`offrl.rng` with some of its functions replaced, for every thread: nothing may train in this process
+    meanwhile.
+    """
     old = {name: getattr(rng, name) for name in functions}
     try:
         for name, function in functions.items():
@@ -61,7 +63,9 @@ def _rng(**functions: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[tuple[str, Tensor]]]:
-    """Gives the list to which each draw of a policy that acts meanwhile is added as (kind, numbers). The policy notices nothing."""
+    """Gives the list to which each draw of a policy that acts meanwhile is added as (kind, numbers). The policy notices
+    nothing.
+    """
     draws: list[tuple[str, Tensor]] = []
     normal, uniform, categorical, bits, shift = rng.normal, rng.uniform, rng.categorical, rng.bits, rng._shift
 
@@ -97,7 +101,9 @@ def _handing_out(noise: Sequence[Tensor]) -> Iterator[None]:
         return (logits - torch.log(-torch.log(left.pop(0).clamp(SMALLEST, LARGEST)))).argmax(-1)
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise Undrawable("it draws whole numbers or bits, and only normal, uniform and categorical draws can become inputs")
+        raise Undrawable(
+            "it draws whole numbers or bits, and only normal, uniform and categorical draws can become inputs"
+        )
 
     def same(key: Tensor, *_: Any) -> Tensor:
         return key
@@ -122,18 +128,23 @@ def chunked(policy: TrainedPolicy) -> bool:
 
 
 def answer(policy: TrainedPolicy, observations: np.ndarray, goals: np.ndarray | None, explore: bool) -> np.ndarray:
-    """What an exported file gives, by the policy itself: its first actions [B, A] or [B], or of a policy of chunks those [B, h, A]."""
+    """What an exported file gives, by the policy itself: its first actions [B, A] or [B], or of a policy of chunks
+    those [B, h, A].
+    """
     if chunked(policy):
         return policy.chunk(observations, explore)
-    return numbered(policy, policy.step(policy.set_goal(policy.start(len(observations)), goals), observations, 0, explore)[0])
+    return numbered(
+        policy, policy.step(policy.set_goal(policy.start(len(observations)), goals), observations, 0, explore)[0]
+    )
 
 
 class PolicyGraph(nn.Module):
-    """forward(observations [B, *O], *noise) -> actions [B, A] in the environment's range, or [B] int64: what `TrainedPolicy.step` does for
-    its first step. A policy that acts towards a goal takes goals [B, G], raw, before the noise. `dtype` is what it calculates in.
+    """forward(observations [B, *O], *noise) -> actions [B, A] in the environment's range, or [B] int64: what
+    `TrainedPolicy.step` does for its first step. A policy that acts towards a goal takes goals [B, G], raw, before the
+    noise. `dtype` is what it calculates in.
 
-    Of a policy of chunks: actions [B, h, A], of which as many are played as its setting `execute` says before it is asked again.
-    """
+    Of a policy of chunks: actions [B, h, A], of which as many are played as its setting `execute` says before it is
+    asked again."""
 
     observation_mean: Tensor
     observation_std: Tensor
@@ -143,8 +154,8 @@ class PolicyGraph(nn.Module):
     def __init__(self, policy: TrainedPolicy, explore: bool, dtype: torch.dtype = torch.float32) -> None:
         """`explore`: sample an action instead of taking the greedy one. Raises UserError for a policy with a memory.
 
-        An actor that needs more than one observation may define `graph(explore) -> Module`, from normalised observations [B, O] (and
-        noise) to actions in [-1, 1]; it is then used in place of `act`.
+        An actor that needs more than one observation may define `graph(explore) -> Module`, from normalised
+        observations [B, O] (and noise) to actions in [-1, 1]; it is then used in place of `act`.
         """
         super().__init__()
         algorithm, spec = policy.algorithm, policy.algorithm.spec
@@ -159,7 +170,8 @@ class PolicyGraph(nn.Module):
         own: nn.Module | None = None if make is None else make(explore)
         if own is None and self._actor.start(1) is not None:
             raise UserError(
-                f"a policy of {name} remembers the episode so far, and an exported file maps one observation to one action: "
+                f"a policy of {name} remembers the episode so far, and an exported file maps one observation to one "
+                "action: "
                 f"it cannot be exported (an actor that defines graph() can)"
             )
         self.aimed = own is None and policy.goal_conditioned

@@ -63,8 +63,9 @@ def export_run(
     stochastic: bool = False,
     opset: int | None = None,
 ) -> Exported:
-    """Export the final policy of one replica: `seed` (the first by default) and, in a grid, the cell `values`. Into a folder it also writes
-    a model card, README.md, and policy.safetensors, so that the folder can be uploaded to the Hugging Face Hub.
+    """Export the final policy of one replica: `seed` (the first by default) and, in a grid, the cell `values`. Into a
+    folder it also writes a model card, README.md, and policy.safetensors, so that the folder can be uploaded to the
+    Hugging Face Hub.
 
     out: a file, or a folder for `policy.SUFFIX`; by default RUN/export/REPLICA. See `export_policy` for the rest.
     """
@@ -92,12 +93,12 @@ def export_policy(
     opset: int | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Exported:
-    """Write `policy` to `path` and its description to the JSON file of the same name, after the file's numbers were compared with the
-    policy's.
+    """Write `policy` to `path` and its description to the JSON file of the same name, after the file's numbers were
+    compared with the policy's.
 
-    format: a key of SUFFIX. stochastic: a sample of the policy's distribution, from random numbers that are inputs. opset: of ONNX. about:
-    what is known of the run, for the description. Raises UserError for a policy that cannot be exported, a missing package, and where the
-    numbers differ; nothing is then written.
+    format: a key of SUFFIX. stochastic: a sample of the policy's distribution, from random numbers that are inputs.
+    opset: of ONNX. about: what is known of the run, for the description. Raises UserError for a policy that cannot be
+    exported, a missing package, and where the numbers differ; nothing is then written.
     """
     _known(format)
     if opset is not None and format != "onnx":
@@ -126,7 +127,9 @@ def export_policy(
         text = f"{type(error).__name__}: {_line(error)}"
         if "Constraints violated (batch)" in text:
             text = "its act makes the number of observations a constant (len(obs), or int(...)); obs.shape[0] does not"
-        raise UserError(f"the policy of {name} cannot be written as {format}: {text}; another format= may do") from error
+        raise UserError(
+            f"the policy of {name} cannot be written as {format}: {text}; another format= may do"
+        ) from error
     result = check(policy, stochastic, built.runner, draws, built.runtime)
     if not result.passed:
         raise UserError(f"{path} was not kept: {result.failure}. The exporter is at fault; another format= may do")
@@ -170,7 +173,9 @@ def _place(out: str | Path | None, folder: Path, format: str, stochastic: bool) 
     if path.is_dir() or not path.suffix:
         return path / f"{stem}{suffix}"
     if path.suffix.lower() != suffix:
-        raise UserError(f"out={out} does not end in {suffix}, as a file of format={format} does; give such a name, or a folder")
+        raise UserError(
+            f"out={out} does not end in {suffix}, as a file of format={format} does; give such a name, or a folder"
+        )
     return path
 
 
@@ -184,7 +189,10 @@ def _others(beside: Path, path: Path) -> dict[str, Any]:
             return old
     except (OSError, ValueError):
         pass
-    raise UserError(f"{beside} is no description of an exported policy and would be overwritten; choose another name than out={path}")
+    raise UserError(
+        f"{beside} is no description of an exported policy and would be overwritten; choose another name than "
+        f"out={path}"
+    )
 
 
 def _intact(path: Path, entry: Mapping[str, Any]) -> bool:
@@ -209,7 +217,10 @@ def _program(graph: PolicyGraph, draws: Sequence[Draw]) -> torch.export.Exported
     with _quiet():
         program = torch.export.export(graph, _examples(graph, draws), dynamic_shapes=shapes, strict=False)
     if "ops.offrl." in str(program.graph_module.code):  # the file could only be loaded beside offrl
-        raise Undrawable("it draws random numbers from offrl.rng's functions imported by name; they must be called as rng.normal(...)")
+        raise Undrawable(
+            "it draws random numbers from offrl.rng's functions imported by name; they must be called as "
+            "rng.normal(...)"
+        )
     return program
 
 
@@ -260,7 +271,9 @@ def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
     model = made.model_proto
     written = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
     if written != opset:
-        raise UserError(f"opset={opset}: PyTorch {torch.__version__} writes opset {written} for this policy; leave opset= out")
+        raise UserError(
+            f"opset={opset}: PyTorch {torch.__version__} writes opset {written} for this policy; leave opset= out"
+        )
     _name_batch(model)
     data = model.SerializeToString()
     options = onnxruntime.SessionOptions()
@@ -274,7 +287,11 @@ def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
     def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> np.ndarray:
         return session.run(["actions"], dict(zip(["observations", *names], (x, *noise), strict=True)))[0]
 
-    extra = {"load": "onnxruntime.InferenceSession(file).run(None, {name: array, ...})[0]", "opset": opset, "ir": model.ir_version}
+    extra = {
+        "load": "onnxruntime.InferenceSession(file).run(None, {name: array, ...})[0]",
+        "opset": opset,
+        "ir": model.ir_version,
+    }
     return _Built(data, runner, f"onnxruntime {onnxruntime.__version__}", extra)
 
 

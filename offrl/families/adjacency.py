@@ -1,11 +1,13 @@
-"""HRAC's adjacency constraint ("Generating Adjacency-Constrained Subgoals in Hierarchical Reinforcement Learning", Zhang et al., 2020,
-arXiv 2006.11485) where subgoals are latents: a subgoal should be a state that is reached within k steps.
+"""HRAC's adjacency constraint ("Generating Adjacency-Constrained Subgoals in Hierarchical Reinforcement Learning",
+Zhang et al., 2020, arXiv 2006.11485) where subgoals are latents: a subgoal should be a state that is reached within k
+steps.
 
-HRAC's high level names a position, its adjacency network psi embeds positions so that those within k steps of each other lie within 1, and
-the high level pays for what lies beyond. HIQL's high level names phi(s, w), a latent, which psi cannot take. So a second network reads
-psi(w) out of (s, phi(s, w)), learnt from pairs of states in the data, and the penalty is that of its output; phi itself, which only the
-values train, is left alone. Other differences: pairs come from the data's trajectories and are drawn anew at each update, instead of 25
-passes over a table of positions, and HRAC's goals are relative.
+HRAC's high level names a position, its adjacency network psi embeds positions so that those within k steps of each
+other lie within 1, and the high level pays for what lies beyond. HIQL's high level names phi(s, w), a latent, which psi
+cannot take. So a second network reads psi(w) out of (s, phi(s, w)), learnt from pairs of states in the data, and the
+penalty is that of its output; phi itself, which only the values train, is left alone. Other differences: pairs come
+from the data's trajectories and are drawn anew at each update, instead of 25 passes over a table of positions, and
+HRAC's goals are relative.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ HIDDEN, WIDTH = (128, 128, 128), 32
 
 
 class Adjacency(nn.Module):
-    """psi over the first `dims` entries of a state (0: all), and the network that reads psi(w) out of (s, phi(s, w))."""
+    """psi over the first `dims` entries of a state (0: all), and the network that reads psi(w) out of (s, phi(s,
+    w)).
+    """
 
     def __init__(self, observation_dim: int, latent: int, dims: int) -> None:
         super().__init__()
@@ -55,7 +59,9 @@ def length(x: Tensor) -> Tensor:
 
 def contrast(distances: Tensor, adjacent: Tensor) -> Tensor:
     """Mean of adjacent max(0, d - 1) + (1 - adjacent) max(0, 1.2 - d) (with the authors' margins)."""
-    return (adjacent * (distances - WITHIN).clamp(min=0.0) + (1.0 - adjacent) * (BEYOND - distances).clamp(min=0.0)).mean()
+    return (
+        adjacent * (distances - WITHIN).clamp(min=0.0) + (1.0 - adjacent) * (BEYOND - distances).clamp(min=0.0)
+    ).mean()
 
 
 class AdjacencyConstraint(Part):

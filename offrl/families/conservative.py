@@ -1,7 +1,8 @@
 """The logsumexp of Q over actions, for penalties that lower Q outside the data: CQL, Cal-QL, COMBO.
 
-"Conservative Q-Learning for Offline Reinforcement Learning" (Kumar et al., 2020, arXiv 2006.04779), CQL(H), with the details of the
-implementation by young-geng that CORL and Cal-QL build on; the first authors' code does not give the paper's scores.
+"Conservative Q-Learning for Offline Reinforcement Learning" (Kumar et al., 2020, arXiv 2006.04779), CQL(H), with the
+details of the implementation by young-geng that CORL and Cal-QL build on; the first authors' code does not give the
+paper's scores.
 Shapes: B states, M sampled actions for each, E critics.
 """
 
@@ -27,7 +28,9 @@ from offrl.optim import Params
 from offrl.settings.field import setting
 
 MAX_MULTIPLIER = 1e6
-SamplePolicy = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]  # observations [B, O], key, n -> [n, B, A], log densities [n, B]
+SamplePolicy = Callable[
+    [Tensor, Tensor, int], tuple[Tensor, Tensor]
+]  # observations [B, O], key, n -> [n, B, A], log densities [n, B]
 
 
 @dataclass
@@ -36,10 +39,16 @@ class SoftMaximumSettings(SoftSettings):
 
     hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
     entropy_in_target: bool = setting(False, "whether the entropy counts in the critics' targets")
-    conservative_weight: float = setting(10.0, "weight of the penalty: how far the critics are pushed down outside the data", low=0.0)
+    conservative_weight: float = setting(
+        10.0, "weight of the penalty: how far the critics are pushed down outside the data", low=0.0
+    )
     cql_temperature: float = setting(1.0, "temperature of the penalty's logsumexp over actions", low=1e-6)
-    actions: int = setting(10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1)
-    importance: bool = setting(True, "divide by the densities of the tried actions; false: count them alike, with the data's action")
+    actions: int = setting(
+        10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1
+    )
+    importance: bool = setting(
+        True, "divide by the densities of the tried actions; false: count them alike, with the data's action"
+    )
     gradient_samples: int = setting(
         0, "of the tried actions draw so many, by their weight in the penalty, to carry its gradient; 0: all do", low=0
     )
@@ -57,10 +66,12 @@ class ConservativeSettings(SoftMaximumSettings):
     )
     action_gap: float | None = setting(
         None,
-        "learn a multiplier of conservative_weight that holds the penalised difference at this gap; null: no multiplier",
+        "learn a multiplier of conservative_weight that holds the penalised difference at this gap; null: no multiplier",  # noqa: E501
         structural=True,
     )
-    min_difference: float | None = setting(None, "the penalised difference is clipped from below, state by state; null: not")
+    min_difference: float | None = setting(
+        None, "the penalised difference is clipped from below, state by state; null: not"
+    )
     max_difference: float | None = setting(None, "and from above; null: not")
     penalty_share: float = setting(
         1.0, "share of the states of a batch on which the penalty is estimated", low=0.0, high=1.0, structural=True
@@ -71,21 +82,38 @@ def check(config: ConservativeSettings, grid: Mapping[str, Sequence[float]] | No
     """Raise UserError for settings with which the penalty would be a constant."""
     low, high = ((grid or {}).get(name, [getattr(config, name)]) for name in ("min_difference", "max_difference"))
     if None not in (*low, *high) and max(low) >= min(high):
-        raise UserError(f"algo.min_difference={max(low):g} must be below algo.max_difference={min(high):g}: nothing lies between them")
+        raise UserError(
+            f"algo.min_difference={max(low):g} must be below algo.max_difference={min(high):g}: nothing lies between "
+            "them"
+        )
     if config.penalty_share <= 0.0:
-        raise UserError("algo.penalty_share=0 leaves no state to estimate the penalty on; algo.conservative_weight=0 goes without it")
+        raise UserError(
+            "algo.penalty_share=0 leaves no state to estimate the penalty on; algo.conservative_weight=0 goes without "
+            "it"
+        )
 
 
 def make_actor(config: ConservativeSettings, spec: DataSpec) -> nn.Module:
-    """The policy network: its log standard deviations have a learnt scale and shift, as in the implementation followed."""
+    """The policy network: its log standard deviations have a learnt scale and shift, as in the implementation
+    followed.
+    """
     if spec.discrete:
-        return Categorical(spec.observation_dim, spec.num_actions, config.hidden, activation=config.activation, init=config.init)
-    form: dict[str, Any] = {"activation": config.activation, "init": config.init, "log_std_min": -20.0, "log_std_max": 2.0}
+        return Categorical(
+            spec.observation_dim, spec.num_actions, config.hidden, activation=config.activation, init=config.init
+        )
+    form: dict[str, Any] = {
+        "activation": config.activation,
+        "init": config.init,
+        "log_std_min": -20.0,
+        "log_std_max": 2.0,
+    }
     return TanhGaussian(spec.observation_dim, spec.action_dim, config.hidden, scaled=True, **form)
 
 
 def spread_rows(batch: Batch, share: float) -> Batch:
-    """A share of the batch's rows, at least one, evenly spread: online, the data's rows come first and the played ones after them."""
+    """A share of the batch's rows, at least one, evenly spread: online, the data's rows come first and the played ones
+    after them.
+    """
     size = len(batch["rewards"])
     rows = max(1, round(share * size))
     if rows == size:
@@ -108,13 +136,19 @@ def sampled_actions(sample_policy: SamplePolicy, batch: Batch, n: int, key: Tens
     uniform = rng.uniform(uniform_key, shape, -1.0, 1.0)
     density = torch.full(shape[:2], -shape[-1] * math.log(2.0), device=uniform.device)
     state_actions, state_density = sample_policy(batch["observations"], state_key, n)
-    next_states = batch.get(FOLLOWING, batch["next_observations"])  # of the step after this one, also where targets take several
+    next_states = batch.get(
+        FOLLOWING, batch["next_observations"]
+    )  # of the step after this one, also where targets take several
     next_actions, next_density = sample_policy(next_states, next_key, n)
-    return SampledActions(torch.cat([uniform, state_actions, next_actions]), torch.cat([density, state_density, next_density]))
+    return SampledActions(
+        torch.cat([uniform, state_actions, next_actions]), torch.cat([density, state_density, next_density])
+    )
 
 
 def data_logits(critic: Critic, params: Params, batch: Batch) -> Tensor | None:
-    """The critics' outputs at the batch's actions [E, B, out_dim] for both terms of a loss; None with dropout, which one of them has."""
+    """The critics' outputs at the batch's actions [E, B, out_dim] for both terms of a loss; None with dropout, which
+    one of them has.
+    """
     return None if critic.config.critic_dropout else critic.logits(params, batch["observations"], batch["actions"])
 
 
@@ -153,11 +187,12 @@ def soft_maximum(
     """The soft maximum, each action's exp(Q) divided by the density that it was drawn with (appendix F of the paper).
 
     The temperature divides Q minus the log density, as in the implementation followed. Without `importance` actions
-    count alike, and the data's is one of them. With `gradient_samples` the value is the same, and the gradient `sampled_gradient`'s.
+    count alike, and the data's is one of them. With `gradient_samples` the value is the same, and the gradient
+    `sampled_gradient`'s.
 
     logits: the critics' outputs at the batch's actions [E, B, out_dim], where they are known already.
-    bound: from the values [E, M, B] to those that enter the penalty (Cal-QL). joint: the reduction of scores over actions (COMBO).
-    """
+    bound: from the values [E, M, B] to those that enter the penalty (Cal-QL). joint: the reduction of scores over
+    actions (COMBO)."""
     observations, temperature = batch["observations"], config.cql_temperature
     q_data = critic.q(params, observations, batch["actions"]) if logits is None else critic.head.mean(logits)
     constant = {k: v.detach() for k, v in params.items()} if config.gradient_samples else params
@@ -173,29 +208,42 @@ def soft_maximum(
         scores = torch.cat([values, data_scores.unsqueeze(1)], 1) / temperature
     level = temperature * joint(scores)
     if config.gradient_samples:
-        level = level + sampled_gradient(critic, params, observations, actions, scores, differentiable, config.gradient_samples, key)
+        level = level + sampled_gradient(
+            critic, params, observations, actions, scores, differentiable, config.gradient_samples, key
+        )
     return SoftMaximum(level, q_data, q)
 
 
 def sampled_gradient(
-    critic: Critic, params: Params, observations: Tensor, actions: Tensor, scores: Tensor, differentiable: Tensor, n: int, key: Tensor
+    critic: Critic,
+    params: Params,
+    observations: Tensor,
+    actions: Tensor,
+    scores: Tensor,
+    differentiable: Tensor,
+    n: int,
+    key: Tensor,
 ) -> Tensor:
     """Zeros [E, B] whose gradient is in expectation that of the logsumexp of scores [E, M, B] over actions [M, B, A].
 
-    That gradient is the mean of Q's over actions drawn from the softmax of the scores, so it is enough to differentiate the n that are
-    drawn. differentiable [E, M, B]: True where Q has a gradient.
+    That gradient is the mean of Q's over actions drawn from the softmax of the scores, so it is enough to differentiate
+    the n that are drawn. differentiable [E, M, B]: True where Q has a gradient.
     """
     size, _, rows = scores.shape
     sample = rng.categorical(key, scores.detach().transpose(1, 2).expand(n, size, rows, -1))  # [n, E, B]
     index = sample.transpose(0, 1)  # [E, n, B]
-    sample_actions = actions.expand(size, *actions.shape).gather(1, index.unsqueeze(-1).expand(-1, -1, -1, actions.shape[-1]))
+    sample_actions = actions.expand(size, *actions.shape).gather(
+        1, index.unsqueeze(-1).expand(-1, -1, -1, actions.shape[-1])
+    )
     inputs = torch.cat([observations.expand(size, n, *observations.shape), sample_actions], -1)
     q = critic.head.mean(critic(params, inputs.flatten(1, 2))).reshape(size, n, rows)
     return ((q - q.detach()) * differentiable.gather(1, index)).mean(1)
 
 
 def simultaneous(state: TrainState, steps: Mapping[str, tuple[TrainState, Metrics]]) -> tuple[TrainState, Metrics]:
-    """The state after one step of each module, all of them made from `state`; the critic's step may have changed `extra` too."""
+    """The state after one step of each module, all of them made from `state`; the critic's step may have changed
+    `extra` too.
+    """
     next_state = state._replace(
         params={name: steps[name][0].params[name] for name in state.params},
         opt={name: steps[name][0].opt[name] for name in state.opt},

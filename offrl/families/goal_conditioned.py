@@ -1,9 +1,9 @@
 """Goal-conditioned algorithms: their settings, networks and policies, and the two losses of policy extraction.
 
-Networks and losses are those of OGBench's reference implementations (arXiv 2410.20092; specification C.0): GELU, LayerNorm after it in
-values and never in actors, a policy N(f(s, g), I), observations as they are. Their one optimiser over the sum of all losses is, for Adam,
-one for each module: each loss reads the others' parameters from before the update, so actors are updated before their critics.
-"""
+Networks and losses are those of OGBench's reference implementations (arXiv 2410.20092; specification C.0): GELU,
+LayerNorm after it in values and never in actors, a policy N(f(s, g), I), observations as they are. Their one optimiser
+over the sum of all losses is, for Adam, one for each module: each loss reads the others' parameters from before the
+update, so actors are updated before their critics."""
 
 from __future__ import annotations
 
@@ -35,15 +35,24 @@ class GoalSettings:
     learning_rate: float = setting(3e-4, "Adam's learning rate", low=0.0)
     batch_size: int = setting(1024, "transitions in a batch", low=1)
     discount: float = setting(
-        0.99, "discount factor; also of goals at geometric distances (giant mazes and humanoidmaze: 0.995)", high=1.0, shared=True
+        0.99,
+        "discount factor; also of goals at geometric distances (giant mazes and humanoidmaze: 0.995)",
+        high=1.0,
+        shared=True,
     )
     hidden: list[int] = setting([512, 512, 512], "widths of the hidden layers", low=1)
-    actor_current: float = setting(0.0, "share of the policy's goals that are the present state", low=0.0, high=1.0, shared=True)
+    actor_current: float = setting(
+        0.0, "share of the policy's goals that are the present state", low=0.0, high=1.0, shared=True
+    )
     actor_trajectory: float = setting(
         1.0, "share that are later states of the trajectory (stitch: 0.5, explore: 0)", low=0.0, high=1.0, shared=True
     )
-    actor_random: float = setting(0.0, "share that are any states of the data (stitch: 0.5, explore: 1)", low=0.0, high=1.0, shared=True)
-    actor_geometric: bool = setting(False, "later states at geometric distances; else uniform over the rest of the trajectory")
+    actor_random: float = setting(
+        0.0, "share that are any states of the data (stitch: 0.5, explore: 1)", low=0.0, high=1.0, shared=True
+    )
+    actor_geometric: bool = setting(
+        False, "later states at geometric distances; else uniform over the rest of the trajectory"
+    )
 
     @property
     def actor_mix(self) -> Mix:
@@ -57,10 +66,16 @@ class GoalValueSettings(GoalSettings):
 
     layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the values")
     layer_norm_epsilon: float = epsilon_field(1e-6)
-    value_current: float = setting(0.2, "share of the values' goals that are the present state", low=0.0, high=1.0, shared=True)
-    value_trajectory: float = setting(0.5, "share that are later states of the trajectory", low=0.0, high=1.0, shared=True)
+    value_current: float = setting(
+        0.2, "share of the values' goals that are the present state", low=0.0, high=1.0, shared=True
+    )
+    value_trajectory: float = setting(
+        0.5, "share that are later states of the trajectory", low=0.0, high=1.0, shared=True
+    )
     value_random: float = setting(0.3, "share that are any states of the data", low=0.0, high=1.0, shared=True)
-    value_geometric: bool = setting(True, "later states at geometric distances; else uniform over the rest of the trajectory")
+    value_geometric: bool = setting(
+        True, "later states at geometric distances; else uniform over the rest of the trajectory"
+    )
 
     @property
     def value_mix(self) -> Mix:
@@ -72,9 +87,13 @@ class GoalValueSettings(GoalSettings):
 class GoalTargetSettings(GoalValueSettings):
     """Settings of those whose values have targets that follow them."""
 
-    polyak: float = setting(0.005, "share of the online parameters that enters the targets at each update", low=0.0, high=1.0)
+    polyak: float = setting(
+        0.005, "share of the online parameters that enters the targets at each update", low=0.0, high=1.0
+    )
     target_update: str = setting(
-        "before", "the parameters that the targets move towards: those before the update (as OGBench's code) or after it", choices=STEPS
+        "before",
+        "the parameters that the targets move towards: those before the update (as OGBench's code) or after it",
+        choices=STEPS,
     )
 
 
@@ -82,11 +101,17 @@ class GoalTargetSettings(GoalValueSettings):
 class GoalStepSettings(GoalTargetSettings):
     """Settings of those whose values learn from one step, or from `n_step`."""
 
-    n_step: int = setting(1, "values' targets look so many steps of the data ahead before they bootstrap, or to the goal or the end", low=1)
+    n_step: int = setting(
+        1,
+        "values' targets look so many steps of the data ahead before they bootstrap, or to the goal or the end",
+        low=1,
+    )
 
 
 class GoalActor(Actor):
-    """Policy of the module "actor", which sees the observation and the goal. A carry is the goals [E, G]; None: none was set."""
+    """Policy of the module "actor", which sees the observation and the goal. A carry is the goals [E, G]; None: none
+    was set.
+    """
 
     algorithm: GoalConditioned
 
@@ -102,17 +127,22 @@ def required_goals(algorithm: Algorithm, goals: Tensor | None) -> Tensor:
     """`goals`. Raises UserError where none was set."""
     if goals is None:
         raise UserError(
-            f"a policy of {algorithm.config.name} acts towards a goal, and was told none: this use of a policy has no goals, or the "
+            f"a policy of {algorithm.config.name} acts towards a goal, and was told none: this use of a policy has no "
+            "goals, or the "
             "environment gives none (info['goal'], or the observation's entry desired_goal)"
         )
     return goals
 
 
 class GoalConditioned(Algorithm):
-    """Base of algorithms that learn from goals drawn in hindsight. Module "actor" sees the observation and the goal side by side."""
+    """Base of algorithms that learn from goals drawn in hindsight. Module "actor" sees the observation and the goal
+    side by side.
+    """
 
     traits = Traits(goal_conditioned=True)
-    subgoal_kind: ClassVar[str] = ""  # subgoals that trained runs choose for others (`offrl.families.subgoals`): "latent", "state", or none
+    subgoal_kind: ClassVar[str] = (
+        ""  # subgoals that trained runs choose for others (`offrl.families.subgoals`): "latent", "state", or none
+    )
 
     @property
     def goal_dim(self) -> int:
@@ -123,7 +153,9 @@ class GoalConditioned(Algorithm):
         """N(f(x), I) over actions, x the observation and the goal, or another input of that dimension."""
         c, s = self.config, self.spec
         inputs = s.observation_dim + self.goal_dim if inputs is None else inputs
-        return make_policy("unit_gaussian", inputs, s.action_dim, s.num_actions, c.hidden, activation="gelu_tanh", init="xavier")
+        return make_policy(
+            "unit_gaussian", inputs, s.action_dim, s.num_actions, c.hidden, activation="gelu_tanh", init="xavier"
+        )
 
     def sampler(self) -> GoalSampler:
         actor, value = self.config.actor_mix, getattr(self.config, "value_mix", None)
@@ -141,12 +173,18 @@ class GoalConditioned(Algorithm):
         return dist, self.policy.log_prob(dist, batch["actions"])
 
     def move_targets(self, before: TrainState, after: TrainState, name: str) -> TrainState:
-        """The state `after` an update with the targets of a module a step further. before: the state before that update."""
+        """The state `after` an update with the targets of a module a step further. before: the state before that
+        update.
+        """
         towards = before if self.config.target_update == "before" else after
-        return after._replace(target=self.polyak(after._replace(params=towards.params), name, self.config.polyak).target)
+        return after._replace(
+            target=self.polyak(after._replace(params=towards.params), name, self.config.polyak).target
+        )
 
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor | None:
-        """Distances [B] of goals [B, G], larger for farther ones, for pictures and tests. None: the algorithm learns no distance."""
+        """Distances [B] of goals [B, G], larger for farther ones, for pictures and tests. None: the algorithm learns no
+        distance.
+        """
         return None
 
 
@@ -176,7 +214,8 @@ def learner_field() -> Any:
     """The setting `learner`, which chooses between the two."""
     return setting(
         "auto",
-        "how values improve the policy: ddpg_bc, by their gradient; awr, by weights of imitation; auto: ddpg_bc, for discrete actions awr",
+        "how values improve the policy: ddpg_bc, by their gradient; awr, by weights of imitation; auto: ddpg_bc, for "
+        "discrete actions awr",
         choices=LEARNERS,
     )
 
@@ -184,12 +223,16 @@ def learner_field() -> Any:
 def chosen_learner(config: Any, discrete: bool) -> str:
     """`ddpg_bc` or `awr`. Raises UserError for the gradient with respect to discrete actions."""
     if config.learner == "ddpg_bc" and discrete:
-        raise UserError(f"{config.name} with discrete actions has no gradient of Q with respect to them: algo.learner=awr")
+        raise UserError(
+            f"{config.name} with discrete actions has no gradient of Q with respect to them: algo.learner=awr"
+        )
     return str(config.learner) if config.learner != "auto" else "awr" if discrete else "ddpg_bc"
 
 
 def awr_loss(log_prob: Tensor, advantage: Tensor, temperature: float | Tensor) -> tuple[Tensor, Metrics]:
-    """-E min(exp(temperature A), 100) log pi(a | s, g) (OGBench's AWR), of log densities and advantages [B] of the data's actions."""
+    """-E min(exp(temperature A), 100) log pi(a | s, g) (OGBench's AWR), of log densities and advantages [B] of the
+    data's actions.
+    """
     weight = losses.advantage_weight(advantage, temperature)
     loss = -(weight * log_prob).mean()
     return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
@@ -219,8 +262,8 @@ class GoalTarget(NamedTuple):
 
 
 def goal_target(config: Any, batch: Batch) -> GoalTarget:
-    """Of a reward of -1 for each step until the goal is reached. Windows of m steps (`n_step`) sum -1 + ... - discount^(m - 1); one that
-    ends at the goal has nothing after it, and one of 0 steps is there already."""
+    """Of a reward of -1 for each step until the goal is reached. Windows of m steps (`n_step`) sum -1 + ... -
+    discount^(m - 1); one that ends at the goal has nothing after it, and one of 0 steps is there already."""
     if SPAN not in batch:
         return GoalTarget(*goal_rewards(batch[SUCCESSES]), config.discount, batch["next_observations"])
     steps, span = torch.arange(config.n_step, device=batch[SPAN].device), batch[SPAN]

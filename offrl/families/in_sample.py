@@ -1,4 +1,6 @@
-"""In-sample learning: the parts that IQL, XQL, f-DVL and ReCOIL, each of which has its own loss of V, share beside their critics."""
+"""In-sample learning: the parts that IQL, XQL, f-DVL and ReCOIL, each of which has its own loss of V, share beside
+their critics.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +35,29 @@ class InSampleSettings(CriticSettings):
     max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
     policy: str = setting(
         "gaussian",
-        "gaussian (as published), tanh_gaussian, unit_gaussian (as OGBench), deterministic with squared error (discrete: categorical)",
+        "gaussian (as published), tanh_gaussian, unit_gaussian (as OGBench), deterministic with squared error "
+        "(discrete: categorical)",
         choices=("gaussian", "tanh_gaussian", "unit_gaussian", "deterministic"),
     )
     dropout: float = setting(0.0, "dropout rate of the policy", low=0.0, high=0.99, structural=True)
-    actor_schedule: str = setting("cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant"))
-    decay_steps: int = setting(1_000_000, "length of the schedule in updates, as published whatever the run's length", low=1)
+    actor_schedule: str = setting(
+        "cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant")
+    )
+    decay_steps: int = setting(
+        1_000_000, "length of the schedule in updates, as published whatever the run's length", low=1
+    )
 
 
 @dataclass
 class SteepValueSettings(InSampleSettings):
-    """Settings of in-sample algorithms whose loss of V is steep; the defaults are XQL's "consistent" ones for D4RL's locomotion tasks."""
+    """Settings of in-sample algorithms whose loss of V is steep; the defaults are XQL's "consistent" ones for D4RL's
+    locomotion tasks.
+    """
 
     gumbel_temperature: float = setting(
-        2.0, "XQL's beta: V is beta log E[exp(Q / beta)], nearer to the largest Q of the data the smaller it is", low=1e-3
+        2.0,
+        "XQL's beta: V is beta log E[exp(Q / beta)], nearer to the largest Q of the data the smaller it is",
+        low=1e-3,
     )
     gumbel_clip: float = setting(7.0, "largest (Q - V) / gumbel_temperature in the exponent", low=0.0)
     value_layer_norm: bool = setting(True, "LayerNorm in each hidden layer of V, whatever the critics have")
@@ -54,10 +65,16 @@ class SteepValueSettings(InSampleSettings):
     value_updates: int = setting(1, "updates of V in each update", low=1)
     random_actions: int = setting(0, "so many uniformly random actions for each state are added to V's batch", low=0)
     action_noise: float = setting(
-        0.0, "standard deviation of noise (cut at 0.5) on the data's continuous actions in V's batch; 0: none", low=0.0, structural=True
+        0.0,
+        "standard deviation of noise (cut at 0.5) on the data's continuous actions in V's batch; 0: none",
+        low=0.0,
+        structural=True,
     )
     huber_delta: float = setting(
-        20.0, "scalar value head: the critics' squared errors grow linearly beyond this; 0: never", low=0.0, structural=True
+        20.0,
+        "scalar value head: the critics' squared errors grow linearly beyond this; 0: never",
+        low=0.0,
+        structural=True,
     )
 
 
@@ -84,7 +101,9 @@ def actor_of(algorithm: Algorithm, state: TrainState) -> Actor:
 def expectile_loss(
     value: Value, params: Params, batch: Batch, q: Values, expectile: float | Tensor, rows: float | Tensor = 1.0
 ) -> tuple[Tensor, Metrics]:
-    """E |tau - 1(Q - V < 0)| (Q - V)^2 (IQL, arXiv 2110.06169, equation 5), for values q [B]. rows [B]: weights of the batch's rows."""
+    """E |tau - 1(Q - V < 0)| (Q - V)^2 (IQL, arXiv 2110.06169, equation 5), for values q [B]. rows [B]: weights of the
+    batch's rows.
+    """
     v = value(params, batch["observations"])
     loss = (rows * losses.expectile_weight(q.mean - v.mean, expectile) * value.objective(v, q)).mean()
     return loss, {"value/loss": loss, "value/v": v.mean.mean()}
@@ -93,8 +112,11 @@ def expectile_loss(
 # ---- steep losses of V (XQL, f-DVL, ReCOIL)
 
 
-def value_batch(config: Any, critic: Critic, params: Params, batch: Batch, q: Tensor, key: Tensor) -> tuple[Batch, Tensor]:
-    """Observations and Q [B'] for V's loss: at the data's actions, with noise where `action_noise` is above 0, and then at random ones.
+def value_batch(
+    config: Any, critic: Critic, params: Params, batch: Batch, q: Tensor, key: Tensor
+) -> tuple[Batch, Tensor]:
+    """Observations and Q [B'] for V's loss: at the data's actions, with noise where `action_noise` is above 0, and then
+    at random ones.
 
     params: of the critics that gave q [B] at the data's actions.
     """
@@ -117,7 +139,9 @@ def value_batch(config: Any, critic: Critic, params: Params, batch: Batch, q: Te
 
 
 def huber_objective(config: Any, critic: Critic) -> Objective | None:
-    """The critics' squared errors, which grow linearly beyond `huber_delta`; None: the value head's own loss, where it is no scalar."""
+    """The critics' squared errors, which grow linearly beyond `huber_delta`; None: the value head's own loss, where it
+    is no scalar.
+    """
     if config.value_head != "scalar":
         return None
 
@@ -129,7 +153,9 @@ def huber_objective(config: Any, critic: Critic) -> Objective | None:
 
 
 def value_metrics(rows: Tensor, q: Tensor, v: Tensor) -> Metrics:
-    """Metrics of a steep loss of V, [B] each: beside its mean, to show spikes, a row's largest loss and V's largest distance from Q."""
+    """Metrics of a steep loss of V, [B] each: beside its mean, to show spikes, a row's largest loss and V's largest
+    distance from Q.
+    """
     gap = (q - v).detach().abs()
     return {"value/loss": rows.mean(), "value/v": v.mean(), "value/largest": rows.amax(), "value/gap": gap.amax()}
 

@@ -25,23 +25,27 @@ from offrl.settings.field import setting
 class TargetReturnSettings:
     """Settings of return-conditioned policies.
 
-    targets_ahead: a target is of the rest of the episode, discounted and the same at every step; no episode's return is compared with it.
-    """
+    targets_ahead: a target is of the rest of the episode, discounted and the same at every step; no episode's return is
+    compared with it."""
 
     targets_ahead: ClassVar[bool] = False
 
     target_return: float | None = setting(
         None,
-        "what the policy is asked to earn in an episode, in the units of the recorded rewards; null: the best return in the data",
+        "what the policy is asked to earn in an episode, in the units of the recorded rewards; null: the best return "
+        "in the data",
         acting=True,
     )
     return_scale: float | None = setting(
-        None, "returns are divided by this before a network sees them; null: the largest absolute return in the data", low=1e-9
+        None,
+        "returns are divided by this before a network sees them; null: the largest absolute return in the data",
+        low=1e-9,
     )
 
 
 def fit_target_return(config: Any, dataset: Dataset) -> Any:
-    """`config` with the data's best return as the target and its largest absolute one as the scale, where these are not given.
+    """`config` with the data's best return as the target and its largest absolute one as the scale, where these are not
+    given.
 
     Returns, as in `SequenceSampler`, are in the units of the recorded rewards.
     """
@@ -60,7 +64,9 @@ def recorded(rewards: Tensor, spec: DataSpec) -> Tensor:
 
 
 def round_digits(value: float, digits: int = 5) -> float:
-    """A number with `digits` significant digits: the same on machines that add up in another order, for it is part of a run's identity."""
+    """A number with `digits` significant digits: the same on machines that add up in another order, for it is part of a
+    run's identity.
+    """
     return 0.0 if value == 0.0 else round(value, digits - 1 - math.floor(math.log10(abs(value))))
 
 
@@ -75,14 +81,18 @@ class OutcomeSettings(TargetReturnSettings):
     dropout: float = setting(0.0, "dropout rate of the hidden layers", low=0.0, high=0.99, structural=True)
     condition: str = setting(
         "to_go",
-        "to_go: the return that is left, less with every reward; average: the return to go divided by the steps that are left until "
+        "to_go: the return that is left, less with every reward; average: the return to go divided by the steps that "
+        "are left until "
         "`max_length`, and when acting a constant",
         choices=("average", "to_go"),
     )
-    max_length: int | None = setting(None, "condition=average: steps of the longest episode; null: of those in the data", low=1)
+    max_length: int | None = setting(
+        None, "condition=average: steps of the longest episode; null: of those in the data", low=1
+    )
     policy: str = setting(
         "gaussian",
-        "gaussian, tanh_gaussian: negative log-likelihood; deterministic: squared error (discrete actions: always categorical)",
+        "gaussian, tanh_gaussian: negative log-likelihood; deterministic: squared error (discrete actions: always "
+        "categorical)",
         choices=("deterministic", "gaussian", "tanh_gaussian"),
     )
 
@@ -106,16 +116,19 @@ class OutcomeActor(Actor):
 
 
 class OutcomeConditioned(Algorithm):
-    """A policy pi(a | s, w) without a memory, which acts with the target return for its outcome w. A subclass has its loss and its update.
+    """A policy pi(a | s, w) without a memory, which acts with the target return for its outcome w. A subclass has its
+    loss and its update.
 
-    Batches are steps with the return that followed them. Episodes of which the data lack the end have no return, and are not learnt from.
-    """
+    Batches are steps with the return that followed them. Episodes of which the data lack the end have no return, and
+    are not learnt from."""
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         config = fit_target_return(config, dataset)
         if config.max_length is None:
-            config = dataclasses.replace(config, max_length=int(dataset.episode_lengths()[drawn_episodes(dataset)].max()))
+            config = dataclasses.replace(
+                config, max_length=int(dataset.episode_lengths()[drawn_episodes(dataset)].max())
+            )
         return config
 
     @property
@@ -141,8 +154,8 @@ class OutcomeConditioned(Algorithm):
     def outcome(self, returns: Tensor, timesteps: Tensor) -> Tensor:
         """w [B] of returns to go [B] at these time steps of their episodes: a share of `return_scale`.
 
-        An average reward is multiplied by the length of the longest episode, so that both kinds are the same at an episode's start.
-        """
+        An average reward is multiplied by the length of the longest episode, so that both kinds are the same at an
+        episode's start."""
         share = returns / self.config.return_scale
         if self.config.condition != "average":
             return share

@@ -26,17 +26,29 @@ from offrl.settings.field import setting
 class SoftSettings(CriticSettings):
     """Settings of soft actor-critics."""
 
-    entropy_learning_rate: float | None = setting(None, "Adam's rate for the weight of the entropy; null: the actor's", low=0.0)
-    entropy_weight: float = setting(1.0, "weight of the entropy (SAC's alpha) at the start", low=1e-8)
-    max_entropy_weight: float | None = setting(None, "the entropy's weight counts as at most this; null: as it is", low=0.0)
-    target_entropy: float | None = setting(
-        None, "entropy, in nats, that its learnt weight holds the policy at; null: minus the action dimensions (discrete: 0.1 log K)"
+    entropy_learning_rate: float | None = setting(
+        None, "Adam's rate for the weight of the entropy; null: the actor's", low=0.0
     )
-    target_entropy_scale: float = setting(1.0, "multiplies what target_entropy is where it is null (RLPD: 0.5)", low=0.0)
+    entropy_weight: float = setting(1.0, "weight of the entropy (SAC's alpha) at the start", low=1e-8)
+    max_entropy_weight: float | None = setting(
+        None, "the entropy's weight counts as at most this; null: as it is", low=0.0
+    )
+    target_entropy: float | None = setting(
+        None,
+        "entropy, in nats, that its learnt weight holds the policy at; null: minus the action dimensions (discrete: "
+        "0.1 log K)",
+    )
+    target_entropy_scale: float = setting(
+        1.0, "multiplies what target_entropy is where it is null (RLPD: 0.5)", low=0.0
+    )
     entropy_in_target: bool = setting(True, "whether the entropy counts in the critics' targets")
-    max_target_actions: int = setting(1, "targets take the best of so many actions of the policy, not one (CQL on AntMaze: 10)", low=1)
+    max_target_actions: int = setting(
+        1, "targets take the best of so many actions of the policy, not one (CQL on AntMaze: 10)", low=1
+    )
     actor_value: str = setting(
-        "min", "what the actor maximises: the smallest of the critics' values, or their mean (REDQ, RLPD)", choices=("min", "mean")
+        "min",
+        "what the actor maximises: the smallest of the critics' values, or their mean (REDQ, RLPD)",
+        choices=("min", "mean"),
     )
 
 
@@ -88,8 +100,9 @@ class SoftActorCritic(Algorithm):
     def target_entropy(self) -> float:
         """The entropy that the policy is held at: `target_entropy`, or -A; for K discrete actions a tenth of log K.
 
-        arXiv 1910.07207 holds discrete policies near log K, for exploration; learnt from data alone that is a policy of mostly random
-        actions, and its value. A tenth is 99% for the better of two actions, and the weight still answers.
+        arXiv 1910.07207 holds discrete policies near log K, for exploration; learnt from data alone that is a policy of
+        mostly random actions, and its value. A tenth is 99% for the better of two actions, and the weight still
+        answers.
         """
         if self.config.target_entropy is not None:
             return self.config.target_entropy
@@ -97,7 +110,9 @@ class SoftActorCritic(Algorithm):
         default = 0.1 * math.log(s.num_actions) if s.discrete else -float(s.action_dim)
         return self.config.target_entropy_scale * default
 
-    def sample(self, actor: Params, observations: Tensor, key: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
+    def sample(
+        self, actor: Params, observations: Tensor, key: Tensor, count: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Reparametrised actions [B, A] and their log densities [B]; with `count` [count, B, A] and [count, B]."""
         dist = self.apply("actor", actor, observations)
         return cast(TanhGaussian, self.policy).sample_with_log_prob(dist, key, count)
@@ -109,10 +124,16 @@ class SoftActorCritic(Algorithm):
 
     def negative_entropy(self, actor: Params, observations: Tensor, key: Tensor) -> Tensor:
         """log pi [B] of an action of the policy; discrete: its exact expectation."""
-        return -self.probabilities(actor, observations)[1] if self.spec.discrete else self.sample(actor, observations, key)[1]
+        return (
+            -self.probabilities(actor, observations)[1]
+            if self.spec.discrete
+            else self.sample(actor, observations, key)[1]
+        )
 
     def entropy_loss(self, entropy: Params, state: TrainState, negative_entropy: Tensor) -> tuple[Tensor, Metrics]:
-        """-log alpha * (log pi + target entropy), the usual form; negative_entropy [B]: log densities, or minus the entropies."""
+        """-log alpha * (log pi + target entropy), the usual form; negative_entropy [B]: log densities, or minus the
+        entropies.
+        """
         weight = self.apply("entropy", entropy)
         # not weight.log(): where the entropy stays above its target the weight falls for good, and in the end to 0
         loss = -(entropy["log"] * (negative_entropy + self.target_entropy)).mean()
@@ -137,11 +158,16 @@ class SoftActorCritic(Algorithm):
         return loss, {"actor/loss": loss, "actor/q": q.mean()}
 
     def target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor) -> Target:
-        """r + discount * (1 - terminated) * (min_k Q'_k(s', a') - alpha log pi(a'|s')), a' from the policy, or the best of several."""
+        """r + discount * (1 - terminated) * (min_k Q'_k(s', a') - alpha log pi(a'|s')), a' from the policy, or the best
+        of several.
+        """
         if self.config.max_target_actions > 1:
             return self.best_target(state, actor, batch, key, self.config.max_target_actions)
         weight = self.weight(state) * float(self.config.entropy_in_target)
-        observations, target_critics = batch["next_observations"], self.critic.target_critics(state, rng.fold_in(key, 100))
+        observations, target_critics = (
+            batch["next_observations"],
+            self.critic.target_critics(state, rng.fold_in(key, 100)),
+        )
         if self.spec.discrete:
             log_p, entropy = self.probabilities(actor, observations)
             value, mixture = self.critic.expected_q(target_critics, observations, log_p)
@@ -151,8 +177,13 @@ class SoftActorCritic(Algorithm):
         return self.critic.td_target(batch, Values(value - weight * log_p, logits))
 
     def best_target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor, count: int) -> Target:
-        """The target with, for V(s'), the best of `count` actions of the policy by the smallest of the critics (discrete: of all)."""
-        observations, target_critics = batch["next_observations"], self.critic.target_critics(state, rng.fold_in(key, 100))
+        """The target with, for V(s'), the best of `count` actions of the policy by the smallest of the critics
+        (discrete: of all).
+        """
+        observations, target_critics = (
+            batch["next_observations"],
+            self.critic.target_critics(state, rng.fold_in(key, 100)),
+        )
         if self.spec.discrete:
             logits = self.critic.logits_of_all(target_critics, observations).transpose(1, 2)  # [E, K, B, out_dim]
             log_p = self.apply("actor", actor, observations)[0].T
@@ -166,7 +197,9 @@ class SoftActorCritic(Algorithm):
         if not self.critic.head.distributional:
             return self.critic.td_target(batch, Values(value))
         width = logits.shape[-1]
-        best_logits = logits.gather(1, best.view(1, 1, -1, 1).expand(logits.shape[0], 1, -1, width)).squeeze(1)  # [E, B, out_dim]
+        best_logits = logits.gather(1, best.view(1, 1, -1, 1).expand(logits.shape[0], 1, -1, width)).squeeze(
+            1
+        )  # [E, B, out_dim]
         return self.critic.td_target(batch, Values(value, self.critic.smallest(best_logits).logits))
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
@@ -200,7 +233,8 @@ class ManyCriticsSettings(SoftSettings):
 
 
 def action_gradients(critic: Critic, params: Params, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Raw outputs [E, B, out_dim] at actions [B, A], and the gradients [E, B, A] of each critic's value with respect to them.
+    """Raw outputs [E, B, out_dim] at actions [B, A], and the gradients [E, B, A] of each critic's value with respect to
+    them.
 
     Both come from one forward pass, and both can be differentiated with respect to `params`.
     """

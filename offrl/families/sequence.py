@@ -43,15 +43,20 @@ class SequenceSettings:
     width: int = setting(128, "width of the transformer", low=1)
     layers: int = setting(3, "its blocks", low=1)
     heads: int = setting(1, "its attention heads", low=1)
-    dropout: float = setting(0.1, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99, structural=True)
+    dropout: float = setting(
+        0.1, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99, structural=True
+    )
     activation: str = setting("relu", "of the blocks", choices=("relu", "gelu", "silu", "tanh"))
     max_timestep: int | None = setting(
         None,
-        "time steps with an embedding of their own; null: as long as the data's longest episode or the environment's limit",
+        "time steps with an embedding of their own; null: as long as the data's longest episode or the environment's "
+        "limit",
         low=1,
     )
     padding: str = setting(
-        "right", "where windows shorter than the context are filled up; no result depends on it", choices=("right", "left")
+        "right",
+        "where windows shorter than the context are filled up; no result depends on it",
+        choices=("right", "left"),
     )
     policy: str = setting(
         "deterministic",
@@ -64,20 +69,27 @@ class Steps(nn.Module):
     """Several tokens a step, each embedded linearly; those of a step share a learnt embedding of its time."""
 
     def __init__(self, sizes: Mapping[str, int], config: Any, post_norm: bool = False, hidden: str = "") -> None:
-        """sizes: dimension of each kind of token, in their order within a step. hidden: a kind to which no token attends, not even itself,
-        but for the one of a window's first step."""
+        """sizes: dimension of each kind of token, in their order within a step. hidden: a kind to which no token
+        attends, not even itself, but for the one of a window's first step."""
         super().__init__()
         c, self.kinds, self.rate, self.hidden = config, tuple(sizes), config.dropout, hidden
         self.embed = nn.ModuleDict({kind: Affine(size, c.width) for kind, size in sizes.items()})
         self.time = Table(c.max_timestep or 1, c.width)  # it is found from the data, and a grid is checked before that
         self.norm = Norm(c.width)
-        self.trunk: nn.Module = Transformer(c.width, c.layers, c.heads, dropout=c.dropout, activation=c.activation, post_norm=post_norm)
+        self.trunk: nn.Module = Transformer(
+            c.width, c.layers, c.heads, dropout=c.dropout, activation=c.activation, post_norm=post_norm
+        )
 
     def forward(
-        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, output_kind: str | None = None
+        self,
+        tokens: Mapping[str, Tensor],
+        timesteps: Tensor,
+        valid: Tensor | None,
+        key: Tensor | None,
+        output_kind: str | None = None,
     ) -> dict[str, Tensor]:
-        """tokens [B, K, size] by kind, timesteps and valid [B, K] -> the transformer's outputs at them, [B, K, D] by kind; with
-        `output_kind`, of that kind alone."""
+        """tokens [B, K, size] by kind, timesteps and valid [B, K] -> the transformer's outputs at them, [B, K, D] by
+        kind; with `output_kind`, of that kind alone."""
         count, time = len(self.kinds), self.time(timesteps)
         x = self.norm(interleave([self.embed[kind](tokens[kind]) + time for kind in self.kinds]))
         if key is not None:
@@ -90,12 +102,16 @@ class Steps(nn.Module):
             mask = visible(rows, x.shape[-2])
             if self.hidden:
                 first = valid & (valid.cumsum(-1) == 1)
-                keys = torch.stack([first if kind == self.hidden else torch.ones_like(first) for kind in self.kinds], -1).flatten(-2)
+                keys = torch.stack(
+                    [first if kind == self.hidden else torch.ones_like(first) for kind in self.kinds], -1
+                ).flatten(-2)
                 # padding goes on seeing itself, so that no row of weights is empty
                 mask = mask & (keys.unsqueeze(-2) | ~rows.unsqueeze(-1)).unsqueeze(-3)
         return self.outputs(x, mask, key, 0, output_kind)
 
-    def outputs(self, x: Tensor, mask: Tensor | None, key: Tensor | None, skip: int, output_kind: str | None) -> dict[str, Tensor]:
+    def outputs(
+        self, x: Tensor, mask: Tensor | None, key: Tensor | None, skip: int, output_kind: str | None
+    ) -> dict[str, Tensor]:
         """The transformer's outputs at all tokens but the first `skip`, by kind, or at those of `output_kind`."""
         count = len(self.kinds)
         if output_kind is not None:
@@ -108,7 +124,13 @@ class StepPolicy(nn.Module):
     """`Steps`, and the distribution of the action read from the output at one kind of token."""
 
     def __init__(
-        self, sizes: Mapping[str, int], config: Any, spec: Any, output_kind: str = "observation", post_norm: bool = False, hidden: str = ""
+        self,
+        sizes: Mapping[str, int],
+        config: Any,
+        spec: Any,
+        output_kind: str = "observation",
+        post_norm: bool = False,
+        hidden: str = "",
     ) -> None:
         super().__init__()
         self.output_kind = output_kind
@@ -147,8 +169,8 @@ pytree.register_dataclass(GoalHistory)
 class SequenceModel(Algorithm):
     """A policy over the last K steps. A subclass has its tokens, its loss and its update.
 
-    The action of a step may depend on this step's tokens before it and on all tokens of earlier steps. Training windows are padded and
-    masked; when acting, the first windows are as short as the episode.
+    The action of a step may depend on this step's tokens before it and on all tokens of earlier steps. Training windows
+    are padded and masked; when acting, the first windows are as short as the episode.
     """
 
     def modules(self) -> dict[str, nn.Module]:
@@ -196,7 +218,9 @@ class SequenceActor(Actor):
         spec = self.algorithm.spec
         window = {
             "observations": torch.zeros(episodes, 0, spec.observation_dim),
-            "actions": torch.zeros(episodes, 0, dtype=torch.int64) if spec.discrete else torch.zeros(episodes, 0, spec.action_dim),
+            "actions": torch.zeros(episodes, 0, dtype=torch.int64)
+            if spec.discrete
+            else torch.zeros(episodes, 0, spec.action_dim),
             "rewards": torch.zeros(episodes, 0),
             RETURNS: torch.zeros(episodes, 0),
             STEPS: torch.zeros(episodes, 0, dtype=torch.int64),
@@ -212,7 +236,10 @@ class SequenceActor(Actor):
         """The window once the episodes are at `observations` [E, O], where no action is chosen yet."""
         count = self.algorithm.config.context - 1
         past = {name: column[:, max(0, column.shape[1] - count) :] for name, column in carry.window.items()}
-        return {name: torch.cat([past[name], x.unsqueeze(1)], 1) for name, x in self.current_step(carry, observations).items()}
+        return {
+            name: torch.cat([past[name], x.unsqueeze(1)], 1)
+            for name, x in self.current_step(carry, observations).items()
+        }
 
     def current_step(self, carry: History, observations: Tensor) -> Batch:
         """The current step's entry in each column of the window, [E, ...]."""
@@ -236,7 +263,9 @@ class SequenceActor(Actor):
 
 
 class TargetReturnActor(SequenceActor):
-    """Policy given the target return, less the rewards that the episode has earned. The config has `TargetReturnSettings`."""
+    """Policy given the target return, less the rewards that the episode has earned. The config has
+    `TargetReturnSettings`.
+    """
 
     def start(self, episodes: int) -> Carry:
         target = torch.full((episodes,), float(self.algorithm.config.target_return))
@@ -244,7 +273,9 @@ class TargetReturnActor(SequenceActor):
 
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
         window = with_last(carry.window, "rewards", rewards)
-        return dataclasses.replace(carry, window=window, remaining=carry.remaining - recorded(rewards, self.algorithm.spec))
+        return dataclasses.replace(
+            carry, window=window, remaining=carry.remaining - recorded(rewards, self.algorithm.spec)
+        )
 
 
 def with_last(window: Batch, name: str, values: Tensor) -> Batch:

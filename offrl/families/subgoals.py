@@ -3,9 +3,10 @@
     provider = Subgoals.of_run(run)  # a `Pretrained`
     wanted = provider.choose(run.state, observations, goals)            # [B, D]
 
-Of a hierarchical algorithm (hiql, ota) a subgoal is the latent phi(s, w) that the high level chooses. An algorithm with V(s, g) alone
-(gcivl, gciql) has no high level: there a subgoal is a state itself, given as a goal, and is chosen among states of the data by the values.
-The algorithm's `subgoal_kind` says which; all have the method `v`, and those of latents `represent` and `subgoals` too.
+Of a hierarchical algorithm (hiql, ota) a subgoal is the latent phi(s, w) that the high level chooses. An algorithm with
+V(s, g) alone (gcivl, gciql) has no high level: there a subgoal is a state itself, given as a goal, and is chosen among
+states of the data by the values. The algorithm's `subgoal_kind` says which; all have the method `v`, and those of
+latents `represent` and `subgoals` too.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Subgoals:
 
     @classmethod
     def of_run(cls, run: Pretrained, steps: int = 25) -> Subgoals:
-        """The subgoals of a trained run; of a hierarchical one the steps are the run's own. Raises UserError for a run that has none."""
+        """The subgoals of a trained run; of a hierarchical one the steps are the run's own. Raises UserError for a run
+        that has none.
+        """
         return cls.from_algorithm(run.algorithm, steps)
 
     @classmethod
@@ -53,12 +56,17 @@ class Subgoals:
         """The subgoals of a goal-conditioned algorithm; see `of_run`."""
         kind = getattr(algorithm, "subgoal_kind", "")
         if not kind:
-            raise UserError(f"{algorithm.config.name} has no V(s, g), of which subgoals are made; use a run of hiql, ota, gcivl or gciql")
+            raise UserError(
+                f"{algorithm.config.name} has no V(s, g), of which subgoals are made; use a run of hiql, ota, gcivl or "
+                "gciql"
+            )
         return cls(algorithm, int(algorithm.config.subgoal_steps) if kind == "latent" else steps)
 
     @property
     def latent(self) -> bool:
-        """True where subgoals are latents of a high level; else they are states of the data, among which `choose` needs candidates."""
+        """True where subgoals are latents of a high level; else they are states of the data, among which `choose` needs
+        candidates.
+        """
         return self.algorithm.subgoal_kind == "latent"
 
     @property
@@ -86,7 +94,8 @@ class Subgoals:
     def choose(self, state: Any, observations: Tensor, goals: Tensor, candidates: Candidates | None = None) -> Tensor:
         """The next subgoals [B, D].
 
-        Without a high level: of the candidates, and the goal itself, the one with the largest V of the goal, among those
+        Without a high level: of the candidates, and the goal itself, the one with the largest V of the goal, among
+        those
         at most `steps` steps away by V; the nearest where there is none. Raises ValueError without candidates.
         """
         algorithm: Any = self.algorithm
@@ -96,12 +105,18 @@ class Subgoals:
             raise ValueError("without a high level, subgoals are chosen among candidates")
         value_to_subgoal = self._pairs(state, observations.unsqueeze(1), candidates.goals.unsqueeze(0))
         value_to_goal = self._pairs(state, candidates.states.unsqueeze(0), goals.unsqueeze(1))
-        value_to_subgoal = torch.cat([value_to_subgoal, self.value(state, observations, goals).unsqueeze(1)], 1)  # [B, N + 1]
+        value_to_subgoal = torch.cat(
+            [value_to_subgoal, self.value(state, observations, goals).unsqueeze(1)], 1
+        )  # [B, N + 1]
         value_to_goal = torch.cat([value_to_goal, torch.zeros_like(value_to_goal[:, :1])], 1)
         discount = float(algorithm.config.discount)
-        reach = -float(self.steps) if discount == 1.0 else -(1.0 - discount**self.steps) / (1.0 - discount)  # V of a goal so far away
+        reach = (
+            -float(self.steps) if discount == 1.0 else -(1.0 - discount**self.steps) / (1.0 - discount)
+        )  # V of a goal so far away
         reachable = value_to_subgoal >= reach
-        score = torch.where(reachable.any(1, keepdim=True), torch.where(reachable, value_to_goal, -torch.inf), value_to_subgoal)
+        score = torch.where(
+            reachable.any(1, keepdim=True), torch.where(reachable, value_to_goal, -torch.inf), value_to_subgoal
+        )
         best = score.argmax(1, keepdim=True)
         options = torch.cat([candidates.goals.expand(len(goals), -1, -1), goals.unsqueeze(1)], 1)
         return options.gather(1, best.unsqueeze(-1).expand(-1, 1, options.shape[-1])).squeeze(1)
@@ -123,10 +138,13 @@ def nearest(provider: Subgoals, state: Any, observations: Tensor, subgoals: Tens
 
 
 def words(goals: Tensor, spec: DataSpec, names: Sequence[str] = (), digits: int = 2) -> list[str]:
-    """Goals [B, G] as text for a language model, such as "x 3.2, y 0.96", in the environment's units; the first entries, as many as `names`
-    has (none: all, numbered from 0)."""
+    """Goals [B, G] as text for a language model, such as "x 3.2, y 0.96", in the environment's units; the first
+    entries, as many as `names` has (none: all, numbered from 0)."""
     values = goals.double()
     if not spec.goal_dim and spec.observation_mean is not None and spec.observation_std is not None:
         values = values * torch.tensor(spec.observation_std).double() + torch.tensor(spec.observation_mean).double()
     labels = list(names) or [str(i) for i in range(values.shape[1])]
-    return [", ".join(f"{name} {round(x, digits) + 0.0:g}" for name, x in zip(labels, row, strict=False)) for row in values.tolist()]
+    return [
+        ", ".join(f"{name} {round(x, digits) + 0.0:g}" for name, x in zip(labels, row, strict=False))
+        for row in values.tolist()
+    ]

@@ -57,7 +57,9 @@ class TD3(Algorithm):
 
     def next_q(self, state: TrainState, batch: Batch, next_action: Tensor, key: Tensor) -> Values:
         """min_j Q'_j(s', a') of the target critics (clipped double Q-learning)."""
-        return self.critic.min_q(self.critic.target_critics(state, rng.fold_in(key, 100)), batch["next_observations"], next_action)
+        return self.critic.min_q(
+            self.critic.target_critics(state, rng.fold_in(key, 100)), batch["next_observations"], next_action
+        )
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2, summed over critics i."""
@@ -88,7 +90,9 @@ class TD3(Algorithm):
 
 
 def imitating_loss(algorithm: TD3, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-    """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))|: TD3+BC's loss (arXiv 2106.06860, section 5)."""
+    """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))|: TD3+BC's loss (arXiv
+    2106.06860, section 5).
+    """
     (action,) = algorithm.apply("actor", actor, batch["observations"])
     q = first_q(algorithm, state, batch["observations"], action)
     scale = algorithm.config.alpha / q.detach().abs().mean()

@@ -1,4 +1,6 @@
-"""Values of a pretrained run, which sequence models learn from: the choice of the run, and its values at every row of the data."""
+"""Values of a pretrained run, which sequence models learn from: the choice of the run, and its values at every row of
+the data.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class TeacherSettings:
     values_settings: dict[str, Any] = setting({}, "its algorithm's settings", filled=True)
     values_steps: int | None = setting(
         None,
-        "updates of the run that is trained first; null: in the published proportion to this run's (vadt: 10 times as many, qdt: 5, "
+        "updates of the run that is trained first; null: in the published proportion to this run's (vadt: 10 times as "
+        "many, qdt: 5, "
         "gadt: 1), but more than 1,000,000 only where this run has more",
         low=1,
         place=True,
@@ -41,7 +44,8 @@ class TeacherSettings:
 def values_requirement(
     config: TrainConfig, algo: str, settings: Mapping[str, Any], check: Callable[[Pretrained], None], ratio: int = 1
 ) -> dict[str, Requirement]:
-    """The requirement "values": the run that is named, or one of `algo`, of `ratio` updates for each of this run's, as published.
+    """The requirement "values": the run that is named, or one of `algo`, of `ratio` updates for each of this run's, as
+    published.
 
     It has the same data and normalisation, and serves all seeds.
     """

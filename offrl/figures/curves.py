@@ -64,19 +64,25 @@ def learning_curve(
     title: str = "",
     column: str | None = None,
 ) -> Figure | None:
-    """Draw evaluations over training steps, 900 x 550 pixels: the mean over seeds with its 95% interval, and every seed as a thin line.
+    """Draw evaluations over training steps, 900 x 550 pixels: the mean over seeds with its 95% interval, and every seed
+    as a thin line.
 
-    A grid has a line for each point, the means only where these are more than MOST_SPREADS, and more than MOST_LINES become a heat map.
-    `scores_csvs`: label -> scores.csv. `behaviour`: the dataset's own mean, as a dashed line, in the unit of `column`, which is by
-    default "score" where every file has scores and "return_mean" otherwise. Returns the figure; None, and draws nothing, when there is no
-    value. Raises UserError when a file cannot be read or `out` cannot be written.
+    A grid has a line for each point, the means only where these are more than MOST_SPREADS, and more than MOST_LINES
+    become a heat map. `scores_csvs`: label -> scores.csv. `behaviour`: the dataset's own mean, as a dashed line, in the
+    unit of `column`, which is by default "score" where every file has scores and "return_mean" otherwise. Returns the
+    figure; None, and draws nothing, when there is no value. Raises UserError when a file cannot be read or `out` cannot
+    be written.
     """
     if column is None:
         column = "score" if all(read_curves(path, "score") for path in scores_csvs.values()) else "return_mean"
     files = {label: points for label, path in scores_csvs.items() if (points := read_curves(path, column))}
     if not files:
         return None
-    runs = {_line_name(label, values, len(files) > 1): curves for label, points in files.items() for values, curves in points.items()}
+    runs = {
+        _line_name(label, values, len(files) > 1): curves
+        for label, points in files.items()
+        for values, curves in points.items()
+    }
     fields = [field for field, _ in next(iter(next(iter(files.values()))))]
     heading = ylabel or unit(column)
     if len(runs) > MOST_LINES:
@@ -112,12 +118,17 @@ def plot_run(run: SavedRun, others: Sequence[SavedRun] = ()) -> Figure | None:
 
 
 def draw_lines(
-    axes: Any, lines: Mapping[str, tuple[Curves, str]], *, spread: bool, behaviour: float | None = None, thin: bool = True
+    axes: Any,
+    lines: Mapping[str, tuple[Curves, str]],
+    *,
+    spread: bool,
+    behaviour: float | None = None,
+    thin: bool = True,
 ) -> list[tuple[float, str, str]]:
     """Learning curves {label: (values, colour)} and their axes; the data's own mean, `behaviour`, as a dashed line.
 
-    `spread`: with the 95% interval over seeds, and with `thin` every seed as a thin line. Returns what `label_ends` writes beside the ends.
-    """
+    `spread`: with the 95% interval over seeds, and with `thin` every seed as a thin line. Returns what `label_ends`
+    writes beside the ends."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     ends = [draw_curves(axes, curves, colour, label, spread, thin) for label, (curves, colour) in lines.items()]
@@ -126,8 +137,11 @@ def draw_lines(
         ends.append((behaviour, f"data's mean {short(behaviour)}", GREY))
     plain_axes(axes)
     axes.margins(x=0.01, y=0.06)
-    # Two seeds have an interval twelve times as wide as themselves: the lines decide the range, and the band may leave it.
-    values = [v for curves, _ in lines.values() for curve in curves.values() for v in curve.values()] + [end[0] for end in ends]
+    # Two seeds have an interval twelve times as wide as themselves: the lines decide the range, and the band may leave
+    # it.
+    values = [v for curves, _ in lines.values() for curve in curves.values() for v in curve.values()] + [
+        end[0] for end in ends
+    ]
     clip_height(axes, values)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(6))
@@ -139,15 +153,21 @@ def draw_lines(
 
 @own_settings()
 def grid_picture(results: Sequence[Result], out: Path, *, title: str = "") -> bool:
-    """Draw the final means of a grid's points, 900 x 550: over the values of its one field with their 95% intervals, or as a heat map
-    of its two fields with the numbers in the cells.
+    """Draw the final means of a grid's points, 900 x 550: over the values of its one field with their 95% intervals, or
+    as a heat map of its two fields with the numbers in the cells.
 
-    `results`: one row for each grid point. Fields with a single value do not count. Draws nothing and returns False for fewer or more.
-    Raises UserError when `out` cannot be written.
+    `results`: one row for each grid point. Fields with a single value do not count. Draws nothing and returns False for
+    fewer or more. Raises UserError when `out` cannot be written.
     """
     points = [dict(r.values) for r in results]
-    varied = {field: levels for field in (points[0] if points else {}) if len(levels := list(dict.fromkeys(g[field] for g in points))) > 1}
-    if len(varied) not in (1, 2) or math.prod(map(len, varied.values())) != len(points):  # values that were paired fill no table
+    varied = {
+        field: levels
+        for field in (points[0] if points else {})
+        if len(levels := list(dict.fromkeys(g[field] for g in points))) > 1
+    }
+    if len(varied) not in (1, 2) or math.prod(map(len, varied.values())) != len(
+        points
+    ):  # values that were paired fill no table
         return False
     heading = "normalised score" if all(r.score for r in results) else "return"
     means = [(r.score if heading != "return" and r.score else r.returns) for r in results]
@@ -160,7 +180,10 @@ def grid_picture(results: Sequence[Result], out: Path, *, title: str = "") -> bo
         axes.set_title(f"{heading} at the end  ({seeds}{interval})", loc="left", fontsize=9.5, color="#333333")
     else:
         (row, rows), (column, columns) = varied.items()
-        table = [[next(m[0] for g, m in zip(points, means, strict=True) if (g[row], g[column]) == (r, c)) for c in columns] for r in rows]
+        table = [
+            [next(m[0] for g, m in zip(points, means, strict=True) if (g[row], g[column]) == (r, c)) for c in columns]
+            for r in rows
+        ]
         heat_map(axes, table, [number(c) for c in columns], [number(r) for r in rows], numbers=True)
         axes.set_xlabel(column, fontsize=9.5, color="#333333")
         axes.set_ylabel(row, fontsize=9.5, color="#333333")
@@ -194,7 +217,9 @@ def _draw_values(axes: Any, field: str, levels: Sequence[float], means: Sequence
     axes.set_xlabel(field, fontsize=9.5, color="#333333")
 
 
-def _heat_map_of_steps(runs: Mapping[str, Curves], out: Path, *, heading: str, fields: Sequence[str], title: str) -> Figure:
+def _heat_map_of_steps(
+    runs: Mapping[str, Curves], out: Path, *, heading: str, fields: Sequence[str], title: str
+) -> Figure:
     """The mean over seeds of each line (top to bottom) at each evaluation (left to right)."""
     from offrl.statistics.intervals import mean_interval
 
@@ -208,7 +233,9 @@ def _heat_map_of_steps(runs: Mapping[str, Curves], out: Path, *, heading: str, f
     return figure
 
 
-def heat_map(axes: Any, table: Sequence[Sequence[float]], columns: Sequence[str], rows: Sequence[str], *, numbers: bool) -> None:
+def heat_map(
+    axes: Any, table: Sequence[Sequence[float]], columns: Sequence[str], rows: Sequence[str], *, numbers: bool
+) -> None:
     """Colours, and the numbers themselves if `numbers`. A cell without a value stays white."""
     image = axes.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest")
     for spine in axes.spines.values():
@@ -224,7 +251,15 @@ def heat_map(axes: Any, table: Sequence[Sequence[float]], columns: Sequence[str]
         for j, value in enumerate(row):
             if math.isfinite(value):
                 dark = image.norm(value) < 0.6
-                axes.text(j, i, short(value), ha="center", va="center", fontsize=9 if len(rows) <= 20 else 7, color="w" if dark else "k")
+                axes.text(
+                    j,
+                    i,
+                    short(value),
+                    ha="center",
+                    va="center",
+                    fontsize=9 if len(rows) <= 20 else 7,
+                    color="w" if dark else "k",
+                )
 
 
 def unit(column: str) -> str:
@@ -237,22 +272,41 @@ def _line_name(label: str, values: Values, several: bool) -> str:
     return f"{label} {point}" if point and several else point or label
 
 
-def draw_curves(axes: Any, curves: Curves, colour: str, label: str, spread: bool, thin: bool = True) -> tuple[float, str, str]:
-    """One line, with its interval if `spread`, and its seeds if also `thin`. Returns where its label belongs, the label and its colour."""
+def draw_curves(
+    axes: Any, curves: Curves, colour: str, label: str, spread: bool, thin: bool = True
+) -> tuple[float, str, str]:
+    """One line, with its interval if `spread`, and its seeds if also `thin`. Returns where its label belongs, the label
+    and its colour.
+    """
     from offrl.statistics.intervals import mean_interval
 
     steps = sorted({step for curve in curves.values() for step in curve})
     marker = "o" if len(steps) == 1 else None
     if len(curves) > 1 and spread and thin:
         for curve in curves.values():
-            axes.plot(list(curve), list(curve.values()), color=colour, alpha=0.3, linewidth=0.9, marker=marker, markersize=3, zorder=2)
-    middle, low, high = zip(*(mean_interval([c[step] for c in curves.values() if step in c]) for step in steps), strict=True)
+            axes.plot(
+                list(curve),
+                list(curve.values()),
+                color=colour,
+                alpha=0.3,
+                linewidth=0.9,
+                marker=marker,
+                markersize=3,
+                zorder=2,
+            )
+    middle, low, high = zip(
+        *(mean_interval([c[step] for c in curves.values() if step in c]) for step in steps), strict=True
+    )
     if spread and all(map(math.isfinite, low + high)) and low != high:
         if len(steps) == 1:
-            axes.errorbar(steps, middle, [[middle[0] - low[0]], [high[0] - middle[0]]], color=colour, capsize=4, zorder=3)
+            axes.errorbar(
+                steps, middle, [[middle[0] - low[0]], [high[0] - middle[0]]], color=colour, capsize=4, zorder=3
+            )
         else:
             axes.fill_between(steps, low, high, color=colour, alpha=0.14, linewidth=0, zorder=2)
     axes.plot(steps, middle, color=colour, linewidth=2.2, marker=marker, solid_capstyle="round", zorder=4)
     at_end = sum(steps[-1] in curve for curve in curves.values())
-    lost = f"\n({at_end} of {len(curves)} seeds)" if at_end < len(curves) else ""  # the others diverged: their lines end early
+    lost = (
+        f"\n({at_end} of {len(curves)} seeds)" if at_end < len(curves) else ""
+    )  # the others diverged: their lines end early
     return float(middle[-1]), f"{label} {short(middle[-1])}{lost}", colour

@@ -36,7 +36,11 @@ def episodes(findings: Report) -> list[tuple[Any, str, str]]:
     count = f"{len(values):,} episode{'s' if len(values) != 1 else ''}"
     pictures = [(_histogram(values, unit), "returns", f"Returns of {count}: {spread(values)}.")]
     pictures.append(
-        (_histogram(findings.lengths.astype(np.float64), "steps of an episode"), "lengths", f"Lengths: {spread(findings.lengths)}.")
+        (
+            _histogram(findings.lengths.astype(np.float64), "steps of an episode"),
+            "lengths",
+            f"Lengths: {spread(findings.lengths)}.",
+        )
     )
     if len(values) > 1:
         figure, axes = _small()
@@ -76,11 +80,15 @@ def discrete(values: np.ndarray, num_actions: int) -> tuple[Any, str]:
         levels = np.arange(total)
     missing = int((counts == 0).sum())
     never = f"; {missing} of {total} are never taken" if missing else ""
-    return _bars([str(v) for v in levels], counts / max(1, len(taken)), "action"), f"Share of each discrete action{never}."
+    return _bars(
+        [str(v) for v in levels], counts / max(1, len(taken)), "action"
+    ), f"Share of each discrete action{never}."
 
 
 def edge_shares(raw: RawData, sample: Any, edge: float) -> list[tuple[float, int]]:
-    """(share of rows on an end of the range, dimension) of continuous actions, the largest share first; none where no range is known."""
+    """(share of rows on an end of the range, dimension) of continuous actions, the largest share first; none where no
+    range is known.
+    """
     actions = raw.columns.get("actions")
     if actions is None or raw.discrete or actions.ndim != 2 or raw.action_low is None or raw.action_high is None:
         return []
@@ -92,7 +100,9 @@ def edge_shares(raw: RawData, sample: Any, edge: float) -> list[tuple[float, int
 
 
 def actions(values: np.ndarray, raw: RawData, edge: float) -> tuple[Any, str]:
-    """Histogram of each dimension of continuous actions [n, A]; the range is shaded, and the share on its ends in words."""
+    """Histogram of each dimension of continuous actions [n, A]; the range is shaded, and the share on its ends in
+    words.
+    """
     width = min(values.shape[1], MOST_ACTIONS)
     columns = min(4, width)
     figure, grid = _grid(width, columns, 1.75)
@@ -103,7 +113,8 @@ def actions(values: np.ndarray, raw: RawData, edge: float) -> tuple[Any, str]:
         title = f"{d}"
         if len(finite):
             outside = known and bool(
-                (finite < low[d] - 1e-4 * (high[d] - low[d])).any() or (finite > high[d] + 1e-4 * (high[d] - low[d])).any()
+                (finite < low[d] - 1e-4 * (high[d] - low[d])).any()
+                or (finite > high[d] + 1e-4 * (high[d] - low[d])).any()
             )
             ends = (min(finite.min(), low[d]), max(finite.max(), high[d])) if known else (finite.min(), finite.max())
             counts, edges = _counts(finite, ends)
@@ -121,7 +132,10 @@ def actions(values: np.ndarray, raw: RawData, edge: float) -> tuple[Any, str]:
         _bare(axes)
     more = f" The first {width} of {values.shape[1]} dimensions." if width < values.shape[1] else ""
     lines = " The dashed lines are the ends of the range." if known else " The range of the actions is not known."
-    return figure, f"Each dimension of the actions as recorded; above it, the share of rows on an end of the range.{lines}{more}"
+    return (
+        figure,
+        f"Each dimension of the actions as recorded; above it, the share of rows on an end of the range.{lines}{more}",
+    )
 
 
 def observations(values: np.ndarray) -> tuple[Any, str]:
@@ -170,10 +184,11 @@ def observations(values: np.ndarray) -> tuple[Any, str]:
 
 
 def coverage(values: np.ndarray, returns: np.ndarray | None, unit: str) -> tuple[Any, str]:
-    """Density of observations [n, O] over their first two principal components, and the mean return of the episodes there.
+    """Density of observations [n, O] over their first two principal components, and the mean return of the episodes
+    there.
 
-    `returns`: [n], of the episode that each row belongs to. Dimensions are standardised first. No figure where there is no plane to draw.
-    """
+    `returns`: [n], of the episode that each row belongs to. Dimensions are standardised first. No figure where there is
+    no plane to draw."""
     from matplotlib.colors import LogNorm
 
     rows = np.isfinite(values).all(1)
@@ -198,7 +213,9 @@ def coverage(values: np.ndarray, returns: np.ndarray | None, unit: str) -> tuple
     if several:
         assert returns is not None
         sums = np.histogram2d(plane[:, 0], plane[:, 1], (xs, ys), weights=returns)[0]
-        pictures.append((np.where(counts > 0, sums / np.maximum(counts, 1), np.nan), f"mean {unit} of the episodes there", None))
+        pictures.append(
+            (np.where(counts > 0, sums / np.maximum(counts, 1), np.nan), f"mean {unit} of the episodes there", None)
+        )
     for axes, (table, title, norm) in zip(grid, pictures, strict=False):
         image = axes.pcolormesh(xs, ys, table.T, cmap="viridis", norm=norm, rasterized=True)
         plain_axes(axes)
@@ -216,14 +233,23 @@ def coverage(values: np.ndarray, returns: np.ndarray | None, unit: str) -> tuple
             bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: thousands(v)))
     total = 100 * float(shares[:2].sum())
     needed = int(np.searchsorted(np.cumsum(shares), 0.9) + 1)
-    text = f"Observations on their first two principal components, each dimension standardised: {total:.0f}% of the variance; "
-    text += f"90% need {needed} of {len(shares)} components. Empty ground is where no policy can be judged from these data."
+    text = (
+        f"Observations on their first two principal components, each dimension standardised: {total:.0f}% of "
+        "the variance; "
+    )
+    text += (
+        f"90% need {needed} of {len(shares)} components. Empty ground is where no policy can be judged from these data."
+    )
     lost = int((~rows).sum())
-    return figure, text + (f" {lost:,} {'row that is' if lost == 1 else 'rows that are'} not finite left out." if lost else "")
+    return figure, text + (
+        f" {lost:,} {'row that is' if lost == 1 else 'rows that are'} not finite left out." if lost else ""
+    )
 
 
 def _range(raw: RawData, width: int) -> tuple[np.ndarray, np.ndarray]:
-    low, high = (np.broadcast_to(np.asarray(v, np.float64).reshape(-1), (width,)) for v in (raw.action_low, raw.action_high))
+    low, high = (
+        np.broadcast_to(np.asarray(v, np.float64).reshape(-1), (width,)) for v in (raw.action_low, raw.action_high)
+    )
     return low, high
 
 
@@ -255,7 +281,9 @@ def _bars(names: list[str], shares: np.ndarray, label: str) -> Any:
     figure, axes = _small()
     axes.bar(range(len(names)), 100 * shares, 0.72, color=COLOURS[0], linewidth=0)
     step = math.ceil(len(names) / 16)
-    axes.set_xticks(range(0, len(names), step), names[::step], rotation=0 if max(map(len, names), default=0) <= 6 else 30)
+    axes.set_xticks(
+        range(0, len(names), step), names[::step], rotation=0 if max(map(len, names), default=0) <= 6 else 30
+    )
     _finish(axes, label, "% of the rows")
     return figure
 

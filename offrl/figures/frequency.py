@@ -13,7 +13,8 @@ from offrl.figures.style import COLOURS, new_figure, own_settings, plain_axes, s
 
 @own_settings()
 def draw(curves: Mapping[str, FrequencyScores], out: Path, title: str) -> None:
-    """Draw a line for each cell of each of `curves`, which have names: the mean over seeds with its interval, and every seed as a point.
+    """Draw a line for each cell of each of `curves`, which have names: the mean over seeds with its interval, and every
+    seed as a point.
 
     Raises UserError where `out` cannot be written.
     """

@@ -1,5 +1,5 @@
-"""A picture of what a goal-conditioned algorithm learnt in a maze: how far every place is from a goal, the subgoals that it would choose on
-the way there, and the way that its policy takes. matplotlib is imported when one is drawn."""
+"""A picture of what a goal-conditioned algorithm learnt in a maze: how far every place is from a goal, the subgoals
+that it would choose on the way there, and the way that its policy takes. matplotlib is imported when one is drawn."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ class Scene:
 
 
 def is_maze(spec: DataSpec) -> bool:
-    """True where observations of the data begin with a position in a maze: a flat observation, and a task with such a name."""
+    """True where observations of the data begin with a position in a maze: a flat observation, and a task with such a
+    name.
+    """
     task = spec.task
     names = f"{spec.name} {task.name} {task.env_id}" if task is not None else ""
     return len(spec.observation_shape) == 1 and spec.observation_dim >= 2 and MAZE.search(names) is not None
@@ -70,7 +72,13 @@ def is_maze(spec: DataSpec) -> bool:
 
 @torch.no_grad()
 def draw(
-    out: Path, algorithm: GoalConditioned, state: TrainState, policy: TrainedPolicy, dataset: Dataset, label: str, env: str = "auto"
+    out: Path,
+    algorithm: GoalConditioned,
+    state: TrainState,
+    policy: TrainedPolicy,
+    dataset: Dataset,
+    label: str,
+    env: str = "auto",
 ) -> None:
     """Draw one replica's picture. env: `eval.env`. Raises UserError when `out` cannot be written."""
     spec = dataset.spec
@@ -83,17 +91,22 @@ def draw(
         parts = [algorithm.distances(state, o, goal.expand(len(o), -1)) for o in observations.split(CHUNK)]
         known = [part for part in parts if part is not None]
         panel.distances = torch.cat(known).double().numpy() if known else None
-        chosen = subgoals(algorithm, state, _as_input(spec, panel.start, True), goal, observations[:CANDIDATES], goals[:CANDIDATES])
+        chosen = subgoals(
+            algorithm, state, _as_input(spec, panel.start, True), goal, observations[:CANDIDATES], goals[:CANDIDATES]
+        )
         panel.subgoals = places[chosen]
     name = algorithm.config.name
     _picture(out, scene, places, f"{name} on {spec.name}, {label}, {int(state.step):,} updates")
 
 
-def subgoals(algorithm: GoalConditioned, state: TrainState, start: Tensor, goal: Tensor, observations: Tensor, goals: Tensor) -> list[int]:
-    """The candidates [N, O], which as goals are [N, G], that a hierarchical policy passes on the way from `start` [O] to `goal` [G].
+def subgoals(
+    algorithm: GoalConditioned, state: TrainState, start: Tensor, goal: Tensor, observations: Tensor, goals: Tensor
+) -> list[int]:
+    """The candidates [N, O], which as goals are [N, G], that a hierarchical policy passes on the way from `start` [O]
+    to `goal` [G].
 
-    A subgoal is a latent: the candidate is taken whose own latent is nearest. From there the next one is asked for, until that is the goal
-    itself or a candidate that was passed already. Empty for policies without a high level.
+    A subgoal is a latent: the candidate is taken whose own latent is nearest. From there the next one is asked for,
+    until that is the goal itself or a candidate that was passed already. Empty for policies without a high level.
     """
     from offrl.families.subgoals import Candidates, Subgoals, nearest
 
@@ -130,10 +143,13 @@ def _places(dataset: Dataset, rows: Tensor) -> np.ndarray:
     positions = column[rows].float()[:, :2].numpy()
     if spec.goal_dim or spec.observation_mean is None or spec.observation_std is None:
         return np.asarray(positions, np.float64)
-    return np.asarray(positions * np.asarray(spec.observation_std[:2]) + np.asarray(spec.observation_mean[:2]), np.float64)
+    return np.asarray(
+        positions * np.asarray(spec.observation_std[:2]) + np.asarray(spec.observation_mean[:2]), np.float64
+    )
 
 
-# -------------------------------------------------------------------------------------------- starts, goals, ways, walls
+# -------------------------------------------------------------------------------------------- starts, goals, ways,
+# walls
 
 
 def _scene_of_environment(policy: TrainedPolicy, spec: DataSpec, name: str) -> Scene | None:
@@ -154,7 +170,8 @@ def _scene_of_environment(policy: TrainedPolicy, spec: DataSpec, name: str) -> S
         if shape != tuple(spec.observation_shape):
             return None
         panels = [
-            Panel(f"goal {e + 1}", flatten(first), np.asarray(goal), _place(first, flatten)) for e, (first, goal) in enumerate(resets)
+            Panel(f"goal {e + 1}", flatten(first), np.asarray(goal), _place(first, flatten))
+            for e, (first, goal) in enumerate(resets)
         ]
         walls = _walls(envs[0], panels[0].begin)
         _follow(policy, envs, panels, flatten, min(STEPS, task.max_episode_steps or time_limit(envs[0]) or STEPS))
@@ -172,11 +189,21 @@ def _reset(task: Task, env: Any, seed: int, episode: int) -> tuple[Any, np.ndarr
 
 def _place(observation: Any, flatten: Callable[[Any], np.ndarray]) -> np.ndarray:
     """[2]: where an observation is."""
-    position = observation["achieved_goal"] if isinstance(observation, Mapping) and "achieved_goal" in observation else flatten(observation)
+    position = (
+        observation["achieved_goal"]
+        if isinstance(observation, Mapping) and "achieved_goal" in observation
+        else flatten(observation)
+    )
     return np.asarray(position, np.float64).ravel()[:2]
 
 
-def _follow(policy: TrainedPolicy, envs: Sequence[Any], panels: Sequence[Panel], flatten: Callable[[Any], np.ndarray], limit: int) -> None:
+def _follow(
+    policy: TrainedPolicy,
+    envs: Sequence[Any],
+    panels: Sequence[Panel],
+    flatten: Callable[[Any], np.ndarray],
+    limit: int,
+) -> None:
     """Let the policy play each panel once; its way goes there, and how it ended into the title."""
     carry = policy.set_goal(policy.start(len(envs)), np.stack([p.goal for p in panels]))
     rows = np.stack([np.asarray(p.start, np.float32) for p in panels])
@@ -188,7 +215,9 @@ def _follow(policy: TrainedPolicy, envs: Sequence[Any], panels: Sequence[Panel],
             space, action = bounds[e], actions[e]
             if hasattr(space, "low"):
                 action = np.clip(action, space.low.ravel(), space.high.ravel()).astype(space.dtype).reshape(space.shape)
-            observation, _, terminated, truncated, info = envs[e].step(action if hasattr(space, "low") else int(action) + int(space.start))
+            observation, _, terminated, truncated, info = envs[e].step(
+                action if hasattr(space, "low") else int(action) + int(space.start)
+            )
             ways[e].append(_place(observation, flatten))
             rows[e] = flatten(observation)
             success = float(info.get("success", info.get("is_success", 0.0))) >= 1.0
@@ -205,10 +234,14 @@ def _follow(policy: TrainedPolicy, envs: Sequence[Any], panels: Sequence[Panel],
 
 
 def _walls(env: Any, begin: np.ndarray) -> np.ndarray:
-    """The boxes that stand in MuJoCo's world, [W, 4], in the observations' coordinates, in which the agent now is at `begin`."""
+    """The boxes that stand in MuJoCo's world, [W, 4], in the observations' coordinates, in which the agent now is at
+    `begin`.
+    """
     base = env.unwrapped
     inner: tuple[Any, ...] = (base, getattr(base, "point_env", None), getattr(base, "ant_env", None))
-    simulated: Any = next((x for x in inner if hasattr(x, "model") and hasattr(x, "data") and hasattr(x.model, "geom_type")), None)
+    simulated: Any = next(
+        (x for x in inner if hasattr(x, "model") and hasattr(x, "data") and hasattr(x.model, "geom_type")), None
+    )
     if simulated is None:
         return np.zeros((0, 4))
     import mujoco
@@ -229,7 +262,11 @@ def _scene_of_data(dataset: Dataset) -> Scene:
     for number, e in enumerate(indices[torch.from_numpy(np.argsort(-apart, kind="stable")[:PANELS].copy())].tolist()):
         rows = torch.arange(int(start[e]), int(last[e]) + 1)
         way = _places(dataset, rows)
-        spec, first, goal = dataset.spec, dataset.columns["observations"][rows[0]].float(), _goal_column(dataset)[rows[-1]].float()
+        spec, first, goal = (
+            dataset.spec,
+            dataset.columns["observations"][rows[0]].float(),
+            _goal_column(dataset)[rows[-1]].float(),
+        )
         raw = [_raw(spec, first.numpy()), goal.numpy() if spec.goal_dim else _raw(spec, goal.numpy())]
         panels.append(Panel(f"goal {number + 1}: the end of episode {e}", raw[0], raw[1], way[0], way))
     return Scene(panels, np.zeros((0, 4)), "the episode's way")
@@ -245,7 +282,9 @@ def _raw(spec: DataSpec, observation: np.ndarray) -> np.ndarray:
 def _picture(out: Path, scene: Scene, places: np.ndarray, title: str) -> None:
     from matplotlib.colors import Normalize
 
-    points = np.concatenate([places, *(p.way for p in scene.panels if p.way is not None), *(p.goal[None, :2] for p in scene.panels)])
+    points = np.concatenate(
+        [places, *(p.way for p in scene.panels if p.way is not None), *(p.goal[None, :2] for p in scene.panels)]
+    )
     low, high = points.min(0), points.max(0)
     low, high = low - 0.09 * (high - low), high + 0.09 * (high - low)  # of walls around the maze a part is enough
     width, height = high - low
@@ -287,7 +326,17 @@ def _draw_panel(axes: Any, panel: Panel, scene: Scene, places: np.ndarray, norm:
         axes.plot(*chain.T, color=SUBGOAL, linewidth=1.0, linestyle=(0, (2, 2)), zorder=5)
         axes.scatter(*panel.subgoals.T, s=46, color=SUBGOAL, edgecolors="#ffffff", linewidths=0.8, zorder=6)
         for number, (x, y) in enumerate(panel.subgoals.tolist(), 1):
-            axes.text(x, y - 0.008 / scale, str(number), fontsize=5, ha="center", va="center", color="#ffffff", fontweight="bold", zorder=7)
+            axes.text(
+                x,
+                y - 0.008 / scale,
+                str(number),
+                fontsize=5,
+                ha="center",
+                va="center",
+                color="#ffffff",
+                fontweight="bold",
+                zorder=7,
+            )
     axes.scatter(*panel.begin, s=60, color=START, edgecolors="#000000", linewidths=1.6, zorder=8)
     axes.scatter(*panel.goal[:2], s=190, marker="*", color=GOAL, edgecolors="#ffffff", linewidths=0.9, zorder=9)
     axes.set_title(panel.title, loc="left", fontsize=9.5, color="#333333")
@@ -304,15 +353,32 @@ def _legend(figure: Any, axes: Any, scene: Scene, norm: Any) -> None:
     from matplotlib.lines import Line2D
 
     def sign(marker: str, size: float, face: str, edge: str, name: str) -> Any:
-        return Line2D([], [], linestyle="", marker=marker, markersize=size, markerfacecolor=face, markeredgecolor=edge, label=name)
+        return Line2D(
+            [], [], linestyle="", marker=marker, markersize=size, markerfacecolor=face, markeredgecolor=edge, label=name
+        )
 
     signs = [sign("o", 7, START, "#000000", "start"), sign("*", 13, GOAL, "#ffffff", "goal")]
     signs.append(Line2D([], [], color=WAY, linewidth=1.3, label=scene.way))
     if any(len(p.subgoals) for p in scene.panels):
         signs.append(sign("o", 7, SUBGOAL, "#ffffff", "subgoals, one after another:\nthe data's states that are meant"))
-    axes.legend(handles=signs, loc="upper left", frameon=False, fontsize=9.5, labelcolor="#333333", borderaxespad=0.0, labelspacing=0.9)
+    axes.legend(
+        handles=signs,
+        loc="upper left",
+        frameon=False,
+        fontsize=9.5,
+        labelcolor="#333333",
+        borderaxespad=0.0,
+        labelspacing=0.9,
+    )
     if norm is None:
-        axes.text(0.0, 0.1, "it learns no distances:\ngrey are states of the data", fontsize=9.5, color="#333333", transform=axes.transAxes)
+        axes.text(
+            0.0,
+            0.1,
+            "it learns no distances:\ngrey are states of the data",
+            fontsize=9.5,
+            color="#333333",
+            transform=axes.transAxes,
+        )
         return
     bar = axes.inset_axes((0.03, 0.14, 0.8, 0.06))
     figure.colorbar(ScalarMappable(norm, "viridis_r"), cax=bar, orientation="horizontal").outline.set_visible(False)

@@ -1,4 +1,6 @@
-"""Learning in context, as a picture: the curves of several learners over the steps or episodes of tasks that are in no data."""
+"""Learning in context, as a picture: the curves of several learners over the steps or episodes of tasks that are in no
+data.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from offrl.figures.style import COLOURS, label_ends, new_figure, own_settings, s
 
 @own_settings()
 def draw(played: Mapping[str, Sequence[Played]], out: Path, title: str = "") -> None:
-    """The curves as a picture: the mean over tasks with its 95% interval; of several policies of a learner their mean."""
+    """The curves as a picture: the mean over tasks with its 95% interval; of several policies of a learner their
+    mean.
+    """
     figure, axes = new_figure(title)
     lines, what, single = {}, "", True
     for i, (name, policies) in enumerate(played.items()):
@@ -27,6 +31,8 @@ def draw(played: Mapping[str, Sequence[Played]], out: Path, title: str = "") -> 
     ends = draw_lines(axes, lines, spread=True, thin=False)
     axes.set_xlabel("steps in the task" if single else "episodes of the task", fontsize=9.5, color="#333333")
     n_tasks = len(next(iter(played.values()))[0].tasks)
-    axes.set_title(f"{what}  (mean over {n_tasks} unseen tasks, 95% interval)", loc="left", fontsize=9.5, color="#333333")
+    axes.set_title(
+        f"{what}  (mean over {n_tasks} unseen tasks, 95% interval)", loc="left", fontsize=9.5, color="#333333"
+    )
     label_ends(axes, ends)
     save(figure, out)

@@ -12,17 +12,31 @@ from offrl.errors import UserError, printable
 from offrl.system.files import replacing
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")  # Okabe and Ito's
-MORE_COLOURS = (*COLOURS, "#882255", "#999933", "#332288", "#aa4499", "#661100", "#44aa99", "#808080")  # and Tol's muted ones
+MORE_COLOURS = (
+    *COLOURS,
+    "#882255",
+    "#999933",
+    "#332288",
+    "#aa4499",
+    "#661100",
+    "#44aa99",
+    "#808080",
+)  # and Tol's muted ones
 GREY = "#666666"
-FONTS = ("font.family", "font.sans-serif", "font.serif", "font.monospace")  # a matplotlibrc may name one with the letters of a language
+FONTS = (
+    "font.family",
+    "font.sans-serif",
+    "font.serif",
+    "font.monospace",
+)  # a matplotlibrc may name one with the letters of a language
 LABEL_GAP = 0.055  # least distance between two labels, in heights of the axes
 
 
 @contextlib.contextmanager
 def own_settings() -> Iterator[None]:
-    """Within it, also as a decorator, pictures follow matplotlib's own settings and not a `matplotlibrc`, which matplotlib reads from the
-    working folder too: one in a stranger's folder could have names typeset by LaTeX, which reads files. A $ in a name is a $. Only fonts
-    are the reader's."""
+    """Within it, also as a decorator, pictures follow matplotlib's own settings and not a `matplotlibrc`, which
+    matplotlib reads from the working folder too: one in a stranger's folder could have names typeset by LaTeX, which
+    reads files. A $ in a name is a $. Only fonts are the reader's."""
     import matplotlib
 
     settings: Any = matplotlib.rcParams
@@ -34,8 +48,8 @@ def own_settings() -> Iterator[None]:
 
 
 def new_figure(title: str, height: float = 4.4, width: float = 7.2, *, fitted: bool = True) -> tuple[Any, Any]:
-    """An empty figure (`height` and `width` in inches of 125 pixels) and its axes, which make room for all that is written unless `fitted`
-    is off (to make it takes as long as to draw)."""
+    """An empty figure (`height` and `width` in inches of 125 pixels) and its axes, which make room for all that is
+    written unless `fitted` is off (to make it takes as long as to draw)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     from offrl.figures.shown import ShownFigure
@@ -43,7 +57,9 @@ def new_figure(title: str, height: float = 4.4, width: float = 7.2, *, fitted: b
     figure = ShownFigure(figsize=(width, height), dpi=125, layout="constrained" if fitted else None)
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(printable(title), x=0.01, ha="left", fontsize=12, fontweight="bold", parse_math=False)  # a $ in a name is a $
+        figure.suptitle(
+            printable(title), x=0.01, ha="left", fontsize=12, fontweight="bold", parse_math=False
+        )  # a $ in a name is a $
     return figure, figure.add_subplot()
 
 
@@ -74,14 +90,18 @@ def save(figure: Any, out: Path) -> None:
     """Write a PNG in one piece. Raises UserError."""
     try:
         with replacing(out) as file, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # names in any script; a box stands for the letter
+            warnings.filterwarnings(
+                "ignore", "Glyph .* missing from font"
+            )  # names in any script; a box stands for the letter
             figure.savefig(file, format="png")
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}") from None
 
 
 def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], gap: float = LABEL_GAP) -> None:
-    """Names beside the ends of the lines, moved apart by at least `gap` (in heights of the axes) where they would lie on one another."""
+    """Names beside the ends of the lines, moved apart by at least `gap` (in heights of the axes) where they would lie
+    on one another.
+    """
     low, high = axes.get_ylim()
     ordered = sorted(ends)
     placed: list[float] = []
@@ -94,10 +114,18 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], gap: float = L
         ceiling = placed[i] - gap
     for (_, text, colour), height in zip(ordered, placed, strict=True):
         axes.annotate(
-            text, (1.0, height), xycoords="axes fraction", xytext=(8, 0), textcoords="offset points",
-            va="center", color=colour, fontsize=9.5, fontweight="bold" if colour != GREY else "normal", annotation_clip=False,
+            text,
+            (1.0, height),
+            xycoords="axes fraction",
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            color=colour,
+            fontsize=9.5,
+            fontweight="bold" if colour != GREY else "normal",
+            annotation_clip=False,
             parse_math=False,
-        )  # fmt: skip
+        )
 
 
 def short(value: float) -> str:

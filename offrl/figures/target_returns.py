@@ -12,18 +12,29 @@ from offrl.figures.style import COLOURS, GREY, new_figure, own_settings, plain_a
 
 @own_settings()
 def draw(achieved: AchievedReturns, out: Path, title: str, best: float | None) -> None:
-    """Draw achieved returns over target returns: the mean over seeds with its interval, every seed as a point, and, where targets are of
-    whole episodes, the line where both are equal. best: the best return in the data. Raises UserError where `out` cannot be written."""
+    """Draw achieved returns over target returns: the mean over seeds with its interval, every seed as a point, and,
+    where targets are of whole episodes, the line where both are equal. best: the best return in the data. Raises
+    UserError where `out` cannot be written."""
     figure, axes = new_figure(title)
     targets = np.asarray(achieved.targets)
     for i, cell in enumerate(achieved.cells.values()):
         colour = COLOURS[i % len(COLOURS)]
         mean, low, high = (np.asarray(column) for column in zip(*achieved.means(cell), strict=True))
-        axes.plot(targets, mean, color=colour, linewidth=1.8, marker="o", markersize=4, label=achieved.replicas[cell[0]].cell or "achieved")
+        axes.plot(
+            targets,
+            mean,
+            color=colour,
+            linewidth=1.8,
+            marker="o",
+            markersize=4,
+            label=achieved.replicas[cell[0]].cell or "achieved",
+        )
         if np.isfinite(low).all():
             axes.fill_between(targets, low, high, color=colour, alpha=0.15, linewidth=0)
         for n in cell if len(cell) > 1 else []:
-            axes.plot(targets, [e.returns[n].mean() for e in achieved.evaluations], ".", color=colour, alpha=0.5, markersize=5)
+            axes.plot(
+                targets, [e.returns[n].mean() for e in achieved.evaluations], ".", color=colour, alpha=0.5, markersize=5
+            )
     if not achieved.ahead:
         axes.plot(targets, targets, color=GREY, linewidth=1.0, linestyle="--", label="achieved = target")
     if best is not None and not achieved.ahead:

@@ -1,4 +1,5 @@
-"""Pictures of a search over settings: rungs, parallel coordinates, slices, regret, estimates against the truth, Pareto fronts.
+"""Pictures of a search over settings: rungs, parallel coordinates, slices, regret, estimates against the truth, Pareto
+fronts.
 
 Each function returns a matplotlib Figure, and takes numbers and names as they are; nothing is computed here but places.
 """
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
 
 INK = "#333333"
 FATES = {
-    "chosen": "#009e73", "wild card": "#e69f00", "kept": "#0072b2", "kept for another reason": "#56b4e9", "dropped": "#808080",
-}  # fmt: skip
+    "chosen": "#009e73",
+    "wild card": "#e69f00",
+    "kept": "#0072b2",
+    "kept for another reason": "#56b4e9",
+    "dropped": "#808080",
+}
 WORST, MIDDLE, BEST = (0xD5, 0x5E, 0x00), (0xA3, 0x9C, 0x93), (0x00, 0x72, 0xB2)  # readable on white and on black
 LEVELS = 9
 MOST_NAMES = 14  # settings that are named at the end of their line
@@ -64,7 +69,9 @@ class SettingAxis:
     values: tuple[str, ...] = ()  # not empty: these stand side by side
 
     def place(self, value: Any) -> float:
-        """Where a value stands, in [0, 1]; NaN for one that has no place. Of listed values `value` is the text of one."""
+        """Where a value stands, in [0, 1]; NaN for one that has no place. Of listed values `value` is the text of
+        one.
+        """
         if self.values:
             return (self.values.index(value) + 0.5) / len(self.values) if value in self.values else math.nan
         if not isinstance(value, (int, float)) or not math.isfinite(value) or (self.log and value <= 0.0):
@@ -82,7 +89,13 @@ class SettingAxis:
         from matplotlib.ticker import LogLocator, MaxNLocator
 
         if self.log:
-            subs = (1.0,) if self.high / self.low > 200.0 else (1.0, 2.0, 5.0) if self.high / self.low > 4.0 else tuple(range(1, 10))
+            subs = (
+                (1.0,)
+                if self.high / self.low > 200.0
+                else (1.0, 2.0, 5.0)
+                if self.high / self.low > 4.0
+                else tuple(range(1, 10))
+            )
             marks = LogLocator(subs=subs, numticks=40).tick_values(self.low, self.high)
         else:
             marks = MaxNLocator(TICKS).tick_values(self.low, self.high)
@@ -103,8 +116,15 @@ def rungs(columns: Sequence[str], lines: Sequence[tuple[str, str, Sequence[tuple
     for _, fate, places in sorted(lines, key=lambda line: order.index(line[1])):
         x, y = [c for c, _ in places], [-r for _, r in places]
         dropped, colour = fate == "dropped", FATES[fate]
-        axes.plot(x, y, color=colour, linewidth=2.8 if fate == "chosen" else 1.6, alpha=0.75 if dropped else 1.0, marker="o",
-                  markersize=size * (1.25 if fate == "chosen" else 0.75 if dropped else 1.0))  # fmt: skip
+        axes.plot(
+            x,
+            y,
+            color=colour,
+            linewidth=2.8 if fate == "chosen" else 1.6,
+            alpha=0.75 if dropped else 1.0,
+            marker="o",
+            markersize=size * (1.25 if fate == "chosen" else 0.75 if dropped else 1.0),
+        )
     plain_axes(axes)
     axes.grid(axis="y", visible=False)
     axes.set_xlim(-0.15, max(1, len(columns) - 1) + 0.08)
@@ -126,7 +146,9 @@ def importance(shares: Mapping[str, float]) -> Any:
     figure, axes = new_figure("", height=0.8 + 0.34 * len(shares), width=5.2)
     axes.barh(range(len(shares)), list(shares.values()), 0.6, color="#0072b2")
     for row, value in enumerate(shares.values()):
-        axes.annotate(f"{value:.0%}", (value, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
+        axes.annotate(
+            f"{value:.0%}", (value, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=INK
+        )
     plain_axes(axes)
     axes.grid(axis="y", visible=False)
     axes.set_xlim(0.0, 1.1)
@@ -137,8 +159,8 @@ def importance(shares: Mapping[str, float]) -> Any:
 
 
 def parallel(axes: Sequence[SettingAxis], lines: Sequence[tuple[Sequence[float], float, bool]]) -> Any:
-    """Parallel coordinates. lines: (places in [0, 1] on the axes, NaN where there is none; share of settings that are worse, NaN for one
-    without an estimate; whether it is the chosen one)."""
+    """Parallel coordinates. lines: (places in [0, 1] on the axes, NaN where there is none; share of settings that are
+    worse, NaN for one without an estimate; whether it is the chosen one)."""
     figure, plot = new_figure("", height=3.9, width=min(9.4, 1.6 + 1.55 * len(axes)))
     plot.axis("off")
     thin = 1.2 if len(lines) <= 60 else 0.8
@@ -147,23 +169,48 @@ def parallel(axes: Sequence[SettingAxis], lines: Sequence[tuple[Sequence[float],
         x = range(len(axes))
         if bold:
             plot.plot(x, places, color="#000000", linewidth=4.6, solid_capstyle="round", zorder=4)
-        plot.plot(x, places, color="#009e73" if bold else colour, linewidth=2.6 if bold else thin, alpha=1.0 if bold else 0.8,
-                  linestyle=":" if math.isnan(share) else "-", zorder=5 if bold else 2)  # fmt: skip
+        plot.plot(
+            x,
+            places,
+            color="#009e73" if bold else colour,
+            linewidth=2.6 if bold else thin,
+            alpha=1.0 if bold else 0.8,
+            linestyle=":" if math.isnan(share) else "-",
+            zorder=5 if bold else 2,
+        )
     for i, axis in enumerate(axes):
         plot.plot([i, i], [0.0, 1.0], color="#aaaaaa", linewidth=1.2, zorder=3)
-        plot.annotate(clipped(axis.name), (i, 1.0), xytext=(0, 11), textcoords="offset points", ha="center", fontsize=9.5, color=INK,
-                      fontweight="bold", annotation_clip=False)  # fmt: skip
+        plot.annotate(
+            clipped(axis.name),
+            (i, 1.0),
+            xytext=(0, 11),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9.5,
+            color=INK,
+            fontweight="bold",
+            annotation_clip=False,
+        )
         for place, text in axis.ticks():
-            plot.annotate(text, (i, place), xytext=(-5, 0), textcoords="offset points", ha="right", va="center", fontsize=8.5, color=INK,
-                          zorder=6)  # fmt: skip
+            plot.annotate(
+                text,
+                (i, place),
+                xytext=(-5, 0),
+                textcoords="offset points",
+                ha="right",
+                va="center",
+                fontsize=8.5,
+                color=INK,
+                zorder=6,
+            )
     plot.set_xlim(-0.45, len(axes) - 0.75)
     plot.set_ylim(-0.04, 1.06)
     return figure
 
 
 def slices(axis: SettingAxis, points: Sequence[tuple[float, float, float, str]], unit: str) -> Any:
-    """Estimates over one setting. points: (place on the axis in [0, 1], estimate, its standard error, "chosen", "default" or ""), NaN
-    where unknown."""
+    """Estimates over one setting. points: (place on the axis in [0, 1], estimate, its standard error, "chosen",
+    "default" or ""), NaN where unknown."""
     figure, plot = new_figure("", height=2.7, width=4.4)
     points = [p for p in points if math.isfinite(p[0]) and math.isfinite(p[1])]
     x = np.array([p[0] for p in points])
@@ -188,8 +235,12 @@ def slices(axis: SettingAxis, points: Sequence[tuple[float, float, float, str]],
     return figure
 
 
-def dots(plot: Any, x: Sequence[float], y: Sequence[float], half: Sequence[float], kinds: Sequence[str], across: bool = False) -> None:
-    """Points with their intervals, thinner where they are many; the chosen one and the default stand out. across: intervals along x."""
+def dots(
+    plot: Any, x: Sequence[float], y: Sequence[float], half: Sequence[float], kinds: Sequence[str], across: bool = False
+) -> None:
+    """Points with their intervals, thinner where they are many; the chosen one and the default stand out. across:
+    intervals along x.
+    """
     many = len(x) > 60
     half = [h if math.isfinite(h) else 0.0 for h in half]
     places = {"chosen": "#009e73", "default": "#d55e00", "": "#0072b2"}
@@ -201,14 +252,21 @@ def dots(plot: Any, x: Sequence[float], y: Sequence[float], half: Sequence[float
         faint = many and not kind
         along: Any = {"xerr" if across else "yerr": h}
         plot.errorbar(
-            a, b, **along, fmt="D" if kind == "default" else "o", color=places[kind], alpha=0.55 if faint else 1.0,
-            markersize=3.2 if faint else 7 if kind == "chosen" else 5, elinewidth=0.6 if faint else 1.1, zorder=2 if not kind else 4,
-        )  # fmt: skip
+            a,
+            b,
+            **along,
+            fmt="D" if kind == "default" else "o",
+            color=places[kind],
+            alpha=0.55 if faint else 1.0,
+            markersize=3.2 if faint else 7 if kind == "chosen" else 5,
+            elinewidth=0.6 if faint else 1.1,
+            zorder=2 if not kind else 4,
+        )
 
 
 def regret(curves: Mapping[str, tuple[Curve, str]], bands: Sequence[str]) -> Any:
-    """Regret against the number of real episodes: {label: (curve, colour)}; 0 is the best setting, 1 what one at random has. bands: labels
-    of those whose interval is drawn."""
+    """Regret against the number of real episodes: {label: (curve, colour)}; 0 is the best setting, 1 what one at random
+    has. bands: labels of those whose interval is drawn."""
     figure, axes = new_figure("", height=3.4, width=6.6)
     ns = [int(n) for n in next(iter(curves.values()))[0].x]
     for label in bands:
@@ -226,9 +284,11 @@ def regret(curves: Mapping[str, tuple[Curve, str]], bands: Sequence[str]) -> Any
     return figure
 
 
-def against_truth(points: Sequence[tuple[float, float, float, str]], seeds: Sequence[Sequence[float]], unit: str) -> Any:
-    """True mean returns over estimates. points: (estimate, its standard error, true mean, "chosen", "default" or ""); seeds: the true means
-    of each setting's seeds, drawn small. unit: of the estimates."""
+def against_truth(
+    points: Sequence[tuple[float, float, float, str]], seeds: Sequence[Sequence[float]], unit: str
+) -> Any:
+    """True mean returns over estimates. points: (estimate, its standard error, true mean, "chosen", "default" or "");
+    seeds: the true means of each setting's seeds, drawn small. unit: of the estimates."""
     estimate = [p[0] for p in points]
     figure, axes = new_figure("", height=3.8, width=5.2)
     for x, own in zip(estimate, seeds, strict=True):
@@ -247,20 +307,33 @@ def against_truth(points: Sequence[tuple[float, float, float, str]], seeds: Sequ
 
 
 def front(
-    x: Sequence[float], y: Sequence[float], on: Sequence[bool], edge: Sequence[int], kinds: Sequence[str], names: tuple[str, str]
+    x: Sequence[float],
+    y: Sequence[float],
+    on: Sequence[bool],
+    edge: Sequence[int],
+    kinds: Sequence[str],
+    names: tuple[str, str],
 ) -> Any:
-    """Two criteria of settings, more is better in both. on: those that none beats in all criteria, drawn larger; edge: those that none
-    beats in these two, joined by steps. names: of the axes."""
+    """Two criteria of settings, more is better in both. on: those that none beats in all criteria, drawn larger; edge:
+    those that none beats in these two, joined by steps. names: of the axes."""
     figure, axes = new_figure("", height=3.4, width=4.8)
     steps = sorted((x[i], y[i]) for i in edge)
     axes.step([a for a, _ in steps], [b for _, b in steps], where="pre", color="#009e73", linewidth=1.6, zorder=1)
     for best in (False, True):
         rows = [i for i, o in enumerate(on) if o is best]
-        look: Any = {"color": "#0072b2", "markersize": 6} if best else {"color": "#808080", "markersize": 4.5, "alpha": 0.7}
+        look: Any = (
+            {"color": "#0072b2", "markersize": 6} if best else {"color": "#808080", "markersize": 4.5, "alpha": 0.7}
+        )
         axes.plot([x[i] for i in rows], [y[i] for i in rows], "o", **look)
     for i, kind in enumerate(kinds):
         if kind:
-            axes.plot(x[i], y[i], "o" if kind == "chosen" else "D", color="#009e73" if kind == "chosen" else "#d55e00", markersize=8)
+            axes.plot(
+                x[i],
+                y[i],
+                "o" if kind == "chosen" else "D",
+                color="#009e73" if kind == "chosen" else "#d55e00",
+                markersize=8,
+            )
     plain_axes(axes)
     axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
     axes.set_xlabel(names[0], fontsize=9.5, color=INK)

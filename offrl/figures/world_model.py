@@ -17,8 +17,8 @@ FLOOR = -0.5  # of the axis of R2
 
 @own_settings()
 def draw(result: Mapping[str, Any], out: Path) -> None:
-    """Four panels, of all models of `result` (see quality_report.measure): R2 of each dimension, coverage, errors many steps ahead, and
-    those of each dimension. Raises UserError where the file cannot be written."""
+    """Four panels, of all models of `result` (see quality_report.measure): R2 of each dimension, coverage, errors many
+    steps ahead, and those of each dimension. Raises UserError where the file cannot be written."""
     models = result["models"]
     title = f"model of {result['dataset']}" + (f", {len(models)} models" if len(models) > 1 else "")
     figure, first = new_figure(title, height=7.2, width=10.4)
@@ -33,7 +33,13 @@ def draw(result: Mapping[str, Any], out: Path) -> None:
     else:
         for axes in grid[1]:
             axes.remove()
-    figure.supxlabel(f"measured on {models[0]['rows']:,} rows of {result['measured_on']}", x=0.01, ha="left", fontsize=8.5, color=GREY)
+    figure.supxlabel(
+        f"measured on {models[0]['rows']:,} rows of {result['measured_on']}",
+        x=0.01,
+        ha="left",
+        fontsize=8.5,
+        color=GREY,
+    )
     save(figure, out)
 
 
@@ -61,13 +67,24 @@ def _explained(axes: Any, result: Mapping[str, Any]) -> None:
         values = np.array([m["one_step"][key] for m in result["models"]], dtype=np.float64).clip(FLOOR, None)  # [N, D]
         bottom = min(bottom, float(np.nanmin(values, initial=0.0)))
         for i, row in enumerate(values):
-            axes.plot(range(len(names)), row, "o", color=colour, markersize=2.5 if wide else 5.5, alpha=0.8, label="" if i else label)
+            axes.plot(
+                range(len(names)),
+                row,
+                "o",
+                color=colour,
+                markersize=2.5 if wide else 5.5,
+                alpha=0.8,
+                label="" if i else label,
+            )
     if len(names) <= MOST_NAMES:
         axes.set_xticks(range(len(names)), _short_names(names))
     axes.set_ylim(bottom - 0.02, 1.03)
     axes.set_xlim(-0.6, len(names) - 0.4)
-    _finish(axes, "dimension of the observation" + ("; r: the reward" if len(names) <= MOST_NAMES else "; the last: the reward"),
-            "R2 one step ahead")  # fmt: skip
+    _finish(
+        axes,
+        "dimension of the observation" + ("; r: the reward" if len(names) <= MOST_NAMES else "; the last: the reward"),
+        "R2 one step ahead",
+    )
     _legend(axes, loc="lower right", bbox_to_anchor=(1.02, 0.985), ncols=2, handletextpad=0.1, columnspacing=0.8)
 
 
@@ -101,7 +118,9 @@ def _many_steps(axes: Any, models: list[dict[str, Any]]) -> None:
         low, median, high = (np.mean([m[kind][k] for m in models], 0) for k in ("low", "median", "high"))
         if kind == "mean":
             axes.fill_between(steps, low, high, color=colour, alpha=0.14, linewidth=0)
-        style: dict[str, Any] = {"linestyle": (0, (5, 4)), "linewidth": 1.4} if kind == "unchanged" else {"linewidth": 2.2}
+        style: dict[str, Any] = (
+            {"linestyle": (0, (5, 4)), "linewidth": 1.4} if kind == "unchanged" else {"linewidth": 2.2}
+        )
         axes.plot(steps, median, color=colour, label=label, marker="o" if len(steps) == 1 else None, **style)
         top = max(top, 1.5 * float(median.max()))
     axes.set_ylim(0.0, top or 1.0)

@@ -14,16 +14,23 @@ from offrl.settings.train import CheckpointConfig
 
 FROM_SCRATCH_WARMUP = 1_000
 ENVIRONMENTS = {"transitions": 1, "residual": 16}  # unless `envs` says otherwise
-CONVENTIONS = ("mixing", "update_every", "noise")  # what an algorithm's `finetune` block may say besides settings of its own
+CONVENTIONS = (
+    "mixing",
+    "update_every",
+    "noise",
+)  # what an algorithm's `finetune` block may say besides settings of its own
 
 
 @dataclass
 class FinetuneConfig:
-    """Settings of the replicas' play, of the data they learn from, and of the length. Steps are environment steps of each replica."""
+    """Settings of the replicas' play, of the data they learn from, and of the length. Steps are environment steps of
+    each replica.
+    """
 
     mode: str = setting(
         "transitions",
-        "transitions: the replicas learn on, from single transitions of data and play; residual: a small policy learns, by PPO, what to "
+        "transitions: the replicas learn on, from single transitions of data and play; residual: a small policy "
+        "learns, by PPO, what to "
         "add to the actions of the run's policies, which stay as they are",
         choices=("transitions", "residual"),
     )
@@ -34,46 +41,77 @@ class FinetuneConfig:
     )
     mixing: Any = setting(
         "auto",
-        "share of each batch drawn from the data, the rest from what was played; 0: without the data; null: from the union of both, in "
+        "share of each batch drawn from the data, the rest from what was played; 0: without the data; null: from the "
+        "union of both, in "
         "proportion; auto: what the algorithm is used with (AWAC, IQL and its relatives: null, the others: 0.5)",
     )
     utd: float = setting(1.0, "updates for each environment step", low=0.0)
-    warmup: int | None = setting(None, "environment steps before the first update; null: 0, or 1,000 from fresh parameters", low=0)
+    warmup: int | None = setting(
+        None, "environment steps before the first update; null: 0, or 1,000 from fresh parameters", low=0
+    )
     update_every: Any = setting(
         "auto",
-        "environment steps between updates, which then come utd times as many at once; episode: when each replica has ended one; auto: "
+        "environment steps between updates, which then come utd times as many at once; episode: when each replica has "
+        "ended one; auto: "
         "what the algorithm is used with (Cal-QL: episode, the others: 1)",
     )
     noise: Any = setting(
         "auto",
-        "null: the policy's own exploration (a sample, or TD3's noise); a number: its greedy action and Gaussian noise of that standard "
-        "deviation, in half widths of the action range (discrete: probability of a random action); auto: what the algorithm is used with",
+        "null: the policy's own exploration (a sample, or TD3's noise); a number: its greedy action and Gaussian noise "
+        "of that standard "
+        "deviation, in half widths of the action range (discrete: probability of a random action); auto: what the "
+        "algorithm is used with",
     )
     capacity: int | None = setting(None, "transitions of each replica that are kept; null: all", low=1)
     seed: int = setting(0, "decides the start states of the episodes, together with the replica's seed", low=0)
-    max_steps: int | None = setting(None, "cut episodes, played and scored, after so many steps; null: the environment's own limit", low=1)
+    max_steps: int | None = setting(
+        None, "cut episodes, played and scored, after so many steps; null: the environment's own limit", low=1
+    )
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log_every: int = setting(1_000, "environment steps between two lines of metrics", low=1)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
-    compile: str = setting("auto", "how updates run: auto picks by device and number", choices=("auto", "eager", "cudagraph", "compiled"))
+    compile: str = setting(
+        "auto", "how updates run: auto picks by device and number", choices=("auto", "eager", "cudagraph", "compiled")
+    )
     precision: str = setting("float32", "see offrl train", choices=("float32", "tf32", "bf16"))
     threads: int = setting(1, "torch threads on CPU", low=1, high=MOST_PROCESSES)
     runs_dir: str = setting("runs", "where run directories are made")
-    name: str | None = setting(None, "the run directory's name; null: finetune, algorithm, environment and a hash of the settings")
-    resume: str | None = setting(None, "a fine-tuning run to continue; neither the run that it began from nor its settings are needed")
+    name: str | None = setting(
+        None, "the run directory's name; null: finetune, algorithm, environment and a hash of the settings"
+    )
+    resume: str | None = setting(
+        None, "a fine-tuning run to continue; neither the run that it began from nor its settings are needed"
+    )
     quiet: bool = setting(False, "print the final table only (also --quiet)")
 
 
-# What may change when a fine-tuning run is continued: these alter neither an update nor an episode. `steps` alters both where a setting
-# of the algorithm is annealed over them.
-FREE = ("env", "steps", "eval", "checkpoint", "log_every", "device", "compile", "threads", "runs_dir", "name", "resume", "quiet")
+# What may change when a fine-tuning run is continued: these alter neither an update nor an episode. `steps` alters both
+# where a setting of the algorithm is annealed over them.
+FREE = (
+    "env",
+    "steps",
+    "eval",
+    "checkpoint",
+    "log_every",
+    "device",
+    "compile",
+    "threads",
+    "runs_dir",
+    "name",
+    "resume",
+    "quiet",
+)
 
 
 def choose(config: FinetuneConfig, online: Mapping[str, Any], fresh: bool) -> FinetuneConfig:
-    """`config` without what it leaves open: `online` is the algorithm's, `fresh` whether parameters are. Raises UserError."""
+    """`config` without what it leaves open: `online` is the algorithm's, `fresh` whether parameters are. Raises
+    UserError.
+    """
     defaults = {"mixing": 0.5, "update_every": 1, "noise": None}
-    chosen = {k: online.get(k, defaults[k]) if getattr(config, k) == "auto" else getattr(config, k) for k in CONVENTIONS}
+    chosen = {
+        k: online.get(k, defaults[k]) if getattr(config, k) == "auto" else getattr(config, k) for k in CONVENTIONS
+    }
     mixing, every, noise = (chosen[k] for k in CONVENTIONS)
     if mixing is not None and not (_number(mixing) and 0.0 <= mixing <= 1.0):
         raise UserError(f"mixing={mixing} must be auto, null, or a number from 0 (no data) to 1 (data only)")
@@ -87,7 +125,9 @@ def choose(config: FinetuneConfig, online: Mapping[str, Any], fresh: bool) -> Fi
     chosen["update_every"] = every if every == "episode" else int(every)
     chosen["noise"] = None if noise is None else float(noise)
     warmup = (FROM_SCRATCH_WARMUP if fresh else 0) if config.warmup is None else config.warmup
-    evaluation = config.eval if config.max_steps is None else dataclasses.replace(config.eval, max_steps=config.max_steps)
+    evaluation = (
+        config.eval if config.max_steps is None else dataclasses.replace(config.eval, max_steps=config.max_steps)
+    )
     envs = ENVIRONMENTS[config.mode] if config.envs is None else config.envs
     return dataclasses.replace(config, **chosen, warmup=warmup, envs=envs, eval=evaluation)
 

@@ -1,7 +1,8 @@
-"""The environments that the replicas learn in: one action for each, what came of it, and how to come back to the middle of an episode.
+"""The environments that the replicas learn in: one action for each, what came of it, and how to come back to the middle
+of an episode.
 
-Where a run was stopped inside an episode it is played again from its start, with the actions that were recorded: an environment that is
-decided by its seed is then where it was.
+Where a run was stopped inside an episode it is played again from its start, with the actions that were recorded: an
+environment that is decided by its seed is then where it was.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from offrl.tasks.task import Task
 
 
 def start_seed(seed: int, replica_seed: int, env: int, episode: int) -> int:
-    """The environment seed, 31 bits, of one episode: a hash, so that neighbours share no start state, nor any with evaluation."""
+    """The environment seed, 31 bits, of one episode: a hash, so that neighbours share no start state, nor any with
+    evaluation.
+    """
     text = f"offrl finetune {seed} {replica_seed} {env} {episode}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
 
@@ -54,7 +57,9 @@ class Turn:
     observations: np.ndarray  # [K, *O] before the action, as the environment gave them
     actions: np.ndarray  # [K, A] in [-1, 1], or [K] int64
     rewards: np.ndarray  # [K] float64, as the environment gave them
-    next_observations: np.ndarray  # [K, *O]: after the last step of an episode the true one, not the next episode's first
+    next_observations: (
+        np.ndarray
+    )  # [K, *O]: after the last step of an episode the true one, not the next episode's first
     terminated: np.ndarray  # [K] bool
     over: np.ndarray  # [K] bool: terminated or truncated
     valid: np.ndarray  # [K] bool: False where the physics blew up, after which there is no transition
@@ -66,7 +71,14 @@ class Play:
     """N x E environments. Use as a context manager, or call `close`."""
 
     def __init__(
-        self, task: Task, spec: DataSpec, seeds: Sequence[int], envs: int, seed: int, max_steps: int | None, margin: float = 0.0
+        self,
+        task: Task,
+        spec: DataSpec,
+        seeds: Sequence[int],
+        envs: int,
+        seed: int,
+        max_steps: int | None,
+        margin: float = 0.0,
     ) -> None:
         """seeds: of the replicas. seed: of the start states. margin: actions stay in +-(1 - margin), as the data's.
 
@@ -86,7 +98,9 @@ class Play:
             limits = [n for n in (max_steps, task.max_episode_steps, time_limit(first)) if n is not None]
             self.limit = min(limits) if limits else ENDLESS
             if not limits:
-                warn(f"nothing limits the episodes of {self.name}: they are cut after {ENDLESS:,} steps; set max_steps=")
+                warn(
+                    f"nothing limits the episodes of {self.name}: they are cut after {ENDLESS:,} steps; set max_steps="
+                )
             self.seats = [Seat(self._make(), n, s, e) for n, s in enumerate(seeds) for e in range(envs)]
         except BaseException:
             self.close()
@@ -116,7 +130,8 @@ class Play:
             self._reset(k, seat)
 
     def step(self, actions: np.ndarray) -> Turn:
-        """One step of every environment, and a new episode where one is over. actions [K, A] in [-1, 1], finite, or [K] choices.
+        """One step of every environment, and a new episode where one is over. actions [K, A] in [-1, 1], finite, or [K]
+        choices.
 
         Raises UserError where an environment fails, or gives what is not finite; nothing of the step counts then.
         """
@@ -129,12 +144,17 @@ class Play:
         valid = np.ones(len(indices), bool)
         for k, text in unstable.items():
             seat = self.seats[k]
-            warn(f"the physics of {self.name} became unstable {seat.where(len(seat.actions))}: {text}; the episode is cut before that step")
+            warn(
+                f"the physics of {self.name} became unstable {seat.where(len(seat.actions))}: {text}; the episode is "
+                "cut before that step"
+            )
             valid[k], truncated[k], terminated[k] = False, True, False
         good = np.isfinite(rewards) & np.isfinite(rows.reshape(len(rows), -1)).all(1) | ~valid
         if not good.all():
             seat = self.seats[int(np.flatnonzero(~good)[0])]
-            raise UserError(f"{self.name} gave a reward or observation that is not finite {seat.where(len(seat.actions))}")
+            raise UserError(
+                f"{self.name} gave a reward or observation that is not finite {seat.where(len(seat.actions))}"
+            )
         before, ended = self.current.copy(), []
         self.current[:] = rows
         for k, seat in enumerate(self.seats):
@@ -162,8 +182,9 @@ class Play:
         }
 
     def resume(self, state: dict[str, torch.Tensor]) -> tuple[list[Turn], list[int]]:
-        """Play the running episodes again: (what came of each step, of all environments as `step` gives it but for rows whose episode was
-        shorter, which are not `valid`; the environments that did not come back to where they were, and begin a new episode)."""
+        """Play the running episodes again: (what came of each step, of all environments as `step` gives it but for rows
+        whose episode was shorter, which are not `valid`; the environments that did not come back to where they were,
+        and begin a new episode)."""
         lengths = state["length"].tolist()
         parts = np.split(state["actions"].numpy(), np.cumsum(lengths)[:-1])
         for k, (seat, episode) in enumerate(zip(self.seats, state["episode"].tolist(), strict=True)):
@@ -172,7 +193,9 @@ class Play:
         turns, lost = [], set()
         for t in range(max(lengths)):
             at = [k for k, n in enumerate(lengths) if n > t and k not in lost]
-            rows, rewards, terminated, truncated, unstable, _ = self._advance(at, np.stack([parts[k][t] for k in at])) if at else _NOTHING
+            rows, rewards, terminated, truncated, unstable, _ = (
+                self._advance(at, np.stack([parts[k][t] for k in at])) if at else _NOTHING
+            )
             turn = self._blank()
             for i, k in enumerate(at):
                 seat = self.seats[k]
@@ -197,7 +220,9 @@ class Play:
         count = len(self.seats)
         actions = np.zeros(count, np.int64) if self.discrete else np.zeros((count, self.choices), np.float32)
         rows, flags = np.zeros_like(self.current), np.zeros(count, bool)
-        return Turn(rows, actions, np.zeros(count), rows.copy(), flags, flags.copy(), flags.copy(), [], np.full(count, np.nan))
+        return Turn(
+            rows, actions, np.zeros(count), rows.copy(), flags, flags.copy(), flags.copy(), [], np.full(count, np.nan)
+        )
 
     def _reset(self, k: int, seat: Seat) -> None:
         seat.episode += 1
@@ -208,7 +233,11 @@ class Play:
             raise UserError(f"{self.name} failed on reset {seat.where()}: {type(error).__name__}: {error}") from error
         row = np.asarray(self.flatten(observation))
         if row.shape != self.shape or not np.isfinite(row).all():
-            fault = f"of shape {row.shape}, its space says {self.shape}" if row.shape != self.shape else "that is not finite"
+            fault = (
+                f"of shape {row.shape}, its space says {self.shape}"
+                if row.shape != self.shape
+                else "that is not finite"
+            )
             raise UserError(f"{self.name}: reset gave an observation {fault} {seat.where()}")
         self.current[k] = row
 
@@ -219,15 +248,21 @@ class Play:
         return np.clip(np.asarray(actions, np.float32), self.margin - 1.0, 1.0 - self.margin).astype(np.float32)
 
     def _advance(self, at: Sequence[int], stored: np.ndarray) -> Any:
-        """One step of the environments `at`: (observations, rewards, terminated, truncated by the environment, {row: unstable physics},
-        successes)."""
+        """One step of the environments `at`: (observations, rewards, terminated, truncated by the environment, {row:
+        unstable physics}, successes)."""
         seats = [self.seats[k] for k in at]
         space = seats[0].env.action_space
         if self.discrete:
             sent = stored + int(space.start)
         else:
-            scaled = np.clip(self.low + (stored + np.float32(1.0)) * np.float32(0.5) * (self.high - self.low), self.low, self.high)
-            sent = np.clip(scaled, space.low.reshape(-1), space.high.reshape(-1)).astype(space.dtype).reshape(len(at), *space.shape)
+            scaled = np.clip(
+                self.low + (stored + np.float32(1.0)) * np.float32(0.5) * (self.high - self.low), self.low, self.high
+            )
+            sent = (
+                np.clip(scaled, space.low.reshape(-1), space.high.reshape(-1))
+                .astype(space.dtype)
+                .reshape(len(at), *space.shape)
+            )
         self.unstable.clear()
         rows = np.zeros((len(at), *self.shape), self.kind)
         rewards, terminated, truncated = np.zeros(len(at)), np.zeros(len(at), bool), np.zeros(len(at), bool)
@@ -238,7 +273,9 @@ class Play:
                 observation, reward, terminal, cut, info = seat.env.step(int(sent[i]) if self.discrete else sent[i])
                 rows[i], rewards[i] = self.flatten(observation), float(reward)
             except Exception as error:  # third-party environment
-                raise UserError(f"{self.name} failed {seat.where(len(seat.actions))}: {type(error).__name__}: {error}") from error
+                raise UserError(
+                    f"{self.name} failed {seat.where(len(seat.actions))}: {type(error).__name__}: {error}"
+                ) from error
             success = success_of(info)
             successes[i] = np.nan if success is None else success
             terminated[i], truncated[i] = bool(terminal), bool(cut) and not bool(terminal)
@@ -252,24 +289,36 @@ _NOTHING: Any = (np.zeros((0, 0)), np.zeros(0), np.zeros(0, bool), np.zeros(0, b
 
 
 def spec_of(task: Task) -> tuple[DataSpec, Task]:
-    """The specification read from an environment, for fine-tuning without data, and the task with the order of its Dict observations.
-    Raises UserError for unbounded actions."""
+    """The specification read from an environment, for fine-tuning without data, and the task with the order of its Dict
+    observations. Raises UserError for unbounded actions."""
     import gymnasium as gym
 
     env = make_env(task)
     try:
-        if isinstance(env.observation_space, gym.spaces.Dict) and not task.observation_keys:  # there are no data that differ: sorted
+        if (
+            isinstance(env.observation_space, gym.spaces.Dict) and not task.observation_keys
+        ):  # there are no data that differ: sorted
             keys = tuple("/".join(map(str, path)) for path, _ in entries(env.observation_space))
             task = replace(task, observation_keys=keys)
         _, shape, _ = flattener(env, task.observation_keys)
         discrete, size = action_kind(env)
         low, high = (), ()
         if not discrete:
-            low, high = (tuple(np.asarray(b, np.float32).reshape(-1).tolist()) for b in (env.action_space.low, env.action_space.high))  # type: ignore[attr-defined]
+            bounds = (env.action_space.low, env.action_space.high)  # type: ignore[attr-defined]
+            low, high = (tuple(np.asarray(bound, np.float32).reshape(-1).tolist()) for bound in bounds)
             if not np.isfinite([low, high]).all():
                 raise UserError(f"{task.name} has actions without bounds; wrap it in gymnasium.wrappers.RescaleAction")
     finally:
         env.close()
-    spec = DataSpec(shape, 1 if discrete else size, discrete, size if discrete else 0, low, high, name=task.name, source="environment",
-                    task=replace(task, env_factory=None))  # fmt: skip
+    spec = DataSpec(
+        shape,
+        1 if discrete else size,
+        discrete,
+        size if discrete else 0,
+        low,
+        high,
+        name=task.name,
+        source="environment",
+        task=replace(task, env_factory=None),
+    )
     return spec, task

@@ -35,8 +35,8 @@ class Learner(LocalEngine):
         fixed: Mapping[str, float],
         anneal: Mapping[str, tuple[float, float, float]],
     ) -> None:
-        """fixed: fields of the algorithm's config that are the same for all replicas whatever the grid says. anneal: field -> its factor
-        at the start and at the end; see `progress`."""
+        """fixed: fields of the algorithm's config that are the same for all replicas whatever the grid says. anneal:
+        field -> its factor at the start and at the end; see `progress`."""
         super().__init__(plan, None, replicas, device, batches, [len(replicas)])
         count = len(replicas)
         for name in fixed.keys() & self.hyper[0].keys():
@@ -48,7 +48,8 @@ class Learner(LocalEngine):
         self.captured = "cudagraph" in plan.mode
         self._graphs: dict[Any, backend.Captured] = {}
         self._own = with_config(plan.algorithm, copy.copy(plan.algorithm.config))
-        self._before: Any = ()  # the memory of the running episodes [N, E, ...], () for policies without one: at the step that is acted in
+        # the memory of the running episodes [N, E, ...], () for policies without one: at the step that is acted in
+        self._before: Any = ()
         self._after: Any = ()  # and behind its action
         self._acted = -1  # that step
 
@@ -63,7 +64,8 @@ class Learner(LocalEngine):
             return
         if not actor.resets:
             raise UserError(
-                f"a policy of {self.algorithm.config.name} remembers its episodes in a way in which they cannot begin anew one by one: "
+                f"a policy of {self.algorithm.config.name} remembers its episodes in a way in which they cannot begin "
+                "anew one by one: "
                 "offrl finetune cannot play it"
             )
         leaves, spec = pytree.tree_flatten(start)
@@ -90,8 +92,8 @@ class Learner(LocalEngine):
     def act(self, observations: np.ndarray, t: int, noise: float | None, begun: np.ndarray) -> np.ndarray:
         """Actions [N, E, A] in [-1, 1], or [N, E] choices, for normalised observations [N, E, O] at environment step t.
 
-        noise: None: the policy explores in its own way; else see `FinetuneConfig.noise`. begun [N, E]: episodes that are at their start.
-        A second call for the same t acts from the same memory.
+        noise: None: the policy explores in its own way; else see `FinetuneConfig.noise`. begun [N, E]: episodes that
+        are at their start. A second call for the same t acts from the same memory.
         """
         acting, spec = self._acting(), self.algorithm.spec
         if t != self._acted:
@@ -99,7 +101,9 @@ class Learner(LocalEngine):
         obs = torch.tensor(observations, dtype=torch.float32, device=self.device)
         keys, fresh = rng.fold_in(rng.fold_in(acting.key, ACTING), t), torch.from_numpy(begun).to(self.device)
 
-        def one(state: TrainState, obs: Tensor, key: Tensor, values: dict[str, Tensor], carry: Any, fresh: Tensor) -> tuple[Tensor, Any]:
+        def one(
+            state: TrainState, obs: Tensor, key: Tensor, values: dict[str, Tensor], carry: Any, fresh: Tensor
+        ) -> tuple[Tensor, Any]:
             for name, value in values.items():
                 object.__setattr__(self._own.config, name, value)
             actor = self._own.actor(state)

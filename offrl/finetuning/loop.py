@@ -34,10 +34,11 @@ SLICE = 16  # updates between two looks at signals
 
 
 def finetune(start: Start, run_dir: Path) -> None:
-    """Play and learn to `start.config.steps` environment steps of each replica, going on from the newest checkpoint in `run_dir`.
+    """Play and learn to `start.config.steps` environment steps of each replica, going on from the newest checkpoint in
+    `run_dir`.
 
-    Raises UserError for what does not fit, or where the environment fails (what was learnt is saved then); Interrupted after Ctrl-C or
-    SIGTERM, when all is saved.
+    Raises UserError for what does not fit, or where the environment fails (what was learnt is saved then); Interrupted
+    after Ctrl-C or SIGTERM, when all is saved.
     """
     config = start.config
     device = pick_device(config.device)
@@ -46,7 +47,9 @@ def finetune(start: Start, run_dir: Path) -> None:
         evaluator = stack.enter_context(Evaluator(start.task, config.eval))
         seeds = [r.seed for r in start.replicas]
         margin = 0.0 if start.data is None else start.data.action_margin
-        play = stack.enter_context(Play(start.task, start.spec, seeds, config.envs or 1, config.seed, config.eval.max_steps, margin))
+        play = stack.enter_context(
+            Play(start.task, start.spec, seeds, config.envs or 1, config.seed, config.eval.max_steps, margin)
+        )
         start.spec = start.algorithm.spec = settled(start.spec, play.seats[0].env)
         kind = ResidualLoop if config.mode == "residual" else TransitionLoop
         stack.enter_context(exclusive(run_dir))
@@ -60,7 +63,9 @@ def finetune(start: Start, run_dir: Path) -> None:
 
 
 class TransitionLoop(OnlineLoop):
-    """Off-policy algorithms, which learn from single transitions of data and play. `t` counts environment steps of each replica."""
+    """Off-policy algorithms, which learn from single transitions of data and play. `t` counts environment steps of each
+    replica.
+    """
 
     COUNTERS = (*OnlineLoop.COUNTERS, "first")
     learner: Learner
@@ -71,7 +76,14 @@ class TransitionLoop(OnlineLoop):
         return math.ceil(start.config.steps * start.config.utd)
 
     def __init__(
-        self, start: Start, run_dir: Path, device: torch.device, mode: str, evaluator: Evaluator, play: Play, arithmetic: str
+        self,
+        start: Start,
+        run_dir: Path,
+        device: torch.device,
+        mode: str,
+        evaluator: Evaluator,
+        play: Play,
+        arithmetic: str,
     ) -> None:
         super().__init__(start, run_dir, play, start.config.envs or 1, loss_limit(start.dataset))
         config, algorithm = start.config, start.algorithm
@@ -110,20 +122,28 @@ class TransitionLoop(OnlineLoop):
         """The first lines for the reader."""
         start, config, spec = self.start, self.config, self.start.spec
         came = "fresh parameters" if start.parent is None else f"step {start.parent['step']:,} of {start.parent['run']}"
-        mixing = {None: "batches from the union of data and play", 0.0: "no data"}.get(config.mixing, f"{config.mixing} of each batch data")
+        mixing = {None: "batches from the union of data and play", 0.0: "no data"}.get(
+            config.mixing, f"{config.mixing} of each batch data"
+        )
         say = self.bar.say
         say(
-            f"{start.label} in {self.play.name} from {came}: {self.many} x {self.envs} environments, {self.steps:,} steps each, "
+            f"{start.label} in {self.play.name} from {came}: {self.many} x {self.envs} environments, {self.steps:,} "
+            "steps each, "
             f"{mixing}, {config.utd:g} updates a step"
         )
         say(f"{arithmetic}; step {mode}; {self.run_dir}")
         algo = start.algorithm.config
         changed = [f"{k}={v}" for k, v in (finetune_settings(algo.name) or {}).items() if hasattr(algo, k)]
-        changed += [f"{k} from {a:g} to {b:g} times its value by {c:.0%} of the steps" for k, (a, b, c) in start.anneal.items()]
+        changed += [
+            f"{k} from {a:g} to {b:g} times its value by {c:.0%} of the steps" for k, (a, b, c) in start.anneal.items()
+        ]
         if changed:
             say(f"online: {', '.join(changed)}")
         if spec.reward_scale != 1.0 or spec.reward_shift != 0.0:
-            say(f"learning from rewards as the data's were transformed: {spec.reward_scale:g} x reward + {spec.reward_shift:g}")
+            say(
+                f"learning from rewards as the data's were transformed: {spec.reward_scale:g} x reward + "
+                f"{spec.reward_shift:g}"
+            )
         warn_of_rates(algo, start.grid)
         for note in unsaid((*start.notes, *(start.dataset.notes if start.dataset is not None else ()))):
             say(note)

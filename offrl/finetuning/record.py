@@ -22,7 +22,9 @@ from offrl.system.plugins.loading import load_named
 
 
 def directory(start: Start) -> Path:
-    """A name given by hand, or one made of algorithm, environment and a hash of the settings: the same command finds its own run."""
+    """A name given by hand, or one made of algorithm, environment and a hash of the settings: the same command finds
+    its own run.
+    """
     config = start.config
     if start.run_dir is not None:
         return start.run_dir
@@ -44,7 +46,9 @@ def identity(start: Start) -> dict[str, Any]:
         "seeds": list(dict.fromkeys(r.seed for r in start.replicas)),
         "dataset": {},
         "env": start.task.env_id or start.task.name,
-        "parent": None if start.parent is None else {k: v for k, v in start.parent.items() if k != "run"},  # wherever it lies
+        "parent": None
+        if start.parent is None
+        else {k: v for k, v in start.parent.items() if k != "run"},  # wherever it lies
         "finetune": {k: v for k, v in dataclasses.asdict(start.config).items() if k not in (*FREE, "precision")},
         "precision": start.config.precision,
     }
@@ -62,15 +66,22 @@ def identity(start: Start) -> dict[str, Any]:
 
 
 def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
-    """Check that `run_dir` is free or holds this very run, write its config and record, and return the mode of the step, which a run keeps.
+    """Check that `run_dir` is free or holds this very run, write its config and record, and return the mode of the
+    step, which a run keeps.
 
     Raises UserError where anything else is there.
     """
     old = runs.read_record(run_dir) if (run_dir / runs.RECORD).exists() else None
     expected = identity(start)
     if old is None:
-        if others := sorted(p.name for p in run_dir.iterdir() if not p.name.startswith(".")) if run_dir.exists() else []:
-            raise UserError(f"{run_dir} is no run directory and not empty (it has {', '.join(others[:3])}); choose another name=")
+        if (
+            others := sorted(p.name for p in run_dir.iterdir() if not p.name.startswith("."))
+            if run_dir.exists()
+            else []
+        ):
+            raise UserError(
+                f"{run_dir} is no run directory and not empty (it has {', '.join(others[:3])}); choose another name="
+            )
     else:
         if old.get("kind") != KIND:
             raise UserError(f"{run_dir} holds a run of `offrl train`; choose another name=")
@@ -78,15 +89,20 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
             raise UserError(f"{run_dir} was begun with other data ({old['data']['name']}); choose another name=")
         if old["identity"]["parent"] != expected["parent"]:
             raise UserError(
-                f"{run_dir} began from another state ({_words(old['identity']['parent'])}) than {_words(expected['parent'])}, which has "
+                f"{run_dir} began from another state ({_words(old['identity']['parent'])}) than "
+                f"{_words(expected['parent'])}, which has "
                 f"changed since: offrl finetune resume={run_dir} goes on with the old one, another name= begins anew"
             )
         changed = difference(runs.complete(old["identity"]), expected)
         if changed:
             name, (old_value, new_value) = next(iter(changed.items()))
-            raise UserError(f"{run_dir} holds another run ({name}: {old_value} there, {new_value} here); choose another name=")
+            raise UserError(
+                f"{run_dir} holds another run ({name}: {old_value} there, {new_value} here); choose another name="
+            )
         if not checkpoint.steps(run_dir) and (run_dir / "policies").exists():
-            raise UserError(f"{run_dir} holds a finished run without checkpoints; remove that folder, or choose another name=")
+            raise UserError(
+                f"{run_dir} holds a finished run without checkpoints; remove that folder, or choose another name="
+            )
         if old["device"] == device and start.config.compile == "auto":
             mode = old["mode"]
     record = {

@@ -1,4 +1,6 @@
-"""Replay buffers: a ring of played transitions for each replica, on the device, and batches mixed of those and the data's."""
+"""Replay buffers: a ring of played transitions for each replica, on the device, and batches mixed of those and the
+data's.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ Column = tuple[tuple[int, ...], torch.dtype]  # shape of a row, type
 class Ring:
     """The newest `capacity` rows of each of N replicas: columns [N, capacity, ...].
 
-    Float32 and int64 columns lie side by side in one table, as the offline sampler's do (a discrete action is exact in float32);
-    others, such as images, for themselves.
+    Float32 and int64 columns lie side by side in one table, as the offline sampler's do (a discrete action is exact in
+    float32); others, such as images, for themselves.
     """
 
     def __init__(self, columns: Mapping[str, Column], replicas: int, capacity: int, device: torch.device) -> None:
@@ -43,12 +45,18 @@ class Ring:
         try:
             table = torch.zeros(replicas * capacity, width, dtype=torch.float32, device=device)
             self.apart = {
-                name: torch.zeros(replicas * capacity, *shape, dtype=kind, device=device) for name, (shape, kind) in apart.items()
+                name: torch.zeros(replicas * capacity, *shape, dtype=kind, device=device)
+                for name, (shape, kind) in apart.items()
             }
         except (MemoryError, RuntimeError):
-            size = replicas * capacity * (4 * width + sum(math.prod(shape) * kind.itemsize for shape, kind in apart.values()))
+            size = (
+                replicas
+                * capacity
+                * (4 * width + sum(math.prod(shape) * kind.itemsize for shape, kind in apart.values()))
+            )
             raise UserError(
-                f"{capacity:,} transitions of {replicas} replicas need {size / 1e9:.1f} GB; set a smaller capacity=, or fewer steps="
+                f"{capacity:,} transitions of {replicas} replicas need {size / 1e9:.1f} GB; set a smaller capacity=, "
+                "or fewer steps="
             ) from None
         self.packed = Packed(table, layout)
         self._first = torch.arange(replicas, device=device).unsqueeze(-1) * capacity  # [N, 1]
@@ -87,9 +95,11 @@ class MixedBatches:
     Which rows is a pure function of the replica's key, the number of the update and how many rows there are.
     """
 
-    def __init__(self, ring: Ring, sampler: Sampler, source: Any, keys: Tensor, batch_size: int, mixing: float | None) -> None:
-        """source: what `sampler` prepared of the data; None where there are none, and mixing is 0. keys [N]: of the replicas. mixing: the
-        share of each batch that is the data's; None: both in proportion to their rows."""
+    def __init__(
+        self, ring: Ring, sampler: Sampler, source: Any, keys: Tensor, batch_size: int, mixing: float | None
+    ) -> None:
+        """source: what `sampler` prepared of the data; None where there are none, and mixing is 0. keys [N]: of the
+        replicas. mixing: the share of each batch that is the data's; None: both in proportion to their rows."""
         self.ring, self.sampler, self.source, self.mixing = ring, sampler, source, mixing
         self.size, self.from_data = batch_size, batch_size if mixing is None else round(mixing * batch_size)
         self.keys = keys.to(ring.device)
@@ -97,7 +107,9 @@ class MixedBatches:
         self.data_keys = keys.to(where)
 
     def get(self, step: int) -> Batch:
-        """The batch of update `step` for all replicas, [N, B, ...] on the device: first the data's rows, then the ring's."""
+        """The batch of update `step` for all replicas, [N, B, ...] on the device: first the data's rows, then the
+        ring's.
+        """
         if self.from_data == 0:
             return self._played(step, self.size)
         data = self._of_data(step)
@@ -106,7 +118,10 @@ class MixedBatches:
             counts = self.ring.counts + self.source.count  # [N]
             key = self._key(step, 2, self.keys)
             from_data = vmap(lambda k, n: rng.randint(k, (self.size,), n))(key, counts) < self.source.count  # [N, B]
-            return {k: torch.where(from_data.reshape(*from_data.shape, *[1] * (v.ndim - 2)), v, played[k]) for k, v in data.items()}
+            return {
+                k: torch.where(from_data.reshape(*from_data.shape, *[1] * (v.ndim - 2)), v, played[k])
+                for k, v in data.items()
+            }
         if self.from_data == self.size:
             return data
         played = self._played(step, self.size - self.from_data)
@@ -148,7 +163,10 @@ class Replay:
     def save(self) -> int:
         """Write what came since the last call; returns how many files there are. Raises UserError (a full disk)."""
         if self.new:
-            tensors = {name: torch.from_numpy(np.concatenate([rows[name] for _, rows in self.new])) for name in self.ring.columns}
+            tensors = {
+                name: torch.from_numpy(np.concatenate([rows[name] for _, rows in self.new]))
+                for name in self.ring.columns
+            }
             tensors["replica"] = torch.from_numpy(np.concatenate([replica for replica, _ in self.new]))
             checkpoint.write(self._path(self.files), tensors, {"kind": "replay"}, " The last checkpoint survives.")
             self.new.clear()
@@ -156,7 +174,8 @@ class Replay:
         return self.files
 
     def load(self, files: int, total: Sequence[int]) -> None:
-        """Fill the ring from the first `files` files, in which each replica has `total` rows; later ones are played anew, and removed.
+        """Fill the ring from the first `files` files, in which each replica has `total` rows; later ones are played
+        anew, and removed.
 
         Raises UserError where one is missing or damaged.
         """
@@ -165,11 +184,14 @@ class Replay:
             try:
                 tensors, _ = checkpoint.read(self._path(i))
             except UserError as error:
-                raise UserError(f"{error}; without it what was played is incomplete: begin anew with another name=") from None
+                raise UserError(
+                    f"{error}; without it what was played is incomplete: begin anew with another name="
+                ) from None
             replica = tensors.pop("replica").numpy()
             self.ring.add(replica, {name: tensors[name].numpy() for name in self.ring.columns})
         if self.ring.total.tolist() != list(total):
-            raise UserError(f"{self.folder} holds {self.ring.total.tolist()} transitions where the checkpoint needs {list(total)}: files "
+            raise UserError(f"{self.folder} holds {self.ring.total.tolist()} transitions where the checkpoint needs "
+                            f"{list(total)}: files "
                             "were removed or changed; begin anew with another name=")  # fmt: skip
         self.discard(files)
 

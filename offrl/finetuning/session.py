@@ -1,4 +1,6 @@
-"""What the loops of `offrl finetune` have in common: metrics, scores and checkpoints when they are due, and stopping."""
+"""What the loops of `offrl finetune` have in common: metrics, scores and checkpoints when they are due, and
+stopping.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ CURE = "A smaller algo.learning_rate or utd often helps"  # of replicas that div
 
 
 class OnlineLoop(ABC):
-    """A run while it plays and learns. `t` counts environment steps of each replica, `updates` the updates of their parameters.
+    """A run while it plays and learns. `t` counts environment steps of each replica, `updates` the updates of their
+    parameters.
 
     A subclass plays and learns between two looks at what is due, which are `round` environment steps apart.
     """
@@ -42,8 +45,20 @@ class OnlineLoop(ABC):
 
     def __init__(self, start: Start, run_dir: Path, play: Play, round: int, limit: float) -> None:
         """limit: a loss beyond it has diverged."""
-        self.start, self.config, self.run_dir, self.play, self.replicas = start, start.config, run_dir, play, start.replicas
-        config, self.round, self.loss_limit, self.many, self.envs = start.config, round, limit, len(start.replicas), start.config.envs or 1
+        self.start, self.config, self.run_dir, self.play, self.replicas = (
+            start,
+            start.config,
+            run_dir,
+            play,
+            start.replicas,
+        )
+        config, self.round, self.loss_limit, self.many, self.envs = (
+            start.config,
+            round,
+            limit,
+            len(start.replicas),
+            start.config.envs or 1,
+        )
         self.steps = self._rounds(config.steps)
         every = config.eval.every
         self.eval_every = self.steps if every == 0 else self._rounds(every or math.ceil(self.steps / EVALUATIONS))
@@ -51,9 +66,13 @@ class OnlineLoop(ABC):
         self.save_every = self._rounds(config.checkpoint.every) if config.checkpoint.every else self.eval_every
         self.signals = StopSignals()
         self.t, self.lined, self.scored, self.saved = 0, 0, -1, -1
-        self.updates = self.line_updates = self.goal = 0  # line_updates: those at the last line, whose means are over the updates since
+        self.updates = self.line_updates = self.goal = (
+            0  # line_updates: those at the last line, whose means are over the updates since
+        )
         self.alive = torch.ones(self.many, dtype=torch.bool)
-        self.episodes = torch.zeros(3, self.many, dtype=torch.float64)  # since the last line: number, sums of returns and of lengths
+        self.episodes = torch.zeros(
+            3, self.many, dtype=torch.float64
+        )  # since the last line: number, sums of returns and of lengths
         self.recent: deque[float] = deque(maxlen=20)
         self.checkpoints = Checkpoints(run_dir, config.checkpoint.keep, start.algorithm.config.name, self.replicas)
 
@@ -90,13 +109,17 @@ class OnlineLoop(ABC):
     # ---- begin
 
     def _open(self, evaluator: Evaluator, saved: Saved | None, state: TrainState, busy: bool) -> None:
-        """The learner's state, the log and what scores. busy: enough is computed that processes which score beside it pay."""
+        """The learner's state, the log and what scores. busy: enough is computed that processes which score beside it
+        pay.
+        """
         self.learner.load(*((state, state, {}) if saved is None else (saved.state, saved.good, saved.sums)))
         start, config = self.start, self.config
         self.log = RunLog(
             self.run_dir,
             resume_step=None if saved is None else self.t - (self.lined != self.t),
-            unscored=self.t if saved is not None and self.lined == self.t != self.scored and self._due(self.eval_every) else None,
+            unscored=self.t
+            if saved is not None and self.lined == self.t != self.scored and self._due(self.eval_every)
+            else None,
             quiet=True,
             total_steps=self.steps,
             replicas=self.replicas,
@@ -112,11 +135,14 @@ class OnlineLoop(ABC):
         if resumed and self.t >= self.steps:
             self.bar.say(f"this run has its {self.t:,} steps already: nothing is played (a larger steps= continues it)")
         elif resumed:
-            self.bar.say(f"continuing from step {self.t:,}; episodes that were running are played again up to where they were")
+            self.bar.say(
+                f"continuing from step {self.t:,}; episodes that were running are played again up to where they were"
+            )
         if lost:
             names = ", ".join(self.play.seats[k].where() for k in lost[:3])
             warn(
-                f"{self.play.name} is not decided by its seed alone: {len(lost)} of the episodes that were running did not come back to "
+                f"{self.play.name} is not decided by its seed alone: {len(lost)} of the episodes that were running did "
+                "not come back to "
                 f"where they were, and new ones begin in their place {names}"
             )
 
@@ -143,7 +169,9 @@ class OnlineLoop(ABC):
         return self.t % every == 0 or self.t >= self.steps
 
     def _look(self) -> None:
-        """Metrics, scores and checkpoints that are due at this step, if they were not there before the run was stopped here."""
+        """Metrics, scores and checkpoints that are due at this step, if they were not there before the run was stopped
+        here.
+        """
         if self.signals.count:
             self._interrupt()
         if self._due(self.log_every) and self.lined != self.t:
@@ -168,7 +196,10 @@ class OnlineLoop(ABC):
 
     def _report(self, t: int) -> None:
         """Show the progress at step t."""
-        self.bar.update(t, "  ".join(x for x in (f"return {np.mean(self.recent):.1f}" if self.recent else "", self.scores.text) if x))
+        self.bar.update(
+            t,
+            "  ".join(x for x in (f"return {np.mean(self.recent):.1f}" if self.recent else "", self.scores.text) if x),
+        )
 
     def _drop(self, finite: np.ndarray) -> None:
         """Freeze the replicas whose actions are not `finite` [N]."""
@@ -181,14 +212,17 @@ class OnlineLoop(ABC):
         """The mistake where frozen replicas still give actions that are not `finite` [N]."""
         lost = ", ".join(str(self.replicas[n]) for n in np.flatnonzero(~finite).tolist())
         return (
-            f"the policy of {lost} gives actions that are not finite for observations of {self.play.name} at step {self.t:,}: "
+            f"the policy of {lost} gives actions that are not finite for observations of {self.play.name} at step "
+            f"{self.t:,}: "
             "it had diverged before, or the observations are far outside the data's"
         )
 
     # ---- look
 
     def _line(self) -> None:
-        """Write the means since the last line, and freeze every replica whose losses are no longer finite, or beyond all measure."""
+        """Write the means since the last line, and freeze every replica whose losses are no longer finite, or beyond
+        all measure.
+        """
         means: dict[str, list[float]] = {}
         if self.updates > self.line_updates:
             values = self._means(metric_means(self.learner.sums(), self.updates - self.line_updates))
@@ -200,7 +234,9 @@ class OnlineLoop(ABC):
         count, total, length = self.episodes
         # NaN, null in the file, where no episode ended
         metrics = {"online/episodes": count, "online/length": length / count, "online/return": total / count}
-        self.log.metrics(self.t, dict(sorted({**means, **{k: v.tolist() for k, v in metrics.items()}, **self._played()}.items())))
+        self.log.metrics(
+            self.t, dict(sorted({**means, **{k: v.tolist() for k, v in metrics.items()}, **self._played()}.items()))
+        )
         self.episodes.zero_()
         self.lined, self.line_updates = self.t, self.updates
         self.saved = min(self.saved, self.t - 1)  # a checkpoint of this step does not know of the line

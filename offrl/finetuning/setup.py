@@ -41,7 +41,15 @@ from offrl.training.engine import first_state
 from offrl.training.setup import make_algorithm
 
 KIND = "finetune"  # of a run's record
-NEEDED = ("data.name", "data.fingerprint", "identity.finetune", "online.label", "online.parent", "online.fixed", "online.anneal")
+NEEDED = (
+    "data.name",
+    "data.fingerprint",
+    "identity.finetune",
+    "online.label",
+    "online.parent",
+    "online.fixed",
+    "online.anneal",
+)
 Factory = Callable[[], Any]
 
 
@@ -68,8 +76,12 @@ class Start:
     run_dir: Path | None = None  # of a run that goes on
 
 
-def begin(run: str | Path | None, values: Mapping[str, Any], dataset: Dataset | None = None, env: Factory | None = None) -> Start:
-    """From the settings of a command (see `offrl finetune --help`) to what will run. Raises UserError for whatever is wrong with them."""
+def begin(
+    run: str | Path | None, values: Mapping[str, Any], dataset: Dataset | None = None, env: Factory | None = None
+) -> Start:
+    """From the settings of a command (see `offrl finetune --help`) to what will run. Raises UserError for whatever is
+    wrong with them.
+    """
     settings = flatten(values)
     trust.typed(settings.get("env"))
     fields = {f.name for f in dataclasses.fields(FinetuneConfig)}
@@ -78,7 +90,10 @@ def begin(run: str | Path | None, values: Mapping[str, Any], dataset: Dataset | 
     for name in other:
         if name.partition(".")[0] not in known:
             options = [*fields, *known]
-            raise UserError(f"offrl finetune has no setting '{name}'.{nearest(name, options)} Settings: {', '.join(sorted(options))}")
+            raise UserError(
+                f"offrl finetune has no setting '{name}'.{nearest(name, options)} Settings: "
+                f"{', '.join(sorted(options))}"
+            )
     if "eval.env" in settings:
         raise UserError(f"eval.env={settings['eval.env']}: policies are scored where they learn; write env=")
     config = fill(FinetuneConfig(), {k: v for k, v in settings.items() if k not in other}, "finetune")
@@ -94,32 +109,47 @@ def begin(run: str | Path | None, values: Mapping[str, Any], dataset: Dataset | 
     elif config.resume is not None:
         start = _resumed(config, settings, other, run, dataset, env)
     else:
-        start = _of_run(Path(run), config, other, dataset, env) if run is not None else _fresh(config, other, dataset, env)
+        start = (
+            _of_run(Path(run), config, other, dataset, env) if run is not None else _fresh(config, other, dataset, env)
+        )
     if config.resume is None:
         start.given = {k: v for k, v in settings.items() if k not in ("name", "runs_dir")}
     if start.config.mode == "transitions":
-        columns_for(start.spec, start.algorithm.sampler(), torch.float32, start.algorithm.config.name)  # refuses what is not played
+        columns_for(
+            start.spec, start.algorithm.sampler(), torch.float32, start.algorithm.config.name
+        )  # refuses what is not played
     # a policy's file says where it learnt
-    start.spec = start.algorithm.spec = dataclasses.replace(start.spec, task=dataclasses.replace(start.task, env_factory=None))
+    start.spec = start.algorithm.spec = dataclasses.replace(
+        start.spec, task=dataclasses.replace(start.task, env_factory=None)
+    )
     return start
 
 
 # ---- a trained run
 
 
-def _of_run(path: Path, config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | None, env: Factory | None) -> Start:
+def _of_run(
+    path: Path, config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | None, env: Factory | None
+) -> Start:
     run = SavedRun(path)
     if run.record.get("kind") == KIND:
-        raise UserError(f"{path} is a fine-tuning run: offrl finetune resume={path} continues it, with a larger steps= for more")
+        raise UserError(
+            f"{path} is a fine-tuning run: offrl finetune resume={path} continues it, with a larger steps= for more"
+        )
     kind, changes = _kind(run.record["identity"]["algo"]["name"], str(path))
     for name in other:
         if name.partition(".")[0] in ("algo", "seeds", "grid", "experiment") and not name.startswith("algo."):
-            raise UserError(f"{name}= cannot be changed: the replicas of {path} go on as they are; algo.SETTING=value changes a setting")
+            raise UserError(
+                f"{name}= cannot be changed: the replicas of {path} go on as they are; algo.SETTING=value changes a "
+                "setting"
+            )
     config = choose(config, changes, fresh=False)
     reads = config.mixing != 0.0 or dataset is not None
     parent = run_settings(path, {k: v for k, v in other.items() if v is not None}, ("dataset",) if reads else ())
     if not kind.traits.vectorized and len(run.replicas) > 1:
-        raise UserError(f"{parent.algo.name} trains one replica at a time, and {path} has {len(run.replicas)}: train single seeds")
+        raise UserError(
+            f"{parent.algo.name} trains one replica at a time, and {path} has {len(run.replicas)}: train single seeds"
+        )
     algo, fixed, anneal = _online(changes, parent.algo, other)
     env_name = str(run.record.get("env", "auto"))
     record_spec = run.spec
@@ -132,7 +162,9 @@ def _of_run(path: Path, config: FinetuneConfig, other: dict[str, Any], dataset: 
     algorithm = kind(algo, spec)
     saved = checkpoint.load_latest(path)
     if saved is None:
-        raise UserError(f"{path} has no checkpoint, so its critics are gone: a policy file alone cannot learn on; train it again")
+        raise UserError(
+            f"{path} has no checkpoint, so its critics are gone: a policy file alone cannot learn on; train it again"
+        )
     tensors, meta = saved
     where = f"the checkpoint of step {meta['step']:,} in {path}"
     state = checkpoint.unflatten({"state": first_state(algorithm, run.replicas)}, tensors, where)["state"]
@@ -144,32 +176,57 @@ def _of_run(path: Path, config: FinetuneConfig, other: dict[str, Any], dataset: 
         warn(f"{', '.join(dead)} of {path} had diverged: going on from the last finite parameters")
     came = {"run": str(path), "step": int(meta["step"]), "sha256": str(meta["sha256"])}
     described = run.record["data"] if data is None else data.describe()
-    return Start(config, algorithm, run.replicas, run.grid, spec, task, run.algorithm, parent.dataset, described, data, state, came,
-                 fixed, anneal, notes=notes)  # fmt: skip
+    return Start(
+        config,
+        algorithm,
+        run.replicas,
+        run.grid,
+        spec,
+        task,
+        run.algorithm,
+        parent.dataset,
+        described,
+        data,
+        state,
+        came,
+        fixed,
+        anneal,
+        notes=notes,
+    )
 
 
 def _one_kind_of_rewards(settings: DatasetConfig, config: FinetuneConfig) -> None:
     """Raise UserError where batches would mix labelled rewards with the environment's."""
     if getattr(settings, "reward_labels", None) and config.mixing != 0.0:
         raise UserError(
-            "the data's rewards are labels (dataset.reward_labels), and the environment gives its own: batches would mix two kinds of "
+            "the data's rewards are labels (dataset.reward_labels), and the environment gives its own: batches would "
+            "mix two kinds of "
             "rewards; mixing=0 learns from the environment's alone"
         )
 
 
-def _data(parent: TrainConfig, config: FinetuneConfig, dataset: Dataset | None, record: dict[str, Any], path: Path) -> Dataset:
+def _data(
+    parent: TrainConfig, config: FinetuneConfig, dataset: Dataset | None, record: dict[str, Any], path: Path
+) -> Dataset:
     """The run's own data again. Raises UserError where they are gone or others."""
-    if dataset is None and runs.spec_of(record, path).source == "arrays" and parent.dataset.name not in registry.names("dataset"):
+    if (
+        dataset is None
+        and runs.spec_of(record, path).source == "arrays"
+        and parent.dataset.name not in registry.names("dataset")
+    ):
         raise UserError(
-            f"{path} was trained on arrays from Python: give them, offrl.finetune(run, dataset=...), or leave them out, mixing=0"
+            f"{path} was trained on arrays from Python: give them, offrl.finetune(run, dataset=...), or leave them "
+            "out, mixing=0"
         )
     try:
         data = _load(parent.dataset, config, dataset)
     except UserError as error:
-        raise UserError(f"{error} (the data of {path}, which mixing={_word(config.mixing)} needs; dataset=PATH says where they are, "
+        raise UserError(f"{error} (the data of {path}, which mixing={_word(config.mixing)} needs; dataset=PATH says "
+                        "where they are, "
                         "mixing=0 goes on without them)") from None  # fmt: skip
     if data.fingerprint != record["data"]["fingerprint"]:
-        raise UserError(f"{path} was trained on {record['data']['name']} ({record['data']['fingerprint'][:12]}) and this is "
+        raise UserError(f"{path} was trained on {record['data']['name']} ({record['data']['fingerprint'][:12]}) and "
+                        "this is "
                         f"{data.spec.name} ({data.fingerprint[:12]}): give its own data, or mixing=0")  # fmt: skip
     return in_scale_of(data, runs.spec_of(record, path))
 
@@ -189,12 +246,17 @@ def _word(value: float | None) -> str:
 def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | None, env: Factory | None) -> Start:
     name = other.get("algo")
     if name is None:
-        raise UserError("usage: offrl finetune RUN env=ID steps=N, or from fresh parameters: offrl finetune algo=sac_n dataset=NAME env=ID")
+        raise UserError(
+            "usage: offrl finetune RUN env=ID steps=N, or from fresh parameters: offrl finetune algo=sac_n "
+            "dataset=NAME env=ID"
+        )
     kind, changes = _kind(base_algorithm(algorithm_group(str(name))), "")
     config = choose(config, changes, fresh=True)
     named = other.get("dataset") is not None or dataset is not None
     if not named and config.mixing != 0.0:
-        raise UserError(f"mixing={_word(config.mixing)} draws from data: name them, dataset=NAME, or learn without any, mixing=0")
+        raise UserError(
+            f"mixing={_word(config.mixing)} draws from data: name them, dataset=NAME, or learn without any, mixing=0"
+        )
     extra = {"dataset": literal(dataset.spec.name)} if dataset is not None else {} if named else {"experiment": "none"}
     parent = compose({k: v for k, v in other.items() if v is not None} | extra)
     algo, _, anneal = _online(changes, parent.algo, other)
@@ -219,15 +281,34 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
     replicas = expand(parent.grid, seeds, parent.paired)
     if not kind.traits.vectorized and len(replicas) > 1:
         raise UserError(f"{algo.name} trains one replica at a time: seeds=1")
-    return Start(config, algorithm, replicas, parent.grid, spec, task, parent.label or algo.name, parent.dataset if named else None,
-                 described, data if config.mixing != 0.0 else None, first_state(algorithm, replicas), None, {}, anneal)  # fmt: skip
+    return Start(
+        config,
+        algorithm,
+        replicas,
+        parent.grid,
+        spec,
+        task,
+        parent.label or algo.name,
+        parent.dataset if named else None,
+        described,
+        data if config.mixing != 0.0 else None,
+        first_state(algorithm, replicas),
+        None,
+        {},
+        anneal,
+    )
 
 
 # ---- a fine-tuning run that goes on
 
 
 def _resumed(
-    config: FinetuneConfig, given: dict[str, Any], other: dict[str, Any], run: Any, dataset: Dataset | None, env: Factory | None
+    config: FinetuneConfig,
+    given: dict[str, Any],
+    other: dict[str, Any],
+    run: Any,
+    dataset: Dataset | None,
+    env: Factory | None,
 ) -> Start:
     path = Path(str(config.resume))
     record = runs.read_record(path)
@@ -246,10 +327,13 @@ def _resumed(
         settings = None if saved.get("dataset") is None else DatasetConfig(**saved["dataset"])
         if wrong := misfit(saved.get("dataset"), DatasetConfig | None, "dataset"):
             raise TypeError(wrong)
-        own = {k: saved[k] for k in (f.name for f in dataclasses.fields(FinetuneConfig)) if k in saved and k != "resume"}
+        own = {
+            k: saved[k] for k in (f.name for f in dataclasses.fields(FinetuneConfig)) if k in saved and k != "resume"
+        }
     except (KeyError, TypeError) as error:
         raise UserError(
-            f"{path / runs.CONFIG} does not fit this version of offrl ({error}); continue with the version that wrote it"
+            f"{path / runs.CONFIG} does not fit this version of offrl ({error}); continue with the version that wrote "
+            "it"
         ) from None
     own.update({"runs_dir": str(path.resolve().parent), "name": path.resolve().name, "quiet": False})
     merged = {**flatten(own), **{k: v for k, v in given.items() if k not in other}}
@@ -257,39 +341,71 @@ def _resumed(
     config = choose(fill(FinetuneConfig(), merged, "finetune"), {}, fresh=False)
     for name, value in given.items():
         if name in identity["finetune"] and identity["finetune"][name] != getattr(config, name):
-            raise UserError(f"{path} began with {name}={identity['finetune'][name]}, not {value}; begin another run, with another name=")
+            raise UserError(
+                f"{path} began with {name}={identity['finetune'][name]}, not {value}; begin another run, with another "
+                "name="
+            )
     spec = runs.spec_of(record, path)
     data = None
     check_code(path / runs.CONFIG, saved, given, ("eval", *(("dataset",) if config.mixing != 0.0 else ())))
     if config.mixing != 0.0 and settings is not None:
-        typed = {k.removeprefix("dataset."): v for k, v in other.items()}  # where the data are, and offrl's own files of them
+        typed = {
+            k.removeprefix("dataset."): v for k, v in other.items()
+        }  # where the data are, and offrl's own files of them
         settings = dataclasses.replace(settings, **{"name" if k == "dataset" else k: v for k, v in typed.items()})
         stand_in = TrainConfig(algo=algo, dataset=settings)
         data = _data(stand_in, config, dataset, record, path)
     if checkpoint.load_latest(path) is None:
         raise UserError(f"{path} has no checkpoint yet; run the command that began it again")
-    task = task_of(spec, dataclasses.replace(config, env=None), str(record.get("env", "auto")), env, f"offrl finetune resume={path} env=ID")
+    task = task_of(
+        spec,
+        dataclasses.replace(config, env=None),
+        str(record.get("env", "auto")),
+        env,
+        f"offrl finetune resume={path} env=ID",
+    )
     grid = dict(identity.get("grid", []))
     more, replicas = record["online"], expand(grid, identity["seeds"], identity.get("paired") is True)
-    return Start(config, kind(algo, spec), replicas, grid, spec, task, more["label"], settings, record["data"], data,
-                 None, more["parent"], more["fixed"], {k: (*v, 1.0)[:3] for k, v in more["anneal"].items()}, saved["given"],
-                 run_dir=path)  # fmt: skip
+    return Start(
+        config,
+        kind(algo, spec),
+        replicas,
+        grid,
+        spec,
+        task,
+        more["label"],
+        settings,
+        record["data"],
+        data,
+        None,
+        more["parent"],
+        more["fixed"],
+        {k: (*v, 1.0)[:3] for k, v in more["anneal"].items()},
+        saved["given"],
+        run_dir=path,
+    )
 
 
 # ---- all three
 
 
 def _kind(name: str, where: str) -> tuple[type[Algorithm], dict[str, Any]]:
-    """(the algorithm's class, what changes with it). Raises UserError for one that cannot learn from an environment's rewards."""
+    """(the algorithm's class, what changes with it). Raises UserError for one that cannot learn from an environment's
+    rewards.
+    """
     kind, changes = registry.get("algo", name), finetune_settings(name)
     if name == "residual":
         raise UserError("residual learns on top of the policies of a run: offrl finetune RUN mode=residual env=ID")
-    able = ", ".join(n for n, k in registry.names("algo").items() if _learns_from_rewards(k) and finetune_settings(n) is not None)
+    able = ", ".join(
+        n for n, k in registry.names("algo").items() if _learns_from_rewards(k) and finetune_settings(n) is not None
+    )
     if not _learns_from_rewards(kind):
-        raise UserError(f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards would teach it nothing; "
+        raise UserError(f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards "
+                        "would teach it nothing; "
                         f"those that can be fine-tuned: {able}")  # fmt: skip
     if changes is None:
-        raise UserError(f"{where or name}: {name} learns from demonstrations, in a model, or from windows of steps, not from single steps "
+        raise UserError(f"{where or name}: {name} learns from demonstrations, in a model, or from windows of steps, "
+                        "not from single steps "
                         f"of an environment; those that can be fine-tuned: {able}")  # fmt: skip
     return kind, changes
 
@@ -303,15 +419,22 @@ def _learns_from_rewards(kind: type[Algorithm]) -> bool:
 def _online(
     changes: Mapping[str, Any], algo: Any, other: Mapping[str, Any]
 ) -> tuple[Any, dict[str, float], dict[str, tuple[float, float, float]]]:
-    """(settings as they are online, those that a grid must not override, annealed ones). Settings on the command line stay as they are."""
+    """(settings as they are online, those that a grid must not override, annealed ones). Settings on the command line
+    stay as they are.
+    """
     fields = {f.name for f in dataclasses.fields(algo)}
     for name in changes:
         if name not in fields and name not in (*CONVENTIONS, "anneal"):
             raise UserError(
-                f"configs/algo/{algo.name}.yaml: finetune names '{name}', which is no setting nor one of {', '.join(CONVENTIONS)}"
+                f"configs/algo/{algo.name}.yaml: finetune names '{name}', which is no setting nor one of "
+                f"{', '.join(CONVENTIONS)}"
             )
     fixed = {k: v for k, v in changes.items() if k in fields and f"algo.{k}" not in other}
-    anneal = {k: (first, last, until) for k, (first, last, until) in changes.get("anneal", {}).items() if f"algo.{k}" not in other}
+    anneal = {
+        k: (first, last, until)
+        for k, (first, last, until) in changes.get("anneal", {}).items()
+        if f"algo.{k}" not in other
+    }
     numbers = {k: float(v) for k, v in fixed.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
     return dataclasses.replace(algo, **fixed), numbers, anneal
 

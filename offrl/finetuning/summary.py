@@ -24,7 +24,9 @@ EARLY = 0.1  # share of the steps in which a collapse is looked for
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of one grid point (or of a run without a grid): numbers for each seed, in scores where there are reference returns."""
+    """The results of one grid point (or of a run without a grid): numbers for each seed, in scores where there are
+    reference returns.
+    """
 
     cell: str
     seeds: list[int]
@@ -37,17 +39,22 @@ class Outcome:
 
 
 def outcomes(run: SavedRun, steps: int) -> list[Outcome]:
-    """The outcomes of a fine-tuning run of `steps` steps, from its scores.csv; none where it was not scored after step 0.
+    """The outcomes of a fine-tuning run of `steps` steps, from its scores.csv; none where it was not scored after step
+    0.
 
-    Regret is that of Cal-QL (arXiv 2303.05479, section 7): 1 less the mean normalised score, here over the evaluations after step 0.
-    """
+    Regret is that of Cal-QL (arXiv 2303.05479, section 7): 1 less the mean normalised score, here over the evaluations
+    after step 0."""
     rows = run.score_rows
     unit = "score" if rows and all(r["score"] is not None for r in rows) else "return"
     key = "score" if unit == "score" else "return_mean"
     result = []
     for values, where in by_cell(run.replicas).items():
         curves = [
-            {r["step"]: float(r[key]) for r in rows if r["seed"] == run.replicas[i].seed and all(r[k] == v for k, v in values)}
+            {
+                r["step"]: float(r[key])
+                for r in rows
+                if r["seed"] == run.replicas[i].seed and all(r[k] == v for k, v in values)
+            }
             for i in where
         ]
         if any(0 not in curve or len(curve) < 2 for curve in curves):
@@ -74,7 +81,11 @@ def write(run: SavedRun, steps: int) -> list[Outcome]:
     result = outcomes(run, steps)
     if result:
         checkpoint.write_text(run.dir / FILE, json.dumps([asdict(o) for o in result], indent=1) + "\n")
-        picture({run.algorithm: run.dir / SCORES}, run.dir / PICTURE, title=f"{run.record['online']['label']} in {run.record['env']}")
+        picture(
+            {run.algorithm: run.dir / SCORES},
+            run.dir / PICTURE,
+            title=f"{run.record['online']['label']} in {run.record['env']}",
+        )
     return result
 
 
@@ -103,7 +114,8 @@ def report(run: SavedRun, results: Sequence[Outcome]) -> None:
 
 @style.own_settings()
 def picture(files: dict[str, Path], out: Path, *, title: str = "", column: str | None = None) -> bool:
-    """Draw scores over environment steps: mean over seeds and 95% interval, a dashed line at the score of step 0 ("offline").
+    """Draw scores over environment steps: mean over seeds and 95% interval, a dashed line at the score of step 0
+    ("offline").
 
     files: label -> scores.csv. Returns False, and draws nothing, where there is no value. Raises UserError.
     """

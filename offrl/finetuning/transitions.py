@@ -1,4 +1,6 @@
-"""From what was played to rows as the offline sampler gives them: normalised, rewards transformed, and what is known only later."""
+"""From what was played to rows as the offline sampler gives them: normalised, rewards transformed, and what is known
+only later.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,15 @@ from offrl.finetuning.replay_buffer import Column
 from offrl.finetuning.windows import RingWindows
 
 LATE = ("next_actions", "returns_to_go")  # columns that a row gets from the rest of its episode
-Returns = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # (rewards, terminations, first rows, last + 1) -> [R]
+Returns = Callable[
+    [np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray
+]  # (rewards, terminations, first rows, last + 1) -> [R]
 
 
 def returns_of(sampler: Any, discount: float) -> Returns:
-    """The function that computes returns_to_go: the algorithm's sampler's (Cal-QL's), or with the discount of the data's column."""
+    """The function that computes returns_to_go: the algorithm's sampler's (Cal-QL's), or with the discount of the
+    data's column.
+    """
     own = getattr(sampler, "returns", None)
     if own is not None:
         return own
@@ -34,22 +40,33 @@ def returns_of(sampler: Any, discount: float) -> Returns:
 
 
 def columns_for(spec: DataSpec, sampler: Any, observation_type: torch.dtype, name: str) -> dict[str, Column]:
-    """The columns of a row that `sampler`, that of the algorithm `name`, requires. Raises UserError for what playing cannot give."""
+    """The columns of a row that `sampler`, that of the algorithm `name`, requires. Raises UserError for what playing
+    cannot give.
+    """
     if not isinstance(sampler, TransitionSampler | ChunkSampler):
-        raise UserError(f"{name} learns from batches of its own kind ({type(sampler).__name__}), which are not made of single transitions: "
+        raise UserError(f"{name} learns from batches of its own kind ({type(sampler).__name__}), which are not made of "
+                        "single transitions: "
                         "offrl finetune cannot go on with it")  # fmt: skip
     if unknown := [column for column in sampler.extra if column not in LATE]:
         raise UserError(f"{name} learns from the data's column '{unknown[0]}', which an environment does not give")
     observation: Column = tuple(spec.observation_shape), observation_type
     action: Column = ((), torch.int64) if spec.discrete else ((spec.action_dim,), torch.float32)
     number: Column = (), torch.float32
-    columns = {"observations": observation, "actions": action, "rewards": number, "next_observations": observation, "masks": number}
+    columns = {
+        "observations": observation,
+        "actions": action,
+        "rewards": number,
+        "next_observations": observation,
+        "masks": number,
+    }
     columns |= {column: action if column == "next_actions" else number for column in sampler.extra}
     return columns | dict.fromkeys(getattr(sampler, "played", ()), number)
 
 
 def normal(spec: DataSpec, observations: np.ndarray) -> np.ndarray:
-    """Observations [K, *O] of the environment as the algorithm sees them: with the data's statistics, which stay as they are."""
+    """Observations [K, *O] of the environment as the algorithm sees them: with the data's statistics, which stay as
+    they are.
+    """
     if spec.observation_mean is None or spec.observation_std is None:
         return observations
     flat = observations.astype(np.float32).reshape(len(observations), -1)
@@ -58,18 +75,27 @@ def normal(spec: DataSpec, observations: np.ndarray) -> np.ndarray:
 
 
 class Rows:
-    """Turns into rows. Those of which something is not known yet wait: for one step (next_actions), or for the end of the episode.
+    """Turns into rows. Those of which something is not known yet wait: for one step (next_actions), or for the end of
+    the episode.
 
     The last row of an episode that was cut has no next action, and is left out where one is required, as in the data.
     """
 
     def __init__(
-        self, spec: DataSpec, columns: Mapping[str, Column], replicas: int, envs: int, returns: Returns, sampler: Any = None
+        self,
+        spec: DataSpec,
+        columns: Mapping[str, Column],
+        replicas: int,
+        envs: int,
+        returns: Returns,
+        sampler: Any = None,
     ) -> None:
-        """returns: what returns_to_go of whole episodes are; see `returns_of`. sampler: the algorithm's, where it may draw windows; rows
-        are then windows, and `columns` becomes theirs."""
+        """returns: what returns_to_go of whole episodes are; see `returns_of`. sampler: the algorithm's, where it may
+        draw windows; rows are then windows, and `columns` becomes theirs."""
         self.spec, self.returns = spec, returns
-        self.windows = RingWindows(sampler, replicas * envs) if sampler is not None and RingWindows.needed(sampler) else None
+        self.windows = (
+            RingWindows(sampler, replicas * envs) if sampler is not None and RingWindows.needed(sampler) else None
+        )
         self.single = columns  # of one step
         self.columns = columns if self.windows is None else self.windows.columns(columns)
         self.owner = np.repeat(np.arange(replicas), envs)
@@ -90,7 +116,11 @@ class Rows:
             "masks": (~turn.terminated).astype(np.float32),
         }
         # flags of the data's rows alone, such as of demonstrations
-        ready |= {name: np.zeros(len(turn.rewards), np.float32) for name in self.single if name not in ready and name not in LATE}
+        ready |= {
+            name: np.zeros(len(turn.rewards), np.float32)
+            for name in self.single
+            if name not in ready and name not in LATE
+        }
         if not (self.whole or self.following or self.windows):
             return self.owner[turn.valid], {name: column[turn.valid] for name, column in ready.items()}
         out: list[tuple[int, dict[str, Any]]] = []

@@ -1,7 +1,8 @@
-"""Windows of several steps of what is played, as the offline samplers make them of the data: for n-step targets and chunks of actions.
+"""Windows of several steps of what is played, as the offline samplers make them of the data: for n-step targets and
+chunks of actions.
 
-Each window is a row of the ring by itself, from when it is complete: its steps are those of one episode in one environment, whatever the
-ring overwrites meanwhile and however many environments write to it.
+Each window is a row of the ring by itself, from when it is complete: its steps are those of one episode in one
+environment, whatever the ring overwrites meanwhile and however many environments write to it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ class RingWindows:
     def columns(self, columns: Mapping[str, Column]) -> dict[str, Column]:
         """The columns of a window, of those of a row."""
         length = (self.length,)
-        more: dict[str, Column] = {STEP_REWARDS: (length, torch.float32), VALID: (length, torch.bool), SPAN: ((), torch.int64)}
+        more: dict[str, Column] = {
+            STEP_REWARDS: (length, torch.float32),
+            VALID: (length, torch.bool),
+            SPAN: ((), torch.int64),
+        }
         more[FOLLOWING] = columns["next_observations"]
         if self.chunks:
             shape, kind = columns["actions"]
@@ -44,7 +49,9 @@ class RingWindows:
         return {**columns, **more}
 
     def take(self, k: int, rows: list[Row], over: bool) -> list[Row]:
-        """The windows of environment k that are complete with these rows; with `over` the episode ends, and with it all of its windows."""
+        """The windows of environment k that are complete with these rows; with `over` the episode ends, and with it all
+        of its windows.
+        """
         waiting = self.waiting[k]
         waiting += rows
         count = len(waiting) if over else max(0, len(waiting) - self.length + 1)

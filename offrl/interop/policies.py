@@ -1,4 +1,6 @@
-"""Policies from elsewhere, by name: Stable-Baselines3 zips, offrl runs and policy files, Python functions. Nothing is unpickled."""
+"""Policies from elsewhere, by name: Stable-Baselines3 zips, offrl runs and policy files, Python functions. Nothing is
+unpickled.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,15 @@ def load_agents(
 ) -> dict[str, Policy]:
     """The policies that `text` names, by their own names: one, or all replicas of a run.
 
-    `text`: a Stable-Baselines3 zip (SAC, TQC, TD3, DDPG, PPO, A2C, DQN), an offrl run directory, an offrl policy file (.safetensors), or
-    "file.py:name" / "package.module:name": a function act(observations [E, O], rng) -> actions [E, A] or [E], an object with `start` and
-    `step` as `offrl.evaluation.result.Policy` has them, or a dict {name: either}.
-    `observation_dim`: numbers in a flat observation. `action_low`, `action_high` [A]: the environment's range, None where unknown or
-    discrete. All policies take `step(carry, observations, t, explore=False)`; see `reseeded` for their noise.
+    `text`: a Stable-Baselines3 zip (SAC, TQC, TD3, DDPG, PPO, A2C, DQN), an offrl run directory, an offrl policy file
+    (.safetensors), or "file.py:name" / "package.module:name": a function act(observations [E, O], rng) -> actions [E,
+    A] or [E], an object with `start` and `step` as `offrl.evaluation.result.Policy` has them, or a dict {name: either}.
+    `observation_dim`: numbers in a flat observation. `action_low`, `action_high` [A]: the environment's range, None
+    where unknown or discrete. All policies take `step(carry, observations, t, explore=False)`; see `reseeded` for their
+    noise.
 
-    Raises UserError for what cannot be found, read or run, and for a policy of other observations or actions than these.
+    Raises UserError for what cannot be found, read or run, and for a policy of other observations or actions than
+    these.
     """
     low, high = (None if b is None else np.asarray(b, np.float32).reshape(-1) for b in (action_low, action_high))
     agents = _load(text, low, high)
@@ -56,7 +60,9 @@ def reseeded(policy: Policy, seed: int) -> Policy:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionPolicy:
-    """A user's function act(observations [E, O], rng) as a policy. It gets `explore` where it has an argument of that name."""
+    """A user's function act(observations [E, O], rng) as a policy. It gets `explore` where it has an argument of that
+    name.
+    """
 
     function: Callable[..., Any]
     where: str
@@ -70,7 +76,8 @@ class FunctionPolicy:
         actions = np.asarray(guarded(self.where, self.function, np.array(observations), carry, **extra))
         if actions.ndim == 0 or len(actions) != len(observations):
             raise UserError(
-                f"{self.where} gave actions of shape {actions.shape} for {len(observations)} observations; one action for each is due: "
+                f"{self.where} gave actions of shape {actions.shape} for {len(observations)} observations; one action "
+                "for each is due: "
                 f"[{len(observations)}, A], or [{len(observations)}] choices"
             )
         return actions, carry
@@ -158,12 +165,16 @@ def _python(place: str, name: str, text: str) -> dict[str, Policy]:
 
 def _wrap(value: Any, where: str) -> Policy:
     if inspect.isclass(value):
-        raise UserError(f"{where} is a class; give an object of it, such as a module-level {value.__name__.lower()} = {value.__name__}()")
+        raise UserError(
+            f"{where} is a class; give an object of it, such as a module-level {value.__name__.lower()} = "
+            f"{value.__name__}()"
+        )
     if callable(getattr(value, "start", None)) and callable(getattr(value, "step", None)):
         return value if hasattr(value, "algorithm") else ObjectPolicy(value, where)
     if callable(value):
         return FunctionPolicy(value, where)
-    raise UserError(f"{where} is a {type(value).__name__}; it must be a function act(observations, rng), an object with start and step, "
+    raise UserError(f"{where} is a {type(value).__name__}; it must be a function act(observations, rng), an object "
+                    "with start and step, "
                     "or a dict of those by name")  # fmt: skip
 
 
@@ -178,10 +189,15 @@ def _check_fit(agent: Any, where: str, observation_dim: int, low: np.ndarray | N
         return
     if width != observation_dim:
         raise UserError(
-            f"{where} takes observations of {width} numbers, and here they have {observation_dim}: it is for another environment"
+            f"{where} takes observations of {width} numbers, and here they have {observation_dim}: it is for another "
+            "environment"
         )
     if kind != discrete:
         kinds = ("continuous", "discrete")
-        raise UserError(f"{where} gives {kinds[kind]} actions, and here they are {kinds[discrete]}: it is for another environment")
+        raise UserError(
+            f"{where} gives {kinds[kind]} actions, and here they are {kinds[discrete]}: it is for another environment"
+        )
     if not discrete and low is not None and size is not None and size != low.size:
-        raise UserError(f"{where} gives actions of {size} dimensions, and here they have {low.size}: it is for another environment")
+        raise UserError(
+            f"{where} gives actions of {size} dimensions, and here they have {low.size}: it is for another environment"
+        )

@@ -1,4 +1,5 @@
-"""Policies of Stable-Baselines3 as plain tensors, acting without SB3 installed: names and shapes of the tensors say what a policy is.
+"""Policies of Stable-Baselines3 as plain tensors, acting without SB3 installed: names and shapes of the tensors say
+what a policy is.
 
 `offrl.interop.sb3_zip` reads SB3's files.
 """
@@ -36,14 +37,18 @@ CURE = "wrap it in a Python function instead: policy=file.py:name, act(observati
 
 @dataclass(frozen=True)
 class Actor:
-    """A feed-forward policy. `kind`: squashed (SAC: tanh of a Gaussian), tanh (TD3), gaussian (PPO: clipped), categorical (PPO) or q (DQN:
-    the largest value)."""
+    """A feed-forward policy. `kind`: squashed (SAC: tanh of a Gaussian), tanh (TD3), gaussian (PPO: clipped),
+    categorical (PPO) or q (DQN: the largest value)."""
 
     kind: str
-    layers: tuple[tuple[Tensor, Tensor], ...]  # (weight [out, in], bias [out]) of the hidden layers, each followed by the activation
+    layers: tuple[
+        tuple[Tensor, Tensor], ...
+    ]  # (weight [out, in], bias [out]) of the hidden layers, each followed by the activation
     head: tuple[Tensor, Tensor]  # mean [A], logits or values of the choices [N]
     activation: str = "ReLU"
-    spread: tuple[Tensor, Tensor] | Tensor | None = None  # log std: a second head (squashed) or numbers [A] (gaussian); None: unknown
+    spread: tuple[Tensor, Tensor] | Tensor | None = (
+        None  # log std: a second head (squashed) or numbers [A] (gaussian); None: unknown
+    )
     low: np.ndarray | None = None  # [A] range of the actions; None for discrete ones
     high: np.ndarray | None = None
     epsilon: float = 0.0  # of a q policy that explores
@@ -80,12 +85,14 @@ class Actor:
     def act(self, observations: np.ndarray, rng: np.random.Generator | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Actions, and the log density or probability of each [E] float32 under the noisy policy. Greedy without `rng`.
 
-        The density is that of the actions as they are returned, in the environment's range; of a Gaussian policy (PPO) before they are
-        clipped to it, as SB3 and D4RL have it. NaN where the policy knows no noise. Raises UserError where noise is asked of such.
-        """
+        The density is that of the actions as they are returned, in the environment's range; of a Gaussian policy (PPO)
+        before they are clipped to it, as SB3 and D4RL have it. NaN where the policy knows no noise. Raises UserError
+        where noise is asked of such."""
         x = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), -1)
         if x.shape[1] != self.observation_dim:
-            raise UserError(f"{self.where}: observations have {x.shape[1]} numbers; this policy takes {self.observation_dim}")
+            raise UserError(
+                f"{self.where}: observations have {x.shape[1]} numbers; this policy takes {self.observation_dim}"
+            )
         if self.mean is not None and self.std is not None:
             x = ((x - self.mean) / self.std).clamp(-self.clip, self.clip)
         activation = ACTIVATIONS[self.activation]
@@ -93,7 +100,9 @@ class Actor:
             x = activation(F.linear(x, weight, bias))
         out = F.linear(x, *self.head)
         if rng is not None and self.spread is None and not self.discrete:
-            raise UserError(f"{self.where}: this policy has no noise of its own to explore with; use explore=false, or noise=0.1")
+            raise UserError(
+                f"{self.where}: this policy has no noise of its own to explore with; use explore=false, or noise=0.1"
+            )
         return self._choose(out, rng) if self.discrete else self._continuous(x, out, rng)
 
     def _choose(self, out: Tensor, rng: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +125,11 @@ class Actor:
             mean = mean.clamp(-self.clip_mean, self.clip_mean)
         raw, log = mean, torch.full((len(mean),), torch.nan)
         if self.spread is not None:
-            log_std = F.linear(x, *self.spread).clamp(-20, 2) if isinstance(self.spread, tuple) else self.spread.expand_as(mean)
+            log_std = (
+                F.linear(x, *self.spread).clamp(-20, 2)
+                if isinstance(self.spread, tuple)
+                else self.spread.expand_as(mean)
+            )
             noise = torch.zeros_like(mean)
             if rng is not None:
                 noise = torch.from_numpy(rng.standard_normal(tuple(mean.shape), np.float32))
@@ -145,18 +158,26 @@ def actor_from(
 
     `activation`: None is the default of its algorithm. Raises UserError for tensors that no MLP policy of SB3 has.
     """
-    own = {k: v.detach().cpu().float() for k, v in tensors.items() if not re.match(r"(critic|q_net_target|actor_target|value_net)", k)}
+    own = {
+        k: v.detach().cpu().float()
+        for k, v in tensors.items()
+        if not re.match(r"(critic|q_net_target|actor_target|value_net)", k)
+    }
     own = {k: v for k, v in own.items() if not k.startswith("mlp_extractor.value_net.")}
     if strange := [k for k in own if re.search(r"features_extractor|lstm", k)]:
         what = "a recurrent policy" if "lstm" in strange[0] else "a policy for images or dict observations"
-        raise UserError(f"{where} is {what} (it has '{strange[0]}'), which is not read; only {KNOWN} are. To use it, {CURE}")
+        raise UserError(
+            f"{where} is {what} (it has '{strange[0]}'), which is not read; only {KNOWN} are. To use it, {CURE}"
+        )
     prefix, head, spread = _parts(own, where)
     layers, names = _layers(own, prefix, where)
     default = "Tanh" if prefix.startswith("mlp_extractor") else "ReLU"
     heads, unread = [f"{head}.weight", f"{head}.bias"], set(own) - names
     result: dict[str, Any] = {"low": low, "high": high, "where": where, "activation": activation or default}
     if result["activation"] not in ACTIVATIONS:
-        raise UserError(f"{where} has the activation {result['activation']}; known are {', '.join(ACTIVATIONS)}. To use it, {CURE}")
+        raise UserError(
+            f"{where} has the activation {result['activation']}; known are {', '.join(ACTIVATIONS)}. To use it, {CURE}"
+        )
     if head == "":  # the last layer of the stack is the head
         *layers, last = layers
         kind = "q" if prefix.startswith("q_net") else "tanh"
@@ -173,7 +194,10 @@ def actor_from(
             result["clip_mean"] = clip_mean  # gSDE
         unread -= {spread, f"{spread}.weight", f"{spread}.bias"}
     if unread:
-        raise UserError(f"{where} has tensors of a policy that is not known ('{min(unread)}'); only {KNOWN} are read. To use it, {CURE}")
+        raise UserError(
+            f"{where} has tensors of a policy that is not known ('{min(unread)}'); only {KNOWN} are read. To use it, "
+            f"{CURE}"
+        )
     actor = Actor(kind, tuple(layers), last, **result)
     if not actor.discrete:
         for name in ("low", "high"):
@@ -185,7 +209,9 @@ def actor_from(
 
 
 def _parts(own: Mapping[str, Tensor], where: str) -> tuple[str, str, str]:
-    """The names of the hidden layers, the head and the log std among the tensors'; an empty head: the last of the layers."""
+    """The names of the hidden layers, the head and the log std among the tensors'; an empty head: the last of the
+    layers.
+    """
     if any(k.startswith("actor.mu.") for k in own):
         if "actor.mu.weight" in own:
             return "actor.latent_pi.", "actor.mu", "actor.log_std"
@@ -197,7 +223,10 @@ def _parts(own: Mapping[str, Tensor], where: str) -> tuple[str, str, str]:
     if "action_net.weight" in own:
         return "mlp_extractor.policy_net.", "action_net", "log_std"
     first = min(own, default="nothing")
-    raise UserError(f"{where} has no policy that is known (its tensors begin with '{first}'); only {KNOWN} are read. To use it, {CURE}")
+    raise UserError(
+        f"{where} has no policy that is known (its tensors begin with '{first}'); only {KNOWN} are read. To use it, "
+        f"{CURE}"
+    )
 
 
 def _layers(own: Mapping[str, Tensor], prefix: str, where: str) -> tuple[list[tuple[Tensor, Tensor]], set[str]]:
@@ -206,5 +235,8 @@ def _layers(own: Mapping[str, Tensor], prefix: str, where: str) -> tuple[list[tu
     names = {f"{prefix}{i}.{part}" for i in layers for part in ("weight", "bias")}
     regular = layers == list(range(0, 2 * len(layers), 2)) and names <= set(own)
     if not regular or any(own[f"{prefix}{i}.weight"].ndim != 2 for i in layers):
-        raise UserError(f"{where}: '{prefix}*' is not a plain stack of linear layers and activations (layers {layers}). To use it, {CURE}")
+        raise UserError(
+            f"{where}: '{prefix}*' is not a plain stack of linear layers and activations (layers {layers}). To use it, "
+            f"{CURE}"
+        )
     return [(own[f"{prefix}{i}.weight"], own[f"{prefix}{i}.bias"]) for i in layers], names

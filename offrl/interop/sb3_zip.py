@@ -1,7 +1,7 @@
 """Zip files of Stable-Baselines3, read without unpickling anything.
 
-A zip holds `policy.pth` (tensors, read with `weights_only`) and `data` (JSON, whose values that JSON cannot hold are pickles, which stay
-closed, beside a readable summary, which says which activation it has).
+A zip holds `policy.pth` (tensors, read with `weights_only`) and `data` (JSON, whose values that JSON cannot hold are
+pickles, which stay closed, beside a readable summary, which says which activation it has).
 """
 
 from __future__ import annotations
@@ -26,16 +26,29 @@ from offrl.errors import UserError, first_line, warn
 from offrl.interop.sb3 import CURE, Actor, actor_from
 
 # arguments of SB3's policies that leave the actor's forward pass as it is (or that the tensors show)
-HARMLESS = ("net_arch", "log_std_init", "optimizer_class", "optimizer_kwargs", "n_critics", "n_quantiles", "ortho_init", "normalize_images",
-            "share_features_extractor", "full_std", "use_sde", "dist_kwargs", "use_expln")  # fmt: skip
+HARMLESS = (
+    "net_arch",
+    "log_std_init",
+    "optimizer_class",
+    "optimizer_kwargs",
+    "n_critics",
+    "n_quantiles",
+    "ortho_init",
+    "normalize_images",
+    "share_features_extractor",
+    "full_std",
+    "use_sde",
+    "dist_kwargs",
+    "use_expln",
+)
 DIGITS = 7  # of the number of action dimensions
 
 
 def read_zip(path: Path, low: np.ndarray | None, high: np.ndarray | None) -> Actor:
     """The policy of a zip that `model.save` of SB3 (or sb3-contrib) wrote. Nothing is unpickled.
 
-    `low`, `high`: the environment's range of actions; used where the file does not say its own. Raises UserError when the file is damaged,
-    or holds a policy that cannot be known without running its code.
+    `low`, `high`: the environment's range of actions; used where the file does not say its own. Raises UserError when
+    the file is damaged, or holds a policy that cannot be known without running its code.
     """
     where = str(path)
     blob, content = _members(path)
@@ -48,9 +61,14 @@ def read_zip(path: Path, low: np.ndarray | None, high: np.ndarray | None) -> Act
     own_low, own_high = (_bounds(space, key) for key in ("low", "high"))
     if own_low is not None and own_high is not None:
         if own_low.shape != own_high.shape:
-            raise UserError(f"{where}: the range of its actions has {own_low.size} smallest values and {own_high.size} largest ones")
+            raise UserError(
+                f"{where}: the range of its actions has {own_low.size} smallest values and {own_high.size} largest ones"
+            )
         if low is not None and high is not None and not _same_range(own_low, own_high, low, high):
-            warn(f"{path} was trained for actions in {_range(own_low, own_high)}, and here they are in {_range(low, high)}")
+            warn(
+                f"{path} was trained for actions in {_range(own_low, own_high)}, and here they are in "
+                f"{_range(low, high)}"
+            )
         low, high = own_low, own_high
     kwargs = _table(data.get("policy_kwargs"), f"{where}: policy_kwargs")
     discrete = "discrete" in str(space.get(":type:", "")).lower()
@@ -75,7 +93,9 @@ def _members(path: Path) -> tuple[bytes, bytes]:
 
 
 def _refuse_growth(archive: zipfile.ZipFile, where: str) -> None:
-    """Raises UserError for a zip whose members would unpack to too much; what they declare is the most that is read of them."""
+    """Raises UserError for a zip whose members would unpack to too much; what they declare is the most that is read of
+    them.
+    """
     for member in archive.infolist():
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack without a bound
             raise UserError(f"{where}: '{member.filename[:80]}' is packed by a method that SB3 does not use; {DAMAGED}")
@@ -85,7 +105,9 @@ def _refuse_growth(archive: zipfile.ZipFile, where: str) -> None:
 def _tensors(blob: bytes, where: str) -> dict[str, Tensor]:
     """The tensors of policy.pth. Raises UserError for anything else, and for more numbers than the file holds."""
     with reading(f"{where}: 'policy.pth'"):
-        if zipfile.is_zipfile(io.BytesIO(blob)):  # torch's format since 1.6; its members are stored as they are, but need not be
+        if zipfile.is_zipfile(
+            io.BytesIO(blob)
+        ):  # torch's format since 1.6; its members are stored as they are, but need not be
             with zipfile.ZipFile(io.BytesIO(blob)) as archive:
                 _refuse_growth(archive, f"{where}: policy.pth")
     try:
@@ -94,14 +116,26 @@ def _tensors(blob: bytes, where: str) -> dict[str, Tensor]:
             tensors = torch.load(io.BytesIO(blob), weights_only=True, map_location="cpu")
     except Exception as error:  # whatever torch's restricted reader objects to
         reason = first_line(error)[:120]
-        raise UserError(f"{where}: policy.pth holds more than tensors, and nothing is unpickled ({reason}). To use it, {CURE}") from None
-    if not isinstance(tensors, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tensors.items()):
+        raise UserError(
+            f"{where}: policy.pth holds more than tensors, and nothing is unpickled ({reason}). To use it, {CURE}"
+        ) from None
+    if not isinstance(tensors, dict) or not all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in tensors.items()
+    ):
         raise UserError(f"{where}: policy.pth is no table of tensors")
     for name, value in tensors.items():
-        plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized and not value.is_complex()
+        plain = (
+            value.layout == torch.strided
+            and value.device.type == "cpu"
+            and not value.is_quantized
+            and not value.is_complex()
+        )
         # a view can claim any shape of a few stored numbers, which computing with it would fill in
         if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise UserError(f"{where}: policy.pth: '{name[:80]}' is no plain tensor, or claims more numbers than are stored; {DAMAGED}")
+            raise UserError(
+                f"{where}: policy.pth: '{name[:80]}' is no plain tensor, or claims more numbers than are stored; "
+                f"{DAMAGED}"
+            )
     return tensors
 
 
@@ -116,17 +150,30 @@ def _refuse(data: Mapping[str, Any], where: str) -> None:
     """Raise UserError for what the tensors do not show: custom classes, other spaces."""
     module = str(_table(data.get("policy_class"), f"{where}: policy_class").get("__module__", "stable_baselines3"))
     if module.partition(".")[0] not in ("stable_baselines3", "sb3_contrib"):
-        raise UserError(f"{where} has a policy class of its own ({module}), which only its code knows. To use it, {CURE}")
+        raise UserError(
+            f"{where} has a policy class of its own ({module}), which only its code knows. To use it, {CURE}"
+        )
     for name in ("observation_space", "action_space"):
         kind = str(_table(data.get(name), f"{where}: {name}").get(":type:", "")).rpartition(".")[2].strip("'>")
         allowed = ("Box", "") if name == "observation_space" else ("Box", "Discrete", "")
         if kind not in allowed:
-            raise UserError(f"{where} has {name.replace('_', ' ')} {kind}; only {' and '.join(allowed[:-1])} is read. To use it, {CURE}")
+            raise UserError(
+                f"{where} has {name.replace('_', ' ')} {kind}; only {' and '.join(allowed[:-1])} is read. To use it, "
+                f"{CURE}"
+            )
     kwargs = _table(data.get("policy_kwargs"), f"{where}: policy_kwargs")
     extractor = str(kwargs.get("features_extractor_class", "FlattenExtractor"))
     if "FlattenExtractor" not in extractor:
         raise UserError(f"{where} has the features extractor {extractor}, which is not known here. To use it, {CURE}")
-    known = (*HARMLESS, "activation_fn", "features_extractor_class", "features_extractor_kwargs", "clip_mean", ":type:", ":serialized:")
+    known = (
+        *HARMLESS,
+        "activation_fn",
+        "features_extractor_class",
+        "features_extractor_kwargs",
+        "clip_mean",
+        ":type:",
+        ":serialized:",
+    )
     if strange := [k for k in kwargs if k not in known and (k, str(kwargs[k])) != ("squash_output", "False")]:
         raise UserError(f"{where}: what its policy_kwargs '{strange[0]}' does is not known here. To use it, {CURE}")
 
@@ -155,7 +202,9 @@ def _bounds(space: Mapping[str, Any], key: str) -> np.ndarray | None:
         once = len(numbers) == 1 and len(size) == 1 and len(size[0]) <= DIGITS
         text = " ".join(list(numbers) * int(size[0])) if once else ""
     try:
-        values = np.array([float(v) for v in text.replace("[", " ").replace("]", " ").replace(",", " ").split()], np.float32)
+        values = np.array(
+            [float(v) for v in text.replace("[", " ").replace("]", " ").replace(",", " ").split()], np.float32
+        )
     except (ValueError, OverflowError):
         return None
     return values if values.size and np.isfinite(values).all() else None
@@ -187,7 +236,9 @@ def _normalised(actor: Actor, path: Path) -> Actor:
                 mean, var = (torch.as_tensor(np.asarray(file[k], np.float64)) for k in ("mean", "var"))
                 epsilon, clip = (float(file[k]) if k in file else d for k, d in (("epsilon", 1e-8), ("clip_obs", 10.0)))
         if mean.shape != (actor.observation_dim,) or var.shape != mean.shape:
-            raise UserError(f"{arrays} is for observations of {tuple(mean.shape)}, the policy takes {actor.observation_dim} numbers")
+            raise UserError(
+                f"{arrays} is for observations of {tuple(mean.shape)}, the policy takes {actor.observation_dim} numbers"
+            )
         return dataclasses.replace(actor, mean=mean.float(), std=torch.sqrt(var + epsilon).float(), clip=clip)
     if (path.parent / "vecnormalize.pkl").exists():
         raise vecnormalize_error(path.parent / "vecnormalize.pkl")
@@ -197,7 +248,9 @@ def _normalised(actor: Actor, path: Path) -> Actor:
 def vecnormalize_error(path: Path) -> UserError:
     """The error for a pickle of VecNormalize, with the cure."""
     return UserError(
-        f"{path} holds VecNormalize's statistics as a pickle, which is not read. If you trust it, write them as arrays: "
-        "v = pickle.load(open('vecnormalize.pkl', 'rb')); np.savez('vecnormalize.npz', mean=v.obs_rms.mean, var=v.obs_rms.var, "
+        f"{path} holds VecNormalize's statistics as a pickle, which is not read. If you trust it, write them as "
+        "arrays: "
+        "v = pickle.load(open('vecnormalize.pkl', 'rb')); np.savez('vecnormalize.npz', mean=v.obs_rms.mean, "
+        "var=v.obs_rms.var, "
         "epsilon=v.epsilon, clip_obs=v.clip_obs); or move the file away if the policy was trained without it"
     )

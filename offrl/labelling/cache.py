@@ -23,13 +23,15 @@ Value = TypeVar("Value")
 class Labeller(Protocol):
     """A language model that answers questions.
 
-    One that can give answers as they come has `stream(prompts)` as well, an iterator of (index of the prompt, answer) in any order, in
-    which an error comes after the answers that were got before it.
+    One that can give answers as they come has `stream(prompts)` as well, an iterator of (index of the prompt, answer)
+    in any order, in which an error comes after the answers that were got before it.
     """
 
     @property
     def identity(self) -> str:
-        """Names the model and everything that its answers depend on besides the question: part of the keys of kept answers."""
+        """Names the model and everything that its answers depend on besides the question: part of the keys of kept
+        answers.
+        """
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         """One answer for each question. Raises UserError."""
@@ -47,7 +49,9 @@ class Counts:
     agreed: int = 0  # of these, those with the same answer in both orders
     example: str = ""  # the beginning of the first answer that could not be read
 
-    def read(self, prompts: Sequence[str], answers: Sequence[str], parse: Callable[[str], Value | None]) -> list[Value | None]:
+    def read(
+        self, prompts: Sequence[str], answers: Sequence[str], parse: Callable[[str], Value | None]
+    ) -> list[Value | None]:
         """The parsed answers; those to equal questions are parsed once. None, and counted, where `parse` gives None."""
         known: dict[str, Value | None] = {}
         for prompt, answer in zip(prompts, answers, strict=True):
@@ -61,9 +65,11 @@ class Counts:
 
 
 class Answers:
-    """A file of answers: JSON lines {"key", "prompt", "answer"}, appended one by one. Several processes may append to one file.
+    """A file of answers: JSON lines {"key", "prompt", "answer"}, appended one by one. Several processes may append to
+    one file.
 
-    A line that is damaged, because a process died while it wrote, is passed over. No key of an endpoint ever comes into it.
+    A line that is damaged, because a process died while it wrote, is passed over. No key of an endpoint ever comes into
+    it.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -74,12 +80,16 @@ class Answers:
         if self.path is None or not self.path.exists():
             return
         if not self.path.is_file():
-            raise UserError(f"{self.path} is no plain file, so that no answers can be kept in it; name another with cache=")
+            raise UserError(
+                f"{self.path} is no plain file, so that no answers can be kept in it; name another with cache="
+            )
         damaged = 0
         try:
             data = self.path.read_bytes()
         except OSError as error:
-            raise UserError(f"the kept answers in {self.path} cannot be read ({error.strerror}); name another file with cache=") from None
+            raise UserError(
+                f"the kept answers in {self.path} cannot be read ({error.strerror}); name another file with cache="
+            ) from None
         for line in data.split(b"\n"):
             if not line.strip():
                 continue
@@ -116,13 +126,16 @@ class Answers:
         except OSError as error:
             self._torn = True
             raise UserError(
-                f"cannot write the answers to {self.path} ({error.strerror}); make room there, or name another file with cache="
+                f"cannot write the answers to {self.path} ({error.strerror}); make room there, or name another file "
+                "with cache="
             ) from None
         self._torn = False
 
     def _append(self, data: bytes) -> None:
         assert self.path is not None
-        with open_to_append(self.path) as file:  # one write at the end of the file: lines of several processes do not mix
+        with open_to_append(
+            self.path
+        ) as file:  # one write at the end of the file: lines of several processes do not mix
             file.write(data)
 
 
@@ -148,7 +161,8 @@ def ask(
     counts = Counts(prompts=len(unique), cached=len(unique) - len(new))
     if limit is not None and len(new) > limit:
         raise UserError(
-            f"{len(new):,} questions are to be asked, more than max_prompts={limit:,}: ask for less, or set max_prompts={len(new)}"
+            f"{len(new):,} questions are to be asked, more than max_prompts={limit:,}: ask for less, or set "
+            f"max_prompts={len(new)}"
         )
     waiting, texts, got = list(new), list(new.values()), 0
     with Progress(title, len(unique), "answers", quiet, counts.cached) as bar:
@@ -159,12 +173,16 @@ def ask(
                 bar.update(counts.cached + got)
         except (UserError, KeyboardInterrupt) as error:
             there = counts.cached + got
-            kept = f"{there:,} of {len(unique):,} answers are kept" + (f" in {answers.path}" if answers.path else " in memory")
+            kept = f"{there:,} of {len(unique):,} answers are kept" + (
+                f" in {answers.path}" if answers.path else " in memory"
+            )
             if isinstance(error, KeyboardInterrupt):
                 if answers.path is not None and not quiet:
                     bar.say(f"stopped; {kept}: the same command goes on from there")
                 raise
-            raise UserError(f"{error}; {kept}: the same command goes on from there" if answers.path else str(error)) from None
+            raise UserError(
+                f"{error}; {kept}: the same command goes on from there" if answers.path else str(error)
+            ) from None
     if got < len(new):
         raise UserError(f"{identity[:80]} gave {got} answers to {len(new)} questions")
     return [answers.known[key] for key in keys], counts

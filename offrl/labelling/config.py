@@ -14,17 +14,27 @@ MISSING = ("refuse", "recorded", "zero")
 class LabelSettings:
     """The questions to a language model about a dataset, and the choice of the model."""
 
-    kind: str = setting("preferences", "what it labels: preferences between segments, rewards, or subgoals", choices=KINDS)
-    task: str = setting("", "what is to be achieved, in words: task='run forward, do not fall'; or @FILE with the words")
+    kind: str = setting(
+        "preferences", "what it labels: preferences between segments, rewards, or subgoals", choices=KINDS
+    )
+    task: str = setting(
+        "", "what is to be achieved, in words: task='run forward, do not fall'; or @FILE with the words"
+    )
     out: str = setting("", "the file for dataset.reward_labels; by default labels-NAME-KIND.safetensors")
     force: bool = setting(False, "replace `out` where it exists")
     quiet: bool = setting(False, "no progress")
     seed: int = setting(0, "decides which segments are compared", low=0)
     # which language model
-    url: str | None = setting(None, "address of an OpenAI-compatible endpoint; null: $OFFRL_LLM_URL or $OPENAI_BASE_URL")
+    url: str | None = setting(
+        None, "address of an OpenAI-compatible endpoint; null: $OFFRL_LLM_URL or $OPENAI_BASE_URL"
+    )
     model: str = setting("", "the endpoint's name of the model")
-    key_env: str | None = setting(None, "environment variable with the key; null: OFFRL_LLM_KEY (OpenAI's address: also OPENAI_API_KEY)")
-    local: str | None = setting(None, "in place of an endpoint: a Hugging Face folder or name, run here (pip install 'offrl[text]')")
+    key_env: str | None = setting(
+        None, "environment variable with the key; null: OFFRL_LLM_KEY (OpenAI's address: also OPENAI_API_KEY)"
+    )
+    local: str | None = setting(
+        None, "in place of an endpoint: a Hugging Face folder or name, run here (pip install 'offrl[text]')"
+    )
     labeller: str | None = setting(None, "in place of both: file.py:object, an offrl.labelling.Labeller of your own")
     temperature: float = setting(0.0, "0: the likeliest answer, as local models always give", low=0.0)
     max_tokens: int = setting(256, "longest answer; a model that thinks aloud needs thousands", low=1)
@@ -34,12 +44,18 @@ class LabelSettings:
     timeout: float = setting(60.0, "seconds without a sign of life before a request is given up", low=0.01)
     retries: int = setting(6, "further attempts of a request that failed for a reason that may pass", low=0)
     backoff: float = setting(1.0, "seconds before the second attempt, doubled for each further one", low=0.0)
-    longest_wait: float = setting(120.0, "longest pause between attempts, also where the endpoint asks for more", low=0.0)
-    longest_answer: float = setting(600.0, "most seconds of a request in all, however often there is a sign of life", low=0.01)
+    longest_wait: float = setting(
+        120.0, "longest pause between attempts, also where the endpoint asks for more", low=0.0
+    )
+    longest_answer: float = setting(
+        600.0, "most seconds of a request in all, however often there is a sign of life", low=0.01
+    )
     cache: str | None = setting(None, "file of the answers, so that none is paid for twice; null: in dataset.cache_dir")
     max_prompts: int = setting(20_000, "refuse to ask more new questions than this", low=1)
     # how rows are put into words
-    names: list[str] = setting([], "what each number of an observation is called; - leaves one out; []: known for some environments")
+    names: list[str] = setting(
+        [], "what each number of an observation is called; - leaves one out; []: known for some environments"
+    )
     action_names: list[str] = setting([], "what each discrete action, or each number of an action, is called")
     steps: int = setting(8, "rows that are shown of a stretch, evenly spaced", low=1)
     digits: int = setting(3, "significant digits", low=1, high=9)
@@ -48,19 +64,31 @@ class LabelSettings:
     render: str | None = setting(None, "file.py:function of a stretch's columns that gives its text, in place of these")
     # preferences and rewards
     pairs: int = setting(500, "kind=preferences: pairs of segments that are compared", low=2)
-    length: int = setting(0, "rows of a segment (0: 25), and of a stretch that gets one reward (0: the whole episode; 1: every row)", low=0)
-    swap: bool = setting(True, "kind=preferences: ask about each pair in both orders; an answer that turns with it counts as a tie")
+    length: int = setting(
+        0,
+        "rows of a segment (0: 25), and of a stretch that gets one reward (0: the whole episode; 1: every row)",
+        low=0,
+    )
+    swap: bool = setting(
+        True, "kind=preferences: ask about each pair in both orders; an answer that turns with it counts as a tie"
+    )
     low: float = setting(0.0, "kind=rewards: the worst")
     high: float = setting(10.0, "kind=rewards: the best")
     # subgoals
     subgoals: int = setting(4, "kind=subgoals: at most so many for an episode", low=1)
-    entries: list[int] = setting([], "numbers of the observation that a subgoal fixes, such as [0,1]; []: the column achieved_goals", low=0)
+    entries: list[int] = setting(
+        [], "numbers of the observation that a subgoal fixes, such as [0,1]; []: the column achieved_goals", low=0
+    )
     radius: float = setting(0.5, "a subgoal is reached within this distance", low=0.0)
-    reached: str | None = setting(None, "file.py:function(columns, subgoal) -> [T] bool, after each step; subgoals are then words")
+    reached: str | None = setting(
+        None, "file.py:function(columns, subgoal) -> [T] bool, after each step; subgoals are then words"
+    )
     choices: list[str] = setting([], "with reached=: the words that are allowed")
     ordered: bool = setting(True, "a subgoal counts once those before it are reached")
     bonus: float = setting(1.0, "reward where a subgoal is reached for the first time in an episode")
     add: bool = setting(True, "kind=subgoals: added to the recorded rewards; false: in place of them")
     missing: str = setting(
-        "refuse", "kind=rewards, subgoals: where no answer could be read: refuse, recorded or zero reward", choices=MISSING
+        "refuse",
+        "kind=rewards, subgoals: where no answer could be read: refuse, recorded or zero reward",
+        choices=MISSING,
     )

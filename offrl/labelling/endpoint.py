@@ -51,8 +51,9 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 class Endpoint:
     """`/chat/completions` of any server that speaks OpenAI's protocol.
 
-    The key is read from the environment when a request is made: $OFFRL_LLM_KEY, or, for OpenAI's own address and the one in
-    $OPENAI_BASE_URL, $OPENAI_API_KEY; or the variable named by `key_env`. It is in no attribute, no file and no message.
+    The key is read from the environment when a request is made: $OFFRL_LLM_KEY, or, for OpenAI's own address and the
+    one in $OPENAI_BASE_URL, $OPENAI_API_KEY; or the variable named by `key_env`. It is in no attribute, no file and no
+    message.
     """
 
     url: str  # such as https://api.openai.com/v1 or http://127.0.0.1:8000/v1
@@ -60,21 +61,29 @@ class Endpoint:
     temperature: float = 0.0
     max_tokens: int = 256
     system: str = ""  # the system message; empty: none
-    extra: Mapping[str, Any] = field(default_factory=dict)  # more fields of the request; None leaves one of the others out
+    extra: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # more fields of the request; None leaves one of the others out
     key_env: str | None = None
     parallel: int = 4  # requests at a time
     timeout: float = 60.0  # seconds without a sign of life
     retries: int = 6  # further attempts of a request
     backoff: float = 1.0  # seconds before the second attempt; doubled each time
     longest_wait: float = 120.0  # a server that asks for a longer pause ends the work
-    longest_answer: float = 600.0  # seconds of a request in all, however often there is a sign of life; at least `timeout`
+    longest_answer: float = (
+        600.0  # seconds of a request in all, however often there is a sign of life; at least `timeout`
+    )
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UserError(f"url={self.url} is no address; it is such as https://api.openai.com/v1 or http://127.0.0.1:8000/v1")
+            raise UserError(
+                f"url={self.url} is no address; it is such as https://api.openai.com/v1 or http://127.0.0.1:8000/v1"
+            )
         if parts.username or parts.password:
-            raise UserError("url= holds a name or password, which would be written down; give the key in $OFFRL_LLM_KEY instead")
+            raise UserError(
+                "url= holds a name or password, which would be written down; give the key in $OFFRL_LLM_KEY instead"
+            )
         if not self.model:
             raise UserError("model= is missing: the name by which the endpoint knows the model")
         path = parts.path.rstrip("/")
@@ -100,8 +109,8 @@ class Endpoint:
     def stream(self, prompts: Sequence[str]) -> Iterator[tuple[int, str]]:
         """(index, answer) in the order in which answers come, `parallel` requests at a time.
 
-        After an error, or the first Ctrl-C, no more requests are begun, those on their way are waited for and given, and then it is
-        raised. A second Ctrl-C does not wait.
+        After an error, or the first Ctrl-C, no more requests are begun, those on their way are waited for and given,
+        and then it is raised. A second Ctrl-C does not wait.
         """
         key, name = self._key()  # says at once what is wrong with it
         if prompts and not self._warned:
@@ -148,7 +157,10 @@ class Endpoint:
                         halt()
                         failure = KeyboardInterrupt()
                         if taken > given:
-                            warn(f"stopping: waiting for {taken - given} answer(s) on their way; Ctrl-C again leaves them")
+                            warn(
+                                f"stopping: waiting for {taken - given} answer(s) on their way; Ctrl-C again leaves "
+                                "them"
+                            )
                         continue
                     try:
                         index, answer, error = done.get(timeout=0.2)
@@ -199,7 +211,10 @@ class Endpoint:
             except _Retry as error:
                 why, wait = str(error), error.wait
             if wait is not None and wait > self.longest_wait:
-                raise UserError(f"{self._place}: {why}, and asks to wait {wait:.0f} s: come back then, or set longest_wait={wait:.0f}")
+                raise UserError(
+                    f"{self._place}: {why}, and asks to wait {wait:.0f} s: come back then, or set "
+                    f"longest_wait={wait:.0f}"
+                )
             pause = max(wait or 0.0, min(self.backoff * 2.0**attempt, self.longest_wait))
             if attempt < self.retries and stop.wait(pause):
                 raise _Stopped
@@ -207,14 +222,16 @@ class Endpoint:
         raise UserError(f"{self._place} gave no answer in {self.retries + 1} attempts ({spent:.1f} s): {why}")
 
     def _once(self, prompt: str) -> str:
-        """One request. One that takes too long is left to a thread of its own: nothing else ends a reply that comes in drips, whose head
-        may do so too."""
+        """One request. One that takes too long is left to a thread of its own: nothing else ends a reply that comes in
+        drips, whose head may do so too."""
         done: queue.Queue[str | BaseException] = queue.Queue()
         most = max(self.longest_answer, self.timeout)
 
         def work() -> None:
             try:
-                done.put(self._request(prompt, time.monotonic() + most + 1.0))  # after that nobody waits for it any more
+                done.put(
+                    self._request(prompt, time.monotonic() + most + 1.0)
+                )  # after that nobody waits for it any more
             except BaseException as error:
                 done.put(error)
 
@@ -245,7 +262,9 @@ class Endpoint:
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, ssl.SSLCertVerificationError):
-                raise UserError(f"{self._place}: its certificate cannot be verified ({reason.verify_message})") from None
+                raise UserError(
+                    f"{self._place}: its certificate cannot be verified ({reason.verify_message})"
+                ) from None
             if isinstance(reason, TimeoutError):
                 raise _Retry(f"no sign of life for {self.timeout:g} s") from None
             words = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
@@ -263,14 +282,20 @@ class Endpoint:
         tail = f" ({text})" if text else ""
         status = error.code
         if status in (401, 403):
-            problem = f"refuses the key in ${name}" if key else f"wants a key: put it into the environment variable {name}"
+            problem = (
+                f"refuses the key in ${name}" if key else f"wants a key: put it into the environment variable {name}"
+            )
             return UserError(f"{self._place} {problem}: status {status}{tail}")
         if 300 <= status < 400:
             target = urllib.parse.urlsplit(error.headers.get("Location") or "")
             shown = urllib.parse.urlunsplit((target.scheme, target.netloc, target.path, "", ""))
-            return UserError(f"{self._place} redirects to {shown or 'somewhere'}, where the key is not sent; give the right url=")
+            return UserError(
+                f"{self._place} redirects to {shown or 'somewhere'}, where the key is not sent; give the right url="
+            )
         if status == 404:
-            return UserError(f"{self._place} knows no model '{self.model}', or url= is not the address of an API: status 404{tail}")
+            return UserError(
+                f"{self._place} knows no model '{self.model}', or url= is not the address of an API: status 404{tail}"
+            )
         if status in AGAIN and code != "insufficient_quota":
             return _Retry(f"status {status}{tail}", replies.wait(error.headers.get("Retry-After")))
         return UserError(f"{self._place} refuses the request: status {status}{tail}")

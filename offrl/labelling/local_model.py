@@ -20,7 +20,8 @@ from offrl.lm.models.libraries import packages, silent
 from offrl.lm.models.pretrained import FILES, GGUF
 from offrl.lm.models.tokenizer import FILES as TOKENIZERS
 
-STEPS = 5_000_000  # lines of Python, which take seconds; a chat template of a thousand lines takes 200,000, read and rendered
+# lines of Python, which take seconds; a chat template of a thousand lines takes 200,000, read and rendered
+STEPS = 5_000_000
 MOST_TEXT = 1_000_000  # characters that a chat template may add
 
 
@@ -30,12 +31,24 @@ class LocalModel:
     Weights are read from safetensors files alone, and no code that comes with a model is run.
     """
 
-    def __init__(self, name: str, *, max_tokens: int = 256, system: str = "", batch: int = 8, device: str = "cpu") -> None:
-        """name: a folder with config.json, tokenizer and *.safetensors, a .gguf file, or a name on the Hub. Raises UserError."""
-        self.name, self.max_tokens, self.system, self.batch, self.device = name, max_tokens, system, batch, torch.device(device)
+    def __init__(
+        self, name: str, *, max_tokens: int = 256, system: str = "", batch: int = 8, device: str = "cpu"
+    ) -> None:
+        """name: a folder with config.json, tokenizer and *.safetensors, a .gguf file, or a name on the Hub. Raises
+        UserError.
+        """
+        self.name, self.max_tokens, self.system, self.batch, self.device = (
+            name,
+            max_tokens,
+            system,
+            batch,
+            torch.device(device),
+        )
         folder, more = _place(name)
         transformers, _ = packages()
-        if not more and not any((folder / file).is_file() for file in TOKENIZERS):  # transformers would make one that knows nothing
+        if not more and not any(
+            (folder / file).is_file() for file in TOKENIZERS
+        ):  # transformers would make one that knows nothing
             raise UserError(f"local={name}: no tokenizer can be read in it (none of {', '.join(TOKENIZERS)})")
         self._files = _digest(folder / more["gguf_file"] if more else folder)
         with silent():
@@ -46,11 +59,18 @@ class LocalModel:
                 raise UserError(f"local={name}: no tokenizer can be read in it ({first_line(error)})") from None
             try:
                 if not more:
-                    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-                    options |= {"config": described.scrub(config, keep=("quantization_config",)), "use_safetensors": True}
+                    config = transformers.AutoConfig.from_pretrained(
+                        folder, local_files_only=True, trust_remote_code=False
+                    )
+                    options |= {
+                        "config": described.scrub(config, keep=("quantization_config",)),
+                        "use_safetensors": True,
+                    }
                 model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
             except Exception as error:
-                raise UserError(f"local={name}: it cannot be read as a causal language model ({first_line(error)})") from None
+                raise UserError(
+                    f"local={name}: it cannot be read as a causal language model ({first_line(error)})"
+                ) from None
         self.model = model.eval().requires_grad_(False).to(self.device)
         if self.tokenizer.pad_token_id is None:  # it only fills up: the attention mask hides it
             self.tokenizer.pad_token_id = self.tokenizer.eos_token_id if self.tokenizer.eos_token_id is not None else 0
@@ -75,7 +95,8 @@ class LocalModel:
         longest = max(map(len, ids), default=0)
         if room is not None and longest + self.max_tokens > room:
             raise UserError(
-                f"local={self.name} has room for {room} tokens, and a question of {longest} and an answer of {self.max_tokens} are more: "
+                f"local={self.name} has room for {room} tokens, and a question of {longest} and an answer of "
+                f"{self.max_tokens} are more: "
                 "show less with steps=, names= or digits=, or set max_tokens="
             )
         order = sorted(range(len(prompts)), key=lambda i: len(ids[i]))
@@ -87,9 +108,16 @@ class LocalModel:
             mask = torch.tensor([[0] * (width - len(ids[i])) + [1] * len(ids[i]) for i in part], device=self.device)
             with silent():
                 made = self.model.generate(
-                    input_ids=tokens, attention_mask=mask, max_new_tokens=self.max_tokens, do_sample=False, num_beams=1, pad_token_id=pad,
-                    temperature=None, top_p=None, top_k=None,
-                )  # fmt: skip
+                    input_ids=tokens,
+                    attention_mask=mask,
+                    max_new_tokens=self.max_tokens,
+                    do_sample=False,
+                    num_beams=1,
+                    pad_token_id=pad,
+                    temperature=None,
+                    top_p=None,
+                    top_k=None,
+                )
             for i, row in zip(part, made[:, width:].tolist(), strict=True):
                 yield i, str(self.tokenizer.decode(row, skip_special_tokens=True)).strip()
 
@@ -101,24 +129,31 @@ class LocalModel:
             except UserError:
                 raise
             except Exception:  # a template without a place for system messages
-                text = self._chat([{"role": "user", "content": f"{self.system}\n\n{prompt}" if self.system else prompt}])
+                text = self._chat(
+                    [{"role": "user", "content": f"{self.system}\n\n{prompt}" if self.system else prompt}]
+                )
             tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
-            tokens = self.tokenizer(f"{self.system}\n\n{prompt}\nAnswer:" if self.system else f"{prompt}\nAnswer:")["input_ids"]
+            tokens = self.tokenizer(f"{self.system}\n\n{prompt}\nAnswer:" if self.system else f"{prompt}\nAnswer:")[
+                "input_ids"
+            ]
         return [int(token) for token in tokens] or [int(self.tokenizer.pad_token_id)]
 
     def _chat(self, messages: list[dict[str, str]]) -> str:
         with bounded(f"local={self.name}: its chat template"):
             text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         if len(text) > MOST_TEXT + 2 * sum(len(m["content"]) for m in messages):
-            raise UserError(f"local={self.name}: its chat template makes {len(text):,} characters of a question; it is damaged, or hostile")
+            raise UserError(
+                f"local={self.name}: its chat template makes {len(text):,} characters of a question; it is damaged, or "
+                "hostile"
+            )
         return text
 
 
 @contextlib.contextmanager
 def bounded(where: str) -> Iterator[None]:
-    """Raises UserError when Python has run `STEPS` lines within it: a chat template is a program, which transformers runs in Jinja's
-    sandbox, where it can do nothing but go on for ever."""
+    """Raises UserError when Python has run `STEPS` lines within it: a chat template is a program, which transformers
+    runs in Jinja's sandbox, where it can do nothing but go on for ever."""
     count = 0
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
@@ -137,7 +172,9 @@ def bounded(where: str) -> Iterator[None]:
 
 
 def _place(name: str) -> tuple[Path, dict[str, str]]:
-    """The folder of a model, or the copy that Hugging Face's cache has or gets of it, and more arguments for reading it there."""
+    """The folder of a model, or the copy that Hugging Face's cache has or gets of it, and more arguments for reading it
+    there.
+    """
     folder = Path(name).expanduser()
     if folder.suffix == GGUF and folder.is_file():
         if importlib.util.find_spec("gguf") is None:
@@ -145,7 +182,9 @@ def _place(name: str) -> tuple[Path, dict[str, str]]:
         return folder.parent, {"gguf_file": folder.name}
     if not folder.is_dir():
         if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-            raise UserError(f"local={name}: there is no such folder; name one with config.json, a tokenizer and *.safetensors")
+            raise UserError(
+                f"local={name}: there is no such folder; name one with config.json, a tokenizer and *.safetensors"
+            )
         packages()
         hub = importlib.import_module("huggingface_hub")
         try:
@@ -161,7 +200,8 @@ def _place(name: str) -> tuple[Path, dict[str, str]]:
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         lacking = "*.safetensors" if (folder / "config.json").is_file() else "config.json"
         raise UserError(
-            f"local={name}: it has no {lacking}; save a model there with model.save_pretrained(FOLDER, safe_serialization=True)"
+            f"local={name}: it has no {lacking}; save a model there with model.save_pretrained(FOLDER, "
+            "safe_serialization=True)"
         )
     described.check_folder(folder, f"local={name}")
     return folder, {}
@@ -172,7 +212,9 @@ def _digest(place: Path) -> str:
     digest, path = hashlib.sha256(), place
     try:
         inside = [place] if place.is_file() else list(place.iterdir())
-        for path in sorted(p for p in inside if p.suffix in (".json", ".safetensors", ".txt", ".model", ".jinja", GGUF)):
+        for path in sorted(
+            p for p in inside if p.suffix in (".json", ".safetensors", ".txt", ".model", ".jinja", GGUF)
+        ):
             digest.update(path.name.encode())
             with open(path, "rb") as file:
                 while block := file.read(1 << 24):

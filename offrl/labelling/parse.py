@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_SIDE = r"(?:the\s+)?(?:segment|option|trajectory|number)?\s*#?([12])|(?:(?:it\s+is\s+|it's\s+)?a\s+)?(tie|equal|neither|both|tied|draw)"
+_SIDE = r"(?:the\s+)?(?:segment|option|trajectory|number)?\s*#?([12])|(?:(?:it\s+is\s+|it's\s+)?a\s+)?(tie|equal|neither|both|tied|draw)"  # noqa: E501
 _VERDICT = re.compile(
     r"(?:\b(?:answer|verdict|choice|preference|winner|(?:preferred|better)(?:\s+segment)?)\s*(?:is\b\s*:?|:|=)"
     r"|(?<!not )(?<!n't )\b(?:answer|prefer|choose)\b)"
@@ -17,7 +17,9 @@ _VERDICT = re.compile(
 _BETTER = re.compile(
     r"\b(?:segment|option|trajectory)\s*([12])()\s+is\s+(?:(?:clearly|slightly|somewhat|significantly|definitely|probably|much|far)\s+)?(?:better|preferable|preferred)\b"
 )
-_SCORE = re.compile(rf"\b(?:answer|score|rating|rate|reward|grade|value)\b[^\w\n.+-]*(?:is\b|of\b|:|=)?[^\w\n.+-]*({_NUMBER})(?!\.?\d)")
+_SCORE = re.compile(
+    rf"\b(?:answer|score|rating|rate|reward|grade|value)\b[^\w\n.+-]*(?:is\b|of\b|:|=)?[^\w\n.+-]*({_NUMBER})(?!\.?\d)"
+)
 
 
 def plain(answer: str) -> str:
@@ -36,8 +38,8 @@ def _lines(text: str) -> list[str]:
 def choice(answer: str) -> float | None:
     """0 where the first is better, 1 where the second is, 0.5 for a tie; None where the answer does not say.
 
-    Taken are, in this order: an answer that is nothing else; the last "answer: 2", "better: tie" and the like; "segment 2 is better"; a
-    first or last line that is nothing else.
+    Taken are, in this order: an answer that is nothing else; the last "answer: 2", "better: tie" and the like; "segment
+    2 is better"; a first or last line that is nothing else.
     """
     text = plain(answer)
     lines = _lines(text)
@@ -59,10 +61,11 @@ def _side(match: re.Match[str]) -> float:
 
 
 def number(answer: str, low: float, high: float) -> float | None:
-    """The number between `low` and `high` that an answer gives; None where there is none, or several and none is marked as the answer.
+    """The number between `low` and `high` that an answer gives; None where there is none, or several and none is marked
+    as the answer.
 
-    "7", "7/10" and "7 out of 10" (where 10 is `high`), "score: 7", a JSON object's only number, a last line that is one, and the only
-    number of a text.
+    "7", "7/10" and "7 out of 10" (where 10 is `high`), "score: 7", a JSON object's only number, a last line that is
+    one, and the only number of a text.
     """
     text = plain(answer)
     text = re.sub(rf"({_NUMBER})\s*(?:/|out of)\s*{re.escape(f'{high:g}')}(?!\.?\d)", r"\1", text)
@@ -85,7 +88,8 @@ def number(answer: str, low: float, high: float) -> float | None:
 
 
 def points(answer: str, names: Sequence[str], most: int) -> list[list[float]] | None:
-    """Up to `most` subgoals of as many numbers as `names` has: lists such as [1.0, 2.0], or objects {"x": 1.0, "y": 2.0}, in their order.
+    """Up to `most` subgoals of as many numbers as `names` has: lists such as [1.0, 2.0], or objects {"x": 1.0, "y":
+    2.0}, in their order.
 
     None where there is none, or a list or object of another form among them.
     """
@@ -109,8 +113,8 @@ def points(answer: str, names: Sequence[str], most: int) -> list[list[float]] | 
 def words(answer: str, choices: Sequence[str], most: int) -> list[str] | None:
     """Up to `most` subgoals as names: a JSON list of texts, or one a line, with or without numbers and bullets.
 
-    choices: the allowed ones (empty: any), compared without regard to case. None where there is none, or one that is not allowed.
-    """
+    choices: the allowed ones (empty: any), compared without regard to case. None where there is none, or one that is
+    not allowed."""
     text = re.sub(r"(?s)<think(?:ing)?>.*?</think(?:ing)?>|^.*</think(?:ing)?>|<think(?:ing)?>.*", " ", answer)
     listed = re.search(r"(?s)\[.*\]", text)
     value = _loads(listed[0]) if listed else None

@@ -1,4 +1,6 @@
-"""A reward from a language model's preferences between segments (RL from AI feedback: Klissarov et al., arXiv 2310.00166)."""
+"""A reward from a language model's preferences between segments (RL from AI feedback: Klissarov et al., arXiv
+2310.00166).
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,11 @@ def compare(
     quiet: bool = False,
     limit: int | None = None,
 ) -> tuple[np.ndarray, Counts]:
-    """(labels float64 [P], counts) for pairs of first rows [P, 2] of segments of `length` rows: 1 the second is better, 0 the first, 0.5
-    neither, NaN where an answer could not be read.
+    """(labels float64 [P], counts) for pairs of first rows [P, 2] of segments of `length` rows: 1 the second is better,
+    0 the first, 0.5 neither, NaN where an answer could not be read.
 
-    swap: each pair is asked about in both orders, and a preference that changes with the order counts as a tie. Raises UserError.
-    """
+    swap: each pair is asked about in both orders, and a preference that changes with the order counts as a tie. Raises
+    UserError."""
     texts = {start: render(episode_columns(dataset, start, start + length)) for start in np.unique(pairs).tolist()}
     orders = [pairs, pairs[:, ::-1]] if swap else [pairs]
     prompts = [PROMPT.format(task=task, first=texts[a], second=texts[b]) for order in orders for a, b in order.tolist()]
@@ -75,25 +77,31 @@ def label_preferences(
     quiet: bool = False,
     limit: int | None = None,
 ) -> tuple[PreferenceModel, Counts]:
-    """A reward learnt from what `labeller` prefers, of `pairs` random pairs of segments, and what became of the questions.
+    """A reward learnt from what `labeller` prefers, of `pairs` random pairs of segments, and what became of the
+    questions.
 
-    task: what is to be achieved, in words. Pairs with an answer that cannot be read are left out. Raises UserError where fewer than two
-    are left, or all of them are ties.
+    task: what is to be achieved, in words. Pairs with an answer that cannot be read are left out. Raises UserError
+    where fewer than two are left, or all of them are ties.
     """
     check_labelable(dataset)
     chosen = segment_pairs(dataset, pairs, length, seed)
     render = render or Renderer(dataset.spec)
-    labels, counts = compare(dataset, chosen, length, labeller, task, render, answers, swap=swap, quiet=quiet, limit=limit)
+    labels, counts = compare(
+        dataset, chosen, length, labeller, task, render, answers, swap=swap, quiet=quiet, limit=limit
+    )
     usable = ~np.isnan(labels)
     if usable.sum() < 2 or not (labels[usable] != 0.5).any():
         seen = f"; the first that could not be read: '{counts.example}'" if counts.example else ""
         raise UserError(
-            f"{dataset.spec.name}: {int(usable.sum()):,} of {pairs:,} pairs of segments have answers that can be read, and none of them "
-            f"prefers one segment{seen}. Describe task and numbers better (task=, names=), show more (steps=, digits=), or change models"
+            f"{dataset.spec.name}: {int(usable.sum()):,} of {pairs:,} pairs of segments have answers that can be read, "
+            "and none of them "
+            f"prefers one segment{seen}. Describe task and numbers better (task=, names=), show more (steps=, "
+            "digits=), or change models"
         )
     if swap and counts.agreed < SHAKY * counts.swapped:
         warn(
-            f"only {counts.agreed:,} of {counts.swapped:,} preferences stay the same when the segments change places; the others count as "
+            f"only {counts.agreed:,} of {counts.swapped:,} preferences stay the same when the segments change places; "
+            "the others count as "
             "ties: the model hardly looks at what it is shown"
         )
     model = PreferenceModel.fit(dataset, chosen[usable], labels[usable], length, fit, device=device, quiet=quiet)

@@ -17,35 +17,57 @@ from offrl.system.user_code import guarded, python_object
 WIDEST = 48  # observations of more numbers need names for those that matter
 SKIP = "-"  # the name of an entry that is not shown
 
-# What the entries of observations mean, by the beginning of the environment's id and their number (Gymnasium's documentation).
+# What the entries of observations mean, by the beginning of the environment's id and their number (Gymnasium's
+# documentation).
 _LEGS = ["thigh", "leg", "foot"]
 _ENTRIES: dict[tuple[str, int], list[str]] = {
     ("Hopper", 11): [
-        "height", "torso angle", *(f"{p} angle" for p in _LEGS),
-        "forward velocity", "vertical velocity", "torso spin", *(f"{p} spin" for p in _LEGS),
+        "height",
+        "torso angle",
+        *(f"{p} angle" for p in _LEGS),
+        "forward velocity",
+        "vertical velocity",
+        "torso spin",
+        *(f"{p} spin" for p in _LEGS),
     ],
     ("Walker2d", 17): [
-        "height", "torso angle", *(f"{p} angle" for p in _LEGS), *(f"left {p} angle" for p in _LEGS),
-        "forward velocity", "vertical velocity", "torso spin", *(f"{p} spin" for p in _LEGS), *(f"left {p} spin" for p in _LEGS),
+        "height",
+        "torso angle",
+        *(f"{p} angle" for p in _LEGS),
+        *(f"left {p} angle" for p in _LEGS),
+        "forward velocity",
+        "vertical velocity",
+        "torso spin",
+        *(f"{p} spin" for p in _LEGS),
+        *(f"left {p} spin" for p in _LEGS),
     ],
     ("HalfCheetah", 17): [
-        "height", "torso angle", *(f"{side} {p} angle" for side in ("back", "front") for p in ("thigh", "shin", "foot")),
-        "forward velocity", "vertical velocity", "torso spin",
+        "height",
+        "torso angle",
+        *(f"{side} {p} angle" for side in ("back", "front") for p in ("thigh", "shin", "foot")),
+        "forward velocity",
+        "vertical velocity",
+        "torso spin",
         *(f"{side} {p} spin" for side in ("back", "front") for p in ("thigh", "shin", "foot")),
     ],
     ("PointMaze", 4): ["x", "y", "x velocity", "y velocity"],
     ("Pendulum", 3): ["cos angle", "sin angle", "angular velocity"],
     ("CartPole", 4): ["cart position", "cart velocity", "pole angle", "pole angular velocity"],
     ("MountainCar", 2): ["position", "velocity"],
-}  # fmt: skip
+}
 
 
 def entry_names(spec: DataSpec, names: Sequence[str] = ()) -> list[str]:
-    """A name for each number of an observation: the given ones, those of a known environment, or s0, s1, ... Raises UserError."""
+    """A name for each number of an observation: the given ones, those of a known environment, or s0, s1, ... Raises
+    UserError.
+    """
     width = spec.observation_dim
     if names:
         if len(names) != width:
-            raise UserError(f"names= has {len(names)} names and an observation of {spec.name} {width} numbers; '{SKIP}' leaves one out")
+            raise UserError(
+                f"names= has {len(names)} names and an observation of {spec.name} {width} numbers; '{SKIP}' leaves one "
+                "out"
+            )
         if all(name == SKIP for name in names):
             raise UserError("names= leaves every entry out")
         return [str(name) for name in names]
@@ -56,7 +78,8 @@ def entry_names(spec: DataSpec, names: Sequence[str] = ()) -> list[str]:
             return known
     if width > WIDEST:
         raise UserError(
-            f"an observation of {spec.name} has {width} numbers, too many for a language model: name those that matter with names=[...] "
+            f"an observation of {spec.name} has {width} numbers, too many for a language model: name those that matter "
+            "with names=[...] "
             f"('{SKIP}' leaves one out), or write the text yourself with render=file.py:function"
         )
     return [f"s{i}" for i in range(width)]
@@ -64,7 +87,9 @@ def entry_names(spec: DataSpec, names: Sequence[str] = ()) -> list[str]:
 
 @dataclass
 class Renderer:
-    """Text of a segment of rows: a line for each of at most `steps` of them, evenly spaced, the first and the last among them."""
+    """Text of a segment of rows: a line for each of at most `steps` of them, evenly spaced, the first and the last
+    among them.
+    """
 
     spec: DataSpec
     names: Sequence[str] = ()  # of the observation's entries; '-' leaves one out; empty: see `entry_names`
@@ -119,7 +144,9 @@ class Renderer:
                 parts.append(f"action {self.actions[int(action)] if self.actions else int(action)}")
             else:
                 names = [f"{name} " for name in self.actions] or [""] * len(action)
-                parts.append("action " + ", ".join(f"{name}{self.number(x)}" for name, x in zip(names, action, strict=True)))
+                parts.append(
+                    "action " + ", ".join(f"{name}{self.number(x)}" for name, x in zip(names, action, strict=True))
+                )
         if self.show_rewards:
             parts.append(f"reward {self.number(columns['rewards'][row])}")
         return " | ".join(parts)
@@ -144,7 +171,10 @@ def recorded(columns: Mapping[str, np.ndarray]) -> np.ndarray:
 def check_labelable(dataset: Dataset) -> None:
     """Raises UserError for data whose rows are no numbers to read."""
     if getattr(dataset.spec, "text", False):
-        raise UserError(f"{dataset.spec.name} is a text dataset; offrl data label is for control data, whose observations are numbers")
+        raise UserError(
+            f"{dataset.spec.name} is a text dataset; offrl data label is for control data, whose observations are "
+            "numbers"
+        )
     if dataset.spec.observation_mean is not None:
         raise UserError(f"{dataset.spec.name}: label before observations are normalised")
 

@@ -11,7 +11,9 @@ from typing import Any
 
 LARGEST = 16 << 20  # bytes of a reply
 BLOCK = 1 << 16
-SHORT = 8  # characters of a key that is none: servers without keys are given "EMPTY" or "x", which answers may well hold
+SHORT = (
+    8  # characters of a key that is none: servers without keys are given "EMPTY" or "x", which answers may well hold
+)
 
 
 def read(reply: Any, end: float) -> bytes:
@@ -45,7 +47,9 @@ def message(data: bytes) -> tuple[str, str]:
         body = json.loads(text)
         error = body.get("error", body)
         if isinstance(error, Mapping):
-            return str(error.get("message") or error.get("detail") or text), str(error.get("code") or error.get("type") or "")
+            return str(error.get("message") or error.get("detail") or text), str(
+                error.get("code") or error.get("type") or ""
+            )
         return str(error), ""
     return text, ""
 

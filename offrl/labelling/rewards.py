@@ -22,9 +22,15 @@ How good is this behaviour for the task, from {low:g} (worst) to {high:g} (best)
 
 
 def stretches(dataset: Dataset, length: int) -> list[tuple[int, int]]:
-    """Bounds of the segments of `length` rows that tile each episode, the last one of it shorter perhaps; 0: of whole episodes."""
+    """Bounds of the segments of `length` rows that tile each episode, the last one of it shorter perhaps; 0: of whole
+    episodes.
+    """
     bounds = zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
-    return [(a, min(a + (length or end - start), end)) for start, end in bounds for a in range(start, end, length or end - start)]
+    return [
+        (a, min(a + (length or end - start), end))
+        for start, end in bounds
+        for a in range(start, end, length or end - start)
+    ]
 
 
 def label_by_score(
@@ -41,10 +47,12 @@ def label_by_score(
     quiet: bool = False,
     limit: int | None = None,
 ) -> tuple[np.ndarray, Counts]:
-    """(rewards float32 [R], counts): the number that each segment of `length` rows gets is the reward of its last row, others have 0.
+    """(rewards float32 [R], counts): the number that each segment of `length` rows gets is the reward of its last row,
+    others have 0.
 
-    length 1: every row gets its own; 0: one for a whole episode. An answer without a number from `low` to `high` is unreadable. missing:
-    "refuse" raises UserError where there is one; "recorded" leaves its rows their recorded rewards, "zero" gives them none.
+    length 1: every row gets its own; 0: one for a whole episode. An answer without a number from `low` to `high` is
+    unreadable. missing: "refuse" raises UserError where there is one; "recorded" leaves its rows their recorded
+    rewards, "zero" gives them none.
     """
     check_labelable(dataset)
     if not low < high:
@@ -52,8 +60,12 @@ def label_by_score(
     render = render or Renderer(dataset.spec)
     parts = stretches(dataset, length)
     if limit is not None and len(parts) > 50 * limit:  # before the text of millions of rows is written
-        raise UserError(f"{len(parts):,} stretches are to be rated, more than max_prompts={limit:,}: take a larger length=")
-    prompts = [PROMPT.format(task=task, segment=render(episode_columns(dataset, a, b)), low=low, high=high) for a, b in parts]
+        raise UserError(
+            f"{len(parts):,} stretches are to be rated, more than max_prompts={limit:,}: take a larger length="
+        )
+    prompts = [
+        PROMPT.format(task=task, segment=render(episode_columns(dataset, a, b)), low=low, high=high) for a, b in parts
+    ]
     replies, counts = ask(labeller, prompts, answers, title="rating behaviour", quiet=quiet, limit=limit)
     rewards = np.zeros(len(dataset), np.float32)
     recorded = dataset.columns["rewards"].numpy()
@@ -71,6 +83,7 @@ def refuse(dataset: Dataset, counts: Counts, missing: str, what: str) -> None:
     """Raises UserError where answers could not be read and nothing is said about what to do."""
     if counts.unparsable and missing == "refuse":
         raise UserError(
-            f"{dataset.spec.name}: {counts.unparsable:,} of the answers do not hold {what}; the first of them: '{counts.example}'. "
+            f"{dataset.spec.name}: {counts.unparsable:,} of the answers do not hold {what}; the first of them: "
+            f"'{counts.example}'. "
             "missing=recorded or missing=zero goes on without them (the other answers are kept), or ask another model"
         )

@@ -30,7 +30,7 @@ A language model labels a dataset; training then takes dataset.reward_labels=FIL
 The same command goes on where it was stopped: answers are kept, and none is asked for twice.
 
 Settings and their defaults:
-"""
+"""  # noqa: E501
 
 
 def usage() -> str:
@@ -38,8 +38,10 @@ def usage() -> str:
     from offrl.settings.field import describe
 
     more = [
-        f"  {'fit.NAME=...':<40} kind=preferences: members, hidden, updates, learning_rate, batch_size, held_out, seed of the reward",
-        f"  {'extra.NAME=VALUE':<40} another field of requests to the endpoint; null leaves one out: extra.max_tokens=null",
+        f"  {'fit.NAME=...':<40} kind=preferences: members, hidden, updates, learning_rate, batch_size, held_out, seed "
+        "of the reward",
+        f"  {'extra.NAME=VALUE':<40} another field of requests to the endpoint; null leaves one out: "
+        "extra.max_tokens=null",
         f"  {'dataset.NAME=VALUE':<40} how DATASET is read, as for offrl train",
     ]
     return USAGE + "\n".join([*describe(LabelSettings()), *more])
@@ -69,7 +71,9 @@ def run(names: list[str], settings: list[str]) -> int:
     from offrl.system.files import cache_dir
 
     if resolve(config.name, config).text:
-        raise UserError(f"{names[0]} is a text dataset; offrl data label is for control data, whose observations are numbers")
+        raise UserError(
+            f"{names[0]} is a text dataset; offrl data label is for control data, whose observations are numbers"
+        )
     dataset = load_dataset(config, quiet=own.quiet)
     check_labelable(dataset)
     function = named_function(own.render, "render") if own.render else None
@@ -96,9 +100,20 @@ def run(names: list[str], settings: list[str]) -> int:
         from offrl.settings.compose import fill
 
         model, counts = label_preferences(
-            dataset, labeller, task, render=render, answers=answers, pairs=own.pairs, length=own.length or 25, swap=own.swap, seed=own.seed,
-            fit=fill(PreferenceSettings(), fit, "data label"), device=own.device, quiet=own.quiet, limit=own.max_prompts,
-        )  # fmt: skip
+            dataset,
+            labeller,
+            task,
+            render=render,
+            answers=answers,
+            pairs=own.pairs,
+            length=own.length or 25,
+            swap=own.swap,
+            seed=own.seed,
+            fit=fill(PreferenceSettings(), fit, "data label"),
+            device=own.device,
+            quiet=own.quiet,
+            limit=own.max_prompts,
+        )
         model.save(target)
         _report(
             counts,
@@ -122,7 +137,13 @@ def _rewards(
     dataset: Dataset, labeller: Labeller, task: str, render: Renderer, answers: Answers, own: LabelSettings
 ) -> tuple[np.ndarray, Counts]:
     """kind=rewards and kind=subgoals."""
-    shared: dict[str, Any] = {"render": render, "answers": answers, "missing": own.missing, "quiet": own.quiet, "limit": own.max_prompts}
+    shared: dict[str, Any] = {
+        "render": render,
+        "answers": answers,
+        "missing": own.missing,
+        "quiet": own.quiet,
+        "limit": own.max_prompts,
+    }
     if own.kind == "rewards":
         from offrl.labelling.rewards import label_by_score
 
@@ -134,9 +155,20 @@ def _rewards(
         raise UserError("choices= are words, for which reached=file.py:function has to say what reaches them")
     reached = named_function(own.reached, "reached") if own.reached else None
     return label_subgoals(
-        dataset, labeller, task, most=own.subgoals, entries=own.entries, radius=own.radius, reached=reached, where=f"reached={own.reached}",
-        choices=own.choices, ordered=own.ordered, bonus=own.bonus, add=own.add, **shared,
-    )  # fmt: skip
+        dataset,
+        labeller,
+        task,
+        most=own.subgoals,
+        entries=own.entries,
+        radius=own.radius,
+        reached=reached,
+        where=f"reached={own.reached}",
+        choices=own.choices,
+        ordered=own.ordered,
+        bonus=own.bonus,
+        add=own.add,
+        **shared,
+    )
 
 
 def _tensor(values: Any) -> Any:
@@ -150,7 +182,9 @@ def _left_out(counts: Counts, own: LabelSettings) -> int:
 
 
 def _parse(settings: list[str]) -> tuple[LabelSettings, dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """(the command's own settings, how the data are read, settings of the fit, more fields of requests). Raises UserError."""
+    """(the command's own settings, how the data are read, settings of the fit, more fields of requests). Raises
+    UserError.
+    """
     from offrl.settings.compose import fill, parse
 
     known = [f.name for f in fields(LabelSettings)]
@@ -160,9 +194,12 @@ def _parse(settings: list[str]) -> tuple[LabelSettings, dict[str, Any], dict[str
     values = parse([a for a in settings if a.partition("=")[0] not in PLAIN])
     for key in values:
         if key not in known and key.partition(".")[0] not in ("dataset", "fit", "extra"):
-            raise UserError(f"offrl data label has no setting '{key}'.{nearest(key, known)} `offrl data label` alone shows them all")
+            raise UserError(
+                f"offrl data label has no setting '{key}'.{nearest(key, known)} `offrl data label` alone shows them all"
+            )
     parts: dict[str, dict[str, Any]] = {
-        prefix: {k.removeprefix(f"{prefix}."): v for k, v in values.items() if k.startswith(f"{prefix}.")} for prefix in ("fit", "extra")
+        prefix: {k.removeprefix(f"{prefix}."): v for k, v in values.items() if k.startswith(f"{prefix}.")}
+        for prefix in ("fit", "extra")
     }
     chosen = {k: v for k, v in values.items() if k in known} | {k: None if v == "null" else v for k, v in plain.items()}
     asked = {k: v for k, v in values.items() if k.startswith("dataset.")}
@@ -172,11 +209,15 @@ def _parse(settings: list[str]) -> tuple[LabelSettings, dict[str, Any], dict[str
 
 
 def _read_by(name: str, asked: dict[str, Any]) -> DatasetConfig:
-    """The settings that read the dataset for labelling, without the transforms that follow reward labelling in training."""
+    """The settings that read the dataset for labelling, without the transforms that follow reward labelling in
+    training.
+    """
     from offrl.settings.compose import compose
     from offrl.settings.dataset import DatasetConfig
 
-    config = compose({**asked, "dataset": name, "algo": "bc", "experiment": "none", "dataset.normalize_observations": False}).dataset
+    config = compose(
+        {**asked, "dataset": name, "algo": "bc", "experiment": "none", "dataset.normalize_observations": False}
+    ).dataset
     default = DatasetConfig()
     later = {key: getattr(default, key) for key in DatasetConfig.TRANSFORMS if key not in DatasetConfig.CONTENT}
     return replace(config, **later, reward_labels="offrl.labelling.prompts:recorded")
@@ -185,14 +226,19 @@ def _read_by(name: str, asked: dict[str, Any]) -> DatasetConfig:
 def _task(text: str) -> str:
     """The task in words, from the setting or the file that it names."""
     if not text:
-        raise UserError("task= is missing: say in words what is to be achieved, such as task='run forward without falling', or task=@FILE")
+        raise UserError(
+            "task= is missing: say in words what is to be achieved, such as task='run forward without falling', or "
+            "task=@FILE"
+        )
     if not text.startswith("@"):
         return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
     path = Path(text[1:]).expanduser()
     try:
         content = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"task=@{path} cannot be read as UTF-8 text ({getattr(error, 'strerror', None) or 'other characters'})") from None
+        raise UserError(
+            f"task=@{path} cannot be read as UTF-8 text ({getattr(error, 'strerror', None) or 'other characters'})"
+        ) from None
     if not content:
         raise UserError(f"task=@{path} is empty")
     return content
@@ -213,7 +259,8 @@ def _labeller(own: LabelSettings, extra: dict[str, Any]) -> Labeller:
         labeller = python_object(place, name, own.labeller)[0]
         if isinstance(labeller, type) or not isinstance(labeller, Labeller):
             raise UserError(
-                f"labeller={own.labeller} must be an object with identity and complete(prompts), as offrl.labelling.Labeller says"
+                f"labeller={own.labeller} must be an object with identity and complete(prompts), as "
+                "offrl.labelling.Labeller says"
             )
         return labeller
     if own.local:
@@ -223,13 +270,25 @@ def _labeller(own: LabelSettings, extra: dict[str, Any]) -> Labeller:
     url = own.url or next((os.environ[name] for name in URLS if os.environ.get(name)), None)
     if not url:
         raise UserError(
-            "no language model is named: url=http://127.0.0.1:8000/v1 model=NAME (any OpenAI-compatible endpoint; its address may stand in "
+            "no language model is named: url=http://127.0.0.1:8000/v1 model=NAME (any OpenAI-compatible endpoint; its "
+            "address may stand in "
             "$OFFRL_LLM_URL, its key in $OFFRL_LLM_KEY), or local=FOLDER"
         )
     return Endpoint(
-        url, own.model, own.temperature, own.max_tokens, SYSTEM, extra, own.key_env, own.parallel, own.timeout, own.retries, own.backoff,
-        own.longest_wait, own.longest_answer,
-    )  # fmt: skip
+        url,
+        own.model,
+        own.temperature,
+        own.max_tokens,
+        SYSTEM,
+        extra,
+        own.key_env,
+        own.parallel,
+        own.timeout,
+        own.retries,
+        own.backoff,
+        own.longest_wait,
+        own.longest_answer,
+    )
 
 
 def _stem(name: str) -> str:

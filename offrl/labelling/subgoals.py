@@ -1,7 +1,9 @@
-"""A bonus for reaching what a language model proposes to reach ("Words as Beacons", Ruiz-Gonzalez et al., arXiv 2410.08632).
+"""A bonus for reaching what a language model proposes to reach ("Words as Beacons", Ruiz-Gonzalez et al., arXiv
+2410.08632).
 
-There a model lists subgoals for the start of an episode, and reaching the next one of them earns alpha (here `bonus`) besides the
-environment's reward. The data are fixed, so that the bonus goes to the steps of each episode that reached one.
+There a model lists subgoals for the start of an episode, and reaching the next one of them earns alpha (here `bonus`)
+besides the environment's reward. The data are fixed, so that the bonus goes to the steps of each episode that reached
+one.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ The state at the start:
 {state}
 
 Which intermediate subgoals should be reached, in which order, so that the task is done? Name at most {most}, the last being its end.
-{form}"""
+{form}"""  # noqa: E501
 NUMBERS = "Answer with one JSON list of numbers [{names}] for each subgoal, one a line, and nothing else."
 WORDS = "Answer with a JSON list of texts, and nothing else."
 CHOICES = "Choose among: {choices}. Answer with a JSON list of these texts, and nothing else."
@@ -37,8 +39,9 @@ CHOICES = "Choose among: {choices}. Answer with a JSON list of these texts, and 
 def first_reached(reached: np.ndarray, ordered: bool) -> np.ndarray:
     """The number of subgoals that are reached for the first time at each step: int64 [T].
 
-    reached: bool [N, T + 1], whether subgoal n is reached in state t; column 0 is the start, where reaching is no achievement. ordered:
-    subgoal n counts only from the step at which n - 1 was reached on (that step included: one step may reach several).
+    reached: bool [N, T + 1], whether subgoal n is reached in state t; column 0 is the start, where reaching is no
+    achievement. ordered: subgoal n counts only from the step at which n - 1 was reached on (that step included: one
+    step may reach several).
     """
     steps = np.zeros(reached.shape[1] - 1, np.int64)
     since = 0
@@ -85,12 +88,14 @@ def label_subgoals(
     quiet: bool = False,
     limit: int | None = None,
 ) -> tuple[np.ndarray, Counts]:
-    """(rewards float32 [R], counts): `bonus` at the steps that reach one of the proposed subgoals for the first time in their episode.
+    """(rewards float32 [R], counts): `bonus` at the steps that reach one of the proposed subgoals for the first time in
+    their episode.
 
-    The model is asked once for each start of an episode that reads differently. A subgoal is a point, reached within Euclidean distance
-    `radius` of it: in the entries `entries` of the observation, or in the column achieved_goals. With `reached`, a function of an
-    episode's columns and a subgoal in words, it is words (of `choices`, where there are any): it returns [T] flags, whether the
-    subgoal is reached after each step. add: to the recorded rewards. missing: as for `label_by_score`. Raises UserError.
+    The model is asked once for each start of an episode that reads differently. A subgoal is a point, reached within
+    Euclidean distance `radius` of it: in the entries `entries` of the observation, or in the column achieved_goals.
+    With `reached`, a function of an episode's columns and a subgoal in words, it is words (of `choices`, where there
+    are any): it returns [T] flags, whether the subgoal is reached after each step. add: to the recorded rewards.
+    missing: as for `label_by_score`. Raises UserError.
     """
     check_labelable(dataset)
     render = render or Renderer(dataset.spec)
@@ -98,7 +103,8 @@ def label_subgoals(
     if reached is None:
         if not entries and "achieved_goals" not in dataset.columns:
             raise UserError(
-                f"{spec.name} has no column achieved_goals: say which numbers of the observation a subgoal fixes with entries=[0,1], or "
+                f"{spec.name} has no column achieved_goals: say which numbers of the observation a subgoal fixes with "
+                "entries=[0,1], or "
                 "what reaches it with reached=file.py:function"
             )
         if any(not 0 <= i < width for i in entries):
@@ -110,7 +116,11 @@ def label_subgoals(
     bounds = list(zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True))
     prompts = []
     for start, _ in bounds:
-        first = render(episode_columns(dataset, start, start + 1)) if render.function else render.state(_observation(dataset, start))
+        first = (
+            render(episode_columns(dataset, start, start + 1))
+            if render.function
+            else render.state(_observation(dataset, start))
+        )
         prompts.append(PROMPT.format(task=task, state=first, most=most, form=form))
     replies, counts = ask(labeller, prompts, answers, title="asking for subgoals", quiet=quiet, limit=limit)
     rewards = dataset.columns["rewards"].numpy().copy() if add else np.zeros(len(dataset), np.float32)
@@ -143,6 +153,8 @@ def _flags(dataset: Dataset, start: int, end: int, reached: Reached, subgoals: l
     for subgoal in subgoals:
         flags = np.asarray(guarded(where, reached, episode_columns(dataset, start, end), subgoal))
         if flags.shape not in ((end - start,), (end - start, 1)) or flags.dtype.kind not in "biu":
-            raise UserError(f"{where}: it gave {flags.dtype} values of shape {list(flags.shape)}; {end - start} flags are due")
+            raise UserError(
+                f"{where}: it gave {flags.dtype} values of shape {list(flags.shape)}; {end - start} flags are due"
+            )
         rows.append(np.concatenate([[False], flags.reshape(-1).astype(bool)]))
     return np.array(rows)

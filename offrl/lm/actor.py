@@ -25,7 +25,9 @@ PROMPTS = 256  # that are written to at once
 
 
 class TextActor(Actor):
-    """Policy that continues dialogues. A carry lists each episode's dialogue: a tuple of texts, observation, action, observation, ..."""
+    """Policy that continues dialogues. A carry lists each episode's dialogue: a tuple of texts, observation, action,
+    observation, ...
+    """
 
     algorithm: TextAlgorithm
 
@@ -33,10 +35,11 @@ class TextActor(Actor):
         return [()] * episodes
 
     def act(self, carry: Carry, observations: Any, key: Tensor, *, explore: bool) -> tuple[Any, Carry]:
-        """Actions (a list of E texts) for observations (E texts; None: an episode that is over, whose action is empty), and the next carry.
+        """Actions (a list of E texts) for observations (E texts; None: an episode that is over, whose action is empty),
+        and the next carry.
 
-        Drawn or the likeliest, by the setting `decoding`; with `explore` always drawn. An observation may bring `legal_actions`.
-        """
+        Drawn or the likeliest, by the setting `decoding`; with `explore` always drawn. An observation may bring
+        `legal_actions`."""
         indices = [e for e, text in enumerate(observations) if text is not None]
         histories = {e: (*carry[e], str(observations[e])) for e in indices}
         replies: dict[int, str] = {}
@@ -48,8 +51,12 @@ class TextActor(Actor):
         actions = [replies.get(e, "") for e in range(len(observations))]
         return actions, [(*histories[e], actions[e]) if e in histories else carry[e] for e in range(len(observations))]
 
-    def reply(self, histories: Sequence[Sequence[str]], legal: Sequence[Any], rows: Sequence[int], key: Tensor, explore: bool) -> list[str]:
-        """An action for each history; `rows` number them, so that a draw does not depend on the others written beside it."""
+    def reply(
+        self, histories: Sequence[Sequence[str]], legal: Sequence[Any], rows: Sequence[int], key: Tensor, explore: bool
+    ) -> list[str]:
+        """An action for each history; `rows` number them, so that a draw does not depend on the others written beside
+        it.
+        """
         c, tokenizer = self.algorithm.config, self.algorithm.tokenizer
         stochastic = explore or c.decoding == "sample"
         prompts = [self.algorithm.prompt(texts) for texts in histories]
@@ -77,20 +84,28 @@ class TextActor(Actor):
         )  # fmt: skip
 
     def rerank(self, prompts: Sequence[np.ndarray], legal: Sequence[Sequence[str]], noise: Tensor | None) -> list[str]:
-        """One of the legal actions for each prompt, drawn in proportion to how likely the policy is to write it, or the likeliest."""
+        """One of the legal actions for each prompt, drawn in proportion to how likely the policy is to write it, or the
+        likeliest.
+        """
         tokenizer, c = self.algorithm.tokenizer, self.algorithm.config
         choices = []
         for row, (prompt, actions) in enumerate(zip(prompts, legal, strict=True)):
             tokens = tokenizer.encode(actions)
             if c.append_end:
                 tokens = [np.append(ids, np.int32(tokenizer.end or 0)) for ids in tokens]
-            ids, lengths = decoding.right_padded([np.append(prompt, action) for action in tokens], tokenizer.pad, self.device)
+            ids, lengths = decoding.right_padded(
+                [np.append(prompt, action) for action in tokens], tokenizer.pad, self.device
+            )
             log_probs = self.scores(ids[:, :-1])[..., : tokenizer.size].log_softmax(-1)
             token_log_probs = log_probs.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
             position = torch.arange(token_log_probs.shape[1], device=self.device)
             mask = (position >= len(prompt) - 1) & (position < lengths.unsqueeze(-1) - 1)
             total = (token_log_probs * mask).sum(-1).unsqueeze(0)
-            choices.append(actions[int(decoding.choose(total, None if noise is None else noise[row : row + 1], c.sampling_temperature))])
+            choices.append(
+                actions[
+                    int(decoding.choose(total, None if noise is None else noise[row : row + 1], c.sampling_temperature))
+                ]
+            )
         return choices
 
     def reader(self) -> decoding.Read:

@@ -1,7 +1,7 @@
 """The base of algorithms whose policy is a language model that writes its actions.
 
-The loop, the sampler and evaluation are those of all algorithms. Observations are texts, actions are texts; the columns of a batch are
-those of `offrl.lm.sampler`. Shapes in comments: B batch, T tokens.
+The loop, the sampler and evaluation are those of all algorithms. Observations are texts, actions are texts; the columns
+of a batch are those of `offrl.lm.sampler`. Shapes in comments: B batch, T tokens.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ if TYPE_CHECKING:
 
 
 class TextAlgorithm(Algorithm):
-    """A policy is the module "policy", a language model, unless an algorithm says otherwise; where its settings want a reference policy,
-    its language models begin with that one's weights."""
+    """A policy is the module "policy", a language model, unless an algorithm says otherwise; where its settings want a
+    reference policy, its language models begin with that one's weights."""
 
-    traits = Traits(actions=("text",), vectorized=False, cuda_graph=False, acts_on_device=True, policy_modules=("policy",))
+    traits = Traits(
+        actions=("text",), vectorized=False, cuda_graph=False, acts_on_device=True, policy_modules=("policy",)
+    )
     cut_contexts: int = 0  # histories that were too long when acting, of this copy
 
     @classmethod
@@ -53,9 +55,14 @@ class TextAlgorithm(Algorithm):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """Find the language model and the tokenizer, how actions end and how long they may be. Raises UserError where they do not fit."""
+        """Find the language model and the tokenizer, how actions end and how long they may be. Raises UserError where
+        they do not fit.
+        """
         if not dataset.spec.text:
-            raise UserError(f"{config.name} writes texts, and {dataset.spec.name} holds numbers; use iql, td3_bc or another algorithm")
+            raise UserError(
+                f"{config.name} writes texts, and {dataset.spec.name} holds numbers; use iql, td3_bc or another "
+                "algorithm"
+            )
         return configured.fitted(reference_policy.with_reference_settings(config), dataset)
 
     @property
@@ -78,23 +85,29 @@ class TextAlgorithm(Algorithm):
         if reference is None:
             return state
         new_starts = self.config.begins_anew
-        params = {n: p if n in new_starts else reference_policy.with_reference_weights(p, reference) for n, p in state.params.items()}
-        return state._replace(params=params, target={n: {k: v.clone() for k, v in params[n].items()} for n in self.traits.targets})
+        params = {
+            n: p if n in new_starts else reference_policy.with_reference_weights(p, reference)
+            for n, p in state.params.items()
+        }
+        return state._replace(
+            params=params, target={n: {k: v.clone() for k, v in params[n].items()} for n in self.traits.targets}
+        )
 
     def apply(self, name: str, params: Params, *x: Any) -> Any:
         """The method x[0] of module `name`, with the given parameters."""
         return call(self.networks[name], params, *x)
 
     def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
-        """One optimiser step on module `name`. The first of x is a batch, which is taken in `accumulate` parts: losses and metrics are sums
-        over what a part holds, divided by what the whole batch holds (`share`), so they add up."""
+        """One optimiser step on module `name`. The first of x is a batch, which is taken in `accumulate` parts: losses
+        and metrics are sums over what a part holds, divided by what the whole batch holds (`share`), so they add up."""
         batch, arguments = x[0], x[1:]
         leaves = {k: v.detach().requires_grad_() for k, v in state.params[name].items()}
         module = _LossGradient(placed(self.networks[name], leaves))
         grads: list[Tensor] | None = None
         metrics: Metrics = {}
         for part in split_batch(batch, self.config.accumulate):
-            # the gradient is taken while the parameters are in place, for checkpointed activations are computed again on the way back
+            # the gradient is taken while the parameters are in place, for checkpointed activations are computed again
+            # on the way back
             part_grads, values = functional_call(
                 module, {f"module.{k}": v for k, v in leaves.items()}, (leaves, loss_fn, state, (part, *arguments))
             )
@@ -107,7 +120,9 @@ class TextAlgorithm(Algorithm):
         return state._replace(params={**state.params, name: params}, opt={**state.opt, name: opt}), metrics
 
     def log_probs(self, policy: Params, batch: Batch) -> Tensor:
-        """[B, L - 1]: log pi of each action token where it is predicted, 0 elsewhere. The sum over a row is that of its action."""
+        """[B, L - 1]: log pi of each action token where it is predicted, 0 elsewhere. The sum over a row is that of its
+        action.
+        """
         hidden = self.apply("policy", policy, "hidden", batch[IDS])
         return token_log_probs(partial(self.apply, "policy", policy, "logits"), hidden, batch)
 
@@ -125,13 +140,17 @@ class TextAlgorithm(Algorithm):
         tokens = tokenizer.encode(recent)
         if c.append_end:
             tokens = [
-                np.append(ids, np.int32(cast(int, tokenizer.end))) if (len(recent) - i) % 2 == 0 else ids for i, ids in enumerate(tokens)
+                np.append(ids, np.int32(cast(int, tokenizer.end))) if (len(recent) - i) % 2 == 0 else ids
+                for i, ids in enumerate(tokens)
             ]
         ids = np.concatenate([np.zeros(0, np.int32), *tokens])
         limit = c.length - 1
         if len(ids) > limit:
             if not self.cut_contexts:
-                warn(f"a history of {len(ids):,} tokens is cut at its beginning to algo.length={c.length} (further ones are, too)")
+                warn(
+                    f"a history of {len(ids):,} tokens is cut at its beginning to algo.length={c.length} (further ones "
+                    "are, too)"
+                )
             self.cut_contexts += 1
             ids = ids[-limit:]
         return np.append(np.int32(tokenizer.start), ids)
@@ -161,7 +180,9 @@ class _LossGradient(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, leaves: Params, loss_fn: LossFn, state: TrainState, x: tuple[Any, ...]) -> tuple[list[Tensor], Metrics]:
+    def forward(
+        self, leaves: Params, loss_fn: LossFn, state: TrainState, x: tuple[Any, ...]
+    ) -> tuple[list[Tensor], Metrics]:
         with torch.enable_grad():
             loss, metrics = loss_fn(leaves, state, *x)
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True, allow_unused=True)

@@ -1,7 +1,7 @@
 """The reference policy of algorithms of texts: a run of `lm_bc`, named or trained first.
 
-An algorithm's language models begin with its weights; some are guided by values beside it (`offrl.lm.value_guided`) or stay close to it.
-"""
+An algorithm's language models begin with its weights; some are guided by values beside it (`offrl.lm.value_guided`) or
+stay close to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from offrl.settings.field import setting
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
 
-# settings of both policies; with other adapters an algorithm's language models could not begin with the reference's weights
+# settings of both policies; with other adapters an algorithm's language models could not begin with the reference's
+# weights
 SAME = (
     "lm", "lm_id", "tokenizer", "vocabulary", "width", "layers", "heads", "history", "append_end",
     "tune", "rank", "lora_alpha", "lora_layers",
@@ -40,8 +41,12 @@ class ReferenceSettings(TextSettings):
     policy: str = setting("", "a trained run of lm_bc to build on; empty: one is trained first", place=True)
     policy_id: str = setting("", "which one that is", filled=True)
     policy_settings: dict[str, Any] = setting({}, "its settings", filled=True)
-    policy_steps: int | None = setting(None, "updates of the lm_bc that is trained first; null: as many as this run has", low=1, place=True)
-    observation_weight: float = setting(0.0, "of the lm_bc that is trained first: weight of the loss on tokens of observations", low=0.0)
+    policy_steps: int | None = setting(
+        None, "updates of the lm_bc that is trained first; null: as many as this run has", low=1, place=True
+    )
+    observation_weight: float = setting(
+        0.0, "of the lm_bc that is trained first: weight of the loss on tokens of observations", low=0.0
+    )
 
     @property
     def wants_reference(self) -> bool:
@@ -54,12 +59,20 @@ def requirement(config: TrainConfig) -> dict[str, Requirement]:
     if not c.wants_reference:
         if getattr(c, "policy", ""):
             cause = next(f"algo.{n}={getattr(c, n)}" for n in ("start", "trunk") if hasattr(c, n))
-            raise UserError(f"algo.policy={c.policy} is not looked at with {cause}: leave it out, or take the cloned policy there")
+            raise UserError(
+                f"algo.policy={c.policy} is not looked at with {cause}: leave it out, or take the cloned policy there"
+            )
         return {}
     kind = registry.get("algo", "lm_bc")
-    settings = {f.name: getattr(c, f.name) for f in dataclasses.fields(kind.Config) if f.name != "name" and hasattr(c, f.name)}
+    settings = {
+        f.name: getattr(c, f.name) for f in dataclasses.fields(kind.Config) if f.name != "name" and hasattr(c, f.name)
+    }
     steps = c.policy_steps or config.steps
-    return {"policy": Requirement("lm_bc", settings, steps=steps, label="policy-lm_bc", take=lambda run: run.state.params["policy"])}
+    return {
+        "policy": Requirement(
+            "lm_bc", settings, steps=steps, label="policy-lm_bc", take=lambda run: run.state.params["policy"]
+        )
+    }
 
 
 def with_reference_model(config: TrainConfig, pretrained: Mapping[str, Any]) -> TrainConfig:
@@ -75,7 +88,11 @@ def with_reference_settings(config: Any) -> Any:
     reference = getattr(config, "policy_settings", {})
     shared = {name: reference[name] for name in SAME if name in reference}
     # the reference policy looks back no further
-    limits = {n: min(getattr(config, n) or reference[n], reference[n]) for n in ("length", "action_tokens") if reference.get(n)}
+    limits = {
+        n: min(getattr(config, n) or reference[n], reference[n])
+        for n in ("length", "action_tokens")
+        if reference.get(n)
+    }
     return dataclasses.replace(config, **shared, **limits)
 
 
@@ -93,7 +110,9 @@ def frozen_reference(config: Any, pretrained: Mapping[str, Any]) -> LM | None:
 
 
 def with_reference_weights(params: Params, reference: Params) -> Params:
-    """Parameters of a module that is a language model, or has one as `lm`, with the reference policy's weights in place."""
+    """Parameters of a module that is a language model, or has one as `lm`, with the reference policy's weights in
+    place.
+    """
     result = {}
     for name, value in params.items():
         weight = reference.get(name.removeprefix("lm."))

@@ -1,4 +1,6 @@
-"""A ring of turns of fixed shape, for `TrainState.buffers`: the newest turns of a policy's episodes in an environment."""
+"""A ring of turns of fixed shape, for `TrainState.buffers`: the newest turns of a policy's episodes in an
+environment.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,34 @@ def empty(capacity: int, width: int) -> Tree:
     count, tokens = torch.zeros(capacity, dtype=torch.int32), torch.zeros(capacity, width, dtype=torch.int32)
     flag, reward = torch.zeros(capacity, dtype=torch.bool), torch.zeros(capacity)
     return {
-        IDS: tokens, FIRST: count, END: count.clone(), NEXT + IDS: tokens.clone(), NEXT + END: count.clone(), REWARD: reward, DONE: flag,
-        KNOWN: flag.clone(), "at": number, "count": number.clone(),
-    }  # fmt: skip
+        IDS: tokens,
+        FIRST: count,
+        END: count.clone(),
+        NEXT + IDS: tokens.clone(),
+        NEXT + END: count.clone(),
+        REWARD: reward,
+        DONE: flag,
+        KNOWN: flag.clone(),
+        "at": number,
+        "count": number.clone(),
+    }
 
 
 def push(ring: Tree, batch: Batch) -> Tree:
-    """The ring with a batch of turns added, over the oldest ones where it is full. Turns beyond its capacity are left out."""
+    """The ring with a batch of turns added, over the oldest ones where it is full. Turns beyond its capacity are left
+    out.
+    """
     capacity, width = ring[IDS].shape
     rows = {
-        IDS: pad(batch[IDS], width), FIRST: first_of(batch), END: batch[VALID].sum(-1), NEXT + IDS: pad(batch[NEXT + IDS], width),
-        NEXT + END: batch[NEXT + VALID].sum(-1), REWARD: batch[REWARD], DONE: batch[DONE], KNOWN: batch[KNOWN],
-    }  # fmt: skip
+        IDS: pad(batch[IDS], width),
+        FIRST: first_of(batch),
+        END: batch[VALID].sum(-1),
+        NEXT + IDS: pad(batch[NEXT + IDS], width),
+        NEXT + END: batch[NEXT + VALID].sum(-1),
+        REWARD: batch[REWARD],
+        DONE: batch[DONE],
+        KNOWN: batch[KNOWN],
+    }
     rows = {name: column[-capacity:] for name, column in rows.items()}
     count = len(rows[END])
     slots = (ring["at"] + torch.arange(count, device=ring["at"].device)) % capacity
@@ -85,16 +103,22 @@ def pad(column: Tensor, width: int) -> Tensor:
 
 
 def of_episodes(
-    algorithm: TextAlgorithm, episodes: Sequence[Mapping[str, Any]], width: int, device: torch.device, discount: float = 1.0
+    algorithm: TextAlgorithm,
+    episodes: Sequence[Mapping[str, Any]],
+    width: int,
+    device: torch.device,
+    discount: float = 1.0,
 ) -> Batch:
-    """The turns of episodes in the canonical form as a batch with the columns of `UtteranceSampler` but row; rewards in the units that the
-    algorithm is trained in. Actions without a token are left out."""
+    """The turns of episodes in the canonical form as a batch with the columns of `UtteranceSampler` but row; rewards in
+    the units that the algorithm is trained in. Actions without a token are left out."""
     c, tokenizer, spec = algorithm.config, algorithm.tokenizer, algorithm.spec
     states, actions, next_states, rewards, returns, dones = [], [], [], [], [], []
     for episode in episodes:
         texts: list[str] = []
         episode_rewards = [turn["reward"] * spec.reward_scale + spec.reward_shift for turn in episode["turns"]]
-        returns_from = list(itertools.accumulate(reversed(episode_rewards), lambda total, reward: reward + discount * total))[::-1]
+        returns_from = list(
+            itertools.accumulate(reversed(episode_rewards), lambda total, reward: reward + discount * total)
+        )[::-1]
         for number, turn in enumerate(episode["turns"]):
             texts.append(turn["obs"])
             action = tokenizer.encode([turn["action"]])[0]
@@ -116,12 +140,18 @@ def of_episodes(
     ids, next_ids = np.zeros((len(sequences), width), np.int64), np.zeros((len(sequences), width), np.int64)
     for row, (tokens, next_tokens) in enumerate(zip(sequences, next_states, strict=True)):
         ids[row, : len(tokens)], next_ids[row, : len(next_tokens)] = tokens, next_tokens
-    first, end, next_end = (torch.tensor([len(x) for x in rows], device=device).unsqueeze(-1) for rows in (states, sequences, next_states))
+    first, end, next_end = (
+        torch.tensor([len(x) for x in rows], device=device).unsqueeze(-1) for rows in (states, sequences, next_states)
+    )
     position = torch.arange(width, device=device)
     return {
-        IDS: torch.from_numpy(ids).to(device), VALID: position < end, ACTION: (position >= first) & (position < end),
-        NEXT + IDS: torch.from_numpy(next_ids).to(device), NEXT + VALID: position < next_end,
-        REWARD: torch.tensor(rewards, dtype=torch.float32, device=device), DONE: torch.tensor(dones, dtype=torch.bool, device=device),
+        IDS: torch.from_numpy(ids).to(device),
+        VALID: position < end,
+        ACTION: (position >= first) & (position < end),
+        NEXT + IDS: torch.from_numpy(next_ids).to(device),
+        NEXT + VALID: position < next_end,
+        REWARD: torch.tensor(rewards, dtype=torch.float32, device=device),
+        DONE: torch.tensor(dones, dtype=torch.bool, device=device),
         KNOWN: torch.ones(len(sequences), dtype=torch.bool, device=device),
         RETURN: torch.tensor(returns, dtype=torch.float32, device=device),
-    }  # fmt: skip
+    }

@@ -82,19 +82,23 @@ def rollouts(
     starts: Sequence[Mapping[str, Any]] = (),
     max_steps: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Play `episodes` episodes, up to `parallel` of them at once; they come back in the canonical form and in their order.
+    """Play `episodes` episodes, up to `parallel` of them at once; they come back in the canonical form and in their
+    order.
 
-    env_factory: makes a text environment. policy(histories, legal_actions): for each running episode its texts so far (observation, action,
-    observation, ..., the last one an observation) and info["legal_actions"] (None where the environment gives none) to its next action.
-    starts: options of `reset`, which the episodes take in turn (`Task.starts`). max_steps: turns after which an episode is cut off.
+    env_factory: makes a text environment. policy(histories, legal_actions): for each running episode its texts so far
+    (observation, action, observation, ..., the last one an observation) and info["legal_actions"] (None where the
+    environment gives none) to its next action. starts: options of `reset`, which the episodes take in turn
+    (`Task.starts`). max_steps: turns after which an episode is cut off.
 
-    Episode e is reset with a seed made from (seed, e), so which others run beside it makes no difference to it, only to the policy. `meta`
-    has that seed, the success where the environment reports it, and the number of actions that it reported as misunderstood
-    (info["understood"]).
+    Episode e is reset with a seed made from (seed, e), so which others run beside it makes no difference to it, only to
+    the policy. `meta` has that seed, the success where the environment reports it, and the number of actions that it
+    reported as misunderstood (info["understood"]).
     Raises UserError for a policy that does not answer with a text each.
     """
     if episodes < 1 or parallel < 1 or (max_steps is not None and max_steps < 1):
-        raise UserError(f"rollouts: episodes={episodes}, parallel={parallel}, max_steps={max_steps}: each must be 1 at least")
+        raise UserError(
+            f"rollouts: episodes={episodes}, parallel={parallel}, max_steps={max_steps}: each must be 1 at least"
+        )
     results: dict[int, dict[str, Any]] = {}
     games: list[_Game] = []
     pool: list[_Game] = []
@@ -129,16 +133,27 @@ def rollouts(
 def _check(actions: Sequence[str], count: int) -> None:
     if isinstance(actions, str) or len(actions) != count:
         answer = "one text" if isinstance(actions, str) else f"{len(actions)} actions"
-        raise UserError(f"rollouts: the policy gave {answer} for {count} running episodes; it must give a list with one text for each")
+        raise UserError(
+            f"rollouts: the policy gave {answer} for {count} running episodes; it must give a list with one text for "
+            "each"
+        )
     for number, action in enumerate(actions):
         if not isinstance(action, str):
             raise UserError(f"rollouts: action {number} of the policy is of type {type(action).__name__}, not a text")
 
 
 def play_episodes(
-    algorithm: TextAlgorithm, state: TrainState, task: Task, episodes: int, key: Tensor, parallel: int = 32, max_steps: int | None = None
+    algorithm: TextAlgorithm,
+    state: TrainState,
+    task: Task,
+    episodes: int,
+    key: Tensor,
+    parallel: int = 32,
+    max_steps: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Episodes of a task, as `rollouts` gives them, in which the actions are drawn from an algorithm's policy. The key decides them."""
+    """Episodes of a task, as `rollouts` gives them, in which the actions are drawn from an algorithm's policy. The key
+    decides them.
+    """
     calls = itertools.count()
     seed_key, action_key = rng.split(key)
     actor = TextActor(algorithm, state)
@@ -153,7 +168,9 @@ def play_episodes(
 
 
 def episode_means(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means over episodes in the canonical form, by metric: of the return, the turns, the share of misunderstood ones, and success."""
+    """Means over episodes in the canonical form, by metric: of the return, the turns, the share of misunderstood ones,
+    and success.
+    """
     turns = [len(e["turns"]) for e in episodes]
     columns = {
         "return": [sum(t["reward"] for t in e["turns"]) for e in episodes],

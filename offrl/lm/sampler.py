@@ -1,7 +1,8 @@
-"""Sequences of tokens: the sampler that draws slices of a dataset's token streams, and the quantities that losses read off a batch of them.
+"""Sequences of tokens: the sampler that draws slices of a dataset's token streams, and the quantities that losses read
+off a batch of them.
 
-Shapes in comments: K tokens in all, R turns, E episodes, B batch, L length of a sequence, M action tokens, D width, V vocabulary.
-"""
+Shapes in comments: K tokens in all, R turns, E episodes, B batch, L length of a sequence, M action tokens, D width, V
+vocabulary."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from offrl.lm.tokens import Stream, stream
 
 IDS, VALID, ACTION, OBSERVED, LAST = "ids", "valid", "action", "observed", "last"
 REWARD, DONE, KNOWN, SUCCESSOR, RETURN = "reward", "done", "known", "successor", "return"
-COUNT = "count"  # action tokens of the whole batch for each of its sequences, [B]: a process that has a share of the batch needs it
+# action tokens of the whole batch for each of its sequences, [B]: a process that has a share of the batch needs it
+COUNT = "count"
 NEXT = "next_"  # before the names of what belongs to the window at the next state
 SHARE = "share"  # 1 over the number of action tokens of the whole batch, [B]
 Logits = Callable[[Tensor], Tensor]  # states [..., D] -> logits [..., V] of the next token
@@ -31,7 +33,9 @@ Logits = Callable[[Tensor], Tensor]  # states [..., D] -> logits [..., V] of the
 
 @dataclass(frozen=True)
 class Sequences:
-    """The source of TextSampler: flat columns [K], and for each item the slice that is shown and where its trained actions begin."""
+    """The source of TextSampler: flat columns [K], and for each item the slice that is shown and where its trained
+    actions begin.
+    """
 
     flat: dict[str, Tensor]
     begin: Tensor  # [I] int64
@@ -50,15 +54,17 @@ class Sequences:
 class TextSampler:
     """Sequences of tokens; pure, like all samplers.
 
-    history None: items are whole episodes, all of whose actions are learnt from; what is longer than `length` is cut into several that
-    overlap by half. history n: an item is one turn: the last n texts before its action, and the action; the same window one turn later is
-    the next state. Items are drawn uniformly, or in proportion to the weight of their episode.
+    history None: items are whole episodes, all of whose actions are learnt from; what is longer than `length` is cut
+    into several that overlap by half. history n: an item is one turn: the last n texts before its action, and the
+    action; the same window one turn later is the next state. Items are drawn uniformly, or in proportion to the weight
+    of their episode.
 
-    Columns [B, L + 1], where position 0 is the start token: ids int64; valid, action (tokens of actions to learn from), observed (tokens of
-    observations among these) and last (the last token of an action) bool; at that last token reward float32, done bool, and known bool
-    (whether its target can be made; True elsewhere); successor int64, the position whose state comes after this token; return float32,
-    the sum of the rewards from here on, discounted by `discount` for each token of an action. With a history also next_ids and next_valid
-    [B, L' + 1], whose last valid position is the state after the item's action.
+    Columns [B, L + 1], where position 0 is the start token: ids int64; valid, action (tokens of actions to learn from),
+    observed (tokens of observations among these) and last (the last token of an action) bool; at that last token reward
+    float32, done bool, and known bool (whether its target can be made; True elsewhere); successor int64, the position
+    whose state comes after this token; return float32, the sum of the rewards from here on, discounted by `discount`
+    for each token of an action. With a history also next_ids and next_valid [B, L' + 1], whose last valid position is
+    the state after the item's action.
     """
 
     tokenizer: Tokenizer
@@ -73,11 +79,14 @@ class TextSampler:
         s = stream(dataset, self.tokenizer, self.append_end)
         if not s.is_action.any():
             raise UserError(
-                f"{dataset.spec.name}: no action has a token: they are empty texts, or the tokenizer knows none of what they say"
+                f"{dataset.spec.name}: no action has a token: they are empty texts, or the tokenizer knows none of "
+                "what they say"
             )
         flat = _columns(s, dataset, self.discount)
         items = (
-            _windows(s, dataset, self.history, self.length, self.with_observation) if self.history else _episodes(s, dataset, self.length)
+            _windows(s, dataset, self.history, self.length, self.with_observation)
+            if self.history
+            else _episodes(s, dataset, self.length)
         )
         device = dataset.device
 
@@ -101,7 +110,9 @@ class TextSampler:
 
     def __call__(self, source: Sequences, key: Tensor, batch_size: int) -> Batch:
         weighted = source.weighted
-        item = rng.randint(key, (batch_size,), len(source.begin)) if weighted is None else weighted.draw(key, batch_size)
+        item = (
+            rng.randint(key, (batch_size,), len(source.begin)) if weighted is None else weighted.draw(key, batch_size)
+        )
         return take(source, item)
 
 
@@ -130,7 +141,9 @@ def take(source: Sequences, item: Tensor) -> Batch:
         return batch
     next_begin, next_end = source.next_begin[item].unsqueeze(-1), source.next_end[item].unsqueeze(-1)
     index = next_begin + torch.arange(-1, source.next_length, device=item.device)
-    rows = torch.minimum(torch.maximum(index, next_begin), source.flat[IDS].new_tensor(len(source.flat[IDS]) - 1, dtype=torch.int64))
+    rows = torch.minimum(
+        torch.maximum(index, next_begin), source.flat[IDS].new_tensor(len(source.flat[IDS]) - 1, dtype=torch.int64)
+    )
     ids = torch.where(index < next_end, source.flat[IDS][rows].long(), 0)
     batch[NEXT + IDS], batch[NEXT + VALID] = torch.where(index < next_begin, source.start, ids), index < next_end
     return batch
@@ -143,11 +156,17 @@ def _columns(s: Stream, dataset: Dataset, discount: float) -> dict[str, np.ndarr
     count = len(s.ids)
     nonempty = s.action_end > s.action_begin  # an empty action has no token to carry its reward
     last_token = s.action_end[nonempty] - 1
-    reward, done, known_target, ends = np.zeros(count, np.float32), np.zeros(count, bool), np.ones(count, bool), np.zeros(count, bool)
+    reward, done, known_target, ends = (
+        np.zeros(count, np.float32),
+        np.zeros(count, bool),
+        np.ones(count, bool),
+        np.zeros(count, bool),
+    )
     reward[last_token], ends[last_token] = rewards[nonempty], True
     done[last_token] = terminal[nonempty]
     known_target[last_token] = (terminal | known)[nonempty]
-    # the state after an action's token is the one before the next token that a policy chooses: after the observation that follows
+    # the state after an action's token is the one before the next token that a policy chooses: after the observation
+    # that follows
     index = np.arange(count)
     successor = index.copy()
     last_of_episode = np.zeros(len(s.action_end), bool)
@@ -157,20 +176,30 @@ def _columns(s: Stream, dataset: Dataset, discount: float) -> dict[str, np.ndarr
     state_end[last_of_episode] = s.final_end - 1
     successor[last_token] = state_end[nonempty]
     return {
-        IDS: np.asarray(s.ids), ACTION: np.asarray(s.is_action), LAST: ends, REWARD: reward, DONE: done, KNOWN: known_target,
-        SUCCESSOR: successor, RETURN: returns(s, dataset, reward, discount),
-    }  # fmt: skip
+        IDS: np.asarray(s.ids),
+        ACTION: np.asarray(s.is_action),
+        LAST: ends,
+        REWARD: reward,
+        DONE: done,
+        KNOWN: known_target,
+        SUCCESSOR: successor,
+        RETURN: returns(s, dataset, reward, discount),
+    }
 
 
 def returns(s: Stream, dataset: Dataset, reward: np.ndarray, discount: float) -> np.ndarray:
-    """[K] float32: at each action token the sum of the rewards from it to the episode's end, discounted by each action token in between."""
+    """[K] float32: at each action token the sum of the rewards from it to the episode's end, discounted by each action
+    token in between.
+    """
     positions = np.flatnonzero(s.is_action)
     owner = np.searchsorted(dataset.episode_end.cpu().numpy(), np.asarray(s.turn)[positions], side="right")
     number = np.arange(dataset.num_episodes)
     start, end = np.searchsorted(owner, number, side="left"), np.searchsorted(owner, number, side="right")
     nonempty = end > start
     result = np.zeros(len(s.ids), np.float32)
-    result[positions] = returns_to_go(reward[positions], np.zeros(len(positions)), start[nonempty], end[nonempty], discount)
+    result[positions] = returns_to_go(
+        reward[positions], np.zeros(len(positions)), start[nonempty], end[nonempty], discount
+    )
     return result
 
 
@@ -206,7 +235,9 @@ def _episodes(s: Stream, dataset: Dataset, length: int) -> Items:
             begin = max(begin, int(ends[turn] if fits_whole else s.action_end[first + turn]) - length)
             train = max(train, begin)
             fit = int(np.searchsorted(ends, begin + length, side="right")) - 1
-            split = int(ends[fit]) if fit >= turn else min(begin + length, end)  # longer than the sequence: cut where it must be
+            split = (
+                int(ends[fit]) if fit >= turn else min(begin + length, end)
+            )  # longer than the sequence: cut where it must be
             items.append((begin, train, split, e))
             cut += begin > int(s.obs_begin[first])
             train, begin = split, max(begin + 1, split - length // 2)
@@ -250,16 +281,23 @@ def _weighted(dataset: Dataset, owner: np.ndarray, device: torch.device) -> Epis
     if not len(indices):
         raise UserError(f"{dataset.spec.name}: no episode has a weight above 0: take another dataset.weighting")
     threshold, alias = alias_table((weights * count)[indices])
-    return Episodes(*(torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (threshold, alias, first[indices], count[indices])))
+    return Episodes(
+        *(
+            torch.from_numpy(np.ascontiguousarray(x)).to(device)
+            for x in (threshold, alias, first[indices], count[indices])
+        )
+    )
 
 
 # ---- what losses read off a batch
 
 
 def trim_padding(batch: Batch) -> Batch:
-    """A batch without the columns that are padding in all rows, and with `share`: 1 over its number of action tokens, [B].
+    """A batch without the columns that are padding in all rows, and with `share`: 1 over its number of action tokens,
+    [B].
 
-    Of a batch that processes share it is that of the whole batch times the number of processes, whose gradients are averaged.
+    Of a batch that processes share it is that of the whole batch times the number of processes, whose gradients are
+    averaged.
     """
     width = int(batch[VALID].sum(-1).max())
     columns = {k: (v[:, :width] if v.ndim > 1 and not k.startswith(NEXT) else v) for k, v in batch.items()}
@@ -287,14 +325,20 @@ def action_mask(batch: Batch) -> Tensor:
 
 
 def cross_entropy(logits: Logits, hidden: Tensor, batch: Batch, column: str = ACTION) -> Tensor:
-    """-log pi of the tokens of `column`, given states [B, L, D]: their sum over the number of the batch's action tokens."""
+    """-log pi of the tokens of `column`, given states [B, L, D]: their sum over the number of the batch's action
+    tokens.
+    """
     states, tokens = states_and_tokens(hidden, batch, column)
     return (F.cross_entropy(logits(states), tokens, reduction="none") * batch[SHARE][0]).sum()
 
 
 def token_log_probs(logits: Logits, hidden: Tensor, batch: Batch) -> Tensor:
-    """[B, L - 1]: log pi of each action token at the position before it, 0 elsewhere; a row's sum is that of its action."""
+    """[B, L - 1]: log pi of each action token at the position before it, 0 elsewhere; a row's sum is that of its
+    action.
+    """
     states, tokens = states_and_tokens(hidden, batch)
     log_probs = -F.cross_entropy(logits(states), tokens, reduction="none")
     mask = batch[ACTION][:, 1:]
-    return torch.zeros(mask.shape, dtype=log_probs.dtype, device=log_probs.device).index_put(mask.nonzero(as_tuple=True), log_probs)
+    return torch.zeros(mask.shape, dtype=log_probs.dtype, device=log_probs.device).index_put(
+        mask.nonzero(as_tuple=True), log_probs
+    )

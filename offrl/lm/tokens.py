@@ -1,7 +1,7 @@
 """A text dataset as tokens: flat arrays of whole episodes, kept on disk where making them took long.
 
-An episode is the stream obs_0, action_0, obs_1, ..., action_{T-1}, final obs (where it is known), each text encoded on its own.
-Shapes in comments: K tokens in all, R turns, E episodes.
+An episode is the stream obs_0, action_0, obs_1, ..., action_{T-1}, final obs (where it is known), each text encoded on
+its own. Shapes in comments: K tokens in all, R turns, E episodes.
 """
 
 from __future__ import annotations
@@ -32,21 +32,28 @@ class Stream:
 
     ids: np.ndarray  # [K] int32
     is_action: np.ndarray  # [K] bool: tokens of actions, which a policy chooses
-    turn: np.ndarray  # [K] int32: the turn (row of the data) that each token belongs to; a final observation to the last one
+    turn: (
+        np.ndarray
+    )  # [K] int32: the turn (row of the data) that each token belongs to; a final observation to the last one
     obs_begin: np.ndarray  # [R] int64
     action_begin: np.ndarray  # [R] int64
     action_end: np.ndarray  # [R] int64, exclusive
     final_begin: np.ndarray  # [E] int64: of the final observation
-    final_end: np.ndarray  # [E] int64, exclusive: the episode's end; equals final_begin where that observation is not known
+    final_end: (
+        np.ndarray
+    )  # [E] int64, exclusive: the episode's end; equals final_begin where that observation is not known
 
 
 def stream(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> Stream:
-    """The data's episodes as tokens, kept on disk if making them took long. append_end: actions get the tokenizer's end token.
+    """The data's episodes as tokens, kept on disk if making them took long. append_end: actions get the tokenizer's end
+    token.
 
     Raises UserError for other than text data.
     """
     if not dataset.spec.text:
-        raise UserError(f"{dataset.spec.name} is no text: language-model policies need a text dataset, such as text-maze")
+        raise UserError(
+            f"{dataset.spec.name} is no text: language-model policies need a text dataset, such as text-maze"
+        )
     folder = cache_dir() / "tokens" / _key(dataset, tokenizer, append_end)
     stored = _read(folder)
     if stored is not None:

@@ -1,4 +1,5 @@
-"""Critics of whole utterances (arXiv 2402.19446): a language model reads the state and the utterance, and heads give their values.
+"""Critics of whole utterances (arXiv 2402.19446): a language model reads the state and the utterance, and heads give
+their values.
 
 Shapes in comments: B batch, T tokens, D width, K outputs of a value head.
 """
@@ -33,11 +34,14 @@ class UtteranceCriticSettings(UtteranceSettings):
 
     critic: str = setting(
         "same",
-        "the language model that the critic reads texts with: one of its own like the actor's, or a small GPT-2 of random weights with the "
+        "the language model that the critic reads texts with: one of its own like the actor's, or a small GPT-2 of "
+        "random weights with the "
         "settings width, layers and heads and the same tokens",
         choices=("same", SCRATCH),
     )
-    critic_learning_rate: float | None = setting(None, "Adam's learning rate of the critic; null: by whether it is from scratch", low=0.0)
+    critic_learning_rate: float | None = setting(
+        None, "Adam's learning rate of the critic; null: by whether it is from scratch", low=0.0
+    )
     value_layers: int = setting(3, "layers of each value head", low=1)
 
     @property
@@ -56,15 +60,22 @@ def critic_lm(config: Any) -> LM:
 
 
 class UtteranceNetwork(nn.Module):
-    """A language model that reads states and actions, each on its own, and heads on its state at the last token of a text (the authors of
-    ArCHer use RoBERTa's first one). Methods are called by name, as `LM`'s."""
+    """A language model that reads states and actions, each on its own, and heads on its state at the last token of a
+    text (the authors of ArCHer use RoBERTa's first one). Methods are called by name, as `LM`'s."""
 
     def __init__(self, lm: LM, state_heads: Mapping[str, int], pair_heads: Mapping[str, int], layers: int) -> None:
-        """state_heads: heads on the state, name -> width of the output; pair_heads: those on state and action. They begin at 0."""
+        """state_heads: heads on the state, name -> width of the output; pair_heads: those on state and action. They
+        begin at 0.
+        """
         super().__init__()
         self.lm = lm
-        sizes = {**{n: (lm.width, out) for n, out in state_heads.items()}, **{n: (2 * lm.width, out) for n, out in pair_heads.items()}}
-        self.heads = nn.ModuleDict({n: value_mlp(width, [lm.width] * (layers - 1), out) for n, (width, out) in sizes.items()})
+        sizes = {
+            **{n: (lm.width, out) for n, out in state_heads.items()},
+            **{n: (2 * lm.width, out) for n, out in pair_heads.items()},
+        }
+        self.heads = nn.ModuleDict(
+            {n: value_mlp(width, [lm.width] * (layers - 1), out) for n, (width, out) in sizes.items()}
+        )
 
     def forward(self, method: str, *arguments: Any) -> Any:
         """The method of that name."""
@@ -87,7 +98,9 @@ class UtteranceCritic(Part):
         super().__init__(config, spec)
         self.head = head_of(config)
         out = self.head.out_dim
-        self.network = UtteranceNetwork(critic_lm(config), dict.fromkeys(VS, out), dict.fromkeys(QS, out), config.value_layers)
+        self.network = UtteranceNetwork(
+            critic_lm(config), dict.fromkeys(VS, out), dict.fromkeys(QS, out), config.value_layers
+        )
 
     def __call__(self, params: Params, *x: Any) -> Any:
         """The method x[0] of the network."""
@@ -99,7 +112,9 @@ class UtteranceCritic(Part):
         return self.q(params, batch, state), self.v(params, state)
 
     def q(self, params: Params, batch: Batch, state: Tensor | None = None) -> Tensor:
-        """Outputs of Q_i [2, B, K] for the batch's states and actions. state: the encoded states [B, D], where they are known already."""
+        """Outputs of Q_i [2, B, K] for the batch's states and actions. state: the encoded states [B, D], where they are
+        known already.
+        """
         if state is None:
             state = self(params, "encode", batch[IDS], first_of(batch))
         action = self(params, "encode", *action_of(batch))

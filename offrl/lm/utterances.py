@@ -1,4 +1,5 @@
-"""Utterances as actions: turns of the data as transitions, for algorithms for which an action is the whole text of a turn.
+"""Utterances as actions: turns of the data as transitions, for algorithms for which an action is the whole text of a
+turn.
 
 Shapes in comments: B batch, L tokens in a sequence, A tokens in an action, D width, I turns of the data.
 """
@@ -40,9 +41,9 @@ class UtteranceSource:
 
 @dataclass(frozen=True)
 class UtteranceSampler:
-    """Turns: ids int64, valid and action bool [B, L + 1], next_ids int64 and next_valid bool [B, L' + 1] as of `TextSampler` with a
-    history, and for each turn reward float32, done, known bool, return float32, discounted by `discount` for each turn, and its row of the
-    data int64 [B]."""
+    """Turns: ids int64, valid and action bool [B, L + 1], next_ids int64 and next_valid bool [B, L' + 1] as of
+    `TextSampler` with a history, and for each turn reward float32, done, known bool, return float32, discounted by
+    `discount` for each turn, and its row of the data int64 [B]."""
 
     inner: TextSampler
     discount: float
@@ -55,7 +56,9 @@ class UtteranceSampler:
         columns = dataset.columns
         rewards, terminal = columns["rewards"].cpu().numpy(), columns["terminations"].cpu().numpy()
         start, end = dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy()
-        returns = torch.from_numpy(returns_to_go(rewards, terminal, start, end, self.discount)).float().to(dataset.device)
+        returns = (
+            torch.from_numpy(returns_to_go(rewards, terminal, start, end, self.discount)).float().to(dataset.device)
+        )
         each = {
             REWARD: columns["rewards"].float(),
             DONE: columns["terminations"],
@@ -80,7 +83,9 @@ def turns(source: UtteranceSource, item: Tensor) -> Batch:
 
 
 def trim(batch: Batch) -> Batch:
-    """A batch of turns without the positions that are padding in all rows, with `each` and `share` (see `offrl.lm.sampler`)."""
+    """A batch of turns without the positions that are padding in all rows, with `each` and `share` (see
+    `offrl.lm.sampler`).
+    """
     width, next_width = (int(batch[name].sum(-1).max()) for name in (VALID, NEXT + VALID))
     columns = {**batch, **{name: batch[name][:, :width] for name in (IDS, VALID, ACTION)}}
     columns |= {NEXT + name: batch[NEXT + name][:, :next_width] for name in (IDS, VALID)}
@@ -95,7 +100,9 @@ def first_of(batch: Batch) -> Tensor:
 
 
 def action_of(batch: Batch) -> tuple[Tensor, Tensor]:
-    """(ids int64 [B, 1 + A], how many of them count int64 [B]): each turn's action on its own, after the start token."""
+    """(ids int64 [B, 1 + A], how many of them count int64 [B]): each turn's action on its own, after the start
+    token.
+    """
     count = batch[ACTION].sum(-1)
     step = torch.arange(int(count.max()), device=count.device)
     index = (first_of(batch).unsqueeze(-1) + step).clamp(max=batch[IDS].shape[1] - 1)
@@ -112,7 +119,9 @@ def with_actions(batch: Batch, answers: Sequence[Sequence[int]]) -> Batch:
         tokens[row, : len(answer)] = answer
     end = (first + count).unsqueeze(-1)
     index = torch.arange(int(end.max()), device=device)
-    action_ids = torch.from_numpy(tokens).to(device).gather(1, (index - first.unsqueeze(-1)).clamp(0, tokens.shape[1] - 1))
+    action_ids = (
+        torch.from_numpy(tokens).to(device).gather(1, (index - first.unsqueeze(-1)).clamp(0, tokens.shape[1] - 1))
+    )
     state_ids = nn.functional.pad(batch[IDS], (0, max(0, len(index) - batch[IDS].shape[1])))[:, : len(index)]
     state = index < first.unsqueeze(-1)
     ids = torch.where(state, state_ids, torch.where(index < end, action_ids, 0))
@@ -133,7 +142,9 @@ class UtteranceSettings(ReferenceSettings):
         "what the actor begins with: the language model as it is, or a cloned policy (algo.policy)",
         choices=("language_model", "cloned"),
     )
-    actor_learning_rate: float | None = setting(None, "Adam's learning rate of the actor; null: by whether algo.lm=scratch", low=0.0)
+    actor_learning_rate: float | None = setting(
+        None, "Adam's learning rate of the actor; null: by whether algo.lm=scratch", low=0.0
+    )
 
     @property
     def wants_reference(self) -> bool:
@@ -141,7 +152,9 @@ class UtteranceSettings(ReferenceSettings):
 
 
 def with_rates(config: Any, rates: Mapping[str, tuple[float, float]]) -> Any:
-    """The settings with learning rates where none are given. rates: setting -> value for a trained language model, and for a new one."""
+    """The settings with learning rates where none are given. rates: setting -> value for a trained language model, and
+    for a new one.
+    """
     c = config
     for name, (trained_rate, scratch_rate) in rates.items():
         if getattr(c, name) is None:
@@ -153,4 +166,6 @@ def with_rates(config: Any, rates: Mapping[str, tuple[float, float]]) -> Any:
 def utterance_sampler(config: Any, discount: float = 1.0) -> UtteranceSampler:
     """The sampler of turns with the histories that the settings ask for. discount: of returns, for each turn."""
     c = config
-    return UtteranceSampler(TextSampler(tokenizer_of(c), bool(c.append_end), c.history or ALL, c.length), float(discount))
+    return UtteranceSampler(
+        TextSampler(tokenizer_of(c), bool(c.append_end), c.history or ALL, c.length), float(discount)
+    )

@@ -1,8 +1,9 @@
 """Value-guided decoding: a reference policy whose logits are shifted by values of single tokens.
 
-"Offline RL for Natural Language Generation with Implicit Language Q Learning" (Snell et al., 2022, arXiv 2206.11871); the values' form and
-the settings of tasks are those of LMRL-Gym (Abdulhai et al., 2023, arXiv 2311.18232). State i - 1 of a sequence values token i.
-Shapes in comments: B batch, L tokens, M tokens of actions, D width, V tokens of the vocabulary, K outputs of a value head.
+"Offline RL for Natural Language Generation with Implicit Language Q Learning" (Snell et al., 2022, arXiv 2206.11871);
+the values' form and the settings of tasks are those of LMRL-Gym (Abdulhai et al., 2023, arXiv 2311.18232). State i - 1
+of a sequence values token i. Shapes in comments: B batch, L tokens, M tokens of actions, D width, V tokens of the
+vocabulary, K outputs of a value head.
 """
 
 from __future__ import annotations
@@ -39,16 +40,23 @@ class ValueGuidedSettings(ValueHeadSettings, ReferenceSettings):
 
     trunk: str = setting(
         "separate",
-        "separate: values have a copy of the cloned policy's language model; shared: one language model has values and writes, and is "
+        "separate: values have a copy of the cloned policy's language model; shared: one language model has values and "
+        "writes, and is "
         "trained for both at once",
         choices=TRUNKS,
     )
     clone_weight: float = setting(1.0, "trunk=shared: weight of the cloning loss", low=0.0)
-    beta: float = setting(4.0, "logits are those of the cloned policy plus beta times the value of each token", low=0.0, acting=True)
+    beta: float = setting(
+        4.0, "logits are those of the cloned policy plus beta times the value of each token", low=0.0, acting=True
+    )
     discount: float = setting(0.99, "discount factor, of each token of an action", low=0.0, high=1.0)
-    conservative_weight: float = setting(0.01, "weight of CQL's term: a cross-entropy with the values as logits", low=0.0)
+    conservative_weight: float = setting(
+        0.01, "weight of CQL's term: a cross-entropy with the values as logits", low=0.0
+    )
     value_layers: int = setting(2, "layers of each value head", low=1)
-    value_bias: float = setting(0.0, "what all values are in the beginning, where they are numbers; LMRL-Gym's Wordle has -4.4")
+    value_bias: float = setting(
+        0.0, "what all values are in the beginning, where they are numbers; LMRL-Gym's Wordle has -4.4"
+    )
 
     @property
     def wants_reference(self) -> bool:
@@ -61,24 +69,31 @@ def with_token_value_range(config: Any, dataset: Dataset) -> Any:
     if c.value_head == "scalar":
         return c
     actions, count = dataset.columns["actions"].cpu().unique(return_counts=True)
-    lengths = [len(ids) + bool(c.append_end) for ids in tokenizer_of(c).encode([dataset.strings[i] for i in actions.tolist()])]
+    lengths = [
+        len(ids) + bool(c.append_end) for ids in tokenizer_of(c).encode([dataset.strings[i] for i in actions.tolist()])
+    ]
     return with_value_range(c, dataset, float((torch.tensor(lengths) * count).sum() / count.sum()))
 
 
 class TokenValues(Part):
-    """Values of tokens and states, the algorithm's module "value": a language model with heads Q, one value for each token of the
-    vocabulary, and heads V, one value for each state."""
+    """Values of tokens and states, the algorithm's module "value": a language model with heads Q, one value for each
+    token of the vocabulary, and heads V, one value for each state."""
 
     config: ValueGuidedSettings
 
-    def __init__(self, config: Any, spec: DataSpec, lm: LM, q_heads: tuple[str, ...], v_heads: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, config: Any, spec: DataSpec, lm: LM, q_heads: tuple[str, ...], v_heads: tuple[str, ...] = ()
+    ) -> None:
         """lm: the network's language model. Raises UserError where the bins of all tokens are too many."""
         super().__init__(config, spec)
         self.q_heads = q_heads
         self.head = self.v_head = head_of(config)  # of the heads Q, and of the heads V
         self.notes = [describe(lm, config)]
         if self.head.out_dim * lm.vocabulary > MOST_OUTPUTS and self.head.out_dim > 1:
-            problem = f"algo.value_head={config.value_head}: {self.head.out_dim} bins for each of {lm.vocabulary:,} tokens are too many"
+            problem = (
+                f"algo.value_head={config.value_head}: {self.head.out_dim} bins for each of "
+                f"{lm.vocabulary:,} tokens are too many"
+            )
             if not v_heads:
                 raise UserError(f"{problem}; take algo.value_head=scalar, or fewer algo.bins")
             self.notes.append(f"{problem}: values of tokens are numbers, and V is a distribution")
@@ -104,7 +119,9 @@ class TokenValues(Part):
         return nn.functional.cross_entropy(self.q(logits), tokens, reduction="none")
 
     def next_values(self, params: Params, hidden: Tensor, batch: Batch, head: str) -> Tensor:
-        """V [M] of the states after the action tokens of a batch, without gradient: after an action, where the next one begins."""
+        """V [M] of the states after the action tokens of a batch, without gradient: after an action, where the next one
+        begins.
+        """
         with torch.no_grad():
             index = batch[SUCCESSOR].unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
             values = self.v_head.mean(self(params, "outputs", hidden.gather(1, index), head)[0])  # [B, L]
@@ -124,7 +141,9 @@ class TokenValues(Part):
 
 
 class ValueGuidedActor(TextActor):
-    """log pi(token) = log pi_ref + beta min_j Q_j, normalised (arXiv 2206.11871, section 4.3; subtracting V changes nothing)."""
+    """log pi(token) = log pi_ref + beta min_j Q_j, normalised (arXiv 2206.11871, section 4.3; subtracting V changes
+    nothing).
+    """
 
     def __init__(self, algorithm: TextAlgorithm, state: TrainState, values: TokenValues, reference: LM | None) -> None:
         """reference: None where one language model has the values and writes."""
@@ -152,5 +171,7 @@ class ValueGuidedActor(TextActor):
             reference = self.reference.to(ids.device)
             states = reference.hidden(ids, valid, caches[1])
             logits = reference.logits(states[:, -1] if last else states)
-        q = torch.stack([self.values.q(x) for x in self.apply("value", "outputs", hidden, *self.values.q_heads)]).amin(0)
+        q = torch.stack([self.values.q(x) for x in self.apply("value", "outputs", hidden, *self.values.q_heads)]).amin(
+            0
+        )
         return logits.log_softmax(-1) + self.values.config.beta * q

@@ -1,4 +1,6 @@
-"""Networks: MLPs, ensembles, policies and value heads. Ordinary modules of one replica; `vmap` adds the replica axis."""
+"""Networks: MLPs, ensembles, policies and value heads. Ordinary modules of one replica; `vmap` adds the replica
+axis.
+"""
 
 from offrl.nn.ensemble import EnsembleLinear, EnsembleMLP, Pairs
 from offrl.nn.heads import HEADS, Bootstrap, Scalar, ValueHead, make_head

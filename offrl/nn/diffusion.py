@@ -1,4 +1,5 @@
-"""Denoising diffusion of actions (DDPM: Ho et al., 2020, arXiv 2006.11239): noise schedules, the forward and the reverse process.
+"""Denoising diffusion of actions (DDPM: Ho et al., 2020, arXiv 2006.11239): noise schedules, the forward and the
+reverse process.
 
 Steps are numbered 0 to T - 1; beta_t is the variance of the noise that step t adds, abar_t = prod (1 - beta_i), i <= t.
 """
@@ -20,7 +21,9 @@ from offrl.optim import Params
 
 
 def sinusoidal(step: Tensor, width: int) -> Tensor:
-    """Steps [B] as sines and cosines [B, width] of wavelengths from 2 pi to 20,000 pi ("Attention Is All You Need", arXiv 1706.03762)."""
+    """Steps [B] as sines and cosines [B, width] of wavelengths from 2 pi to 20,000 pi ("Attention Is All You Need",
+    arXiv 1706.03762).
+    """
     half = width // 2
     frequencies = torch.exp(torch.arange(half, device=step.device) * (-math.log(10_000.0) / (half - 1)))
     angle = step.unsqueeze(-1) * frequencies
@@ -52,15 +55,19 @@ class FilmBlock(nn.Module):
 class Denoiser(nn.Module):
     """(noisy action [B, A], diffusion step [B] int64, observation [B, O]) -> the noise [B, A], by a residual MLP."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int], embedding: int, learned: bool = False) -> None:
-        """embedding: width of the step's, an even number above 2. learned: so are its wavelengths, normal at first as in IDQL's code
-        (arXiv 2304.10573)."""
+    def __init__(
+        self, obs_dim: int, action_dim: int, hidden: Sequence[int], embedding: int, learned: bool = False
+    ) -> None:
+        """embedding: width of the step's, an even number above 2. learned: so are its wavelengths, normal at first as
+        in IDQL's code (arXiv 2304.10573)."""
         super().__init__()
         self.width = embedding
         self.waves = nn.Parameter(0.2 * torch.randn(embedding // 2)) if learned else None
         self.up, self.down = Linear(embedding, 4 * embedding), Linear(4 * embedding, embedding)
         sizes = [action_dim, *hidden]
-        self.blocks = nn.ModuleList(FilmBlock(i, o, embedding + obs_dim) for i, o in zip(sizes[:-1], sizes[1:], strict=True))
+        self.blocks = nn.ModuleList(
+            FilmBlock(i, o, embedding + obs_dim) for i, o in zip(sizes[:-1], sizes[1:], strict=True)
+        )
         self.head = Linear(sizes[-1], action_dim)
 
     def forward(self, noisy: Tensor, step: Tensor, observations: Tensor) -> Tensor:
@@ -72,15 +79,17 @@ class Denoiser(nn.Module):
 
     def embed(self, step: Tensor) -> Tensor:
         """Steps [B] as waves [B, width]."""
-        return sinusoidal(step, self.width).to(self.up.weight.dtype) if self.waves is None else fourier(step, self.waves)
+        return (
+            sinusoidal(step, self.width).to(self.up.weight.dtype) if self.waves is None else fourier(step, self.waves)
+        )
 
 
 class PlainDenoiser(nn.Module):
-    """(noisy action [B, A], diffusion step or noise level [B], observation [B, O]) -> the noise, or what else is learnt, [B, A], by a plain
-    network of the three side by side, as Diffusion-QL's (arXiv 2208.06193).
+    """(noisy action [B, A], diffusion step or noise level [B], observation [B, O]) -> the noise, or what else is
+    learnt, [B, A], by a plain network of the three side by side, as Diffusion-QL's (arXiv 2208.06193).
 
-    The step is seen as waves, through two layers with Mish. embedding: their number, even and above 2. linear_first: a layer without
-    activation, as wide as the first, comes before the others, as in DTQL's code (arXiv 2405.19690).
+    The step is seen as waves, through two layers with Mish. embedding: their number, even and above 2. linear_first: a
+    layer without activation, as wide as the first, comes before the others, as in DTQL's code (arXiv 2405.19690).
     """
 
     def __init__(
@@ -111,7 +120,9 @@ TRUNCATED = 0.87962566103423978  # standard deviation of a standard normal numbe
 
 
 class _ResidualBlock(nn.Module):
-    """x + {dropout, LayerNorm, a layer four times as wide, activation, a linear one}(x). Weights begin truncated normal, as flax's."""
+    """x + {dropout, LayerNorm, a layer four times as wide, activation, a linear one}(x). Weights begin truncated
+    normal, as flax's.
+    """
 
     def __init__(self, width: int, dropout: float, activation: str, epsilon: float = 1e-6) -> None:
         super().__init__()
@@ -131,15 +142,23 @@ class _ResidualBlock(nn.Module):
 
 
 class ResidualDenoiser(nn.Module):
-    """(noisy action [B, A], diffusion step [B] int64, observation [B, O]) -> the noise [B, A], by IDQL's network (arXiv 2304.10573).
+    """(noisy action [B, A], diffusion step [B] int64, observation [B, O]) -> the noise [B, A], by IDQL's network (arXiv
+    2304.10573).
 
-    Action, observation and the step (as waves of learned lengths, through two layers twice as wide) side by side -> a linear layer ->
-    residual blocks with LayerNorm -> activation -> a linear layer. Dropout is on exactly when a key is given. embedding: waves, an even
-    number. activation: of `SMOOTH`.
+    Action, observation and the step (as waves of learned lengths, through two layers twice as wide) side by side -> a
+    linear layer -> residual blocks with LayerNorm -> activation -> a linear layer. Dropout is on exactly when a key is
+    given. embedding: waves, an even number. activation: of `SMOOTH`.
     """
 
     def __init__(
-        self, obs_dim: int, action_dim: int, width: int, blocks: int, embedding: int, dropout: float = 0.0, activation: str = "mish"
+        self,
+        obs_dim: int,
+        action_dim: int,
+        width: int,
+        blocks: int,
+        embedding: int,
+        dropout: float = 0.0,
+        activation: str = "mish",
     ) -> None:
         super().__init__()
         self.activation, waves = SMOOTH[activation], embedding // 2
@@ -158,7 +177,10 @@ class ResidualDenoiser(nn.Module):
 
 
 OFFSET, LARGEST = 0.008, 0.999  # of the cosine schedule, and of its betas (arXiv 2102.09672, section 3.2)
-SLOWEST, FASTEST = 0.1, 10.0  # of the variance-preserving schedule (arXiv 2011.13456; the constants of arXiv 2208.06193 and 2304.10573)
+SLOWEST, FASTEST = (
+    0.1,
+    10.0,
+)  # of the variance-preserving schedule (arXiv 2011.13456; the constants of arXiv 2208.06193 and 2304.10573)
 
 
 def add_noise(actions: Tensor, noise: Tensor, step: Tensor, steps: int, schedule: str = "cosine") -> Tensor:
@@ -168,7 +190,9 @@ def add_noise(actions: Tensor, noise: Tensor, step: Tensor, steps: int, schedule
 
 
 def clean_action(noisy: Tensor, noise: Tensor, step: Tensor, steps: int, schedule: str = "cosine") -> Tensor:
-    """The action [B, A], cut off at the range, of which `noisy` is the noisy form at steps [B] if `noise` is the noise in it."""
+    """The action [B, A], cut off at the range, of which `noisy` is the noisy form at steps [B] if `noise` is the noise
+    in it.
+    """
     abar = signal(step, steps, schedule).unsqueeze(-1)
     return ((noisy - (1.0 - abar).sqrt() * noise) / abar.sqrt()).clamp(-1.0, 1.0)
 
@@ -182,11 +206,11 @@ def reverse_process(
     clip: str = "clean",
     variance: str = "posterior",
 ) -> Tensor:
-    """Actions [B, A] in [-1, 1] from noise x [B, A] (algorithm 2). predict_noise(x, steps [B]): the noise in x. noise(t): what step t adds;
-    None: nothing.
+    """Actions [B, A] in [-1, 1] from noise x [B, A] (algorithm 2). predict_noise(x, steps [B]): the noise in x.
+    noise(t): what step t adds; None: nothing.
 
-    clip: what is cut off at the range: "clean", the action that each step predicts, as in the appendix's code; "state", x after each step,
-    as in IDQL's (arXiv 2304.10573). variance: see `transition`.
+    clip: what is cut off at the range: "clean", the action that each step predicts, as in the appendix's code; "state",
+    x after each step, as in IDQL's (arXiv 2304.10573). variance: see `transition`.
     """
     for t in reversed(range(steps)):
         step = torch.full((x.shape[0],), t, device=x.device)
@@ -202,14 +226,16 @@ def reverse_process(
 
 
 def update_average(average: Params, params: Params, step: Tensor, rate: float | Tensor) -> Params:
-    """The averaged network, which acts, after update number `step` []: it follows at `rate`, at first at 9 / (10 + step), where that is
-    more; after the first update it is the network."""
+    """The averaged network, which acts, after update number `step` []: it follows at `rate`, at first at 9 / (10 +
+    step), where that is more; after the first update it is the network."""
     share = torch.where(step > 0, (9.0 / (10.0 + step)).clamp(min=rate), 1.0)
     return {name: torch.lerp(value, params[name], share) for name, value in average.items()}
 
 
 def cosine(step: float, steps: int) -> float:
-    """The share of the action's variance that remains, up to a factor, after `at` of `steps` (arXiv 2102.09672, equation 17)."""
+    """The share of the action's variance that remains, up to a factor, after `at` of `steps` (arXiv 2102.09672,
+    equation 17).
+    """
     return math.cos((step / steps + OFFSET) / (1.0 + OFFSET) * math.pi / 2.0) ** 2
 
 
@@ -228,11 +254,14 @@ def signal(step: Tensor, steps: int, schedule: str = "cosine") -> Tensor:
     return torch.where(step + 1 < steps, torch.cos(angle) ** 2, floor) / cosine(0, steps)
 
 
-def transition(t: int, steps: int, schedule: str = "cosine", variance: str = "posterior") -> tuple[float, float, float, float]:
-    """The step back from t: abar_t; the factors of the noisy action and of the predicted one in the mean; and the standard deviation.
+def transition(
+    t: int, steps: int, schedule: str = "cosine", variance: str = "posterior"
+) -> tuple[float, float, float, float]:
+    """The step back from t: abar_t; the factors of the noisy action and of the predicted one in the mean; and the
+    standard deviation.
 
-    variance: "posterior", that of the less noisy action where the clean one is known, or "beta", the larger one of the step forward (both
-    of section 3.2).
+    variance: "posterior", that of the less noisy action where the clean one is known, or "beta", the larger one of the
+    step forward (both of section 3.2).
     """
     if schedule == "vp":
         previous = preserved_variance(t, steps)
@@ -241,5 +270,13 @@ def transition(t: int, steps: int, schedule: str = "cosine", variance: str = "po
         previous = cosine(t, steps) / cosine(0, steps)
         beta = min(1.0 - cosine(t + 1, steps) / cosine(t, steps), LARGEST)
     abar = previous * (1.0 - beta)
-    noisy_factor, action_factor = math.sqrt(1.0 - beta) * (1.0 - previous) / (1.0 - abar), math.sqrt(previous) * beta / (1.0 - abar)
-    return abar, noisy_factor, action_factor, math.sqrt(beta if variance == "beta" else beta * (1.0 - previous) / (1.0 - abar))
+    noisy_factor, action_factor = (
+        math.sqrt(1.0 - beta) * (1.0 - previous) / (1.0 - abar),
+        math.sqrt(previous) * beta / (1.0 - abar),
+    )
+    return (
+        abar,
+        noisy_factor,
+        action_factor,
+        math.sqrt(beta if variance == "beta" else beta * (1.0 - previous) / (1.0 - abar)),
+    )

@@ -13,14 +13,18 @@ from offrl.nn.mlp import ACTIVATIONS, dropout, initialise
 
 
 class Pairs(NamedTuple):
-    """M actions at each of B states: stands for the M * B rows [s; a], in the order of the actions, which are never made."""
+    """M actions at each of B states: stands for the M * B rows [s; a], in the order of the actions, which are never
+    made.
+    """
 
     states: Tensor  # [B, S]
     actions: Tensor  # [M, B, A]
 
 
 class EnsembleLinear(nn.Module):
-    """E independent linear layers: x [B, in] or [E, B, in] -> [E, B, out]; `Pairs` -> [E, M * B, out]. Weights are stored [E, in, out]."""
+    """E independent linear layers: x [B, in] or [E, B, in] -> [E, B, out]; `Pairs` -> [E, M * B, out]. Weights are
+    stored [E, in, out].
+    """
 
     def __init__(self, size: int, in_dim: int, out_dim: int, init: str = "torch", *, head: bool = False) -> None:
         super().__init__()
@@ -37,7 +41,9 @@ class EnsembleLinear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
     def _of_pairs(self, x: Pairs) -> Tensor:
-        """W_s s + b + W_a a, the states' part once for all actions: with 30 actions that is most of the layer's work."""
+        """W_s s + b + W_a a, the states' part once for all actions: with 30 actions that is most of the layer's
+        work.
+        """
         size, split = self.weight.shape[0], x.states.shape[-1]
         states, actions = (part.expand(size, *part.shape) for part in (x.states, x.actions.flatten(0, 1)))
         of_states = torch.baddbmm(self.bias, states, self.weight[:, :split])
@@ -48,7 +54,8 @@ class EnsembleLinear(nn.Module):
 class EnsembleMLP(nn.Module):
     """E multi-layer perceptrons over the same input: [B, in] -> [E, B, out_dim]; built like `MLP`.
 
-    Given the parameters of some of the members only (`functional_call` with slices of the first axis) it evaluates those.
+    Given the parameters of some of the members only (`functional_call` with slices of the first axis) it evaluates
+    those.
     """
 
     def __init__(
@@ -68,7 +75,9 @@ class EnsembleMLP(nn.Module):
     ) -> None:
         super().__init__()
         sizes = [in_dim, *hidden]
-        self.layers = nn.ModuleList(EnsembleLinear(size, i, o, init) for i, o in zip(sizes[:-1], sizes[1:], strict=True))
+        self.layers = nn.ModuleList(
+            EnsembleLinear(size, i, o, init) for i, o in zip(sizes[:-1], sizes[1:], strict=True)
+        )
         if layer_norm:
             self.scales = nn.ParameterList(torch.ones(size, 1, o) for o in sizes[1:])
             self.shifts = nn.ParameterList(torch.zeros(size, 1, o) for o in sizes[1:])
@@ -85,7 +94,9 @@ class EnsembleMLP(nn.Module):
         self.own = own
 
     def forward(self, x: Tensor | Pairs, key: Tensor | None = None) -> Tensor:
-        """x [B, in] -> [E, B, out_dim], or `Pairs` -> [E, M * B, out_dim]. Dropout is on exactly when a key is given."""
+        """x [B, in] -> [E, B, out_dim], or `Pairs` -> [E, M * B, out_dim]. Dropout is on exactly when a key is
+        given.
+        """
         if self.own is not None:
             return self.own(x, key)
         for i, layer in enumerate(self.layers):

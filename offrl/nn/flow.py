@@ -1,7 +1,8 @@
-"""Flow matching (Lipman et al., 2022, arXiv 2210.02747): velocity fields from noise to data along straight lines, and their integration.
+"""Flow matching (Lipman et al., 2022, arXiv 2210.02747): velocity fields from noise to data along straight lines, and
+their integration.
 
-Time t runs from 0, noise, to 1, data. Everything is a product of matrices unrolled over a fixed number of steps, so that it passes through
-`vmap`, compilation and export.
+Time t runs from 0, noise, to 1, data. Everything is a product of matrices unrolled over a fixed number of steps, so
+that it passes through `vmap`, compilation and export.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ Velocity = Callable[[Tensor, Tensor], Tensor]  # (x [B, D], t [B, 1]) -> velocit
 
 
 class Field(nn.Module):
-    """v(s, x, t): observations [B, O], points [B, D], times [B, 1] in [0, 1] -> velocities [B, D], by an MLP of the three side by side.
+    """v(s, x, t): observations [B, O], points [B, D], times [B, 1] in [0, 1] -> velocities [B, D], by an MLP of the
+    three side by side.
 
     timed=False: without t, a map from noise to actions in one step (FQL's mu, arXiv 2502.02538).
     """
@@ -44,12 +46,16 @@ class Field(nn.Module):
 
 
 def interpolate(noise: Tensor, data: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """(x_t, velocity) [B, D]: (1 - t) noise + t data on the line from noise to data [B, D], at times t [B, 1]; and data - noise."""
+    """(x_t, velocity) [B, D]: (1 - t) noise + t data on the line from noise to data [B, D], at times t [B, 1]; and data
+    - noise.
+    """
     return (1.0 - t) * noise + t * data, data - noise
 
 
 def matching(velocity: Velocity, data: Tensor, key: Tensor) -> Tensor:
-    """(v(x_t, t) - (data - noise))^2 [B, D] at uniform times between standard normal noise and data [B, D]: flow matching, row by row."""
+    """(v(x_t, t) - (data - noise))^2 [B, D] at uniform times between standard normal noise and data [B, D]: flow
+    matching, row by row.
+    """
     noise_key, time_key = rng.split(key)
     t = rng.uniform(time_key, (data.shape[0], 1))
     x, expected = interpolate(rng.normal(noise_key, tuple(data.shape)), data, t)
@@ -57,7 +63,13 @@ def matching(velocity: Velocity, data: Tensor, key: Tensor) -> Tensor:
 
 
 def integrate(
-    velocity: Velocity, noise: Tensor, steps: int, low: float | None = -1.0, high: float | None = 1.0, *, clip_each: bool = False
+    velocity: Velocity,
+    noise: Tensor,
+    steps: int,
+    low: float | None = -1.0,
+    high: float | None = 1.0,
+    *,
+    clip_each: bool = False,
 ) -> Tensor:
     """Points [B, D] at t = 1 from `noise` [B, D] at t = 0, by `steps` Euler steps: x + v(x, i / steps) / steps.
 
@@ -77,7 +89,9 @@ def repeated(x: Tensor, count: int) -> Tensor:
 
 
 def best_of(scores: Tensor, candidates: Tensor) -> Tensor:
-    """The candidate with the largest score at each row: scores [N, B], candidates [N, B, ...] -> [B, ...]; the first of equal ones."""
+    """The candidate with the largest score at each row: scores [N, B], candidates [N, B, ...] -> [B, ...]; the first of
+    equal ones.
+    """
     return chosen(scores.argmax(0), candidates)
 
 

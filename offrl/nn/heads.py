@@ -1,8 +1,11 @@
-"""Value heads: the forms in which a network's outputs stand for a value. Chosen by one setting in every algorithm with values.
+"""Value heads: the forms in which a network's outputs stand for a value. Chosen by one setting in every algorithm with
+values.
 
-A scalar head is trained by squared error. The others hold a distribution over bins and are trained by cross-entropy, which large networks
-bear better ("Stop Regressing: Training Value Functions via Classification for Scalable Deep RL", Farebrother et al., 2024,
-arXiv 2403.03950). Values outside the bins' range cannot be represented: the share of such targets is logged as `saturation`.
+A scalar head is trained by squared error. The others hold a distribution over bins and are trained by cross-entropy,
+which large networks bear better ("Stop Regressing: Training Value Functions via Classification for Scalable Deep RL",
+Farebrother et al., 2024,
+arXiv 2403.03950). Values outside the bins' range cannot be represented: the share of such targets is logged as
+`saturation`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from torch import Tensor
 
 
 class Bootstrap(NamedTuple):
-    """The source of a target's value: outputs of the network at the next state, and the factor of their value in the target."""
+    """The source of a target's value: outputs of the network at the next state, and the factor of their value in the
+    target.
+    """
 
     logits: Tensor  # [B, out_dim]
     scale: Tensor  # [B]: discount * (1 - terminated)
@@ -68,7 +73,9 @@ class Binned(ABC):
         self.first = low
 
     def index(self, tensor: Tensor) -> Tensor:
-        """0 .. K - 1, [K] float32. Bins are computed with in these units, in which float32 is exact wherever the range lies."""
+        """0 .. K - 1, [K] float32. Bins are computed with in these units, in which float32 is exact wherever the range
+        lies.
+        """
         return torch.arange(self.out_dim, device=tensor.device, dtype=torch.float32)
 
     def position(self, target: Tensor) -> Tensor:
@@ -90,14 +97,18 @@ class Binned(ABC):
 
 
 class TwoHot(Binned):
-    """A target's mass goes to the two bins around it, in proportion, so that the mean is the target. Bins at both ends of the range."""
+    """A target's mass goes to the two bins around it, in proportion, so that the mean is the target. Bins at both ends
+    of the range.
+    """
 
     def project(self, target: Tensor, bootstrap: Bootstrap | None) -> Tensor:
         return (1.0 - (self.position(target).unsqueeze(-1) - self.index(target)).abs()).clamp(min=0.0)
 
 
 class HLGauss(Binned):
-    """A target becomes a Gaussian around it, integrated over each of the bins that tile the range, and renormalised (arXiv 2403.03950)."""
+    """A target becomes a Gaussian around it, integrated over each of the bins that tile the range, and renormalised
+    (arXiv 2403.03950).
+    """
 
     def __init__(self, bins: int, low: float, high: float, sigma: float = 0.75) -> None:
         """sigma: standard deviation in widths of a bin."""
@@ -117,8 +128,8 @@ class C51(TwoHot):
     """The whole distribution of the next value, moved and shrunk as the target says, and projected onto the bins
     ("A Distributional Perspective on Reinforcement Learning", Bellemare et al., 2017, arXiv 1707.06887, algorithm 1).
 
-    The atoms become target + scale * (atom - mean): r + discount * atom, with whatever else the algorithm adds to the target. Without
-    `bootstrap` it is `TwoHot`.
+    The atoms become target + scale * (atom - mean): r + discount * atom, with whatever else the algorithm adds to the
+    target. Without `bootstrap` it is `TwoHot`.
     """
 
     distributional = True
@@ -137,7 +148,9 @@ HEADS = ("scalar", "hl_gauss", "two_hot", "c51")
 
 
 def make_head(name: str, bins: int = 101, low: float = 0.0, high: float = 1.0, sigma: float = 0.75) -> ValueHead:
-    """The value head called `name`: scalar, hl_gauss, two_hot or c51, the last three with `bins` bins over [low, high]."""
+    """The value head called `name`: scalar, hl_gauss, two_hot or c51, the last three with `bins` bins over [low,
+    high].
+    """
     if name == "hl_gauss":
         return HLGauss(bins, low, high, sigma)
     return Scalar() if name == "scalar" else {"two_hot": TwoHot, "c51": C51}[name](bins, low, high)

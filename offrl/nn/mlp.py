@@ -35,12 +35,13 @@ INITS = ("torch", "orthogonal", "fixed_bias", "small_head", "truncated", "zero",
 def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = False, actor: bool = False) -> None:
     """Fill one [out, in] weight and its [out] bias in place; `head`: it is an output layer, `actor`: of a policy.
 
-    "torch": both uniform in +-1/sqrt(in), as nn.Linear. "orthogonal": gain sqrt(2), bias 0 (jaxrl's networks). "fixed_bias": hidden
-    weights as "torch" with biases of 0.1, output layers uniform in +-0.003, of a policy +-0.001 (SAC-N, EDAC and ReBRAC's code).
-    "small_head": critics orthogonal with an output layer of gain 0.01, policies as "torch" with an output layer by Xavier of gain 0.01
-    (CQL's code). "truncated": normal with standard deviation bound / 2, cut off at twice that, biases 0 (PETS' code). "zero": both 0.
-    "gpt": normal with standard deviation 0.02, biases 0 (GPT-2's code). "xavier": uniform in +-sqrt(6 / (in + out)), an actor's output
-    layer in a tenth of it, biases 0 (OGBench's code). "isometric": orthogonal with gain 1, biases 0 (DTQL's policy).
+    "torch": both uniform in +-1/sqrt(in), as nn.Linear. "orthogonal": gain sqrt(2), bias 0 (jaxrl's networks).
+    "fixed_bias": hidden weights as "torch" with biases of 0.1, output layers uniform in +-0.003, of a policy +-0.001
+    (SAC-N, EDAC and ReBRAC's code). "small_head": critics orthogonal with an output layer of gain 0.01, policies as
+    "torch" with an output layer by Xavier of gain 0.01 (CQL's code). "truncated": normal with standard deviation bound
+    / 2, cut off at twice that, biases 0 (PETS' code). "zero": both 0. "gpt": normal with standard deviation 0.02,
+    biases 0 (GPT-2's code). "xavier": uniform in +-sqrt(6 / (in + out)), an actor's output layer in a tenth of it,
+    biases 0 (OGBench's code). "isometric": orthogonal with gain 1, biases 0 (DTQL's policy).
     """
     if init not in INITS:
         raise ValueError(f"init is {init!r}; it must be one of {', '.join(INITS)}")
@@ -80,7 +81,9 @@ def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = F
 class Linear(nn.Module):
     """y = x W^T + b; x [..., in] -> [..., out]."""
 
-    def __init__(self, in_dim: int, out_dim: int, init: str = "torch", *, head: bool = False, actor: bool = False) -> None:
+    def __init__(
+        self, in_dim: int, out_dim: int, init: str = "torch", *, head: bool = False, actor: bool = False
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_dim, in_dim))
         self.bias = nn.Parameter(torch.empty(out_dim))
@@ -97,11 +100,12 @@ def dropout(x: Tensor, rate: float, key: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """in_dim -> hidden... -> out_dim. Each hidden layer is linear, activation, LayerNorm (with `layer_norm`), dropout (if a key is given).
+    """in_dim -> hidden... -> out_dim. Each hidden layer is linear, activation, LayerNorm (with `layer_norm`), dropout
+    (if a key is given).
 
-    The order, LayerNorm after the activation, is ReBRAC's (arXiv 2305.09836); `norm_first`: before it, as in XQL's V. `residual`: a
-    hidden layer as wide as the one before adds its input to its output. `actor`: the network is a policy's (matters for `init` only).
-    `layer_norm_epsilon` is added to the variance: 1e-5 is torch's, 1e-6 flax's.
+    The order, LayerNorm after the activation, is ReBRAC's (arXiv 2305.09836); `norm_first`: before it, as in XQL's V.
+    `residual`: a hidden layer as wide as the one before adds its input to its output. `actor`: the network is a
+    policy's (matters for `init` only). `layer_norm_epsilon` is added to the variance: 1e-5 is torch's, 1e-6 flax's.
     """
 
     def __init__(
@@ -132,7 +136,9 @@ class MLP(nn.Module):
         for i, layer in enumerate(self.layers):
             y = layer(x) if self.norm_first else self.activation(layer(x))
             if self.norms is not None:
-                norm = cast(nn.LayerNorm, self.norms[i])  # not called itself: under vmap and autocast to bfloat16 that fails (torch 2.13)
+                norm = cast(
+                    nn.LayerNorm, self.norms[i]
+                )  # not called itself: under vmap and autocast to bfloat16 that fails (torch 2.13)
                 y = F.layer_norm(y, y.shape[-1:], eps=norm.eps) * norm.weight + norm.bias
             y = self.activation(y) if self.norm_first else y
             if key is not None and self.dropout > 0.0:
@@ -146,12 +152,16 @@ _places: WeakKeyDictionary[nn.Module, Places] = WeakKeyDictionary()
 
 
 def call(module: nn.Module, params: Mapping[str, Tensor], *x: Any) -> Any:
-    """`module(*x)` with `params` by name in place of its own, as `torch.func.functional_call` does it, in a fifth of its time.
+    """`module(*x)` with `params` by name in place of its own, as `torch.func.functional_call` does it, in a fifth of
+    its time.
 
-    What looks every name up at each call is kept here for each module: its submodules and the names of their parameters must stay as they
-    are. Compiled, the two are the same. A module whose parameters have two names (tied weights) is left to torch.
+    What looks every name up at each call is kept here for each module: its submodules and the names of their parameters
+    must stay as they are. Compiled, the two are the same. A module whose parameters have two names (tied weights) is
+    left to torch.
     """
-    if torch.compiler.is_compiling():  # before `_places` is read: the compiler would check its entries, which come and go
+    if (
+        torch.compiler.is_compiling()
+    ):  # before `_places` is read: the compiler would check its entries, which come and go
         return functional_call(module, dict(params), x)
     places = _places.get(module)
     if places is None:
@@ -173,4 +183,8 @@ def _find(module: nn.Module) -> Places:
     """Where each parameter is held; empty where one has two names."""
     tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.named_parameters()))
     held = [] if tied else module.named_modules()
-    return {f"{path}.{name}" if path else name: (owner._parameters, name) for path, owner in held for name in owner._parameters}
+    return {
+        f"{path}.{name}" if path else name: (owner._parameters, name)
+        for path, owner in held
+        for name in owner._parameters
+    }

@@ -1,5 +1,6 @@
-"""Networks that a stranger's file describes, drawn before they are built: shapes without memory (torch's meta device), compared with the
-tensors that the file holds. A few bytes of settings can ask for terabytes of layers, or for a billion of them."""
+"""Networks that a stranger's file describes, drawn before they are built: shapes without memory (torch's meta device),
+compared with the tensors that the file holds. A few bytes of settings can ask for terabytes of layers, or for a billion
+of them."""
 
 from __future__ import annotations
 
@@ -32,13 +33,17 @@ class _Count(TorchFunctionMode):
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls += 1
         if self.calls > OPERATIONS:
-            raise UserError(f"{self.where}: its settings describe networks of more layers than any that are trained here; it is not read")
+            raise UserError(
+                f"{self.where}: its settings describe networks of more layers than any that are trained here; it is "
+                "not read"
+            )
         return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
 def outline(where: str) -> Iterator[None]:
-    """Within it, new tensors have a shape, a type and no memory, and modules are only drawn. where: the file, for messages.
+    """Within it, new tensors have a shape, a type and no memory, and modules are only drawn. where: the file, for
+    messages.
 
     Raises UserError where drawing takes more than `OPERATIONS` calls.
     """
@@ -58,13 +63,16 @@ def of_file(tensors: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 def check_memory(where: str, modules: Iterable[nn.Module]) -> None:
-    """Raises UserError where drawn modules would take memory out of all proportion to what the file that is read holds (`of_file`)."""
+    """Raises UserError where drawn modules would take memory out of all proportion to what the file that is read holds
+    (`of_file`).
+    """
     if (stored := _stored.get()) is None:
         return
     tensors = {id(t): t for m in modules for t in (*m.parameters(), *m.buffers()) if t.is_meta}
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     if size > max(FREE, GROWTH * stored):
         raise UserError(
-            f"{where}: its settings describe networks of {words(size)}, of which the file holds {words(stored)}; it is damaged, or "
+            f"{where}: its settings describe networks of {words(size)}, of which the file holds {words(stored)}; it is "
+            "damaged, or "
             "made to exhaust memory, and is not read"
         )

@@ -16,7 +16,8 @@ from offrl.nn.mlp import MLP
 class Policy(nn.Module, ABC):
     """The interface of every policy; observations [B, O].
 
-    forward(observations, key) gives the distribution's parameters (a key switches dropout on); the methods below take those.
+    forward(observations, key) gives the distribution's parameters (a key switches dropout on); the methods below take
+    those.
     """
 
     @abstractmethod
@@ -43,7 +44,9 @@ def gaussian_log_prob(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
 
 
 class Deterministic(Policy):
-    """a = tanh(f(s)). Its imitation loss is the squared error, averaged over action dimensions (TD3+BC, arXiv 2106.06860)."""
+    """a = tanh(f(s)). Its imitation loss is the squared error, averaged over action dimensions (TD3+BC, arXiv
+    2106.06860).
+    """
 
     def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int], **mlp: object) -> None:
         super().__init__()
@@ -66,7 +69,8 @@ class Deterministic(Policy):
 
 
 class Gaussian(Policy):
-    """N(tanh(f(s)), diag(exp(2 log_std))) with log_std a free parameter; samples are clipped, not squashed (IQL, arXiv 2110.06169).
+    """N(tanh(f(s)), diag(exp(2 log_std))) with log_std a free parameter; samples are clipped, not squashed (IQL, arXiv
+    2110.06169).
 
     Not `bounded`: the mean is f(s) itself, and the greedy action is clipped as well (AWAC, arXiv 2006.09359).
     """
@@ -106,7 +110,9 @@ class Gaussian(Policy):
 
 
 class UnitGaussian(Policy):
-    """N(f(s), I): imitation is half the squared error, whatever its size; the greedy action is the mean, clipped (OGBench, 2410.20092)."""
+    """N(f(s), I): imitation is half the squared error, whatever its size; the greedy action is the mean, clipped
+    (OGBench, 2410.20092).
+    """
 
     def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int], **mlp: object) -> None:
         super().__init__()
@@ -126,7 +132,8 @@ class UnitGaussian(Policy):
 
 
 class TanhGaussian(Policy):
-    """a = tanh(u), u ~ N(mu(s), diag(exp(2 log_std(s)))), with a state-dependent log_std (SAC, arXiv 1801.01290, appendix C).
+    """a = tanh(u), u ~ N(mu(s), diag(exp(2 log_std(s)))), with a state-dependent log_std (SAC, arXiv 1801.01290,
+    appendix C).
 
     `scaled`: log_std is w * output + b with learnt scalars w (first 1) and b (first -1), as in CQL's code.
     """
@@ -160,7 +167,9 @@ class TanhGaussian(Policy):
     def sample(self, dist: tuple[Tensor, ...], key: Tensor) -> Tensor:
         return self.sample_with_log_prob(dist, key)[0]
 
-    def sample_with_log_prob(self, dist: tuple[Tensor, ...], key: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
+    def sample_with_log_prob(
+        self, dist: tuple[Tensor, ...], key: Tensor, count: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Actions [B, A] and their log densities [B], from the pre-tanh sample, so that no inverse of tanh is needed.
 
         With `count`, that number of actions for each row: [count, B, A] and [count, B].
@@ -209,7 +218,9 @@ POLICIES: dict[str, type[Policy]] = {
 }
 
 
-def make_policy(name: str, obs_dim: int, action_dim: int, num_actions: int, hidden: Sequence[int], **mlp: object) -> Policy:
+def make_policy(
+    name: str, obs_dim: int, action_dim: int, num_actions: int, hidden: Sequence[int], **mlp: object
+) -> Policy:
     """The policy called `name`; for discrete actions (num_actions > 0) always a categorical one."""
     if num_actions:
         return Categorical(obs_dim, num_actions, hidden, **mlp)

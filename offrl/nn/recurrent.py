@@ -8,19 +8,24 @@ from torch.nn import functional as F
 
 
 class GRU(nn.Module):
-    """One layer of gated recurrent units (Cho et al., 2014, arXiv 1406.1078), with nn.GRU's equations and order of gates; at first the
-    matrices are orthogonal and the biases 0."""
+    """One layer of gated recurrent units (Cho et al., 2014, arXiv 1406.1078), with nn.GRU's equations and order of
+    gates; at first the matrices are orthogonal and the biases 0."""
 
     def __init__(self, in_dim: int, width: int) -> None:
         super().__init__()
         self.width = width
-        self.weight_in, self.bias_in = nn.Parameter(torch.empty(3 * width, in_dim)), nn.Parameter(torch.zeros(3 * width))
+        self.weight_in, self.bias_in = (
+            nn.Parameter(torch.empty(3 * width, in_dim)),
+            nn.Parameter(torch.zeros(3 * width)),
+        )
         self.weight, self.bias = nn.Parameter(torch.empty(3 * width, width)), nn.Parameter(torch.zeros(3 * width))
         for matrix in (self.weight_in, self.weight):
             nn.init.orthogonal_(matrix)
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        """x [B, T, in] -> the state after the last of the steps, [B, width]; steps that are not `valid` [B, T] change nothing."""
+        """x [B, T, in] -> the state after the last of the steps, [B, width]; steps that are not `valid` [B, T] change
+        nothing.
+        """
         projections = F.linear(x, self.weight_in, self.bias_in)
         h = torch.zeros(*x.shape[:-2], self.width, dtype=x.dtype, device=x.device)
         for t in range(x.shape[-2]):

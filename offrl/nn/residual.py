@@ -29,8 +29,9 @@ class _Layer(nn.Module):
 
 
 class ResidualEnsemble(nn.Module):
-    """E networks [B, in] -> [E, B, out]: a first layer, depth / 4 blocks of four layers that add their input to their output, a linear
-    one. A layer is linear, LayerNorm, SiLU: in this order, which the depth needs. `depth` counts the layers in blocks.
+    """E networks [B, in] -> [E, B, out]: a first layer, depth / 4 blocks of four layers that add their input to their
+    output, a linear one. A layer is linear, LayerNorm, SiLU: in this order, which the depth needs. `depth` counts the
+    layers in blocks.
     epsilon: of LayerNorm."""
 
     def __init__(self, size: int, in_dim: int, width: int, depth: int, out_dim: int, *, epsilon: float = 1e-5) -> None:

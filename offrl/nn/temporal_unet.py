@@ -1,4 +1,6 @@
-"""U-nets over the steps of a plan: one-dimensional convolutions (Diffuser: Janner et al., 2022, arXiv 2205.09991, appendix C)."""
+"""U-nets over the steps of a plan: one-dimensional convolutions (Diffuser: Janner et al., 2022, arXiv 2205.09991,
+appendix C).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         operation = F.conv_transpose1d if self.transposed else F.conv1d
-        with torch.autocast("cpu", enabled=False):  # gradients of a strided one in bfloat16 are not finite on CPUs (torch 2.13)
+        with torch.autocast(
+            "cpu", enabled=False
+        ):  # gradients of a strided one in bfloat16 are not finite on CPUs (torch 2.13)
             return operation(x.to(self.weight.dtype), self.weight, self.bias, stride=self.stride, padding=self.padding)
 
 
@@ -43,7 +47,9 @@ class ConvBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.convolution(x)
-        grouped = y.unflatten(1, (self.groups, -1)).flatten(2)  # not F.group_norm: its rule under vmap copies each member
+        grouped = y.unflatten(1, (self.groups, -1)).flatten(
+            2
+        )  # not F.group_norm: its rule under vmap copies each member
         grouped = F.layer_norm(grouped, grouped.shape[-1:], eps=1e-5)
         return F.mish(grouped.reshape(y.shape) * self.scale.unsqueeze(-1) + self.shift.unsqueeze(-1))
 
@@ -81,8 +87,8 @@ def padded(x: Tensor, multiple: int) -> Tensor:
 class TemporalUnet(nn.Module):
     """(noisy plan [B, T, D], diffusion step [B] int64, condition [B, K] or None) -> [B, T, D].
 
-    Levels of widths base * multiples, each but the last halving the steps; the same back, beside the level's output on the way down.
-    `condition`: K numbers more, of which a perceptron makes an embedding that stands beside the step's.
+    Levels of widths base * multiples, each but the last halving the steps; the same back, beside the level's output on
+    the way down. `condition`: K numbers more, of which a perceptron makes an embedding that stands beside the step's.
     """
 
     def __init__(self, dim: int, base: int, multiples: Sequence[int], condition: int = 0) -> None:
@@ -90,19 +96,34 @@ class TemporalUnet(nn.Module):
         widths = [dim, *(base * m for m in multiples)]
         pairs = list(zip(widths[:-1], widths[1:], strict=True))
         self.time = StepEmbedding(base)
-        self.condition = nn.ModuleList([Linear(condition, base), Linear(base, 4 * base), Linear(4 * base, base)]) if condition else None
+        self.condition = (
+            nn.ModuleList([Linear(condition, base), Linear(base, 4 * base), Linear(4 * base, base)])
+            if condition
+            else None
+        )
         width = 2 * base if condition else base
-        self.down = nn.ModuleList(nn.ModuleList([TemporalBlock(i, o, width), TemporalBlock(o, o, width)]) for i, o in pairs)
+        self.down = nn.ModuleList(
+            nn.ModuleList([TemporalBlock(i, o, width), TemporalBlock(o, o, width)]) for i, o in pairs
+        )
         self.halve = nn.ModuleList(Convolution(o, o, 3, stride=2) for _, o in pairs[:-1])
         self.middle = nn.ModuleList(TemporalBlock(widths[-1], widths[-1], width) for _ in range(2))
         back = list(reversed(pairs[1:]))
-        self.up = nn.ModuleList(nn.ModuleList([TemporalBlock(2 * o, i, width), TemporalBlock(i, i, width)]) for i, o in back)
+        self.up = nn.ModuleList(
+            nn.ModuleList([TemporalBlock(2 * o, i, width), TemporalBlock(i, i, width)]) for i, o in back
+        )
         self.widen = nn.ModuleList(Convolution(i, i, 4, stride=2, transposed=True) for i, _ in back)
-        self.last, self.head = ConvBlock(base * multiples[0], base * multiples[0]), Convolution(base * multiples[0], dim, 1)
+        self.last, self.head = (
+            ConvBlock(base * multiples[0], base * multiples[0]),
+            Convolution(base * multiples[0], dim, 1),
+        )
         self.multiple = 2 ** (len(multiples) - 1)
 
-    def forward(self, plan: Tensor, step: Tensor, condition: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
-        """keep [B]: 0 where the condition's embedding is left out (classifier-free guidance, arXiv 2207.12598); None: kept everywhere."""
+    def forward(
+        self, plan: Tensor, step: Tensor, condition: Tensor | None = None, keep: Tensor | None = None
+    ) -> Tensor:
+        """keep [B]: 0 where the condition's embedding is left out (classifier-free guidance, arXiv 2207.12598); None:
+        kept everywhere.
+        """
         embedding = self.time(step)
         if self.condition is not None:
             assert condition is not None
@@ -127,7 +148,9 @@ class TemporalUnet(nn.Module):
 
 
 class PlanValue(nn.Module):
-    """(noisy plan [B, T, D], diffusion step [B]) -> its value [B]: the way down of `TemporalUnet`, two narrower levels, a perceptron."""
+    """(noisy plan [B, T, D], diffusion step [B]) -> its value [B]: the way down of `TemporalUnet`, two narrower levels,
+    a perceptron.
+    """
 
     def __init__(self, horizon: int, dim: int, base: int, multiples: Sequence[int]) -> None:
         super().__init__()
@@ -135,7 +158,9 @@ class PlanValue(nn.Module):
         pairs = list(zip(widths[:-1], widths[1:], strict=True))
         narrow = [(widths[-1], widths[-1] // 2), (widths[-1] // 2, widths[-1] // 4)]
         self.time = StepEmbedding(base)
-        self.blocks = nn.ModuleList(nn.ModuleList([TemporalBlock(i, o, base), TemporalBlock(o, o, base)]) for i, o in pairs)
+        self.blocks = nn.ModuleList(
+            nn.ModuleList([TemporalBlock(i, o, base), TemporalBlock(o, o, base)]) for i, o in pairs
+        )
         self.narrow = nn.ModuleList(nn.ModuleList([TemporalBlock(i, o, base)]) for i, o in narrow)
         self.halve = nn.ModuleList(Convolution(o, o, 3, stride=2) for _, o in (*pairs, *narrow))
         steps = horizon

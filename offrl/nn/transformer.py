@@ -1,7 +1,8 @@
 """A transformer of one replica: pre-LN blocks in the manner of GPT-2, with a cache of keys and values for decoding.
 
-"Attention Is All You Need" (Vaswani et al., 2017, arXiv 1706.03762); pre-LN as in GPT-2 (Radford et al., 2019). Shapes in comments:
-B batch, T tokens, S tokens that may be attended to (those of the cache and the new ones), D width, H heads.
+"Attention Is All You Need" (Vaswani et al., 2017, arXiv 1706.03762); pre-LN as in GPT-2 (Radford et al., 2019). Shapes
+in comments: B batch, T tokens, S tokens that may be attended to (those of the cache and the new ones), D width, H
+heads.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Table(nn.Module):
 
 
 class Norm(nn.Module):
-    """Layer normalisation over the last axis. nn.LayerNorm itself fails under vmap and autocast to bfloat16 (torch 2.13)."""
+    """Layer normalisation over the last axis. nn.LayerNorm itself fails under vmap and autocast to bfloat16 (torch
+    2.13).
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -67,7 +70,9 @@ class Norm(nn.Module):
 
 
 def drop(x: Tensor, rate: float, key: Tensor | None, part: int) -> Tensor:
-    """Zero a share `rate` of the entries and scale the rest; as it is without a key. `part` tells apart the layers that share a key."""
+    """Zero a share `rate` of the entries and scale the rest; as it is without a key. `part` tells apart the layers that
+    share a key.
+    """
     if key is None or rate <= 0.0:
         return x
     mask = rng.keep(rng.fold_in(key, part), tuple(x.shape), rate)
@@ -77,8 +82,8 @@ def drop(x: Tensor, rate: float, key: Tensor | None, part: int) -> Tensor:
 def visible(valid: Tensor | None, tokens: int, device: torch.device | None = None) -> Tensor:
     """The attention mask, bool [T, T], or [B, 1, T, T] for tokens of which valid [B, T] are no padding.
 
-    Causal: a token sees itself and valid ones before it. A padded token sees at least itself, so that no row of weights is empty.
-    """
+    Causal: a token sees itself and valid ones before it. A padded token sees at least itself, so that no row of weights
+    is empty."""
     index = torch.arange(tokens, device=valid.device if valid is not None else device)
     causal = index.unsqueeze(-1) >= index
     if valid is None:
@@ -87,12 +92,16 @@ def visible(valid: Tensor | None, tokens: int, device: torch.device | None = Non
 
 
 def _fused_attention_allowed() -> bool:
-    """True where torch's fused attention may be used: it has no batching rule, so under vmap it would take replicas one by one."""
+    """True where torch's fused attention may be used: it has no batching rule, so under vmap it would take replicas one
+    by one.
+    """
     return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float, key: Tensor | None) -> Tensor:
-    """Softmax attention: q [B, H, T, d], k and v [B, H, S, d], mask bool [..., T, S] True where it may attend -> [B, H, T, d]."""
+    """Softmax attention: q [B, H, T, d], k and v [B, H, S, d], mask bool [..., T, S] True where it may attend -> [B, H,
+    T, d].
+    """
     if _fused_attention_allowed() and (key is None or rate <= 0.0):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
@@ -102,7 +111,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float, ke
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + MLP(norm(x)); with `post_norm` the norms stand after the sums, as in the original."""
+    """x + attention(norm(x)), then x + MLP(norm(x)); with `post_norm` the norms stand after the sums, as in the
+    original.
+    """
 
     def __init__(self, width: int, heads: int, dropout: float, activation: str, post_norm: bool) -> None:
         super().__init__()
@@ -129,7 +140,10 @@ class Block(nn.Module):
         if rows is None:
             q, k, v = (self.split(part) for part in self.qkv(h).chunk(3, -1))
         else:
-            q, (k, v) = self.split(self.qkv.part(h[:, rows], 0, 3)), (self.split(self.qkv.part(h, i, 3)) for i in (1, 2))
+            q, (k, v) = (
+                self.split(self.qkv.part(h[:, rows], 0, 3)),
+                (self.split(self.qkv.part(h, i, 3)) for i in (1, 2)),
+            )
             x, mask = x[:, rows], None if mask is None else mask[..., rows, :]
         if past is not None:
             k, v = torch.cat([past[0], k], -2), torch.cat([past[1], v], -2)
@@ -145,18 +159,29 @@ class Transformer(nn.Module):
     """Embedded tokens [B, T, D] -> outputs [B, T, D]. The order of tokens is the embeddings' affair."""
 
     def __init__(
-        self, width: int, layers: int, heads: int, *, dropout: float = 0.0, activation: str = "gelu", post_norm: bool = False
+        self,
+        width: int,
+        layers: int,
+        heads: int,
+        *,
+        dropout: float = 0.0,
+        activation: str = "gelu",
+        post_norm: bool = False,
     ) -> None:
-        """`post_norm`: norms after the sums, and none at the end. Raises ValueError where `heads` does not divide `width`."""
+        """`post_norm`: norms after the sums, and none at the end. Raises ValueError where `heads` does not divide
+        `width`.
+        """
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} is no multiple of heads {heads}")
         self.blocks = nn.ModuleList(Block(width, heads, dropout, activation, post_norm) for _ in range(layers))
         self.norm = None if post_norm else Norm(width)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, key: Tensor | None = None, rows: slice | None = None) -> Tensor:
-        """`mask` as by `visible`, [T, T] or [B, 1, T, T]; None: causal. Dropout is on exactly when a key is given. rows: the tokens
-        whose outputs are needed, which spares the last block the work for the others."""
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, key: Tensor | None = None, rows: slice | None = None
+    ) -> Tensor:
+        """`mask` as by `visible`, [T, T] or [B, 1, T, T]; None: causal. Dropout is on exactly when a key is given.
+        rows: the tokens whose outputs are needed, which spares the last block the work for the others."""
         return self._run(x, visible(None, x.shape[-2], x.device) if mask is None else mask, key, None, rows)[0]
 
     def extend(self, x: Tensor, past: Cache = (), mask: Tensor | None = None) -> tuple[Tensor, Cache]:
@@ -171,12 +196,16 @@ class Transformer(nn.Module):
         x, cache = self._run(x, mask, None, past)
         return x, cache
 
-    def _run(self, x: Tensor, mask: Tensor, key: Tensor | None, past: Cache | None, rows: slice | None = None) -> tuple[Tensor, Cache]:
+    def _run(
+        self, x: Tensor, mask: Tensor, key: Tensor | None, past: Cache | None, rows: slice | None = None
+    ) -> tuple[Tensor, Cache]:
         cache = []
         for i, block in enumerate(self.blocks):
             block_key = None if key is None else rng.fold_in(key, i)
             block_rows = rows if i == len(self.blocks) - 1 else None
-            x, block_cache = cast(Block, block)(x, mask, block_key, past[i] if past else None, past is not None, block_rows)
+            x, block_cache = cast(Block, block)(
+                x, mask, block_key, past[i] if past else None, past is not None, block_rows
+            )
             cache.append(block_cache)
         return x if self.norm is None else self.norm(x), cast(Cache, tuple(cache))
 

@@ -1,5 +1,5 @@
-"""What can be said of a run that no environment scored: its policies' values by fitted Q evaluation on its own data, how far their actions
-lie from the data's, and what to do next."""
+"""What can be said of a run that no environment scored: its policies' values by fitted Q evaluation on its own data,
+how far their actions lie from the data's, and what to do next."""
 
 from __future__ import annotations
 
@@ -26,15 +26,29 @@ FILE = "estimate.json"
 TRIAL = 1_000  # updates of a run that is too short to be judged
 ROWS, CANDIDATES = 20_000, 8  # of the data and the replicas, at most, so that it takes seconds
 SHOWN, WORST = 4, 3  # policies that have a line each; of more, the worst
-FEW = 10  # episodes, below which an estimate has no interval; and horizons, of 1 / (1 - discount) rows, on which a fit that counts rests
+# episodes, below which an estimate has no interval; and horizons, of 1 / (1 - discount) rows, on which a fit that
+# counts rests
+FEW = 10
 COUNTED = 6  # of linear.FITS: more than half
 COMMON = ("steps", "discount", "episodes", "rows", "inputs", "gap", "spread", "discrete", "low", "high")
-VALUES = ("value", "value_low", "value_high", "difference", "difference_low", "difference_high", "fits", "rows", "gap", "distance")
+VALUES = (
+    "value",
+    "value_low",
+    "value_high",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "fits",
+    "rows",
+    "gap",
+    "distance",
+)
 ENDS = VALUES[1:6]  # None where there is no interval
 
 
 def judge(run: SavedRun, config: TrainConfig, dataset: Dataset) -> list[str]:
-    """Lines about the final policies of a run that was not scored; [] where there is nothing to say. Writes RUN/estimate.json.
+    """Lines about the final policies of a run that was not scored; [] where there is nothing to say. Writes
+    RUN/estimate.json.
 
     dataset: what the run was trained on. A run that was judged at this length is not judged again.
     """
@@ -59,7 +73,11 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any] | None:
     try:
         numbers = json.loads(trust.read_text(path))
         policies = [numbers["policies"][name] for name in names[:CANDIDATES]]
-        entries = [*(numbers[k] for k in COMMON), *numbers["data"], *(p[k] for p in policies for k in VALUES if k not in ENDS)]
+        entries = [
+            *(numbers[k] for k in COMMON),
+            *numbers["data"],
+            *(p[k] for p in policies for k in VALUES if k not in ENDS),
+        ]
         ends = [[p[k] for k in ENDS] for p in policies]
     except (OSError, ValueError, UserError, RecursionError, LookupError, TypeError):
         return None
@@ -98,8 +116,8 @@ def estimate(run: SavedRun, config: TrainConfig, dataset: Dataset) -> dict[str, 
 
 
 def summary(fitted: LinearValues, k: int, discount: float, episodes: int) -> list[float | None]:
-    """All of VALUES but the last for policy k: value, interval and difference by the fits that count, None for the ENDS where there are too
-    few of these, or of episodes, or the gap is wider than the features. See `doubt`."""
+    """All of VALUES but the last for policy k: value, interval and difference by the fits that count, None for the ENDS
+    where there are too few of these, or of episodes, or the gap is wider than the features. See `doubt`."""
     counted, by_all = fitted.rows[:, k] * (1.0 - discount) >= FEW, fitted.policies[:, 0, k]
     possible = int((counted & (by_all >= fitted.low) & (by_all <= fitted.high)).sum())
     numbers: list[float | None] = [float(np.median(by_all.clip(fitted.low, fitted.high))), *[None] * len(ENDS)]
@@ -122,11 +140,15 @@ def as_recorded(dataset: Dataset) -> Dataset:
     if spec.reward_scale == 1.0 and spec.reward_shift == 0.0:
         return dataset
     rewards = (dataset.columns["rewards"] - spec.reward_shift) / (spec.reward_scale or 1.0)
-    return replace(dataset, columns={**dataset.columns, "rewards": rewards}, spec=replace(spec, reward_scale=1.0, reward_shift=0.0))
+    return replace(
+        dataset, columns={**dataset.columns, "rewards": rewards}, spec=replace(spec, reward_scale=1.0, reward_shift=0.0)
+    )
 
 
 def _spread(dataset: Dataset) -> float:
-    """The spread of the data's own actions: how far they lie from their mean, or how many are not the most frequent choice."""
+    """The spread of the data's own actions: how far they lie from their mean, or how many are not the most frequent
+    choice.
+    """
     actions = dataset.columns["actions"]
     if dataset.spec.discrete:
         return 1.0 - float(np.bincount(actions.numpy()).max() / len(actions))
@@ -136,15 +158,18 @@ def _spread(dataset: Dataset) -> float:
 def doubt(n: dict[str, Any], policy: dict[str, Any]) -> str:
     """Why an estimate has no interval; "" where it has one.
 
-    An interval is worth something where the data are. Where they hardly do what the policy does, or are where its actions lead, few rows
-    count for everything, mostly by differences between them, and all feature maps may err alike.
+    An interval is worth something where the data are. Where they hardly do what the policy does, or are where its
+    actions lead, few rows count for everything, mostly by differences between them, and all feature maps may err alike.
     """
     if policy["value_low"] is not None:
         return ""
     if n["episodes"] < FEW:
         return f"{n['episodes']} episode{'s' * (n['episodes'] != 1)} only"
     if policy["gap"] > SCALES[0]:
-        return f"the nearest data of other episodes are {policy['gap']:.2g} standard deviations away in each of {n['inputs']} inputs"
+        return (
+            f"the nearest data of other episodes are {policy['gap']:.2g} standard deviations away in each of "
+            f"{n['inputs']} inputs"
+        )
     if policy["rows"] * (1.0 - n["discount"]) < FEW:
         return f"it rests on some {policy['rows']:,.0f} of {n['rows']:,} rows: the data are not where this policy goes"
     return "most fits are beyond what the rewards allow"
@@ -153,31 +178,45 @@ def doubt(n: dict[str, Any], policy: dict[str, Any]) -> str:
 def _words(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
     """count: of the run's policies, of which some may not have been looked at."""
     doubts = {name: doubt(n, policy) for name, policy in n["policies"].items()}
-    order = sorted(n["policies"], key=lambda name: (not doubts[name], n["policies"][name]["value"]))  # unknown ones may be the worst
+    order = sorted(
+        n["policies"], key=lambda name: (not doubts[name], n["policies"][name]["value"])
+    )  # unknown ones may be the worst
     shown = order if len(order) <= SHOWN else order[:WORST]
     where = "the data's first states" if n["episodes"] >= FEW else "the data's states"
     worst = ", the worst first" if len(order) > 1 else ""
     lines = [
-        f"no environment scored this run; estimated from its data alone (linear fitted Q evaluation from {where}, discount "
+        f"no environment scored this run; estimated from its data alone (linear fitted Q evaluation from {where}, "
+        "discount "
         f"{n['discount']:g}, 95% intervals){worst}:",
         *(f"  {name}: {_estimated(n['policies'][name], doubts[name])}" for name in shown),
     ]
     if rest := order[len(shown) :]:
         others = [n["policies"][name]["value"] for name in rest]
         unsure = sum(bool(doubts[name]) for name in rest)
-        lines.append(f"  {len(rest)} others: {min(others):.4g} to {max(others):.4g}" + f", {unsure} of them guesses" * bool(unsure))
+        lines.append(
+            f"  {len(rest)} others: {min(others):.4g} to {max(others):.4g}"
+            + f", {unsure} of them guesses" * bool(unsure)
+        )
     if count > len(order):
         lines.append(f"  {count - len(order)} further policies were not looked at")
-    lines.append(f"  what made the data: {_interval(n['data']) if n['episodes'] >= FEW else format(n['data'][0], '.4g')}")
+    lines.append(
+        f"  what made the data: {_interval(n['data']) if n['episodes'] >= FEW else format(n['data'][0], '.4g')}"
+    )
     far = [policy["distance"] for policy in n["policies"].values()]
     if n["discrete"]:
-        lines.append(f"  actions: {_range(far, '.0%')} differ from the data's (a constant choice would in {n['spread']:.0%})")
+        lines.append(
+            f"  actions: {_range(far, '.0%')} differ from the data's (a constant choice would in {n['spread']:.0%})"
+        )
     else:
-        lines.append(f"  actions: {_range(far, '.2g')} from the data's, root mean square in [-1, 1] (which spread by {n['spread']:.2g})")
+        lines.append(
+            f"  actions: {_range(far, '.2g')} from the data's, root mean square in [-1, 1] (which spread by "
+            f"{n['spread']:.2g})"
+        )
     return [
         *lines,
         f"  {_verdict(n, [name for name in order if doubts[name]])}. An estimate is no proof: try it with care",
-        f"  next: `offrl select {run_dir}` (longer estimates of every checkpoint), `offrl export {run_dir}` (a file to deploy), "
+        f"  next: `offrl select {run_dir}` (longer estimates of every checkpoint), `offrl export {run_dir}` (a file to "
+        "deploy), "
         f"`offrl evaluate {run_dir} env=file.py:Name` (a simulator of yours); eval.estimate=false leaves this out",
     ]
 
@@ -194,13 +233,21 @@ def _verdict(n: dict[str, Any], guesses: Sequence[str]) -> str:
     if n["episodes"] < FEW:
         return "too few episodes: divide the log into more of them, or collect more"
     if n["gap"] > SCALES[0]:
-        return f"{n['rows']:,} rows are too few for {n['inputs']} inputs: more episodes, fewer columns, or a simulator of yours say more"
+        return (
+            f"{n['rows']:,} rows are too few for {n['inputs']} inputs: more episodes, fewer columns, or a "
+            "simulator of yours say more"
+        )
     if guesses:
         some = (
-            f"{', '.join(guesses[:WORST])}{' and others' * (len(guesses) > WORST)} are" if len(guesses) < len(n["policies"]) else "all are"
+            f"{', '.join(guesses[:WORST])}{' and others' * (len(guesses) > WORST)} are"
+            if len(guesses) < len(n["policies"])
+            else "all are"
         )
         which = "the estimate is a guess" if len(n["policies"]) == 1 else f"{some} guesses"
-        return f"{which}: algo=td3_bc, or bc, stays closer to the data; or collect some with the policy, or play it in a simulator"
+        return (
+            f"{which}: algo=td3_bc, or bc, stays closer to the data; or collect some with the policy, or play "
+            "it in a simulator"
+        )
     differences = [[policy[k] for k in VALUES[3:6]] for policy in n["policies"].values()]
     if all(low > 0.0 for _, low, _ in differences):
         return "probably better than what made the data"

@@ -41,8 +41,8 @@ def find_runs(paths: Sequence[str | Path]) -> list[SavedRun]:
 def run_candidates(run: SavedRun) -> dict[str, Any]:
     """Every replica's policy at every checkpoint that is there, and its final one: {"RUN/seed_0@50000": policy}.
 
-    From a checkpoint a policy knows its own critic too. A damaged checkpoint is named in a warning and passed over; a replica that had
-    diverged is left out. Raises UserError where there is no policy at all.
+    From a checkpoint a policy knows its own critic too. A damaged checkpoint is named in a warning and passed over; a
+    replica that had diverged is left out. Raises UserError where there is no policy at all.
     """
     config, spec = run_settings(run.dir, parts=()), run.spec
     if "reward_scale" not in run.record["spec"]:
@@ -79,7 +79,9 @@ def run_candidates(run: SavedRun) -> dict[str, Any]:
 
 
 def reward_transform(run: SavedRun) -> tuple[float, float]:
-    """(scale, shift) of a run's rewards against the recorded ones, for records that do not hold them: from its list of transforms."""
+    """(scale, shift) of a run's rewards against the recorded ones, for records that do not hold them: from its list of
+    transforms.
+    """
     scale, shift = 1.0, 0.0
     for text in run.record["data"].get("transforms", ()):
         if match := re.fullmatch(r"reward_by_return_range (\S+) / (\S+)", text):
@@ -95,8 +97,8 @@ def reward_transform(run: SavedRun) -> tuple[float, float]:
 def recorded(config: DatasetConfig) -> DatasetConfig:
     """The same data with rewards and observations as recorded, and all episodes that were not left out on purpose.
 
-    `top_fraction` belongs to an algorithm, and would change where episodes start; `subsample` is kept, and so are labels of actions and
-    rewards, without which the data would be others.
+    `top_fraction` belongs to an algorithm, and would change where episodes start; `subsample` is kept, and so are
+    labels of actions and rewards, without which the data would be others.
     """
     default = DatasetConfig()
     undone = [name for name in DatasetConfig.TRANSFORMS if name not in DatasetConfig.CONTENT]
@@ -111,15 +113,21 @@ def data_of(runs: Sequence[SavedRun], device: str = "cpu") -> Dataset:
     first = runs[0]
     prints = {run.fingerprint: run for run in reversed(runs)}
     if len(prints) > 1:
-        names = " and ".join(f"{run.dir} ({run.record['data']['name']}, {key[:12]})" for key, run in list(prints.items())[:2])
+        names = " and ".join(
+            f"{run.dir} ({run.record['data']['name']}, {key[:12]})" for key, run in list(prints.items())[:2]
+        )
         raise UserError(f"{names} were trained on different data: say which to evaluate on with dataset=")
     config = run_settings(first.dir).dataset
     if first.spec.source == "arrays" and config.name not in registry.names("dataset"):
-        raise UserError(f"{first.dir} was trained on arrays from Python: offrl.ope.select([...], dataset=...) takes them")
+        raise UserError(
+            f"{first.dir} was trained on arrays from Python: offrl.ope.select([...], dataset=...) takes them"
+        )
     try:
         dataset = load_dataset(recorded(config), device)
     except UserError as error:
-        raise UserError(f"the data of {first.dir} cannot be read ({error}); name others of the same spaces with dataset=") from None
+        raise UserError(
+            f"the data of {first.dir} cannot be read ({error}); name others of the same spaces with dataset="
+        ) from None
     if dataset.fingerprint != first.fingerprint:
         raise UserError(
             f"{config.name} is not what {first.dir} was trained on any more ({dataset.fingerprint[:12]}, then "
@@ -136,7 +144,9 @@ def load_policies(texts: Sequence[str], spec: DataSpec) -> dict[str, Any]:
     names: list[str] = []
     policies: list[Any] = []
     for text in texts:
-        agents = load_agents(text, observation_dim=spec.observation_dim, action_low=low, action_high=high, discrete=spec.discrete)
+        agents = load_agents(
+            text, observation_dim=spec.observation_dim, action_low=low, action_high=high, discrete=spec.discrete
+        )
         base = Path(text).resolve().name + "/" if Path(text).is_dir() else ""
         names += [base + name for name in agents]
         policies += agents.values()

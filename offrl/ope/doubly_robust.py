@@ -1,4 +1,6 @@
-"""Doubly robust estimates: fitted Q corrected by weighted TD errors (Jiang and Li, arXiv 1511.03722; Thomas and Brunskill, 1604.00923)."""
+"""Doubly robust estimates: fitted Q corrected by weighted TD errors (Jiang and Li, arXiv 1511.03722; Thomas and
+Brunskill, 1604.00923).
+"""
 
 from __future__ import annotations
 

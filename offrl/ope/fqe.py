@@ -1,4 +1,6 @@
-"""Fitted Q evaluation of K policies as one program (Le et al., arXiv 1903.08738; as in DOPE's code, arXiv 2103.16596)."""
+"""Fitted Q evaluation of K policies as one program (Le et al., arXiv 1903.08738; as in DOPE's code, arXiv
+2103.16596).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Scale:
 
     mean: Tensor  # [O]
     std: Tensor  # [O]
-    reward_mean: float  # 0 where episodes can end: a constant added to each reward would then change the order of policies
+    reward_mean: (
+        float  # 0 where episodes can end: a constant added to each reward would then change the order of policies
+    )
     reward_std: float
     low: float  # bounds of (1 - discount) V for standardised rewards
     high: float
@@ -66,10 +70,10 @@ class Scale:
 class FQE(Algorithm):
     """Q of K fixed policies by TD learning: y = r + discount m Q'(s', pi_k(s')).
 
-    The networks give q = (1 - discount) Q, which is of the size of a single reward; targets are clipped to the values that the data's
-    smallest and largest reward allow. With networks=shared one trunk has an output for each candidate, and each row of a batch is given
-    the targets of `pairs` candidates drawn at random: an unbiased estimate of the mean of all K losses. It acts in no environment, so it is
-    not registered.
+    The networks give q = (1 - discount) Q, which is of the size of a single reward; targets are clipped to the values
+    that the data's smallest and largest reward allow. With networks=shared one trunk has an output for each candidate,
+    and each row of a batch is given the targets of `pairs` candidates drawn at random: an unbiased estimate of the mean
+    of all K losses. It acts in no environment, so it is not registered.
     """
 
     Config = FQEConfig
@@ -88,9 +92,13 @@ class FQE(Algorithm):
         return {"critic": EnsembleMLP(self.candidates, width, hidden, 1, layer_norm=self.config.layer_norm)}
 
     def optimizer(self, name: str) -> Adam:
-        c = self.config  # TensorFlow Addons' AdamW, which DOPE's code uses, does not multiply the decay by the learning rate
+        c = (
+            self.config
+        )  # TensorFlow Addons' AdamW, which DOPE's code uses, does not multiply the decay by the learning rate
         steps = 0 if c.schedule == "constant" else c.updates
-        return Adam(c.learning_rate, weight_decay=c.weight_decay / c.learning_rate, schedule=c.schedule, decay_steps=steps)
+        return Adam(
+            c.learning_rate, weight_decay=c.weight_decay / c.learning_rate, schedule=c.schedule, decay_steps=steps
+        )
 
     def sampler(self) -> Sampler:
         return TransitionSampler(extra=("after", "episode"))
@@ -99,7 +107,9 @@ class FQE(Algorithm):
         """With several seeds each has its own bootstrap sample of the episodes, as weights."""
         weights = torch.ones(self.episodes)
         if self.config.seeds > 1:
-            drawn = np.random.Generator(np.random.PCG64(seed)).multinomial(self.episodes, np.full(self.episodes, 1.0 / self.episodes))
+            drawn = np.random.Generator(np.random.PCG64(seed)).multinomial(
+                self.episodes, np.full(self.episodes, 1.0 / self.episodes)
+            )
             weights = torch.from_numpy(drawn.astype(np.float32))
         return super().init(seed)._replace(extra={"weights": weights})
 
@@ -110,7 +120,9 @@ class FQE(Algorithm):
         return q if self.shared else q.squeeze(-1).T
 
     def q_own(self, critic: Params, observations: Tensor, actions: Tensor, which: Tensor | None = None) -> Tensor:
-        """q of candidate which[b, j] at action actions[b, j] ([B, J, A] or [B, J]): [B, J]. Without `which` J is K, all in their order."""
+        """q of candidate which[b, j] at action actions[b, j] ([B, J, A] or [B, J]): [B, J]. Without `which` J is K, all
+        in their order.
+        """
         actions = self.spec.encode(actions)
         states = observations.unsqueeze(1).expand(-1, actions.shape[1], -1)
         x = torch.cat([states, actions], -1)  # [B, J, O + A]
@@ -122,7 +134,9 @@ class FQE(Algorithm):
         return q.gather(-1, which.unsqueeze(-1)).squeeze(-1)
 
     def choose(self, key: Tensor, batch: int) -> Tensor | None:
-        """For each row the candidates whose targets are computed, [B, J]: one from each of J equal shares, so each equally often."""
+        """For each row the candidates whose targets are computed, [B, J]: one from each of J equal shares, so each
+        equally often.
+        """
         if not self.shared or self.pairs == self.candidates:
             return None
         spread = rng.uniform(key, (batch, self.pairs)) + torch.arange(self.pairs, device=key.device)
@@ -165,7 +179,9 @@ class Fitted:
 
     @torch.no_grad()
     def values(self, rows: Tensor, actions: Tensor, column: str = "observations") -> Tensor:
-        """Q of each candidate in raw units, float64 [N, M, K], at the column's rows [M] and its own actions there [M, K, A] or [M, K]."""
+        """Q of each candidate in raw units, float64 [N, M, K], at the column's rows [M] and its own actions there [M,
+        K, A] or [M, K].
+        """
         return self._each(rows, actions, self.algorithm.q_own, column)
 
     @torch.no_grad()
@@ -188,11 +204,16 @@ class Fitted:
 
 
 def fit(
-    problem: Problem, settings: FQEConfig, device: str = "cpu", progress: Progress | None = None, start: Fitted | None = None
+    problem: Problem,
+    settings: FQEConfig,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    start: Fitted | None = None,
 ) -> Fitted:
     """Train the Q functions of all candidates. The same settings, data and candidates give the same numbers.
 
-    start: go on from the Q functions of as many candidates and seeds, of policies that have changed a little since, say.
+    start: go on from the Q functions of as many candidates and seeds, of policies that have changed a little since,
+    say.
     """
     validate(settings)
     where, dataset = torch.device(device), problem.dataset
@@ -229,7 +250,10 @@ def fit(
     metrics = {k: v.numpy() for k, v in metric_means(engine.sums(), settings.updates - late).items()}
     lost = [seed for n, seed in enumerate(seeds) if not np.isfinite(metrics["critic/loss"][n])]
     if lost:
-        warn(f"fitted Q evaluation diverged for seed {', '.join(map(str, lost))} (a loss is not finite): its values are missing")
+        warn(
+            f"fitted Q evaluation diverged for seed {', '.join(map(str, lost))} (a loss is not finite): its values are "
+            "missing"
+        )
     target = engine.state().target["critic"]
     critics = [{k: v[n].to(where, copy=True) for k, v in target.items()} for n in range(len(seeds))]
     return Fitted(algorithm, critics, problem, metrics, time.monotonic() - began)
@@ -262,9 +286,10 @@ def fqe(problem: Problem, settings: FQEConfig, device: str = "cpu", progress: Pr
 def summarise(fitted: Fitted) -> Estimates:
     """Mean of Q(s0, pi(s0)) over the data's initial states and over the seeds.
 
-    The interval adds the variance of the mean over the initial states (Q held fixed) to that between the seeds, each of which had its
-    own first weights, batches and bootstrap sample of the episodes; Student's t with the degrees of freedom of Welch and Satterthwaite.
-    It says how far the estimate would move with other data of this kind, not how biased it is.
+    The interval adds the variance of the mean over the initial states (Q held fixed) to that between the seeds, each of
+    which had its own first weights, batches and bootstrap sample of the episodes; Student's t with the degrees of
+    freedom of Welch and Satterthwaite. It says how far the estimate would move with other data of this kind, not how
+    biased it is.
     """
     problem = fitted.problem
     starts = problem.starts
@@ -279,7 +304,9 @@ def summarise(fitted: Fitted) -> Estimates:
 
 
 def combine(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean, low, high), each [K], of values [N seeds, M initial states, K]; see `summarise`. Without any spread to go by: NaN ends."""
+    """(mean, low, high), each [K], of values [N seeds, M initial states, K]; see `summarise`. Without any spread to go
+    by: NaN ends.
+    """
     seeds, states, _ = values.shape
     value = values.mean((0, 1))
     parts = []
@@ -302,8 +329,9 @@ def combine(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def estimate(dataset: Dataset, candidates: Mapping[str, Any], settings: FQEConfig, device: str = "cpu") -> Estimates:
-    """Values of policies on a dataset, in the units of its rewards; quiet. For code that trains: it changes no global state.
+    """Values of policies on a dataset, in the units of its rewards; quiet. For code that trains: it changes no global
+    state.
 
-    settings decide everything, so that the same call gives the same numbers. Raises UserError for candidates that do not fit the data.
-    """
+    settings decide everything, so that the same call gives the same numbers. Raises UserError for candidates that do
+    not fit the data."""
     return fqe(make_problem(dataset, candidates, settings.explore), settings, device)

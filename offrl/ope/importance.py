@@ -1,4 +1,6 @@
-"""Per-decision weighted importance sampling (Precup et al., 2000; as in DOPE's code, arXiv 2103.16596), all candidates at once."""
+"""Per-decision weighted importance sampling (Precup et al., 2000; as in DOPE's code, arXiv 2103.16596), all candidates
+at once.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,22 @@ NEGLIGIBLE = 1e-9  # rewards discounted below this share are left out
 ROWS = 16_384
 
 
-def behavior_log_prob(problem: Problem, settings: OPEConfig, device: str = "cpu", progress: Progress | None = None) -> Tensor:
+def behavior_log_prob(
+    problem: Problem, settings: OPEConfig, device: str = "cpu", progress: Progress | None = None
+) -> Tensor:
     """log b(a_t | s_t) of the data's actions under a model of the policy that made them: float64 [R].
 
-    The model is behaviour cloning by likelihood (algo=bc with a tanh-Gaussian, or categorical for discrete actions) on standardised
-    observations, trained on every row.
+    The model is behaviour cloning by likelihood (algo=bc with a tanh-Gaussian, or categorical for discrete actions) on
+    standardised observations, trained on every row.
     """
     dataset, where = problem.dataset, torch.device(device)
     bc = registry.get("algo", "bc")
-    config = bc.Config(learning_rate=settings.learning_rate, batch_size=settings.batch_size, hidden=settings.hidden, policy="tanh_gaussian")
+    config = bc.Config(
+        learning_rate=settings.learning_rate,
+        batch_size=settings.batch_size,
+        hidden=settings.hidden,
+        policy="tanh_gaussian",
+    )
     scale = Scale.of(dataset, settings.discount)
     inputs = standardised(problem, scale)
     inputs = _bounded(inputs)
@@ -64,15 +73,18 @@ def _bounded(dataset: Dataset) -> Dataset:
 
     if dataset.spec.discrete:
         return dataset
-    return replace(dataset, columns={**dataset.columns, "actions": dataset.columns["actions"].clamp(-1.0 + MARGIN, 1.0 - MARGIN)})
+    return replace(
+        dataset, columns={**dataset.columns, "actions": dataset.columns["actions"].clamp(-1.0 + MARGIN, 1.0 - MARGIN)}
+    )
 
 
 def target_log_prob(problem: Problem, target_std: float) -> Tensor:
     """log pi_k(a_t | s_t) of the data's actions: float64 [R, K].
 
-    A greedy candidate gets a Gaussian of `target_std` around its action; a greedy choice among discrete actions has probability 1 or 0.
-    As they explore (problem.explore), candidates must have a density: a method log_prob(observations, actions) for raw ones in the
-    environment's range, or the policy module of a trained run. Raises UserError for one without.
+    A greedy candidate gets a Gaussian of `target_std` around its action; a greedy choice among discrete actions has
+    probability 1 or 0. As they explore (problem.explore), candidates must have a density: a method
+    log_prob(observations, actions) for raw ones in the environment's range, or the policy module of a trained run.
+    Raises UserError for one without.
     """
     columns = []
     for k, name in enumerate(problem.names):
@@ -101,13 +113,22 @@ def _own_density(name: str, policy: Any, dataset: Dataset) -> Tensor:
         densities = torch.as_tensor(np.asarray(policy.log_prob(observations, raw), np.float64))
         if densities.shape != (len(dataset),):
             raise UserError(
-                f"candidate {name}: log_prob gave shape {tuple(densities.shape)} for {len(dataset)} rows; one number a row is due"
+                f"candidate {name}: log_prob gave shape {tuple(densities.shape)} for {len(dataset)} rows; one number a "
+                "row is due"
             )
         return densities + jacobian
     algorithm = getattr(policy, "algorithm", None)
     state: TrainState | None = getattr(policy, "state", None)
-    if algorithm is None or state is None or type(policy.actor) is not MemorylessActor or isinstance(algorithm.policy, Deterministic):
-        raise UserError(f"candidate {name} says no density of its actions, which wis and dr with explore=true need; leave out explore=true")
+    if (
+        algorithm is None
+        or state is None
+        or type(policy.actor) is not MemorylessActor
+        or isinstance(algorithm.policy, Deterministic)
+    ):
+        raise UserError(
+            f"candidate {name} says no density of its actions, which wis and dr with explore=true need; leave out "
+            "explore=true"
+        )
     if isinstance(algorithm.policy, (Gaussian, TanhGaussian)):
         actions = actions.clamp(-1.0 + MARGIN, 1.0 - MARGIN)
     found_parts = []
@@ -134,15 +155,17 @@ def weighted_sums(
     resamples: Tensor | None = None,
     usable: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """sum_t discount**t (sum_i w_it g_it / sum_i w_it) with w_it = exp(sum of the log ratios of episode i up to step t).
+    """sum_t discount**t (sum_i w_it g_it / sum_i w_it) with w_it = exp(sum of the log ratios of episode i up to step
+    t).
 
-    ratios, gains: [R, K] float64. resamples: how often each episode is drawn in each of B bootstrap samples, [B, E]; the first result is
-    for the data themselves. usable: rows whose gain is known, bool [R]; an episode leaves at one that is not. Returns ([1 + B, K],
-    effective number of episodes [K]: the mean over steps, weighted by discount**t, of (sum w)**2 / sum w**2).
+    ratios, gains: [R, K] float64. resamples: how often each episode is drawn in each of B bootstrap samples, [B, E];
+    the first result is for the data themselves. usable: rows whose gain is known, bool [R]; an episode leaves at one
+    that is not. Returns ([1 + B, K], effective number of episodes [K]: the mean over steps, weighted by discount**t, of
+    (sum w)**2 / sum w**2).
 
-    An episode that has ended stays in the sum below with the weight it had and gains nothing more. One that was cut short (a time-out, or
-    an unknown successor) leaves both sums: what would have followed is not known. Weights are taken relative to the largest of their
-    step, so none overflows.
+    An episode that has ended stays in the sum below with the weight it had and gains nothing more. One that was cut
+    short (a time-out, or an unknown successor) leaves both sums: what would have followed is not known. Weights are
+    taken relative to the largest of their step, so none overflows.
     """
     start, lengths = dataset.episode_start, dataset.episode_lengths()
     order = torch.argsort(lengths, descending=True, stable=True)
@@ -155,7 +178,9 @@ def weighted_sums(
     log_weight = torch.zeros(episodes, candidates, dtype=torch.float64)
     total = torch.zeros(len(counts), candidates, dtype=torch.float64)
     effective, share = torch.zeros(candidates, dtype=torch.float64), 0.0
-    alive_at = torch.searchsorted(-lengths, -torch.arange(int(lengths[0])), right=False)  # how many are longer than t steps
+    alive_at = torch.searchsorted(
+        -lengths, -torch.arange(int(lengths[0])), right=False
+    )  # how many are longer than t steps
     for t in range(int(lengths[0])):
         factor = discount**t
         if factor < NEGLIGIBLE:
@@ -200,4 +225,6 @@ def wis(problem: Problem, behavior: Tensor, settings: OPEConfig) -> Estimates:
     sums, effective = weighted_sums(ratios, rewards, dataset, settings.discount, counts)
     values = sums.numpy()
     low, high = percentile_interval(values[1:])
-    return Estimates("wis", problem.names, values[0], low, high, settings.discount, {"effective_episodes": effective.tolist()})
+    return Estimates(
+        "wis", problem.names, values[0], low, high, settings.discount, {"effective_episodes": effective.tolist()}
+    )

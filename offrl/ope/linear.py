@@ -1,5 +1,6 @@
-"""Fitted Q evaluation with linear networks: random Fourier features of observation and action, whose fixed point is one system of equations
-(LSTDQ, Lagoudakis and Parr 2003). Seconds, where networks take minutes; for a first look, not for ranking alike policies."""
+"""Fitted Q evaluation with linear networks: random Fourier features of observation and action, whose fixed point is one
+system of equations (LSTDQ, Lagoudakis and Parr 2003). Seconds, where networks take minutes; for a first look, not for
+ranking alike policies."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from offrl.ope.problem import FLOOR, Problem
 from offrl.statistics.intervals import student_t
 
 FITS, FEATURES = 10, 150  # feature maps, and random features of each
-SCALES, RIDGES = (0.3, 2.0), (1e-5, 1e-3)  # between which the width of a map's features and its regularisation are drawn, by logarithms
+SCALES, RIDGES = (
+    (0.3, 2.0),
+    (1e-5, 1e-3),
+)  # between which the width of a map's features and its regularisation are drawn, by logarithms
 BLOCKS, DRAWS = 20, 12  # of each map's bootstrap: parts of the data that are drawn together, and draws
 DRAWN = 300  # rows whose nearest neighbours are looked for
 SPREAD = 0.02  # added to the standard deviation of the data's actions, which are in [-1, 1]
@@ -21,9 +25,13 @@ SPREAD = 0.02  # added to the standard deviation of the data's actions, which ar
 
 @dataclass(frozen=True)
 class LinearValues:
-    """Mean values over the data's initial states, discounted, in the rewards' units: of each policy and of the data's own actions."""
+    """Mean values over the data's initial states, discounted, in the rewards' units: of each policy and of the data's
+    own actions.
+    """
 
-    policies: np.ndarray  # [FITS, 1 + DRAWS, K]: by each feature map, with all data first, then of bootstrap samples of it
+    policies: (
+        np.ndarray
+    )  # [FITS, 1 + DRAWS, K]: by each feature map, with all data first, then of bootstrap samples of it
     data: np.ndarray  # [FITS, 1 + DRAWS]
     rows: np.ndarray  # [FITS, K]: how many rows of equal weight would say as much as those of which the value is made
     gaps: np.ndarray  # [1 + K], of the data's own actions first: see `gap`
@@ -32,20 +40,21 @@ class LinearValues:
 
 
 def interval(values: np.ndarray) -> tuple[float, float, float]:
-    """(value, low, high) of values [F, 1 + DRAWS] by F feature maps: the median, and the interval that holds the truth with 95% if it is to
-    the maps' values as one more of them: Student's t of F - 1 degrees of freedom, times the root of the variance between the maps and of
-    that between bootstrap samples within them."""
+    """(value, low, high) of values [F, 1 + DRAWS] by F feature maps: the median, and the interval that holds the truth
+    with 95% if it is to the maps' values as one more of them: Student's t of F - 1 degrees of freedom, times the root
+    of the variance between the maps and of that between bootstrap samples within them."""
     variance = values[:, 0].var(ddof=1) + values[:, 1:].var(1, ddof=1).mean()
     value, half = float(np.median(values[:, 0])), student_t(0.95, len(values) - 1) * float(np.sqrt(variance))
     return value, value - half, value + half
 
 
 def gap(wanted: Tensor, known: Tensor, episode: Tensor) -> float:
-    """How far the data are from a policy's states and actions: the median over rows drawn of `wanted` [R, D] of the distance to the nearest
-    row of `known` [R, D] in another episode, root mean square over inputs, which are in standard deviations; 0 where there is no other.
+    """How far the data are from a policy's states and actions: the median over rows drawn of `wanted` [R, D] of the
+    distance to the nearest row of `known` [R, D] in another episode, root mean square over inputs, which are in
+    standard deviations; 0 where there is no other.
 
-    Features that are wider see what is between; in a larger gap all feature maps guess alike, and their spread does not show it.
-    """
+    Features that are wider see what is between; in a larger gap all feature maps guess alike, and their spread does not
+    show it."""
     drawn = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).integers(0, len(known), DRAWN))
     distance = torch.cdist(wanted[drawn], known) / float(np.sqrt(known.shape[1]))
     distance[episode[drawn].unsqueeze(1) == episode] = torch.inf
@@ -56,9 +65,9 @@ def gap(wanted: Tensor, known: Tensor, episode: Tensor) -> float:
 def values(problem: Problem, discount: float, few: int) -> LinearValues:
     """The values of the problem's candidates. few: with fewer episodes, the mean is over all states.
 
-    A value is a weighted sum of the data's rewards, mean_i w_i r_i with w = phi(s, a) A^-T phi(s0, pi(s0)): w is the ratio of how often the
-    policy and the data are in (s, a), as far as the features can tell (DualDICE's, arXiv 1906.04733, in closed form). (sum w)^2 / sum w^2
-    rows of equal weight would say as much.
+    A value is a weighted sum of the data's rewards, mean_i w_i r_i with w = phi(s, a) A^-T phi(s0, pi(s0)): w is the
+    ratio of how often the policy and the data are in (s, a), as far as the features can tell (DualDICE's, arXiv
+    1906.04733, in closed form). (sum w)^2 / sum w^2 rows of equal weight would say as much.
     """
     dataset = problem.dataset
     columns, spec, rows = dataset.columns, dataset.spec, torch.nonzero(problem.known).squeeze(-1)
@@ -82,12 +91,16 @@ def values(problem: Problem, discount: float, few: int) -> LinearValues:
     block = torch.arange(len(rows)) * BLOCKS // len(rows)
     first = torch.bucketize(starts, rows[torch.searchsorted(block, torch.arange(1, BLOCKS))], right=True)
     number = torch.bincount(first, minlength=BLOCKS).double()
-    choices = [(following, recorded[starts])] + [(a.after, a.here[starts]) for a in problem.actions]  # the data's own first
+    choices = [(following, recorded[starts])] + [
+        (a.after, a.here[starts]) for a in problem.actions
+    ]  # the data's own first
     drawn = np.random.Generator(np.random.PCG64(0))
     episode = torch.repeat_interleave(torch.arange(dataset.num_episodes), dataset.episode_lengths())
     known = inputs(states[0], recorded)
     width = known.shape[1]
-    gaps = [gap(inputs(states[0], actions), known, episode) for actions in (recorded, *(a.here for a in problem.actions))]
+    gaps = [
+        gap(inputs(states[0], actions), known, episode) for actions in (recorded, *(a.here for a in problem.actions))
+    ]
     means = np.zeros((FITS, 1 + DRAWS, len(choices)))
     effective = np.zeros((FITS, len(choices)))
     for fit in range(FITS):
@@ -114,9 +127,13 @@ def values(problem: Problem, discount: float, few: int) -> LinearValues:
             sums = torch.zeros(BLOCKS, start.shape[1], dtype=torch.float64).index_add(0, first, start)
             system = torch.einsum("db,bij->dij", counts, systems) / len(rows) + regular
             theta = torch.linalg.solve(system, counts @ targets / len(rows))
-            means[fit, :, k] = ((counts @ sums * theta).sum(-1) / (counts @ number).clamp(min=1.0)).numpy() + shift / (1.0 - discount)
+            means[fit, :, k] = ((counts @ sums * theta).sum(-1) / (counts @ number).clamp(min=1.0)).numpy() + shift / (
+                1.0 - discount
+            )
             ratio = here @ torch.linalg.solve(system[0].T, start.mean(0))
             effective[fit, k] = float(ratio.sum() ** 2 / ratio.square().sum())
     bounds = [float(rewards.min()), float(rewards.max())]
     low, high = (min(bounds[0], 0.0) if ended else bounds[0]), (max(bounds[1], 0.0) if ended else bounds[1])
-    return LinearValues(means[..., 1:], means[..., 0], effective[:, 1:], np.array(gaps), low / (1.0 - discount), high / (1.0 - discount))
+    return LinearValues(
+        means[..., 1:], means[..., 0], effective[:, 1:], np.array(gaps), low / (1.0 - discount), high / (1.0 - discount)
+    )

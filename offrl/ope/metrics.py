@@ -45,11 +45,12 @@ def kendall(truth: Sequence[float] | Any, estimate: Sequence[float] | Any) -> fl
 
 
 def regret(truth: Sequence[float] | Any, estimate: Sequence[float] | Any, k: int = 1) -> float:
-    """The loss of taking the best of the k policies with the largest estimates in place of the best of all, as a share of the range
-    of true values: 0 is perfect, 1 the worst. Of equal estimates the expected loss over all orders; NaN estimates rank last.
+    """The loss of taking the best of the k policies with the largest estimates in place of the best of all, as a share
+    of the range of true values: 0 is perfect, 1 the worst. Of equal estimates the expected loss over all orders; NaN
+    estimates rank last.
 
-    0 where all true values are equal, or k covers all policies. Raises ValueError for k below 1 or a NaN among the true values.
-    """
+    0 where all true values are equal, or k covers all policies. Raises ValueError for k below 1 or a NaN among the true
+    values."""
     v, e = _pair(truth, estimate)
     if k < 1:
         raise ValueError(f"regret@k needs k of at least 1, not {k}")
@@ -75,8 +76,8 @@ def _expected_best(v: np.ndarray, e: np.ndarray, k: int) -> float:
 def precision(truth: Sequence[float] | Any, estimate: Sequence[float] | Any, k: int) -> float:
     """Share of the k policies with the largest estimates that are among the k with the largest true values.
 
-    With sets of one size this is recall@k as well. Equal values: the earlier policy first. Raises ValueError for k outside 1..n.
-    """
+    With sets of one size this is recall@k as well. Equal values: the earlier policy first. Raises ValueError for k
+    outside 1..n."""
     v, e = _pair(truth, estimate)
     if not 1 <= k <= len(v):
         raise ValueError(f"precision@k needs k from 1 to {len(v)}, not {k}")
@@ -96,5 +97,7 @@ def absolute_error(truth: Sequence[float] | Any, estimate: Sequence[float] | Any
 def _pair(truth: Any, estimate: Any) -> tuple[np.ndarray, np.ndarray]:
     v, e = np.asarray(truth, np.float64), np.asarray(estimate, np.float64)
     if v.shape != e.shape or v.ndim != 1:
-        raise ValueError(f"true values of shape {v.shape} and estimates of shape {e.shape}: both must be lists of one length")
+        raise ValueError(
+            f"true values of shape {v.shape} and estimates of shape {e.shape}: both must be lists of one length"
+        )
     return v, e

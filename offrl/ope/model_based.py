@@ -1,7 +1,9 @@
-"""Model-based off-policy evaluation: returns of the candidates in rollouts of a trained model from the data's initial states.
+"""Model-based off-policy evaluation: returns of the candidates in rollouts of a trained model from the data's initial
+states.
 
-As in DOPE's code (arXiv 2103.16596), states and rewards are cut off at the data's range. Each elite plays its own rollouts to the end
-(TSinf; PETS, arXiv 1805.12114, section 5), so that the spread between them says how far the members disagree about a policy.
+As in DOPE's code (arXiv 2103.16596), states and rewards are cut off at the data's range. Each elite plays its own
+rollouts to the end (TSinf; PETS, arXiv 1805.12114, section 5), so that the spread between them says how far the members
+disagree about a policy.
 """
 
 from __future__ import annotations
@@ -37,14 +39,19 @@ def model_values(problem: Problem, settings: OPEConfig, device: str, tell: Note 
 def load_or_train(dataset: Dataset, settings: OPEConfig, device: str, quiet: bool) -> Trained:
     """The model that `world_model` names, checked against the data, or one that is trained now.
 
-    Raises UserError for a model of other spaces. What its own dataset did to observations and rewards may differ: both are converted.
-    """
+    Raises UserError for a model of other spaces. What its own dataset did to observations and rewards may differ: both
+    are converted."""
     path = settings.world_model
     if not path:
         from offrl.settings.compose import compose
         from offrl.settings.untrusted import literal
 
-        given = {"algo": "dynamics", "experiment": "none", "dataset": literal(dataset.spec.name), "compile": settings.compile}
+        given = {
+            "algo": "dynamics",
+            "experiment": "none",
+            "dataset": literal(dataset.spec.name),
+            "compile": settings.compile,
+        }
         config = compose({**given, "device": device, "runs_dir": settings.models_dir, "quiet": quiet})
         path = str(train_first(config, dataset.to(device), "world_model", required()))
     trained = load(path)
@@ -65,7 +72,8 @@ def estimate(problem: Problem, trained: Trained, settings: OPEConfig, tell: Any 
     began, values, cut, steps = time.monotonic(), [], [], []
     if tell is not None:
         tell(
-            f"rollouts of {len(problem.names)} candidates in {trained.path}: up to {horizon:,} steps from {len(rows):,} starts, "
+            f"rollouts of {len(problem.names)} candidates in {trained.path}: up to {horizon:,} steps from "
+            f"{len(rows):,} starts, "
             f"by {len(elites)} members each"
         )
     for name, policy in zip(problem.names, problem.policies, strict=True):
@@ -91,7 +99,9 @@ def estimate(problem: Problem, trained: Trained, settings: OPEConfig, tell: Any 
 
 
 def chosen_starts(problem: Problem, count: int) -> np.ndarray:
-    """Rows at which rollouts begin, [>= count]: `count` of the episodes' first rows, spread evenly, or, of fewer, each equally often."""
+    """Rows at which rollouts begin, [>= count]: `count` of the episodes' first rows, spread evenly, or, of fewer, each
+    equally often.
+    """
     starts = problem.starts.numpy()
     if len(starts) >= count:
         return starts[np.linspace(0, len(starts) - 1, count).round().astype(np.int64)]
@@ -114,13 +124,17 @@ class Played:
 
 
 @torch.no_grad()
-def play(name: str, policy: Any, problem: Problem, trained: Trained, rows: np.ndarray, horizon: int, settings: OPEConfig) -> Played:
+def play(
+    name: str, policy: Any, problem: Problem, trained: Trained, rows: np.ndarray, horizon: int, settings: OPEConfig
+) -> Played:
     """Rollouts of one candidate from the observations at `rows`, by every elite."""
     model, elites = trained.model, trained.tree["elites"]
     dataset, members, count = problem.dataset, len(trained.tree["elites"]), len(rows)
     units = Units(model.spec, elites.device)
     low, high = reward_range(dataset)
-    first = np.tile(raw_observations(dataset, "observations")[rows], (members, *[1] * len(dataset.spec.observation_shape)))
+    first = np.tile(
+        raw_observations(dataset, "observations")[rows], (members, *[1] * len(dataset.spec.observation_shape))
+    )
     observations = units.observations(first)
     past, root = model.first_past(observations), rng.make_key(settings.seed, elites.device)
     total, weight = np.zeros(members * count), 1.0
@@ -140,7 +154,9 @@ def play(name: str, policy: Any, problem: Problem, trained: Trained, rows: np.nd
         if settings.noise:
             outcome = model.outcome(trained.tree, prediction, observations, actions, draw)
         else:
-            outcome = model.settle(trained.tree, prediction, observations, actions, prediction.mean[0], prediction.reward[0], draw)
+            outcome = model.settle(
+                trained.tree, prediction, observations, actions, prediction.mean[0], prediction.reward[0], draw
+            )
         recorded = units.rewards(outcome.rewards)
         rewards = recorded * dataset.spec.reward_scale + dataset.spec.reward_shift
         total += weight * np.where(alive, np.clip(rewards, low, high), 0.0)
@@ -154,7 +170,9 @@ def play(name: str, policy: Any, problem: Problem, trained: Trained, rows: np.nd
 
 
 def asked(model: Any, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor, order: Tensor) -> Prediction:
-    """One elite's prediction for each row, as an ensemble of one: the first elite of the first rows of `order`, and so on, equally many."""
+    """One elite's prediction for each row, as an ensemble of one: the first elite of the first rows of `order`, and so
+    on, equally many.
+    """
     elites, back = tree["elites"], order.argsort()
     share = len(order) // len(elites)
     if "params" not in tree:  # no networks, of which only the elites' could be evaluated

@@ -70,7 +70,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Values of K candidates by one method: mean discounted return from the data's initial states, in units of the recorded rewards."""
+    """Values of K candidates by one method: mean discounted return from the data's initial states, in units of the
+    recorded rewards.
+    """
 
     method: str
     names: tuple[str, ...]
@@ -86,13 +88,19 @@ class Estimates:
 
 
 def make_problem(
-    dataset: Dataset, candidates: Mapping[str, Any], explore: bool = False, tell: Note | None = None, *, by_state: bool = True
+    dataset: Dataset,
+    candidates: Mapping[str, Any],
+    explore: bool = False,
+    tell: Note | None = None,
+    *,
+    by_state: bool = True,
 ) -> Problem:
     """Check that the candidates fit the data and compute their actions.
 
-    dataset: rewards as they are to be valued (raw ones: load it without reward transforms). by_state: for methods that look at a
-    candidate's action in each state of the data, rather than play it. Raises UserError for candidates of another space, actions that are
-    not finite, observations that are no floats, and with `by_state` for candidates that decide on several actions at once.
+    dataset: rewards as they are to be valued (raw ones: load it without reward transforms). by_state: for methods that
+    look at a candidate's action in each state of the data, rather than play it. Raises UserError for candidates of
+    another space, actions that are not finite, observations that are no floats, and with `by_state` for candidates that
+    decide on several actions at once.
     """
     if not candidates:
         raise UserError("there is no candidate policy to evaluate")
@@ -101,12 +109,15 @@ def make_problem(
         raise UserError(f"{dataset.spec.name}: off-policy evaluation needs float observations; these are {kind}")
     dataset = dataset.to("cpu")
     if not (dataset.columns["successor_known"] | dataset.columns["terminations"]).any():
-        raise UserError(f"{dataset.spec.name} has no transition whose successor is known, so that nothing can be evaluated on it")
+        raise UserError(
+            f"{dataset.spec.name} has no transition whose successor is known, so that nothing can be evaluated on it"
+        )
     # four bytes each, four times: as kept (here and after), side by side, and packed for sampling
     need, free = 16.0 * len(dataset) * len(candidates) * max(1, dataset.spec.action_dim), free_bytes()
     if need > free:
         raise UserError(
-            f"the actions of {len(candidates)} candidates at {len(dataset):,} rows need {need / 1e9:.0f} GB and {free / 1e9:.0f} are free: "
+            f"the actions of {len(candidates)} candidates at {len(dataset):,} rows need {need / 1e9:.0f} GB and "
+            f"{free / 1e9:.0f} are free: "
             "name fewer candidates, or use a share of the episodes with dataset.subsample"
         )
     for name, policy in candidates.items():
@@ -120,16 +131,28 @@ def make_problem(
 
 
 def check_fit(name: str, policy: Any, dataset: Dataset, explore: bool) -> None:
-    """Raise UserError for what is no policy, cannot explore where it is to, or says that it was trained for other spaces."""
+    """Raise UserError for what is no policy, cannot explore where it is to, or says that it was trained for other
+    spaces.
+    """
     if not callable(getattr(policy, "start", None)) or not callable(getattr(policy, "step", None)):
-        raise UserError(f"candidate {name} is a {type(policy).__name__}; a policy has start(episodes) and step(carry, observations, t)")
+        raise UserError(
+            f"candidate {name} is a {type(policy).__name__}; a policy has start(episodes) and step(carry, "
+            "observations, t)"
+        )
     if explore and "explore" not in inspect.signature(policy.step).parameters:
-        raise UserError(f"candidate {name} cannot explore (its step has no argument of that name); leave out explore=true")
+        raise UserError(
+            f"candidate {name} cannot explore (its step has no argument of that name); leave out explore=true"
+        )
     if (trained := getattr(getattr(policy, "algorithm", None), "spec", None)) is None:
         return
     spec = dataset.spec
-    sizes = [f"{s.num_actions} discrete actions" if s.discrete else f"{s.action_dim} action dimensions" for s in (trained, spec)]
-    takes, held = (f"observations {list(s.observation_shape)} and {size}" for s, size in zip((trained, spec), sizes, strict=True))
+    sizes = [
+        f"{s.num_actions} discrete actions" if s.discrete else f"{s.action_dim} action dimensions"
+        for s in (trained, spec)
+    ]
+    takes, held = (
+        f"observations {list(s.observation_shape)} and {size}" for s, size in zip((trained, spec), sizes, strict=True)
+    )
     if takes != held:
         raise UserError(f"candidate {name} takes {takes}; {spec.name} has {held}: name data of its own with dataset=")
     check_columns(trained, spec, f"candidate {name}")
@@ -138,12 +161,14 @@ def check_fit(name: str, policy: Any, dataset: Dataset, explore: bool) -> None:
 def check_decisions(name: str, policy: Any) -> None:
     """Raise UserError for a policy that plays several actions, a chunk, whatever it sees meanwhile.
 
-    Led through recorded episodes it would answer states to which its own actions never brought it with what it had planned elsewhere.
-    """
+    Led through recorded episodes it would answer states to which its own actions never brought it with what it had
+    planned elsewhere."""
     if (count := getattr(getattr(policy, "actor", None), "execute", 1)) > 1:
         raise UserError(
-            f"candidate {name} plays {count} actions at a time, whatever it sees meanwhile, and fqe, wis and dr value a policy by its "
-            "action in each state: method=model plays it out (from Python: policy.with_settings({'execute': 1}) decides at each step)"
+            f"candidate {name} plays {count} actions at a time, whatever it sees meanwhile, and fqe, wis and dr value "
+            "a policy by its "
+            "action in each state: method=model plays it out (from Python: policy.with_settings({'execute': 1}) "
+            "decides at each step)"
         )
 
 
@@ -178,10 +203,13 @@ def candidate_actions(name: str, policy: Any, dataset: Dataset, explore: bool, d
         if (inside & ~same).any():
             row = int(np.flatnonzero(inside & ~same)[0])
             raise UserError(
-                f"candidate {name} has a memory, and in {spec.name} row {row} leads to another observation than the next row holds: "
+                f"candidate {name} has a memory, and in {spec.name} row {row} leads to another observation than the "
+                "next row holds: "
                 "episodes cannot be walked through"
             )
-        _by_episodes(name, reseeded(policy, draw) if draw else policy, observations, following, here, after, explore, dataset)
+        _by_episodes(
+            name, reseeded(policy, draw) if draw else policy, observations, following, here, after, explore, dataset
+        )
         after[:-1][same[:-1]] = here[1:][same[:-1]]
     return Actions(torch.from_numpy(here), torch.from_numpy(after))
 
@@ -199,11 +227,15 @@ def raw_observations(dataset: Dataset, column: str) -> np.ndarray:
     if spec.observation_mean is None or spec.observation_std is None:
         return values
     shape = values.shape
-    flat = values.reshape(len(values), -1) * np.asarray(spec.observation_std, np.float32) + np.asarray(spec.observation_mean, np.float32)
+    flat = values.reshape(len(values), -1) * np.asarray(spec.observation_std, np.float32) + np.asarray(
+        spec.observation_mean, np.float32
+    )
     return flat.reshape(shape)
 
 
-def _by_rows(name: str, policy: Any, observations: np.ndarray, out: np.ndarray, explore: bool, draw: int, dataset: Dataset) -> None:
+def _by_rows(
+    name: str, policy: Any, observations: np.ndarray, out: np.ndarray, explore: bool, draw: int, dataset: Dataset
+) -> None:
     policy = reseeded(policy, draw) if draw else policy
     carry = policy.start(min(ROWS, len(observations)))
     for i, first in enumerate(range(0, len(observations), ROWS)):
@@ -223,11 +255,15 @@ def _by_episodes(
     explore: bool,
     dataset: Dataset,
 ) -> None:
-    """Walk through whole episodes as recorded, so that the memory holds what the data's policy saw; one step past the end where known."""
+    """Walk through whole episodes as recorded, so that the memory holds what the data's policy saw; one step past the
+    end where known.
+    """
     start, end = dataset.episode_start.numpy(), dataset.episode_end.numpy()
     known = dataset.columns["successor_known"].numpy()
     spec = dataset.spec
-    rewards = (dataset.columns["rewards"].double().numpy() - spec.reward_shift) / (spec.reward_scale or 1.0)  # as recorded
+    rewards = (dataset.columns["rewards"].double().numpy() - spec.reward_shift) / (
+        spec.reward_scale or 1.0
+    )  # as recorded
     order = np.argsort(start - end, kind="stable")
     more = {"explore": True} if explore else {}
     for first in range(0, len(order), EPISODES):
@@ -251,14 +287,18 @@ def _by_episodes(
 
 
 def scale(name: str, actions: Any, count: int, dataset: Dataset, used: np.ndarray | None = None) -> np.ndarray:
-    """Actions in the environment's range as the dataset holds them: [B, A] clipped to [-1, 1], or [B] int64. `used`: rows that matter.
+    """Actions in the environment's range as the dataset holds them: [B, A] clipped to [-1, 1], or [B] int64. `used`:
+    rows that matter.
 
     Raises UserError for another shape, or what is not finite or no choice of the data's.
     """
     spec, values = dataset.spec, np.asarray(actions)
     expected = (count,) if spec.discrete else (count, spec.action_dim)
     if values.shape != expected:
-        raise UserError(f"candidate {name} gave actions of shape {values.shape} for {count} observations; {spec.name} takes {expected}")
+        raise UserError(
+            f"candidate {name} gave actions of shape {values.shape} for {count} observations; {spec.name} takes "
+            f"{expected}"
+        )
     used = np.ones(count, bool) if used is None else used
     if not np.isfinite(values[used]).all():
         raise NotFinite(f"candidate {name} gave NaN or infinite actions on the observations of {spec.name}")
@@ -266,7 +306,8 @@ def scale(name: str, actions: Any, count: int, dataset: Dataset, used: np.ndarra
         choices = np.where(used, values, 0).astype(np.int64)
         if (choices < 0).any() or (choices >= spec.num_actions).any():
             raise UserError(
-                f"candidate {name} chose {choices.min()}..{choices.max()}; the choices in {spec.name} are 0..{spec.num_actions - 1}"
+                f"candidate {name} chose {choices.min()}..{choices.max()}; the choices in {spec.name} are "
+                f"0..{spec.num_actions - 1}"
             )
         return choices
     low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
@@ -276,7 +317,8 @@ def scale(name: str, actions: Any, count: int, dataset: Dataset, used: np.ndarra
 
 
 def behavior_value(dataset: Dataset, discount: float) -> tuple[float, float, float]:
-    """(mean, low, high) of the discounted returns of the data's own episodes, raw rewards: the value of the policy that made the data.
+    """(mean, low, high) of the discounted returns of the data's own episodes, raw rewards: the value of the policy that
+    made the data.
 
     Episodes that the data cut short are left out where there are others.
     """

@@ -57,9 +57,14 @@ class Work:
         """Those between which lstd and bvft choose."""
         out = {}
         for name, settings in variants(self.settings).items():
-            title = f"fitted Q evaluation of {len(self.problem.names)} candidates, fit '{name}' of {', '.join(self.settings.fits)}"
+            title = (
+                f"fitted Q evaluation of {len(self.problem.names)} candidates, fit '{name}' of "
+                f"{', '.join(self.settings.fits)}"
+            )
             own = name != "base"
-            out[name] = fit(self.problem, settings, self.device, self.stage(title, settings.updates)) if own else self.fitted
+            out[name] = (
+                fit(self.problem, settings, self.device, self.stage(title, settings.updates)) if own else self.fitted
+            )
         return out
 
     @cached_property
@@ -80,7 +85,12 @@ METHODS: dict[str, Callable[[Work], Estimates]] = {
     "bvft": lambda work: bvft(work.fits, work.settings),
 }
 assert tuple(METHODS) == METHOD_NAMES
-DETAILS = ("effective_episodes", "clipped", "steps", "chosen")  # of an estimate, one for each candidate, that go into the file
+DETAILS = (
+    "effective_episodes",
+    "clipped",
+    "steps",
+    "chosen",
+)  # of an estimate, one for each candidate, that go into the file
 
 
 @dataclass(frozen=True)
@@ -91,11 +101,15 @@ class Selection:
     estimates: Mapping[str, Estimates]  # by method, the first one ranks
     behavior: Interval  # discounted return of the data's own episodes: mean and 95% interval
     own: np.ndarray  # [K] what a candidate's own critic says of it, in recorded rewards; NaN where it has none
-    distance: np.ndarray  # [K] how far its actions lie from the data's: root mean square in [-1, 1], or the share that differs
+    distance: (
+        np.ndarray
+    )  # [K] how far its actions lie from the data's: root mean square in [-1, 1], or the share that differs
     discount: float
     data: str
     episodes: int
-    truth: np.ndarray = field(default_factory=lambda: np.zeros(0))  # [K] true values, NaN where not given; empty: none were given
+    truth: np.ndarray = field(
+        default_factory=lambda: np.zeros(0)
+    )  # [K] true values, NaN where not given; empty: none were given
     truth_kind: str = ""  # "discounted" or "return"
 
     @property
@@ -109,7 +123,9 @@ class Selection:
         return self.names[self.order[0]]
 
     def quality(self) -> dict[str, dict[str, float]]:
-        """method -> {regret@1, regret@5, precision@5, rank correlation, absolute error (discounted)}, against the true values."""
+        """method -> {regret@1, regret@5, precision@5, rank correlation, absolute error (discounted)}, against the true
+        values.
+        """
         known = np.isfinite(self.truth)
         if known.sum() < 2:
             return {}
@@ -125,7 +141,9 @@ class Selection:
                 "regret@5": regret(v, e, 5),
                 "precision@5": precision(v, e, min(5, len(v))),
                 "rank correlation": spearman(v, e),
-                "absolute error": absolute_error(v, e, normalise=False) if self.truth_kind == "discounted" and name != "td" else math.nan,
+                "absolute error": absolute_error(v, e, normalise=False)
+                if self.truth_kind == "discounted" and name != "td"
+                else math.nan,
             }
         return result
 
@@ -154,12 +172,14 @@ def evaluate_policies(
     stage: Stage | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Selection:
-    """Estimated values of any number of policies (`offrl.evaluation.result.Policy`) on a dataset, by one of METHODS, several of them (the
-    first ranks; lstd and bvft share their fits), or "all": fqe, wis, dr, and model only where settings.world_model names one.
+    """Estimated values of any number of policies (`offrl.evaluation.result.Policy`) on a dataset, by one of METHODS,
+    several of them (the first ranks; lstd and bvft share their fits), or "all": fqe, wis, dr, and model only where
+    settings.world_model names one.
 
-    dataset: with rewards as they are to be valued; a part of the episodes will do (`data.transforms.episodes.keep_episodes`). A policy may
-    have `log_prob(observations, actions) -> [E]`, which wis and dr use with settings.explore. Raises UserError for candidates that do not
-    fit the data, and for data that say too little for the method.
+    dataset: with rewards as they are to be valued; a part of the episodes will do
+    (`data.transforms.episodes.keep_episodes`). A policy may have `log_prob(observations, actions) -> [E]`, which wis
+    and dr use with settings.explore. Raises UserError for candidates that do not fit the data, and for data that say
+    too little for the method.
     """
     settings = settings or OPEConfig()
     validate(settings)
@@ -170,7 +190,9 @@ def evaluate_policies(
         raise UserError(f"no method is named. Methods: {', '.join(METHODS)}, all")
     for name in names:
         if name not in METHODS:
-            raise UserError(f"unknown method '{name}'.{nearest(name, [*METHODS, 'all'])} Methods: {', '.join(METHODS)}, all (alone)")
+            raise UserError(
+                f"unknown method '{name}'.{nearest(name, [*METHODS, 'all'])} Methods: {', '.join(METHODS)}, all (alone)"
+            )
     if {"lstd", "bvft"} & set(names):
         variants(settings)  # which refuses what is no tournament, before candidates act
     problem = make_problem(dataset, candidates, settings.explore, tell, by_state=names != ["model"])
@@ -201,9 +223,10 @@ def select(
 ) -> Selection:
     """Rank every checkpoint and final policy of runs, and other policies, by their estimated value on logged data.
 
-    runs: run directories, or folders of them. dataset: the runs' own by default, with rewards as recorded. policies: by name, or texts that
-    `offrl.interop.policies.load_agents` reads. returns: true values, {name: discounted return} or a CSV (see `read_returns`). Raises
-    UserError for fewer than two candidates, data that differ or are gone, and candidates of other spaces.
+    runs: run directories, or folders of them. dataset: the runs' own by default, with rewards as recorded. policies: by
+    name, or texts that `offrl.interop.policies.load_agents` reads. returns: true values, {name: discounted return} or a
+    CSV (see `read_returns`). Raises UserError for fewer than two candidates, data that differ or are gone, and
+    candidates of other spaces.
     """
     given = [runs] if isinstance(runs, (str, Path, SavedRun)) else list(runs)
     saved_runs = [run for item in given for run in ([item] if isinstance(item, SavedRun) else find_runs([item]))]
@@ -216,12 +239,18 @@ def select(
     elif isinstance(dataset, Dataset):
         data = dataset
     else:
-        data = load_dataset(recorded(dataset if isinstance(dataset, DatasetConfig) else DatasetConfig(name=str(dataset))))
+        data = load_dataset(
+            recorded(dataset if isinstance(dataset, DatasetConfig) else DatasetConfig(name=str(dataset)))
+        )
     parts = [run_candidates(run) for run in saved_runs]
     parts.append(dict(policies) if isinstance(policies, Mapping) else load_policies(policies, data.spec))
     candidates = join(parts)
     if len(candidates) < 2:
-        where = f" ({next(iter(candidates))}); train with checkpoint.keep=0 to keep every checkpoint, or more seeds" if candidates else ""
+        where = (
+            f" ({next(iter(candidates))}); train with checkpoint.keep=0 to keep every checkpoint, or more seeds"
+            if candidates
+            else ""
+        )
         raise UserError(f"there is only one candidate, so nothing to choose from{where}")
     truth, kind = true_values(returns, list(candidates)) if returns is not None else (np.zeros(0), "")
     result = evaluate_policies(data, candidates, method, settings, device=device, stage=stage, tell=tell)
@@ -229,18 +258,22 @@ def select(
 
 
 def distances(problem: Problem) -> np.ndarray:
-    """The distance of each candidate's actions from the data's over all rows: root mean square, or the share that differs: [K]."""
+    """The distance of each candidate's actions from the data's over all rows: root mean square, or the share that
+    differs: [K].
+    """
     data = problem.dataset.columns["actions"]
     if problem.dataset.spec.discrete:
         return np.array([float((a.here != data).double().mean()) for a in problem.actions])
     return np.array([float((a.here - data).double().square().mean().sqrt()) for a in problem.actions])
 
 
-# ------------------------------------------------------------------------------------------------------------ true values
+# ------------------------------------------------------------------------------------------------------------ true
+# values
 
 
 def read_returns(path: str | Path) -> dict[str, tuple[float, float]]:
-    """{candidate: (return, discounted return)} of a CSV with the columns candidate, return and, if known, discounted; NaN where empty.
+    """{candidate: (return, discounted return)} of a CSV with the columns candidate, return and, if known, discounted;
+    NaN where empty.
 
     Raises UserError for a file that is missing or damaged, or a line that cannot be read.
     """
@@ -252,7 +285,9 @@ def read_returns(path: str | Path) -> dict[str, tuple[float, float]]:
         raise UserError(f"returns={path} cannot be read as CSV ({error})") from None
     columns = set(rows[0]) if rows else set()
     if "candidate" not in columns or not columns & {"return", "discounted"}:
-        raise UserError(f"returns={path} needs a header line candidate,return or candidate,return,discounted, and lines below it")
+        raise UserError(
+            f"returns={path} needs a header line candidate,return or candidate,return,discounted, and lines below it"
+        )
     entries = {}
     for number, row in enumerate(rows, 2):
         try:
@@ -266,16 +301,22 @@ def read_returns(path: str | Path) -> dict[str, tuple[float, float]]:
 
 
 def true_values(returns: str | Path | Mapping[str, float], names: Sequence[str]) -> tuple[np.ndarray, str]:
-    """([K] true values in the candidates' order, "discounted" or "return"). Discounted ones are taken where the file has them for all.
+    """([K] true values in the candidates' order, "discounted" or "return"). Discounted ones are taken where the file
+    has them for all.
 
     Raises UserError where fewer than two candidates are in it; those that are not are named in a warning.
     """
     table: Mapping[str, tuple[float, float]]
-    table = {k: (math.nan, float(v)) for k, v in returns.items()} if isinstance(returns, Mapping) else read_returns(returns)
+    table = (
+        {k: (math.nan, float(v)) for k, v in returns.items()} if isinstance(returns, Mapping) else read_returns(returns)
+    )
     known = [name for name in names if name in table]
     if len(known) < 2:
         near = nearest(next(iter(table), ""), names)
-        raise UserError(f"the true returns name {len(known)} of {len(names)} candidates; two are needed.{near} Candidates: {_few(names)}")
+        raise UserError(
+            f"the true returns name {len(known)} of {len(names)} candidates; two are needed.{near} Candidates: "
+            f"{_few(names)}"
+        )
     if missing := [name for name in names if name not in table]:
         warn(f"no true return is given for {_few(missing)}")
     kind = "discounted" if all(math.isfinite(table[name][1]) for name in known) else "return"

@@ -30,8 +30,8 @@ FILE = "fqe.jsonl"  # {"step": 10000, "value": [one for each replica]}
 class Plateau:
     """Fitted Q evaluation of the current policies at each evaluation, and the rule that ends the run.
 
-    Each estimate starts from the same first weights and draws the same batches, so that it depends on the policies alone: a resumed run
-    finds the same ones. The rule looks at the file only.
+    Each estimate starts from the same first weights and draws the same batches, so that it depends on the policies
+    alone: a resumed run finds the same ones. The rule looks at the file only.
     """
 
     def __init__(
@@ -45,14 +45,19 @@ class Plateau:
     ) -> None:
         """device: of the estimates. Raises UserError for settings under which there is nothing to look at."""
         if config.eval.every == 0:
-            raise UserError("stop=fqe-plateau looks at the policies at each evaluation, and eval.every=0 has none before the end")
+            raise UserError(
+                "stop=fqe-plateau looks at the policies at each evaluation, and eval.every=0 has none before the end"
+            )
         if dataset.mapped:
-            raise UserError("stop=fqe-plateau needs the data in memory, and they are memory-mapped; raise dataset.memory_limit_gb")
+            raise UserError(
+                "stop=fqe-plateau needs the data in memory, and they are memory-mapped; raise dataset.memory_limit_gb"
+            )
         if hasattr(config.algo, "execute"):
             algorithm = registry.get("algo", config.algo.name)(config.algo, dataset.spec)
             if (count := algorithm.actor(algorithm.init(0)).execute) > 1:
                 raise UserError(
-                    f"stop=fqe-plateau values a policy by its action in each state, and {config.algo.name} plays {count} at a time: "
+                    f"stop=fqe-plateau values a policy by its action in each state, and {config.algo.name} plays "
+                    f"{count} at a time: "
                     "leave it out, or set algo.execute=1"
                 )
         self.reason = f"no new best value in {config.stop_patience} evaluations"
@@ -68,11 +73,15 @@ class Plateau:
         self.rows = [json.loads(line) for line in self.file.path.read_text(encoding="utf-8").splitlines()]
 
     def look(self, step: int, policies: Sequence[Any], alive: Tensor) -> str:
-        """Estimate the values of the policies as they are at `step`, and write them down; words about them for the log."""
+        """Estimate the values of the policies as they are at `step`, and write them down; words about them for the
+        log.
+        """
         from offrl.ope import estimate
 
         estimates = estimate(self.dataset, dict(zip(self.names, policies, strict=True)), self.settings, self.device)
-        values = [float(v) if ok and math.isfinite(v) else None for v, ok in zip(estimates.value, alive.tolist(), strict=True)]
+        values = [
+            float(v) if ok and math.isfinite(v) else None for v, ok in zip(estimates.value, alive.tolist(), strict=True)
+        ]
         self.rows.append({"step": step, "value": values})
         self.file.write(json.dumps(self.rows[-1]) + "\n")
         known = [v for v in values if v is not None]
@@ -90,7 +99,9 @@ class Plateau:
 
     @staticmethod
     def ended(run_dir: Path, config: Mapping[str, Any]) -> int | None:
-        """The step at which a run with these settings ended before its `steps`; None where it did not, or its file cannot be read."""
+        """The step at which a run with these settings ended before its `steps`; None where it did not, or its file
+        cannot be read.
+        """
         try:
             refuse_sparse(run_dir / FILE)
             rows = [json.loads(line) for line in (run_dir / FILE).read_text(encoding="utf-8").splitlines()]

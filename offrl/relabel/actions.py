@@ -1,4 +1,6 @@
-"""Semi-supervised data (SS-ORL, arXiv 2210.06518): actions that nobody recorded are labelled by an inverse-dynamics model."""
+"""Semi-supervised data (SS-ORL, arXiv 2210.06518): actions that nobody recorded are labelled by an inverse-dynamics
+model.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,17 @@ ACTION = ("action_dim", "discrete", "num_actions", "action_low", "action_high")
 
 
 @register("transform", "label_actions")
-def complete(dataset: Dataset, config: DatasetConfig, memory: Memory | None = None, device: str = "cpu", quiet: bool = False) -> Dataset:
-    """Label and append the episodes without actions that `dataset.labelled_fraction` and `dataset.action_free` ask for."""
+def complete(
+    dataset: Dataset, config: DatasetConfig, memory: Memory | None = None, device: str = "cpu", quiet: bool = False
+) -> Dataset:
+    """Label and append the episodes without actions that `dataset.labelled_fraction` and `dataset.action_free` ask
+    for.
+    """
     others = []
     if config.labelled_fraction < 1.0:
-        dataset, hidden = split_labelled(dataset, config.labelled_fraction, config.labelled_quantile, config.labelled_seed)
+        dataset, hidden = split_labelled(
+            dataset, config.labelled_fraction, config.labelled_quantile, config.labelled_seed
+        )
         others.append(hidden)
     others += [read_action_free(name, config, dataset.spec, memory) for name in config.action_free]
     settings = InverseSettings(
@@ -60,16 +68,21 @@ def read_action_free(name: str, config: DatasetConfig, like: DataSpec, memory: M
     if source.loader is not None:
         loaded = source.loader(config)
         if isinstance(loaded, Dataset):
-            return replace(loaded, columns={**loaded.columns, "actions": torch.from_numpy(_no_actions(len(loaded), like))})
+            return replace(
+                loaded, columns={**loaded.columns, "actions": torch.from_numpy(_no_actions(len(loaded), like))}
+            )
         raw = loaded
     else:
         raw = read_raw(source.name, config, memory, source, ("actions", "rewards"))
     if not isinstance(raw, RawData):
-        raise UserError(f"the registered dataset '{source.name}' returned {type(raw).__name__}, not a Dataset or RawData")
+        raise UserError(
+            f"the registered dataset '{source.name}' returned {type(raw).__name__}, not a Dataset or RawData"
+        )
     if "rewards" not in raw.columns:
         if config.reward_labels is None:
             raise UserError(
-                f"{raw.where} has no rewards: say which key they have with dataset.fields.rewards=, or which function gives them with "
+                f"{raw.where} has no rewards: say which key they have with dataset.fields.rewards=, or which function "
+                "gives them with "
                 "dataset.reward_labels=file.py:function"
             )
         raw.columns["rewards"] = np.zeros(raw.rows, np.float32)
@@ -86,22 +99,26 @@ def _no_actions(rows: int, like: DataSpec) -> np.ndarray:
 def split_labelled(dataset: Dataset, fraction: float, quantile: float = 1.0, seed: int = 0) -> tuple[Dataset, Dataset]:
     """(labelled, action-free): SS-ORL's protocol for making semi-supervised data of labelled ones.
 
-    max(1, floor(fraction * episodes)) episodes are labelled, drawn at random from the share `quantile` of all with the lowest returns;
-    the others, whose actions are to be ignored, are action-free. Both keep the order of the episodes. Raises UserError for shares that
-    do not fit, or when no episode is left for one side.
+    max(1, floor(fraction * episodes)) episodes are labelled, drawn at random from the share `quantile` of all with the
+    lowest returns; the others, whose actions are to be ignored, are action-free. Both keep the order of the episodes.
+    Raises UserError for shares that do not fit, or when no episode is left for one side.
     """
     total = dataset.num_episodes
     count, low = max(1, int(fraction * total + 1e-9)), int(quantile * total + 1e-9)
     if not 0.0 < fraction < 1.0 or count > low or count == total:
         raise UserError(
-            f"{dataset.spec.name}: {count} of {total} episodes are to be labelled (dataset.labelled_fraction={fraction}), drawn from the "
-            f"{low} with the lowest returns (dataset.labelled_quantile={quantile}): choose shares that leave episodes on both sides"
+            f"{dataset.spec.name}: {count} of {total} episodes are to be labelled "
+            f"(dataset.labelled_fraction={fraction}), drawn from the "
+            f"{low} with the lowest returns (dataset.labelled_quantile={quantile}): choose shares that leave episodes "
+            "on both sides"
         )
     order = np.argsort(dataset.raw_returns.numpy(), kind="stable")[:low]
     numbers = np.sort(np.random.Generator(np.random.PCG64(seed)).permutation(order)[:count])
     rest = np.setdiff1d(np.arange(total), numbers)
     words = f"labelled {fraction:g} of the lowest {quantile:g} seed {seed}"
-    return keep_episodes(dataset, torch.from_numpy(numbers), words), keep_episodes(dataset, torch.from_numpy(rest), f"not {words}")
+    return keep_episodes(dataset, torch.from_numpy(numbers), words), keep_episodes(
+        dataset, torch.from_numpy(rest), f"not {words}"
+    )
 
 
 def label_actions(
@@ -114,19 +131,26 @@ def label_actions(
     quiet: bool = False,
     memory: Memory | None = None,
 ) -> Dataset:
-    """`dataset` with the episodes of `unlabelled` appended, whose actions are replaced by an inverse-dynamics ensemble's.
+    """`dataset` with the episodes of `unlabelled` appended, whose actions are replaced by an inverse-dynamics
+    ensemble's.
 
-    dataset: before observations are normalised; its actions are what the ensemble learns from. unlabelled: of the same spaces; see
-    `action_free_dataset` for arrays without actions. cache: a folder that keeps the labels under a key of everything they depend on, so
-    that the next call finds the same ones. Raises UserError for spaces that differ and for image observations.
+    dataset: before observations are normalised; its actions are what the ensemble learns from. unlabelled: of the same
+    spaces; see `action_free_dataset` for arrays without actions. cache: a folder that keeps the labels under a key of
+    everything they depend on, so that the next call finds the same ones. Raises UserError for spaces that differ and
+    for image observations.
     """
-    settings, others = settings or InverseSettings(), [unlabelled] if isinstance(unlabelled, Dataset) else list(unlabelled)
+    settings, others = (
+        settings or InverseSettings(),
+        [unlabelled] if isinstance(unlabelled, Dataset) else list(unlabelled),
+    )
     check(settings, "")
     for other in others:
         _check_fit(dataset, other)
     if settings.members == 0 or not others:
         left = sum(d.num_episodes for d in others)
-        return replace(dataset, notes=(*dataset.notes, f"{left:,} action-free episodes are left out")) if left else dataset
+        return (
+            replace(dataset, notes=(*dataset.notes, f"{left:,} action-free episodes are left out")) if left else dataset
+        )
     key = _key(dataset, others, settings)
 
     def make() -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -142,23 +166,37 @@ def label_actions(
     for other, labels in zip(others, tensors["actions"].split([len(d) for d in others]), strict=True):
         columns = {k: labels if k == "actions" else other.columns[k] for k in parts[0].columns}
         parts.append(replace(other, columns=columns, spec=replace(other.spec, **actions), weights=None))
-    prints = [*(d.fingerprint for d in (dataset, *others)), *(t for d in (dataset, *others) for t in d.transforms), _plain(settings)]
+    prints = [
+        *(d.fingerprint for d in (dataset, *others)),
+        *(t for d in (dataset, *others) for t in d.transforms),
+        _plain(settings),
+    ]
     names = ", ".join(dict.fromkeys(d.spec.name for d in others))
     joined = concatenate(parts, memory)
     return replace(
         joined,
         fingerprint=hashlib.sha256(" ".join(prints).encode()).hexdigest(),
-        transforms=(*dataset.transforms, f"actions of {sum(d.num_episodes for d in others)} episodes of {names} labelled"),
-        notes=(*joined.notes, meta["note"], *(f"the action-free data lack the column '{c}', which is left out" for c in lacking)),
+        transforms=(
+            *dataset.transforms,
+            f"actions of {sum(d.num_episodes for d in others)} episodes of {names} labelled",
+        ),
+        notes=(
+            *joined.notes,
+            meta["note"],
+            *(f"the action-free data lack the column '{c}', which is left out" for c in lacking),
+        ),
     )
 
 
 def action_free_dataset(like: DataSpec, **arrays: Any) -> Dataset:
-    """A dataset for `label_actions` from arrays without actions: observations, rewards, ... as `from_arrays` takes them.
+    """A dataset for `label_actions` from arrays without actions: observations, rewards, ... as `from_arrays` takes
+    them.
 
     like: the spec of the labelled data.
     """
-    ranges: dict[str, Any] = {"num_actions": like.num_actions} if like.discrete else {"action_low": -1.0, "action_high": 1.0}
+    ranges: dict[str, Any] = (
+        {"num_actions": like.num_actions} if like.discrete else {"action_low": -1.0, "action_high": 1.0}
+    )
     values: dict[str, Any] = {"name": "action-free", **ranges, **arrays}
     return from_arrays(actions=_no_actions(len(arrays["observations"]), like), **values)
 
@@ -168,13 +206,16 @@ def _check_fit(dataset: Dataset, other: Dataset) -> None:
         kind = data.columns["observations"].dtype
         if kind != torch.float32:
             words = str(kind).removeprefix("torch.")
-            raise UserError(f"{data.spec.name}: actions can be labelled from float observations only; these are {words}")
+            raise UserError(
+                f"{data.spec.name}: actions can be labelled from float observations only; these are {words}"
+            )
         if data.spec.observation_mean is not None:
             raise UserError(f"{data.spec.name}: label actions before observations are normalised")
     shape, other_shape = list(dataset.spec.observation_shape), list(other.spec.observation_shape)
     if shape != other_shape:
         raise UserError(
-            f"cannot label {other.spec.name} by {dataset.spec.name}: its observations have shape {other_shape} instead of {shape}"
+            f"cannot label {other.spec.name} by {dataset.spec.name}: its observations have shape {other_shape} instead "
+            f"of {shape}"
         )
 
 

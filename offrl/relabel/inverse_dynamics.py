@@ -29,8 +29,8 @@ EDGE = 1.0 - 1e-6  # labels lie inside (-1, 1), where atanh is finite
 class InverseSettings:
     """Settings of the learning of inverse dynamics; the defaults are the paper's but for `updates` and `edge`.
 
-    Where many actions lie on the edge of their range, as those of a clipped Gaussian policy do, their images under atanh lie so far out
-    that a Gaussian's mean fits neither them nor the others; learnt times 1 - edge they stay near.
+    Where many actions lie on the edge of their range, as those of a clipped Gaussian policy do, their images under
+    atanh lie so far out that a Gaussian's mean fits neither them nor the others; learnt times 1 - edge they stay near.
     """
 
     members: int = setting(3, "models, whose actions are averaged; 0: leave action-free episodes out", low=0)
@@ -40,7 +40,9 @@ class InverseSettings:
     learning_rate: float = setting(1e-4, "Adam's", low=0.0)
     batch_size: int = setting(1024, "transitions", low=1)
     edge: float = setting(0.05, "actions are learnt times 1 - edge, and labels divided by it", low=1e-6, high=0.5)
-    held_out: float = setting(0.1, "share of the labelled episodes (at least one) that says which model is best", low=0.0, high=0.9)
+    held_out: float = setting(
+        0.1, "share of the labelled episodes (at least one) that says which model is best", low=0.0, high=0.9
+    )
     seed: int = setting(0, "of the first member", low=0)
 
 
@@ -85,7 +87,9 @@ class InverseDynamics(Algorithm):
         return loss, {"inverse/loss": loss}
 
     def joint_action(self, dists: Sequence[tuple[Tensor, ...]]) -> Tensor:
-        """One action of the members' distributions: the mean of their modes [B, A], or the likeliest by their mean probabilities [B]."""
+        """One action of the members' distributions: the mean of their modes [B, A], or the likeliest by their mean
+        probabilities [B].
+        """
         if self.spec.discrete:
             return torch.stack([d[0].exp() for d in dists]).mean(0).argmax(-1)
         modes = torch.stack([self.network.mode(d) for d in dists]) / (1.0 - self.config.edge)
@@ -117,10 +121,14 @@ class Inputs:
         zero = np.zeros(columns[0].shape[1])
         mean = sum((c[p].sum(0, dtype=np.float64) for c in columns for p in chunks(len(c))), zero) / rows
         square = sum((((c[p] - mean) ** 2).sum(0) for c in columns for p in chunks(len(c))), zero) / rows
-        return Inputs(torch.from_numpy(mean.astype(np.float32)), torch.from_numpy((np.sqrt(square) + 1e-6).astype(np.float32)))
+        return Inputs(
+            torch.from_numpy(mean.astype(np.float32)), torch.from_numpy((np.sqrt(square) + 1e-6).astype(np.float32))
+        )
 
     def states(self, dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """s_{t-1}, s_t, s_{t+1} at rows [B], each [B, O]. Before an episode's first row there are zeros, put in before normalising."""
+        """s_{t-1}, s_t, s_{t+1} at rows [B], each [B, O]. Before an episode's first row there are zeros, put in before
+        normalising.
+        """
         observations = dataset.columns["observations"].reshape(len(dataset), -1)
         first = torch.isin(rows, dataset.episode_start)
         before = torch.where(first.unsqueeze(-1), 0.0, observations[(rows - 1).clamp(min=0)])
@@ -144,7 +152,9 @@ def prepared(dataset: Dataset, rows: Tensor, inputs: Inputs) -> Dataset:
     return Dataset(columns, torch.arange(len(rows)), torch.arange(len(rows)) + 1, dataset.spec)
 
 
-def learn(dataset: Dataset, others: Sequence[Dataset], settings: InverseSettings, device: torch.device, quiet: bool) -> tuple[Tensor, str]:
+def learn(
+    dataset: Dataset, others: Sequence[Dataset], settings: InverseSettings, device: torch.device, quiet: bool
+) -> tuple[Tensor, str]:
     """The actions of all rows of `others`, one after the other, and what a person should know about them."""
     inputs = Inputs.of([dataset, *others])
     training, held = _held_out(dataset, settings)
@@ -154,25 +164,31 @@ def learn(dataset: Dataset, others: Sequence[Dataset], settings: InverseSettings
 
     def validate(params: Params) -> float:
         with torch.no_grad():
-            parts = [
-                float(algorithm.loss(params, None, {k: v[p].to(device) for k, v in judge.columns.items()}, None)[0]) * (p.stop - p.start)  # type: ignore[arg-type]
-                for p in chunks(len(judge), ROWS)
-            ]
-        return sum(parts) / len(judge)
+            total = 0.0
+            for part in chunks(len(judge), ROWS):
+                rows = {k: v[part].to(device) for k, v in judge.columns.items()}
+                total += float(algorithm.loss(params, None, rows, None)[0]) * (part.stop - part.start)  # type: ignore[arg-type]
+        return total / len(judge)
 
     seeds = [settings.seed + n for n in range(settings.members)]
     title = f"inverse dynamics of {dataset.spec.name}"
-    trained = train_members(algorithm, "inverse", source, validate, seeds, settings.updates, settings.batch_size, device, title, quiet)
+    trained = train_members(
+        algorithm, "inverse", source, validate, seeds, settings.updates, settings.batch_size, device, title, quiet
+    )
     labels = [_predict(algorithm, trained, other, inputs, device) for other in others]
     predictions = _ensemble(algorithm, trained, inputs, dataset, held, device)
     return torch.cat(labels), _note(dataset, others, trained, predictions, dataset.columns["actions"][held], settings)
 
 
 def _held_out(dataset: Dataset, settings: InverseSettings) -> tuple[Tensor, Tensor]:
-    """Rows to train on and rows of other episodes to judge by; of one episode alone, its last rows. All have a known successor."""
+    """Rows to train on and rows of other episodes to judge by; of one episode alone, its last rows. All have a known
+    successor.
+    """
     known = torch.nonzero(dataset.columns["successor_known"]).squeeze(-1)
     if len(known) < 2:
-        raise UserError(f"{dataset.spec.name} has {len(known)} labelled transition(s): too few to learn the actions of others from")
+        raise UserError(
+            f"{dataset.spec.name} has {len(known)} labelled transition(s): too few to learn the actions of others from"
+        )
     total = dataset.num_episodes
     episode = torch.searchsorted(dataset.episode_start, known, right=True) - 1
     count = min(max(1, int(settings.held_out * total + 1e-9)), total - 1)
@@ -184,16 +200,22 @@ def _held_out(dataset: Dataset, settings: InverseSettings) -> tuple[Tensor, Tens
 
 
 @torch.no_grad()
-def _ensemble(algorithm: InverseDynamics, trained: Trained, inputs: Inputs, dataset: Dataset, rows: Tensor, device: torch.device) -> Tensor:
+def _ensemble(
+    algorithm: InverseDynamics, trained: Trained, inputs: Inputs, dataset: Dataset, rows: Tensor, device: torch.device
+) -> Tensor:
     """The members' joint actions at rows [M]."""
     predictions = []
     for part in rows.split(ROWS):
         x = torch.cat(inputs.states(dataset, part), -1).to(device)
-        predictions.append(algorithm.joint_action([algorithm.apply("inverse", params, x) for params in trained.params]).cpu())
+        predictions.append(
+            algorithm.joint_action([algorithm.apply("inverse", params, x) for params in trained.params]).cpu()
+        )
     return torch.cat(predictions)
 
 
-def _predict(algorithm: InverseDynamics, trained: Trained, dataset: Dataset, inputs: Inputs, device: torch.device) -> Tensor:
+def _predict(
+    algorithm: InverseDynamics, trained: Trained, dataset: Dataset, inputs: Inputs, device: torch.device
+) -> Tensor:
     """Actions of every row. A row without a known successor repeats the action before it, where its episode has one."""
     actions = _ensemble(algorithm, trained, inputs, dataset, torch.arange(len(dataset)), device)
     unknown = ~dataset.columns["successor_known"]
@@ -204,7 +226,12 @@ def _predict(algorithm: InverseDynamics, trained: Trained, dataset: Dataset, inp
 
 
 def _note(
-    dataset: Dataset, others: Sequence[Dataset], trained: Trained, predictions: Tensor, true: Tensor, settings: InverseSettings
+    dataset: Dataset,
+    others: Sequence[Dataset],
+    trained: Trained,
+    predictions: Tensor,
+    true: Tensor,
+    settings: InverseSettings,
 ) -> str:
     rows, episodes = sum(len(d) for d in others), sum(d.num_episodes for d in others)
     if dataset.spec.discrete:
@@ -215,9 +242,13 @@ def _note(
         rmse = (predictions - true).double().square().mean(0).sqrt()
         plain = float(true.double().var(0, unbiased=False).mean().sqrt())
         shown = " ".join(f"{e:.3g}" for e in rmse[:12].tolist()) + (" ..." if len(rmse) > 12 else "")
-        error = f"held-out RMSE {float(rmse.square().mean().sqrt()):.3g} (always the mean: {plain:.3g}), by dimension {shown}"
+        error = (
+            f"held-out RMSE {float(rmse.square().mean().sqrt()):.3g} (always the mean: {plain:.3g}), by "
+            f"dimension {shown}"
+        )
     likelihood = ", ".join(f"{e:.3g}" for e in trained.errors.tolist())
     return (
-        f"actions of {episodes:,} episodes ({rows:,} rows) are labelled by inverse dynamics learnt from {dataset.num_episodes:,} episodes "
+        f"actions of {episodes:,} episodes ({rows:,} rows) are labelled by inverse dynamics learnt from "
+        f"{dataset.num_episodes:,} episodes "
         f"({settings.members} models, {trained.updates:,} updates): {error}; validation loss {likelihood}"
     )

@@ -1,4 +1,6 @@
-"""Rewards from preferences between segments of trajectories, by the Bradley-Terry model (Christiano et al., arXiv 1706.03741)."""
+"""Rewards from preferences between segments of trajectories, by the Bradley-Terry model (Christiano et al., arXiv
+1706.03741).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class PreferenceSettings:
 
     members: int = setting(3, "networks, whose rewards are averaged", low=1)
     hidden: list[int] = setting([256, 256], "layers", low=1)
-    updates: int = setting(5_000, "at most so many updates of each; they end where the validation error no longer falls", low=1)
+    updates: int = setting(
+        5_000, "at most so many updates of each; they end where the validation error no longer falls", low=1
+    )
     learning_rate: float = setting(3e-4, "Adam's", low=0.0)
     batch_size: int = setting(64, "pairs of segments", low=1)
     held_out: float = setting(0.1, "share of the pairs that says which model is best", low=0.0, high=0.9)
@@ -58,7 +62,8 @@ class PairSampler:
 class Preferences(Algorithm):
     """P(second better than first) = sigmoid(sum of r over the second - sum of r over the first), r = tanh(f(s, a)).
 
-    The loss is the cross-entropy to labels from 0 (first) to 1 (second). It acts in no environment, so it is not registered.
+    The loss is the cross-entropy to labels from 0 (first) to 1 (second). It acts in no environment, so it is not
+    registered.
     """
 
     Config = PreferenceSettings
@@ -86,13 +91,16 @@ class Preferences(Algorithm):
 @register("reward_labels", KIND)
 @dataclass
 class PreferenceModel:
-    """A learnt reward of a state and an action, between 0 and 1: the mean of an ensemble. `dataset.reward_labels` takes its file.
+    """A learnt reward of a state and an action, between 0 and 1: the mean of an ensemble. `dataset.reward_labels` takes
+    its file.
 
-    Comparing sums over segments of one length leaves a constant open that is added to every reward. It is chosen so that no reward is
-    negative: an episode is then never the better for having ended early. (With rewards between -1 and 1 the labelled returns of D4RL's
-    hopper-medium-replay had a correlation of -0.91 with the recorded ones, because its best episodes are its longest.)
+    Comparing sums over segments of one length leaves a constant open that is added to every reward. It is chosen so
+    that no reward is negative: an episode is then never the better for having ended early. (With rewards between -1 and
+    1 the labelled returns of D4RL's hopper-medium-replay had a correlation of -0.91 with the recorded ones, because its
+    best episodes are its longest.)
 
-    Called with an episode's columns it gives its rewards, as `offrl.data.transforms.reward_labels.label_rewards` wants it.
+    Called with an episode's columns it gives its rewards, as `offrl.data.transforms.reward_labels.label_rewards` wants
+    it.
     """
 
     spec: DataSpec
@@ -108,7 +116,9 @@ class PreferenceModel:
 
     @torch.no_grad()
     def __call__(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Rewards [T] of rows: observations as recorded, actions in the environment's units. Raises UserError for other shapes."""
+        """Rewards [T] of rows: observations as recorded, actions in the environment's units. Raises UserError for other
+        shapes.
+        """
         x = (_inputs(self.spec, columns, self.name) - self.mean) / self.std
         return (0.5 + 0.5 * torch.stack([self.algorithm.rewards(params, x) for params in self.members]).mean(0)).numpy()
 
@@ -125,8 +135,8 @@ class PreferenceModel:
     ) -> PreferenceModel:
         """Learn from preferences between segments of `length` rows of a dataset whose observations are not normalised.
 
-        pairs: first rows of the segments, int [P, 2]. labels: [P], 1 where the second is better, 0 where the first is, 0.5 where neither
-        is. Raises UserError for segments that leave their episode and other labels.
+        pairs: first rows of the segments, int [P, 2]. labels: [P], 1 where the second is better, 0 where the first is,
+        0.5 where neither is. Raises UserError for segments that leave their episode and other labels.
         """
         settings = settings or PreferenceSettings()
         check(settings, "")
@@ -156,11 +166,14 @@ class PreferenceModel:
         seeds = [settings.seed + n for n in range(settings.members)]
         batch = settings.batch_size
         title = f"preferences on {spec.name}"
-        trained = train_members(algorithm, "reward", source, validate, seeds, settings.updates, batch, where, title, quiet)
+        trained = train_members(
+            algorithm, "reward", source, validate, seeds, settings.updates, batch, where, title, quiet
+        )
         members = [{k: v.cpu() for k, v in params.items()} for params in trained.params]
         model = PreferenceModel(spec, list(settings.hidden), mean, std, members)
         first, second = (
-            torch.stack([model.algorithm.rewards(m, part(held)[k]) for m in members]).mean(0).sum(-1) for k in ("first", "second")
+            torch.stack([model.algorithm.rewards(m, part(held)[k]) for m in members]).mean(0).sum(-1)
+            for k in ("first", "second")
         )
         decided = targets[held] != 0.5
         right = ((second > first) == (targets[held] > 0.5))[decided]
@@ -172,7 +185,13 @@ class PreferenceModel:
         path = Path(path)
         if path.suffix != ".safetensors":
             raise UserError(f"{path}: a preference model is kept in a .safetensors file")
-        meta = {"kind": KIND, "spec": self.spec.to_json(), "hidden": self.hidden, "accuracy": self.accuracy, "members": len(self.members)}
+        meta = {
+            "kind": KIND,
+            "spec": self.spec.to_json(),
+            "hidden": self.hidden,
+            "accuracy": self.accuracy,
+            "members": len(self.members),
+        }
         checkpoint.write(path, self._tensors(), meta)
 
     @staticmethod
@@ -180,7 +199,9 @@ class PreferenceModel:
         """Read what `save` wrote. Raises UserError for a missing, damaged or other file."""
         tensors, meta = checkpoint.read(Path(path))
         if meta.get("kind") != KIND:
-            raise UserError(f"{path} holds no preference model (offrl.relabel.preferences.PreferenceModel.save writes one)")
+            raise UserError(
+                f"{path} holds no preference model (offrl.relabel.preferences.PreferenceModel.save writes one)"
+            )
         with reading(path, " as a preference model"):
             spec, count = DataSpec.from_json(meta["spec"], str(path)), meta["members"]
             settings = {"hidden": meta["hidden"], "members": count}
@@ -196,7 +217,9 @@ class PreferenceModel:
                 members.append({k: v.clone() for k, v in params.items()})
             mean, std = tensors["mean"], tensors["std"]
             if not mean.shape == std.shape == (spec.observation_dim + spec.encoded_action_dim,):
-                raise UserError(f"{path} is damaged: its means and standard deviations are not those of its networks' inputs")
+                raise UserError(
+                    f"{path} is damaged: its means and standard deviations are not those of its networks' inputs"
+                )
             return PreferenceModel(spec, meta["hidden"], mean, std, members, float(meta["accuracy"]), str(path))
 
     def digest(self) -> str:
@@ -207,11 +230,17 @@ class PreferenceModel:
         return sha.hexdigest()
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, "std": self.std, **{f"members/{n}/{k}": v for n, m in enumerate(self.members) for k, v in m.items()}}
+        return {
+            "mean": self.mean,
+            "std": self.std,
+            **{f"members/{n}/{k}": v for n, m in enumerate(self.members) for k, v in m.items()},
+        }
 
 
 def _inputs(spec: DataSpec, columns: Mapping[str, np.ndarray], where: str) -> Tensor:
-    """The networks' input [T, W], not normalised yet, for rows of the environment's own units. Raises UserError for other shapes."""
+    """The networks' input [T, W], not normalised yet, for rows of the environment's own units. Raises UserError for
+    other shapes.
+    """
     observations, actions = columns["observations"], columns["actions"]
     width = int(np.prod(observations.shape[1:]))
     if width != spec.observation_dim:
@@ -222,7 +251,9 @@ def _inputs(spec: DataSpec, columns: Mapping[str, np.ndarray], where: str) -> Te
             raise UserError(f"{where} was learnt on {spec.num_actions} discrete actions; these are others")
         return torch.cat([states, torch.eye(spec.num_actions)[torch.from_numpy(actions.astype(np.int64))]], -1)
     if actions.ndim != 2 or actions.shape[1] != spec.action_dim:
-        raise UserError(f"{where} was learnt on actions of {spec.action_dim} dimensions; these have shape {list(actions.shape)}")
+        raise UserError(
+            f"{where} was learnt on actions of {spec.action_dim} dimensions; these have shape {list(actions.shape)}"
+        )
     low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
     return torch.cat([states, torch.from_numpy((2.0 * (actions - low) / (high - low) - 1.0).astype(np.float32))], -1)
 
@@ -235,14 +266,22 @@ def check_pairs(dataset: Dataset, pairs: Any, labels: Any, length: int) -> tuple
         raise UserError(f"{name}: learn preferences before observations are normalised")
     if dataset.columns["observations"].dtype != torch.float32:
         raise UserError(f"{name}: preferences are learnt from float observations only")
-    if starts.ndim != 2 or starts.shape[1] != 2 or starts.dtype.kind not in "iu" or len(starts) != len(targets) or len(starts) < 2:
+    if (
+        starts.ndim != 2
+        or starts.shape[1] != 2
+        or starts.dtype.kind not in "iu"
+        or len(starts) != len(targets)
+        or len(starts) < 2
+    ):
         raise UserError(
-            f"{name}: pairs must be whole numbers [P, 2] and labels [P], P > 1; here {list(starts.shape)} and {list(targets.shape)}"
+            f"{name}: pairs must be whole numbers [P, 2] and labels [P], P > 1; here {list(starts.shape)} and "
+            f"{list(targets.shape)}"
         )
     bad = np.flatnonzero(~np.isin(targets, (0.0, 0.5, 1.0)))
     if len(bad):
         raise UserError(
-            f"{name}: the label of pair {bad[0]} is {targets[bad[0]]}; 1 says that its second segment is better, 0 the first, 0.5 neither"
+            f"{name}: the label of pair {bad[0]} is {targets[bad[0]]}; 1 says that its second segment is better, 0 the "
+            "first, 0.5 neither"
         )
     ends = dataset.episode_end.numpy()
     inside = (starts >= 0) & (starts < len(dataset))
@@ -250,12 +289,17 @@ def check_pairs(dataset: Dataset, pairs: Any, labels: Any, length: int) -> tuple
     bad = np.flatnonzero(~(inside & (starts + length <= episode_end)).all(1))
     if length < 1 or len(bad):
         pair = int(bad[0]) if len(bad) else 0
-        raise UserError(f"{name}: pair {pair}, first rows {starts[pair].tolist()}: {length} rows from there do not lie in one episode")
+        raise UserError(
+            f"{name}: pair {pair}, first rows {starts[pair].tolist()}: {length} rows from there do not lie in one "
+            "episode"
+        )
     return torch.from_numpy(starts.astype(np.int64)), torch.from_numpy(targets.astype(np.float32))
 
 
 def segment_pairs(dataset: Dataset, count: int, length: int, seed: int = 0) -> np.ndarray:
-    """First rows [count, 2] of pairs of segments of `length` rows, each uniform among those that lie in one episode. Raises UserError."""
+    """First rows [count, 2] of pairs of segments of `length` rows, each uniform among those that lie in one episode.
+    Raises UserError.
+    """
     room = np.maximum(0, dataset.episode_lengths().numpy() - length + 1)
     if not room.any():
         raise UserError(f"{dataset.spec.name}: no episode has {length} rows; choose shorter segments")
@@ -266,7 +310,13 @@ def segment_pairs(dataset: Dataset, count: int, length: int, seed: int = 0) -> n
 
 
 def preferred_by_return(dataset: Dataset, pairs: Any, length: int) -> np.ndarray:
-    """Labels [P] of a teacher who prefers the larger sum of recorded rewards; 0.5 where they are equal. For experiments."""
+    """Labels [P] of a teacher who prefers the larger sum of recorded rewards; 0.5 where they are equal. For
+    experiments.
+    """
     sums = np.concatenate([[0.0], np.cumsum(dataset.columns["rewards"].numpy().astype(np.float64))])
     totals = sums[np.asarray(pairs) + length] - sums[np.asarray(pairs)]
-    return np.where(np.isclose(totals[:, 0], totals[:, 1], rtol=0.0, atol=1e-9), 0.5, (totals[:, 1] > totals[:, 0]).astype(np.float64))
+    return np.where(
+        np.isclose(totals[:, 0], totals[:, 1], rtol=0.0, atol=1e-9),
+        0.5,
+        (totals[:, 1] > totals[:, 0]).astype(np.float64),
+    )

@@ -1,4 +1,6 @@
-"""Training a few small models beside each other on held-out data: the inverse dynamics and preferences that label datasets."""
+"""Training a few small models beside each other on held-out data: the inverse dynamics and preferences that label
+datasets.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,9 @@ def train_members(
 ) -> Trained:
     """Train one model for each seed, at most `updates` updates, fewer where no member gets better any more.
 
-    validate: the error on held-out data of the parameters of `module`. source: what the algorithm's sampler prepared, on `device`. The same
-    call gives the same numbers on the same machine. Raises UserError when the error of some member was never finite.
+    validate: the error on held-out data of the parameters of `module`. source: what the algorithm's sampler prepared,
+    on `device`. The same call gives the same numbers on the same machine. Raises UserError when the error of some
+    member was never finite.
     """
     best = torch.full((len(seeds),), torch.inf, dtype=torch.float64)
     best_params: list[Params] = [{} for _ in seeds]
@@ -73,8 +76,12 @@ def train_members(
             compile="cudagraph" if device.type == "cuda" else "eager",
             stops=[*range(every, updates, every), updates],
             look=look,
-            progress=lambda step, rate: bar.update(step, f"validation error {float(best.mean()):.4g}" if best_params[0] else ""),
+            progress=lambda step, rate: bar.update(
+                step, f"validation error {float(best.mean()):.4g}" if best_params[0] else ""
+            ),
         )
     if not all(best_params):
-        raise UserError(f"{title}: training diverged (the error is not finite); look for outliers with `offrl data inspect`")
+        raise UserError(
+            f"{title}: training diverged (the error is not finite); look for outliers with `offrl data inspect`"
+        )
     return Trained(best_params, best, made)

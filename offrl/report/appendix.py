@@ -1,4 +1,6 @@
-"""Sections of a report about what stands behind the scores: settings, times, environments and versions, training metrics."""
+"""Sections of a report about what stands behind the scores: settings, times, environments and versions, training
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,24 @@ from offrl.runs.run import SavedRun
 MOST_DIAGNOSTICS, FEW_DIAGNOSTICS = 60, 20  # pictures of training metrics, at most, and for more than MANY_RUNS runs
 SOME = 5  # runs of an algorithm on a dataset whose training metrics are drawn, of more than MANY_RUNS
 TIME = (
-    "Wall-clock time by the runs' own logs. One update trains all policies of a run side by side, one for each seed. Evaluation beside "
+    "Wall-clock time by the runs' own logs. One update trains all policies of a run side by side, one for each seed. "
+    "Evaluation beside "
     "training is in it only where training waited for it, which the log says."
 )
 METRICS = (
-    "Training metrics: the mean over seeds, and their lowest and highest as a band. q_overestimation: the critic's value of the "
-    "evaluation's first states less the discounted return that followed; far above zero, the critic believes in actions that do not "
+    "Training metrics: the mean over seeds, and their lowest and highest as a band. q_overestimation: the critic's "
+    "value of the "
+    "evaluation's first states less the discounted return that followed; far above zero, the critic believes in "
+    "actions that do not "
     "hold what it promises."
 )
-FIRST_METRICS = ("evaluation: q_overestimation", "critic/q", "critic/td_error", "evaluation: discounted_mean", "critic/loss")
+FIRST_METRICS = (
+    "evaluation: q_overestimation",
+    "critic/q",
+    "critic/td_error",
+    "evaluation: discounted_mean",
+    "critic/loss",
+)
 
 
 def settings(made: Material) -> None:
@@ -52,7 +63,9 @@ def times(made: Material) -> None:
     rows = details.time_rows(first(made, made.results.runs, "timing.jsonl"))
     with folded(made.page, len(rows) > MANY, "Each run"):
         made.page.table(
-            ["run", "dataset", "algorithm", "policies", "device", "mode", "updates/s", "training", "evaluation"], rows, sortable=True
+            ["run", "dataset", "algorithm", "policies", "device", "mode", "updates/s", "training", "evaluation"],
+            rows,
+            sortable=True,
         )
 
 
@@ -69,9 +82,15 @@ def environments(made: Material) -> None:
         return
     page.heading("Environments and versions")
     if places:
-        labels = {dataset: {e.label for e in made.rows if e.dataset == dataset and e.cell.history} for dataset, _ in places}
+        labels = {
+            dataset: {e.label for e in made.rows if e.dataset == dataset and e.cell.history} for dataset, _ in places
+        }
         body = [
-            [dataset, text or "not written down", "all" if len(who) > 1 and who == labels[dataset] else ", ".join(sorted(who))]
+            [
+                dataset,
+                text or "not written down",
+                "all" if len(who) > 1 and who == labels[dataset] else ", ".join(sorted(who)),
+            ]
             for (dataset, text), who in places.items()
         ]
         with folded(page, len(body) > MANY, "Where the scores were measured"):
@@ -79,7 +98,9 @@ def environments(made: Material) -> None:
     if rows:
         marked = [[name, Cell(text, kind="warning") if name in several else text, count] for name, text, count in rows]
         with folded(page, not several, "Software and machine"):
-            page.table(["name", "version", "runs"], marked, caption="As each run wrote it down; several values are marked.")
+            page.table(
+                ["name", "version", "runs"], marked, caption="As each run wrote it down; several values are marked."
+            )
 
 
 def diagnostics(made: Material) -> None:
@@ -102,7 +123,9 @@ def diagnostics(made: Material) -> None:
     page.heading("Diagnostics")
     page.text(METRICS, "small")
     if len(shown) < len(runs):
-        page.text(f"Of {len(shown):,} of the {len(runs):,} runs: the first {SOME} of each algorithm and dataset.", "small")
+        page.text(
+            f"Of {len(shown):,} of the {len(runs):,} runs: the first {SOME} of each algorithm and dataset.", "small"
+        )
     if lacking:
         page.text(f"Left out, for they are longer than {details.LONGEST / 1e6:.0f} MB: {', '.join(lacking)}.", "small")
     most = MOST_DIAGNOSTICS if len(shown) == len(runs) else FEW_DIAGNOSTICS
@@ -118,9 +141,13 @@ def diagnostics(made: Material) -> None:
             page.legend([(label, c) for label, c in colour.items() if label in present])
             with page.gallery(small=True):
                 for dataset, lines in metrics[metric].items():
-                    page.figure(figures.diagnostic(dataset, lines, colour), "", alt=f"{metric} on {dataset}: {', '.join(lines)}")
+                    page.figure(
+                        figures.diagnostic(dataset, lines, colour), "", alt=f"{metric} on {dataset}: {', '.join(lines)}"
+                    )
     if left_out:
-        page.text(f"Not drawn, to keep the page small: {', '.join(left_out)} (metrics.jsonl of each run has them).", "small")
+        page.text(
+            f"Not drawn, to keep the page small: {', '.join(left_out)} (metrics.jsonl of each run has them).", "small"
+        )
 
 
 def _some(runs: list[tuple[str, SavedRun]]) -> list[tuple[str, SavedRun]]:

@@ -29,18 +29,23 @@ from offrl.runs.results import Results, collect, write
 MOST_ANSWERS = 4  # with a picture, after the first
 MOST_SCORES = 25_000_000  # bytes of scores.csv, and of tables given by name, from which on evaluations are left out
 THINNED = (
-    "of the evaluations of each seed only one in {} is read, besides the last one and the final one, for the tables of scores have more "
-    "than {:.0f} MB: the learning curves, the best evaluation and scores.csv leave the others out. Final scores and all that is made of "
+    "of the evaluations of each seed only one in {} is read, besides the last one and the final one, for the tables of "
+    "scores have more "
+    "than {:.0f} MB: the learning curves, the best evaluation and scores.csv leave the others out. Final scores and "
+    "all that is made of "
     "them are complete"
 )
 
 
 @own_settings()
-def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Write the report on run directories, benchmark directories, folders above them, tables and documents of results; return its path.
+def report(
+    paths: Sequence[str | Path], config: ReportConfig | None = None, say: Callable[[str], None] = lambda _: None
+) -> Path:
+    """Write the report on run directories, benchmark directories, folders above them, tables and documents of results;
+    return its path.
 
-    `say` is called with a line before each longer step. Raises UserError where nothing is found, the baseline is unknown, or `config.out`
-    cannot be written. The page lists everything damaged, missing or doubtful.
+    `say` is called with a line before each longer step. Raises UserError where nothing is found, the baseline is
+    unknown, or `config.out` cannot be written. The page lists everything damaged, missing or doubtful.
     """
     with _lasting() as settle:
         return _report(paths, config or ReportConfig(), say, settle)
@@ -48,8 +53,8 @@ def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say:
 
 @contextlib.contextmanager
 def _lasting() -> Iterator[Callable[[], None]]:
-    """What is made inside, until the call of what this gives, stays until the end: the collector of garbage, which would look at hundreds
-    of thousands of scores again and again, does not."""
+    """What is made inside, until the call of what this gives, stays until the end: the collector of garbage, which
+    would look at hundreds of thousands of scores again and again, does not."""
     enabled = gc.isenabled()
     gc.disable()
 
@@ -66,7 +71,9 @@ def _lasting() -> Iterator[Callable[[], None]]:
             gc.enable()
 
 
-def _report(paths: Sequence[str | Path], config: ReportConfig, say: Callable[[str], None], settle: Callable[[], None]) -> Path:
+def _report(
+    paths: Sequence[str | Path], config: ReportConfig, say: Callable[[str], None], settle: Callable[[], None]
+) -> Path:
     from offrl.system.files import write_text
 
     say("reading")
@@ -79,7 +86,10 @@ def _report(paths: Sequence[str | Path], config: ReportConfig, say: Callable[[st
     out = Path(config.out)
     compared, ungrouped = groups(results)
     algorithms = {e.cell.algorithm for e in rows}
-    say(f"{count(len(results.runs), 'run')}, {count(len(algorithms), 'algorithm')}, {count(len(results.datasets), 'dataset')}: comparing")
+    say(
+        f"{count(len(results.runs), 'run')}, {count(len(algorithms), 'algorithm')}, "
+        f"{count(len(results.datasets), 'dataset')}: comparing"
+    )
     comparisons = [compare(group, config.bootstrap, config.baseline) for group in compared]
     page = Page(config.title or _title(results, rows), _subtitle(results, rows))
     made = Material(page, out, results, rows, comparisons, ungrouped, figures.colours(labels))
@@ -102,7 +112,8 @@ def _report(paths: Sequence[str | Path], config: ReportConfig, say: Callable[[st
     page.heading("Files")
     which = "every evaluation" if results.every == 1 else f"one evaluation in {results.every}, and the last,"
     page.text(
-        f"Beside this page: scores.csv ({which} of every seed, one line each), table.csv (the score tables in full), and the "
+        f"Beside this page: scores.csv ({which} of every seed, one line each), table.csv (the score tables in full), "
+        "and the "
         "pictures as PNG."
     )
     return page.save(out / "index.html")
@@ -128,7 +139,9 @@ def _answers(made: Material, reps: int) -> None:
 
 
 def thinning(paths: Sequence[str | Path]) -> int:
-    """The number k: of tables of scores with more than MOST_SCORES bytes in all only each k-th evaluation of a seed is read."""
+    """The number k: of tables of scores with more than MOST_SCORES bytes in all only each k-th evaluation of a seed is
+    read.
+    """
     size = 0
     for path in map(str, paths):
         tables = [path, *(os.path.join(folder, SCORES) for folder, _, names in os.walk(path) if SCORES in names)]
@@ -143,7 +156,7 @@ def _title(results: Results, rows: Sequence[Entry]) -> str:
     suite = f"{suites.pop()}: " if len(suites) == 1 and "" not in suites else ""
     algorithms = list(dict.fromkeys(e.cell.algorithm for e in rows))
     who = ", ".join(algorithms) if len(algorithms) <= 5 else count(len(algorithms), "algorithm")
-    return f"{suite}{who} on {results.datasets[0] if len(results.datasets) == 1 else count(len(results.datasets), 'dataset')}"
+    return f"{suite}{who} on {results.datasets[0] if len(results.datasets) == 1 else count(len(results.datasets), 'dataset')}"  # noqa: E501
 
 
 def _subtitle(results: Results, rows: Sequence[Entry]) -> str:
@@ -167,7 +180,9 @@ def _problems(made: Material) -> None:
     failed: list[str] = []
     rest: list[str] = []
     for reason, group in where.items():
-        cells = ", ".join(f"{e.label} on {e.dataset}" for e in group[:3]) + (f" and {len(group) - 3} more" if len(group) > 3 else "")
+        cells = ", ".join(f"{e.label} on {e.dataset}" for e in group[:3]) + (
+            f" and {len(group) - 3} more" if len(group) > 3 else ""
+        )
         (failed if "failed" in reason or "diverged" in reason else rest).append(f"{cells}: {reason}")
     lines = [*made.results.problems, *failed, *rest]
     if not made.results.final and len(made.rows) <= whiskers.MOST_ROWS:
@@ -181,7 +196,9 @@ def _problems(made: Material) -> None:
     if not lines:
         return
     page = made.page
-    page.box(f"{count(len(lines), 'thing')} to know before reading the numbers", lines[:MANY], "bad" if failed else "warning")
+    page.box(
+        f"{count(len(lines), 'thing')} to know before reading the numbers", lines[:MANY], "bad" if failed else "warning"
+    )
     if len(lines) > MANY:
         with page.details(f"{len(lines) - MANY} more"):
             page.items(lines[MANY:])

@@ -16,7 +16,9 @@ PROFILE_REPS = 500  # resamples for the bands of the profiles, which need many t
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of algorithms in one group. Scores are in units of 1 (a score of 100 is 1.0), as in `offrl.statistics.aggregate`."""
+    """A comparison of algorithms in one group. Scores are in units of 1 (a score of 100 is 1.0), as in
+    `offrl.statistics.aggregate`.
+    """
 
     group: Group
     order: tuple[str, ...]  # labels, the highest IQM first
@@ -27,11 +29,18 @@ class Comparison:
 
 
 def compare(group: Group, reps: int, baseline: str = "") -> Comparison:
-    """Aggregate one group. `reps`: bootstrap resamples; `baseline`: the algorithm that the others are compared with, where it is there."""
+    """Aggregate one group. `reps`: bootstrap resamples; `baseline`: the algorithm that the others are compared with,
+    where it is there.
+    """
     if len(group.datasets) < 2:
         only = group.datasets[0] if group.datasets else "none"
         return Comparison(
-            group, tuple(group.scores), {}, {}, {}, f"one dataset only ({only}): its scores above say all that there is to say"
+            group,
+            tuple(group.scores),
+            {},
+            {},
+            {},
+            f"one dataset only ({only}): its scores above say all that there is to say",
         )
     if not group.scores:
         return Comparison(group, (), {}, {}, {}, "no algorithm has final scores on most of its datasets")
@@ -42,7 +51,11 @@ def compare(group: Group, reps: int, baseline: str = "") -> Comparison:
     grid = [low + (top - low) * i / 60 for i in range(61)] if top > low else [low, low + 1.0]
     profiles = {label: performance_profile(group.scores[label], grid, reps=min(reps, PROFILE_REPS)) for label in order}
     if baseline in group.scores:  # and the two best with each other, for the headline
-        pairs = list(dict.fromkeys([order[:2], *((label, baseline) for label in order if label != baseline)] if len(order) > 1 else []))
+        pairs = list(
+            dict.fromkeys(
+                [order[:2], *((label, baseline) for label in order if label != baseline)] if len(order) > 1 else []
+            )
+        )
         pairs = [p for p in pairs if p[::-1] not in pairs or p[1] == baseline]
     elif len(order) <= MOST_PAIRS:
         pairs = list(itertools.combinations(order, 2))
@@ -55,4 +68,6 @@ def compare(group: Group, reps: int, baseline: str = "") -> Comparison:
 def check_baseline(baseline: str, labels: Sequence[str]) -> None:
     """Raise UserError where `baseline` is given and none of the algorithms."""
     if baseline and baseline not in labels:
-        raise UserError(f"baseline={baseline} is none of the algorithms.{nearest(baseline, labels)} They are: {', '.join(labels)}")
+        raise UserError(
+            f"baseline={baseline} is none of the algorithms.{nearest(baseline, labels)} They are: {', '.join(labels)}"
+        )

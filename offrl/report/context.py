@@ -63,7 +63,9 @@ def count(number: int, word: str) -> str:
 
 
 def first(made: Material, rows: Sequence[Row], where: str) -> Sequence[Row]:
-    """The rows of a table with a line for each run, or the first MANY_RUNS, which the page then says. where: the file with the rest."""
+    """The rows of a table with a line for each run, or the first MANY_RUNS, which the page then says. where: the file
+    with the rest.
+    """
     if len(rows) > MANY_RUNS:
         made.page.text(f"The first {MANY_RUNS:,} of {len(rows):,} runs; {where} of each run has the rest.", "small")
     return rows[:MANY_RUNS]

@@ -29,7 +29,9 @@ WIDE = 512  # numbers in an observation above which it is not taken apart by dim
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows drawn from a dataset, by their numbers in ascending order; `episode` is each row's episode, or None where there are none."""
+    """Rows drawn from a dataset, by their numbers in ascending order; `episode` is each row's episode, or None where
+    there are none.
+    """
 
     rows: np.ndarray
     episode: np.ndarray | None
@@ -46,14 +48,16 @@ class Sample:
 def doctor(config: DatasetConfig, out: Path) -> Report:
     """Inspect a dataset and write `out`/index.html, one self-contained page, and its pictures as `out`/*.png.
 
-    Data with faults are described as far as they can be. Columns above SAMPLE rows are drawn from a random sample of them, which the page
-    says. Returns the report of `offrl data inspect`. Raises UserError when the data cannot be read or `out` cannot be written.
-    """
+    Data with faults are described as far as they can be. Columns above SAMPLE rows are drawn from a random sample of
+    them, which the page says. Returns the report of `offrl data inspect`. Raises UserError when the data cannot be read
+    or `out` cannot be written."""
     from offrl.data.formats import read_raw, resolve
 
     source = resolve(config.name, config)
     if source.text:
-        raise UserError(f"{config.name} holds texts, which offrl data doctor has no pictures of: use offrl data inspect")
+        raise UserError(
+            f"{config.name} holds texts, which offrl data doctor has no pictures of: use offrl data inspect"
+        )
     raw = read_raw(config.name, config, source=source)
     findings = report(raw, config)
     write_page(raw, findings, Path(out))
@@ -64,7 +68,10 @@ def doctor(config: DatasetConfig, out: Path) -> Report:
 def write_page(raw: RawData, findings: Report, out: Path) -> Path:
     """The page and pictures of `doctor` about columns that were already read."""
     sample = _sample(raw, findings)
-    page = Page(findings.name, " · ".join(t for t in (findings.source, findings.path if findings.path != findings.name else "") if t))
+    page = Page(
+        findings.name,
+        " · ".join(t for t in (findings.source, findings.path if findings.path != findings.name else "") if t),
+    )
     _verdict(page, raw, findings, sample)
     _facts(page, raw, findings)
     if findings.returns is not None and findings.lengths is not None and len(findings.returns):
@@ -74,7 +81,11 @@ def write_page(raw: RawData, findings: Report, out: Path) -> Path:
                 _add(page, figure, out / f"{name}.png", caption)
     _columns(page, raw, findings, sample, out)
     page.heading("Columns")
-    page.table(["column", "type", "shape", "lowest", "highest", "mean", "std"], _column_rows(findings), caption="over finite entries")
+    page.table(
+        ["column", "type", "shape", "lowest", "highest", "mean", "std"],
+        _column_rows(findings),
+        caption="over finite entries",
+    )
     page.heading("As text")
     with page.details("the report of offrl data inspect"):
         page.preformatted(findings.render())
@@ -90,7 +101,9 @@ def _add(page: Page, figure: Any, path: Path, caption: str) -> None:
 
 def _sample(raw: RawData, findings: Report) -> Sample:
     all_rows = raw.rows <= SAMPLE
-    rows = np.arange(raw.rows) if all_rows else np.sort(np.random.default_rng(0).choice(raw.rows, SAMPLE, replace=False))
+    rows = (
+        np.arange(raw.rows) if all_rows else np.sort(np.random.default_rng(0).choice(raw.rows, SAMPLE, replace=False))
+    )
     lengths = findings.lengths
     episode = None if lengths is None else np.searchsorted(np.cumsum(lengths), rows, side="right")
     return Sample(rows, episode, all_rows)
@@ -125,15 +138,20 @@ def _remarks(raw: RawData, findings: Report, sample: Sample) -> list[str]:
         if len(returns) == 1:
             remarks.append("There is one episode only: nothing here shows how returns vary.")
         elif len(finite) == len(returns) and np.ptp(finite) == 0:
-            remarks.append(f"All {len(returns)} episodes have the same return, {finite[0]:.6g}: none is better than another.")
+            remarks.append(
+                f"All {len(returns)} episodes have the same return, {finite[0]:.6g}: none is better than another."
+            )
         elif len(finite) >= 20 and (trend := _rank_correlation(np.arange(len(finite)), finite)) > 0.5:
             text = f"Returns rise in the order of the file (rank correlation {trend:.2f}), as in a replay buffer"
             remarks.append(
-                f"{text}: its first rows are unlike its last, so draw episodes at random (dataset.subsample) rather than cut it."
+                f"{text}: its first rows are unlike its last, so draw episodes at random (dataset.subsample) rather "
+                "than cut it."
             )
         if findings.duplicates > 0.01 * findings.rows:
             share = 100 * findings.duplicates / findings.rows
-            remarks.append(f"{findings.duplicates:,} rows ({share:.1f}%) repeat an earlier row's observation, action and reward.")
+            remarks.append(
+                f"{findings.duplicates:,} rows ({share:.1f}%) repeat an earlier row's observation, action and reward."
+            )
     rewards = raw.columns.get("rewards")
     if rewards is not None and rewards.ndim == 1 and len(rewards):
         values = sample.take(rewards)
@@ -176,7 +194,8 @@ def _scales(values: np.ndarray, raw: RawData) -> list[str]:
     if (left[[wide, narrow]] > 0.5).all():
         return [f"The scales of the observations differ: {text}; dataset.normalize_observations=true makes them alike."]
     return [
-        f"The scales of the observations differ: {text}; dataset.normalize_observations=true divides dimension {narrow} by "
+        f"The scales of the observations differ: {text}; dataset.normalize_observations=true divides dimension "
+        f"{narrow} by "
         f"{std[narrow] / left[narrow]:.3g}, and leaves it a standard deviation of {left[narrow]:.2g}."
     ]
 
@@ -191,7 +210,12 @@ def _facts(page: Page, raw: RawData, findings: Report) -> None:
     rows: list[list[str]] = [["rows", f"{findings.rows:,}"]]
     if findings.returns is not None and findings.lengths is not None and len(findings.returns):
         total = len(findings.returns)
-        rows.append(["episodes", f"{total:,}: {findings.terminations:,} terminated, {total - findings.terminations:,} timed out or cut"])
+        rows.append(
+            [
+                "episodes",
+                f"{total:,}: {findings.terminations:,} terminated, {total - findings.terminations:,} timed out or cut",
+            ]
+        )
         rows.append(["episode return", draw.spread(findings.returns)])
         if findings.scores is not None:
             rows.append([f"normalised ({findings.reference})", draw.spread(findings.scores)])
@@ -199,7 +223,9 @@ def _facts(page: Page, raw: RawData, findings: Report) -> None:
     observations = raw.columns.get("observations")
     if observations is not None:
         rows.append(["observations", f"{' x '.join(map(str, observations.shape[1:])) or '1'} {observations.dtype}"])
-    rows += [[name, text] for name, text in (("actions", findings.actions), ("environment", findings.environment)) if text]
+    rows += [
+        [name, text] for name, text in (("actions", findings.actions), ("environment", findings.environment)) if text
+    ]
     page.table(["", ""], rows)
 
 
@@ -214,7 +240,9 @@ def _columns(page: Page, raw: RawData, findings: Report, sample: Sample, out: Pa
     if actions is not None and len(actions):
         page.heading("Actions")
         values = sample.take(actions)
-        figure, caption = draw.discrete(values[:, 0], raw.num_actions) if raw.discrete else draw.actions(values, raw, EDGE)
+        figure, caption = (
+            draw.discrete(values[:, 0], raw.num_actions) if raw.discrete else draw.actions(values, raw, EDGE)
+        )
         _add(page, figure, out / "actions.png", caption + sampling)
     if observations is None or not len(observations):
         return
@@ -223,7 +251,8 @@ def _columns(page: Page, raw: RawData, findings: Report, sample: Sample, out: Pa
     width = values.shape[1]
     if width > WIDE:
         page.text(
-            f"An observation has {width:,} numbers; their spread is drawn together, and the coverage from {WIDE} of them, evenly apart."
+            f"An observation has {width:,} numbers; their spread is drawn together, and the coverage from {WIDE} of "
+            "them, evenly apart."
         )
         figure, caption = draw.rewards(values[:, :: -(-width // WIDE)].ravel()[:SAMPLE], "value of an entry")
         _add(page, figure, out / "observations.png", caption + sampling)
@@ -248,7 +277,12 @@ def _columns(page: Page, raw: RawData, findings: Report, sample: Sample, out: Pa
 
 def _column_rows(findings: Report) -> list[list[Any]]:
     return [
-        [c.name, c.dtype, "x".join(map(str, c.shape)), *(Cell(f"{v:.4g}", value=v) for v in (c.low, c.high, c.mean, c.std))]
+        [
+            c.name,
+            c.dtype,
+            "x".join(map(str, c.shape)),
+            *(Cell(f"{v:.4g}", value=v) for v in (c.low, c.high, c.mean, c.std)),
+        ]
         for c in findings.columns
     ]
 

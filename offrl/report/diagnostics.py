@@ -25,12 +25,17 @@ from offrl.system.csv_text import read
 from offrl.system.progress import duration
 
 POINTS = 150  # of a line in a picture; longer logs are thinned evenly
-EXTRA = {"discounted_mean", "q_overestimation"}  # columns of scores.csv that say something of the critic, not of the score
+EXTRA = {
+    "discounted_mean",
+    "q_overestimation",
+}  # columns of scores.csv that say something of the critic, not of the score
 LONGEST = 50_000_000  # bytes of a metrics.jsonl or scores.csv that are read for diagnostics
 
 
 def time_rows(runs: Sequence[SavedRun]) -> list[list[Any]]:
-    """Rows of the table of times: run, dataset, algorithm, seeds, device, step's mode, updates/s, training, evaluation."""
+    """Rows of the table of times: run, dataset, algorithm, seeds, device, step's mode, updates/s, training,
+    evaluation.
+    """
     rows: list[list[Any]] = []
     for run in runs:
         speed, trained, evaluated = times(run)
@@ -57,13 +62,17 @@ def version_rows(runs: Sequence[SavedRun]) -> tuple[list[list[str]], list[str]]:
     rows = []
     for name, counts in values.items():
         total = sum(counts.values())
-        text = ", ".join(f"{value} ({count} of {total})" if len(counts) > 1 else value for value, count in counts.items())
+        text = ", ".join(
+            f"{value} ({count} of {total})" if len(counts) > 1 else value for value, count in counts.items()
+        )
         rows.append([name, text, str(total)])
     return rows, several
 
 
 def settings_of(run: SavedRun) -> dict[str, Any]:
-    """The settings that decide a run's parameters, flat, without the seeds; only to be read: runs that agree in all share them."""
+    """The settings that decide a run's parameters, flat, without the seeds; only to be read: runs that agree in all
+    share them.
+    """
     return _settings(json.dumps({k: v for k, v in run.record["identity"].items() if k != "seeds"}))
 
 
@@ -73,7 +82,9 @@ def _settings(identity: str) -> dict[str, Any]:
 
 
 def differing(runs: Sequence[SavedRun]) -> dict[str, tuple[list[str], list[list[str]]]]:
-    """For each algorithm of several runs that do not have the same settings: (names of those that differ, [run, dataset, values ...])."""
+    """For each algorithm of several runs that do not have the same settings: (names of those that differ, [run,
+    dataset, values ...]).
+    """
     by_algorithm: dict[str, list[SavedRun]] = defaultdict(list)
     for run in runs:
         by_algorithm[str(run.algorithm)].append(run)
@@ -81,28 +92,43 @@ def differing(runs: Sequence[SavedRun]) -> dict[str, tuple[list[str], list[list[
     for algorithm, group in by_algorithm.items():
         settings = [settings_of(run) for run in group]
         unlike = list({id(s): s for s in settings}.values())
-        names = [n for n in dict.fromkeys(k for s in unlike for k in s) if len({meaning(s.get(n, ABSENT)) for s in unlike}) > 1]
+        names = [
+            n
+            for n in dict.fromkeys(k for s in unlike for k in s)
+            if len({meaning(s.get(n, ABSENT)) for s in unlike}) > 1
+        ]
         if names:
             rows = [
-                [run.dir.name, str(run.dataset), *(_text(s.get(n, ABSENT)) for n in names)] for run, s in zip(group, settings, strict=True)
+                [run.dir.name, str(run.dataset), *(_text(s.get(n, ABSENT)) for n in names)]
+                for run, s in zip(group, settings, strict=True)
             ]
             result[algorithm] = (names, rows)
     return result
 
 
 def two_runs(a: SavedRun, b: SavedRun) -> list[list[str]]:
-    """[setting, value in a, value in b] of all that differs between two runs: data, seeds, settings, versions, machine."""
+    """[setting, value in a, value in b] of all that differs between two runs: data, seeds, settings, versions,
+    machine.
+    """
     sides = []
     for run in (a, b):
         record = run.record
-        sides.append({
-            "algorithm": run.algorithm, "dataset": run.dataset,
-            "data's fingerprint": str(record["data"].get("fingerprint", ""))[:12],
-            "seeds": record["identity"].get("seeds"), **settings_of(run), "evaluated in": record.get("env"),
-            "mode of the step": record.get("mode"), "replicas in one program": record.get("group"), "device": record.get("device"),
-            "python": record.get("python"), "machine": record.get("machine"),
-            **{f"package {k}": v for k, v in (record.get("packages") or {}).items()},
-        })  # fmt: skip
+        sides.append(
+            {
+                "algorithm": run.algorithm,
+                "dataset": run.dataset,
+                "data's fingerprint": str(record["data"].get("fingerprint", ""))[:12],
+                "seeds": record["identity"].get("seeds"),
+                **settings_of(run),
+                "evaluated in": record.get("env"),
+                "mode of the step": record.get("mode"),
+                "replicas in one program": record.get("group"),
+                "device": record.get("device"),
+                "python": record.get("python"),
+                "machine": record.get("machine"),
+                **{f"package {k}": v for k, v in (record.get("packages") or {}).items()},
+            }
+        )
     return [[name, _text(x), _text(y)] for name, (x, y) in difference(*sides, everything=True).items()]
 
 
@@ -111,13 +137,16 @@ def _text(value: Any) -> str:
 
 
 def behaviour(runs: Sequence[SavedRun], dataset: str, normalised: bool) -> float | None:
-    """The mean return, or score, of a dataset's own episodes; None where runs saw different parts of it, or it is not known."""
+    """The mean return, or score, of a dataset's own episodes; None where runs saw different parts of it, or it is not
+    known.
+    """
     values = {own_behaviour(run.record, normalised) for run in runs if run.dataset == dataset}
     return values.pop() if len(values) == 1 else None
 
 
 def metrics(runs: Sequence[tuple[str, SavedRun]]) -> dict[str, dict[str, dict[str, Curves]]]:
-    """{metric: {dataset: {label: {replica's number: {step: value}}}}} of training and of the extra columns of scores.csv.
+    """{metric: {dataset: {label: {replica's number: {step: value}}}}} of training and of the extra columns of
+    scores.csv.
 
     `runs`: (label, run). Values that are not finite are left out. Logs longer than POINTS lines are thinned evenly.
     """

@@ -1,4 +1,6 @@
-"""The pictures of a report. Each function returns a matplotlib Figure; `colours` gives every algorithm the same colour in all of them."""
+"""The pictures of a report. Each function returns a matplotlib Figure; `colours` gives every algorithm the same colour
+in all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offrl.figures.curves import Curves, draw_lines
-from offrl.figures.style import COLOURS, MORE_COLOURS, clip_height, label_ends, new_figure, ordered_colours, plain_axes, thousands
+from offrl.figures.style import (
+    COLOURS,
+    MORE_COLOURS,
+    clip_height,
+    label_ends,
+    new_figure,
+    ordered_colours,
+    plain_axes,
+    thousands,
+)
 
 if TYPE_CHECKING:
     from offrl.statistics.aggregate import Curve, Interval
@@ -27,7 +38,8 @@ def colours(algorithms: Sequence[str]) -> dict[str, str]:
 
 
 def intervals(estimates: Mapping[str, Mapping[str, Interval]], colour: Mapping[str, str]) -> Any:
-    """Aggregates {algorithm: {"iqm" | "median" | "mean" | "optimality_gap": interval, in units of 1}} side by side, drawn in units of 100.
+    """Aggregates {algorithm: {"iqm" | "median" | "mean" | "optimality_gap": interval, in units of 1}} side by side,
+    drawn in units of 100.
 
     A bar is the interval, the line in it the estimate, as in rliable's plots (arXiv 2108.13264, figure 9).
     """
@@ -39,14 +51,18 @@ def intervals(estimates: Mapping[str, Mapping[str, Interval]], colour: Mapping[s
         for row, name in enumerate(names):
             item = estimates[name][metric]
             if math.isfinite(item.low) and math.isfinite(item.high):
-                axes.barh(row, 100 * (item.high - item.low), 0.62, 100 * item.low, color=colour[name], alpha=0.55, linewidth=0)
+                axes.barh(
+                    row, 100 * (item.high - item.low), 0.62, 100 * item.low, color=colour[name], alpha=0.55, linewidth=0
+                )
             axes.plot([100 * item.value] * 2, [row - 0.31, row + 0.31], color=INK, linewidth=1.8, solid_capstyle="butt")
         plain_axes(axes)
         axes.grid(axis="y", visible=False)
         axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
         axes.use_sticky_edges = False
         axes.margins(x=0.08)
-        axes.set_title(title + (" (less is better)" if metric == "optimality_gap" else ""), loc="left", fontsize=9.5, color=INK)
+        axes.set_title(
+            title + (" (less is better)" if metric == "optimality_gap" else ""), loc="left", fontsize=9.5, color=INK
+        )
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.locator_params(axis="x", nbins=4)
     grid[0].set_yticks(range(len(names)), names, parse_math=False)
@@ -88,8 +104,12 @@ def improvement(estimates: Mapping[tuple[str, str], Interval], colour: Mapping[s
     return figure
 
 
-def learning(title: str, lines: Mapping[str, Curves], colour: Mapping[str, str], unit: str, behaviour: float | None) -> Any:
-    """Learning curves {algorithm: seed -> step -> value} on one dataset; `behaviour`: its own mean, as a dashed line."""
+def learning(
+    title: str, lines: Mapping[str, Curves], colour: Mapping[str, str], unit: str, behaviour: float | None
+) -> Any:
+    """Learning curves {algorithm: seed -> step -> value} on one dataset; `behaviour`: its own mean, as a dashed
+    line.
+    """
     figure, axes = new_figure(title, height=3.1, width=5.0)
     crowded = sum(map(len, lines.values())) > MOST_SEED_LINES
     ends = draw_lines(
@@ -106,7 +126,9 @@ def learning(title: str, lines: Mapping[str, Curves], colour: Mapping[str, str],
 
 
 def diagnostic(title: str, lines: Mapping[str, Curves], colour: Mapping[str, str]) -> Any:
-    """A metric over training steps, {algorithm: seed -> step -> value}: the mean over seeds, and their range as a band."""
+    """A metric over training steps, {algorithm: seed -> step -> value}: the mean over seeds, and their range as a
+    band.
+    """
     from matplotlib.ticker import FuncFormatter
 
     figure, axes = new_figure(title, height=2.3, width=4.0, fitted=False)  # there are many of these
@@ -116,7 +138,9 @@ def diagnostic(title: str, lines: Mapping[str, Curves], colour: Mapping[str, str
         steps = sorted({step for curve in curves.values() for step in curve})
         rows = [[curve[step] for curve in curves.values() if step in curve] for step in steps]
         means = [math.fsum(row) / len(row) for row in rows]
-        axes.fill_between(steps, [min(r) for r in rows], [max(r) for r in rows], color=colour[name], alpha=0.16, linewidth=0)
+        axes.fill_between(
+            steps, [min(r) for r in rows], [max(r) for r in rows], color=colour[name], alpha=0.16, linewidth=0
+        )
         axes.plot(steps, means, color=colour[name], linewidth=1.7, marker="o" if len(steps) == 1 else None)
         every += means
     plain_axes(axes)

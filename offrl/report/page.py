@@ -1,7 +1,9 @@
-"""One self-contained page of HTML: text, tables, pictures. No file or network address is needed to show it, and no script.
+"""One self-contained page of HTML: text, tables, pictures. No file or network address is needed to show it, and no
+script.
 
-Everything handed in is plain text and escaped. Pictures of matplotlib become inline SVG whose colours follow the reader's light or dark
-theme; PNG files become data URIs. A content security policy in the page forbids the browser to load anything.
+Everything handed in is plain text and escaped. Pictures of matplotlib become inline SVG whose colours follow the
+reader's light or dark theme; PNG files become data URIs. A content security policy in the page forbids the browser to
+load anything.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ Content = Cell | str | int | float | None
 
 def escape(text: Any) -> str:
     """Text safe anywhere in HTML. Characters that no HTML document may hold become U+FFFD."""
-    return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", str(text)), quote=True)
+    return html.escape(
+        re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", str(text)), quote=True
+    )
 
 
 def slug(text: str) -> str:
@@ -90,7 +94,9 @@ class Page:
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {KINDS}, got {kind!r}")
         body = "".join(f"<li>{escape(line)}</li>" for line in lines)
-        self._parts.append(f'<div class="box {kind}"><strong>{escape(title)}</strong>{f"<ul>{body}</ul>" if body else ""}</div>')
+        self._parts.append(
+            f'<div class="box {kind}"><strong>{escape(title)}</strong>{f"<ul>{body}</ul>" if body else ""}</div>'
+        )
 
     def preformatted(self, text: str) -> None:
         """Text with its line breaks, in fixed-width type."""
@@ -115,23 +121,31 @@ class Page:
         notes: Sequence[str] = (),
         sortable: bool = False,
     ) -> None:
-        """A table whose first column stays in sight while the rest scrolls. Columns of numbers are aligned to the right.
+        """A table whose first column stays in sight while the rest scrolls. Columns of numbers are aligned to the
+        right.
 
-        `headers`: all empty, they are left out. `rows`: one content per header; None is an empty cell. `notes`: footnotes below it.
-        `sortable`: a click on a header sorts (where the browser runs scripts). Raises ValueError for a row of another length.
+        `headers`: all empty, they are left out. `rows`: one content per header; None is an empty cell. `notes`:
+        footnotes below it. `sortable`: a click on a header sorts (where the browser runs scripts). Raises ValueError
+        for a row of another length.
         """
         for row in rows:
             if len(row) != len(headers):
                 raise ValueError(f"a row of {len(row)} cells in a table of {len(headers)} columns")
         numeric = [
-            bool(rows) and all(_numeric(row[i]) for row in rows) and any(_filled(row[i]) for row in rows) for i in range(len(headers))
+            bool(rows) and all(_numeric(row[i]) for row in rows) and any(_filled(row[i]) for row in rows)
+            for i in range(len(headers))
         ]
-        head = "".join(f'<th scope="col"{_class("n" if right else "")}>{escape(h)}</th>' for h, right in zip(headers, numeric, strict=True))
+        head = "".join(
+            f'<th scope="col"{_class("n" if right else "")}>{escape(h)}</th>'
+            for h, right in zip(headers, numeric, strict=True)
+        )
         body = []
         for row in rows:
             cells = [_cell(c, "th" if i == 0 else "td", numeric[i]) for i, c in enumerate(row)]
             body.append(f"<tr>{''.join(cells)}</tr>")
-        caption_html = f'<p class="small">{escape(caption)}</p>' if caption else ""  # no <caption>, which would be as wide as a wide table
+        caption_html = (
+            f'<p class="small">{escape(caption)}</p>' if caption else ""
+        )  # no <caption>, which would be as wide as a wide table
         top = f"<thead><tr>{head}</tr></thead>" if any(headers) else ""
         below = "".join(f"<li>{escape(note)}</li>" for note in notes)
         broad = " broad" if len(headers) > BROAD else ""
@@ -139,7 +153,8 @@ class Page:
         sorts = _class("sortable" if sortable and len(rows) > 1 else "")
         self._parts.append(
             f"{caption_html}<div {region}><table{sorts}>{top}"
-            f"<tbody>\n{chr(10).join(body)}\n</tbody></table></div>" + (f'<ol class="notes">{below}</ol>' if below else "")
+            f"<tbody>\n{chr(10).join(body)}\n</tbody></table></div>"
+            + (f'<ol class="notes">{below}</ol>' if below else "")
         )
 
     # -------------------------------------------------------------------------------------------------------- pictures
@@ -158,7 +173,9 @@ class Page:
         if isinstance(picture, bytes):
             if not picture.startswith(b"\x89PNG\r\n\x1a\n"):
                 raise UserError("a picture is no PNG file")
-            image = f'<img alt="{escape(alt or caption)}" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
+            image = (
+                f'<img alt="{escape(alt or caption)}" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
+            )
         else:
             self._pictures += 1
             image = svg(picture, f"f{self._pictures}", alt or caption)
@@ -167,7 +184,9 @@ class Page:
 
     def legend(self, colours: Sequence[tuple[str, str]]) -> None:
         """Names with their colours (name, one of style.COLOURS), for pictures that share them."""
-        marks = "".join(f'<span><i style="background:{themed(escape(c))}"></i>{escape(name)}</span>' for name, c in colours)
+        marks = "".join(
+            f'<span><i style="background:{themed(escape(c))}"></i>{escape(name)}</span>' for name, c in colours
+        )
         self._parts.append(f'<p class="legend">{marks}</p>')
 
     # --------------------------------------------------------------------------------------------------------- blocks
@@ -181,7 +200,9 @@ class Page:
 
     @contextlib.contextmanager
     def gallery(self, small: bool = False) -> Iterator[None]:
-        """The figures filled in inside the `with` stand side by side, as many as the window has room for: two, or three if `small`."""
+        """The figures filled in inside the `with` stand side by side, as many as the window has room for: two, or three
+        if `small`.
+        """
         self._parts.append(f'<div class="gallery{" small" if small else ""}">')
         yield
         self._parts.append("</div>")
@@ -190,19 +211,24 @@ class Page:
 
     def html(self) -> str:
         """The whole page."""
-        links = "".join(f'<li class="l{level}"><a href="#{name}">{escape(text)}</a></li>' for level, name, text in self._contents)
+        links = "".join(
+            f'<li class="l{level}"><a href="#{name}">{escape(text)}</a></li>' for level, name, text in self._contents
+        )
         contents = f'<nav aria-label="contents"><ul>{links}</ul></nav>' if len(self._contents) > 1 else ""
         above, below = self._parts[: self._listed], self._parts[self._listed :]
         inside = [*above, contents, *below] if self._listed else below
         subtitle = f'<p class="subtitle">{escape(self.subtitle)}</p>' if self.subtitle else ""
-        policy = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+        policy = (
+            "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+        )
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
+            'content="light dark">\n'
             f"<title>{escape(self.title)}</title>\n"
             f"<style>:root{{{LIGHT}}}@media (prefers-color-scheme:dark){{:root{{{DARK}}}}}{STYLE}</style>\n"
-            f"</head><body>\n{'' if self._listed else contents}<main>\n<header><h1>{escape(self.title)}</h1>{subtitle}</header>\n"
+            f"</head><body>\n{'' if self._listed else contents}<main>\n<header><h1>{escape(self.title)}</h1>{subtitle}</header>\n"  # noqa: E501
             + "\n".join(inside)
             + f"\n</main>\n<script>{SCRIPT}</script>\n</body></html>\n"
         )
@@ -217,8 +243,8 @@ class Page:
 
 
 def svg(figure: Any, prefix: str, alt: str = "") -> str:
-    """A matplotlib Figure as an inline SVG element: `prefix` keeps its ids apart from another picture's, text stays text, and the colours
-    of `offrl.figures.curves` follow the page's theme."""
+    """A matplotlib Figure as an inline SVG element: `prefix` keeps its ids apart from another picture's, text stays
+    text, and the colours of `offrl.figures.curves` follow the page's theme."""
     import warnings
 
     from matplotlib import rc_context
@@ -226,7 +252,12 @@ def svg(figure: Any, prefix: str, alt: str = "") -> str:
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "offrl"}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a glyph that matplotlib's own font lacks: the browser has it
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        figure.savefig(
+            buffer,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.S)
@@ -239,7 +270,9 @@ def svg(figure: Any, prefix: str, alt: str = "") -> str:
     rest = re.sub(r"\n\s*", "\n", rest)
     width = float(box.split()[2])
     wide = ' class="wide"' if width > 500 else ""
-    return f'<svg viewBox="{box}"{wide} width="{width * 4 / 3:.0f}" role="img" aria-label="{escape(alt)}">{rest.strip()}'
+    return (
+        f'<svg viewBox="{box}"{wide} width="{width * 4 / 3:.0f}" role="img" aria-label="{escape(alt)}">{rest.strip()}'
+    )
 
 
 def _class(name: str) -> str:
@@ -255,8 +288,13 @@ def _numeric(content: Content) -> bool:
     if content is None or isinstance(content, (int, float)):
         return True
     if isinstance(content, Cell):
-        return content.value is not None or bool(content.kind) or content.text in ("", "-", "\u2013")  # what is marked stands for a number
-    return content == "" or re.fullmatch(r"[-+\u2212]?[\d,]*\.?\d+(e[-+]?\d+)?( ?%| s)?|-|\u2013|nan|-?inf", content) is not None
+        return (
+            content.value is not None or bool(content.kind) or content.text in ("", "-", "\u2013")
+        )  # what is marked stands for a number
+    return (
+        content == ""
+        or re.fullmatch(r"[-+\u2212]?[\d,]*\.?\d+(e[-+]?\d+)?( ?%| s)?|-|\u2013|nan|-?inf", content) is not None
+    )
 
 
 def _shown(content: Content) -> str:
@@ -270,7 +308,9 @@ def _shown(content: Content) -> str:
 def _cell(content: Content, tag: str, right: bool) -> str:
     scope = ' scope="row"' if tag == "th" else ""
     plain = (
-        content if isinstance(content, Cell) else Cell(_shown(content), value=float(content) if isinstance(content, (int, float)) else None)
+        content
+        if isinstance(content, Cell)
+        else Cell(_shown(content), value=float(content) if isinstance(content, (int, float)) else None)
     )
     names = " ".join(n for n in ("n" if right else "", plain.kind) if n)
     sort = f' data-v="{plain.value!r}"' if plain.value is not None and math.isfinite(plain.value) else ""

@@ -1,4 +1,6 @@
-"""The rows of a report, one for each algorithm and dataset: the last scores of its seeds, what is missing, what was published."""
+"""The rows of a report, one for each algorithm and dataset: the last scores of its seeds, what is missing, what was
+published.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,30 @@ Interval = tuple[float, float, float]
 UNSCORED, RAW = "not scored", "raw returns"  # in place of a group's name
 BEST = "best (uses the environment)"
 TABLE = (
-    "group", "dataset", "algorithm", "settings", "unit", "seeds", "seeds_asked", "step", "mean", "low", "high", "return_mean", "return_low",
-    "return_high", "success_mean", "success_low", "success_high", "published", "published_std", "published_source",
-    "best_uses_the_environment", "best_step", "missing",
-)  # fmt: skip
+    "group",
+    "dataset",
+    "algorithm",
+    "settings",
+    "unit",
+    "seeds",
+    "seeds_asked",
+    "step",
+    "mean",
+    "low",
+    "high",
+    "return_mean",
+    "return_low",
+    "return_high",
+    "success_mean",
+    "success_low",
+    "success_high",
+    "published",
+    "published_std",
+    "published_source",
+    "best_uses_the_environment",
+    "best_step",
+    "missing",
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +56,9 @@ class Published:
 
 @dataclass(frozen=True)
 class Entry:
-    """One algorithm with its settings on one dataset. Means come with the ends of their 95% interval over seeds (Student's t)."""
+    """One algorithm with its settings on one dataset. Means come with the ends of their 95% interval over seeds
+    (Student's t).
+    """
 
     cell: Cell
     group: str  # of datasets whose scores mean the same; RAW or UNSCORED
@@ -100,7 +124,9 @@ def entries(results: Results) -> list[Entry]:
 
 
 def _of_one_unit(cell: Cell) -> Cell:
-    """Without evaluations that lack a score where the last ones have it (a damaged line): they are no returns in place of scores."""
+    """Without evaluations that lack a score where the last ones have it (a damaged line): they are no returns in place
+    of scores.
+    """
     if not cell.normalised:
         return cell
     return dataclasses.replace(cell, history=tuple(s for s in cell.history if s.normalised is not None))
@@ -123,7 +149,9 @@ def _published(results: Results, cell: Cell, name: str) -> Published | None:
     for lookup in registry.names("published").values():
         published = lookup(cell.dataset, cell.algorithm)
         if published is not None:
-            return Published(float(published.mean), None if published.std is None else float(published.std), str(published.source))
+            return Published(
+                float(published.mean), None if published.std is None else float(published.std), str(published.source)
+            )
     return None
 
 
@@ -143,7 +171,9 @@ def span(interval: Interval, score: bool = True) -> str:
 
 
 def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
-    """The cell of a score table: mean, interval, what is missing, and the published score with the number of its source in `notes`."""
+    """The cell of a score table: mean, interval, what is missing, and the published score with the number of its source
+    in `notes`.
+    """
     score = entry.group != RAW
     small: list[str] = []
     note = ""
@@ -177,9 +207,13 @@ def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
     if lost:
         small.append(f"{entry.seeds} of {entry.asked} seeds")
     return Shown(
-        digits(entry.mean[0], score), small=(*small, *published), kind="warning" if lost else "", strong=top, value=entry.mean[0],
+        digits(entry.mean[0], score),
+        small=(*small, *published),
+        kind="warning" if lost else "",
+        strong=top,
+        value=entry.mean[0],
         hint=f"{entry.seeds} seeds at step {entry.step:,}" if entry.step else "",
-    )  # fmt: skip
+    )
 
 
 def table(rows: Sequence[Entry]) -> str:
@@ -190,10 +224,22 @@ def table(rows: Sequence[Entry]) -> str:
         unit = "return" if e.group in (RAW, UNSCORED) else "score"
         p = e.published
         cells = (
-            e.group, e.dataset, e.label, e.cell.settings, unit if e.seeds else "", e.seeds, e.asked or "", e.step, *e.mean, *e.returns,
-            *(e.success or (None, None, None)), *((p.mean, p.std, p.source) if p else (None, None, None)),
-            best[1] if best else None, best[0] if best else None, e.lost,
-        )  # fmt: skip
+            e.group,
+            e.dataset,
+            e.label,
+            e.cell.settings,
+            unit if e.seeds else "",
+            e.seeds,
+            e.asked or "",
+            e.step,
+            *e.mean,
+            *e.returns,
+            *(e.success or (None, None, None)),
+            *((p.mean, p.std, p.source) if p else (None, None, None)),
+            best[1] if best else None,
+            best[0] if best else None,
+            e.lost,
+        )
         lines.append([_plain(v) for v in cells])
     return text_of(lines)
 

@@ -24,32 +24,42 @@ WIDE = 6  # algorithms side by side
 MOST_POINTS = 1000  # evaluations of a learning curve that are drawn
 NONE = "\u2013"  # in place of a number that is not applicable
 LAST = (
-    "Mean over seeds of the last evaluation, when training had reached its planned number of updates; below it the 95% interval "
-    "(Student's t over seeds). Bold: the highest mean of the line, which need not be a difference that other seeds would show. The "
+    "Mean over seeds of the last evaluation, when training had reached its planned number of updates; below it the 95% "
+    "interval "
+    "(Student's t over seeds). Bold: the highest mean of the line, which need not be a difference that other seeds "
+    "would show. The "
     "published score, where there is one, stands below."
 )
 NOT_NORMALISED = (
-    "These scores have no reference to be normalised by, so they are returns as the environment gives them. Returns of different tasks "
+    "These scores have no reference to be normalised by, so they are returns as the environment gives them. Returns of "
+    "different tasks "
     "have different scales: they are averaged with no other dataset."
 )
 CHOSEN = (
-    "The best evaluation was chosen with the environment, which offline learning does not have: it is no result, and says only what a "
+    "The best evaluation was chosen with the environment, which offline learning does not have: it is no result, and "
+    "says only what a "
     "perfect choice of the checkpoint would have given."
 )
 TOGETHER = (
-    "Only datasets whose scores mean the same are taken together. IQM: mean of the middle half of all runs' scores; it is steadier than "
-    "the median and less moved by single runs than the mean. Optimality gap: how far runs stay below 100 on average. Intervals: 95%, "
+    "Only datasets whose scores mean the same are taken together. IQM: mean of the middle half of all runs' scores; it "
+    "is steadier than "
+    "the median and less moved by single runs than the mean. Optimality gap: how far runs stay below 100 on average. "
+    "Intervals: 95%, "
     "stratified bootstrap over runs (arXiv 2108.13264); the datasets themselves are not resampled."
 )
 ONLINE = (
-    "The expected score of the best of k settings, drawn at random from those that were tried and compared in the environment (arXiv "
-    "2305.09836). The first column is what a setting gives that nobody chose; how fast the rest rises says what the search is worth."
+    "The expected score of the best of k settings, drawn at random from those that were tried and compared in the "
+    "environment (arXiv "
+    "2305.09836). The first column is what a setting gives that nobody chose; how fast the rest rises says what the "
+    "search is worth."
 )
 PROFILE = (
-    "Performance profile: the share of runs, over all datasets, that score more than a threshold; higher is better. Bands: 95%, pointwise."
+    "Performance profile: the share of runs, over all datasets, that score more than a threshold; higher is "
+    "better. Bands: 95%, pointwise."
 )
 IMPROVEMENT = (
-    "Probability of improvement: the chance that a run of the first algorithm beats one of the second on the same dataset, averaged over "
+    "Probability of improvement: the chance that a run of the first algorithm beats one of the second on the same "
+    "dataset, averaged over "
     "datasets. An interval that reaches the dashed line (1/2) decides nothing."
 )
 
@@ -73,7 +83,10 @@ def scores(made: Material) -> None:
     unscored = [e for e in made.rows if e.group == UNSCORED]
     if unscored:
         page.heading("Without scores", level=3)
-        page.table(["dataset", "algorithm", "why"], [[e.dataset, e.label, e.lost or "no evaluation was written"] for e in unscored])
+        page.table(
+            ["dataset", "algorithm", "why"],
+            [[e.dataset, e.label, e.lost or "no evaluation was written"] for e in unscored],
+        )
     _success(made)
     _every_cell(made)
 
@@ -88,12 +101,24 @@ def _matrix(made: Material, rows: Sequence[Entry], comparison: Comparison | None
         means = {label: e.mean[0] for label, e in by_label.items() if e.seeds}
         top = max(means.values(), default=math.nan)
         best = {label for label, mean in means.items() if len(means) > 1 and mean == top}
-        body.append([dataset, *(show(by_label[label], notes, top=label in best) if label in by_label else Cell(NONE) for label in labels)])
+        body.append(
+            [
+                dataset,
+                *(
+                    show(by_label[label], notes, top=label in best) if label in by_label else Cell(NONE)
+                    for label in labels
+                ),
+            ]
+        )
     if comparison is not None and comparison.aggregates:
         aggregates = comparison.aggregates
-        cells = [_estimate(aggregates[label]["mean"], "note") if label in aggregates else Cell(NONE) for label in labels]
+        cells = [
+            _estimate(aggregates[label]["mean"], "note") if label in aggregates else Cell(NONE) for label in labels
+        ]
         used = len(comparison.group.datasets)
-        body.append([f"mean of {count(used, 'dataset')}{', those with scores of all' if used < len(body) else ''}", *cells])
+        body.append(
+            [f"mean of {count(used, 'dataset')}{', those with scores of all' if used < len(body) else ''}", *cells]
+        )
     if len(labels) > WIDE and len(body) <= len(labels) // 2:
         turned = [[label, *(row[i + 1] for row in body)] for i, label in enumerate(labels)]
         made.page.table(["algorithm", *(str(row[0]) for row in body)], turned, notes=notes, sortable=True)
@@ -126,7 +151,11 @@ def _success(made: Material) -> None:
             interval = whole(span(percent))
             cells.append(Cell(f"{percent[0]:.1f}%", small=(interval,) if interval else (), value=percent[0]))
         body.append([dataset, *cells])
-    made.page.table(["dataset", *labels], body, caption="Share of episodes, in percent, at the last evaluation; 95% interval over seeds.")
+    made.page.table(
+        ["dataset", *labels],
+        body,
+        caption="Share of episodes, in percent, at the last evaluation; 95% interval over seeds.",
+    )
 
 
 def _every_cell(made: Material) -> None:
@@ -138,12 +167,17 @@ def _every_cell(made: Material) -> None:
         body = []
         for e in rows:
             score, best = e.group != RAW, e.cell.best()
-            body.append([
-                e.dataset, e.label, Cell(f"{e.seeds} of {e.asked}" if e.asked > e.seeds else str(e.seeds), value=float(e.seeds)), e.step,
-                *(Cell(digits(v, score), value=v if math.isfinite(v) else None) for v in e.mean),
-                Cell(digits(e.published.mean, score), value=e.published.mean) if e.published else None,
-                Cell(digits(best[1], score), small=(f"at {best[0]:,}",), value=best[1]) if best else None,
-            ])  # fmt: skip
+            body.append(
+                [
+                    e.dataset,
+                    e.label,
+                    Cell(f"{e.seeds} of {e.asked}" if e.asked > e.seeds else str(e.seeds), value=float(e.seeds)),
+                    e.step,
+                    *(Cell(digits(v, score), value=v if math.isfinite(v) else None) for v in e.mean),
+                    Cell(digits(e.published.mean, score), value=e.published.mean) if e.published else None,
+                    Cell(digits(best[1], score), small=(f"at {best[0]:,}",), value=best[1]) if best else None,
+                ]
+            )
         headers = ["dataset", "algorithm", "seeds", "updates", "last", "95% low", "high", "published", BEST]
         keep = [i for i, name in enumerate(headers) if name != "published" or any(row[i] is not None for row in body)]
         made.page.table([headers[i] for i in keep], [[row[i] for i in keep] for row in body], sortable=True)
@@ -197,7 +231,9 @@ def _chances(interval: Interval) -> list[Cell]:
 
 
 def searches(made: Material) -> None:
-    """The expected best score of a search over settings, as a function of the number of settings tried in the environment."""
+    """The expected best score of a search over settings, as a function of the number of settings tried in the
+    environment.
+    """
     tried: dict[tuple[str, str], int] = {}
     for e in made.rows:
         if e.seeds:
@@ -212,13 +248,19 @@ def searches(made: Material) -> None:
     body: list[list[Any]] = []
     for (dataset, algorithm), n in tried.items():
         _, matrix = settings_matrix(made.results, dataset, algorithm)
-        score = all(e.group != RAW for e in made.rows if (e.dataset, e.cell.algorithm) == (dataset, algorithm) and e.seeds)
+        score = all(
+            e.group != RAW for e in made.rows if (e.dataset, e.cell.algorithm) == (dataset, algorithm) and e.seeds
+        )
         scale = 100.0 if score else 1.0
         curve = expected_online_performance(matrix, ks)
         cells: list[Any] = [None] * len(ks)
-        for i, (value, low, high) in enumerate(zip(scale * curve.value, scale * curve.low, scale * curve.high, strict=True)):
+        for i, (value, low, high) in enumerate(
+            zip(scale * curve.value, scale * curve.low, scale * curve.high, strict=True)
+        ):
             interval = span((float(value), float(low), float(high)), score)
-            cells[i] = Cell(digits(float(value), score), small=(whole(interval),) if interval else (), value=float(value))
+            cells[i] = Cell(
+                digits(float(value), score), small=(whole(interval),) if interval else (), value=float(value)
+            )
         body.append([dataset, algorithm, n, *cells])
     page.table(["dataset", "algorithm", "settings", *(f"best of {k}" for k in ks)], body)
 
@@ -233,7 +275,10 @@ def curves(made: Material) -> None:
         return
     page = made.page
     page.heading("Learning curves")
-    page.text("Mean over seeds with its 95% interval; thin: single seeds. Dashed: the mean of the dataset's own episodes.", "small")
+    page.text(
+        "Mean over seeds with its 95% interval; thin: single seeds. Dashed: the mean of the dataset's own episodes.",
+        "small",
+    )
     page.legend([(label, made.colour[label]) for label in made.labels(cells)])
     thinned = False
     with page.gallery():
@@ -248,7 +293,9 @@ def curves(made: Material) -> None:
                 thinned = thinned or len(kept) < len(steps)
                 for s in e.cell.history:
                     if s.step in kept:
-                        curves.setdefault(s.seed, {})[s.step] = s.normalised if score and s.normalised is not None else s.raw
+                        curves.setdefault(s.seed, {})[s.step] = (
+                            s.normalised if score and s.normalised is not None else s.raw
+                        )
                 lines[e.label] = curves
             mean = details.behaviour(made.results.runs, dataset, score)
             figure = figures.learning(dataset, lines, made.colour, "normalised score" if score else "return", mean)

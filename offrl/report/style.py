@@ -1,4 +1,6 @@
-"""The look of `offrl.report.page`'s pages: colours for light and dark, the style sheet, and the few lines that sort tables and print."""
+"""The look of `offrl.report.page`'s pages: colours for light and dark, the style sheet, and the few lines that sort
+tables and print.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,26 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 
 # Colours of offrl.figures.curves and the variables that stand for them in a page.
 THEMED = {
-    "#0072b2": "--c0", "#d55e00": "--c1", "#009e73": "--c2", "#cc79a7": "--c3", "#56b4e9": "--c4", "#e69f00": "--c5", "#444444": "--c6",
-    "#882255": "--c7", "#999933": "--c8", "#332288": "--c9", "#aa4499": "--c10", "#661100": "--c11", "#44aa99": "--c12", "#808080": "--c13",
-    "#666666": "--soft", "#333333": "--ink", "#000000": "--ink", "#aaaaaa": "--axis", "#e6e6e6": "--grid",
-}  # fmt: skip
+    "#0072b2": "--c0",
+    "#d55e00": "--c1",
+    "#009e73": "--c2",
+    "#cc79a7": "--c3",
+    "#56b4e9": "--c4",
+    "#e69f00": "--c5",
+    "#444444": "--c6",
+    "#882255": "--c7",
+    "#999933": "--c8",
+    "#332288": "--c9",
+    "#aa4499": "--c10",
+    "#661100": "--c11",
+    "#44aa99": "--c12",
+    "#808080": "--c13",
+    "#666666": "--soft",
+    "#333333": "--ink",
+    "#000000": "--ink",
+    "#aaaaaa": "--axis",
+    "#e6e6e6": "--grid",
+}
 
 LIGHT = (
     "--bg:#fff;--ink:#1b1f24;--soft:#5a6472;--line:#dde2e8;--panel:#f6f8fa;--link:#0b5cad;--axis:#aab2bc;--grid:#e6e9ed;"
@@ -130,7 +148,7 @@ figure,tr,.box,.answer,.sure,pre{{break-inside:avoid}}h2,h3,.notes+h3,caption,.s
 h2{{margin-top:1.6rem}}
 .gallery{{display:block}}.gallery figure{{display:inline-block;width:48%;vertical-align:top}}
 details{{border:0;padding:0}}summary{{list-style:none}}details:not([open])::details-content{{content-visibility:visible;height:auto}}}}
-"""
+"""  # noqa: E501
 
 SCRIPT = """let shut=[];
 addEventListener('beforeprint',()=>{shut=[...document.querySelectorAll('details:not([open])')];shut.forEach(d=>d.open=true)});
@@ -142,7 +160,7 @@ h.addEventListener('click',()=>{const up=h.getAttribute('aria-sort')!=='ascendin
 t.querySelectorAll('thead th').forEach(o=>o.removeAttribute('aria-sort'));h.setAttribute('aria-sort',up?'ascending':'descending');
 const key=r=>{const c=r.cells[i];return c.dataset.v!==undefined?+c.dataset.v:c.textContent.trim()};
 [...b.rows].sort((x,y)=>{const a=key(x),c=key(y),n=typeof a==='number',m=typeof c==='number';
-return n!==m?(n?-1:1):(n?a-c:a.localeCompare(c))*(up?1:-1)}).forEach(r=>b.appendChild(r))})})});"""
+return n!==m?(n?-1:1):(n?a-c:a.localeCompare(c))*(up?1:-1)}).forEach(r=>b.appendChild(r))})})});"""  # noqa: E501
 
 
 def themed(text: str) -> str:

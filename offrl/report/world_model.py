@@ -40,10 +40,11 @@ SHOWN_STEPS = (1, 2, 5, 10, 20, 50)
 def report(
     run_dir: Path, model: Any, models: Sequence[tuple[Replica, Tree]], dataset: Dataset, parts: Any, quiet: bool
 ) -> Mapping[str, Any]:
-    """Measure each replica's model of a run on `parts` (`offrl.world_models.dynamics.Split`) of its data; write and print what came out.
+    """Measure each replica's model of a run on `parts` (`offrl.world_models.dynamics.Split`) of its data; write and
+    print what came out.
 
-    models: (replica, tree), as saved in run_dir/models. Nothing is measured again where run_dir/model.json is about these very models.
-    Returns the numbers.
+    models: (replica, tree), as saved in run_dir/models. Nothing is measured again where run_dir/model.json is about
+    these very models. Returns the numbers.
     """
     run_dir = Path(run_dir)
     about = about_of([_identity(run_dir, r) for r, _ in models], dataset)
@@ -81,10 +82,18 @@ def about_of(identities: Sequence[str | None], dataset: Dataset) -> dict[str, An
 
 
 def in_units_of(dataset: Dataset, spec: DataSpec) -> Dataset:
-    """Data as recorded, with rewards and observations scaled as `spec`'s data were: what a model of those can be measured on."""
+    """Data as recorded, with rewards and observations scaled as `spec`'s data were: what a model of those can be
+    measured on.
+    """
     columns, data_spec = dict(dataset.columns), dataset.spec
-    if data_spec.observation_mean is None and spec.observation_mean is not None and data_spec.observation_shape == spec.observation_shape:
-        mean, std = (torch.tensor(x).reshape(spec.observation_shape) for x in (spec.observation_mean, spec.observation_std))
+    if (
+        data_spec.observation_mean is None
+        and spec.observation_mean is not None
+        and data_spec.observation_shape == spec.observation_shape
+    ):
+        mean, std = (
+            torch.tensor(x).reshape(spec.observation_shape) for x in (spec.observation_mean, spec.observation_std)
+        )
         for name in ("observations", "next_observations"):
             columns[name] = (columns[name] - mean) / std
         data_spec = replace(data_spec, observation_mean=spec.observation_mean, observation_std=spec.observation_std)
@@ -98,7 +107,10 @@ def measure(
     model: Any, models: Sequence[tuple[Replica, Tree]], dataset: Dataset, chosen: Sample, about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The numbers of all replicas, as plain values."""
-    results = [{"name": r.name, "seed": r.seed, "values": dict(r.values), **measured(model, tree, dataset, chosen)} for r, tree in models]
+    results = [
+        {"name": r.name, "seed": r.seed, "values": dict(r.values), **measured(model, tree, dataset, chosen)}
+        for r, tree in models
+    ]
     return {
         "about": dict(about),
         "dataset": dataset.spec.name,
@@ -147,11 +159,13 @@ def _plain(value: Any) -> Any:
 # ---- `offrl model`
 
 
-def report_again(name: str, dataset: str | None, reading: Mapping[str, Any], outside: str | None, out: str | None) -> None:
+def report_again(
+    name: str, dataset: str | None, reading: Mapping[str, Any], outside: str | None, out: str | None
+) -> None:
     """Measure the models of the run (or file) `name` on their own data, or on `dataset`; write and print the results.
 
-    reading: dataset.SETTING=value, of `dataset` and of `outside`, to distinguish from the models' data. out: the folder of the files; None:
-    the run's, or one in it. Raises UserError.
+    reading: dataset.SETTING=value, of `dataset` and of `outside`, to distinguish from the models' data. out: the folder
+    of the files; None: the run's, or one in it. Raises UserError.
     """
     path = Path(name)
     trained_models = _models(path)
@@ -174,7 +188,11 @@ def report_again(name: str, dataset: str | None, reading: Mapping[str, Any], out
         areas = [ood(first.model, tree, own, other_data, rows) for _, tree in models]
         show_ood(areas, own.spec.name, other_data.spec.name)
         result["ood"] = {"inside": own.spec.name, "outside": other_data.spec.name, "auroc": areas}
-    words = ["model", *([] if path.is_dir() else [path.stem]), *([] if other is None else [_file_name(other.spec.name)])]
+    words = [
+        "model",
+        *([] if path.is_dir() else [path.stem]),
+        *([] if other is None else [_file_name(other.spec.name)]),
+    ]
     folder = Path(out) if out else run_dir / "-".join(words) if words[1:] else run_dir
     write(folder, result)
     say(f"{folder / PICTURE}, {folder / NUMBERS}")
@@ -188,7 +206,10 @@ def _models(path: Path) -> list[tuple[Replica, Trained]]:
     """The models of a run, or the one in a file, with their replicas. Raises UserError."""
     first = load(path)
     if not isinstance(first.model, WorldModel):
-        raise UserError(f"{path} holds a model of another kind ({getattr(first.model, 'kind', '?')}): offrl model reports on ensembles")
+        raise UserError(
+            f"{path} holds a model of another kind ({getattr(first.model, 'kind', '?')}): offrl model reports on "
+            "ensembles"
+        )
     if not path.is_dir():
         return [(Replica(int(first.meta.get("seed", 0))), first)]
     files = [(r, path / FOLDER / f"{r.name}.safetensors") for r in SavedRun(path).replicas]
@@ -198,7 +219,9 @@ def _models(path: Path) -> list[tuple[Replica, Trained]]:
 def _own_data(run_dir: Path, trained: Trained) -> Dataset:
     """The dataset that the model was trained on, unchanged. Raises UserError where it is missing or has changed."""
     if not (run_dir / "run.json").exists():
-        raise UserError(f"{trained.path} does not stand in its run, which says how its data were read; name the data: dataset=NAME")
+        raise UserError(
+            f"{trained.path} does not stand in its run, which says how its data were read; name the data: dataset=NAME"
+        )
     run = SavedRun(run_dir)
     config = run_settings(run.dir).dataset
     if run.spec.source == "arrays" and config.name not in registry.names("dataset"):
@@ -206,9 +229,14 @@ def _own_data(run_dir: Path, trained: Trained) -> Dataset:
     try:
         dataset = load_dataset(config, quiet=True)
     except UserError as error:
-        raise UserError(f"the data of {run_dir} cannot be read ({error}); name others of the same spaces: dataset=NAME") from None
+        raise UserError(
+            f"the data of {run_dir} cannot be read ({error}); name others of the same spaces: dataset=NAME"
+        ) from None
     if dataset.fingerprint != trained.meta["data"]["fingerprint"]:
-        raise UserError(f"{config.name} is not what {run_dir} was trained on any more; to measure on it as new data: dataset={config.name}")
+        raise UserError(
+            f"{config.name} is not what {run_dir} was trained on any more; to measure on it as new data: "
+            f"dataset={config.name}"
+        )
     return _in_memory(dataset)
 
 
@@ -222,17 +250,23 @@ def _read(name: str, reading: Mapping[str, Any], trained: Trained) -> Dataset:
 
 def _in_memory(dataset: Dataset) -> Dataset:
     if dataset.mapped:
-        raise UserError(f"{dataset.spec.name}: data to measure a model on must fit in memory; raise dataset.memory_limit_gb")
+        raise UserError(
+            f"{dataset.spec.name}: data to measure a model on must fit in memory; raise dataset.memory_limit_gb"
+        )
     return dataset
 
 
 def _parts(dataset: Dataset, trained: Trained) -> Any:
-    """The split of the data by what the model was trained on: its own for its own data; of other data every row is unseen."""
+    """The split of the data by what the model was trained on: its own for its own data; of other data every row is
+    unseen.
+    """
     if dataset.fingerprint == trained.meta["data"]["fingerprint"]:
         return split(dataset, trained.model.config)
     empty = torch.zeros(0, dtype=torch.int64)
     if not bool(dataset.columns["successor_known"].any()):
-        raise UserError(f"{dataset.spec.name} has no row whose next observation is known: nothing to measure a model on")
+        raise UserError(
+            f"{dataset.spec.name} has no row whose next observation is known: nothing to measure a model on"
+        )
     return Split(empty, empty, torch.arange(dataset.num_episodes), empty)
 
 
@@ -249,12 +283,16 @@ def show(result: Mapping[str, Any]) -> None:
     names, models = result["dimensions"], result["models"]
     likelihood = "nll" if result["own_deviations"] else "nll_calibrated"
     r2, change, rmse, nll = (averaged(result, "one_step", k) for k in ("r2", "r2_change", "rmse", likelihood))
-    before, after = (averaged(result, "one_step", k)[:, LEVELS.index(0.9)] for k in ("coverage", "coverage_recalibrated"))
+    before, after = (
+        averaged(result, "one_step", k)[:, LEVELS.index(0.9)] for k in ("coverage", "coverage_recalibrated")
+    )
     order = list(range(len(names)))
     hardest = len(order) > MOST_LINES
     if hardest:
         order = [
-            *sorted(np.argsort(np.where(np.isnan(change), np.inf, change)[:-1], kind="stable")[: MOST_LINES - 1].tolist()),
+            *sorted(
+                np.argsort(np.where(np.isnan(change), np.inf, change)[:-1], kind="stable")[: MOST_LINES - 1].tolist()
+            ),
             len(names) - 1,
         ]
     rows = [
@@ -271,7 +309,9 @@ def show(result: Mapping[str, Any]) -> None:
     ]
     several = f", mean of {len(models)} models" if len(models) > 1 else ""
     note = f"; the {MOST_LINES - 1} hardest of {len(names) - 1} observations" if hardest else ""
-    title = f"one step ahead: {models[0]['rows']:,} rows of {result['measured_on']} ({result['dataset']}){several}{note}"
+    title = (
+        f"one step ahead: {models[0]['rows']:,} rows of {result['measured_on']} ({result['dataset']}){several}{note}"
+    )
     headers = ["", "RMSE", "R2", "R2 of change", "NLL", "in 90% interval", "recalibrated"]
     if not result["own_deviations"]:  # what is before calibration means nothing
         headers, rows = headers[:6], [[*row[:5], row[6]] for row in rows]
@@ -296,14 +336,18 @@ def _show_steps(result: Mapping[str, Any], several: str) -> None:
     steps = sorted({k for k in SHOWN_STEPS if k < horizons[0]["horizon"]} | {horizons[0]["horizon"]})
     kinds = {"mean of elites": "mean", "sampled": "sampled", "nothing changes": "unchanged"}
     values = {label: np.mean([m[kind]["median"] for m in horizons], 0) for label, kind in kinds.items()}
-    title = f"many steps ahead: median error, in standard deviations of the data, {horizons[0]['starts']} starts{several}"
+    title = (
+        f"many steps ahead: median error, in standard deviations of the data, {horizons[0]['starts']} starts{several}"
+    )
     print_table(["steps", *kinds], [[str(k), *(f"{v[k - 1]:.3f}" for v in values.values())] for k in steps], title)
 
 
 def _ending_line(about: Mapping[str, Any]) -> str:
     if not about["recorded"] and not about["predicted"]:
         return f"terminations ({about['function']}): none recorded, none predicted"
-    shares = [f"{name} {'-' if about[name] is None else format(about[name], '.2f')}" for name in ("precision", "recall")]
+    shares = [
+        f"{name} {'-' if about[name] is None else format(about[name], '.2f')}" for name in ("precision", "recall")
+    ]
     counts = f"{about['recorded']} recorded, {about['predicted']} predicted in {about['rows']:,} rows"
     return f"terminations ({about['function']}): {counts}, {', '.join(shares)}"
 

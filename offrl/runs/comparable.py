@@ -1,5 +1,6 @@
-"""Comparable scores, which may be averaged: groups by what they measure, and matrices, which `offrl.runs.results` re-exports; and in what
-settings the algorithms that are compared differ. Published settings belong to their algorithm, so a score is of an algorithm with them."""
+"""Comparable scores, which may be averaged: groups by what they measure, and matrices, which `offrl.runs.results`
+re-exports; and in what settings the algorithms that are compared differ. Published settings belong to their algorithm,
+so a score is of an algorithm with them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ _FAMILIES = {
     **dict.fromkeys(_ADROIT, "adroit"),
 }
 _ENVIRONMENTS = (  # the first pattern that an environment's id matches says which family its task is of
-    (r"(HalfCheetah|Hopper|Walker2d|Ant|Humanoid|HumanoidStandup|Swimmer|Reacher|Pusher|Inverted(Double)?Pendulum)-v\d|D4RL-Ant-", "gym"),
+    (
+        r"(HalfCheetah|Hopper|Walker2d|Ant|Humanoid|HumanoidStandup|Swimmer|Reacher|Pusher|Inverted(Double)?Pendulum)-v\d|D4RL-Ant-",
+        "gym",
+    ),
     (r"AntMaze", "antmaze"),
     (r"PointMaze|Maze2d", "maze2d"),
     (r"Adroit", "adroit"),
@@ -83,11 +87,12 @@ def reference(score: Score) -> str:
 
 
 def group(score: Score) -> str:
-    """The group of a score: the scores that it may be averaged with. "" for a raw return, which is averaged with no other task's.
+    """The group of a score: the scores that it may be averaged with. "" for a raw return, which is averaged with no
+    other task's.
 
-    "D4RL gym", "D4RL antmaze", ... for D4RL's own names; "NeoRL-2"; "Minari mujoco", "Minari adroit", ...; any other data by its suite,
-    reference scores and family of tasks: "own files (D4RL references, gym)". A file that is called like a D4RL dataset is own data.
-    """
+    "D4RL gym", "D4RL antmaze", ... for D4RL's own names; "NeoRL-2"; "Minari mujoco", "Minari adroit", ...; any other
+    data by its suite, reference scores and family of tasks: "own files (D4RL references, gym)". A file that is called
+    like a D4RL dataset is own data."""
     source = reference(score)
     return _group(score.dataset, score.env_id, score.suite, source) if source else ""
 
@@ -108,8 +113,8 @@ def _group(dataset: str, place: str, suite: str, source: str) -> str:
 def groups(results: Results) -> tuple[list[Group], list[str]]:
     """(matrices of final scores by group, lines that say why other datasets are in none).
 
-    An algorithm that has fewer than half of a group's datasets is left out; of the datasets those stay that all other algorithms have.
-    """
+    An algorithm that has fewer than half of a group's datasets is left out; of the datasets those stay that all other
+    algorithms have."""
     import numpy as np
 
     tables: dict[str, dict[str, dict[str, Cell]]] = defaultdict(lambda: defaultdict(dict))  # group -> label -> dataset
@@ -118,14 +123,18 @@ def groups(results: Results) -> tuple[list[Group], list[str]]:
     for cell in results.cells():
         names = {group(s) for s in cell.scores}
         if len(names) > 1:
-            why.append(f"{cell.dataset}: the seeds of {cell.label} were scored against different references, so they are in no average")
+            why.append(
+                f"{cell.dataset}: the seeds of {cell.label} were scored against different references, so they are in "
+                "no average"
+            )
         elif names == {""}:
             raw[cell.dataset] = None
         elif names:
             tables[names.pop()][cell.label][cell.dataset] = cell
     if raw:
         why.append(
-            f"{', '.join(raw)}: no reference scores, so only raw returns are reported; returns of different tasks have different "
+            f"{', '.join(raw)}: no reference scores, so only raw returns are reported; returns of different tasks have "
+            "different "
             "scales, and their average means nothing"
         )
     result = []
@@ -133,7 +142,9 @@ def groups(results: Results) -> tuple[list[Group], list[str]]:
         every = list(dict.fromkeys(d for row in table.values() for d in row))
         labels_ = [label for label, row in table.items() if 2 * len(row) >= len(every)]
         notes = [
-            f"{label} left out: finished on {len(row)} of {len(every)} datasets" for label, row in table.items() if label not in labels_
+            f"{label} left out: finished on {len(row)} of {len(every)} datasets"
+            for label, row in table.items()
+            if label not in labels_
         ]
         datasets = [d for d in every if all(d in table[label] for label in labels_)]
         for d in every:
@@ -146,7 +157,8 @@ def groups(results: Results) -> tuple[list[Group], list[str]]:
         counts = sorted({int(n) for x in matrices.values() for n in np.isfinite(x).sum(0)})
         if counts[0] < FEW_SEEDS:
             notes.append(
-                f"cells of {counts[0]} seed{'s' if counts[0] > 1 else ''}: bootstrap intervals of fewer than {FEW_SEEDS} are too narrow"
+                f"cells of {counts[0]} seed{'s' if counts[0] > 1 else ''}: bootstrap intervals of fewer than "
+                f"{FEW_SEEDS} are too narrow"
             )
         if len(counts) > 1:
             notes.append("numbers of seeds differ between cells: each dataset weighs the same")
@@ -155,9 +167,11 @@ def groups(results: Results) -> tuple[list[Group], list[str]]:
 
 
 def settings_matrix(results: Results, dataset: str, algorithm: str) -> tuple[list[str], np.ndarray]:
-    """(labels, final scores [runs, settings] / 100, or returns where not all are normalised) of one algorithm's settings on a dataset.
+    """(labels, final scores [runs, settings] / 100, or returns where not all are normalised) of one algorithm's
+    settings on a dataset.
 
-    What a grid or a search tried, for `offrl.statistics.aggregate.expected_online_performance`; NaN where a seed is missing.
+    What a grid or a search tried, for `offrl.statistics.aggregate.expected_online_performance`; NaN where a seed is
+    missing.
     """
     cells = [c for c in results.cells() if (c.dataset, c.algorithm) == (dataset, algorithm) and c.scores]
     normalised = all(c.normalised for c in cells)
@@ -177,7 +191,9 @@ def _matrix(columns: list[tuple[Score, ...]], normalised: bool = True) -> np.nda
 
 
 def unlike(results: Results) -> list[str]:
-    """Lines about scores that stand side by side and should not: other environments or versions, other training lengths."""
+    """Lines about scores that stand side by side and should not: other environments or versions, other training
+    lengths.
+    """
     lines = []
     by_dataset: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     steps: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -200,31 +216,45 @@ def unlike(results: Results) -> list[str]:
     for dataset, places in by_dataset.items():
         if len(places) > 1:
             reported.add(dataset)
-            each = "; ".join(f"{', '.join(sorted(labels))} in {place or 'an unnamed environment'}" for place, labels in places.items())
-            lines.append(f"{dataset}: scores of different environments or versions stand side by side and do not compare: {each}")
+            each = "; ".join(
+                f"{', '.join(sorted(labels))} in {place or 'an unnamed environment'}"
+                for place, labels in places.items()
+            )
+            lines.append(
+                f"{dataset}: scores of different environments or versions stand side by side and do not compare: {each}"
+            )
     if not reported:
         for name, versions in packages.items():
             for package, values in versions.items():
                 if len(values) > 1:
-                    lines.append(f"{name}: scores of {package} {' and '.join(sorted(values))} together; physics differs between versions")
+                    lines.append(
+                        f"{name}: scores of {package} {' and '.join(sorted(values))} together; physics differs between "
+                        "versions"
+                    )
     for (dataset, label), lengths in steps.items():
         if len(lengths) > 1:
-            lines.append(f"{dataset}: seeds of {label} were trained for {' and '.join(f'{n:,}' for n in sorted(lengths))} updates")
+            lines.append(
+                f"{dataset}: seeds of {label} were trained for {' and '.join(f'{n:,}' for n in sorted(lengths))} "
+                "updates"
+            )
     return lines
 
 
 def differences(results: Results, datasets: Collection[str], labels: Sequence[str]) -> dict[str, str]:
-    """{condition: its values and whose they are, as `yes (td3_bc), no (bc)`}, what moves scores most first, of the algorithms `labels`.
+    """{condition: its values and whose they are, as `yes (td3_bc), no (bc)`}, what moves scores most first, of the
+    algorithms `labels`.
 
-    Only what at least two of them have is compared; of one algorithm with several settings only what no label shows. A condition whose
-    values are not the same on all `datasets` is BY_DATASET.
+    Only what at least two of them have is compared; of one algorithm with several settings only what no label shows. A
+    condition whose values are not the same on all `datasets` is BY_DATASET.
     """
     texts: dict[str, set[str]] = {}
     for dataset in datasets:
         cells = [c for c in results.cells() if c.dataset == dataset and c.label in labels]
         sides = {c.label: _conditions(c, results.settings.get((c.dataset, c.algorithm, c.settings), {})) for c in cells}
         if len({c.algorithm for c in cells}) == 1:
-            sides = {label: {k: v for k, v in side.items() if k in ("updates", "episodes")} for label, side in sides.items()}
+            sides = {
+                label: {k: v for k, v in side.items() if k in ("updates", "episodes")} for label, side in sides.items()
+            }
         for name in dict.fromkeys(name for side in sides.values() for name in side):
             whose: dict[str, list[str]] = {}
             for label, side in sides.items():
@@ -232,9 +262,15 @@ def differences(results: Results, datasets: Collection[str], labels: Sequence[st
                     whose.setdefault(meaning(side[name]), []).append(label)
             if len(whose) > 1:
                 values = {meaning(side[name]): side[name] for side in sides.values() if name in side}
-                texts.setdefault(name, set()).add(", ".join(f"{_text(values[k])} ({_several(who)})" for k, who in whose.items()))
+                texts.setdefault(name, set()).add(
+                    ", ".join(f"{_text(values[k])} ({_several(who)})" for k, who in whose.items())
+                )
     words = {**WORDS, **{name: name for name in texts if name not in WORDS}}
-    return {word: texts[name].pop() if len(texts[name]) == 1 else BY_DATASET for name, word in words.items() if name in texts}
+    return {
+        word: texts[name].pop() if len(texts[name]) == 1 else BY_DATASET
+        for name, word in words.items()
+        if name in texts
+    }
 
 
 def sentence(conditions: Mapping[str, str]) -> str:
@@ -243,7 +279,9 @@ def sentence(conditions: Mapping[str, str]) -> str:
 
 
 def difference_lines(results: Results) -> list[str]:
-    """For a screen: a line for each set of conditions in which the algorithms of a dataset differ, with the datasets if not all."""
+    """For a screen: a line for each set of conditions in which the algorithms of a dataset differ, with the datasets if
+    not all.
+    """
     where: dict[str, list[str]] = {}
     for dataset in results.datasets:
         labels = [c.label for c in results.cells() if c.dataset == dataset]
@@ -252,7 +290,8 @@ def difference_lines(results: Results) -> list[str]:
             text = sentence(dict(list(conditions.items())[:MOST])) + more
             where.setdefault(text, []).append(dataset)
     return [
-        f"differing besides the algorithm{'' if len(places) == len(results.datasets) else f' on {_several(places)}'}: {text}"
+        f"differing besides the algorithm{'' if len(places) == len(results.datasets) else f' on {_several(places)}'}: "
+        f"{text}"
         for text, places in where.items()
     ]
 

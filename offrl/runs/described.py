@@ -1,4 +1,6 @@
-"""A run in a few lines, for a prompt and for a notebook: what it is, how far it came, how well it does, where it lies."""
+"""A run in a few lines, for a prompt and for a notebook: what it is, how far it came, how well it does, where it
+lies.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,17 @@ def text_of(run: SavedRun) -> str:
     """The run in aligned lines."""
     parts = facts(run)
     width = max(map(len, parts))
-    return "\n".join([f"{type(run).__name__}: {title(run)}", *(f"  {name:<{width}}  {text}" for name, text in parts.items())])
+    return "\n".join(
+        [f"{type(run).__name__}: {title(run)}", *(f"  {name:<{width}}  {text}" for name, text in parts.items())]
+    )
 
 
 def html_of(run: SavedRun) -> str:
     """The run as a small table."""
     style = 'style="text-align:left"'
     rows = "".join(
-        f"<tr><th {style}>{html.escape(name)}</th><td {style}>{html.escape(text)}</td></tr>" for name, text in facts(run).items()
+        f"<tr><th {style}>{html.escape(name)}</th><td {style}>{html.escape(text)}</td></tr>"
+        for name, text in facts(run).items()
     )
     return f"<b>{html.escape(title(run))}</b><table>{rows}</table>"
 

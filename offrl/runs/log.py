@@ -1,7 +1,7 @@
 """Records and displays of a run: metrics.jsonl, scores.csv, timing.jsonl, TensorBoard, a progress bar, the final table.
 
-`metrics.jsonl`, `scores.csv` and `episodes.jsonl` hold nothing that depends on the clock, so that a run that was killed and resumed ends
-with the same bytes as one that was not. Times and speeds go to `timing.jsonl`.
+`metrics.jsonl`, `scores.csv` and `episodes.jsonl` hold nothing that depends on the clock, so that a run that was killed
+and resumed ends with the same bytes as one that was not. Times and speeds go to `timing.jsonl`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ SCORE_COLUMNS = (
     "discounted_mean", "q_overestimation", "success_by_task",
 )  # fmt: skip
 EPISODES = "episodes.jsonl"  # the single episodes behind scores.csv
-SENTENCE = "environment"  # the column that older versions wrote in place of env_id to scored_by; a file that has it keeps it
+SENTENCE = (
+    "environment"  # the column that older versions wrote in place of env_id to scored_by; a file that has it keeps it
+)
 BOARD = {  # what TensorBoard calls the columns of scores.csv
     "eval/return": "return_mean", "eval/length": "length_mean", "eval/success": "success", "eval/score": "score",
     "eval/discounted_return": "discounted_mean", "eval/q_overestimation": "q_overestimation",
@@ -42,8 +44,13 @@ BOARD = {  # what TensorBoard calls the columns of scores.csv
 def write_error(error: OSError, path: Path) -> UserError:
     """The one-line message for a write that failed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(f"disk full while writing {path}; the last checkpoint survives: free some space, then run the same command again")
-    return UserError(f"cannot write {path}: {error.strerror or error}; give another run directory, or fix its permissions")
+        return UserError(
+            f"disk full while writing {path}; the last checkpoint survives: free some space, then run the same command "
+            "again"
+        )
+    return UserError(
+        f"cannot write {path}: {error.strerror or error}; give another run directory, or fix its permissions"
+    )
 
 
 class LineFile:
@@ -122,8 +129,8 @@ def _cell(value: Any) -> str:
 class RunLog:
     """All files that one run writes besides checkpoints. Use it as a context manager, or call `close`.
 
-    Write a step's metrics and scores before its checkpoint (and call `sync` in between): a resumed run drops what came after the
-    checkpoint and writes it again.
+    Write a step's metrics and scores before its checkpoint (and call `sync` in between): a resumed run drops what came
+    after the checkpoint and writes it again.
     """
 
     def __init__(
@@ -139,10 +146,11 @@ class RunLog:
         loggers: Sequence[str] = ("tensorboard",),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """`resume_step`: the step of the checkpoint that the run goes on from; None for a new run, which starts with empty files.
-        `replicas`: what the values of `metrics` and the rows of `scores` belong to, in their order. `unscored`: the step whose
-        scores come again, because the checkpoint was written before they were there; they are the last ones. `loggers`: names of
-        `offrl.runs.loggers`, which are shown the curves, and the `settings` of the run.
+        """`resume_step`: the step of the checkpoint that the run goes on from; None for a new run, which starts with
+        empty files. `replicas`: what the values of `metrics` and the rows of `scores` belong to, in their order.
+        `unscored`: the step whose scores come again, because the checkpoint was written before they were there; they
+        are the last ones. `loggers`: names of `offrl.runs.loggers`, which are shown the curves, and the `settings` of
+        the run.
 
         Raises UserError when `run_dir` cannot be written to.
         """
@@ -150,7 +158,9 @@ class RunLog:
         self.replicas = tuple(replicas)
         fields = [field for field, _ in self.replicas[0].values]
         if clashes := set(fields) & set(SCORE_COLUMNS):
-            raise UserError(f"grid.{min(clashes)}: scores.csv has another column of that name; rename that field of the algorithm")
+            raise UserError(
+                f"grid.{min(clashes)}: scores.csv has another column of that name; rename that field of the algorithm"
+            )
         self._columns = self._score_columns(fields)
         keep_to = -1 if resume_step is None else resume_step
         try:
@@ -159,7 +169,9 @@ class RunLog:
             raise write_error(error, self.run_dir) from None
         self._metrics = LineFile(self.run_dir / "metrics.jsonl", json_step, keep_to)
         scores_to = keep_to if unscored is None else unscored - 1
-        self._scores = LineFile(self.run_dir / "scores.csv", _csv_step, scores_to, header=",".join(self._columns) + "\n")
+        self._scores = LineFile(
+            self.run_dir / "scores.csv", _csv_step, scores_to, header=",".join(self._columns) + "\n"
+        )
         self._episodes = LineFile(self.run_dir / EPISODES, json_step, scores_to)
         self._timing = LineFile(self.run_dir / "timing.jsonl", json_step, keep_to)
         # TensorBoard's purge takes metrics of these steps too
@@ -172,7 +184,9 @@ class RunLog:
         self._closed = False
 
     def _score_columns(self, fields: Sequence[str]) -> tuple[str, ...]:
-        """The columns of scores.csv: all, the grid's fields after the seed; or those of the file that an older version began."""
+        """The columns of scores.csv: all, the grid's fields after the seed; or those of the file that an older version
+        began.
+        """
         columns = (*SCORE_COLUMNS[:2], *fields, *SCORE_COLUMNS[2:])
         try:
             with open(self.run_dir / "scores.csv", encoding="utf-8") as file:
@@ -183,15 +197,17 @@ class RunLog:
         return began if known and len(began) > len(fields) + 2 else columns
 
     def metrics(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
-        """Training metrics at `step`: name -> one value per replica, in their order. What is not finite becomes null."""
+        """Training metrics at `step`: name -> one value per replica, in their order. What is not finite becomes
+        null.
+        """
         rows = {name: _floats(column) for name, column in values.items()}
         self._metrics.write(json.dumps({"step": int(step), **rows}, allow_nan=False) + "\n")
         self._shown(lambda board: board.scalars(step, rows))
 
     def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None, lengths: Any = None) -> None:
-        """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS, and SENTENCE (`step` and the
-        grid's values are filled in, the rest stays empty). `returns` (undiscounted) and `lengths` (steps), both [N, E]: of the single
-        episodes, for episodes.jsonl; the returns for TensorBoard too."""
+        """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS, and
+        SENTENCE (`step` and the grid's values are filled in, the rest stays empty). `returns` (undiscounted) and
+        `lengths` (steps), both [N, E]: of the single episodes, for episodes.jsonl; the returns for TensorBoard too."""
         lines = []
         for replica, row in zip(self.replicas, rows, strict=True):
             if unknown := set(row) - {*SCORE_COLUMNS, SENTENCE}:
@@ -215,14 +231,20 @@ class RunLog:
         self._shown(show)
 
     def hparams(self, settings: Mapping[str, Any]) -> None:
-        """Put the run, with its settings and its last scores, into TensorBoard's HPARAMS table. Nothing where this log has no scores."""
+        """Put the run, with its settings and its last scores, into TensorBoard's HPARAMS table. Nothing where this log
+        has no scores.
+        """
         if self._final is not None:
             step, results = self._final
-            self._shown(lambda board: board.hparams(step, settings, {k.removeprefix("eval/"): v for k, v in results.items()}))
+            self._shown(
+                lambda board: board.hparams(step, settings, {k.removeprefix("eval/"): v for k, v in results.items()})
+            )
 
     def timing(self, step: int, **seconds: float) -> None:
         """Durations (seconds) and speeds at `step`."""
-        self._timing.write(json.dumps({"step": int(step), **{k: round(float(v), 4) for k, v in seconds.items()}}) + "\n")
+        self._timing.write(
+            json.dumps({"step": int(step), **{k: round(float(v), 4) for k, v in seconds.items()}}) + "\n"
+        )
 
     def progress(self, step: int, steps_per_second: float, extra: str = "") -> None:
         """Show how far the run is. `extra` is the last evaluation's result; a new one is always shown."""
@@ -233,7 +255,9 @@ class RunLog:
         self._show.say(message)
 
     def sync(self) -> None:
-        """Make what was written survive a power failure. Call it before a checkpoint that relies on it is put in place."""
+        """Make what was written survive a power failure. Call it before a checkpoint that relies on it is put in
+        place.
+        """
         self._metrics.sync()
         self._scores.sync()
         self._episodes.sync()
@@ -270,7 +294,9 @@ class NoLog:
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def metrics(self, step: int, values: Mapping[str, Sequence[float]]) -> None: ...
-    def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None, lengths: Any = None) -> None: ...
+    def scores(
+        self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None, lengths: Any = None
+    ) -> None: ...
     def hparams(self, settings: Mapping[str, Any]) -> None: ...
     def timing(self, step: int, **seconds: float) -> None: ...
     def progress(self, step: int, steps_per_second: float, extra: str = "") -> None: ...

@@ -1,4 +1,6 @@
-"""The files behind scores, parsed: rows of scores.csv and results.csv, settings of config.yaml. A report may read thousands of them."""
+"""The files behind scores, parsed: rows of scores.csv and results.csv, settings of config.yaml. A report may read
+thousands of them.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,19 @@ PROVENANCE = tuple(f.name for f in fields(Provenance))
 
 
 def json_of(path: Path) -> Any:
-    """What a JSON file holds. Raises OSError, UserError (also for one that is no plain file, or too large), ValueError, RecursionError."""
+    """What a JSON file holds. Raises OSError, UserError (also for one that is no plain file, or too large), ValueError,
+    RecursionError.
+    """
     return json.loads(read_text(path))
 
 
-def whole_rows(path: Path, say: Callable[[str], None], trace: Sequence[str] = (), every: int = 1) -> Iterator[dict[str, Any]]:
+def whole_rows(
+    path: Path, say: Callable[[str], None], trace: Sequence[str] = (), every: int = 1
+) -> Iterator[dict[str, Any]]:
     """The rows of a CSV file; a last line without its end, which a crash cut off, is named by `say` and left out.
 
-    every: of the rows that agree in the columns `trace` only each `every`-th is given, those that are final, and at the end the last one.
-    """
+    every: of the rows that agree in the columns `trace` only each `every`-th is given, those that are final, and at the
+    end the last one."""
     try:
         refuse_sparse(path)
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -101,7 +107,9 @@ def _thinned(rows: Iterator[list[str]], header: Sequence[str], trace: Sequence[s
 
 
 def provenance(row: Mapping[str, Any]) -> dict[str, str]:
-    """The columns of the provenance of a row of scores.csv or results.csv. Raises one of `Damage` where it is cut short."""
+    """The columns of the provenance of a row of scores.csv or results.csv. Raises one of `Damage` where it is cut
+    short.
+    """
     if SENTENCE in row:
         return vars(parse_sentence(_text(row[SENTENCE])))
     return {name: _text(row[name]) for name in PROVENANCE}
@@ -184,10 +192,11 @@ def objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def times(run: SavedRun) -> tuple[float, float, float]:
-    """(updates per second over the whole run, seconds of training, seconds of evaluation) from timing.jsonl; NaN where it does not say.
+    """(updates per second over the whole run, seconds of training, seconds of evaluation) from timing.jsonl; NaN where
+    it does not say.
 
-    Training is the sum over logged intervals of their updates / speed, and the first updates (with compilation) as they were measured.
-    """
+    Training is the sum over logged intervals of their updates / speed, and the first updates (with compilation) as they
+    were measured."""
     updates = trained = evaluated = 0.0
     first = seen = 0.0
     last = 0
@@ -203,7 +212,11 @@ def times(run: SavedRun) -> tuple[float, float, float]:
             updates += step - last
             trained += (step - last) / speed
             last = step
-    return (updates / trained if trained else math.nan, trained + first if trained else math.nan, evaluated if seen else math.nan)
+    return (
+        updates / trained if trained else math.nan,
+        trained + first if trained else math.nan,
+        evaluated if seen else math.nan,
+    )
 
 
 def yaml_or_error(path: Path) -> Any:
@@ -217,7 +230,8 @@ def yaml_or_error(path: Path) -> Any:
 
 
 def yaml_mapping(text: str) -> Any:
-    """The content of a YAML file, only to be read. Runs share most of their settings, so each entry's text is parsed once.
+    """The content of a YAML file, only to be read. Runs share most of their settings, so each entry's text is parsed
+    once.
 
     Raises yaml.YAMLError.
     """

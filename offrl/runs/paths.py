@@ -35,7 +35,9 @@ def no_run(run_dir: Path) -> UserError:
 
 
 def stopped_at(run_dir: Path, steps: int) -> int | None:
-    """The step at which a callback ended a run of this many steps; None where none did, or the run has got more steps since."""
+    """The step at which a callback ended a run of this many steps; None where none did, or the run has got more steps
+    since.
+    """
     try:
         note = json.loads(trust.read_text(run_dir / STOPPED))
         step, of = note["step"], note["steps"]
@@ -45,8 +47,8 @@ def stopped_at(run_dir: Path, steps: int) -> int | None:
 
 
 def ended_early(run_dir: Path, config: Mapping[str, Any]) -> int | None:
-    """The step at which a stopping rule or a callback ended a run with these settings; None where neither did, or the rule is not
-    installed any more."""
+    """The step at which a stopping rule or a callback ended a run with these settings; None where neither did, or the
+    rule is not installed any more."""
     if config.get("stop", "none") == "none":
         return stopped_at(run_dir, config["steps"])
     try:

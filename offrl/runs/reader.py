@@ -21,8 +21,17 @@ from offrl.settings.replicas import Replica, cell_name
 
 BENCHMARK, CELLS, PARTS, METRICS = "benchmark.json", "cells", "parts", "metrics.jsonl"
 TAIL = 1 << 20  # bytes of metrics.jsonl that are read for its last line
-GIVEN = ("algo.", "dataset.", "eval.env", "eval.max_steps", "precision", "experiment")  # what a user may ask for that changes a score
-OLD_COLUMNS = [SENTENCE if name == "env_id" else name for name in COLUMNS if name not in ("packages", "reference", "scored_by")]
+GIVEN = (
+    "algo.",
+    "dataset.",
+    "eval.env",
+    "eval.max_steps",
+    "precision",
+    "experiment",
+)  # what a user may ask for that changes a score
+OLD_COLUMNS = [
+    SENTENCE if name == "env_id" else name for name in COLUMNS if name not in ("packages", "reference", "scored_by")
+]
 
 
 class Reader:
@@ -38,14 +47,18 @@ class Reader:
         self.variants: list[Variant] = []
         self.missing: list[Missing] = []
         self.problems: list[str] = []
-        self.files: list[tuple[Path, bool]] = []  # results documents and tables of others, for `exchange.merge`; whether a person named it
+        self.files: list[
+            tuple[Path, bool]
+        ] = []  # results documents and tables of others, for `exchange.merge`; whether a person named it
         self.references: dict[tuple[str, str], float] = {}
         self.reference_source = ""
         self._seen: set[Path] = set()
         self._digests: dict[str, str] = {}
 
     def read(self, path: Path) -> bool:
-        """Read a file or folder; False where it holds nothing that offrl writes. What was read before is not read again."""
+        """Read a file or folder; False where it holds nothing that offrl writes. What was read before is not read
+        again.
+        """
         try:
             return self._read(path)
         except OSError as error:
@@ -114,15 +127,21 @@ class Reader:
                 self._seen.add(folder.resolve())
                 run = self.run(folder, suite, reason)
                 if run is None:
-                    self.missing.append(Missing(dataset, algorithm, "", None, str(folder), reason or f"its {RECORD} cannot be read"))
+                    self.missing.append(
+                        Missing(dataset, algorithm, "", None, str(folder), reason or f"its {RECORD} cannot be read")
+                    )
             elif not (folder / RECORD).exists():
                 state = "begun, but nothing was saved" if folder.exists() or status else "not started"
                 self.missing.append(Missing(dataset, algorithm, "", None, str(folder), reason or state))
             if run is not None and not run.grid:
-                settings = next((v.settings for v in reversed(self.variants) if v.key[:2] == (run.dataset, run.algorithm)), "")
+                settings = next(
+                    (v.settings for v in reversed(self.variants) if v.key[:2] == (run.dataset, run.algorithm)), ""
+                )
                 for seed in seeds:
                     if seed not in run.seeds:
-                        self.missing.append(Missing(run.dataset, run.algorithm, settings, seed, str(folder), reason or "not trained"))
+                        self.missing.append(
+                            Missing(run.dataset, run.algorithm, settings, seed, str(folder), reason or "not trained")
+                        )
                 if reason and not any(m.run == str(folder) for m in self.missing):
                     self.problems.append(f"{folder}: {reason}; its scores are complete all the same")
             names = (run.dataset, run.algorithm) if run is not None else (dataset, algorithm)
@@ -157,11 +176,16 @@ class Reader:
             self.problems.append(f"{path / RECORD} is not what offrl writes ({_words(error)}): left out")
             return None
         config = self._config(path)
-        for key, default in (("env", "auto"), ("max_steps", None)):  # identity leaves evaluation out, but it decides the score
+        for key, default in (
+            ("env", "auto"),
+            ("max_steps", None),
+        ):  # identity leaves evaluation out, but it decides the score
             value = (config.get("eval") or {}).get(key, default) if isinstance(config.get("eval"), dict) else default
             if value != default:
                 flat[f"eval.{key}"] = value
-        given = {k: v for k, v in flatten(config.get("given") or {}).items() if k.startswith(GIVEN) and k not in _PLACES}
+        given = {
+            k: v for k, v in flatten(config.get("given") or {}).items() if k.startswith(GIVEN) and k not in _PLACES
+        }
         settings = {}
         for replica in run.replicas:
             if replica.cell not in settings:
@@ -171,7 +195,9 @@ class Reader:
                 if content not in self._digests:
                     self._digests[content] = digest(point_settings)
                 settings[replica.cell] = self._digests[content]
-                self.variants.append(Variant(dataset, label, settings[replica.cell], point_settings, {**given, **values}))
+                self.variants.append(
+                    Variant(dataset, label, settings[replica.cell], point_settings, {**given, **values})
+                )
         steps = planned(path, config)
         rows = self._rows(path / SCORES, run)
         at, dead = self._progress(path / METRICS, run)
@@ -203,7 +229,9 @@ class Reader:
 
     @staticmethod
     def _settings(run: SavedRun) -> dict[str, Any]:
-        """The settings that decide a run's parameters, flat, without seeds and grid, and the data by their fingerprint, not their path."""
+        """The settings that decide a run's parameters, flat, without seeds and grid, and the data by their fingerprint,
+        not their path.
+        """
         identity = {k: v for k, v in run.record["identity"].items() if k != "seeds"}
         return {**_flat(json.dumps(identity)), "data.fingerprint": str(run.record["data"]["fingerprint"])[:12]}
 
@@ -214,7 +242,8 @@ class Reader:
             return config
         reason = _words(config) if isinstance(config, Exception) else "it is cut short"
         self.problems.append(
-            f"{path / CONFIG} cannot be read ({reason}): whether the run finished is not known, so its scores are not counted"
+            f"{path / CONFIG} cannot be read ({reason}): whether the run finished is not known, so its scores are not "
+            "counted"
         )
         return config if isinstance(config, dict) else {}
 
@@ -270,7 +299,9 @@ class Reader:
         if path.suffix != ".csv" or header(path).split(",")[: len(COLUMNS)] not in (list(COLUMNS), OLD_COLUMNS):
             return False
         bad = 0
-        for row in whole_rows(path, self.problems.append, ("dataset", "algorithm", "settings", "seed", "cell", "run"), self.every):
+        for row in whole_rows(
+            path, self.problems.append, ("dataset", "algorithm", "settings", "seed", "cell", "run"), self.every
+        ):
             try:
                 if row["final"] not in ("true", "false"):
                     raise ValueError
@@ -299,7 +330,9 @@ def _flat(identity: str) -> dict[str, Any]:
 
 
 def planned(path: Path, config: dict[str, Any]) -> int | None:
-    """The updates of a run with these settings: those asked for, or at which its stopping rule ended it; None: it does not say."""
+    """The updates of a run with these settings: those asked for, or at which its stopping rule ended it; None: it does
+    not say.
+    """
     steps = config.get("steps")
     return min(steps, ended_early(path, config) or steps) if isinstance(steps, int) else None
 
@@ -332,4 +365,8 @@ def _dead(line: dict[str, Any], replicas: list[Replica]) -> dict[tuple[int, str]
     columns = [v for k, v in line.items() if k != "step" and isinstance(v, list) and len(v) == len(replicas)]
     if not columns:
         return {}
-    return {(r.seed, r.cell): int(line["step"]) for i, r in enumerate(replicas) if all(column[i] is None for column in columns)}
+    return {
+        (r.seed, r.cell): int(line["step"])
+        for i, r in enumerate(replicas)
+        if all(column[i] is None for column in columns)
+    }

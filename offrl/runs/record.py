@@ -45,14 +45,19 @@ PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """The settings that decide the parameters that come out; two runs that agree in these are the same run."""
     values = {k: v for k, v in dataclasses.asdict(config).items() if k not in FREE}
-    values["algo"], values["dataset"] = without_places(config.algo), without_places(config.dataset)  # the fingerprint says what data are
+    values["algo"], values["dataset"] = (
+        without_places(config.algo),
+        without_places(config.dataset),
+    )  # the fingerprint says what data are
     values["seeds"] = seed_list(config.seeds)
     if files := used_by(registry.get("algo", config.algo.name), *factories(config.algo).values()):
         values["plugins"] = checksums(files)  # with other content it is another run
     grid, paired = values.pop("grid"), values.pop("paired")
     if grid:
         values |= {"paired": True} if paired else {}
-        values["grid"] = [[field, cells] for field, cells in grid.items()]  # a list: the order of the fields is that of the replicas
+        values["grid"] = [
+            [field, cells] for field, cells in grid.items()
+        ]  # a list: the order of the fields is that of the replicas
         values["algo"] = _without(values["algo"], grid)
     return values
 
@@ -65,11 +70,14 @@ def _without(algo: dict[str, Any], grid: Collection[str]) -> dict[str, Any]:
 def fit(config: TrainConfig, dataset: Dataset) -> TrainConfig:
     """`config` with what its algorithm leaves to be found from the data."""
     with trust.settings_of_file(bool(config.resume) or not trust.typed_settings()):
-        return dataclasses.replace(config, algo=registry.get("algo", config.algo.name).fit_config(config.algo, dataset, config.grid))
+        return dataclasses.replace(
+            config, algo=registry.get("algo", config.algo.name).fit_config(config.algo, dataset, config.grid)
+        )
 
 
 def directory(config: TrainConfig, dataset: Dataset) -> Path:
-    """The directory of a run: a name given by hand, or one made of the algorithm, the dataset and a hash of the settings.
+    """The directory of a run: a name given by hand, or one made of the algorithm, the dataset and a hash of the
+    settings.
 
     The same command therefore finds its own run again.
     """
@@ -91,24 +99,31 @@ def prepare(
     choose: Callable[[], tuple[str, int]],
     device: torch.device,
 ) -> tuple[str, int]:
-    """Check that `run_dir` is free or holds this very run, write its config and record, and return the mode of the step and how many
-    replicas it trains as one program.
+    """Check that `run_dir` is free or holds this very run, write its config and record, and return the mode of the step
+    and how many replicas it trains as one program.
 
-    A resumed run keeps those that it began with, unless overridden: others round differently. Raises UserError when another run is
-    there.
+    A resumed run keeps those that it began with, unless overridden: others round differently. Raises UserError when
+    another run is there.
     """
-    old = read_record(run_dir, ("data.fingerprint", "identity.dataset", "device", "mode")) if (run_dir / RECORD).exists() else None
+    old = (
+        read_record(run_dir, ("data.fingerprint", "identity.dataset", "device", "mode"))
+        if (run_dir / RECORD).exists()
+        else None
+    )
     settings = identity(config)
     _refuse_to_overwrite(run_dir, old is not None)
     if old is not None:
         if old["data"]["fingerprint"] != dataset.fingerprint:
             raise UserError(
-                f"{run_dir} was trained on {old['data']['name']} ({old['data']['fingerprint'][:12]}) and this is {dataset.spec.name} "
+                f"{run_dir} was trained on {old['data']['name']} ({old['data']['fingerprint'][:12]}) and this is "
+                f"{dataset.spec.name} "
                 f"({dataset.fingerprint[:12]}): a run continues on its own data only; choose another name="
             )
         changed = change(old["identity"], json.loads(json.dumps(settings, default=str)))
         if changed:
-            raise UserError(f"{run_dir} holds another run ({changed}); choose another name=, or use the settings it began with")
+            raise UserError(
+                f"{run_dir} holds another run ({changed}); choose another name=, or use the settings it began with"
+            )
     same_device = old is not None and old["device"] == device.type
     mode, group = choose()
     if old is not None and same_device:
@@ -140,26 +155,35 @@ def prepare(
 
 
 def _environment(config: TrainConfig, dataset: Dataset) -> str:
-    """The environment of a run's scores: the setting, or where the function stands that makes it, so that others can name it."""
+    """The environment of a run's scores: the setting, or where the function stands that makes it, so that others can
+    name it.
+    """
     task = dataset.spec.task
     factory = task.env_factory if task is not None and config.eval.env == "auto" else None
     return config.eval.env if factory is None else place_of(factory) or config.eval.env
 
 
 def _refuse_to_overwrite(run_dir: Path, known: bool) -> None:
-    """Raise UserError where starting anew would write over files that are no run's, or over a finished run that lost its checkpoints."""
+    """Raise UserError where starting anew would write over files that are no run's, or over a finished run that lost
+    its checkpoints.
+    """
     if known and (run_dir / "policies").exists() and not checkpoint.steps(run_dir):
         raise UserError(
             f"{run_dir} holds a finished run without checkpoints, and training anew would overwrite it; "
             "remove that folder, or choose another name="
         )
     if not known and (others := sorted(p.name for p in run_dir.iterdir() if not p.name.startswith("."))):
-        raise UserError(f"{run_dir} is no run directory and not empty (it has {', '.join(others[:3])}); choose another name= or runs_dir=")
+        raise UserError(
+            f"{run_dir} is no run directory and not empty (it has {', '.join(others[:3])}); choose another name= or "
+            "runs_dir="
+        )
 
 
 def change(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The differences between two identities, in words; an empty string when there are none."""
-    grids = [grid_text(dict(settings.get("grid", []))) + " paired" * bool(settings.get("paired")) for settings in (old, new)]
+    grids = [
+        grid_text(dict(settings.get("grid", []))) + " paired" * bool(settings.get("paired")) for settings in (old, new)
+    ]
     if grids[0] != grids[1]:
         return f"{grids[0]} there, {grids[1]} here"
     changed = difference(complete(old), complete(new))
@@ -194,8 +218,8 @@ def installed(package: str) -> str | None:
 def read_record(run_dir: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
     """The record of a run that `prepare` wrote; any stranger may have, so every entry is checked.
 
-    needed: dotted names of entries that must be there. Raises UserError when `run_dir` holds no run, its record is damaged, or a
-    link leads out of it.
+    needed: dotted names of entries that must be there. Raises UserError when `run_dir` holds no run, its record is
+    damaged, or a link leads out of it.
     """
     path = run_dir / RECORD
     trust.check_folder(run_dir)
@@ -230,7 +254,9 @@ def spec_of(record: Mapping[str, Any], run_dir: Path) -> DataSpec:
     """The specification of the data in a run's record. Raises UserError where it lacks something."""
     task = (record.get("spec") or {}).get("task")
     try:
-        check_entries(record, ("spec.observation_shape", "spec.action_dim", *(("spec.task.name",) if task is not None else ())))
+        check_entries(
+            record, ("spec.observation_shape", "spec.action_dim", *(("spec.task.name",) if task is not None else ()))
+        )
     except UserError as error:
         raise UserError(f"{run_dir / RECORD} is not what offrl writes ({error}); {RESTORE}") from None
     return DataSpec.from_json(record["spec"], str(run_dir / RECORD))

@@ -2,10 +2,12 @@
 
     results = collect(["runs/d4rl-gym", "runs/iql-hopper-medium-v2-0c350f"])
     write(results, "runs/d4rl-gym")              # results.csv, and results.parquet where pyarrow is installed
-    for cell in results.cells(): ...             # one dataset, one algorithm with its settings: final scores by seed, what is missing
-    for group in groups(results)[0]: ...         # matrices for offrl.statistics.aggregate, of datasets whose scores mean the same
+    for cell in results.cells(): ...             # one dataset, one algorithm with its settings: final scores by seed,
+    what is missing for group in groups(results)[0]: ...         # matrices for offrl.statistics.aggregate, of datasets
+    whose scores mean the same
 
-The headline is always the last evaluation of a run that reached its `steps`; a best evaluation is for showing beside it only.
+The headline is always the last evaluation of a run that reached its `steps`; a best evaluation is for showing beside it
+only.
 """
 
 from __future__ import annotations
@@ -28,8 +30,21 @@ from offrl.tasks.provenance import Provenance
 if TYPE_CHECKING:
     from offrl.runs.run import SavedRun
 
-__all__ = ["COLUMNS", "RESULTS", "Cell", "Group", "Missing", "Results", "Score", "collect", "group", "groups", "reference",
-           "settings_matrix", "write"]  # fmt: skip
+__all__ = [
+    "COLUMNS",
+    "RESULTS",
+    "Cell",
+    "Group",
+    "Missing",
+    "Results",
+    "Score",
+    "collect",
+    "group",
+    "groups",
+    "reference",
+    "settings_matrix",
+    "write",
+]
 
 RESULTS = "results.csv"
 
@@ -45,7 +60,8 @@ class Score:
     reference: str
     scored_by: str
     algorithm: str  # the run's label, which says nothing of its settings: see `Results.label`
-    settings: str  # 8 hex digits: hash of the settings that decide the result, without seeds; a grid point has that of a run like it
+    # 8 hex digits: hash of the settings that decide the result, without seeds; a grid point has that of a run like it
+    settings: str
     seed: int
     step: int
     episodes: int
@@ -107,17 +123,23 @@ class Cell:
         return bool(rows) and all(s.normalised is not None for s in rows)
 
     def interval(self, what: str = "") -> tuple[float, float, float]:
-        """(mean, low, high) of the final scores, by Student's t; NaN without any. what: "raw", "normalised", "success"; "": the value."""
+        """(mean, low, high) of the final scores, by Student's t; NaN without any. what: "raw", "normalised", "success";
+        "": the value.
+        """
         values = [getattr(s, what or ("normalised" if self.normalised else "raw")) for s in self.scores]
         return mean_interval([math.nan if v is None else v for v in values])
 
     def latest(self) -> tuple[Score, ...]:
-        """The scores of the last step that every seed was scored at (final or not), by seed; for cells that have not finished."""
+        """The scores of the last step that every seed was scored at (final or not), by seed; for cells that have not
+        finished.
+        """
         steps = self._complete_steps()
         return tuple(s for s in self.history if s.step == max(steps)) if steps else ()
 
     def best(self) -> tuple[int, float] | None:
-        """(step, mean over seeds) of the best evaluation. It was chosen with the environment: for showing beside the last, labelled so."""
+        """(step, mean over seeds) of the best evaluation. It was chosen with the environment: for showing beside the
+        last, labelled so.
+        """
         what = "normalised" if self.normalised else "raw"
         seeds = {s.seed for s in self.scores} or {s.seed for s in self.history}
         values: dict[int, list[float]] = defaultdict(list)
@@ -143,14 +165,22 @@ class Results:
 
     scores: list[Score]  # every evaluation; of runs that are the same, one
     runs: list[SavedRun] = field(default_factory=list)  # the run directories, the duplicates too
-    problems: list[str] = field(default_factory=list)  # what a reader must know: damage, duplicates, unlike versions; one line each
+    problems: list[str] = field(
+        default_factory=list
+    )  # what a reader must know: damage, duplicates, unlike versions; one line each
     missing: list[Missing] = field(default_factory=list)
     labels: dict[tuple[str, str, str], str] = field(default_factory=dict)  # (dataset, algorithm, settings) -> label
-    references: dict[tuple[str, str], float] = field(default_factory=dict)  # (dataset, algorithm) -> a benchmark's own reference score
+    references: dict[tuple[str, str], float] = field(
+        default_factory=dict
+    )  # (dataset, algorithm) -> a benchmark's own reference score
     reference_source: str = ""
-    documents: list[dict[str, Any]] = field(default_factory=list)  # what files of others state (`offrl.runs.exchange`), duplicates too
+    documents: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # what files of others state (`offrl.runs.exchange`), duplicates too
     every: int = 1  # of the evaluations of a seed only each `every`-th is here, the last one and the final one
-    settings: dict[tuple[str, str, str], Mapping[str, Any]] = field(default_factory=dict)  # (dataset, algorithm, settings) -> all of them
+    settings: dict[tuple[str, str, str], Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # (dataset, algorithm, settings) -> all of them
 
     def label(self, row: Score | Missing) -> str:
         """The algorithm as tables call it: by its settings too where two runs of one name differ in them."""
@@ -199,11 +229,13 @@ class Results:
 
 
 def collect(paths: Sequence[str | Path], every: int = 1) -> Results:
-    """Read run directories, benchmark directories, folders above them, results.csv files, and results of others (.json, .jsonl, .csv).
+    """Read run directories, benchmark directories, folders above them, results.csv files, and results of others (.json,
+    .jsonl, .csv).
 
-    A folder is searched; its results.csv is read only where no runs lie in or below it. What is damaged or half-written is named in
-    `Results.problems` and left out. Runs that agree in data, settings and seed are counted once and named. every: see `Results`. Raises
-    UserError for a path that does not exist, and where no run, benchmark or table is found.
+    A folder is searched; its results.csv is read only where no runs lie in or below it. What is damaged or half-written
+    is named in `Results.problems` and left out. Runs that agree in data, settings and seed are counted once and named.
+    every: see `Results`. Raises UserError for a path that does not exist, and where no run, benchmark or table is
+    found.
     """
     from offrl.runs.exchange.merge import add
     from offrl.runs.reader import Reader
@@ -214,7 +246,8 @@ def collect(paths: Sequence[str | Path], every: int = 1) -> Results:
         check_exists(path)
         if not reader.read(path):
             raise UserError(
-                f"{path} holds no run (run.json), no benchmark (benchmark.json) and no {RESULTS}; give a folder that offrl wrote, "
+                f"{path} holds no run (run.json), no benchmark (benchmark.json) and no {RESULTS}; give a folder that "
+                "offrl wrote, "
                 "a results.json, or a .csv with the columns algorithm, dataset, seed, step, return"
             )
     if not paths:
@@ -227,14 +260,25 @@ def collect(paths: Sequence[str | Path], every: int = 1) -> Results:
     missing = [m for m in dict.fromkeys(reader.missing) if (m.dataset, m.algorithm, m.settings, m.seed) not in finished]
     flat = {v.key: v.flat for v in variants}
     results = Results(
-        scores, reader.runs, [], missing, labels(variants), reader.references, reader.reference_source, documents, every, flat
+        scores,
+        reader.runs,
+        [],
+        missing,
+        labels(variants),
+        reader.references,
+        reader.reference_source,
+        documents,
+        every,
+        flat,
     )
     results.problems.extend(dict.fromkeys([*reader.problems, *duplicates, *unlike(results)]))
     return results
 
 
 def _without_duplicates(scores: list[Score]) -> tuple[list[Score], list[str]]:
-    """(the scores of one run for each dataset, algorithm, settings and seed: the one that got furthest, lines that name the others)."""
+    """(the scores of one run for each dataset, algorithm, settings and seed: the one that got furthest, lines that name
+    the others).
+    """
     by_seed: dict[tuple[Any, ...], dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
     for s in scores:
         key = (*s.key, s.seed)
@@ -242,17 +286,26 @@ def _without_duplicates(scores: list[Score]) -> tuple[list[Score], list[str]]:
     dropped: dict[tuple[str, str, str, str], list[tuple[int, bool]]] = defaultdict(list)
     lost: set[tuple[Any, ...]] = set()
     for (dataset, algorithm, settings, seed), by_run in by_seed.items():
-        counted, *others = sorted(by_run, key=lambda run: (-any(s.final for s in by_run[run]), -max(s.step for s in by_run[run])))
+        counted, *others = sorted(
+            by_run, key=lambda run: (-any(s.final for s in by_run[run]), -max(s.step for s in by_run[run]))
+        )
         raw_scores = {s.step: s.raw for s in by_run[counted]}
         for other in others:
-            dropped[dataset, algorithm, counted, other].append((seed, any(raw_scores.get(s.step, s.raw) != s.raw for s in by_run[other])))
+            dropped[dataset, algorithm, counted, other].append(
+                (seed, any(raw_scores.get(s.step, s.raw) != s.raw for s in by_run[other]))
+            )
             lost.add((dataset, algorithm, settings, seed, other))
     lines = []
     for (dataset, algorithm, counted, other), copies in dropped.items():
         seeds = f"seed{'s' if len(copies) > 1 else ''} {', '.join(str(seed) for seed, _ in copies)}"
-        unlike = "; their scores at the same steps differ, so one was trained or scored otherwise" if any(u for _, u in copies) else ""
+        unlike = (
+            "; their scores at the same steps differ, so one was trained or scored otherwise"
+            if any(u for _, u in copies)
+            else ""
+        )
         lines.append(
-            f"{counted} and {other} are the same: {algorithm} on {dataset}, same settings, {seeds}; counted once, from {counted}{unlike}"
+            f"{counted} and {other} are the same: {algorithm} on {dataset}, same settings, {seeds}; counted once, from "
+            f"{counted}{unlike}"
         )
     return [s for s in scores if (*s.key, s.seed, s.run) not in lost], lines
 
@@ -261,7 +314,8 @@ def _without_duplicates(scores: list[Score]) -> tuple[list[Score], list[str]]:
 
 
 def write(results: Results, path: str | Path) -> list[Path]:
-    """Write the scores to a .csv file, or to results.csv in a folder, and beside it .parquet where pyarrow is installed; atomically.
+    """Write the scores to a .csv file, or to results.csv in a folder, and beside it .parquet where pyarrow is
+    installed; atomically.
 
     Returns the files. Raises UserError where they cannot be written.
     """
@@ -271,7 +325,9 @@ def write(results: Results, path: str | Path) -> list[Path]:
 
     target = Path(path) if Path(path).suffix == ".csv" else Path(path) / RESULTS
     columns = [[getattr(s, name) for s in results.scores] for name in COLUMNS]
-    texts = [["true" if v else "false" for v in c] if c and isinstance(c[0], bool) else c for c in columns]  # JSON's words for yes and no
+    texts = [
+        ["true" if v else "false" for v in c] if c and isinstance(c[0], bool) else c for c in columns
+    ]  # JSON's words for yes and no
     write_text(target, text_of([COLUMNS, *zip(*texts, strict=True)]))
     try:
         import pyarrow as pa
@@ -280,7 +336,13 @@ def write(results: Results, path: str | Path) -> list[Path]:
         if target.name == RESULTS:  # an older table beside the new one would mislead
             target.with_suffix(".parquet").unlink(missing_ok=True)
         return [target]
-    kinds = {"int": pa.int64(), "float": pa.float64(), "float | None": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
+    kinds = {
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "float | None": pa.float64(),
+        "bool": pa.bool_(),
+        "str": pa.string(),
+    }
     schema = pa.schema([(f.name, kinds[str(f.type)]) for f in fields(Score)])
     table = pa.table(dict(zip(COLUMNS, columns, strict=True)), schema=schema)
     beside = target.with_suffix(".parquet")

@@ -33,13 +33,17 @@ class SavedRun:
     def __init__(self, run_dir: str | Path) -> None:
         """Raises UserError when there is no run."""
         self.dir = Path(run_dir)
-        self.factory: Callable[[], Any] | None = None  # makes the environment that it was scored in, where that is known in this process
+        self.factory: Callable[[], Any] | None = (
+            None  # makes the environment that it was scored in, where that is known in this process
+        )
         self.record = read_record(self.dir, ("data.name",))
         self.seeds: list[int] = self.record["identity"]["seeds"]
         self.grid: dict[str, list[float]] = dict(self.record["identity"].get("grid", []))
         self.paired: bool = self.record["identity"].get("paired") is True
         self.replicas: list[Replica] = expand(self.grid, self.seeds, self.paired)
-        self.algorithm: str = one_line(str(self.record.get("label", self.record["identity"]["algo"]["name"])))  # as texts and pictures
+        self.algorithm: str = one_line(
+            str(self.record.get("label", self.record["identity"]["algo"]["name"]))
+        )  # as texts and pictures
         self.dataset: str = one_line(str(self.record["data"]["name"]))
         self.fingerprint: str = self.record["data"].get("fingerprint", "")  # of the data
 
@@ -77,7 +81,9 @@ class SavedRun:
         try:
             import pandas
         except ImportError:
-            raise UserError("run.scores is a pandas DataFrame: pip install pandas; run.score_rows is the same as a list of dicts") from None
+            raise UserError(
+                "run.scores is a pandas DataFrame: pip install pandas; run.score_rows is the same as a list of dicts"
+            ) from None
         rows = self.score_rows
         return pandas.DataFrame(rows, columns=list(rows[0]) if rows else [*SCORE_COLUMNS])
 
@@ -109,20 +115,27 @@ class SavedRun:
     def diverged(self) -> list[Replica]:
         """Replicas that were frozen because a loss was not finite, or beyond all measure."""
         latest = checkpoint.load_latest(self.dir)
-        return [] if latest is None else [r for r, ok in zip(self.replicas, self.alive(latest[0]), strict=True) if not ok]
+        return (
+            [] if latest is None else [r for r, ok in zip(self.replicas, self.alive(latest[0]), strict=True) if not ok]
+        )
 
     def alive(self, tensors: Mapping[str, Any]) -> list[bool]:
-        """Whether each replica had finite losses, in a checkpoint of this run. Raises UserError for one of other replicas."""
+        """Whether each replica had finite losses, in a checkpoint of this run. Raises UserError for one of other
+        replicas.
+        """
         flags = [bool(ok) for ok in tensors["alive"].flatten().tolist()] if "alive" in tensors else []
         if len(flags) != len(self.replicas):
-            raise UserError(f"{self.dir}: its checkpoint has {len(flags)} replicas, and its run.json {len(self.replicas)}; {RESTORE}")
+            raise UserError(
+                f"{self.dir}: its checkpoint has {len(flags)} replicas, and its run.json {len(self.replicas)}; "
+                f"{RESTORE}"
+            )
         return flags
 
     def policy(self, seed: int | None = None, **values: float) -> TrainedPolicy:
         """The policy of one seed, the first by default, and of one grid point: `policy(seed=0, temperature=3.0)`.
 
-        A field may be left out where the grid has one value for it. Raises UserError for a seed or value that was not trained, where
-        several grid points fit, or before training ended.
+        A field may be left out where the grid has one value for it. Raises UserError for a seed or value that was not
+        trained, where several grid points fit, or before training ended.
         """
         return self.load_policy(self.replica(self.seeds[0] if seed is None else seed, values))
 
@@ -138,28 +151,44 @@ class SavedRun:
                 raise UserError(f"{self.dir} has no {field}={value}; it has {', '.join(map(number, self.grid[field]))}")
         fitting = [r for r in self.replicas if r.seed == seed and values.items() <= dict(r.values).items()]
         if not fitting:
-            raise UserError(f"{self.dir} has no policy of {cell_name(tuple(values.items()))}: its grid pairs values (paired=true)")
+            raise UserError(
+                f"{self.dir} has no policy of {cell_name(tuple(values.items()))}: its grid pairs values (paired=true)"
+            )
         if len(fitting) > 1:
-            open_ = {field: options for field, options in self.grid.items() if field not in values and len(set(options)) > 1}
-            choices = "; ".join(f"{field}={' or '.join(map(number, dict.fromkeys(options)))}" for field, options in open_.items())
-            raise UserError(f"{self.dir} has several policies of seed {seed}; say which: policy(seed={seed}, ...) with {choices}")
+            open_ = {
+                field: options for field, options in self.grid.items() if field not in values and len(set(options)) > 1
+            }
+            choices = "; ".join(
+                f"{field}={' or '.join(map(number, dict.fromkeys(options)))}" for field, options in open_.items()
+            )
+            raise UserError(
+                f"{self.dir} has several policies of seed {seed}; say which: policy(seed={seed}, ...) with {choices}"
+            )
         return fitting[0]
 
     def load_policy(self, replica: Replica, device: str = "auto") -> TrainedPolicy:
-        """The final policy of a replica. Raises UserError before training ended, and for a run that trains no policy."""
+        """The final policy of a replica. Raises UserError before training ended, and for a run that trains no
+        policy.
+        """
         from offrl.evaluation.policy import TrainedPolicy
         from offrl.evaluation.predict import critic_of
 
         if not self.acts:
             kind = self.record["identity"]["algo"]["name"]
-            hint = f": offrl model {self.dir} measures it, and mopo, morel, pets and others take it, world_model={self.dir}"
+            hint = (
+                f": offrl model {self.dir} measures it, and mopo, morel, pets and others take it, "
+                f"world_model={self.dir}"
+            )
             raise UserError(
-                f"{self.dir} is a run of {kind}, which trains a model and no policy: there is nothing that acts or could be scored"
+                f"{self.dir} is a run of {kind}, which trains a model and no policy: there is nothing that acts or "
+                "could be scored"
                 f"{hint if kind == 'dynamics' else ''}"
             )
         path = self.dir / "policies" / f"{replica.name}.safetensors"
         if not path.exists():
-            raise UserError(f"{path} does not exist: training has not finished; `offrl train resume={self.dir}` continues it")
+            raise UserError(
+                f"{path} does not exist: training has not finished; `offrl train resume={self.dir}` continues it"
+            )
         policy, index = TrainedPolicy.load(path, device), self.replicas.index(replica)
         policy.find_critic = lambda policy: critic_of(self.dir, policy, index)
         return policy
@@ -167,9 +196,9 @@ class SavedRun:
     def task(self, env: str | Callable[[], Any] | None = None, goals: bool | None = None) -> Task | None:
         """The task to score the policies in; None where there is no environment.
 
-        env: a Gymnasium id, "auto" (the dataset's), a function that makes an environment, or None for the one that the run was scored in.
-        goals: whether policies act towards goals, by default as they were trained. Raises UserError where it does not fit the data.
-        """
+        env: a Gymnasium id, "auto" (the dataset's), a function that makes an environment, or None for the one that the
+        run was scored in. goals: whether policies act towards goals, by default as they were trained. Raises UserError
+        where it does not fit the data."""
         from offrl.data.fit import check_fit
         from offrl.settings.evaluation import EvalConfig
         from offrl.tasks.environments import resolve_task
@@ -187,7 +216,8 @@ class SavedRun:
         return task
 
     def results(self) -> list[Result]:
-        """The last evaluation as rows of a table: one for each grid point, in the grid's order; none when nothing was scored.
+        """The last evaluation as rows of a table: one for each grid point, in the grid's order; none when nothing was
+        scored.
 
         Seeds that diverged are left out, unless all of a grid point's did: they did not train to the end.
         """

@@ -68,12 +68,16 @@ class RunRecord(TypedDict, total=False):
 
 
 def check_record(record: Any, needed: Sequence[str]) -> None:
-    """Raises UserError for an entry of another type, one of `needed` (dotted names) that is not there, and more replicas than a run has."""
+    """Raises UserError for an entry of another type, one of `needed` (dotted names) that is not there, and more
+    replicas than a run has.
+    """
     if wrong := misfit(record, RunRecord, ""):
         raise UserError(wrong)
     check_entries(record, needed)
     own = record["identity"]
-    if bad := [field for field, _ in own.get("grid", []) if not field.isidentifier()]:  # replicas' files are called by them
+    if bad := [
+        field for field, _ in own.get("grid", []) if not field.isidentifier()
+    ]:  # replicas' files are called by them
         raise UserError(f"identity.grid has '{bad[0]}', which is no setting")
     bounded(dict(own.get("grid", [])), len(seed_list(own["seeds"])), own.get("paired") is True)
 

@@ -21,11 +21,14 @@ from offrl.settings.untrusted import check_code, read_settings
 from offrl.system import trust
 
 
-def run_settings(run_dir: str | Path, values: Mapping[str, Any] | None = None, parts: Collection[str] = ("dataset",)) -> TrainConfig:
+def run_settings(
+    run_dir: str | Path, values: Mapping[str, Any] | None = None, parts: Collection[str] = ("dataset",)
+) -> TrainConfig:
     """The settings of a run, with `values` (see `compose`) on top: those that continue it. Raises UserError.
 
-    Values that must not change are refused later, when the run's identity is compared. parts: "dataset" where the data will be read, "eval"
-    where the environment will be made: code that the run's file names for it is refused (see `offrl.settings.untrusted`).
+    Values that must not change are refused later, when the run's identity is compared. parts: "dataset" where the data
+    will be read, "eval" where the environment will be made: code that the run's file names for it is refused (see
+    `offrl.settings.untrusted`).
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -43,8 +46,14 @@ def run_settings(run_dir: str | Path, values: Mapping[str, Any] | None = None, p
         values = understood(values, str(name))
     given = {**{_renamed(k): v for k, v in saved.pop("given").items()}, **values}
     algo, dataset = values.pop("algo", None), values.pop("dataset", None)
-    if algo is not None and algo != saved.get("label") and (asked := algorithm_group(algo)) not in (name, saved.get("label")):
-        raise UserError(f"{run_dir} was trained with algo={name}, not {asked}; a run continues with its own algorithm only")
+    if (
+        algo is not None
+        and algo != saved.get("label")
+        and (asked := algorithm_group(algo)) not in (name, saved.get("label"))
+    ):
+        raise UserError(
+            f"{run_dir} was trained with algo={name}, not {asked}; a run continues with its own algorithm only"
+        )
     for key in ("experiment", "resume"):
         values.pop(key, None)
     schema = OmegaConf.structured(TrainConfig)
@@ -53,7 +62,9 @@ def run_settings(run_dir: str | Path, values: Mapping[str, Any] | None = None, p
         config = OmegaConf.merge(schema, OmegaConf.create({**saved, "quiet": False}))
     except OmegaConfBaseException as error:
         reason = f"{error.full_key}: {str(error).splitlines()[0]}"
-        raise UserError(f"{run_dir / CONFIG} does not fit this version of offrl ({reason}); continue with the version it names") from None
+        raise UserError(
+            f"{run_dir / CONFIG} does not fit this version of offrl ({reason}); continue with the version it names"
+        ) from None
     if dataset is not None:
         config.dataset.name = str(dataset)
     result = finish(config, {**values, "runs_dir": str(run_dir.parent), "name": run_dir.name}, given)
@@ -63,21 +74,30 @@ def run_settings(run_dir: str | Path, values: Mapping[str, Any] | None = None, p
 
 def data_named(config: TrainConfig) -> None:
     """Raises UserError where a run goes on that was trained on arrays from Python, which no name stands for."""
-    if not config.resume or config.dataset.name in registry.names("dataset") or SavedRun(config.resume).spec.source != "arrays":
+    if (
+        not config.resume
+        or config.dataset.name in registry.names("dataset")
+        or SavedRun(config.resume).spec.source != "arrays"
+    ):
         return
-    raise UserError(f"{config.resume} was trained on arrays from Python: offrl.train(resume={config.resume!r}, dataset=...) continues it")
+    raise UserError(
+        f"{config.resume} was trained on arrays from Python: offrl.train(resume={config.resume!r}, dataset=...) "
+        "continues it"
+    )
 
 
 def scored_again(config: TrainConfig) -> TrainConfig:
-    """The settings of a run that goes on, with the environment that code of the user's made; a warning where nothing names that. Raises
-    UserError where only the run's file does."""
+    """The settings of a run that goes on, with the environment that code of the user's made; a warning where nothing
+    names that. Raises UserError where only the run's file does."""
     run = SavedRun(config.resume or "")
     place, task = run.record.get("env", "auto"), run.spec.task
     if config.eval.env != "auto" or task is None or task.env_id is not None:
         return config
     if place not in ("auto", "none"):
         if not trust.importable(place):
-            raise UserError(f"{run.dir} is scored in {place}, which is code and only its file names: say it again, eval.env={place}")
+            raise UserError(
+                f"{run.dir} is scored in {place}, which is code and only its file names: say it again, eval.env={place}"
+            )
         return dataclasses.replace(config, eval=dataclasses.replace(config.eval, env=place))
     if "no file names" in task.note:
         warn(f"{run.dir} goes on without scores. {task.note}")

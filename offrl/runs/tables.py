@@ -21,7 +21,9 @@ Interval = tuple[float, float, float]  # mean, low, high
 MOST_PLACES = 4  # runs that a command names; of more their folder
 LONG = 200_000  # updates from which on their number explains no low score
 BUILTIN = "builtin"  # `source` of the dataset that ships with the package
-CHOICE = "note: to pick a cell by its score is to use the environment, and the cell's interval does not cover that choice"
+CHOICE = (
+    "note: to pick a cell by its score is to use the environment, and the cell's interval does not cover that choice"
+)
 
 
 def interval_text(interval: Interval | None, digits: int = 1) -> str:
@@ -29,12 +31,15 @@ def interval_text(interval: Interval | None, digits: int = 1) -> str:
     if interval is None or not math.isfinite(interval[0]):
         return ""
     mean, low, high = interval
-    bounds = f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(low) and math.isfinite(high) and low != high else ""
+    bounds = (
+        f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(low) and math.isfinite(high) and low != high else ""
+    )
     return f"{mean:.{digits}f}{bounds}"
 
 
 def score_text(unit: str, values: Sequence[float], replicas: Sequence[Replica]) -> str:
-    """`score 62.1 [58.0, 66.2]` from one value per replica; in a grid the range of its points' means: `score 12.1 .. 63.0 over 6 cells`.
+    """`score 62.1 [58.0, 66.2]` from one value per replica; in a grid the range of its points' means:
+    `score 12.1 .. 63.0 over 6 cells`.
 
     No grid point is named: that would suggest the best one, and choosing it by its score uses the environment.
     """
@@ -46,17 +51,24 @@ def score_text(unit: str, values: Sequence[float], replicas: Sequence[Replica]) 
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-    """A table on standard output: ruled on a terminal, aligned plain text elsewhere. Columns of numbers stand to the right."""
+    """A table on standard output: ruled on a terminal, aligned plain text elsewhere. Columns of numbers stand to the
+    right.
+    """
     headers, title = [*map(one_line, headers)], one_line(title)
     cells = [["" if c is None else one_line(str(c)) for c in row] for row in rows]
-    right = [all(not row[i] or row[i][0] in "+-.0123456789" for row in cells) and any(row[i] for row in cells) for i in range(len(headers))]
+    right = [
+        all(not row[i] or row[i][0] in "+-.0123456789" for row in cells) and any(row[i] for row in cells)
+        for i in range(len(headers))
+    ]
     if sys.stdout.isatty():
         from rich import box
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+        table = Table(
+            title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold"
+        )
         for header, numeric in zip(headers, right, strict=True):
             table.add_column(Text(header), justify="right" if numeric else "left")
         for row in cells:
@@ -93,7 +105,10 @@ def final_table(results: Sequence[Result], title: str = "") -> None:
     fields = dict.fromkeys(field for r in results for field, _ in r.values)
     columns: dict[str, list[str]] = {
         "algorithm": [r.algorithm for r in results],
-        **{field: [number(v) if (v := dict(r.values).get(field)) is not None else "" for r in results] for field in fields},
+        **{
+            field: [number(v) if (v := dict(r.values).get(field)) is not None else "" for r in results]
+            for field in fields
+        },
         "score [95% interval]": [interval_text(r.score) for r in results],
         "success [95% interval]": [interval_text(r.success, 2) for r in results],
         "return [95% interval]": [interval_text(r.returns) for r in results],
@@ -107,7 +122,9 @@ def final_table(results: Sequence[Result], title: str = "") -> None:
 
 
 def explain(run: SavedRun) -> None:
-    """Why the scores of the dataset that ships with the package are low, which a newcomer asks; nothing about other data."""
+    """Why the scores of the dataset that ships with the package are low, which a newcomer asks; nothing about other
+    data.
+    """
     results, data = run.results(), run.record["data"]
     if data.get("source") != BUILTIN or not results or results[0].behaviour is None or results[0].score is None:
         return
@@ -115,26 +132,34 @@ def explain(run: SavedRun) -> None:
     if steps >= LONG:
         return
     say(
-        f"why so low: {steps:,} updates (papers: 1,000,000) on {data['rows']:,} rows (papers: about 1,000,000), whose own episodes score "
+        f"why so low: {steps:,} updates (papers: 1,000,000) on {data['rows']:,} rows (papers: about 1,000,000), whose "
+        "own episodes score "
         f"{results[0].behaviour:.1f} on average"
     )
 
 
 def next_commands(runs: Sequence[SavedRun]) -> list[str]:
-    """Lines, `what it gives: COMMAND`, three at most, for the runs of one `offrl train`, the main one first; a shell takes the commands as
-    they stand."""
+    """Lines, `what it gives: COMMAND`, three at most, for the runs of one `offrl train`, the main one first; a shell
+    takes the commands as they stand."""
     main, scored = runs[0], bool(runs[0].results())
     place = _place(main.dir)
     if not main.acts:
         return []
     if not scored:
-        return _aligned([("estimated from the data", f"offrl select {place}"), ("in an environment", f"offrl evaluate {place} env=ID")])
+        return _aligned(
+            [
+                ("estimated from the data", f"offrl select {place}"),
+                ("in an environment", f"offrl evaluate {place} env=ID"),
+            ]
+        )
     folders = [_place(run.dir) for run in runs] if len(runs) <= MOST_PLACES else [_place(main.dir.parent)]
     lines = [("all of it on a page", f"offrl report {' '.join(folders)}")]
     if not main.spec.text:
         lines.append(("a film of the policies", f"offrl evaluate {place} video=true"))
     steps, algo = main.final_scores[0]["step"], main.record["identity"]["algo"]
-    schedule_over = algo.get("actor_schedule") == "cosine" and algo["decay_steps"] <= steps  # the actor's learning rate is 0
+    schedule_over = (
+        algo.get("actor_schedule") == "cosine" and algo["decay_steps"] <= steps
+    )  # the actor's learning rate is 0
     if len(main.diverged) < len(main.replicas) and not schedule_over:
         lines.append(("training on", f"offrl train resume={place} steps={2 * steps}"))
     return _aligned(lines)
@@ -155,7 +180,9 @@ def _aligned(lines: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def summarise(algorithm: str, rows: Sequence[dict[str, Any]], record: dict[str, Any], values: Values = ()) -> Result:
-    """One row of the final table from the rows of one evaluation. `values`: the grid point that all of them belong to."""
+    """One row of the final table from the rows of one evaluation. `values`: the grid point that all of them belong
+    to.
+    """
 
     def interval(key: str) -> tuple[float, float, float] | None:
         values = [r[key] for r in rows]
@@ -163,12 +190,16 @@ def summarise(algorithm: str, rows: Sequence[dict[str, Any]], record: dict[str, 
 
     returns, score = interval("return_mean"), interval("score")
     assert returns is not None
-    return Result(algorithm, len(rows), returns, score, interval("success"), behaviour(record, score is not None), values)
+    return Result(
+        algorithm, len(rows), returns, score, interval("success"), behaviour(record, score is not None), values
+    )
 
 
 def behaviour(record: dict[str, Any], normalised: bool) -> float | None:
     """The mean return, or score, of a run's dataset as it was recorded; None where that is not known."""
     mean, task = record["data"].get("return_mean"), (record.get("spec") or {}).get("task") or {}
-    if not isinstance(mean, (int, float)) or (normalised and (task.get("ref_min") is None or task.get("ref_max") is None)):
+    if not isinstance(mean, (int, float)) or (
+        normalised and (task.get("ref_min") is None or task.get("ref_max") is None)
+    ):
         return None
     return 100.0 * (mean - task["ref_min"]) / (task["ref_max"] - task["ref_min"]) if normalised else float(mean)

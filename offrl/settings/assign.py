@@ -8,12 +8,16 @@ from typing import Any
 
 from offrl.errors import UserError, nearest
 
-FREE = frozenset({"fields", "acting"})  # what is below is not known here: dataset.fields' columns, settings of a policy's algorithm
+FREE = frozenset(
+    {"fields", "acting"}
+)  # what is below is not known here: dataset.fields' columns, settings of a policy's algorithm
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 
 
 def assign(config: Any, name: str, value: Any) -> None:
-    """Set one value by its dotted name. Raises UserError for an unknown name (with the nearest one) or a value of a wrong kind."""
+    """Set one value by its dotted name. Raises UserError for an unknown name (with the nearest one) or a value of a
+    wrong kind.
+    """
     from omegaconf import DictConfig, IntegerNode, ListConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -29,7 +33,10 @@ def assign(config: Any, name: str, value: Any) -> None:
             raise UserError(f"unknown setting '{name}'.{hint or ' `offrl train --help` shows them all'}")
         node = node._get_node(part) if part in node else None
     if isinstance(node, DictConfig) and not isinstance(value, Mapping):
-        raise UserError(f"{name}={shown(value)}: {name} has settings of its own, such as {name}.{next(map(str, node), 'observations')}=...")
+        raise UserError(
+            f"{name}={shown(value)}: {name} has settings of its own, such as "
+            f"{name}.{next(map(str, node), 'observations')}=..."
+        )
     old = None if node is None or node._is_none() else node._value()
     whole_number = (isinstance(old, int) and not isinstance(old, bool)) or isinstance(node, IntegerNode)
     if whole_number and isinstance(value, str) and (amount := re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGbB])", value)):
@@ -55,7 +62,9 @@ def assign(config: Any, name: str, value: Any) -> None:
             thousands = bool(value) and all(re.fullmatch(r"0|\d{3}", str(v)) for v in value[1:])  # 100,000
             joined = str(value[0]) + "".join(f"{v:0>3}" for v in value[1:]) if thousands else ""
             kind += (
-                f", without commas: {name}={joined}" if kind == words["Integer"] and joined else f", not several values{grid_hint(name)}"
+                f", without commas: {name}={joined}"
+                if kind == words["Integer"] and joined
+                else f", not several values{grid_hint(name)}"
             )
         raise UserError(f"{name}={shown(value)} must be {kind}" if kind else f"{name}={shown(value)}: {text}") from None
 
@@ -65,7 +74,13 @@ def grid_hint(name: str) -> str:
 
 
 def shown(value: Any) -> str:
-    return "null" if value is None else ",".join(map(shown, value)) if isinstance(value, list) else str(value).replace("'", "")
+    return (
+        "null"
+        if value is None
+        else ",".join(map(shown, value))
+        if isinstance(value, list)
+        else str(value).replace("'", "")
+    )
 
 
 def all_names(config: Any, prefix: str = "") -> list[str]:

@@ -1,4 +1,6 @@
-"""From a command (or a Python call) to typed, checked settings: Hydra's config groups under `configs/`, then the caller's values."""
+"""From a command (or a Python call) to typed, checked settings: Hydra's config groups under `configs/`, then the
+caller's values.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,39 @@ from offrl.system import trust
 from offrl.system.plugins.loading import load_named, typed
 
 # names and paths: taken as they stand on the command line, whatever characters they hold
-PLAIN = ("algo", "dataset", "dataset.name", "dataset.cache_dir", "dataset.mirror", "experiment", "eval.env", "runs_dir", "name", "label",
-         "resume", "config", "suite", "launcher", "env", "policy", "out", "returns", "world_model", "algo.world_model",
-         "algo.value_run", "algo.actor_network", "algo.critic_network")  # fmt: skip
+PLAIN = (
+    "algo",
+    "dataset",
+    "dataset.name",
+    "dataset.cache_dir",
+    "dataset.mirror",
+    "experiment",
+    "eval.env",
+    "runs_dir",
+    "name",
+    "label",
+    "resume",
+    "config",
+    "suite",
+    "launcher",
+    "env",
+    "policy",
+    "out",
+    "returns",
+    "world_model",
+    "algo.world_model",
+    "algo.value_run",
+    "algo.actor_network",
+    "algo.critic_network",
+)
 NETWORKS = ("algo.actor_network", "algo.critic_network", "actor_network", "critic_network")
 OPTIONAL = ("name", "label", "resume", "config", "dataset.cache_dir", "dataset.mirror")
 
 
 def parse(arguments: list[str]) -> dict[str, Any]:
-    """`["algo=iql", "algo.temperature=5"]` as a dictionary, values read by Hydra's grammar. Raises UserError for what it cannot read."""
+    """`["algo=iql", "algo.temperature=5"]` as a dictionary, values read by Hydra's grammar. Raises UserError for what
+    it cannot read.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import ChoiceSweep
     from hydra.errors import HydraException
@@ -61,12 +87,16 @@ def parse(arguments: list[str]) -> dict[str, Any]:
             values[key] = None if text == "null" and key in OPTIONAL else text[1:-1] if quoted else text
             continue
         try:
-            override = parser.parse_override(f"key={text.removesuffix(',')}")  # `text` alone: columns' names may hold anything
+            override = parser.parse_override(
+                f"key={text.removesuffix(',')}"
+            )  # `text` alone: columns' names may hold anything
             if isinstance(choices := override.value(), ChoiceSweep) and choices.simple_form:
                 values[key] = [getattr(item, "text", item) for item in choices.list]  # seeds=3,7
                 continue
             if override.is_sweep_override():
-                raise UserError(f"'{argument}' names several values; a list is written {key}=a,b or [a,b]{grid_hint(key)}")
+                raise UserError(
+                    f"'{argument}' names several values; a list is written {key}=a,b or [a,b]{grid_hint(key)}"
+                )
             values[key] = [override.value()] if text.endswith(",") else override.value()
         except HydraException:
             cure = f"a list is written a,b or [a,b], text with special characters {key}=\"'a b'\""
@@ -77,9 +107,9 @@ def parse(arguments: list[str]) -> dict[str, Any]:
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """{name: value} with dotted names only, the file named by `config` read in below the other values.
 
-    A group's choice is `algo` or `dataset` however it was written: `algo=iql`, `algo.name=iql`, or in YAML `algo: {name: iql}`. A grid's
-    fields are `grid.FIELD`, also where they were written `grid.algo.FIELD`; `train.NAME` is NAME, `world_model` is
-    `algo.world_model`. A grid of `values` is taken over one value in the file.
+    A group's choice is `algo` or `dataset` however it was written: `algo=iql`, `algo.name=iql`, or in YAML
+    `algo: {name: iql}`. A grid's fields are `grid.FIELD`, also where they were written `grid.algo.FIELD`; `train.NAME`
+    is NAME, `world_model` is `algo.world_model`. A grid of `values` is taken over one value in the file.
     """
     flat = {name: _plain(value) for name, value in plain_names(values).items()}
     typed(flat.pop("plugins", None))
@@ -98,21 +128,25 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _file(path: Path, typed: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in the file that `config` names: the user's own, or a run's, which may be a stranger's. Raises UserError."""
+    """The settings in the file that `config` names: the user's own, or a run's, which may be a stranger's. Raises
+    UserError.
+    """
     if (path.parent / "run.json").exists():
         saved = read_settings(path, typed)
         check_code(path, saved, typed)
         below = plain_names({k: v for k, v in saved.items() if k != "config" and (k != "runs_dir" or trust.granted())})
     else:
         below = flatten(read_yaml(path))
-    return {k: v for k, v in below.items() if k not in ("given", "match", "resume")}  # of a run's config.yaml, or a copy
+    return {
+        k: v for k, v in below.items() if k not in ("given", "match", "resume")
+    }  # of a run's config.yaml, or a copy
 
 
 def compose(values: Mapping[str, Any]) -> TrainConfig:
     """Settings of a run from {name: value}, names as on the command line.
 
-    In this order, later ones win: defaults of the dataclasses; configs/algo, configs/dataset and the experiment that belongs to the data
-    set; the file named by `config`; `values`. Raises UserError.
+    In this order, later ones win: defaults of the dataclasses; configs/algo, configs/dataset and the experiment that
+    belongs to the data set; the file named by `config`; `values`. Raises UserError.
     """
     from omegaconf import OmegaConf
 
@@ -138,8 +172,8 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
 
 
 def rehearse(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` by offrl's own names. Raises the UserErrors of `compose` that need neither torch nor the algorithm's code: unknown names,
-    values of a wrong kind or out of range."""
+    """`values` by offrl's own names. Raises the UserErrors of `compose` that need neither torch nor the algorithm's
+    code: unknown names, values of a wrong kind or out of range."""
     from omegaconf import OmegaConf
 
     settings = understood(flatten(values))
@@ -149,7 +183,10 @@ def rehearse(values: Mapping[str, Any]) -> dict[str, Any]:
         dataset = str(settings.get("dataset", "builtin"))
         choose_experiment(group, dataset, str(settings.get("experiment") or "auto"))
         finish(
-            OmegaConf.structured(TrainConfig(algo=known.schema(group))), rest, {}, bool(known.index()["algorithms"][group]["vectorized"])
+            OmegaConf.structured(TrainConfig(algo=known.schema(group))),
+            rest,
+            {},
+            bool(known.index()["algorithms"][group]["vectorized"]),
         )
     return settings
 
@@ -160,8 +197,8 @@ Settings = TypeVar("Settings")
 def fill(settings: Settings, values: Mapping[str, Any], command: str) -> Settings:
     """A copy of `settings`, a dataclass of `setting` fields, with `values` {name: value} set and every range checked.
 
-    For the settings of a command that trains nothing. Raises UserError, naming `command`, for an unknown name or a value that does not fit.
-    """
+    For the settings of a command that trains nothing. Raises UserError, naming `command`, for an unknown name or a
+    value that does not fit."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -169,7 +206,9 @@ def fill(settings: Settings, values: Mapping[str, Any], command: str) -> Setting
     names = all_names(config)
     for name, value in values.items():
         if name.partition(".")[0] not in names:
-            raise UserError(f"offrl {command} has no setting '{name}'.{nearest(name, names)} All of them: offrl {command} --help")
+            raise UserError(
+                f"offrl {command} has no setting '{name}'.{nearest(name, names)} All of them: offrl {command} --help"
+            )
         assign(config, name, value)
     try:
         result = OmegaConf.to_object(config)
@@ -179,7 +218,9 @@ def fill(settings: Settings, values: Mapping[str, Any], command: str) -> Setting
     return cast(Settings, result)
 
 
-def finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any], vectorized: bool | None = None) -> TrainConfig:
+def finish(
+    config: Any, values: Mapping[str, Any], given: Mapping[str, Any], vectorized: bool | None = None
+) -> TrainConfig:
     """Set `values`, convert to dataclasses, fill what depends on other settings, and check every range.
 
     vectorized: whether the algorithm trains several replicas at once; None: as it says itself.
@@ -206,7 +247,9 @@ def finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any], vec
         result.grid = checked({**result.grid, **grid}, result.algo, len(seeds), vectorized, result.paired)
     for name in result.grid:
         if f"algo.{name}" in values:
-            raise UserError(f"algo.{name} and {grid_text({name: result.grid[name]})} are both given; leave one of them out")
+            raise UserError(
+                f"algo.{name} and {grid_text({name: result.grid[name]})} are both given; leave one of them out"
+            )
     result.dataset.validate()
     for name in ("name", "label"):
         text = getattr(result, name)
@@ -220,10 +263,14 @@ def finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any], vec
 
 
 def _defaults(dataset: str, algo: str) -> Any:
-    """configs/train.yaml with a file of configs/dataset and one of configs/algo, or a plugin's algorithm, over the typed schemas."""
+    """configs/train.yaml with a file of configs/dataset and one of configs/algo, or a plugin's algorithm, over the
+    typed schemas.
+    """
     kind = registry.get("algo", base_algorithm(algo))
     if missing := {"name", "batch_size"} - {f.name for f in dataclasses.fields(kind.Config)}:
-        raise UserError(f"algorithm '{algo}' ({kind.__module__}): its Config has no field '{min(missing)}', which all must have")
+        raise UserError(
+            f"algorithm '{algo}' ({kind.__module__}): its Config has no field '{min(missing)}', which all must have"
+        )
     return copy.deepcopy(_hydra(dataset, algo, kind.Config))
 
 

@@ -1,4 +1,6 @@
-"""Differences between runs of one algorithm: flat settings, their hash and difference, labels for readers. Imports nothing heavy."""
+"""Differences between runs of one algorithm: flat settings, their hash and difference, labels for readers. Imports
+nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ SHOWN = 3  # settings that a label names at most
 
 
 def flatten(settings: Any, name: str = "") -> dict[str, Any]:
-    """Nested settings as {"algo.temperature": 3.0, "dataset.fields": {}, ...}; `name` first at each level, lists and empty dicts whole."""
+    """Nested settings as {"algo.temperature": 3.0, "dataset.fields": {}, ...}; `name` first at each level, lists and
+    empty dicts whole.
+    """
     if not isinstance(settings, dict) or not settings:
         return {name: settings}
     flat: dict[str, Any] = {}
@@ -26,12 +30,17 @@ def flatten(settings: Any, name: str = "") -> dict[str, Any]:
 def difference(a: Mapping[str, Any], b: Mapping[str, Any], *, everything: bool = False) -> dict[str, tuple[Any, Any]]:
     """{name: (value in a, value in b)} of the settings that differ, in a's order, "name" first.
 
-    a, b: nested or flat settings. Settings that only one side has are left out (another version's, another algorithm's), or given with
-    ABSENT for the other side where `everything`. Numbers are compared as numbers: 3 and 3.0 are the same.
+    a, b: nested or flat settings. Settings that only one side has are left out (another version's, another
+    algorithm's), or given with ABSENT for the other side where `everything`. Numbers are compared as numbers: 3 and 3.0
+    are the same.
     """
     left, right = flatten(dict(a)), flatten(dict(b))
     names = [*left, *(k for k in right if k not in left)]
-    pairs = {k: (left.get(k, ABSENT), right.get(k, ABSENT)) for k in names if everything or (_knows(left, k) and _knows(right, k))}
+    pairs = {
+        k: (left.get(k, ABSENT), right.get(k, ABSENT))
+        for k in names
+        if everything or (_knows(left, k) and _knows(right, k))
+    }
     return {k: pair for k, pair in pairs.items() if meaning(pair[0]) != meaning(pair[1])}
 
 
@@ -81,7 +90,9 @@ class Variant:
     algorithm: str
     settings: str  # the hash
     flat: Mapping[str, Any] = field(default_factory=dict, compare=False)  # what decides the result, where it is known
-    given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # the part of it that the user set, in place of defaults
+    given: Mapping[str, Any] = field(
+        default_factory=dict, compare=False
+    )  # the part of it that the user set, in place of defaults
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -91,9 +102,11 @@ class Variant:
 def labels(variants: Sequence[Variant]) -> dict[tuple[str, str, str], str]:
     """{(dataset, algorithm, settings hash): a label that no other variant on that dataset has}.
 
-    An algorithm's own name where the user set the same settings for all its runs; else those that differ stand behind it:
-    `iql` and `iql (temperature=5)`. Settings that differ between datasets because their defaults do (configs/experiment) do not show.
-    Where those do not distinguish two runs, all that differ do: `iql (expectile=0.7)` and `iql (expectile=0.8)`.
+    An algorithm's own name where the user set the same settings for all its runs; else those that differ stand behind
+    it:
+    `iql` and `iql (temperature=5)`. Settings that differ between datasets because their defaults do
+    (configs/experiment) do not show. Where those do not distinguish two runs, all that differ do: `iql (expectile=0.7)`
+    and `iql (expectile=0.8)`.
     """
     merged: dict[tuple[str, str, str], Variant] = {}
     for v in variants:  # the same settings may have been given in full once and left to the defaults elsewhere

@@ -15,10 +15,14 @@ MOST_PROCESSES = 1024  # threads, too: with many more of either a machine ends t
 class EvalConfig:
     """Settings of the evaluation of a trained policy in its environment."""
 
-    every: int | None = setting(None, "updates between evaluations; null: a few evenly spaced ones; 0: only at the end", low=0)
+    every: int | None = setting(
+        None, "updates between evaluations; null: a few evenly spaced ones; 0: only at the end", low=0
+    )
     episodes: int = setting(10, "episodes of each seed at each evaluation", low=1)
     seed: int = setting(0, "decides the start states, together with the replica's seed and the episode")
-    parallel: int = setting(128, "environments alive at once in one process; changes memory and speed, never a score", low=1)
+    parallel: int = setting(
+        128, "environments alive at once in one process; changes memory and speed, never a score", low=1
+    )
     workers: int | None = setting(
         None,
         "processes that evaluate beside training; null: half of the cores, at most 8, in runs that are not short; "
@@ -26,8 +30,13 @@ class EvalConfig:
         low=0,
         high=MOST_PROCESSES,
     )
-    env: str = setting("auto", "auto (the dataset's own environment), none, a Gymnasium id, or file.py:Name, a class or function of yours")
-    estimate: bool = setting(True, "without an environment: when training ends, estimate the policies' values from the data")
+    env: str = setting(
+        "auto",
+        "auto (the dataset's own environment), none, a Gymnasium id, or file.py:Name, a class or function of yours",
+    )
+    estimate: bool = setting(
+        True, "without an environment: when training ends, estimate the policies' values from the data"
+    )
     max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
 
 

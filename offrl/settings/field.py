@@ -30,7 +30,8 @@ def setting(
 
     - place: it says where something lies, which is no part of what a run is
     - structural: a number that decides shapes, modules or branches of Python, so that no grid can vary it
-    - shared: a number of what the replicas of a run have in common (batches, a model, a run trained first): no grid can vary it either
+    - shared: a number of what the replicas of a run have in common (batches, a model, a run trained first): no grid can
+      vary it either
     - acting: only acting looks at it, so that a trained policy can act with another value
     - filled: the library fills it in, with what identifies a model or a run that came first, say; help leaves it out
 
@@ -60,7 +61,9 @@ def without_places(config: Any) -> dict[str, Any]:
 
 
 def check(config: Any, prefix: str = "") -> None:
-    """Raise UserError for the first field outside its range or choices, naming the field, its value and what is allowed."""
+    """Raise UserError for the first field outside its range or choices, naming the field, its value and what is
+    allowed.
+    """
     for spec in dataclasses.fields(config):
         value, name, meta = getattr(config, spec.name), prefix + spec.name, spec.metadata
         if dataclasses.is_dataclass(value):
@@ -69,7 +72,9 @@ def check(config: Any, prefix: str = "") -> None:
         for item in value if isinstance(value, list) else [value]:
             if meta.get("choices") and item not in meta["choices"]:
                 allowed = ", ".join(meta["choices"])
-                raise UserError(f"{name}={item} is not allowed; choose one of {allowed}.{nearest(str(item), meta['choices'])}")
+                raise UserError(
+                    f"{name}={item} is not allowed; choose one of {allowed}.{nearest(str(item), meta['choices'])}"
+                )
             if isinstance(item, (int, float)) and not isinstance(item, bool):
                 if item != item:
                     raise UserError(f"{name} is NaN")
@@ -80,16 +85,22 @@ def check(config: Any, prefix: str = "") -> None:
 
 
 def describe(config: Any, prefix: str = "") -> list[str]:
-    """One line for each setting of a dataclass and the dataclasses in it that a user may give: name=default, and what it means."""
+    """One line for each setting of a dataclass and the dataclasses in it that a user may give: name=default, and what
+    it means.
+    """
     lines: list[str] = []
     classes = [vars(kind).get("__annotations__", {}) for kind in type(config).__mro__]
     # its own before those that it shares with its relatives
-    for spec in sorted(dataclasses.fields(config), key=lambda f: max(i for i, names in enumerate(classes) if f.name in names)):
+    for spec in sorted(
+        dataclasses.fields(config), key=lambda f: max(i for i, names in enumerate(classes) if f.name in names)
+    ):
         value, name = getattr(config, spec.name), prefix + spec.name
         if dataclasses.is_dataclass(value):
             lines += describe(value, name + ".")
         elif spec.metadata.get("help") and not spec.metadata.get("filled"):
-            lines.append(f"  {name + '=' + (spec.metadata.get('shown') or shown_value(value)):<40} {spec.metadata['help']}")
+            lines.append(
+                f"  {name + '=' + (spec.metadata.get('shown') or shown_value(value)):<40} {spec.metadata['help']}"
+            )
     return lines
 
 

@@ -1,4 +1,6 @@
-"""Values of JSON and YAML held against type annotations: what strangers' files hold may be anything. Imports nothing heavy."""
+"""Values of JSON and YAML held against type annotations: what strangers' files hold may be anything. Imports nothing
+heavy.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or
 def misfit(value: Any, hint: Any, name: str, most: int = 2**63 - 1) -> str:
     """Why `value`, called `name`, is not of the type `hint`, in words; "" where it is.
 
-    hint: numbers, str, bool, None, lists, tuples (of JSON: lists), mappings, unions, typed dictionaries and dataclasses of these. Keys that
-    a typed dictionary or a dataclass does not know are passed over, and so are annotations of other kinds; none need be there.
-    most: the largest whole number.
+    hint: numbers, str, bool, None, lists, tuples (of JSON: lists), mappings, unions, typed dictionaries and dataclasses
+    of these. Keys that a typed dictionary or a dataclass does not know are passed over, and so are annotations of other
+    kinds; none need be there. most: the largest whole number.
     """
     origin, arguments = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, types.UnionType):
@@ -30,7 +32,14 @@ def misfit(value: Any, hint: Any, name: str, most: int = 2**63 - 1) -> str:
         if not isinstance(value, Mapping):
             return _words(name, value, "entries by name are due")
         known = _known(origin)
-        return next((t for k, kind in known.items() if k in value and (t := misfit(value[k], kind, f"{name}.{k}".strip("."), most))), "")
+        return next(
+            (
+                t
+                for k, kind in known.items()
+                if k in value and (t := misfit(value[k], kind, f"{name}.{k}".strip("."), most))
+            ),
+            "",
+        )
     if origin in (list, tuple):
         if not isinstance(value, (list, tuple)):
             return _words(name, value, "a list is due")
@@ -42,7 +51,14 @@ def misfit(value: Any, hint: Any, name: str, most: int = 2**63 - 1) -> str:
             kinds = arguments
         else:
             kinds = (arguments[0] if arguments else Any,) * len(value)
-        return next((text for i, (v, k) in enumerate(zip(value, kinds, strict=True)) if (text := misfit(v, k, f"{name}[{i}]", most))), "")
+        return next(
+            (
+                text
+                for i, (v, k) in enumerate(zip(value, kinds, strict=True))
+                if (text := misfit(v, k, f"{name}[{i}]", most))
+            ),
+            "",
+        )
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             return _words(name, value, "entries by name are due")
@@ -55,8 +71,8 @@ def misfit(value: Any, hint: Any, name: str, most: int = 2**63 - 1) -> str:
 
 
 def check_types(kind: Any, values: Mapping[str, Any], where: str) -> None:
-    """Raises UserError for the first of `values`, by names of fields of the dataclass `kind`, that is of another type than its field, or a
-    whole number beyond `MOST` and 10,000 times its default. where: the file, for that message."""
+    """Raises UserError for the first of `values`, by names of fields of the dataclass `kind`, that is of another type
+    than its field, or a whole number beyond `MOST` and 10,000 times its default. where: the file, for that message."""
     hints = _known(kind)
     for field in dataclasses.fields(kind):
         if field.name in values:

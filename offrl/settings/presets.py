@@ -19,24 +19,31 @@ SUFFIX = re.compile(r"\.(hdf5|h5|hdf|npz|npy|parquet|pq)$")
 
 
 def choose_experiment(algo: str, dataset: str, name: str) -> str:
-    """The experiment to use: `name` with or without its algorithm, or the one that `auto` finds. Raises UserError for an unknown one."""
+    """The experiment to use: `name` with or without its algorithm, or the one that `auto` finds. Raises UserError for
+    an unknown one.
+    """
     if name == "auto":
         return find_experiment(algo, dataset)
     folder, known = base_algorithm(algo), config_names("experiment")
     name = f"{folder}/{name}" if f"{folder}/{name}" in known else name
     names = [e for e in known if e.startswith(f"{folder}/")]
     if name not in ("none", *known):
-        raise UserError(f"unknown experiment '{name}'.{nearest(name, known)} Those of {folder}: {', '.join(names) or 'none'}")
+        raise UserError(
+            f"unknown experiment '{name}'.{nearest(name, known)} Those of {folder}: {', '.join(names) or 'none'}"
+        )
     if name in known and name not in names:
-        raise UserError(f"experiment={name} is for another algorithm than {algo}; those of {folder}: {', '.join(names) or 'none'}")
+        raise UserError(
+            f"experiment={name} is for another algorithm than {algo}; those of {folder}: {', '.join(names) or 'none'}"
+        )
     return name
 
 
 def find_experiment(algo: str, dataset: str) -> str:
     """The experiment of `algo` whose patterns fit the dataset's name best (the longest pattern), or "none".
 
-    Those are the patterns under `match` in the experiment's file, or else those of its file's name in configs/experiment/match.yaml.
-    A file configs/algo/NAME.yaml that says `experiment: none` takes none of its algorithm's.
+    Those are the patterns under `match` in the experiment's file, or else those of its file's name in
+    configs/experiment/match.yaml. A file configs/algo/NAME.yaml that says `experiment: none` takes none of its
+    algorithm's.
     """
     if _algorithm_file(algo).get("experiment") == "none":
         return "none"
@@ -52,9 +59,9 @@ def find_experiment(algo: str, dataset: str) -> str:
 def experiment_settings(experiment: str, dataset: str) -> tuple[list[str], dict[str, Any]]:
     """([the pattern of the row that is for the dataset] or [], {name: value}) of an experiment.
 
-    A file's `per: {pattern: {name: value}}` has rows for single datasets: of those that fit, the one with the longest pattern goes on
-    top of the file's other settings. Raises UserError where an experiment that is only used when named has rows and none for this
-    dataset.
+    A file's `per: {pattern: {name: value}}` has rows for single datasets: of those that fit, the one with the longest
+    pattern goes on top of the file's other settings. Raises UserError where an experiment that is only used when named
+    has rows and none for this dataset.
     """
     if experiment == "none":
         return [], {}
@@ -78,25 +85,36 @@ def _experiment_file(experiment: str) -> tuple[list[str], dict[str, Any], dict[s
 
 def _fitting(dataset: str, patterns: Iterable[str]) -> str | None:
     """The longest of the patterns that a dataset's name fits, without its path, suffix, source and spelling."""
-    name = SUFFIX.sub("", Path(dataset).name) if SUFFIX.search(dataset) else re.sub(r"(.*[/:])?(D4RL|mujoco|offrl)/", "", dataset)
+    name = (
+        SUFFIX.sub("", Path(dataset).name)
+        if SUFFIX.search(dataset)
+        else re.sub(r"(.*[/:])?(D4RL|mujoco|offrl)/", "", dataset)
+    )
     name = re.sub(r"[/_]", "-", name.removeprefix("d4rl:").removeprefix("minari:")).lower()
     return max((p for p in patterns if fnmatch.fnmatchcase(name, p)), key=len, default=None)
 
 
 def finetune_settings(algo: str) -> dict[str, Any] | None:
-    """The block `finetune` of a registered algorithm's file: settings that change in `offrl finetune`, of the algorithm and of the command,
-    and under `anneal` {setting: [its factor at first, at last, and from which share of the steps on]}. None: it cannot be fine-tuned."""
+    """The block `finetune` of a registered algorithm's file: settings that change in `offrl finetune`, of the algorithm
+    and of the command, and under `anneal` {setting: [its factor at first, at last, and from which share of the steps
+    on]}. None: it cannot be fine-tuned."""
     return copy.deepcopy(_algorithm_file(algo).get("finetune", {}))
 
 
 def base_algorithm(algo: str) -> str:
-    """The registered algorithm behind a name: its own, or that of the file configs/algo/NAME.yaml (bc for percent_bc). Imports no torch."""
+    """The registered algorithm behind a name: its own, or that of the file configs/algo/NAME.yaml (bc for percent_bc).
+    Imports no torch.
+    """
     defaults = _algorithm_file(algo).get("defaults", [])
-    return next((d.split("/")[2].partition("@")[0] for d in defaults if isinstance(d, str) and d.startswith("/offrl_algo/")), algo)
+    return next(
+        (d.split("/")[2].partition("@")[0] for d in defaults if isinstance(d, str) and d.startswith("/offrl_algo/")),
+        algo,
+    )
 
 
 def algorithm_group(name: str) -> str:
-    """The file under configs/algo, or the registered algorithm, called `name`, in any spelling (TD3+BC, decision-transformer).
+    """The file under configs/algo, or the registered algorithm, called `name`, in any spelling (TD3+BC,
+    decision-transformer).
 
     Raises UserError with the nearest names.
     """
@@ -109,7 +127,9 @@ def algorithm_group(name: str) -> str:
         return name
     if spelled := algorithms.meant(name, known):
         return spelled
-    raise UserError(f"unknown algorithm '{name}'.{algorithms.instead(name) or few(name, known)} All of them: offrl list")
+    raise UserError(
+        f"unknown algorithm '{name}'.{algorithms.instead(name) or few(name, known)} All of them: offrl list"
+    )
 
 
 def config_folder() -> Path:
@@ -129,7 +149,11 @@ def config_names(group: str) -> tuple[str, ...]:
     """Names of the YAML files of a config group; files in sub-folders as folder/name."""
     root = config_folder() / group
     return tuple(
-        sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml") if p.stem not in ("none", "default", "match"))
+        sorted(
+            str(p.relative_to(root).with_suffix(""))
+            for p in root.rglob("*.yaml")
+            if p.stem not in ("none", "default", "match")
+        )
     )
 
 
@@ -150,7 +174,9 @@ def as_settings(text: str, path: Path) -> dict[str, Any]:
     try:
         loader, tree = bounded_tree(text, yaml.SafeLoader)
         if tree is not None and (twice := _repeated(tree)):
-            raise UserError(f"{path}: '{twice[0]}' is given twice, in lines {twice[1]} and {twice[2]}; leave one of them out")
+            raise UserError(
+                f"{path}: '{twice[0]}' is given twice, in lines {twice[1]} and {twice[2]}; leave one of them out"
+            )
         values = (loader.construct_document(tree) if tree is not None else {}) or {}
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
@@ -163,8 +189,9 @@ MOST_VALUES, DEEPEST = 200_000, 50  # in a YAML file, an alias being all that it
 
 
 def bounded_tree(text: str, kind: Any) -> tuple[Any, Any]:
-    """(a loader of class `kind`, the tree of the YAML `text`), before any value is made of it. Raises yaml.YAMLError, also for a text that
-    unfolds to too many values, for in place of one value it may say "ten of the one before" over and over."""
+    """(a loader of class `kind`, the tree of the YAML `text`), before any value is made of it. Raises yaml.YAMLError,
+    also for a text that unfolds to too many values, for in place of one value it may say "ten of the one before" over
+    and over."""
     import yaml
 
     known: dict[int, tuple[int, int]] = {}
@@ -174,7 +201,11 @@ def bounded_tree(text: str, kind: Any) -> tuple[Any, Any]:
         if id(node) in known:
             return known[id(node)]
         known[id(node)] = (MOST_VALUES + 1, 0)
-        items = [] if isinstance(node.value, str) else [n for item in node.value for n in (item if isinstance(item, tuple) else (item,))]
+        items = (
+            []
+            if isinstance(node.value, str)
+            else [n for item in node.value for n in (item if isinstance(item, tuple) else (item,))]
+        )
         sizes = [measure(n, above + 1) for n in items] if above < DEEPEST else [(1, DEEPEST)]
         known[id(node)] = size = (1 + sum(n for n, _ in sizes), 1 + max((levels for _, levels in sizes), default=0))
         if size[0] > MOST_VALUES or size[1] > DEEPEST:
@@ -192,7 +223,9 @@ def bounded_tree(text: str, kind: Any) -> tuple[Any, Any]:
 
 
 def _repeated(root: Any) -> tuple[str, int, int] | None:
-    """(name, line, line) of a name that a mapping of this YAML tree has twice, where PyYAML would take the later one without a word."""
+    """(name, line, line) of a name that a mapping of this YAML tree has twice, where PyYAML would take the later one
+    without a word.
+    """
     nodes, seen = [root], set()
     for node in nodes:  # which grows meanwhile
         if id(node) in seen or isinstance(node.value, str):
@@ -223,7 +256,8 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def plain_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """{name: value} with dotted names, each setting by its own name, in whichever way it was written; see `compose.flatten`.
+    """{name: value} with dotted names, each setting by its own name, in whichever way it was written; see
+    `compose.flatten`.
 
     Raises UserError for a name that is given twice, and for `trust`, which is no setting.
     """
@@ -236,7 +270,10 @@ def plain_names(values: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(f"{name} is given twice")
         flat[name] = v
     if "trust" in flat:
-        raise UserError("trust is no setting of a file or a run: say trust=true in the command itself, in Python `with offrl.trusted():`")
+        raise UserError(
+            "trust is no setting of a file or a run: say trust=true in the command itself, in Python `with "
+            "offrl.trusted():`"
+        )
     for group in ("algo", "dataset"):
         chosen = flat.pop(f"{group}.name", None)
         if flat.get(group) is None:

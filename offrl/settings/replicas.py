@@ -16,7 +16,9 @@ from offrl.errors import UserError, nearest
 from offrl.settings.field import check, marked
 from offrl.settings.train import MOST_SEEDS, TrainConfig, seed_list
 
-Values = tuple[tuple[str, float], ...]  # of one cell of a grid: (field of the algorithm's Config, value) in the grid's order
+Values = tuple[
+    tuple[str, float], ...
+]  # of one cell of a grid: (field of the algorithm's Config, value) in the grid's order
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,9 @@ class Replica:
 
 
 def number(value: float) -> str:
-    """The shortest text that reads back as the same number, without a decimal point where it is whole: `3`, `0.7`, `1e-05`."""
+    """The shortest text that reads back as the same number, without a decimal point where it is whole: `3`, `0.7`,
+    `1e-05`.
+    """
     return repr(float(value)).removesuffix(".0")
 
 
@@ -51,12 +55,16 @@ def cell_name(values: Values) -> str:
 
 
 def grid_text(grid: Mapping[str, Sequence[float]]) -> str:
-    """`grid.temperature=[1,3] grid.expectile=[0.7,0.9]`, as it would be written in a command; `no grid` for an empty one."""
+    """`grid.temperature=[1,3] grid.expectile=[0.7,0.9]`, as it would be written in a command; `no grid` for an empty
+    one.
+    """
     return " ".join(f"grid.{field}=[{','.join(map(number, values))}]" for field, values in grid.items()) or "no grid"
 
 
 def replicas(config: TrainConfig) -> list[Replica]:
-    """Cells in the grid's order (the last field varies fastest), all seeds of a cell side by side. Without a grid: one for each seed."""
+    """Cells in the grid's order (the last field varies fastest), all seeds of a cell side by side. Without a grid: one
+    for each seed.
+    """
     return expand(config.grid, seed_list(config.seeds), config.paired)
 
 
@@ -81,14 +89,19 @@ def by_cell(replicas: Sequence[Replica]) -> dict[Values, list[int]]:
     return cells
 
 
-# ------------------------------------------------------------------------------------------------------------ what is allowed
+# ------------------------------------------------------------------------------------------------------------ what is
+# allowed
 
 
 def scalars(config_class: type) -> list[str]:
     """Names of the fields of an algorithm's Config that hold a real number."""
     hints = get_type_hints(config_class)
     real = (float, {float, type(None)})  # float | None too
-    return [f.name for f in dataclasses.fields(config_class) if hints[f.name] in real or set(get_args(hints[f.name])) in real]
+    return [
+        f.name
+        for f in dataclasses.fields(config_class)
+        if hints[f.name] in real or set(get_args(hints[f.name])) in real
+    ]
 
 
 def varied(config_class: type) -> list[str]:
@@ -97,25 +110,32 @@ def varied(config_class: type) -> list[str]:
     return [name for name in scalars(config_class) if name not in fixed]
 
 
-def checked(grid: Mapping[str, Any], algo: Any, seeds: int, vectorized: bool, paired: bool = False) -> dict[str, list[float]]:
+def checked(
+    grid: Mapping[str, Any], algo: Any, seeds: int, vectorized: bool, paired: bool = False
+) -> dict[str, list[float]]:
     """The grid with every value as a float, in the order given.
 
-    grid: {field of the algorithm's Config: a number or a list of numbers}, as read from a command or a file. algo: the Config itself.
-    seeds: how many. vectorized: whether the algorithm trains several replicas at once. Raises UserError for what cannot be trained: unknown
-    fields, fields that hold no real number, that are structural or shared, values outside the field's range, empty lists, repeated values
-    (or, `paired`, cells, and lists of different lengths), an algorithm that trains one replica at a time, more than MOST_SEEDS replicas.
-    """
+    grid: {field of the algorithm's Config: a number or a list of numbers}, as read from a command or a file. algo: the
+    Config itself. seeds: how many. vectorized: whether the algorithm trains several replicas at once. Raises UserError
+    for what cannot be trained: unknown fields, fields that hold no real number, that are structural or shared, values
+    outside the field's range, empty lists, repeated values (or, `paired`, cells, and lists of different lengths), an
+    algorithm that trains one replica at a time, more than MOST_SEEDS replicas."""
     if not grid:
         return {}
     if not vectorized:
-        raise UserError(f"algo={algo.name} trains one replica at a time and takes no grid; train each value by itself with algo.NAME=value")
+        raise UserError(
+            f"algo={algo.name} trains one replica at a time and takes no grid; train each value by itself with "
+            "algo.NAME=value"
+        )
     result = {field: _values(field, given, algo, paired) for field, given in grid.items()}
     bounded(result, seeds, paired)
     return result
 
 
 def bounded(grid: Mapping[str, Sequence[float]], seeds: int, paired: bool = False) -> None:
-    """Raises UserError for more than MOST_SEEDS replicas, before any is made, a field without values, and lists that do not pair."""
+    """Raises UserError for more than MOST_SEEDS replicas, before any is made, a field without values, and lists that do
+    not pair.
+    """
     if empty := next((field for field, values in grid.items() if not values), ""):
         raise UserError(f"grid.{empty} has no values; write grid.{empty}=a,b")
     lengths = {field: len(values) for field, values in grid.items()}
@@ -129,9 +149,13 @@ def bounded(grid: Mapping[str, Sequence[float]], seeds: int, paired: bool = Fals
     total = seeds * (next(iter(lengths.values()), 1) if paired else math.prod(lengths.values()))
     if total > MOST_SEEDS:
         sizes = (
-            grid_text(grid) if sum(map(len, grid.values())) <= 20 else f"a grid of {' x '.join(str(len(v)) for v in grid.values())} values"
+            grid_text(grid)
+            if sum(map(len, grid.values())) <= 20
+            else f"a grid of {' x '.join(str(len(v)) for v in grid.values())} values"
         )
-        raise UserError(f"{sizes} with {seeds} seeds is {total:,} replicas, at most {MOST_SEEDS:,} can be trained in one run")
+        raise UserError(
+            f"{sizes} with {seeds} seeds is {total:,} replicas, at most {MOST_SEEDS:,} can be trained in one run"
+        )
 
 
 def _values(field: str, given: Any, algo: Any, paired: bool) -> list[float]:
@@ -161,9 +185,14 @@ def _values(field: str, given: Any, algo: Any, paired: bool) -> list[float]:
         raise UserError(f"{name} has no values; write {name}=a,b")
     if field not in can:
         reason = (
-            "how the networks are built or which terms a loss has" if field in marked(kind, "structural") else "what its replicas share"
+            "how the networks are built or which terms a loss has"
+            if field in marked(kind, "structural")
+            else "what its replicas share"
         )
-        raise UserError(f"{name}: algo.{field} decides {reason}; train it with separate runs, such as algo.{field}={number(values[0])}")
+        raise UserError(
+            f"{name}: algo.{field} decides {reason}; train it with separate runs, such as "
+            f"algo.{field}={number(values[0])}"
+        )
     return values
 
 

@@ -53,12 +53,15 @@ def current(settings: Mapping[str, Any]) -> dict[str, Any]:
 def restored(kind: type, settings: Mapping[str, Any], where: str) -> Any:
     """The config of class `kind` that was saved as `settings`; what an older version did not have is at what it did.
 
-    Raises UserError for a setting that this version does not have, and for values of another type or out of range. where: the file, for
-    messages.
+    Raises UserError for a setting that this version does not have, and for values of another type or out of range.
+    where: the file, for messages.
     """
     values, known = current(settings), {f.name for f in dataclasses.fields(kind)}
     if unknown := sorted(values.keys() - known):
-        raise UserError(f"{where} was written by another version of offrl: it has the setting {unknown[0]}, which this one does not know")
+        raise UserError(
+            f"{where} was written by another version of offrl: it has the setting {unknown[0]}, which this one does "
+            "not know"
+        )
     check_types(kind, values, where)
     config = kind(**values)
     check(config, f"{where}: ")

@@ -1,8 +1,10 @@
-"""The settings in a run's config.yaml, which a stranger may have written: data, held against the rule of `offrl.system.trust`.
+"""The settings in a run's config.yaml, which a stranger may have written: data, held against the rule of
+`offrl.system.trust`.
 
-No text in it is an interpolation; it says neither where offrl's own files lie nor what they are taken from, to which services curves are
-sent, or how many threads and processes are more than this machine has cores for; code and environments that it names need a person's word.
-What a person types beside it may be all of that. The file of a tune is held against the same rule (`given_of`).
+No text in it is an interpolation; it says neither where offrl's own files lie nor what they are taken from, to which
+services curves are sent, or how many threads and processes are more than this machine has cores for; code and
+environments that it names need a person's word. What a person types beside it may be all of that. The file of a tune is
+held against the same rule (`given_of`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from offrl.system import trust
 from offrl.system.plugins.loading import of_file
 
 DEFAULTS = DatasetConfig()
-PLACES = tuple(f"dataset.{name}" for name in marked(DEFAULTS, "place") if name != "name")  # the name says which data the run is of
+PLACES = tuple(
+    f"dataset.{name}" for name in marked(DEFAULTS, "place") if name != "name"
+)  # the name says which data the run is of
 CODE = ("dataset.reward_labels",)
 ENVIRONMENTS = ("env", "eval.env")
 PARTS = ("dataset", "eval")
@@ -33,8 +37,8 @@ COUNTS = ("threads", "workers", "eval.workers")
 def read_settings(path: Path, typed: Collection[str] = ()) -> dict[str, Any]:
     """A run's config.yaml, nested as in the file, less `PLACES`, with `given` by dotted names.
 
-    typed: names of the settings that the command has; a warning names the places that it has not. Raises UserError for a file that is none,
-    for interpolations, and for groups of settings that are none.
+    typed: names of the settings that the command has; a warning names the places that it has not. Raises UserError for
+    a file that is none, for interpolations, and for groups of settings that are none.
     """
     try:
         text = trust.read_text(path)
@@ -49,7 +53,10 @@ def read_settings(path: Path, typed: Collection[str] = ()) -> dict[str, Any]:
             raise UserError(f"{path}: '{name}' must hold settings, name: value")
     for name, part in _texts(values):
         if "${" in part:
-            raise UserError(f"{path}: {name} has an interpolation ({part[:60]}), which a run's file may not have; write the value itself")
+            raise UserError(
+                f"{path}: {name} has an interpolation ({part[:60]}), which a run's file may not have; write the value "
+                "itself"
+            )
     if not trust.granted():
         data = values.get("dataset") or {}
         dropped = {name: data.pop(key) for name in PLACES if (key := name.removeprefix("dataset.")) in data}
@@ -65,7 +72,9 @@ def read_settings(path: Path, typed: Collection[str] = ()) -> dict[str, Any]:
 
 
 def bounded(name: str, value: Any) -> Any:
-    """A setting as a file may say it: of `logger` those that send nothing, of `COUNTS` no more than this machine has cores."""
+    """A setting as a file may say it: of `logger` those that send nothing, of `COUNTS` no more than this machine has
+    cores.
+    """
     if name == "logger" and isinstance(value, str | list | tuple):
         names = [value] if isinstance(value, str) else list(value)
         kept = [n for n in names if n in LOCAL]
@@ -76,13 +85,16 @@ def bounded(name: str, value: Any) -> Any:
 
 
 def given_of(path: Path, given: Mapping[str, Any], typed: Collection[str], places: Collection[str]) -> dict[str, Any]:
-    """The settings that the file `path` of a tune says its command had, by their own dotted names, less places (also `places`), services
-    and what `bounded` does not let through.
+    """The settings that the file `path` of a tune says its command had, by their own dotted names, less places (also
+    `places`), services and what `bounded` does not let through.
 
-    typed: names of the settings that the command has; a warning names what is left out and not among them. Raises UserError.
+    typed: names of the settings that the command has; a warning names what is left out and not among them. Raises
+    UserError.
     """
     if name := next((name for name, text in _texts(given) if "${" in text), None):
-        raise UserError(f"{path}: {name} has an interpolation, which a tune's file may not have; write the value itself")
+        raise UserError(
+            f"{path}: {name} has an interpolation, which a tune's file may not have; write the value itself"
+        )
     result: dict[str, Any] = {}
     lost: dict[str, Any] = {}
     for name, value in plain_names(given).items():
@@ -98,14 +110,20 @@ def given_of(path: Path, given: Mapping[str, Any], typed: Collection[str], place
 def _tell(path: Path, lost: Mapping[str, Any]) -> None:
     if lost:
         words = " ".join(f"{k}={str(v)[:60]}" for k, v in lost.items())
-        warn(f"{path}: {words} is not taken from a file of a run or tune; say it yourself where it is needed, or trust=true")
+        warn(
+            f"{path}: {words} is not taken from a file of a run or tune; say it yourself where it is needed, or "
+            "trust=true"
+        )
 
 
 def _given(given: Any, values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What a person gave when the run began, with the file's own values where that was an interpolation."""
     if not isinstance(given, Mapping):
         raise UserError(f"{path}: 'given' must hold settings, name: value")
-    saved = {**dotted({k: v for k, v in values.items() if v is not None}), "dataset": (values.get("dataset") or {}).get("name")}
+    saved = {
+        **dotted({k: v for k, v in values.items() if v is not None}),
+        "dataset": (values.get("dataset") or {}).get("name"),
+    }
     result: dict[str, Any] = {}
     for name, value in plain_names(given).items():
         if name in ASIDE or (name in PLACES and not trust.granted()):
@@ -117,12 +135,18 @@ def _given(given: Any, values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return result
 
 
-def check_code(path: Path, settings: Mapping[str, Any], typed: Mapping[str, Any], parts: Collection[str] = PARTS) -> None:
-    """Raises UserError for Python code and environments that the settings of `read_settings` name, where no person does.
+def check_code(
+    path: Path, settings: Mapping[str, Any], typed: Mapping[str, Any], parts: Collection[str] = PARTS
+) -> None:
+    """Raises UserError for Python code and environments that the settings of `read_settings` name, where no person
+    does.
 
     typed: settings of the command. parts: of PARTS those that are put to use; what the others name is only text.
     """
-    for values in (dotted({k: v for k, v in settings.items() if k != "given" and v is not None}), settings.get("given") or {}):
+    for values in (
+        dotted({k: v for k, v in settings.items() if k != "given" and v is not None}),
+        settings.get("given") or {},
+    ):
         for name in CODE if "dataset" in parts else ():
             text = values.get(name)
             if isinstance(text, str) and Path(text).suffix != ".safetensors" and typed.get(name, text) == text:

@@ -1,15 +1,15 @@
 """Statistics over a suite: IQM, median, mean, optimality gap, probability of improvement, performance profiles, EOP.
 
-Every estimate comes with a percentile interval of the stratified bootstrap (Agarwal et al. 2021, arXiv 2108.13264, section 4): the runs of
-each task are drawn again with replacement, task by task. The tasks themselves are not drawn: the interval is about other seeds on the
-same tasks.
+Every estimate comes with a percentile interval of the stratified bootstrap (Agarwal et al. 2021, arXiv 2108.13264,
+section 4): the runs of each task are drawn again with replacement, task by task. The tasks themselves are not drawn:
+the interval is about other seeds on the same tasks.
 
-**Scores** `X` are an array [runs, tasks] of normalised scores divided by 100 (1.0 is the reference's 100), NaN where a run is missing, or
-one array of scores for each task. `offrl.runs.results.groups` makes them.
+**Scores** `X` are an array [runs, tasks] of normalised scores divided by 100 (1.0 is the reference's 100), NaN where a
+run is missing, or one array of scores for each task. `offrl.runs.results.groups` makes them.
 
 The resamples are those that the rliable library draws for the same seed, so its intervals are these, to rounding
-(tests/unit/test_aggregate.py). Where tasks have unequal numbers of runs, for which rliable has no answer, every task has the same weight.
-"""
+(tests/unit/test_aggregate.py). Where tasks have unequal numbers of runs, for which rliable has no answer, every task
+has the same weight."""
 
 from __future__ import annotations
 
@@ -23,28 +23,45 @@ import numpy as np
 from offrl.statistics.bootstrap import CONFIDENCE, REPS, Curve, Interval, estimate, estimate_pair, rectangle, tasks_of
 
 __all__ = [
-    "CONFIDENCE", "DRAWS", "REPS", "Curve", "Interval", "aggregates", "difference", "expected_online_performance", "iqm", "mean",
-    "median", "optimality_gap", "performance_profile", "probability_of_improvement", "tasks_of",
-]  # fmt: skip
+    "CONFIDENCE",
+    "DRAWS",
+    "REPS",
+    "Curve",
+    "Interval",
+    "aggregates",
+    "difference",
+    "expected_online_performance",
+    "iqm",
+    "mean",
+    "median",
+    "optimality_gap",
+    "performance_profile",
+    "probability_of_improvement",
+    "tasks_of",
+]
 
 DRAWS = (1, 2, 3, 5, 10, 15, 20)  # of settings, for the expected online performance
 
 
-# ------------------------------------------------------------------------------------------------------------ the statistics
+# ------------------------------------------------------------------------------------------------------------ the
+# statistics
 
 
-def aggregates(X: Any, *, gamma: float = 1.0, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> dict[str, Interval]:
+def aggregates(
+    X: Any, *, gamma: float = 1.0, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE
+) -> dict[str, Interval]:
     """{"iqm", "median", "mean", "optimality_gap"}: all four from the same resamples, for the price of one.
 
-    X: [runs, tasks] (see above); gamma: of the optimality gap; reps: resamples; seed: decides them. Raises ValueError for a task without
-    runs or a score that is infinite.
+    X: [runs, tasks] (see above); gamma: of the optimality gap; reps: resamples; seed: decides them. Raises ValueError
+    for a task without runs or a score that is infinite.
     """
     names = ("iqm", "median", "mean", "optimality_gap")
     return dict(zip(names, _aggregates(X, names, gamma, reps, seed, confidence), strict=True))
 
 
 def iqm(X: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
-    """Interquartile mean: the mean of all runs' scores without the lowest and the highest quarter (floor(NM / 4) scores each).
+    """Interquartile mean: the mean of all runs' scores without the lowest and the highest quarter (floor(NM / 4) scores
+    each).
 
     With unequal numbers of runs a score weighs 1 / (its task's runs), and scores are cut off by weight.
     """
@@ -61,8 +78,12 @@ def mean(X: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDE
     return _aggregates(X, ("mean",), 1.0, reps, seed, confidence)[0]
 
 
-def optimality_gap(X: Any, *, gamma: float = 1.0, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
-    """gamma - mean(min(X, gamma)): how far runs stay below `gamma` on average; smaller is better, and scores above it do not help."""
+def optimality_gap(
+    X: Any, *, gamma: float = 1.0, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE
+) -> Interval:
+    """gamma - mean(min(X, gamma)): how far runs stay below `gamma` on average; smaller is better, and scores above it
+    do not help.
+    """
     return _aggregates(X, ("optimality_gap",), gamma, reps, seed, confidence)[0]
 
 
@@ -73,14 +94,18 @@ def _aggregates(X: Any, names: Sequence[str], gamma: float, reps: int, seed: int
         "mean": _mean,
         "optimality_gap": functools.partial(_gap, gamma=gamma),
     }
-    return estimate(tasks_of(X), lambda tasks: np.stack([statistics[name](tasks) for name in names], 1), reps, seed, confidence)
+    return estimate(
+        tasks_of(X), lambda tasks: np.stack([statistics[name](tasks) for name in names], 1), reps, seed, confidence
+    )
 
 
-def probability_of_improvement(X: Any, Y: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
+def probability_of_improvement(
+    X: Any, Y: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE
+) -> Interval:
     """P(X > Y): the chance that a run of X beats a run of Y on the same task, averaged over tasks; ties count one half.
 
-    X, Y: [runs, tasks] of the same tasks in the same order; the numbers of runs may differ. The two are resampled independently.
-    """
+    X, Y: [runs, tasks] of the same tasks in the same order; the numbers of runs may differ. The two are resampled
+    independently."""
     x, y = _same_tasks(X, Y)
     ranks = [np.unique(np.concatenate(pair), return_inverse=True)[1].reshape(-1) for pair in zip(x, y, strict=True)]
     left, right = zip(*((r[: len(a)], r[len(a) :]) for r, a in zip(ranks, x, strict=True)), strict=True)
@@ -88,8 +113,8 @@ def probability_of_improvement(X: Any, Y: Any, *, reps: int = REPS, seed: int = 
 
 
 def difference(X: Any, Y: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
-    """IQM of X less IQM of Y, from the resamples of `probability_of_improvement`, whose X and Y these are. 0 in the interval: it decides
-    nothing."""
+    """IQM of X less IQM of Y, from the resamples of `probability_of_improvement`, whose X and Y these are. 0 in the
+    interval: it decides nothing."""
     return estimate_pair(*_same_tasks(X, Y), lambda x, y: _iqm(x) - _iqm(y), reps, seed, confidence)
 
 
@@ -109,25 +134,38 @@ def performance_profile(
     seed: int = 0,
     confidence: float = CONFIDENCE,
 ) -> Curve:
-    """Share of scores above each threshold: of all runs (`kind="runs"`, the run-score profile), or of the tasks' means ("tasks").
+    """Share of scores above each threshold: of all runs (`kind="runs"`, the run-score profile), or of the tasks' means
+    ("tasks").
 
     taus: thresholds [T]; None: 51 from 0 to the largest score. With unequal numbers of runs every task weighs the same.
     """
     tasks = tasks_of(X)
-    grid = np.linspace(0.0, max(0.0, *(float(t.max()) for t in tasks)), 51) if taus is None else np.asarray(taus, float).reshape(-1)
+    grid = (
+        np.linspace(0.0, max(0.0, *(float(t.max()) for t in tasks)), 51)
+        if taus is None
+        else np.asarray(taus, float).reshape(-1)
+    )
     statistic = functools.partial(_profile, taus=grid, means=kind == "tasks")
     return _curve(grid, estimate(tasks, statistic, reps, seed, confidence))
 
 
 def expected_online_performance(
-    scores: Any, ks: Sequence[int] = DRAWS, *, replace: bool = False, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE
+    scores: Any,
+    ks: Sequence[int] = DRAWS,
+    *,
+    replace: bool = False,
+    reps: int = REPS,
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
 ) -> Curve:
-    """Expected best of k settings tried online, for settings drawn at random (ReBRAC, arXiv 2305.09836; Kurenkov and Kolesnikov 2022).
+    """Expected best of k settings tried online, for settings drawn at random (ReBRAC, arXiv 2305.09836; Kurenkov and
+    Kolesnikov 2022).
 
-    scores: [runs, settings] of mean returns or scores, NaN where a run is missing, or [settings] of one run each. A setting's score is the
-    mean of its runs; with these sorted ascending, s_1..s_n, and draws without replacement,
-    EOP(k) = sum_i s_i (C(i, k) - C(i-1, k)) / C(n, k); with `replace`, s_i (i^k - (i-1)^k) / n^k. ks: those above n are left out where
-    draws are not replaced. The interval resamples the runs of each setting; NaN where no setting has two.
+    scores: [runs, settings] of mean returns or scores, NaN where a run is missing, or [settings] of one run each. A
+    setting's score is the mean of its runs; with these sorted ascending, s_1..s_n, and draws without replacement,
+    EOP(k) = sum_i s_i (C(i, k) - C(i-1, k)) / C(n, k); with `replace`, s_i (i^k - (i-1)^k) / n^k. ks: those above n are
+    left out where draws are not replaced. The interval resamples the runs of each setting; NaN where no setting has
+    two.
     """
     settings = tasks_of(np.asarray(scores, float)[None] if np.ndim(scores) == 1 else scores)
     n = len(settings)
@@ -149,7 +187,8 @@ def _curve(x: np.ndarray, intervals: Sequence[Interval]) -> Curve:
     return Curve(x, *(np.array([getattr(i, name) for i in intervals]) for name in ("value", "low", "high")))
 
 
-# ------------------------------------------------------------------------------------- for many resamples at once: tasks of [R, n]
+# ------------------------------------------------------------------------------------- for many resamples at once:
+# tasks of [R, n]
 
 
 def _task_means(tasks: list[np.ndarray]) -> np.ndarray:
@@ -187,7 +226,9 @@ def _profile(tasks: list[np.ndarray], taus: np.ndarray, means: bool) -> np.ndarr
 
 
 def _improvement(x: list[np.ndarray], y: list[np.ndarray]) -> np.ndarray:
-    """Of ranks, 0 and up: how often each one is among b decides how many pairs each of a wins, without a look at every pair."""
+    """Of ranks, 0 and up: how often each one is among b decides how many pairs each of a wins, without a look at every
+    pair.
+    """
     parts = []
     for a, b in zip(x, y, strict=True):
         size = 1 + max(int(a.max()), int(b.max()))

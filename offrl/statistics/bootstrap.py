@@ -34,7 +34,8 @@ class Curve:
 
 
 def tasks_of(X: Any) -> list[np.ndarray]:
-    """One array of float64 scores for each task, without the NaN. X: [runs, tasks], or one sequence of scores for each task.
+    """One array of float64 scores for each task, without the NaN. X: [runs, tasks], or one sequence of scores for each
+    task.
 
     Raises ValueError where there is no task, a task has no score, or a score is infinite.
     """
@@ -60,9 +61,15 @@ def rectangle(tasks: Sequence[np.ndarray], axis: int = 0) -> bool:
 
 
 def estimate(
-    tasks: list[np.ndarray], statistic: Callable[[list[np.ndarray]], np.ndarray], reps: int, seed: int, confidence: float
+    tasks: list[np.ndarray],
+    statistic: Callable[[list[np.ndarray]], np.ndarray],
+    reps: int,
+    seed: int,
+    confidence: float,
 ) -> list[Interval]:
-    """An interval for each output of a statistic. tasks: scores [n] of each task. statistic: arrays [R, n] of each task -> [R, outputs]."""
+    """An interval for each output of a statistic. tasks: scores [n] of each task. statistic: arrays [R, n] of each task
+    -> [R, outputs].
+    """
     values = statistic([t[None] for t in tasks])[0]
     draws = [statistic(drawn) for drawn in _resampled(tasks, reps, np.random.RandomState(seed))]
     ends = _ends(_percentiles(np.concatenate(draws), confidence), tasks)
@@ -130,6 +137,10 @@ def _resampled_pairs(
         if a is None or b is None:
             yield next(_resampled(x, part, rng)), next(_resampled(y, part, rng))
             continue
-        pairs = [(rng.randint(0, len(a), a.shape), rng.randint(0, len(b), b.shape)) for _ in range(part)]  # in rliable's order
-        left, right = (side[np.stack(index), np.arange(m)] for side, index in zip((a, b), zip(*pairs, strict=True), strict=True))
+        pairs = [
+            (rng.randint(0, len(a), a.shape), rng.randint(0, len(b), b.shape)) for _ in range(part)
+        ]  # in rliable's order
+        left, right = (
+            side[np.stack(index), np.arange(m)] for side, index in zip((a, b), zip(*pairs, strict=True), strict=True)
+        )
         yield [left[:, :, j] for j in range(m)], [right[:, :, j] for j in range(m)]

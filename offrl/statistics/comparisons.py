@@ -10,10 +10,11 @@ import numpy as np
 
 
 def holm(p: Sequence[float] | Any) -> list[float]:
-    """p-values adjusted for their number (Holm 1979): the family-wise error is at most alpha where those below alpha are rejected.
+    """p-values adjusted for their number (Holm 1979): the family-wise error is at most alpha where those below alpha
+    are rejected.
 
-    Sorted ascending, p_(i) becomes max over j <= i of min(1, (m - j + 1) p_(j)), of m values; NaN stays NaN and is not counted. Raises
-    ValueError for a value outside 0..1.
+    Sorted ascending, p_(i) becomes max over j <= i of min(1, (m - j + 1) p_(j)), of m values; NaN stays NaN and is not
+    counted. Raises ValueError for a value outside 0..1.
     """
     values = [float(x) for x in p]
     if any(x < 0.0 or x > 1.0 for x in values):
@@ -27,8 +28,8 @@ def holm(p: Sequence[float] | Any) -> list[float]:
 
 
 def two_sided_p(draws: Sequence[float] | Any) -> float:
-    """p-value of "the difference is 0" from resamples of the difference [R]: twice the smaller share on either side of 0, with one
-    resample added to both sides, so that it is never 0. NaN draws are left out; NaN where none is left."""
+    """p-value of "the difference is 0" from resamples of the difference [R]: twice the smaller share on either side of
+    0, with one resample added to both sides, so that it is never 0. NaN draws are left out; NaN where none is left."""
     x = np.asarray(draws, np.float64)
     x = x[~np.isnan(x)]
     if not len(x):

@@ -10,7 +10,9 @@ from typing import Any
 
 @functools.lru_cache(4096)
 def student_t(probability: float, freedom: int) -> float:
-    """The t for which a Student variable with `freedom` (>= 1) degrees lies in [-t, t] with the given probability (0 < p < 1)."""
+    """The t for which a Student variable with `freedom` (>= 1) degrees lies in [-t, t] with the given probability (0 <
+    p < 1).
+    """
     if freedom < 1 or not 0.0 < probability < 1.0:
         raise ValueError(f"need freedom >= 1 and 0 < probability < 1, got {freedom} and {probability}")
     low, high = 0.0, math.pi / 2  # bisect on the angle atan(t / sqrt(freedom)), which is bounded where t is not
@@ -21,7 +23,9 @@ def student_t(probability: float, freedom: int) -> float:
 
 
 def _central(angle: float, freedom: int) -> float:
-    """P(|T| <= tan(angle) sqrt(freedom)): the finite series for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """P(|T| <= tan(angle) sqrt(freedom)): the finite series for whole degrees of freedom (Abramowitz and Stegun, 26.7.3
+    and 26.7.4).
+    """
     cosine, odd = math.cos(angle), freedom % 2 == 1
     term = cosine if odd else 1.0
     total = term if freedom > 1 else 0.0
@@ -34,7 +38,8 @@ def _central(angle: float, freedom: int) -> float:
 def mean_interval(values: Sequence[float] | Any, confidence: float = 0.95) -> tuple[float, float, float]:
     """(mean, low, high): the mean of `values` [n], one per seed, and its Student-t interval.
 
-    One value has no spread: low and high are then NaN. A NaN among the values makes all three NaN; a lost seed is not hidden.
+    One value has no spread: low and high are then NaN. A NaN among the values makes all three NaN; a lost seed is not
+    hidden.
     """
     numbers = [float(v) for v in values]
     if not numbers:

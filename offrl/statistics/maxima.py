@@ -1,7 +1,7 @@
 """The largest of several noisy estimates: how much it promises too much, and whether it belongs to the best.
 
-Estimates are normal and independent. Everything is an integral over one variable, by the trapezoid rule, whose error on such smooth
-functions is far below 1e-6.
+Estimates are normal and independent. Everything is an integral over one variable, by the trapezoid rule, whose error on
+such smooth functions is far below 1e-6.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def normal_cdf(x: Any) -> np.ndarray:
 
 
 def expected_maximum(count: int) -> float:
-    """Mean of the largest of `count` independent standard normals: 0, .564, .846, 1.029, ... sqrt(2 ln count) is only a bound.
+    """Mean of the largest of `count` independent standard normals: 0, .564, .846, 1.029, ... sqrt(2 ln count) is only a
+    bound.
 
     Raises ValueError for count below 1.
     """
@@ -35,8 +36,9 @@ def expected_maximum(count: int) -> float:
 
 
 def selection_optimism(means: Sequence[float] | Any, errors: Sequence[float] | Any) -> float:
-    """Expected estimate less true mean of the arm whose estimate is largest, when the estimate of arm i is normal with mean `means[i]`
-    and standard error `errors[i]` (above 0). For K equal arms it is error * expected_maximum(K). Raises ValueError as `chance_best`."""
+    """Expected estimate less true mean of the arm whose estimate is largest, when the estimate of arm i is normal with
+    mean `means[i]` and standard error `errors[i]` (above 0). For K equal arms it is error * expected_maximum(K). Raises
+    ValueError as `chance_best`."""
     m, s = _pair(means, errors)
     return float(sum(_against(m, s, i, 0.0, 1) * s[i] for i in range(len(m))))
 
@@ -44,8 +46,8 @@ def selection_optimism(means: Sequence[float] | Any, errors: Sequence[float] | A
 def chance_best(means: Sequence[float] | Any, errors: Sequence[float] | Any, margin: float = 0.0) -> np.ndarray:
     """For each arm the probability that its value is at least that of the best less `margin`: float64 [K].
 
-    The values are independent normals with `means` and standard deviations `errors`, both [K]. With margin 0 they sum to 1. Raises
-    ValueError where the two differ in length, are not finite, are empty, or an error is not above 0.
+    The values are independent normals with `means` and standard deviations `errors`, both [K]. With margin 0 they sum
+    to 1. Raises ValueError where the two differ in length, are not finite, are empty, or an error is not above 0.
     """
     m, s = _pair(means, errors)
     return np.array([_against(m, s, i, margin, 0) for i in range(len(m))])
@@ -75,7 +77,9 @@ def _density(z: np.ndarray) -> np.ndarray:
 def _pair(means: Any, errors: Any) -> tuple[np.ndarray, np.ndarray]:
     m, s = np.asarray(means, np.float64), np.asarray(errors, np.float64)
     if m.ndim != 1 or m.shape != s.shape or not len(m):
-        raise ValueError(f"means of shape {m.shape} and errors of shape {s.shape}: both must be lists of one length, not empty")
+        raise ValueError(
+            f"means of shape {m.shape} and errors of shape {s.shape}: both must be lists of one length, not empty"
+        )
     if not (np.isfinite(m).all() and np.isfinite(s).all() and (s > 0.0).all()):
         raise ValueError("means must be finite, and errors finite and above 0")
     return m, s

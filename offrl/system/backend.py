@@ -35,13 +35,16 @@ SHORT = 256  # keys; up to here fused attention is slower than plain where its m
 
 
 def configure(device: torch.device, threads: int, precision: str = "float32") -> str:
-    """Set up arithmetic and memory for a run on `device`; returns one line for the log. TF32 and bfloat16 are off unless requested.
+    """Set up arithmetic and memory for a run on `device`; returns one line for the log. TF32 and bfloat16 are off
+    unless requested.
 
     bf16 itself is switched on where the step runs. Raises UserError for tf32 where there is none.
     """
     torch.set_num_threads(threads)
     leave_dynamo()
-    words = {"float32": "float32", "tf32": "products in TensorFloat-32", "bf16": "networks under bfloat16 autocast"}[precision]
+    words = {"float32": "float32", "tf32": "products in TensorFloat-32", "bf16": "networks under bfloat16 autocast"}[
+        precision
+    ]
     if device.type == "mps":
         if precision != "float32":
             raise UserError(f"precision={precision} is not for device=mps; use float32")
@@ -68,14 +71,17 @@ def configure(device: torch.device, threads: int, precision: str = "float32") ->
 class _Dynamo(types.ModuleType):
     """`torch._dynamo` until something of it is used that a gradient does not need."""
 
-    compiled_autograd = types.SimpleNamespace(_disable=contextlib.nullcontext)  # which nothing but `torch._dynamo` can have enabled
+    compiled_autograd = types.SimpleNamespace(
+        _disable=contextlib.nullcontext
+    )  # which nothing but `torch._dynamo` can have enabled
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module("torch._dynamo"), name)
 
 
 def leave_dynamo() -> None:
-    """Keep the first gradient from importing `torch._dynamo`, 1.5 seconds: `torch.func.grad` asks it to disable what is not enabled.
+    """Keep the first gradient from importing `torch._dynamo`, 1.5 seconds: `torch.func.grad` asks it to disable what is
+    not enabled.
 
     Whatever imports it finds the module itself, which then takes its place.
     """
@@ -84,8 +90,9 @@ def leave_dynamo() -> None:
 
 
 def attention(device: torch.device, keys: int) -> contextlib.AbstractContextManager[None]:
-    """Fused or plain attention to `keys` tokens, whichever is the faster: each small product inside the fused kernel is a call of
-    oneDNN's. For 76 tokens in four heads of 16 that is four times slower than plain products of whole batches.
+    """Fused or plain attention to `keys` tokens, whichever is the faster: each small product inside the fused kernel is
+    a call of oneDNN's. For 76 tokens in four heads of 16 that is four times slower than plain products of whole
+    batches.
     """
     if device.type == "cpu" and keys <= SHORT and getattr(devices.matmul_switch(), "fp32_precision", None) == "bf16":
         return sdpa_kernel(SDPBackend.MATH)
@@ -93,17 +100,21 @@ def attention(device: torch.device, keys: int) -> contextlib.AbstractContextMana
 
 
 def cache_compiled() -> None:
-    """Keep what Inductor compiles under the user's cache folder, so that the next run starts in seconds, after a restart too.
+    """Keep what Inductor compiles under the user's cache folder, so that the next run starts in seconds, after a
+    restart too.
 
-    torch names what it keeps by the program alone: not by the CPU, whose vectors may be half as long on the next machine that shares this
-    home, nor by the number of threads. So there is a folder for each of these. To be called after `configure`.
+    torch names what it keeps by the program alone: not by the CPU, whose vectors may be half as long on the next
+    machine that shares this home, nor by the number of threads. So there is a folder for each of these. To be called
+    after `configure`.
     """
     children.end_compilers_with_me()
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if folder is not None and not code_cache.is_own(folder):
         return
     base = code_cache.folder() if folder is None else Path(folder).parent
-    folder = _digest([*_machine(), f"{torch.get_num_threads()} threads"])  # the vectors follow from processor and compiler
+    folder = _digest(
+        [*_machine(), f"{torch.get_num_threads()} threads"]
+    )  # the vectors follow from processor and compiler
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / folder)
     damaged = [code for code in (base / folder).glob("*/*.so") if not _sound(code)]
     for code in damaged:
@@ -111,7 +122,10 @@ def cache_compiled() -> None:
             code.rename(code.with_suffix(".damaged"))
             code.with_suffix(SEAL).unlink(missing_ok=True)
     if damaged:
-        warn(f"{len(damaged)} files of compiled code in {base / folder} were damaged; they are renamed to *.damaged, and compiled anew")
+        warn(
+            f"{len(damaged)} files of compiled code in {base / folder} were damaged; they are renamed to *.damaged, "
+            "and compiled anew"
+        )
 
 
 def compiled_folder() -> Path:
@@ -122,7 +136,9 @@ def compiled_folder() -> Path:
 
 
 def seal_compiled() -> None:
-    """Note the checksums of the code that Inductor has kept, which has just run: damaged code ends a process without a word."""
+    """Note the checksums of the code that Inductor has kept, which has just run: damaged code ends a process without a
+    word.
+    """
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
     for code in Path(folder).glob("*/*.so") if code_cache.is_own(folder) else ():
         with contextlib.suppress(OSError, UserError):
@@ -166,12 +182,20 @@ def _machine() -> list[str]:
         compiler = f"{compiler} {result.stdout.partition(chr(10))[0]}"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     capability = os.environ.get("ATEN_CPU_CAPABILITY", "")
-    versions = [torch.__version__, platform.python_version(), platform.system(), platform.machine(), *platform.libc_ver()]
+    versions = [
+        torch.__version__,
+        platform.python_version(),
+        platform.system(),
+        platform.machine(),
+        *platform.libc_ver(),
+    ]
     return [*versions, *devices.processor(), torch.backends.cpu.get_cpu_capability(), capability, compiler, gpu]
 
 
 def set_aside_compiled() -> str:
-    """Move what Inductor has kept out of its way; words that say where to, or what to do where the folder is not ours to move."""
+    """Move what Inductor has kept out of its way; words that say where to, or what to do where the folder is not ours
+    to move.
+    """
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
     if not code_cache.is_own(folder):
         return f"remove {folder or 'the cache of torch.compile'}"
@@ -185,8 +209,8 @@ def set_aside_compiled() -> str:
 
 
 def capture(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
-    """`work`, whose inputs and results lie in fixed memory, as a CUDA graph. It is called first: what a first call compiles or sets up
-    cannot be captured. pool: of memory, shared with graphs that never run at the same time.
+    """`work`, whose inputs and results lie in fixed memory, as a CUDA graph. It is called first: what a first call
+    compiles or sets up cannot be captured. pool: of memory, shared with graphs that never run at the same time.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -229,7 +253,9 @@ def move(source: Any, device: torch.device) -> Any:
     if isinstance(source, torch.Tensor):
         return source.to(device)
     if dataclasses.is_dataclass(source) and not isinstance(source, type):
-        return dataclasses.replace(source, **{f.name: move(getattr(source, f.name), device) for f in dataclasses.fields(source) if f.init})
+        return dataclasses.replace(
+            source, **{f.name: move(getattr(source, f.name), device) for f in dataclasses.fields(source) if f.init}
+        )
     if isinstance(source, dict):
         return {k: move(v, device) for k, v in source.items()}
     if isinstance(source, tuple) and hasattr(source, "_fields"):

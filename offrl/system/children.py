@@ -1,10 +1,12 @@
-"""Child processes that end with the process that started them, however it ended: by an error, by SIGKILL, while they still start.
+"""Child processes that end with the process that started them, however it ended: by an error, by SIGKILL, while they
+still start.
 
-A child holds the reading end of a pipe whose writing end nobody but the parent has: its end of file means that the parent is gone. A thread
-of the child waits for that from the first line on, before anything heavy is imported. On Linux the kernel kills the child besides, which
-reaches one that is deep in a library, where no other thread of Python runs; it does so when the parent's *thread* ends that made the child,
-so all children are made by a thread that lives as long as the process. A compiler that torch starts knows none of this:
-`end_compilers_with_me` leaves somebody behind who ends it. Imports nothing heavy.
+A child holds the reading end of a pipe whose writing end nobody but the parent has: its end of file means that the
+parent is gone. A thread of the child waits for that from the first line on, before anything heavy is imported. On Linux
+the kernel kills the child besides, which reaches one that is deep in a library, where no other thread of Python runs;
+it does so when the parent's *thread* ends that made the child, so all children are made by a thread that lives as long
+as the process. A compiler that torch starts knows none of this: `end_compilers_with_me` leaves somebody behind who ends
+it. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -66,15 +68,21 @@ _watching = False
 _marked = 0  # the process that `end_compilers_with_me` was called in
 
 
-def start(target: str, words: Sequence[str], *, pass_fds: Sequence[int] = (), **options: Any) -> subprocess.Popen[bytes]:
-    """A fresh interpreter with our module path that calls `target`, "module:function", with `words`, and ends at once when this process has
-    ended. options: of `subprocess.Popen`. Raises OSError."""
+def start(
+    target: str, words: Sequence[str], *, pass_fds: Sequence[int] = (), **options: Any
+) -> subprocess.Popen[bytes]:
+    """A fresh interpreter with our module path that calls `target`, "module:function", with `words`, and ends at once
+    when this process has ended. options: of `subprocess.Popen`. Raises OSError."""
     if os.name == "nt":  # which hands no open files to a child
         raise OSError(errno.ENOSYS, "Windows hands no pipes to child processes")
     parent = _own_side()
     paths = [p for p in sys.path if isinstance(p, str)]
     command = [sys.executable or "python3", "-c", _START, str(parent.read), target, str(len(words)), *words, *paths]
-    options = {"stdin": subprocess.DEVNULL, "start_new_session": True, **options}  # Ctrl-C in a terminal reaches a whole session
+    options = {
+        "stdin": subprocess.DEVNULL,
+        "start_new_session": True,
+        **options,
+    }  # Ctrl-C in a terminal reaches a whole session
 
     def make() -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, pass_fds=[parent.read, *pass_fds], **options)
@@ -94,10 +102,12 @@ def call(target: str, words: Sequence[str]) -> None:
 
 
 def end_compilers_with_me() -> None:
-    """Have the compilers that libraries start in this process, or its children, killed when it is gone: a C++ file takes ten seconds.
+    """Have the compilers that libraries start in this process, or its children, killed when it is gone: a C++ file
+    takes ten seconds.
 
-    A small process waits for that end and looks for programs of COMPILERS that were given this process's mark in their environment. Only on
-    Linux, whose /proc shows it; elsewhere a compiler finishes its file. Nothing where no process can be started.
+    A small process waits for that end and looks for programs of COMPILERS that were given this process's mark in their
+    environment. Only on Linux, whose /proc shows it; elsewhere a compiler finishes its file. Nothing where no process
+    can be started.
     """
     global _marked
     with _lock:
@@ -107,7 +117,16 @@ def end_compilers_with_me() -> None:
     mark = f"{os.getpid()}-{time.time_ns():x}"
     os.environ[MARK] = mark
     parent = _own_side()
-    command = [sys.executable or "python3", "-I", "-S", "-c", _SWEEP, str(parent.read), f"{MARK}={mark}", " ".join(COMPILERS)]
+    command = [
+        sys.executable or "python3",
+        "-I",
+        "-S",
+        "-c",
+        _SWEEP,
+        str(parent.read),
+        f"{MARK}={mark}",
+        " ".join(COMPILERS),
+    ]
     quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with contextlib.suppress(OSError):
         subprocess.Popen(command, pass_fds=[parent.read], start_new_session=True, cwd="/", **quiet)
@@ -135,9 +154,10 @@ def _numbers() -> str:
 
 
 def live_with_parent(pipe: int | None = None, other: Sequence[Any] | None = None) -> None:
-    """End this process when its parent is gone. pipe: the reading end that `start` handed over. Without one, in a job that another system
-    started, the parent's number is looked at, and the process gets SIGTERM and GRACE seconds to save in. other: the `address` of a process
-    to end with besides, where it is of this machine. Once is enough: later calls do nothing."""
+    """End this process when its parent is gone. pipe: the reading end that `start` handed over. Without one, in a job
+    that another system started, the parent's number is looked at, and the process gets SIGTERM and GRACE seconds to
+    save in. other: the `address` of a process to end with besides, where it is of this machine. Once is enough: later
+    calls do nothing."""
     global _watching
     with _lock:
         if _watching:

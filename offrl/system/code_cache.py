@@ -1,4 +1,6 @@
-"""The folder that compiled code is kept in. It runs with the rights of whoever loads it, so nobody else may be able to write there."""
+"""The folder that compiled code is kept in. It runs with the rights of whoever loads it, so nobody else may be able to
+write there.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ _made: list[TemporaryFolder] = []  # by this process
 
 
 def folder() -> Path:
-    """`compiled` in $OFFRL_CACHE, or, where others could write to that, in ~/.cache/offrl; failing that a temporary one, which goes with
-    this process. $OFFRL_SHARED_CACHE=1 takes the first in any case.
+    """`compiled` in $OFFRL_CACHE, or, where others could write to that, in ~/.cache/offrl; failing that a temporary
+    one, which goes with this process. $OFFRL_SHARED_CACHE=1 takes the first in any case.
     """
     shared, refused = os.environ.get(SHARED) == "1", ""
     for base in _bases():
@@ -53,10 +55,11 @@ def _bases() -> list[Path]:
 
 
 def exposed(folder: Path) -> str:
-    """Which other users than root could put files into `folder`, or another folder in its place, in words; "" where none could.
+    """Which other users than root could put files into `folder`, or another folder in its place, in words; "" where
+    none could.
 
-    A folder above it that only its owner may pass protects what is below, and the sticky bit (/tmp) protects what others own. A user's
-    own group, of the user's name and with nobody else in it, is no other user.
+    A folder above it that only its owner may pass protects what is below, and the sticky bit (/tmp) protects what
+    others own. A user's own group, of the user's name and with nobody else in it, is no other user.
     """
     if not hasattr(os, "getuid"):
         return ""
@@ -78,7 +81,10 @@ def _exposed(folder: Path) -> str:
         if not mode & (stat.S_IXGRP | stat.S_IXOTH):
             return ""
         if mode & (stat.S_IWGRP | stat.S_IWOTH) and (part == folder or not mode & stat.S_ISVTX):
-            return f"{part} can be written to by {'everybody' if mode & stat.S_IWOTH else f'its group (number {info.st_gid})'}"
+            return (
+                f"{part} can be written to by "
+                f"{'everybody' if mode & stat.S_IWOTH else f'its group (number {info.st_gid})'}"
+            )
     return ""
 
 

@@ -1,6 +1,6 @@
-"""CSV, for people and for our own readers. Spreadsheets take a text that begins with = + - @ for a formula, and names come from files of
-strangers: such a text is written with an apostrophe before it (`trust.cell`) and read without it, so that it is the same again.
-"""
+"""CSV, for people and for our own readers. Spreadsheets take a text that begins with = + - @ for a formula, and names
+come from files of strangers: such a text is written with an apostrophe before it (`trust.cell`) and read without it, so
+that it is the same again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from offrl.system import trust
 
 
 def text_of(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as the text of a CSV file: None is an empty cell, a newline in a text a blank, numbers are written so that reading them back
-    gives the same bits."""
+    """Rows as the text of a CSV file: None is an empty cell, a newline in a text a blank, numbers are written so that
+    reading them back gives the same bits."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([_written(x) if isinstance(x, str) else x for x in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(
+        [_written(x) if isinstance(x, str) else x for x in row] for row in rows
+    )
     return text.getvalue()
 
 
@@ -30,7 +32,8 @@ def rows_of(text: str) -> Iterator[list[str]]:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file by its header; the last columns of a short row are empty, and what is too many is left out.
+    """The rows of a CSV file by its header; the last columns of a short row are empty, and what is too many is left
+    out.
 
     Raises OSError, ValueError for a file that is no text in UTF-8, and csv.Error.
     """

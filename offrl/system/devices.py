@@ -20,22 +20,35 @@ from offrl.system.files import cache_dir, write_text
 
 PRODUCTS = "OFFRL_PRODUCTS"  # the environment variable that names the library
 DEFAULT, ONEDNN = "default", "onednn"
-# [b, m, k] times [b, k, n] of an update: hidden layers with either operand transposed, of one network and of two with a larger batch, which
-# libraries treat otherwise; a first layer and its gradient
+# [b, m, k] times [b, k, n] of an update: hidden layers with either operand transposed, of one network and of two with a
+# larger batch, which libraries treat otherwise; a first layer and its gradient
 SHAPES = (
-    ("NN", 1, 256, 256, 256), ("NT", 1, 256, 256, 256), ("TN", 1, 256, 256, 256), ("NT", 1, 256, 16, 256), ("TN", 1, 16, 256, 256),
-    ("NN", 2, 512, 256, 256), ("NT", 2, 512, 256, 256), ("TN", 2, 256, 512, 256),
-)  # fmt: skip
+    ("NN", 1, 256, 256, 256),
+    ("NT", 1, 256, 256, 256),
+    ("TN", 1, 256, 256, 256),
+    ("NT", 1, 256, 16, 256),
+    ("TN", 1, 16, 256, 256),
+    ("NN", 2, 512, 256, 256),
+    ("NT", 2, 512, 256, 256),
+    ("TN", 2, 256, 512, 256),
+)
 TRIES = 6  # of each product with each library, in turns; the fastest counts
-GAIN = 1.05  # how much faster oneDNN must be: repeated, the ratio varies by 0.02, and where they are equal nothing is gained
-LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")  # of instructions
+# how much faster oneDNN must be: repeated, the ratio varies by 0.02, and where they are equal nothing is gained
+GAIN = 1.05
+LIMITS = (
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+)  # of instructions
 ERROR = 4.0  # how many times the default library's largest error oneDNN's may be
 MALLOC = ((-3, 2**25), (-1, 2**29))  # M_MMAP_THRESHOLD, as large as it may be, and M_TRIM_THRESHOLD, in bytes
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of a setting: auto, cpu, cuda, cuda:N or mps, which auto never takes. Raises UserError for another, or for a GPU that is
-    not there."""
+    """The device of a setting: auto, cpu, cuda, cuda:N or mps, which auto never takes. Raises UserError for another, or
+    for a GPU that is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, index = name.partition(":")
@@ -46,7 +59,10 @@ def pick_device(name: str) -> torch.device:
     if kind == "mps" and not torch.backends.mps.is_available():
         raise UserError(f"device=mps, but torch {torch.__version__} finds no GPU of Apple's; use device=cpu")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device={name}, but torch {torch.__version__} finds no CUDA GPU; use device=cpu or install a CUDA build of torch")
+        raise UserError(
+            f"device={name}, but torch {torch.__version__} finds no CUDA GPU; use device=cpu or install a CUDA build "
+            "of torch"
+        )
     if index and int(index) >= torch.cuda.device_count():
         raise UserError(f"device={name}, but there are only {torch.cuda.device_count()} GPUs")
     return torch.device(name)
@@ -58,11 +74,12 @@ def matmul_switch() -> Any:
 
 
 def products_library() -> str:
-    """DEFAULT (torch's own, mostly MKL) or ONEDNN for float32 products on this CPU with as many threads as torch has now.
+    """DEFAULT (torch's own, mostly MKL) or ONEDNN for float32 products on this CPU with as many threads as torch has
+    now.
 
-    It is measured once for each kind of machine (about 50 ms) and kept in the cache folder: a resumed run, and all processes of a run, must
-    take the same one, since they round differently. $OFFRL_PRODUCTS takes the place of the measurement, though oneDNN is never taken where
-    it is not exact. Raises UserError for another name.
+    It is measured once for each kind of machine (about 50 ms) and kept in the cache folder: a resumed run, and all
+    processes of a run, must take the same one, since they round differently. $OFFRL_PRODUCTS takes the place of the
+    measurement, though oneDNN is never taken where it is not exact. Raises UserError for another name.
     """
     name = os.environ.get(PRODUCTS, "")
     if name not in ("", DEFAULT, ONEDNN):
@@ -74,8 +91,8 @@ def products_library() -> str:
 
 @functools.lru_cache(maxsize=1)
 def onednn_is_exact() -> bool:
-    """False where oneDNN's float32 products would not have float32 accuracy: the switch that routes them there also permits bfloat16, which
-    CPUs with AMX compute in."""
+    """False where oneDNN's float32 products would not have float32 accuracy: the switch that routes them there also
+    permits bfloat16, which CPUs with AMX compute in."""
     flags = " ".join(processor())
     if not flags or "amx_bf16" in flags or matmul_switch() is None or not torch.backends.mkldnn.is_available():
         return False
@@ -150,9 +167,9 @@ def _error(a: Tensor, b: Tensor, library: str) -> float:
 
 @functools.lru_cache(maxsize=1)
 def keep_memory() -> None:
-    """Let the C library keep what tensors free for the next ones. It would hand large blocks back to the system at once, and an update that
-    makes some has the same pages filled with zeros each time: thousands of faults, a fifth of the time of CQL's update. (glibc; others have
-    no such function.)
+    """Let the C library keep what tensors free for the next ones. It would hand large blocks back to the system at
+    once, and an update that makes some has the same pages filled with zeros each time: thousands of faults, a fifth of
+    the time of CQL's update. (glibc; others have no such function.)
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt

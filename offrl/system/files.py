@@ -1,4 +1,6 @@
-"""Checkpoints that are either whole or not there: one safetensors file each, written aside, synced, and renamed into place."""
+"""Checkpoints that are either whole or not there: one safetensors file each, written aside, synced, and renamed into
+place.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,16 @@ def _name(key: Any) -> str:
 
 
 def unflatten(template: Any, flat: Mapping[str, Tensor], where: str) -> Any:
-    """The inverse of `flatten`; `template` gives the structure and the devices; tensors stay where they are for those on the meta device.
+    """The inverse of `flatten`; `template` gives the structure and the devices; tensors stay where they are for those
+    on the meta device.
 
     Raises UserError naming the first tensor that is missing or differs.
     """
     names = flatten(template)
     if missing := [n for n in names if n not in flat]:
-        raise UserError(f"{where} has no '{missing[0]}': it was written by another version of the algorithm, or for other settings")
+        raise UserError(
+            f"{where} has no '{missing[0]}': it was written by another version of the algorithm, or for other settings"
+        )
     for name, leaf in names.items():
         if flat[name].shape != leaf.shape or flat[name].dtype != leaf.dtype:
             raise UserError(
@@ -62,23 +67,27 @@ def unflatten(template: Any, flat: Mapping[str, Tensor], where: str) -> Any:
                 f"{leaf.dtype} {tuple(leaf.shape)}"
             )
     _, structure = pytree.tree_flatten(template)
-    return pytree.tree_unflatten([flat[n] if leaf.is_meta else flat[n].to(leaf.device) for n, leaf in names.items()], structure)
+    return pytree.tree_unflatten(
+        [flat[n] if leaf.is_meta else flat[n].to(leaf.device) for n, leaf in names.items()], structure
+    )
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], survivor: str = "") -> None:
     """Write one safetensors file atomically, with `meta` as JSON and a checksum in its header.
 
-    Raises UserError when it cannot be written (a full disk, say); what stood at `path` before is then untouched. `survivor` is added
-    to the message.
+    Raises UserError when it cannot be written (a full disk, say); what stood at `path` before is then untouched.
+    `survivor` is added to the message.
     """
-    # cloned, as safetensors refuses tensors that share memory: what an update left alone is one tensor in the old state and the new
+    # cloned, as safetensors refuses tensors that share memory: what an update left alone is one tensor in the old state
+    # and the new
     tensors = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
     header = {"offrl": json.dumps({"version": VERSION, "sha256": _digest(tensors), **meta})}
     write_bytes(path, safetensors.torch.save(tensors, header), survivor)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and meta of a file by `write`. Raises UserError when it is missing, damaged, from a newer version, or no such file.
+    """Tensors and meta of a file by `write`. Raises UserError when it is missing, damaged, from a newer version, or no
+    such file.
 
     The checksum shows damage, not who wrote the file: meta is a dictionary of whatever JSON can hold.
     """
@@ -94,12 +103,29 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         digest = _digest(tensors)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
-    except (OSError, safetensors.SafetensorError, ValueError, RuntimeError, TypeError, LookupError, MemoryError) as error:
+    except (
+        OSError,
+        safetensors.SafetensorError,
+        ValueError,
+        RuntimeError,
+        TypeError,
+        LookupError,
+        MemoryError,
+    ) as error:
         raise UserError(f"{path} is damaged and cannot be read ({first_line(error)})") from None
-    if not isinstance(meta, dict) or not isinstance(meta.get("version"), int) or not isinstance(meta.get("sha256"), str):
-        raise UserError(f"{path} is damaged: its header has no version or no checksum, as every file that offrl writes has")
+    if (
+        not isinstance(meta, dict)
+        or not isinstance(meta.get("version"), int)
+        or not isinstance(meta.get("sha256"), str)
+    ):
+        raise UserError(
+            f"{path} is damaged: its header has no version or no checksum, as every file that offrl writes has"
+        )
     if meta["version"] > VERSION:
-        raise NewerVersion(f"{path} was written by a newer offrl (layout {meta['version']}, this one reads up to {VERSION}); upgrade offrl")
+        raise NewerVersion(
+            f"{path} was written by a newer offrl (layout {meta['version']}, this one reads up to {VERSION}); upgrade "
+            "offrl"
+        )
     if meta["sha256"] != digest:
         raise UserError(f"{path} is damaged: its checksum does not match")
     if meta["version"] < 2:
@@ -112,7 +138,9 @@ def save(run_dir: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[
     folder = run_dir / FOLDER
     previous = steps(run_dir)
     survivor = (
-        f" The checkpoint of step {previous[-1]:,} survives; free some space and run the same command to continue." if previous else ""
+        f" The checkpoint of step {previous[-1]:,} survives; free some space and run the same command to continue."
+        if previous
+        else ""
     )
     path = folder / f"step_{step:09d}.safetensors"
     write(path, tensors, {**meta, "step": step}, survivor)
@@ -123,14 +151,16 @@ def save(run_dir: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[
 
 def steps(run_dir: Path) -> list[int]:
     """The steps of all checkpoints, ascending."""
-    return sorted(int(m[1]) for p in (run_dir / FOLDER).glob("step_*") if (m := re.fullmatch(r"step_(\d+)\.safetensors", p.name)))
+    return sorted(
+        int(m[1]) for p in (run_dir / FOLDER).glob("step_*") if (m := re.fullmatch(r"step_(\d+)\.safetensors", p.name))
+    )
 
 
 def load_latest(run_dir: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The newest readable checkpoint, or None where there is none. A damaged one is named in a warning and passed over.
 
-    Raises UserError when none can be read, or when a newer offrl wrote the newest: to pass over that one would lose what it holds.
-    """
+    Raises UserError when none can be read, or when a newer offrl wrote the newest: to pass over that one would lose
+    what it holds."""
     damaged: list[str] = []
     for path in _newest_first(run_dir):
         try:
@@ -156,7 +186,9 @@ def _newest_first(run_dir: Path) -> Iterator[Path]:
         pointed = run_dir / FOLDER / (run_dir / FOLDER / "latest").read_text(encoding="utf-8").strip()
     except OSError:
         pointed = None
-    if pointed in paths:  # a file newer than the pointer is whole as well (it was renamed into place), but its run had not noted it yet
+    if (
+        pointed in paths
+    ):  # a file newer than the pointer is whole as well (it was renamed into place), but its run had not noted it yet
         paths.remove(pointed)
         paths.insert(0, pointed)
     yield from paths
@@ -168,8 +200,8 @@ def write_text(path: Path, text: str, survivor: str = "") -> None:
 
 
 def write_bytes(path: Path, data: bytes, survivor: str = "") -> None:
-    """Write aside, sync, rename: after a crash at any moment the file is the old one or the new one, whole. Raises UserError when it
-    cannot be written."""
+    """Write aside, sync, rename: after a crash at any moment the file is the old one or the new one, whole. Raises
+    UserError when it cannot be written."""
     try:
         with replacing(path) as file:
             file.write(data)
@@ -179,10 +211,11 @@ def write_bytes(path: Path, data: bytes, survivor: str = "") -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A new file beside `path`, open for writing, that takes its place in one step; where the body raises it is removed instead.
+    """A new file beside `path`, open for writing, that takes its place in one step; where the body raises it is removed
+    instead.
 
-    The folder is made. No link is followed: one in the place of `path`, or of the new file, is replaced, and what it leads to stays as it
-    is. The new file's path is its `name`, for programs that take no open file. Raises OSError.
+    The folder is made. No link is followed: one in the place of `path`, or of the new file, is replaced, and what it
+    leads to stays as it is. The new file's path is its `name`, for programs that take no open file. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file, part = trust.open_part(path)
@@ -200,8 +233,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def open_to_append(path: Path, mode: str = "ab", **options: Any) -> IO[Any]:
-    """`open` for files that grow. A file that has other names too (hard links: of a backup by `cp -l`) is copied first, so that those keep
-    what they hold. Raises OSError, and UserError for a link."""
+    """`open` for files that grow. A file that has other names too (hard links: of a backup by `cp -l`) is copied first,
+    so that those keep what they hold. Raises OSError, and UserError for a link."""
     file = trust.open_to_write(path, mode, **options)
     if os.fstat(file.fileno()).st_nlink == 1:
         return file
@@ -212,8 +245,8 @@ def open_to_append(path: Path, mode: str = "ab", **options: Any) -> IO[Any]:
 
 
 def discard(folder: Path, names: str) -> None:
-    """Delete the files of `folder` whose names match the pattern `names`, in the order of their names, and the folder once it is empty:
-    whatever else it holds stays. A folder that is a link is left alone. Raises OSError."""
+    """Delete the files of `folder` whose names match the pattern `names`, in the order of their names, and the folder
+    once it is empty: whatever else it holds stays. A folder that is a link is left alone. Raises OSError."""
     if not folder.is_dir() or folder.is_symlink():
         return
     for path in sorted(p for p in folder.iterdir() if re.fullmatch(names, p.name)):

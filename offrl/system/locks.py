@@ -1,4 +1,6 @@
-"""Locks between processes, which the system drops with them: what is slow is computed once, and a run directory has one trainer."""
+"""Locks between processes, which the system drops with them: what is slow is computed once, and a run directory has one
+trainer.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ Kept = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 def lock(file: IO[Any], wait: bool = True) -> None:
-    """Hold `file` alone until it is closed. wait: until another process lets it go. Raises OSError where another holds it (`wait` False),
-    and where there are no locks."""
+    """Hold `file` alone until it is closed. wait: until another process lets it go. Raises OSError where another holds
+    it (`wait` False), and where there are no locks."""
     if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     elif msvcrt is not None:
@@ -47,18 +49,24 @@ def lock(file: IO[Any], wait: bool = True) -> None:
                 msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
                 return
             except OSError as error:
-                if not wait or error.errno not in (errno.EACCES, errno.EDEADLK, getattr(errno, "EDEADLOCK", errno.EDEADLK)):
+                if not wait or error.errno not in (
+                    errno.EACCES,
+                    errno.EDEADLK,
+                    getattr(errno, "EDEADLOCK", errno.EDEADLK),
+                ):
                     raise
                 time.sleep(PATIENCE)
     else:
         raise OSError(errno.ENOSYS, "this system has no file locks")
 
 
-def once(path: Path | None, make: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]], what: str, quiet: bool) -> Kept:
+def once(
+    path: Path | None, make: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]], what: str, quiet: bool
+) -> Kept:
     """Tensors and plain values from the file `path`, or made and put there; None: made and not kept.
 
-    Of several processes that ask at a time one makes it, and the others wait. A damaged file is made anew; one that cannot be written is a
-    warning. `what`: for messages.
+    Of several processes that ask at a time one makes it, and the others wait. A damaged file is made anew; one that
+    cannot be written is a warning. `what`: for messages.
     """
     if path is None:
         tensors, meta = make()
@@ -79,7 +87,9 @@ def once(path: Path | None, make: Callable[[], tuple[Mapping[str, Tensor], Mappi
 
 @contextlib.contextmanager
 def alone(path: Path, what: str, quiet: bool) -> Iterator[None]:
-    """Holds a lock beside `path`; the system drops it with the process. Where none can be had the work is done without."""
+    """Holds a lock beside `path`; the system drops it with the process. Where none can be had the work is done
+    without.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = trust.open_to_write(path.with_suffix(".lock"), "a")
@@ -108,19 +118,23 @@ def exclusive(run_dir: Path) -> Iterator[None]:
         run_dir.mkdir(parents=True, exist_ok=True)
         file = trust.open_to_write(run_dir / ".lock", "a")
     except OSError as error:
-        raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}; choose another with runs_dir=") from None
+        raise UserError(
+            f"cannot write to the run directory {run_dir}: {error.strerror}; choose another with runs_dir="
+        ) from None
     with file:
         try:
             lock(file, wait=False)
         except OSError as error:
             if error.errno != errno.ENOSYS:
-                raise UserError(f"another process is training in {run_dir}; wait for it, or choose another name=") from None
+                raise UserError(
+                    f"another process is training in {run_dir}; wait for it, or choose another name="
+                ) from None
         yield
 
 
 class TemporaryFolder:
-    """A new folder PREFIX... in `place`, which belongs to this process. What a killed process left under that prefix is removed first:
-    nobody else would, and in memory it would stay until the machine is started anew."""
+    """A new folder PREFIX... in `place`, which belongs to this process. What a killed process left under that prefix is
+    removed first: nobody else would, and in memory it would stay until the machine is started anew."""
 
     def __init__(self, prefix: str, place: Path) -> None:
         """Raises OSError."""

@@ -1,8 +1,8 @@
 """Worker processes of our own: fresh interpreters at the other end of a pipe, and large tensors that they share.
 
-Nothing of the caller's script is run again in them, so scripts need no `if __name__ == "__main__"`; they take no Ctrl-C from the terminal;
-and they end with their parent (`offrl.system.children`) or when their pipe closes. What goes through the pipe is pickled: it comes from
-ourselves, never from a file.
+Nothing of the caller's script is run again in them, so scripts need no `if __name__ == "__main__"`; they take no Ctrl-C
+from the terminal; and they end with their parent (`offrl.system.children`) or when their pipe closes. What goes through
+the pipe is pickled: it comes from ourselves, never from a file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ SHARED_FROM = 1 << 16  # bytes; smaller tensors go through the pipe
 
 
 def launch(target: str) -> tuple[subprocess.Popen[bytes], Connection]:
-    """Start a process that calls `target`, "module:function", with the number of its end of the pipe; returns our end. Raises OSError."""
+    """Start a process that calls `target`, "module:function", with the number of its end of the pipe; returns our end.
+    Raises OSError.
+    """
     parent, child = get_context("spawn").Pipe()
     number = child.fileno()
     try:
@@ -50,7 +52,9 @@ def launch(target: str) -> tuple[subprocess.Popen[bytes], Connection]:
 
 
 def send(link: Connection, message: Any) -> None:
-    """Send any picklable object. Raises OSError where nobody listens any more. (`Connection.send` would put tensors into shared memory.)"""
+    """Send any picklable object. Raises OSError where nobody listens any more. (`Connection.send` would put tensors
+    into shared memory.)
+    """
     link.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
 
@@ -60,8 +64,8 @@ def receive(link: Connection) -> Any:
 
 
 def attend(link: Connection, urgent: Callable[[Any], bool] = lambda message: False) -> queue.SimpleQueue[Any]:
-    """In a worker: the messages that arrive, read by a thread that ends the process when the pipe closes. `urgent` messages, for which
-    it returns True, are dealt with at once and not queued."""
+    """In a worker: the messages that arrive, read by a thread that ends the process when the pipe closes. `urgent`
+    messages, for which it returns True, are dealt with at once and not queued."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     load_named()  # what is unpickled, and environments, may be of plugins
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -45,13 +45,15 @@ class Pace:
 
 
 class Display:
-    """A bar with text beside it, in a terminal or below a notebook's cell, or lines. In a terminal, rich puts anything that is printed
-    meanwhile (warnings too) above the bar.
+    """A bar with text beside it, in a terminal or below a notebook's cell, or lines. In a terminal, rich puts anything
+    that is printed meanwhile (warnings too) above the bar.
 
     stderr: on standard error, where the bar vanishes in the end.
     """
 
-    def __init__(self, total: int | None, *, title: str = "", done: int = 0, quiet: bool = False, stderr: bool = False) -> None:
+    def __init__(
+        self, total: int | None, *, title: str = "", done: int = 0, quiet: bool = False, stderr: bool = False
+    ) -> None:
         self.total, self.quiet, self.stderr = total, quiet, stderr
         self.next_line, self.bar = time.monotonic() + FIRST, None
         if not quiet and (sys.stderr if stderr else sys.stdout).isatty():
@@ -114,7 +116,9 @@ class Display:
 class Progress(Display):
     """Progress of work that is counted in `unit`, with speed and time to go. total: None where unknown."""
 
-    def __init__(self, title: str, total: int | None, unit: str, quiet: bool, done: int = 0, stderr: bool = False) -> None:
+    def __init__(
+        self, title: str, total: int | None, unit: str, quiet: bool, done: int = 0, stderr: bool = False
+    ) -> None:
         super().__init__(total, title=title, done=done, quiet=quiet, stderr=stderr)
         self.title, self.unit, self.pace, self.last = title, unit, Pace(), (time.monotonic(), done)
 
@@ -136,7 +140,9 @@ class TrainingProgress(Display):
     Lines come for each new result of an evaluation and for the end besides those that are due.
     """
 
-    def __init__(self, title: str, total: int, replicas: int = 1, count: str = "", start: int = 0, quiet: bool = False) -> None:
+    def __init__(
+        self, title: str, total: int, replicas: int = 1, count: str = "", start: int = 0, quiet: bool = False
+    ) -> None:
         if title and not quiet:
             say(*title.split("\n"))
         super().__init__(total, done=start, quiet=quiet)
@@ -148,7 +154,9 @@ class TrainingProgress(Display):
         news = bool(extra) and extra != self.extra
         self.extra = extra or self.extra
         text = _joined(self._speed(rate), self.remaining(step, rate))
-        line = _joined(f"step {step:,}/{self.updates:,} ({100 * step // max(1, self.updates)}%)", text, self.extra if news else "")
+        line = _joined(
+            f"step {step:,}/{self.updates:,} ({100 * step // max(1, self.updates)}%)", text, self.extra if news else ""
+        )
         finished = step >= self.updates > self.last_step
         if (news or step != self.last_step) and self.show(step, text, self.extra, line, now=news or finished):
             self.last_step = step

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, object], None], *numbers: int) -> Iterator[None]:
-    """Call `handler` at these signals, and put the old handlers back at the end. Outside the main thread, where Python handles no signals,
-    nothing is changed; and a Ctrl-C that is ignored stays so, as a shell wants it of what a script starts in the background."""
+    """Call `handler` at these signals, and put the old handlers back at the end. Outside the main thread, where Python
+    handles no signals, nothing is changed; and a Ctrl-C that is ignored stays so, as a shell wants it of what a script
+    starts in the background."""
     try:
         old = {number: signal.signal(number, handler) for number in numbers if heeded(number)}
     except ValueError:

@@ -1,8 +1,8 @@
-"""The rule for files of strangers, in one place: what comes from a file is data. It is never code, never a path out of its folder, never an
-interpolation. What a person types, in a command or in Python, may be code.
+"""The rule for files of strangers, in one place: what comes from a file is data. It is never code, never a path out of
+its folder, never an interpolation. What a person types, in a command or in Python, may be code.
 
-Data, run directories and policies are files; so is what they name. `trust=true` on a command (OFFRL_TRUST=1 in its environment and in its
-child processes') says that a person has read them. docs/security.md is the table for users.
+Data, run directories and policies are files; so is what they name. `trust=true` on a command (OFFRL_TRUST=1 in its
+environment and in its child processes') says that a person has read them. docs/security.md is the table for users.
 """
 
 from __future__ import annotations
@@ -25,14 +25,19 @@ from offrl.errors import UserError, warn
 from offrl.registry import entry_points
 
 SWITCH = "OFFRL_TRUST"  # "1", or the environments that were typed, divided by spaces: child processes inherit it
-# Packages whose environments a file may name as package:Name-v0 or package.envs.module:Name-v0. They are those of offrl's own tables and
-# those that its extras install to be named so; no other module of theirs is imported for a file: some do things when they are (__main__).
+# Packages whose environments a file may name as package:Name-v0 or package.envs.module:Name-v0. They are those of
+# offrl's own tables and those that its extras install to be named so; no other module of theirs is imported for a file:
+# some do things when they are (__main__).
 ENVIRONMENTS = frozenset({"offrl", "gymnasium", "gymnasium_robotics", "minigrid", "ogbench", "neorl2"})
-# Texts among an environment's arguments that name no file, module or address, wherever they end up; gem's games have a prefix.
+# Texts among an environment's arguments that name no file, module or address, wherever they end up; gem's games have a
+# prefix.
 _PLAIN = re.compile(r"(?:game:)?\w[\w .,+=()-]*")
-# Arguments of offrl's environments that name a program to start, its options, or a run to read: no file gives them, plain or not.
+# Arguments of offrl's environments that name a program to start, its options, or a run to read: no file gives them,
+# plain or not.
 _OPENED = frozenset({"engine", "settings", "model"})
-_OWN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)  # the last two on Windows
+_OWN = (
+    getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)
+)  # the last two on Windows
 STALE = 60.0  # seconds after which nobody writes to an unfinished file any more
 _of_file: ContextVar[bool] = ContextVar("of_file", default=False)
 
@@ -61,8 +66,8 @@ def trusted(yes: bool | None = True) -> Iterator[None]:
 
 
 def typed(env_id: str | None, arguments: Mapping[str, Any] | None = None) -> None:
-    """Note that a person, not a file, named the environment `env_id`, whose module this process and its children may thus import, with
-    these `arguments`."""
+    """Note that a person, not a file, named the environment `env_id`, whose module this process and its children may
+    thus import, with these `arguments`."""
     if granted():
         return
     known = os.environ.get(SWITCH, "").split()
@@ -88,8 +93,8 @@ def typed_settings() -> bool:
 
 
 def importable(env_id: str) -> bool:
-    """Whether to make the environment `env_id` would import only what is known: no module, one of `ENVIRONMENTS`, one that a plugin of
-    offrl or Gymnasium which is installed names, or one that a person typed."""
+    """Whether to make the environment `env_id` would import only what is known: no module, one of `ENVIRONMENTS`, one
+    that a plugin of offrl or Gymnasium which is installed names, or one that a person typed."""
     if not isinstance(env_id, str):
         return False
     module, colon, _ = env_id.rpartition(":")
@@ -102,28 +107,37 @@ def _word(env_id: str) -> str:
 
 
 def check_environment(env_id: str, arguments: Mapping[str, Any] | None = None) -> None:
-    """Raises UserError for an id whose module would be imported though only a file names it, and for `arguments` from a file that may name
-    other files, modules or programs."""
+    """Raises UserError for an id whose module would be imported though only a file names it, and for `arguments` from a
+    file that may name other files, modules or programs."""
     if not importable(env_id):
         raise UserError(
-            f"environment '{env_id}' is named by a file, and to make it would run the Python code of {str(env_id).rpartition(':')[0]}: if "
-            f"you know it, name the environment yourself (env={env_id}; with `offrl train` eval.env={env_id}), or say trust=true"
+            f"environment '{env_id}' is named by a file, and to make it would run the Python code of "
+            f"{str(env_id).rpartition(':')[0]}: if "
+            f"you know it, name the environment yourself (env={env_id}; with `offrl train` eval.env={env_id}), or say "
+            "trust=true"
         )
     for name, value in (arguments or {}).items():
-        if _plain(name, value) or granted() or (token := _token(name, value)) is None or token in os.environ.get(SWITCH, "").split():
+        if (
+            _plain(name, value)
+            or granted()
+            or (token := _token(name, value)) is None
+            or token in os.environ.get(SWITCH, "").split()
+        ):
             continue
         raise UserError(
-            f"environment '{env_id}' is named by a file with {name}={str(value)[:80]!r}, which may open or start what the file chooses: if "
+            f"environment '{env_id}' is named by a file with {name}={str(value)[:80]!r}, which may open or start what "
+            "the file chooses: if "
             "you know it, name the environment yourself in Python, with its arguments, or say trust=true"
         )
 
 
 def check_code(path: Path, name: str, text: str, typed: bool) -> None:
-    """Raises UserError where the file `path` of a run says `name`=`text`, which is Python code, and neither is that `typed` by a person
-    nor are files trusted. Otherwise a line says, once, that the code runs."""
+    """Raises UserError where the file `path` of a run says `name`=`text`, which is Python code, and neither is that
+    `typed` by a person nor are files trusted. Otherwise a line says, once, that the code runs."""
     if not typed and not granted():
         raise UserError(
-            f"{path}: {name}={text} is Python code that a file names, and it is not run unasked; if you know it, say {name}={text} "
+            f"{path}: {name}={text} is Python code that a file names, and it is not run unasked; if you know it, say "
+            f"{name}={text} "
             "yourself (offrl train, offrl finetune), or trust=true"
         )
     _tell(f"{path} names Python code, which is run: {name}={text}")
@@ -135,7 +149,9 @@ def _tell(message: str) -> None:
 
 
 def read_text(path: Path, most: int = 1 << 26) -> str:
-    """The text of a plain file. Raises OSError, UnicodeDecodeError, and UserError for a pipe or the like and for more than `most` bytes."""
+    """The text of a plain file. Raises OSError, UnicodeDecodeError, and UserError for a pipe or the like and for more
+    than `most` bytes.
+    """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _OWN)
     with os.fdopen(handle, "rb") as file:
         about = os.fstat(handle)
@@ -147,15 +163,20 @@ def read_text(path: Path, most: int = 1 << 26) -> str:
 
 
 def refuse_sparse(path: Path) -> None:
-    """Raises UserError for a file that seems huge and of which the disk holds almost nothing: it costs its maker nothing, and its reader
-    all memory. For logs and tables, which may honestly be large. Raises OSError."""
+    """Raises UserError for a file that seems huge and of which the disk holds almost nothing: it costs its maker
+    nothing, and its reader all memory. For logs and tables, which may honestly be large. Raises OSError."""
     about = os.stat(path)
     if about.st_size > 1 << 28 and getattr(about, "st_blocks", about.st_size) * 512 < about.st_size // 64:
-        raise UserError(f"{path} has {about.st_size:,} bytes, of which the disk holds {about.st_blocks * 512:,}: it is damaged; remove it")
+        raise UserError(
+            f"{path} has {about.st_size:,} bytes, of which the disk holds {about.st_blocks * 512:,}: it is damaged; "
+            "remove it"
+        )
 
 
 def _plain(name: str, value: Any) -> bool:
-    """Whether an environment's argument can name neither a file nor a module, program or address: numbers, plain texts, lists of them."""
+    """Whether an environment's argument can name neither a file nor a module, program or address: numbers, plain texts,
+    lists of them.
+    """
     pending = [(name, value)]
     while pending:
         name, value = pending.pop()
@@ -169,7 +190,9 @@ def _plain(name: str, value: Any) -> bool:
             return False
         if isinstance(value, str) and value and (".." in value or not _PLAIN.fullmatch(value)):
             return False
-        if (name, value) == ("render_mode", "human") or (name == "game" and not str(value).isidentifier()):  # a window; TextWorld's file
+        if (name, value) == ("render_mode", "human") or (
+            name == "game" and not str(value).isidentifier()
+        ):  # a window; TextWorld's file
             return False
     return True
 
@@ -185,12 +208,16 @@ def _token(name: str, value: Any) -> str | None:
 
 
 def open_to_files(module: str) -> bool:
-    """Whether a file may have `module` imported, which thus nobody need have typed: of such only what Gymnasium registers is made."""
+    """Whether a file may have `module` imported, which thus nobody need have typed: of such only what Gymnasium
+    registers is made.
+    """
     return _known(module)
 
 
 def _known(module: str) -> bool:
-    """Whether a file may have `module` imported: a known package, its part `envs`, or what the entry point of a plugin names."""
+    """Whether a file may have `module` imported: a known package, its part `envs`, or what the entry point of a plugin
+    names.
+    """
     parts = module.split(".")
     if any(part.startswith("_") or not part.isidentifier() for part in parts):
         return False
@@ -200,15 +227,20 @@ def _known(module: str) -> bool:
 @functools.cache
 def _plugins() -> frozenset[str]:
     """The modules that plugins name, and their packages."""
-    modules = [p.value.partition(":")[0].strip() for group in ("offrl.plugins", "gymnasium.envs") for p in entry_points(group=group)]
+    modules = [
+        p.value.partition(":")[0].strip()
+        for group in ("offrl.plugins", "gymnasium.envs")
+        for p in entry_points(group=group)
+    ]
     return frozenset(modules) | {module.partition(".")[0] for module in modules}
 
 
 def check_folder(folder: Path, skip: str = "", of: str = "run") -> None:
-    """Raises UserError, naming it, for a link anywhere in a run's `folder` that leads out of it, and for what is neither file nor folder.
+    """Raises UserError, naming it, for a link anywhere in a run's `folder` that leads out of it, and for what is
+    neither file nor folder.
 
-    The folder itself may be a link: a person typed its name. skip: the name of folders that are not looked into. of: "run", or "dataset",
-    which is only read, so that `granted` allows links.
+    The folder itself may be a link: a person typed its name. skip: the name of folders that are not looked into. of:
+    "run", or "dataset", which is only read, so that `granted` allows links.
     """
     cure = "put the file or folder itself in its place"
     if of == "dataset":
@@ -231,7 +263,8 @@ def check_folder(folder: Path, skip: str = "", of: str = "run") -> None:
 
 
 def open_to_write(path: str | os.PathLike[str], mode: str, **options: Any) -> IO[Any]:
-    """`open` for the modes w, a and r+ (with b or not) that refuses a link in place of the file, and what is no plain file.
+    """`open` for the modes w, a and r+ (with b or not) that refuses a link in place of the file, and what is no plain
+    file.
 
     For files under fixed names; whole files are written by `offrl.system.files.replacing`, and those that grow are
     opened by its `open_to_append`. "w" empties the file only after that check.
@@ -239,7 +272,9 @@ def open_to_write(path: str | os.PathLike[str], mode: str, **options: Any) -> IO
     """
     flags = {"w": os.O_WRONLY | os.O_CREAT, "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND, "r": os.O_RDWR}[mode[0]]
     if os.path.islink(path):
-        raise UserError(f"{path} is a link, to {os.path.realpath(path)}, and nothing is written through links; remove it")
+        raise UserError(
+            f"{path} is a link, to {os.path.realpath(path)}, and nothing is written through links; remove it"
+        )
     handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | _OWN, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -270,9 +305,9 @@ def open_part(path: Path, mode: int = 0o666) -> tuple[IO[bytes], Path]:
 
 
 def cell(text: str) -> str:
-    """A text for a CSV file (`offrl.system.csv_text`). Spreadsheets take one that begins with = + - @ (or a tab) for a formula. It gets an
-    apostrophe, also behind a semicolon, which parts cells where the comma is decimal, and before apostrophes that are there already, so
-    that `cell_text` gives the same text again. Numbers stay numbers."""
+    """A text for a CSV file (`offrl.system.csv_text`). Spreadsheets take one that begins with = + - @ (or a tab) for a
+    formula. It gets an apostrophe, also behind a semicolon, which parts cells where the comma is decimal, and before
+    apostrophes that are there already, so that `cell_text` gives the same text again. Numbers stay numbers."""
     return text if _number(text) else _FORMULA.sub(r"'\1", text)
 
 

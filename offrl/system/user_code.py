@@ -23,7 +23,8 @@ def refuse_imported() -> None:
 
 
 def python_object(place: str, name: str, text: str) -> tuple[Any, Path | None]:
-    """The object `name` of the Python file (.py) or module `place`, and the file it was read from. `text`: both, for messages.
+    """The object `name` of the Python file (.py) or module `place`, and the file it was read from. `text`: both, for
+    messages.
 
     Raises UserError.
     """
@@ -54,7 +55,9 @@ def python_object(place: str, name: str, text: str) -> tuple[Any, Path | None]:
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
-            raise UserError(f"{place} has no '{part}'.{nearest(part, [n for n in vars(module) if not n.startswith('_')])}")
+            raise UserError(
+                f"{place} has no '{part}'.{nearest(part, [n for n in vars(module) if not n.startswith('_')])}"
+            )
         value = getattr(value, part)
     source = getattr(module, "__file__", None)
     return value, Path(source) if source else None

@@ -1,4 +1,6 @@
-"""The order in which the entries of Dict observations are joined: one for data, environments, policies and exported files."""
+"""The order in which the entries of Dict observations are joined: one for data, environments, policies and exported
+files.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +10,38 @@ from typing import Any
 from offrl.errors import UserError, nearest
 
 Path = tuple[str, ...]
-OWN_ORDER = ("*",)  # in place of names: all entries in the order of the environment's space, as gymnasium's FlattenObservation joins them
+OWN_ORDER = (
+    "*",
+    # in place of names: all entries in the order of the environment's space, as gymnasium's FlattenObservation joins
+    # them
+)
 
 
 def mapping(value: Any) -> Mapping[str, Any] | None:
     """The entries of a dictionary, or of one of Gymnasium's Dict spaces; None for what has none."""
-    return getattr(value, "spaces", value) if isinstance(value, Mapping) else None  # a space's own `in` asks for its samples
+    return (
+        getattr(value, "spaces", value) if isinstance(value, Mapping) else None
+    )  # a space's own `in` asks for its samples
 
 
 def entries(
     tree: Any, keys: Sequence[str] = (), whose: str = "the observations", inside: Callable[[Any], Any] = mapping
 ) -> list[tuple[Path, Any]]:
-    """(path, value) of what a Dict observation, or its space, is joined of: the entries `keys` in that order, without them all, sorted.
+    """(path, value) of what a Dict observation, or its space, is joined of: the entries `keys` in that order, without
+    them all, sorted.
 
-    What stands inside an entry is sorted, unless a key names it alone, as "outer/inner". inside: the entries of a value, None for one
-    without. Raises UserError for a key that is missing. whose: "the observations", for that message.
+    What stands inside an entry is sorted, unless a key names it alone, as "outer/inner". inside: the entries of a
+    value, None for one without. Raises UserError for a key that is missing. whose: "the observations", for that
+    message.
     """
-    names = keys or sorted(inside(tree), key=str)  # sorted, for a Dict keeps the order that it was made in where that was a list, say
-    return [(path + rest, leaf) for path, value in (_named(tree, k, whose, inside) for k in names) for rest, leaf in _leaves(value, inside)]
+    names = keys or sorted(
+        inside(tree), key=str
+    )  # sorted, for a Dict keeps the order that it was made in where that was a list, say
+    return [
+        (path + rest, leaf)
+        for path, value in (_named(tree, k, whose, inside) for k in names)
+        for rest, leaf in _leaves(value, inside)
+    ]
 
 
 def _named(tree: Any, key: str, whose: str, inside: Callable[[Any], Any]) -> tuple[Path, Any]:
@@ -34,7 +50,9 @@ def _named(tree: Any, key: str, whose: str, inside: Callable[[Any], Any]) -> tup
         parts = inside(value)
         if parts is None or name not in parts:
             known = [str(k) for k in inside(tree)]
-            raise UserError(f"{whose} have no entry '{key}'; they have {', '.join(sorted(known))}.{nearest(str(key), known)}")
+            raise UserError(
+                f"{whose} have no entry '{key}'; they have {', '.join(sorted(known))}.{nearest(str(key), known)}"
+            )
         value = parts[name]
     return path, value
 
@@ -63,8 +81,8 @@ def _paths(space: Any) -> list[tuple[Any, ...]]:
 def joined(space: Any, keys: Sequence[str] = ()) -> tuple[str, ...]:
     """The names of the entries of an environment's Dict space that data are made of, in their order.
 
-    keys: `Task.observation_keys`. Without them the data are flat, and nobody said how they were joined. Raises UserError where that can
-    have been done in two ways, and for a key that is missing.
+    keys: `Task.observation_keys`. Without them the data are flat, and nobody said how they were joined. Raises
+    UserError where that can have been done in two ways, and for a key that is missing.
     """
     if keys and tuple(keys) != OWN_ORDER:
         entries(space, keys, "the environment's observations")
@@ -73,7 +91,10 @@ def joined(space: Any, keys: Sequence[str] = ()) -> tuple[str, ...]:
     if keys or native == (ordered := ["/".join(map(str, path)) for path, _ in entries(space)]):
         return tuple(native)
     raise UserError(
-        f"the environment's Dict observation can be joined as {','.join(native)} (its own order, as gymnasium's FlattenObservation does) "
-        f"or as {','.join(ordered)} (sorted, as offrl joins dictionaries), and the data do not say which they are: name the entries in the "
-        f"order that the data have, dataset.observation_keys=[{','.join(native)}] or dataset.observation_keys=[{','.join(ordered)}]"
+        f"the environment's Dict observation can be joined as {','.join(native)} (its own order, as gymnasium's "
+        "FlattenObservation does) "
+        f"or as {','.join(ordered)} (sorted, as offrl joins dictionaries), and the data do not say which they are: "
+        "name the entries in the "
+        f"order that the data have, dataset.observation_keys=[{','.join(native)}] or "
+        f"dataset.observation_keys=[{','.join(ordered)}]"
     )

@@ -34,8 +34,8 @@ ROBOTICS = ("PointMaze", "AntMaze", "Adroit", "FrankaKitchen", "Fetch", "HandRea
 
 
 def resolve_task(task: Task | None, config: EvalConfig, goals: bool = False) -> Task | None:
-    """The task to evaluate in under `eval.env`: the dataset's own, none at all, or the same in another environment, whose scores are
-    normalised only where the dataset's reference scores hold there too.
+    """The task to evaluate in under `eval.env`: the dataset's own, none at all, or the same in another environment,
+    whose scores are normalised only where the dataset's reference scores hold there too.
 
     goals: for policies that act towards a goal; see `towards_goals`.
     """
@@ -48,15 +48,17 @@ def resolve_task(task: Task | None, config: EvalConfig, goals: bool = False) -> 
     if config.env != base.env_id:
         note = f"environment {config.env} chosen by eval.env" + (f" in place of {base.env_id}" if base.env_id else "")
         base = base if base.holds_in(config.env) else base.without_references()  # `check_fit` says so
-        base = dataclasses.replace(base, env_id=config.env, env_kwargs={}, env_factory=None, max_episode_steps=None, starts=(), note=note)
+        base = dataclasses.replace(
+            base, env_id=config.env, env_kwargs={}, env_factory=None, max_episode_steps=None, starts=(), note=note
+        )
     return towards_goals(base) if goals else base
 
 
 def towards_goals(task: Task) -> Task:
     """The task for policies that act towards a goal: an episode is of one goal, and counts where it gets there.
 
-    gymnasium-robotics' mazes go on after the goal is reached unless set otherwise, some with another goal. Reference scores are
-    returns of such episodes, which these are not.
+    gymnasium-robotics' mazes go on after the goal is reached unless set otherwise, some with another goal. Reference
+    scores are returns of such episodes, which these are not.
     """
     arguments = dict(task.env_kwargs)
     if (task.env_id or "").rpartition(":")[2].startswith(CONTINUING):
@@ -66,7 +68,9 @@ def towards_goals(task: Task) -> Task:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No deprecation notices: v4 environments are used on purpose, because the data and the reference scores belong to them."""
+    """No deprecation notices: v4 environments are used on purpose, because the data and the reference scores belong to
+    them.
+    """
     import gymnasium as gym
 
     level = gym.logger.min_level
@@ -80,15 +84,17 @@ def quiet() -> Iterator[None]:
 
 
 def make_env(task: Task) -> gym.Env:
-    """The task's environment, unwrapped from Gymnasium's checker. Raises UserError for an unknown id or a package that is missing, and
-    where only a file names a module to import, or what an argument opens (see `offrl.system.trust`)."""
+    """The task's environment, unwrapped from Gymnasium's checker. Raises UserError for an unknown id or a package that
+    is missing, and where only a file names a module to import, or what an argument opens (see `offrl.system.trust`)."""
     import gymnasium as gym
 
     if task.env_factory is not None:
         with quiet():
             env = task.env_factory()
         if not hasattr(env, "step") or not hasattr(env, "observation_space"):
-            raise UserError(f"{task.name}: env_factory returned a {type(env).__name__}, which is not a Gymnasium environment")
+            raise UserError(
+                f"{task.name}: env_factory returned a {type(env).__name__}, which is not a Gymnasium environment"
+            )
         return env
     if task.env_id is None:
         raise UserError(f"{task.name} has no environment to evaluate in. {task.note or 'Name one: eval.env=...'}")
@@ -113,11 +119,14 @@ def make_env(task: Task) -> gym.Env:
             return gym.make(task.env_id, disable_env_checker=True, **arguments)
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
         hint = nearest(task.env_id, gym.registry)
-        raise UserError(f"unknown environment '{task.env_id}'.{environment_hint(task.env_id) or hint} ({_first_line(error)})") from error
+        raise UserError(
+            f"unknown environment '{task.env_id}'.{environment_hint(task.env_id) or hint} ({_first_line(error)})"
+        ) from error
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         hint = _as_file(task.env_id)
         raise UserError(
-            f"environment '{task.env_id}' needs a package that is not installed: {_first_line(error)}{_as_file(task.env_id)}"
+            f"environment '{task.env_id}' needs a package that is not installed: "
+            f"{_first_line(error)}{_as_file(task.env_id)}"
         ) from error
     except UserError:
         raise
@@ -125,17 +134,23 @@ def make_env(task: Task) -> gym.Env:
         suffix = f" with {arguments}" if arguments else ""
         if old := environment_hint(task.env_id):
             raise UserError(f"environment '{task.env_id}' could not be made.{old}") from error
-        raise UserError(f"environment '{task.env_id}' could not be made{suffix}: {type(error).__name__}: {_first_line(error)}") from error
+        raise UserError(
+            f"environment '{task.env_id}' could not be made{suffix}: {type(error).__name__}: {_first_line(error)}"
+        ) from error
 
 
 def _as_file(env_id: str) -> str:
-    """How to name a file of the user's, where it stands there and was named as a module that is not on Python's path."""
+    """How to name a file of the user's, where it stands there and was named as a module that is not on Python's
+    path.
+    """
     module, _, name = env_id.rpartition(":")
     return f" The file here is named {module}.py:{name}" if module and Path(f"{module}.py").is_file() else ""
 
 
 def import_mujoco() -> None:
-    """Import MuJoCo, where it is installed, even if the rendering back end that MUJOCO_GL names is not there: scores need no pictures."""
+    """Import MuJoCo, where it is installed, even if the rendering back end that MUJOCO_GL names is not there: scores
+    need no pictures.
+    """
     if "mujoco" in sys.modules or importlib.util.find_spec("mujoco") is None:
         return
     backend = os.environ.get("MUJOCO_GL")
@@ -144,7 +159,9 @@ def import_mujoco() -> None:
     except Exception as error:  # mujoco raises whatever its OpenGL libraries do
         if not backend:
             raise UserError(f"the package mujoco cannot be imported: {_first_line(error)}; install it again") from error
-        warn(f"no MuJoCo rendering back end ({_first_line(error)}): video is skipped; training and scores do not need it")
+        warn(
+            f"no MuJoCo rendering back end ({_first_line(error)}): video is skipped; training and scores do not need it"
+        )
         os.environ["MUJOCO_GL"] = "disable"
         importlib.import_module("mujoco")
 
@@ -171,9 +188,9 @@ def time_limit(env: gym.Env) -> int | None:
 def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[int, ...], Any]:
     """(function, shape, dtype): from an observation of `env` to one array of that shape.
 
-    Texts are kept. Box observations keep their shape (uint8 stays uint8, all else is float32). Dict observations are joined in the order
-    that `offrl.tasks.entries.joined` finds for `keys`. Raises UserError where that is open, for a key that is missing, and for what is no
-    numbers.
+    Texts are kept. Box observations keep their shape (uint8 stays uint8, all else is float32). Dict observations are
+    joined in the order that `offrl.tasks.entries.joined` finds for `keys`. Raises UserError where that is open, for a
+    key that is missing, and for what is no numbers.
     """
     from gymnasium import spaces
 
@@ -182,31 +199,39 @@ def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[in
         return str, (), object  # type: ignore[return-value]
     if isinstance(space, spaces.Box):
         _refuse_other_order(env, keys)
-        return np.asarray, tuple(space.shape), np.uint8 if space.dtype == np.uint8 and len(space.shape) > 1 else np.float32
+        return (
+            np.asarray,
+            tuple(space.shape),
+            np.uint8 if space.dtype == np.uint8 and len(space.shape) > 1 else np.float32,
+        )
     if isinstance(space, spaces.Dict):
         parts = entries(space, joined(space, keys))
         for path, part in parts:
             if not part.is_np_flattenable:
                 raise UserError(
-                    f"the environment's observation has the entry {'/'.join(path)} of kind {type(part).__name__}, which cannot be made "
+                    f"the environment's observation has the entry {'/'.join(path)} of kind {type(part).__name__}, "
+                    "which cannot be made "
                     "into numbers: name the others, dataset.observation_keys=[...]"
                 )
 
         def flatten(observation: Any) -> np.ndarray:
-            return np.concatenate([np.asarray(spaces.flatten(part, entry(observation, path))).ravel() for path, part in parts])
+            return np.concatenate(
+                [np.asarray(spaces.flatten(part, entry(observation, path))).ravel() for path, part in parts]
+            )
 
         return flatten, (sum(spaces.flatdim(part) for _, part in parts),), np.float32
     if not space.is_np_flattenable:
         raise UserError(
-            f"observations of kind {type(space).__name__} cannot be made into one array: wrap the environment so that it gives numbers "
+            f"observations of kind {type(space).__name__} cannot be made into one array: wrap the environment so that "
+            "it gives numbers "
             "(gymnasium.wrappers.TransformObservation)"
         )
     return (lambda observation: np.asarray(spaces.flatten(space, observation))), (spaces.flatdim(space),), np.float32
 
 
 def _refuse_other_order(env: gym.Env, keys: Sequence[str]) -> None:
-    """Raises UserError where the data are made of the entries `keys` of a Dict, and FlattenObservation joined the environment's in another
-    order."""
+    """Raises UserError where the data are made of the entries `keys` of a Dict, and FlattenObservation joined the
+    environment's in another order."""
     from gymnasium import Wrapper, spaces
     from gymnasium.wrappers import FlattenObservation
 
@@ -217,14 +242,17 @@ def _refuse_other_order(env: gym.Env, keys: Sequence[str]) -> None:
             names = ["/".join(map(str, path)) for path, _ in entries(inner, keys, "the environment's observations")]
             if names != flat:
                 raise UserError(
-                    f"the data are made of {','.join(names)}, and the environment's FlattenObservation joins {','.join(flat)}: give the "
+                    f"the data are made of {','.join(names)}, and the environment's FlattenObservation joins "
+                    f"{','.join(flat)}: give the "
                     "environment without that wrapper"
                 )
         env = env.env
 
 
 def action_kind(env: gym.Env) -> tuple[bool, int]:
-    """(discrete, size): the number of choices of a Discrete space, or the flat dimension of a Box; (False, 1) for texts."""
+    """(discrete, size): the number of choices of a Discrete space, or the flat dimension of a Box; (False, 1) for
+    texts.
+    """
     from gymnasium import spaces
 
     space = env.action_space
@@ -235,6 +263,7 @@ def action_kind(env: gym.Env) -> tuple[bool, int]:
     if isinstance(space, spaces.Text):
         return False, 1
     raise UserError(
-        f"actions of kind {type(space).__name__} are not supported, only Box and Discrete are: wrap the environment so that it takes such, "
+        f"actions of kind {type(space).__name__} are not supported, only Box and Discrete are: wrap the environment so "
+        "that it takes such, "
         "of several choices the number of their combination (gymnasium.wrappers.TransformAction)"
     )

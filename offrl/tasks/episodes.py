@@ -1,4 +1,6 @@
-"""Playing episodes, whatever for: their seeds, goals and successes, rewards and goals for the policy, warnings of the physics."""
+"""Playing episodes, whatever for: their seeds, goals and successes, rewards and goals for the policy, warnings of the
+physics.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,22 @@ def reset_seed(seed: int, policy_seed: int, episode: int) -> int:
 
 
 def observe_reward(policy: Any, carry: Any, rewards: np.ndarray) -> Any:
-    """The carry after the rewards [E] of the last actions, in the environment's units. Policies that use no rewards have no
-    `observe_reward(carry, rewards)`."""
+    """The carry after the rewards [E] of the last actions, in the environment's units. Policies that use no rewards
+    have no `observe_reward(carry, rewards)`."""
     method = getattr(policy, "observe_reward", None)
     return carry if method is None else method(carry, rewards)
 
 
 def set_goal(policy: Any, carry: Any, goals: np.ndarray | None) -> Any:
-    """The carry of episodes that just began with the goals [E, G] raw, or None where there are none. Policies that are not
-    goal-conditioned have no `set_goal(carry, goals)`. Raises UserError for one that is where there are no goals."""
+    """The carry of episodes that just began with the goals [E, G] raw, or None where there are none. Policies that are
+    not goal-conditioned have no `set_goal(carry, goals)`. Raises UserError for one that is where there are no goals."""
     method = getattr(policy, "set_goal", None)
     return carry if method is None else method(carry, goals)
 
 
 def goal_of(observation: Any, info: Any) -> np.ndarray | None:
-    """The goal of the episode that `env.reset` just began, [G]: OGBench's info["goal"], or the entry desired_goal of the observation.
+    """The goal of the episode that `env.reset` just began, [G]: OGBench's info["goal"], or the entry desired_goal of
+    the observation.
 
     A goal of several entries (the kitchen's) is joined in sorted order, as data's are.
     """
@@ -57,7 +60,9 @@ def _leaves(value: Any) -> list[np.ndarray]:
 
 
 def success_of(info: dict[str, Any]) -> float | None:
-    """The success in [0, 1] that an environment reports, under the keys that Gymnasium's use; None where it reports none."""
+    """The success in [0, 1] that an environment reports, under the keys that Gymnasium's use; None where it reports
+    none.
+    """
     for key in ("success", "is_success"):
         if key in info:
             values = np.asarray(info[key]).reshape(-1)
@@ -70,8 +75,8 @@ def success_of(info: dict[str, Any]) -> float | None:
 
 @contextlib.contextmanager
 def mujoco_warnings() -> Iterator[list[str]]:
-    """Collect MuJoCo's warnings of unstable physics, after which it silently resets, in a list; else they would go to a MUJOCO_LOG.TXT
-    in the current folder. Whoever steps an environment looks at the list and empties it."""
+    """Collect MuJoCo's warnings of unstable physics, after which it silently resets, in a list; else they would go to a
+    MUJOCO_LOG.TXT in the current folder. Whoever steps an environment looks at the list and empties it."""
     messages: list[str] = []
     mujoco: Any = sys.modules.get("mujoco")  # absent: none of the environments uses it
     if mujoco is None:

@@ -21,7 +21,8 @@ def in_file(env_id: str | None) -> bool:
 
 
 def own_environment(env_id: str) -> Callable[..., Any] | None:
-    """What makes the environment `env_id`; None where that is an id of Gymnasium's. Runs code: call `trust.check_environment` first.
+    """What makes the environment `env_id`; None where that is an id of Gymnasium's. Runs code: call
+    `trust.check_environment` first.
 
     Raises UserError for a file or name that is not there, and for what makes nothing.
     """
@@ -42,7 +43,9 @@ def own_environment(env_id: str) -> Callable[..., Any] | None:
             return None
         make = _object(place, name, env_id, 0)
     if not callable(make):
-        raise UserError(f"env={env_id} is a {type(make).__name__}; a class of environments is due, or a function that makes one")
+        raise UserError(
+            f"env={env_id} is a {type(make).__name__}; a class of environments is due, or a function that makes one"
+        )
     return functools.partial(guarded, f"env={env_id}", make)
 
 
@@ -52,8 +55,8 @@ def _object(place: str, name: str, env_id: str, changed: int) -> Any:
 
 
 def place_of(make: Callable[..., Any]) -> str | None:
-    """`file.py:Name` or `module:Name` of a class or function at the top of a module; None where another process cannot name it: in a
-    notebook or the interpreter, and for a lambda or what stands inside a function."""
+    """`file.py:Name` or `module:Name` of a class or function at the top of a module; None where another process cannot
+    name it: in a notebook or the interpreter, and for a lambda or what stands inside a function."""
     name = getattr(make, "__qualname__", "")
     module = sys.modules.get(getattr(make, "__module__", ""))
     file = getattr(module, "__file__", None)
@@ -66,5 +69,9 @@ def place_of(make: Callable[..., Any]) -> str | None:
         return None
     if getattr(module, "__package__", None) and module.__name__ != "__main__":
         return f"{module.__name__}:{name}"
-    path = os.path.relpath(file) if Path(file).resolve().is_relative_to(Path.cwd().resolve()) else str(Path(file).resolve())
+    path = (
+        os.path.relpath(file)
+        if Path(file).resolve().is_relative_to(Path.cwd().resolve())
+        else str(Path(file).resolve())
+    )
     return f"{path}:{name}"

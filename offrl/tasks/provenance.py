@@ -13,7 +13,9 @@ from offrl.tasks.task import Task
 
 @dataclass(frozen=True)
 class Provenance:
-    """Columns of scores.csv and results.csv. As text: `Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0; 0 and 100 are D4RL reference returns`."""
+    """Columns of scores.csv and results.csv. As text:
+    `Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0; 0 and 100 are D4RL reference returns`.
+    """
 
     env_id: str = ""  # the Gymnasium id without its module, or the name of the function that makes the environment
     packages: str = ""  # those whose version changes a score: "gymnasium 1.4.0, mujoco 3.11.0"

@@ -27,30 +27,48 @@ class Task:
     ref_min: float | None = None  # undiscounted return that scores 0
     ref_max: float | None = None  # undiscounted return that scores 100
     ref_label: str = ""  # whose reference scores, e.g. "D4RL"
-    ref_envs: tuple[str, ...] = ()  # ids of other environments in which they hold: they belong to data and environment together
-    observation_keys: tuple[str, ...] = ()  # Dict observations: which entries, in this order, make the flat one; see tasks.entries
-    action_start: int | None = None  # the number of the environment's first choice, where not 0: data and networks count from 0
+    ref_envs: tuple[
+        str, ...
+    ] = ()  # ids of other environments in which they hold: they belong to data and environment together
+    observation_keys: tuple[
+        str, ...
+    ] = ()  # Dict observations: which entries, in this order, make the flat one; see tasks.entries
+    action_start: int | None = (
+        None  # the number of the environment's first choice, where not 0: data and networks count from 0
+    )
     observation_dim: int | None = None  # of the flat observation, to check data against
     action_dim: int | None = None
     url: str | None = None  # where the dataset is downloaded from
-    file: tuple[int, str] | None = field(default=None, compare=False)  # its bytes and SHA-256, where known: another one is refused
-    starts: tuple[dict[str, Any], ...] = ()  # options of `reset`, taken in turn by the episodes: tasks within the task, such as goals
-    scored_by: str = "return"  # what a score is made of: the return, or "success": 100 times the share of episodes that succeed
+    file: tuple[int, str] | None = field(
+        default=None, compare=False
+    )  # its bytes and SHA-256, where known: another one is refused
+    starts: tuple[
+        dict[str, Any], ...
+    ] = ()  # options of `reset`, taken in turn by the episodes: tasks within the task, such as goals
+    scored_by: str = (
+        "return"  # what a score is made of: the return, or "success": 100 times the share of episodes that succeed
+    )
     note: str = ""  # how the environment differs from the one the data or the reference scores come from
 
     def __post_init__(self) -> None:
-        """An environment that code outside offrl names (a user's, a plugin's) is one that a person named; offrl itself reads files."""
+        """An environment that code outside offrl names (a user's, a plugin's) is one that a person named; offrl itself
+        reads files.
+        """
         if sys._getframe(2).f_globals.get("__name__", "offrl").partition(".")[0] not in ("offrl", "dataclasses"):
             trust.typed(self.env_id, self.env_kwargs)
 
     def normalise(self, returns: Any) -> Any:
-        """100 (G - ref_min) / (ref_max - ref_min) (D4RL, arXiv 2004.07219, section 4); None when the task has no reference scores."""
+        """100 (G - ref_min) / (ref_max - ref_min) (D4RL, arXiv 2004.07219, section 4); None when the task has no
+        reference scores.
+        """
         if self.ref_min is None or self.ref_max is None:
             return None
         return 100.0 * (returns - self.ref_min) / (self.ref_max - self.ref_min)
 
     def holds_in(self, env_id: str) -> bool:
-        """True where the reference scores, if there are any, are those of the environment `env_id` as its id alone makes it."""
+        """True where the reference scores, if there are any, are those of the environment `env_id` as its id alone
+        makes it.
+        """
         name = env_id.rpartition(":")[2]
         return name in self.ref_envs or (name == (self.env_id or "").rpartition(":")[2] and not self.env_kwargs)
 
@@ -59,7 +77,9 @@ class Task:
         return replace(self, ref_min=None, ref_max=None, ref_label="", ref_envs=())
 
     def score(self, returns: Any, successes: Any) -> Any:
-        """Scores of episodes with these undiscounted returns and successes (None: unknown); None where there is no way to score them."""
+        """Scores of episodes with these undiscounted returns and successes (None: unknown); None where there is no way
+        to score them.
+        """
         if self.scored_by == "success":
             return None if successes is None else 100.0 * successes
         return self.normalise(returns)
@@ -77,12 +97,15 @@ def lookup(name: str) -> Task | None:
 
 
 def recorded_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an environment as a file records them, less the way in which it was drawn there: scores need no window."""
+    """The arguments of an environment as a file records them, less the way in which it was drawn there: scores need no
+    window.
+    """
     return {k: v for k, v in arguments.items() if k != "render_mode"}
 
 
 def task_from_json(data: Mapping[str, Any], where: str = "the file") -> Task:
-    """A task from what `DataSpec.to_json` makes of one. Keys it does not know are ignored. Raises UserError for values of other types.
+    """A task from what `DataSpec.to_json` makes of one. Keys it does not know are ignored. Raises UserError for values
+    of other types.
 
     where: the file, for that message.
     """
@@ -92,7 +115,9 @@ def task_from_json(data: Mapping[str, Any], where: str = "the file") -> Task:
     for key in ("observation_keys", "starts", "ref_envs"):
         values[key] = tuple(values[key]) if isinstance(values.get(key), list | tuple) else values.get(key) or ()
     wrong = misfit(values, Task, "") or ("" if "name" in values else "name is missing")
-    wrong = wrong or next((f"{k} is not finite" for k in ("ref_min", "ref_max") if not math.isfinite(values.get(k) or 0.0)), "")
+    wrong = wrong or next(
+        (f"{k} is not finite" for k in ("ref_min", "ref_max") if not math.isfinite(values.get(k) or 0.0)), ""
+    )
     sizes = ("max_episode_steps", "observation_dim", "action_dim")
     wrong = wrong or next((f"{k} is below 1" for k in sizes if (values.get(k) or 1) < 1), "")
     if wrong:
@@ -101,19 +126,24 @@ def task_from_json(data: Mapping[str, Any], where: str = "the file") -> Task:
 
 
 def warn_of_references(task: Task, place: str) -> None:
-    """Warn that scores in the environment `place` are not normalised by the task's reference scores, which are not its own."""
+    """Warn that scores in the environment `place` are not normalised by the task's reference scores, which are not its
+    own.
+    """
     own = (task.env_id or "another environment").rpartition(":")[2]
     whose = f"{task.ref_label or 'the reference'} returns that score 0 and 100 for {task.name}"
     warn(f"the {whose} are those of {own}, not of {place}: returns are not normalised")
 
 
 def with_factory(task: Task | None, factory: Callable[[], Any], name: str) -> Task:
-    """`task` scored in the environment that `factory` makes; for data without a task a new one called `name`. Reference scores stay only
-    where that environment, by its `spec.id`, is one for which they hold."""
+    """`task` scored in the environment that `factory` makes; for data without a task a new one called `name`. Reference
+    scores stay only where that environment, by its `spec.id`, is one for which they hold."""
     note = ""
     if place_of(factory) is None:
         label = getattr(factory, "__qualname__", type(factory).__name__)
-        note = f"It was scored in what {label} made, of a notebook or inside a function, which no file names: give it again (env=...)"
+        note = (
+            f"It was scored in what {label} made, of a notebook or inside a function, which no file names: give "
+            "it again (env=...)"
+        )
     if task is None:
         return Task(name=name, env_factory=factory, note=note)
     if task.ref_min is not None:

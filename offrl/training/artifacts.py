@@ -1,4 +1,6 @@
-"""Artifacts: files of a finished run besides its policies, such as world models and pictures, made at the end of training."""
+"""Artifacts: files of a finished run besides its policies, such as world models and pictures, made at the end of
+training.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,13 @@ class GoalMap:
         policy = policies_of(run.algorithm, run.state, run.replicas[:1])[0]
         try:
             picture = run.dir / goal_map.PICTURE
-            goal_map.draw(picture, run.algorithm, select(run.state, 0), policy, run.dataset, str(run.replicas[0]), run.env)
-        except Exception as error:  # whatever the environment, the fonts or the disk do: the run is finished and stays so
+            goal_map.draw(
+                picture, run.algorithm, select(run.state, 0), policy, run.dataset, str(run.replicas[0]), run.env
+            )
+        except (
+            Exception
+        ) as error:  # whatever the environment, the fonts or the disk do: the run is finished and stays so
             text = " ".join(str(error).split())
-            warn(f"no {goal_map.PICTURE}: {text if isinstance(error, UserError) else f'{type(error).__name__}: {text}'}")
+            warn(
+                f"no {goal_map.PICTURE}: {text if isinstance(error, UserError) else f'{type(error).__name__}: {text}'}"
+            )

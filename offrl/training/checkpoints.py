@@ -1,4 +1,6 @@
-"""Checkpoints of replicas that learn: their states, those to go back to where they diverge, and the sums of metrics in between."""
+"""Checkpoints of replicas that learn: their states, those to go back to where they diverge, and the sums of metrics in
+between.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,11 @@ class Checkpoints:
         self.run_dir, self.keep = run_dir, keep
         self.identity = {"algorithm": algorithm, "seeds": [r.seed for r in replicas]}
 
-    def save(self, step: int, engine: Engine, alive: Tensor, settled: bool, tree: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Write what `engine` holds, after replicas that are not `alive` went back to what it remembered, and `tree` and `meta` besides.
+    def save(
+        self, step: int, engine: Engine, alive: Tensor, settled: bool, tree: Mapping[str, Any], meta: Mapping[str, Any]
+    ) -> None:
+        """Write what `engine` holds, after replicas that are not `alive` went back to what it remembered, and `tree`
+        and `meta` besides.
 
         settled: no update was made since `Engine.settle`. Raises UserError where it cannot be written.
         """
@@ -53,7 +58,9 @@ class Checkpoints:
         files.save(self.run_dir, step, files.flatten(parts), {**meta, **self.identity}, self.keep)
 
     def load(self, template: TrainState) -> Saved | None:
-        """The newest checkpoint that can be read, as states like `template`; None where there is none. Raises UserError."""
+        """The newest checkpoint that can be read, as states like `template`; None where there is none. Raises
+        UserError.
+        """
         newest = files.load_latest(self.run_dir)
         if newest is None:
             return None

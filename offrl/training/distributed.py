@@ -1,8 +1,9 @@
 """One replica's batch spread over processes started by torchrun, for models too large to train otherwise.
 
-Each process holds the whole model and computes the gradient of its share of every batch; gradients are averaged before each optimiser
-step, by the collectives that torch's DistributedDataParallel uses. That class itself averages what `backward` leaves in `.grad`, and our
-gradients are values of a function, so `Algorithm.descend` does it, a module at a time.
+Each process holds the whole model and computes the gradient of its share of every batch; gradients are averaged before
+each optimiser step, by the collectives that torch's DistributedDataParallel uses. That class itself averages what
+`backward` leaves in `.grad`, and our gradients are values of a function, so `Algorithm.descend` does it, a module at a
+time.
 """
 
 from __future__ import annotations
@@ -42,11 +43,19 @@ def own_device(device: torch.device) -> torch.device:
     """`device`, or under torchrun on GPUs this process's own. Raises UserError where there are not as many."""
     if device.type != "cuda" or world().size == 1:
         return device
-    local, per_node, gpus = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    local, per_node, gpus = (
+        int(os.environ.get("LOCAL_RANK", 0)),
+        int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+        torch.cuda.device_count(),
+    )
     if device.index is not None and per_node > 1:
-        raise UserError(f"device={device} names one GPU, and torchrun started {per_node} processes on this machine: use device=cuda")
+        raise UserError(
+            f"device={device} names one GPU, and torchrun started {per_node} processes on this machine: use device=cuda"
+        )
     if local >= gpus:
-        raise UserError(f"torchrun started {per_node} processes on this machine, which has {gpus} GPUs: use --nproc_per_node={gpus}")
+        raise UserError(
+            f"torchrun started {per_node} processes on this machine, which has {gpus} GPUs: use --nproc_per_node={gpus}"
+        )
     return device if device.index is not None else torch.device("cuda", local)
 
 
@@ -56,12 +65,20 @@ def join(device: torch.device, replicas: int, batch_size: int) -> World:
     if process.size == 1:
         return process
     if replicas > 1:
-        raise UserError(f"torchrun spreads the batch of one seed over {process.size} processes; seeds={replicas} train without torchrun")
+        raise UserError(
+            f"torchrun spreads the batch of one seed over {process.size} processes; seeds={replicas} train without "
+            "torchrun"
+        )
     if batch_size % process.size:
-        raise UserError(f"algo.batch_size={batch_size} cannot be shared by {process.size} processes; choose a multiple of {process.size}")
+        raise UserError(
+            f"algo.batch_size={batch_size} cannot be shared by {process.size} processes; choose a multiple of "
+            f"{process.size}"
+        )
     if not torch.distributed.is_initialized():
         gpu = device.type == "cuda"
-        torch.distributed.init_process_group("nccl" if gpu else "gloo", timeout=TIMEOUT, device_id=device if gpu else None)
+        torch.distributed.init_process_group(
+            "nccl" if gpu else "gloo", timeout=TIMEOUT, device_id=device if gpu else None
+        )
     return process
 
 
@@ -82,7 +99,9 @@ def mean(values: Tensor) -> Tensor:
 
 
 def agree(number: int, stop: int, device: torch.device) -> tuple[int, int]:
-    """The first process's `number`, and the largest `stop` of all: where the clock decides, all have to decide alike."""
+    """The first process's `number`, and the largest `stop` of all: where the clock decides, all have to decide
+    alike.
+    """
     values = torch.tensor([number, stop], device=device)
     torch.distributed.broadcast(values[:1], 0)
     torch.distributed.all_reduce(values[1:], torch.distributed.ReduceOp.MAX)

@@ -35,7 +35,9 @@ class Plan:
 
 
 class Engine(Protocol):
-    """The replicas of a run, on their devices. Everything it gives out is a copy on the CPU, with the replica axis in the run's order."""
+    """The replicas of a run, on their devices. Everything it gives out is a copy on the CPU, with the replica axis in
+    the run's order.
+    """
 
     def run(self, step: int, count: int) -> None:
         """`count` updates of every replica from update number `step`."""
@@ -44,7 +46,9 @@ class Engine(Protocol):
         """Sums of each metric [N] since `settle`."""
 
     def settle(self, alive: Tensor) -> None:
-        """The states now are good: remember them and begin new sums. What is not `alive` [N] goes back to what was remembered before."""
+        """The states now are good: remember them and begin new sums. What is not `alive` [N] goes back to what was
+        remembered before.
+        """
 
     def freeze(self, alive: Tensor) -> None:
         """Put what is not `alive` [N] back to what `settle` remembered."""
@@ -72,11 +76,13 @@ class Engine(Protocol):
 
 
 class Slices:
-    """Updates in slices of about SLICE_SECONDS, between which signals, scores and the progress bar are looked at, and their speed."""
+    """Updates in slices of about SLICE_SECONDS, between which signals, scores and the progress bar are looked at, and
+    their speed.
+    """
 
     def __init__(self, period: int = 1) -> None:
-        """period: of the algorithm. A slice ends with a whole pattern: parts of one round differently, and where it ends depends on the
-        clock."""
+        """period: of the algorithm. A slice ends with a whole pattern: parts of one round differently, and where it
+        ends depends on the clock."""
         self.period = self.size = period
         self.rate, self.recent = 0.0, 0.0  # updates per second: since `begin`, of late
         self._pace = Pace()
@@ -99,7 +105,9 @@ class Slices:
         return end - end % self.period if end < last else end
 
     def done(self, step: int) -> float | None:
-        """The slice up to `step` is over. The first one gives its seconds, as tracing and compiling are no measure of speed."""
+        """The slice up to `step` is over. The first one gives its seconds, as tracing and compiling are no measure of
+        speed.
+        """
         tick, count = time.monotonic(), step - self._step
         seconds = tick - self._began
         if not self._warm:
@@ -113,7 +121,9 @@ class Slices:
 
 
 def group_sizes(replicas: int, largest: int) -> list[int]:
-    """The number of replicas that each program trains: as few programs as `largest` allows, of sizes that differ by one at most."""
+    """The number of replicas that each program trains: as few programs as `largest` allows, of sizes that differ by one
+    at most.
+    """
     programs = -(-replicas // largest)
     small, more = divmod(replicas, programs)
     return [small + 1] * more + [small] * (programs - more)
@@ -142,8 +152,8 @@ class LocalEngine:
         batches: Batches | None = None,
         sizes: Sequence[int] | None = None,
     ) -> None:
-        """source: what the algorithm's sampler prepared, on `device`. batches: see `make_step`; only where there is a single group.
-        sizes: of the groups, where they are not those of `plan.group`."""
+        """source: what the algorithm's sampler prepared, on `device`. batches: see `make_step`; only where there is a
+        single group. sizes: of the groups, where they are not those of `plan.group`."""
         self.algorithm, self.device = plan.algorithm, device
         self.steps: dict[int, Step] = {}
         self.parts: list[slice] = []
@@ -151,7 +161,9 @@ class LocalEngine:
         self.hyper: list[Hyper] = []
         # replicas of one group after the other: what their graphs take besides the states is needed once
         pool = torch.cuda.graph_pool_handle() if "cudagraph" in plan.mode else None
-        varied = {name: torch.tensor(values, dtype=torch.float32, device=device) for name, values in hyper(replicas).items()}
+        varied = {
+            name: torch.tensor(values, dtype=torch.float32, device=device) for name, values in hyper(replicas).items()
+        }
         first = 0
         for size in sizes or group_sizes(len(replicas), plan.group):
             part = slice(first, first + size)
@@ -201,7 +213,9 @@ class LocalEngine:
                 return torch.where(keep.view(-1, *[1] * (new.ndim - 1)), new, old)
 
             frozen = self._state[i].buffers
-            self._state[i] = pytree.tree_map(choose, self._state[i]._replace(buffers={}), self._good[i])._replace(buffers=frozen)
+            self._state[i] = pytree.tree_map(choose, self._state[i]._replace(buffers={}), self._good[i])._replace(
+                buffers=frozen
+            )
 
     def state(self) -> TrainState:
         return self._gather(self._state)
@@ -214,7 +228,9 @@ class LocalEngine:
 
     def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
         self._state = [self._part(state, part) for part in self.parts]
-        self._good = [self._part(good._replace(buffers={}), part) for part in self.parts]  # what diverged is not trained again
+        self._good = [
+            self._part(good._replace(buffers={}), part) for part in self.parts
+        ]  # what diverged is not trained again
         self._sums = [self._part(sums, part) for part in self.parts]
 
     def doubt(self) -> str | None:
@@ -235,14 +251,21 @@ class LocalEngine:
 
     @staticmethod
     def _gather(states: Sequence[TrainState]) -> TrainState:
-        return pytree.tree_map(lambda *leaves: torch.cat([leaf.detach() for leaf in leaves]).to("cpu", copy=len(leaves) == 1), *states)
+        return pytree.tree_map(
+            lambda *leaves: torch.cat([leaf.detach() for leaf in leaves]).to("cpu", copy=len(leaves) == 1), *states
+        )
 
 
-def policies_of(algorithm: Algorithm, state: TrainState, replicas: Sequence[Replica], device: torch.device | str = "cpu") -> list[Any]:
+def policies_of(
+    algorithm: Algorithm, state: TrainState, replicas: Sequence[Replica], device: torch.device | str = "cpu"
+) -> list[Any]:
     """One TrainedPolicy for each replica."""
     from offrl.evaluation.policy import TrainedPolicy
 
-    return [TrainedPolicy(with_settings(algorithm, dict(r.values)), select(state, i), r.seed, device) for i, r in enumerate(replicas)]
+    return [
+        TrainedPolicy(with_settings(algorithm, dict(r.values)), select(state, i), r.seed, device)
+        for i, r in enumerate(replicas)
+    ]
 
 
 def merge(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -34,9 +34,9 @@ def fit(
 ) -> LocalEngine:
     """Train one replica for each seed, side by side in this process; the engine holds them.
 
-    source: what the algorithm's sampler prepared, on `device`. compile: as the setting of a run. start: changes the replicas' first state.
-    look: called after the updates of `stops`; training ends early where it is true. The same call gives the same numbers on the same
-    machine.
+    source: what the algorithm's sampler prepared, on `device`. compile: as the setting of a run. start: changes the
+    replicas' first state. look: called after the updates of `stops`; training ends early where it is true. The same
+    call gives the same numbers on the same machine.
     """
     replicas = [Replica(seed) for seed in seeds]
     mode = choose_mode(compile, device, updates)

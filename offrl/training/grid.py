@@ -25,7 +25,9 @@ class _Used(TorchFunctionMode):
         self.config, self.names = config, names
         self.names_used: set[str] = set()
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         operands = {id(x) for x in pytree.tree_leaves((args, kwargs))}
         self.names_used |= {name for name in self.names if id(getattr(self.config, name)) in operands}
@@ -33,8 +35,8 @@ class _Used(TorchFunctionMode):
 
 
 def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: torch.device) -> None:
-    """Raise UserError where the algorithm cannot be trained with the grid's settings side by side: an update is tried, and dropped. Warns
-    of settings that make no difference."""
+    """Raise UserError where the algorithm cannot be trained with the grid's settings side by side: an update is tried,
+    and dropped. Warns of settings that make no difference."""
     columns = hyper(replicas)
     values = {name: torch.tensor(column[:2], dtype=torch.float32, device=device) for name, column in columns.items()}
     if not values or len(replicas) < 2:
@@ -54,15 +56,23 @@ def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: tor
         names = " or ".join(f"grid.{name}" for name in values)
         raise UserError(
             f"{names}: the update of {plan.algorithm.config.name} cannot take a value of its own for each replica "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}); train each value by itself: algo.{next(iter(values))}=VALUE"
+            f"({type(error).__name__}: {str(error).splitlines()[0]}); train each value by itself: "
+            f"algo.{next(iter(values))}=VALUE"
         ) from error
     looked_at = {*used.names_used, *marked(algorithm.config, "acting")}
     for name, column in columns.items():
         if name not in looked_at and not _begins_with(algorithm, name, column):
-            warn(f"grid.{name}: no update of {algorithm.config.name} with these settings looks at algo.{name}, so its values train alike")
+            warn(
+                f"grid.{name}: no update of {algorithm.config.name} with these settings looks at algo.{name}, so its "
+                "values train alike"
+            )
 
 
 def _begins_with(algorithm: Algorithm, name: str, column: Sequence[float]) -> bool:
-    """True where the state before the first update depends on a setting, as it does on the first value of a weight that is learnt."""
-    states = [pytree.tree_leaves(with_settings(algorithm, {name: value}).init(0)) for value in (min(column), max(column))]
+    """True where the state before the first update depends on a setting, as it does on the first value of a weight that
+    is learnt.
+    """
+    states = [
+        pytree.tree_leaves(with_settings(algorithm, {name: value}).init(0)) for value in (min(column), max(column))
+    ]
     return not all(map(torch.equal, *states))

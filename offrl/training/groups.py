@@ -12,12 +12,15 @@ from offrl.training.engine import Plan, first_state
 from offrl.training.step import make_step
 
 SHARE = 0.8  # of a GPU's free memory that replicas may take
-STATES = 3.0  # copies of a replica's state that stay on a GPU: as it is, as it was when its losses were last looked at, and in the graph
+# copies of a replica's state that stay on a GPU: as it is, as it was when its losses were last looked at, and in the
+# graph
+STATES = 3.0
 CPU_GROUP = 4  # replicas in one program on CPU: more gain nothing there, and their activations leave the cache
 
 
 def default_group(replicas: int, workers: int, plan: Plan, source: Any, device: torch.device) -> int:
-    """The number of replicas to train as one program: on a GPU as many as its memory holds. source: what the sampler prepared, there.
+    """The number of replicas to train as one program: on a GPU as many as its memory holds. source: what the sampler
+    prepared, there.
 
     Group sizes decide the last bits of a result on some machines, so a run keeps the one that it began with.
     """
@@ -30,12 +33,14 @@ def default_group(replicas: int, workers: int, plan: Plan, source: Any, device: 
         return 1
     state, working = replica_bytes(plan, source, device)
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    # every replica's states stay there, whatever the group; what an update needs besides is needed by one group at a time
+    # every replica's states stay there, whatever the group; what an update needs besides is needed by one group at a
+    # time
     return max(1, min(share, int((SHARE * free - share * state) / working)))
 
 
 def replica_bytes(plan: Plan, source: Any, device: torch.device) -> tuple[float, float]:
-    """Bytes of GPU memory that one more replica takes: for good, by its states, and while its group trains, by activations and gradients.
+    """Bytes of GPU memory that one more replica takes: for good, by its states, and while its group trains, by
+    activations and gradients.
 
     Measured: the peaks of eager updates of two replicas and of four.
     """

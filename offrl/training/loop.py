@@ -29,8 +29,8 @@ def train(
 
     config, pretrained: as `stages.ready` gives them. on_evaluation: see `offrl.train`.
 
-    Raises UserError for settings that do not fit the data, the environment or the run found in `run_dir`; Interrupted after Ctrl-C or
-    SIGTERM, when all is saved.
+    Raises UserError for settings that do not fit the data, the environment or the run found in `run_dir`; Interrupted
+    after Ctrl-C or SIGTERM, when all is saved.
     """
     dataset = as_begun(run_dir, dataset)
     with contextlib.ExitStack() as resources:
@@ -95,7 +95,9 @@ def train(
 
 
 def time_text(total: float, compiling: float, waited: float) -> str:
-    """`trained in 1 min 57 s, of which compiling 1 min 50 s`, from seconds: what else than updates took longer than one is named."""
+    """`trained in 1 min 57 s, of which compiling 1 min 50 s`, from seconds: what else than updates took longer than one
+    is named.
+    """
     parts = {"compiling": compiling, "waiting for evaluation": waited}
     shown = " and ".join(f"{what} {duration(seconds)}" for what, seconds in parts.items() if seconds > 1.0)
     return f"trained in {duration(total)}" + (f", of which {shown}" if shown else "")

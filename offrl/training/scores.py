@@ -14,7 +14,11 @@ from offrl.runs.tables import score_text
 from offrl.settings.replicas import Replica
 from offrl.system.signals import StopSignals
 
-COLUMNS = {"return": "return_mean", "length": "length_mean", "discounted": "discounted_mean"}  # where scores.csv has another name
+COLUMNS = {
+    "return": "return_mean",
+    "length": "length_mean",
+    "discounted": "discounted_mean",
+}  # where scores.csv has another name
 
 
 class _CutShort(Exception):
@@ -22,7 +26,9 @@ class _CutShort(Exception):
 
 
 class Scores:
-    """The evaluations of a run, from their beginning to the line in its log. Without a `Scorer` nothing is ever scored."""
+    """The evaluations of a run, from their beginning to the line in its log. Without a `Scorer` nothing is ever
+    scored.
+    """
 
     def __init__(
         self,
@@ -34,9 +40,16 @@ class Scores:
         show: Callable[[str], None],
         heard: Callable[[int, list[dict[str, Any]], list[Any]], None] = lambda step, rows, policies: None,
     ) -> None:
-        """dataset: its name, for scores.csv. signals: end the waiting for scores. show: called with new scores in words, and heard with
-        their step, their rows and the policies."""
-        self.scorer, self.log, self.replicas, self.dataset, self.signals, self.show = scorer, log, replicas, dataset, signals, show
+        """dataset: its name, for scores.csv. signals: end the waiting for scores. show: called with new scores in
+        words, and heard with their step, their rows and the policies."""
+        self.scorer, self.log, self.replicas, self.dataset, self.signals, self.show = (
+            scorer,
+            log,
+            replicas,
+            dataset,
+            signals,
+            show,
+        )
         self.heard = heard
         self.text = ""  # the last scores in words
         self.seconds_waited = 0.0
@@ -51,7 +64,8 @@ class Scores:
         return [] if self.scorer is None else self.scorer.policies
 
     def begin(self, step: int, policies: Callable[[], list[Any]]) -> None:
-        """Score the policies of `step`, when the evaluation that runs is over: a checkpoint holds the policies of one only.
+        """Score the policies of `step`, when the evaluation that runs is over: a checkpoint holds the policies of one
+        only.
 
         Returns at once where worker processes evaluate, unless an earlier evaluation still runs.
         """
@@ -81,7 +95,9 @@ class Scores:
         rows = [{**row, **about} for row in rows]
         self.log.scores(step, rows, result.returns, result.lengths)
         self.log.timing(step, evaluation=seconds)
-        self.text = score_text("score" if result.scores is not None else "return", result.per_seed().tolist(), self.replicas)
+        self.text = score_text(
+            "score" if result.scores is not None else "return", result.per_seed().tolist(), self.replicas
+        )
         self.show(self.text)
         self.heard(step, [{"step": step, **row} for row in rows], policies)
 

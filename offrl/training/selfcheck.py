@@ -1,4 +1,6 @@
-"""The self-check of training on a device: its step against the eager one and the CPU's, its speed, and the memory that a seed takes."""
+"""The self-check of training on a device: its step against the eager one and the CPU's, its speed, and the memory that
+a seed takes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from offrl.training.stages import ready
 
 SEEDS = 8  # tried side by side
 TRIED = 20  # updates that are compared; a multiple of every algorithm's period
-SAME = 1e-4  # relative difference of a module that is rounding. It moves them by 1e-5 in as many updates of IQL, another batch by 5e-3
+# relative difference of a module that is rounding. It moves them by 1e-5 in as many updates of IQL, another batch by
+# 5e-3
+SAME = 1e-4
 
 
 class SelfCheck:
@@ -34,13 +38,23 @@ class SelfCheck:
 
     def __init__(self, algo: str, compile: str, device: torch.device) -> None:
         """Raises UserError for settings under which nothing can be tried."""
-        settings = {"algo": algo, "compile": compile, "device": str(device), "steps": PAYS_FROM, "quiet": True, "experiment": "none"}
+        settings = {
+            "algo": algo,
+            "compile": compile,
+            "device": str(device),
+            "steps": PAYS_FROM,
+            "quiet": True,
+            "experiment": "none",
+        }
         config = compose(settings)
         kind = registry.get("algo", config.algo.name)
         dataset = load_dataset(config.dataset, str(device), True)
         check_kind(kind, config.algo.name, dataset)
         if kind.requires(config, dataset):
-            raise UserError(f"algo={config.algo.name} has others trained first, which takes long; try one that begins at once, such as iql")
+            raise UserError(
+                f"algo={config.algo.name} has others trained first, which takes long; try one that begins at once, "
+                "such as iql"
+            )
         config, _ = ready(config, dataset)
         algorithm = make_algorithm(config, dataset)
         mode = choose_mode(config.compile, device, config.steps, algorithm)
@@ -54,8 +68,12 @@ class SelfCheck:
         """The modes in which the step may run here, the fastest first."""
         return [self.plan.mode, *(["cudagraph"] if self.plan.mode == "compiled-cudagraph" else [])]
 
-    def engine(self, mode: str, seeds: int = SEEDS, device: torch.device | None = None, nudged: bool = False) -> LocalEngine:
-        """Fresh replicas. nudged: with their first weights moved by one unit in the last place, up or down by chance."""
+    def engine(
+        self, mode: str, seeds: int = SEEDS, device: torch.device | None = None, nudged: bool = False
+    ) -> LocalEngine:
+        """Fresh replicas. nudged: with their first weights moved by one unit in the last place, up or down by
+        chance.
+        """
         plan, device = dataclasses.replace(self.plan, mode=mode), device or self.device
         replicas = [Replica(seed) for seed in range(seeds)]
         state = first_state(plan.algorithm, replicas)
@@ -63,7 +81,9 @@ class SelfCheck:
             generator, infinity = torch.Generator().manual_seed(0), torch.tensor(float("inf"))
 
             def nudge(p: Tensor) -> Tensor:
-                return torch.nextafter(p, torch.where(torch.rand(p.shape, generator=generator) < 0.5, infinity, -infinity))
+                return torch.nextafter(
+                    p, torch.where(torch.rand(p.shape, generator=generator) < 0.5, infinity, -infinity)
+                )
 
             state = state._replace(params=pytree.tree_map(nudge, state.params))
         engine = LocalEngine(plan, move(self.source, device), replicas, device)
@@ -71,11 +91,15 @@ class SelfCheck:
         return engine
 
     def parameters(self, engine: LocalEngine) -> dict[str, Tensor]:
-        """Each module's parameters after the updates that are compared, [N, all of them] on the CPU. One by one, those that were 0 at first
-        are small, and one step of Adam that rounding turned round is much of them."""
+        """Each module's parameters after the updates that are compared, [N, all of them] on the CPU. One by one, those
+        that were 0 at first are small, and one step of Adam that rounding turned round is much of them."""
         engine.run(0, TRIED)
         modules = engine.state().params
-        return {name: torch.cat([x.reshape(len(x), -1) for x in module.values()], 1) for name, module in modules.items() if module}
+        return {
+            name: torch.cat([x.reshape(len(x), -1) for x in module.values()], 1)
+            for name, module in modules.items()
+            if module
+        }
 
     @cached_property
     def eager(self) -> dict[str, Tensor]:
@@ -84,7 +108,9 @@ class SelfCheck:
 
     @cached_property
     def tolerance(self) -> float:
-        """Relative difference that is rounding: three times what moving the first weights by one unit in the last place makes."""
+        """Relative difference that is rounding: three times what moving the first weights by one unit in the last place
+        makes.
+        """
         return max(SAME, 3.0 * difference(self.eager, self.parameters(self.engine("eager", nudged=True))))
 
     def cpu_difference(self) -> float:

@@ -32,7 +32,15 @@ from offrl.training.listeners.callback import BY_CALLBACK, Callbacks, OnEvaluati
 from offrl.training.scores import Scores
 from offrl.training.setup import PAYS_FROM, Setup, make_engine
 from offrl.training.stopping import StoppingRule
-from offrl.training.updates import loss_limit, metric_means, rows, sound, warn_diverged, warn_of_no_rewards, warn_of_rates
+from offrl.training.updates import (
+    loss_limit,
+    metric_means,
+    rows,
+    sound,
+    warn_diverged,
+    warn_of_no_rewards,
+    warn_of_rates,
+)
 
 
 class Session:
@@ -54,7 +62,10 @@ class Session:
         self.loss_limit = loss_limit(dataset)
         self.step = self.since = 0  # updates done; those at which the sums of metrics began
         self.alive = torch.ones(len(self.replicas), dtype=torch.bool)
-        self.text, self.shows_scores = "", False  # beside the progress: the last scores, or before the first ones a loss
+        self.text, self.shows_scores = (
+            "",
+            False,
+        )  # beside the progress: the last scores, or before the first ones a loss
         self.slices, self.signals = Slices(self.algorithm.traits.period), StopSignals()
         self.checkpoints = Checkpoints(run_dir, config.checkpoint.keep, config.algo.name, self.replicas)
         state = good = first_state(self.algorithm, self.replicas)
@@ -68,7 +79,9 @@ class Session:
         if config.stop != "none":
             if self.world.size > 1:
                 raise UserError(f"stop={config.stop} needs one process; under torchrun leave it out")
-            rule: StoppingRule = registry.get("stop", config.stop)(config, dataset, run_dir, self.replicas, resume_step, self.device)
+            rule: StoppingRule = registry.get("stop", config.stop)(
+                config, dataset, run_dir, self.replicas, resume_step, self.device
+            )
             resources.callback(rule.close)
             self.stopping_rule = rule
         self.callbacks = Callbacks(on_evaluation, run_dir, config.steps)
@@ -92,7 +105,12 @@ class Session:
             replicas=self.replicas,
             title=setup.title(config, dataset, run_dir, processes),
             loggers=logger_names(config.logger),
-            settings={"algo": config.algo.name, **vars(config.algo), "dataset": dataset.spec.name, "steps": config.steps},
+            settings={
+                "algo": config.algo.name,
+                **vars(config.algo),
+                "dataset": dataset.spec.name,
+                "steps": config.steps,
+            },
         )
         self._introduce(saved is not None, setup.evaluator is not None)
         traits = self.algorithm.traits
@@ -113,7 +131,11 @@ class Session:
             say(f"continuing from step {self.step:,}")
         elif resumed and self.end < config.steps:
             rule = self.stopping_rule
-            why = "nothing gets better any more" if rule is None or rule.end is None else f"{rule.reason} (stop={config.stop})"
+            why = (
+                "nothing gets better any more"
+                if rule is None or rule.end is None
+                else f"{rule.reason} (stop={config.stop})"
+            )
             why = BY_CALLBACK if stopped_at(self.run_dir, config.steps) is not None else why
             say(f"this run ended at step {self.end:,}: {why}")
         elif resumed:
@@ -134,13 +156,18 @@ class Session:
                 warn(f"the actor's learning rate reaches 0 at step {decay:,}, and it does not learn after that; {end}")
             elif decay > config.steps >= PAYS_FROM:  # shorter runs are trials
                 share = 0.5 * (1.0 + math.cos(math.pi * config.steps / decay))
-                say(f"the actor's learning rate falls over {decay:,} updates (algo.decay_steps); this run ends at {share:.0%} of it")
+                say(
+                    f"the actor's learning rate falls over {decay:,} updates (algo.decay_steps); this run ends at "
+                    f"{share:.0%} of it"
+                )
 
     # ---- the steps at which the loop stops
 
     def next_stop(self) -> int:
         """The next step at which metrics, scores or a checkpoint are due."""
-        marks = ((self.step // every + 1) * every for every in (self.config.log_every, self.eval_every, self.save_every))
+        marks = (
+            (self.step // every + 1) * every for every in (self.config.log_every, self.eval_every, self.save_every)
+        )
         return min(self.config.steps, *marks)
 
     def due(self, every: int) -> bool:
@@ -164,7 +191,10 @@ class Session:
 
     def _last_step(self) -> int:
         """The step at which the run ends: its `steps`, or before, where the stopping rule or a callback ended it."""
-        ends = (None if self.stopping_rule is None else self.stopping_rule.end, stopped_at(self.run_dir, self.config.steps))
+        ends = (
+            None if self.stopping_rule is None else self.stopping_rule.end,
+            stopped_at(self.run_dir, self.config.steps),
+        )
         return min([self.config.steps, *(end for end in ends if end is not None)])
 
     def heed_callbacks(self) -> None:
@@ -188,7 +218,9 @@ class Session:
     # ---- metrics, policies, checkpoints
 
     def write_metrics(self) -> None:
-        """Write the means since the last line, and freeze every replica whose losses are no longer finite, or beyond all measure."""
+        """Write the means since the last line, and freeze every replica whose losses are no longer finite, or beyond
+        all measure.
+        """
         sums = self.engine.sums()
         if self.world.size > 1:
             names = sorted(sums)
@@ -198,7 +230,10 @@ class Session:
         alive, diverged = sound(values, self.alive, self.loss_limit)
         cure = "A smaller algo.learning_rate or dataset.normalize_observations=true often helps"
         if diverged and (problem := self.engine.doubt()):
-            cure = f"The compiled step computes something else than the uncompiled one ({problem}): {backend.set_aside_compiled()}, "
+            cure = (
+                f"The compiled step computes something else than the uncompiled one ({problem}): "
+                f"{backend.set_aside_compiled()}, "
+            )
             cure += "and train again, or with compile=eager"
         for index, reason in diverged.items():
             warn_diverged(self.replicas[index], self.since, self.step, reason, cure)
@@ -215,7 +250,9 @@ class Session:
         return policies_of(self.algorithm, self.engine.acting(), self.replicas, self.device)
 
     def save(self, cut_short: bool = False) -> None:
-        """Write a checkpoint. One that is not `cut_short` waits for the scores of earlier steps, so that none is written twice."""
+        """Write a checkpoint. One that is not `cut_short` waits for the scores of earlier steps, so that none is
+        written twice.
+        """
         scores = self.scores
         if scores.step not in (None, self.step) and not cut_short:
             scores.wait()
@@ -244,10 +281,14 @@ class Session:
         good = torch.nonzero(self.alive).squeeze(-1)
         state = pytree.tree_map(lambda x: x[good], self.engine.state())
         replicas = [self.replicas[i] for i in good.tolist()]
-        return FinishedRun(self.run_dir, self.algorithm, self.dataset, replicas, state, self.config.eval.env, self.config.quiet)
+        return FinishedRun(
+            self.run_dir, self.algorithm, self.dataset, replicas, state, self.config.eval.env, self.config.quiet
+        )
 
     def _policies_of(self, saved: Saved, step: int) -> list[Any]:
-        """The policies of a checkpoint whose evaluation was cut short: its own, or those of an earlier `step` that it holds."""
+        """The policies of a checkpoint whose evaluation was cut short: its own, or those of an earlier `step` that it
+        holds.
+        """
         policies = policies_of(self.algorithm, saved.state, self.replicas, self.device)
         if step == saved.step:
             return policies

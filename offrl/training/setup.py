@@ -1,4 +1,6 @@
-"""Decisions before training: the algorithm for the data, the device, how the step runs, how many replicas share a program."""
+"""Decisions before training: the algorithm for the data, the device, how the step runs, how many replicas share a
+program.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,13 @@ class Setup:
     def title(self, config: TrainConfig, dataset: Dataset, run_dir: Path, processes: str) -> str:
         """The first lines of a run's log. processes: words on how many train."""
         seeds = len({r.seed for r in self.replicas})
-        count = f"{seeds} seed{'s' if seeds > 1 else ''}" + (f" of {len(self.replicas) // seeds} settings" if config.grid else "")
+        count = f"{seeds} seed{'s' if seeds > 1 else ''}" + (
+            f" of {len(self.replicas) // seeds} settings" if config.grid else ""
+        )
         row = f" ({config.match[0]})" if len(config.match) == 1 else ""  # of the experiment's table
         lines = (
-            f"{config.label} on {dataset.spec.name}: {len(dataset):,} rows, {dataset.num_episodes:,} episodes, {count}, "
+            f"{config.label} on {dataset.spec.name}: {len(dataset):,} rows, {dataset.num_episodes:,} episodes, "
+            f"{count}, "
             f"{config.steps:,} updates",
             f"{self.arithmetic}; step {self.plan.mode}{processes}; settings {config.experiment}{row}; {run_dir}",
         )
@@ -66,12 +71,16 @@ class Setup:
 
 
 def set_up(
-    config: TrainConfig, dataset: Dataset, run_dir: Path, pretrained: Mapping[str, Any] | None, resources: contextlib.ExitStack
+    config: TrainConfig,
+    dataset: Dataset,
+    run_dir: Path,
+    pretrained: Mapping[str, Any] | None,
+    resources: contextlib.ExitStack,
 ) -> Setup:
     """Claim `run_dir` for this run and decide how it trains.
 
-    config, pretrained: as `stages.ready` gives them. resources: close what is opened here. Raises UserError for settings that do not fit
-    the data, the environment or the run in `run_dir`.
+    config, pretrained: as `stages.ready` gives them. resources: close what is opened here. Raises UserError for
+    settings that do not fit the data, the environment or the run in `run_dir`.
     """
     crowd = replicas(config)
     device = distributed.own_device(pick_device(config.device))
@@ -93,9 +102,18 @@ def set_up(
             dataset = dataclasses.replace(dataset, spec=algorithm.spec)
     if world.first:
         resources.enter_context(exclusive(run_dir))
-    plan = Plan(algorithm, config.algo.batch_size, "eager", config.precision, CPU_GROUP if algorithm.traits.vectorized else 1, world)
+    plan = Plan(
+        algorithm,
+        config.algo.batch_size,
+        "eager",
+        config.precision,
+        CPU_GROUP if algorithm.traits.vectorized else 1,
+        world,
+    )
     by_hand = config.compile != "auto" and config.workers is not None and config.eval.workers is not None
-    timed = device.type == "cpu" and world.size == 1 and not dataset.mapped and not algorithm.traits.text and not by_hand
+    timed = (
+        device.type == "cpu" and world.size == 1 and not dataset.mapped and not algorithm.traits.text and not by_hand
+    )
     prepared = algorithm.sampler().prepare(dataset) if timed and config.steps >= worth.LEAST else None
     cost = None if not timed else worth.FREE if prepared is None else worth.cost(plan, prepared, crowd)
     long = config.steps >= PAYS_FROM if cost is None else cost.processes_pay(config.steps)
@@ -114,7 +132,9 @@ def set_up(
         mode = "eager" if world.size > 1 else choose_mode(config.compile, device, config.steps, algorithm, pays)
         if dataset.mapped or config.group:
             return mode, config.group or len(crowd)
-        group = default_group(len(crowd), len(devices), plan, backend.move(source(), device) if device.type == "cuda" else None, device)
+        group = default_group(
+            len(crowd), len(devices), plan, backend.move(source(), device) if device.type == "cuda" else None, device
+        )
         if device.type == "cuda":
             torch.cuda.empty_cache()  # other processes may train there
         return mode, group
@@ -122,13 +142,29 @@ def set_up(
     mode, group = runs.prepare(run_dir, config, dataset, choose, device) if world.first else choose()
     if dataset.mapped:
         group = len(crowd)  # batches are read ahead for all replicas together
-    return Setup(crowd, devices, dataset, dataclasses.replace(plan, mode=mode, group=group), source(), evaluator, arithmetic, long)
+    return Setup(
+        crowd,
+        devices,
+        dataset,
+        dataclasses.replace(plan, mode=mode, group=group),
+        source(),
+        evaluator,
+        arithmetic,
+        long,
+    )
 
 
 def make_engine(
-    config: TrainConfig, dataset: Dataset, setup: Setup, state: TrainState, step: int, trains: bool, resources: contextlib.ExitStack
+    config: TrainConfig,
+    dataset: Dataset,
+    setup: Setup,
+    state: TrainState,
+    step: int,
+    trains: bool,
+    resources: contextlib.ExitStack,
 ) -> tuple[Engine, str]:
-    """The engine that trains the replicas from update number `step`, to be loaded with `state`, and words for the log on its processes.
+    """The engine that trains the replicas from update number `step`, to be loaded with `state`, and words for the log
+    on its processes.
 
     trains: there are updates to make. resources: close what is opened here.
     """
@@ -155,14 +191,17 @@ def make_engine(
 
 
 def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any] | None = None) -> Algorithm:
-    """The configured algorithm for this data, with what it builds on (see `stages.ready`). Raises UserError where it does not support the
-    data's actions, or sees goals in them."""
+    """The configured algorithm for this data, with what it builds on (see `stages.ready`). Raises UserError where it
+    does not support the data's actions, or sees goals in them."""
     algorithm_class = registry.get("algo", config.algo.name)
     check_kind(algorithm_class, config.algo.name, dataset)
     check_n_step(config.algo, algorithm_class.traits.n_step)
     if dataset.spec.discrete and not algorithm_class.traits.discrete:
         able = [n for n, c in registry.names("algo").items() if c.traits.discrete]
-        raise UserError(f"{config.algo.name} needs continuous actions and {dataset.spec.name} has discrete ones; use {' or '.join(able)}")
+        raise UserError(
+            f"{config.algo.name} needs continuous actions and {dataset.spec.name} has discrete ones; use "
+            f"{' or '.join(able)}"
+        )
     algorithm: Algorithm = algorithm_class(config.algo, dataset.spec, pretrained)
     if (n_step := getattr(config.algo, "n_step", 1)) > 1:
         check_n_step(config.algo, getattr(algorithm.sampler(), "n_step", 1) == n_step)
@@ -171,24 +210,31 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
     if algorithm.traits.goal_conditioned and task is not None and "desired_goal" in task.observation_keys:
         others = ",".join(k for k in task.observation_keys if k != "desired_goal")
         raise UserError(
-            f"the observations of {dataset.spec.name} hold the desired goal, which {config.algo.name} must be told apart from them: "
+            f"the observations of {dataset.spec.name} hold the desired goal, which {config.algo.name} must be told "
+            "apart from them: "
             f"dataset.observation_keys=[{others}]"
         )
     return algorithm
 
 
 def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
-    """Raise UserError where one of data and algorithm is of texts and the other of numbers, or observations are no vectors."""
+    """Raise UserError where one of data and algorithm is of texts and the other of numbers, or observations are no
+    vectors.
+    """
     spec = dataset.spec
     if len(spec.observation_shape) > 1:
         raise UserError(
-            f"{name} learns from vectors, and the observations of {spec.name} have shape {list(spec.observation_shape)}: save each as one "
-            f"row of {spec.observation_dim} numbers, or where they are images take the version of the data with states (OGBench: the name "
+            f"{name} learns from vectors, and the observations of {spec.name} have shape "
+            f"{list(spec.observation_shape)}: save each as one "
+            f"row of {spec.observation_dim} numbers, or where they are images take the version of the data with states "
+            "(OGBench: the name "
             "without visual-)"
         )
     if spec.text == algorithm_class.traits.text:
         return
-    able = [n for n, c in registry.names("algo").items() if c.traits.text == dataset.spec.text and c.traits.policy_modules]
+    able = [
+        n for n, c in registry.names("algo").items() if c.traits.text == dataset.spec.text and c.traits.policy_modules
+    ]
     kinds = ("numbers", "texts")
     names = f"{', '.join(able[:6])}{', ...' if len(able) > 6 else ''}"
     learns, holds = kinds[algorithm_class.traits.text], kinds[dataset.spec.text]
@@ -199,7 +245,8 @@ def check_n_step(config: Any, possible: bool) -> None:
     """Raise UserError for n-step targets of an algorithm whose batches are not steps of the data in a row."""
     if not possible and getattr(config, "n_step", 1) > 1:
         raise UserError(
-            f"algo.n_step={config.n_step}: {config.name} has no n-step targets, for it does not learn from steps of the data in a row; "
+            f"algo.n_step={config.n_step}: {config.name} has no n-step targets, for it does not learn from steps of "
+            "the data in a row; "
             "leave it at 1 (docs/critics.md lists those that have them)"
         )
 
@@ -208,8 +255,15 @@ def check_stitching(config: Any, algorithm: Algorithm, dataset: Dataset) -> None
     """Raise UserError for stitched goals of an algorithm that draws none."""
     if dataset.stitch and not getattr(algorithm.sampler(), "stitching", False):
         asks = next((f"algo.{field}=goal" for field in ("condition", "prompt") if "goal" in choices(config, field)), "")
-        able = f"{config.name} does with {asks}" if asks else "take one that learns towards goals, such as gcbc, gciql or hiql"
-        raise UserError(f"dataset.augment=stitch replaces the goals that a policy learns towards, and {config.name} has none; {able}")
+        able = (
+            f"{config.name} does with {asks}"
+            if asks
+            else "take one that learns towards goals, such as gcbc, gciql or hiql"
+        )
+        raise UserError(
+            f"dataset.augment=stitch replaces the goals that a policy learns towards, and {config.name} has none; "
+            f"{able}"
+        )
 
 
 def choices(config: Any, name: str) -> tuple[str, ...]:
@@ -217,7 +271,9 @@ def choices(config: Any, name: str) -> tuple[str, ...]:
     return next((f.metadata.get("choices") or () for f in dataclasses.fields(config) if f.name == name), ())
 
 
-def training_devices(config: TrainConfig, device: torch.device, many: int, mapped: bool, long: bool = True) -> list[torch.device]:
+def training_devices(
+    config: TrainConfig, device: torch.device, many: int, mapped: bool, long: bool = True
+) -> list[torch.device]:
     """The devices on which the replicas train, a process each; one device alone is this process. long: see `Setup`."""
     if many == 1 or mapped or distributed.world().size > 1:
         return [device]
@@ -234,12 +290,18 @@ def training_devices(config: TrainConfig, device: torch.device, many: int, mappe
 
 
 def choose_mode(
-    compile: str, device: torch.device, steps: int, algorithm: Algorithm | type[Algorithm] = Algorithm, pays: bool | None = None
+    compile: str,
+    device: torch.device,
+    steps: int,
+    algorithm: Algorithm | type[Algorithm] = Algorithm,
+    pays: bool | None = None,
 ) -> str:
-    """Resolve compile=auto|eager|cudagraph|compiled to how the step will run: eager, compiled, cudagraph or compiled-cudagraph.
+    """Resolve compile=auto|eager|cudagraph|compiled to how the step will run: eager, compiled, cudagraph or
+    compiled-cudagraph.
 
-    pays: whether compiling saves more time than it takes, where that was measured (`worth`); None: it does from PAYS_FROM updates on.
-    Language models run eagerly: their sequences have many lengths. Raises UserError where the mode requested is impossible.
+    pays: whether compiling saves more time than it takes, where that was measured (`worth`); None: it does from
+    PAYS_FROM updates on. Language models run eagerly: their sequences have many lengths. Raises UserError where the
+    mode requested is impossible.
     """
     if algorithm.traits.text:
         if compile == "compiled":
@@ -266,7 +328,9 @@ def choose_mode(
         raise UserError("compile=cudagraph needs a CUDA GPU; on a CPU use compile=auto")
     has_compiler = any(shutil.which(c) for c in ("c++", "g++", "clang++"))
     if compile == "compiled" and not has_compiler:
-        raise UserError("compile=compiled needs a C++ compiler on CPU and none was found; install g++ or use compile=eager")
+        raise UserError(
+            "compile=compiled needs a C++ compiler on CPU and none was found; install g++ or use compile=eager"
+        )
     return "compiled" if pays and has_compiler else "eager"
 
 
@@ -284,5 +348,8 @@ def no_triton(device: str) -> str | None:
     try:
         torch.compile(lambda x: x + 1, fullgraph=True)(torch.zeros(8, device=device))
     except Exception as error:  # headers of Python or CUDA's library are not there, mostly
-        return f"a line of code did not compile there ({first_line(error)}); install Python's headers (python3-dev), or see the message"
+        return (
+            f"a line of code did not compile there ({first_line(error)}); install Python's headers "
+            "(python3-dev), or see the message"
+        )
     return None

@@ -1,4 +1,6 @@
-"""Runs that another run builds on: values that make prompts, a world model, a reference policy. Named by a setting, or trained first."""
+"""Runs that another run builds on: values that make prompts, a world model, a reference policy. Named by a setting, or
+trained first.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,21 @@ from offrl.training.setup import check_kind, check_n_step
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
 
-SHARED = ("dataset", "device", "precision", "threads", "runs_dir", "quiet", "compile")  # settings that a required run has from this one
+SHARED = (
+    "dataset",
+    "device",
+    "precision",
+    "threads",
+    "runs_dir",
+    "quiet",
+    "compile",
+)  # settings that a required run has from this one
 SHAPES = ("observation_shape", "goal_dim", "action_dim", "num_actions", "action_low", "action_high")
 
 
 def ready(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[str, Any]]:
-    """`config` with everything that it leaves open, and what its algorithm builds on, trained now where no run is named.
+    """`config` with everything that it leaves open, and what its algorithm builds on, trained now where no run is
+    named.
 
     Raises UserError where the data are no data for it, and for runs that do not suit.
     """
@@ -50,7 +61,8 @@ def ready(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[str,
 
 
 def resolve(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[str, Any]]:
-    """`config` with everything its algorithm requires named, and what its algorithm is handed of it: trained now where there is none.
+    """`config` with everything its algorithm requires named, and what its algorithm is handed of it: trained now where
+    there is none.
 
     Raises UserError for runs that do not suit.
     """
@@ -62,7 +74,10 @@ def resolve(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[st
         path = getattr(config.algo, name) or str(train_first(config, dataset, name, requirement))
         result = pretrained[name] = load(path, dataset.spec, name, requirement)
         if result.fingerprint and result.fingerprint != dataset.fingerprint and not requirement.own_units:
-            warn(f"algo.{name}={path} was trained on other data than {dataset.spec.name}: it may know little about these data")
+            warn(
+                f"algo.{name}={path} was trained on other data than {dataset.spec.name}: it may know little about "
+                "these data"
+            )
         filled = {name: path, f"{name}_id": result.identity, f"{name}_settings": getattr(result, "settings", {})}
         algo = dataclasses.replace(config.algo, **{key: value for key, value in filled.items() if key in fields})
         config = dataclasses.replace(config, algo=algo)
@@ -71,7 +86,9 @@ def resolve(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[st
 
 
 def train_first(config: TrainConfig, dataset: Dataset, name: str, requirement: Requirement) -> Path:
-    """The directory of the run that the setting `name` of `config` would name, trained on the same data: now, unless it is there."""
+    """The directory of the run that the setting `name` of `config` would name, trained on the same data: now, unless it
+    is there.
+    """
     kind = registry.get("algo", requirement.algo)
     run_config = type(config)(
         algo=kind.Config(**requirement.settings),
@@ -81,18 +98,24 @@ def train_first(config: TrainConfig, dataset: Dataset, name: str, requirement: R
         eval=EvalConfig(every=0, env="none"),
         checkpoint=CheckpointConfig(keep=1),
     )
-    common = {shared: getattr(config, shared) for shared in SHARED} | ({"steps": requirement.steps} if requirement.steps else {})
+    common = {shared: getattr(config, shared) for shared in SHARED} | (
+        {"steps": requirement.steps} if requirement.steps else {}
+    )
     run_config, pretrained = ready(dataclasses.replace(run_config, **common), dataset)
     run_dir = runs.directory(run_config, dataset)
     trust.check_folder(run_dir)
     with alone(run_dir / ".part", f"the run {run_dir}", config.quiet):
         if not _finished(run_dir, requirement):
             if not config.quiet:
-                say(f"{config.algo.name} needs {requirement.algo}: training it in {run_dir} (algo.{name}=RUN takes another)")
+                say(
+                    f"{config.algo.name} needs {requirement.algo}: training it in {run_dir} (algo.{name}=RUN takes "
+                    "another)"
+                )
             train(run_config, dataset, run_dir, pretrained)
     if requirement.artifact and not _finished(run_dir, requirement):
         raise UserError(
-            f"{run_dir}: {requirement.algo} diverged; train it with other settings (`offrl train algo={requirement.algo} ...`) and name "
+            f"{run_dir}: {requirement.algo} diverged; train it with other settings (`offrl train "
+            f"algo={requirement.algo} ...`) and name "
             f"the run: algo.{name}=RUN"
         )
     return run_dir
@@ -108,9 +131,11 @@ def _finished(run_dir: Path, requirement: Requirement) -> bool:
 def load(path: str | Path, spec: DataSpec, name: str, requirement: Requirement) -> Any:
     """The prerequisite that the setting `name` names, for data of `spec`: of a run the replicas that did not diverge.
 
-    Raises UserError where there is none, or for data of other shapes, another normalisation, or rewards in other units where that matters.
-    """
-    result = load_run(Path(path), spec, name, requirement) if requirement.load is None else requirement.load(str(path), spec)
+    Raises UserError where there is none, or for data of other shapes, another normalisation, or rewards in other units
+    where that matters."""
+    result = (
+        load_run(Path(path), spec, name, requirement) if requirement.load is None else requirement.load(str(path), spec)
+    )
     requirement.check(result)
     return result
 
@@ -119,7 +144,11 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
     """Load as `load` does, without the requirement's own check."""
     where = f"algo.{name}={run_dir}"
     if not (run_dir / runs.RECORD).is_file():
-        cure = "name a run directory, or leave the setting out to train one first" if requirement.algo else "name a run directory"
+        cure = (
+            "name a run directory, or leave the setting out to train one first"
+            if requirement.algo
+            else "name a run directory"
+        )
         raise UserError(f"{where}: there is no run; {cure}")
     record = runs.read_record(run_dir, ("identity.dataset", "data"))
     latest = checkpoint.load_latest(run_dir)
@@ -166,9 +195,15 @@ def _checksum(state: Any) -> str:
 
 
 def _places(run_dir: Path, kind: Any) -> dict[str, Any]:
-    """The settings of a run that say where something lies, such as a language model: they are no part of its identity."""
+    """The settings of a run that say where something lies, such as a language model: they are no part of its
+    identity.
+    """
     settings = read_settings(run_dir / runs.CONFIG).get("algo") or {}
-    return {f.name: settings[f.name] for f in dataclasses.fields(kind.Config) if f.metadata.get("place") and f.name in settings}
+    return {
+        f.name: settings[f.name]
+        for f in dataclasses.fields(kind.Config)
+        if f.metadata.get("place") and f.name in settings
+    }
 
 
 def _check_data(recorded: DataSpec, spec: DataSpec, where: str, requirement: Requirement) -> None:
@@ -181,7 +216,8 @@ def _check_data(recorded: DataSpec, spec: DataSpec, where: str, requirement: Req
     unlike = (recorded.observation_mean is None) != (spec.observation_mean is None) or apart(recorded, spec).any()
     if unlike and not requirement.own_units:
         raise UserError(
-            f"{where}: its observations were normalised in another way than those of {spec.name}; train it with this version and the same "
+            f"{where}: its observations were normalised in another way than those of {spec.name}; train it with this "
+            "version and the same "
             "dataset.normalize_observations"
         )
 
@@ -190,7 +226,8 @@ def _check_rewards(recorded: DataSpec, spec: DataSpec, where: str) -> None:
     trained, units = (recorded.reward_scale, recorded.reward_shift), (spec.reward_scale, spec.reward_shift)
     if not _close(trained, units):
         raise UserError(
-            f"{where}: it was trained on rewards times {trained[0]:g} plus {trained[1]:g}, and those of {spec.name} are times {units[0]:g} "
+            f"{where}: it was trained on rewards times {trained[0]:g} plus {trained[1]:g}, and those of {spec.name} "
+            f"are times {units[0]:g} "
             f"plus {units[1]:g}; train both with the same dataset.reward_* settings"
         )
 

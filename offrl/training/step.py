@@ -1,7 +1,7 @@
 """One training step for all replicas: sampling, update, metrics; eager, compiled, or captured in a CUDA graph.
 
-`make_step` turns an algorithm written for one seed into a function of a state with a leading replica axis N. All modes compute the same
-update from the same keys; they differ by float rounding only.
+`make_step` turns an algorithm written for one seed into a function of a state with a leading replica axis N. All modes
+compute the same update from the same keys; they differ by float rounding only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Step:
         self.sampler = algorithm.sampler()
         self.every = algorithm.every
         if self.every % algorithm.traits.period:
-            raise ValueError(f"{type(algorithm).__name__}: every {self.every} is no multiple of period {algorithm.traits.period}")
+            raise ValueError(
+                f"{type(algorithm).__name__}: every {self.every} is no multiple of period {algorithm.traits.period}"
+            )
         self.batches, self.hyper = batches, dict(hyper)
         self.precision = precision
         # compiled, one replica is faster with the axis too; and then it is the same arithmetic
@@ -71,12 +73,25 @@ class Step:
         self.updates = functools.cache(self._updates)
         self.program: Program | None = None
         if mode != "eager":
-            subject = (self.algorithm, self.sampler, source, batch_size, self.batched, list(self.hyper), self.base, precision)
-            self.program = Program(self.updates(0, algorithm.traits.period), algorithm.traits.period, mode, precision, pool, subject)
+            subject = (
+                self.algorithm,
+                self.sampler,
+                source,
+                batch_size,
+                self.batched,
+                list(self.hyper),
+                self.base,
+                precision,
+            )
+            self.program = Program(
+                self.updates(0, algorithm.traits.period), algorithm.traits.period, mode, precision, pool, subject
+            )
 
     @property
     def mode(self) -> str:
-        """The execution of a whole pattern of updates: as given to `make_step`, or without compilation where that failed."""
+        """The execution of a whole pattern of updates: as given to `make_step`, or without compilation where that
+        failed.
+        """
         return "eager" if self.program is None else self.program.mode
 
     def _configure(self, values: Mapping[str, Any]) -> None:
@@ -91,8 +106,8 @@ class Step:
         return torch.autocast("cpu" if state.step.device.type == "cpu" else "cuda", torch.bfloat16, cache_enabled=False)
 
     def _updates(self, first: int, length: int) -> Updates:
-        """`length` updates in a row from phase `first`, of all replicas: (state without `buffers`, sums of metrics) of a state, keys
-        [N, length, 2] for batches and updates, the replicas' own settings, and batches from outside."""
+        """`length` updates in a row from phase `first`, of all replicas: (state without `buffers`, sums of metrics) of
+        a state, keys [N, length, 2] for batches and updates, the replicas' own settings, and batches from outside."""
 
         def replica(state: TrainState, keys: Tensor, hyper: Hyper, batches: list[Batch]) -> tuple[TrainState, Metrics]:
             total: Metrics = {}
@@ -106,7 +121,9 @@ class Step:
                 with self._autocast(state):
                     state, metrics = self.algorithm.update(state, batch, key, phase=first + i)
                 state = state._replace(step=state.step + 1)
-                metrics = {k: v.float() for k, v in metrics.items()}  # under autocast they may be bfloat16, which sums badly
+                metrics = {
+                    k: v.float() for k, v in metrics.items()
+                }  # under autocast they may be bfloat16, which sums badly
                 total = add(
                     total, metrics if self.algorithm.traits.period == 1 else counted(metrics)
                 )  # a metric may come in some phases only
@@ -118,7 +135,9 @@ class Step:
         return replica if self.alone else lambda *x: _stacked(replica(*_first(x)))
 
     def _refreshed_together(self, state: TrainState) -> bool:
-        """Whether `Algorithm.refresh` is called for all replicas at once: what is as large as this is slower under vmap on a CPU."""
+        """Whether `Algorithm.refresh` is called for all replicas at once: what is as large as this is slower under vmap
+        on a CPU.
+        """
         return self.batched and state.step.device.type != "cpu"
 
     def _refresh(self, state: TrainState, sums: Metrics, step: int, hyper: Hyper) -> tuple[TrainState, Metrics]:
@@ -146,8 +165,8 @@ class Step:
         return new, add(sums, counted(metrics))
 
     def doubt(self, state: TrainState, hyper: Hyper | None = None) -> str | None:
-        """The difference of the compiled updates from the uncompiled ones, beyond rounding, from `state` on; None where there is none,
-        nothing is compiled, or batches come from outside."""
+        """The difference of the compiled updates from the uncompiled ones, beyond rounding, from `state` on; None where
+        there is none, nothing is compiled, or batches come from outside."""
         if self.program is None or self.batches is not None:
             return None
         return self.program.doubt(state, self.hyper if hyper is None else hyper, [])
@@ -155,11 +174,12 @@ class Step:
     def run(
         self, state: TrainState, sums: Metrics, step: int, count: int, slot: int = 0, hyper: Hyper | None = None
     ) -> tuple[TrainState, Metrics]:
-        """`count` updates from update number `step`; returns the new state and `sums` with each metric [N] of each update added.
+        """`count` updates from update number `step`; returns the new state and `sums` with each metric [N] of each
+        update added.
 
-        The memory of what is handed in may be used for what comes out. The sums are carried along, not added up per call, so that where a
-        run was interrupted does not show in their last bits. `slot` separates states that take turns in one step: each keeps its own
-        CUDA graph. `hyper`: in place of the step's own.
+        The memory of what is handed in may be used for what comes out. The sums are carried along, not added up per
+        call, so that where a run was interrupted does not show in their last bits. `slot` separates states that take
+        turns in one step: each keeps its own CUDA graph. `hyper`: in place of the step's own.
         """
         hyper = self.hyper if hyper is None else hyper
         period, last = self.algorithm.traits.period, step + count
@@ -176,13 +196,19 @@ class Step:
                     step += done
                     continue
                 # keys of many updates at a time: one by one they would take longer than some of the matrix products
-                keys = update_keys(state, min(end - step, KEYS if self.program is None else period - phase)).unsqueeze(1).transpose(1, 2)
+                keys = (
+                    update_keys(state, min(end - step, KEYS if self.program is None else period - phase))
+                    .unsqueeze(1)
+                    .transpose(1, 2)
+                )
                 own = hyper
                 if self.alone:  # the axis of the one replica is off for all of them
                     state, keys, own = _first((state, keys.transpose(0, 1), hyper))
                 for key in keys:  # one by one: the sums then do not show where a run was interrupted
                     batches = self._batches(step, 1)
-                    new, metrics = self.updates(step % period, 1)(state, key, own, _first(batches) if self.alone else batches)
+                    new, metrics = self.updates(step % period, 1)(
+                        state, key, own, _first(batches) if self.alone else batches
+                    )
                     state = new._replace(buffers=state.buffers)
                     sums = add(sums, _stacked(metrics) if self.alone else metrics)
                     step += 1
@@ -240,10 +266,10 @@ def make_step(
 ) -> Step:
     """The training step of `algorithm` for `replicas` seeds at once.
 
-    source: what the algorithm's sampler prepared from the dataset, on the device. batches: instead of sampling inside the step, take
-    the batches from here (the same ones: a sampler is a pure function of the key). mode: as `choose_mode` returns. hyper: settings of the
-    algorithm's config that differ between replicas, float32 [N] each. precision: float32 or bf16 (autocast). world: the processes that
-    share the batch of a single replica; the mode is then eager. pool: of memory that this step's CUDA graphs share with those of steps that
-    never run at the same time.
+    source: what the algorithm's sampler prepared from the dataset, on the device. batches: instead of sampling inside
+    the step, take the batches from here (the same ones: a sampler is a pure function of the key). mode: as
+    `choose_mode` returns. hyper: settings of the algorithm's config that differ between replicas, float32 [N] each.
+    precision: float32 or bf16 (autocast). world: the processes that share the batch of a single replica; the mode is
+    then eager. pool: of memory that this step's CUDA graphs share with those of steps that never run at the same time.
     """
     return Step(algorithm, source, batch_size, replicas, mode, batches, hyper or {}, precision, world, pool)

@@ -16,7 +16,9 @@ from offrl.settings.train import TrainConfig
 
 
 class StoppingRule(Protocol):
-    """A rule of `register("stop", NAME)`, which looks at the policies at each evaluation and writes to the run directory."""
+    """A rule of `register("stop", NAME)`, which looks at the policies at each evaluation and writes to the run
+    directory.
+    """
 
     reason: str  # why a run ends, in words
 
@@ -29,11 +31,13 @@ class StoppingRule(Protocol):
         resume_step: int | None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """resume_step: the step of the checkpoint that the run goes on from; None for a new run. Raises UserError for settings under which
-        there is nothing to look at."""
+        """resume_step: the step of the checkpoint that the run goes on from; None for a new run. Raises UserError for
+        settings under which there is nothing to look at."""
 
     def look(self, step: int, policies: Sequence[TrainedPolicy], alive: Tensor) -> str:
-        """Judge the policies as they are at `step`; returns a line for the log. alive [N]: of the replicas that did not diverge."""
+        """Judge the policies as they are at `step`; returns a line for the log. alive [N]: of the replicas that did not
+        diverge.
+        """
 
     @property
     def end(self) -> int | None:
@@ -44,4 +48,6 @@ class StoppingRule(Protocol):
 
     @staticmethod
     def ended(run_dir: Path, config: Mapping[str, Any]) -> int | None:
-        """The step at which a run with these settings ended early; None where it did not, or its files cannot be read."""
+        """The step at which a run with these settings ended early; None where it did not, or its files cannot be
+        read.
+        """

@@ -16,7 +16,9 @@ from offrl.data.dataset import Dataset
 from offrl.errors import warn
 from offrl.settings.replicas import Replica
 
-DIVERGED = 1e8  # losses beyond so many times the square of the data's largest number come of parameters that have blown up
+DIVERGED = (
+    1e8  # losses beyond so many times the square of the data's largest number come of parameters that have blown up
+)
 HORIZON = 1000.0  # rewards add up to so many times the largest one, as with a discount of 0.999
 UNKNOWN = 1e10  # in place of the data's largest number
 LOOKED_AT = 10_000  # rows of the other columns, whose largest number matters by its size only
@@ -41,16 +43,20 @@ def counted(metrics: Metrics) -> Metrics:
 
 
 def metric_means(sums: Metrics, updates: int) -> Metrics:
-    """Mean of each metric over the updates in which it came, per replica [N] float64 on the CPU, from what `Step.run` summed."""
+    """Mean of each metric over the updates in which it came, per replica [N] float64 on the CPU, from what `Step.run`
+    summed.
+    """
     names = [k for k in sums if not k.startswith(COUNT)]
     sums = {k: v.cpu() for k, v in sums.items()}  # before float64, which not every device has
     return {k: sums[k].double() / sums.get(COUNT + k, updates) for k in names}
 
 
 def loss_limit(dataset: Dataset | None) -> float:
-    """A loss beyond which training on these data has diverged: DIVERGED times the square of their largest number, a return at least.
+    """A loss beyond which training on these data has diverged: DIVERGED times the square of their largest number, a
+    return at least.
 
-    Losses are squares of errors in the units of rewards or observations, or smaller. dataset: None where nobody knows them.
+    Losses are squares of errors in the units of rewards or observations, or smaller. dataset: None where nobody knows
+    them.
     """
     if dataset is None or dataset.spec.text:
         return DIVERGED * UNKNOWN**2
@@ -62,7 +68,9 @@ def loss_limit(dataset: Dataset | None) -> float:
 
 
 def trouble(metrics: Metrics, index: int, limit: float) -> str:
-    """The metrics of a replica that are not finite, or its loss beyond `limit`, in words; empty where there is neither."""
+    """The metrics of a replica that are not finite, or its loss beyond `limit`, in words; empty where there is
+    neither.
+    """
     names = [name for name, column in metrics.items() if not column[index].isfinite()]
     if names:
         return f"not finite: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
@@ -72,8 +80,8 @@ def trouble(metrics: Metrics, index: int, limit: float) -> str:
 
 
 def sound(metrics: Metrics, alive: Tensor, limit: float) -> tuple[Tensor, dict[int, str]]:
-    """(mask of the replicas that are `alive` [N] and whose metrics are finite and losses within `limit`, the reasons of those that were
-    alive and are in trouble)."""
+    """(mask of the replicas that are `alive` [N] and whose metrics are finite and losses within `limit`, the reasons of
+    those that were alive and are in trouble)."""
     reasons = {n: reason for n in torch.nonzero(alive).squeeze(-1).tolist() if (reason := trouble(metrics, n, limit))}
     lost = torch.zeros_like(alive)
     lost[list(reasons)] = True
@@ -85,15 +93,25 @@ def warn_of_rates(config: Any, grid: Mapping[str, Sequence[float]]) -> None:
     for name in (f.name for f in dataclasses.fields(config) if f.name.endswith("learning_rate")):
         large = [v for v in grid.get(name) or [getattr(config, name)] if v is not None and v >= LARGE_RATE]
         if large:
-            meant = f"; is {large[0] / 100.0 ** math.floor(math.log10(large[0])):g} meant?" if large[0] >= 10.0 else ""  # 3e4: 3e-4
-            warn(f"algo.{name}={large[0]:g} moves every parameter by about that much in each update; 1e-5 to 1e-2 are usual{meant}")
+            meant = (
+                f"; is {large[0] / 100.0 ** math.floor(math.log10(large[0])):g} meant?" if large[0] >= 10.0 else ""
+            )  # 3e4: 3e-4
+            warn(
+                f"algo.{name}={large[0]:g} moves every parameter by about that much in each update; 1e-5 to 1e-2 are "
+                f"usual{meant}"
+            )
 
 
 def warn_of_no_rewards(traits: Traits, algorithm: str, dataset: Dataset) -> None:
-    """Warn where a critic is to learn from rewards that are all zero, as those of data whose goals decide the rewards."""
+    """Warn where a critic is to learn from rewards that are all zero, as those of data whose goals decide the
+    rewards.
+    """
     if not traits.critic_modules or traits.goal_conditioned or bool(dataset.columns["rewards"].any()):
         return
-    cure = ": name a task of theirs, as antmaze-large-navigate-singletask-task1-v0 does, or take a goal-conditioned algorithm"
+    cure = (
+        ": name a task of theirs, as antmaze-large-navigate-singletask-task1-v0 does, or take a "
+        "goal-conditioned algorithm"
+    )
     hint = cure if dataset.spec.source == "ogbench" else ""
     warn(f"every reward of {dataset.spec.name} is 0, and {algorithm} learns from rewards{hint}")
 
@@ -101,11 +119,14 @@ def warn_of_no_rewards(traits: Traits, algorithm: str, dataset: Dataset) -> None
 def warn_diverged(replica: Replica, since: int, step: int, reason: str, cure: str) -> None:
     """Warn that a replica is trained no further, as its losses or actions went wrong between two looks at them."""
     warn(
-        f"{replica} diverged between step {since:,} and {step:,} ({reason}): its parameters stay as they were at step {since:,}; "
+        f"{replica} diverged between step {since:,} and {step:,} ({reason}): its parameters stay as they were at step "
+        f"{since:,}; "
         f"the others go on. {cure}"
     )
 
 
 def rows(metrics: Metrics, alive: Tensor) -> dict[str, list[float]]:
     """Metrics as lists of one value for each replica, NaN for those that are not `alive`."""
-    return {k: [x if on else math.nan for x, on in zip(v.tolist(), alive.tolist(), strict=True)] for k, v in metrics.items()}
+    return {
+        k: [x if on else math.nan for x, on in zip(v.tolist(), alive.tolist(), strict=True)] for k, v in metrics.items()
+    }

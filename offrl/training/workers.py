@@ -1,4 +1,6 @@
-"""Replicas spread over processes: one thread each on a CPU's cores, or one process for each GPU. The loop sees one engine."""
+"""Replicas spread over processes: one thread each on a CPU's cores, or one process for each GPU. The loop sees one
+engine.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,13 @@ def shares(replicas: int, group: int, workers: int) -> list[slice]:
 
 
 class WorkerEngine:
-    """An `Engine` whose replicas live in worker processes. They step together: each call of `run` ends when the slowest is done."""
+    """An `Engine` whose replicas live in worker processes. They step together: each call of `run` ends when the slowest
+    is done.
+    """
 
-    def __init__(self, plan: Plan, source: Any, replicas: Sequence[Replica], devices: Sequence[torch.device], threads: int) -> None:
+    def __init__(
+        self, plan: Plan, source: Any, replicas: Sequence[Replica], devices: Sequence[torch.device], threads: int
+    ) -> None:
         """One worker for each of `devices`. source: what the algorithm's sampler prepared, on the CPU.
 
         Raises WorkersUnavailable where the algorithm or the data cannot be handed to another process.
@@ -49,7 +55,9 @@ class WorkerEngine:
         self.children: list[Any] = []
         self.shared: processes.Shared | None = None
         if type(plan.algorithm).__module__ == "__main__":
-            raise WorkersUnavailable(f"{type(plan.algorithm).__name__} stands in the script that runs, which is not run again elsewhere")
+            raise WorkersUnavailable(
+                f"{type(plan.algorithm).__name__} stands in the script that runs, which is not run again elsewhere"
+            )
         try:
             self.shared = processes.Shared((plan, source))
             # the group sizes of the whole run, which those of a part alone need not be

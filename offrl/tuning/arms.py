@@ -1,8 +1,9 @@
 """The best of K policies with n episodes of the environment: sequential halving, UCB, and a normal posterior.
 
-All three say which (arm, episode) to play next (`pulls`) and are given its return (`add`). Episode e of every arm should be played with the
-same reset seed, a function of e alone: differences between arms are then paired. What they ask for is a function of what they were given
-and of their arguments, so a killed search goes on when the recorded returns are added again in the order of the record.
+All three say which (arm, episode) to play next (`pulls`) and are given its return (`add`). Episode e of every arm
+should be played with the same reset seed, a function of e alone: differences between arms are then paired. What they
+ask for is a function of what they were given and of their arguments, so a killed search goes on when the recorded
+returns are added again in the order of the record.
 
 Priors are estimates of the arms' returns made without the environment (FQE): larger is better, NaN ranks last.
 """
@@ -25,7 +26,8 @@ Pull = tuple[int, int]
 
 
 def finalists(prior: Sequence[float] | Any, episodes: int, most: int = FINALISTS) -> list[int]:
-    """The arms to play with `episodes` episodes: the `most` of largest prior, or max(2, episodes // 2) where that is fewer; best first.
+    """The arms to play with `episodes` episodes: the `most` of largest prior, or max(2, episodes // 2) where that is
+    fewer; best first.
 
     Raises UserError for fewer than 2 arms, or episodes below 1.
     """
@@ -43,9 +45,10 @@ def ranked(prior: Sequence[float] | Any) -> list[int]:
 def schedule(arms: int, episodes: int) -> list[tuple[int, int, int]]:
     """Rounds of sequential halving: (arms left, episodes for each, and one more for so many of the first of them).
 
-    ceil(log2 arms) rounds; each of K_i arms is played max(1, episodes // (rounds K_i)) times, or less often where the episodes would not
-    do, and the better ceil(K_i / 2) go on; the last round, of two arms, plays what is left (Karnin et al. 2013, but for the last round).
-    Raises UserError for fewer than 2 arms, for episodes below 1, and where arms cannot be played once in each round.
+    ceil(log2 arms) rounds; each of K_i arms is played max(1, episodes // (rounds K_i)) times, or less often where the
+    episodes would not do, and the better ceil(K_i / 2) go on; the last round, of two arms, plays what is left (Karnin
+    et al. 2013, but for the last round). Raises UserError for fewer than 2 arms, for episodes below 1, and where arms
+    cannot be played once in each round.
     """
     _check(arms, episodes)
     rounds = (arms - 1).bit_length()
@@ -53,7 +56,10 @@ def schedule(arms: int, episodes: int) -> list[tuple[int, int, int]]:
     while sizes[-1] > 2:
         sizes.append(-(-sizes[-1] // 2))
     if episodes < (least := sum(sizes[:-1])):
-        raise UserError(f"halving {arms} arms needs {least} episodes, to play each once in each round, not {episodes}: play fewer arms")
+        raise UserError(
+            f"halving {arms} arms needs {least} episodes, to play each once in each round, not {episodes}: play fewer "
+            "arms"
+        )
     plan, left = [], episodes
     for place, size in enumerate(sizes[:-1]):
         spare = left - sum(sizes[place + 1 : -1])  # one episode of each arm of the rounds to come
@@ -67,8 +73,8 @@ class EpisodeSearch(ABC):
     """What the three have in common: the returns of each arm by number of episode."""
 
     def __init__(self, arms: int, episodes: int, prior: Sequence[float] | Any | None = None) -> None:
-        """arms: their number K, at least 2. episodes: how many may be played in all, at least 1. prior: [K], or None: the first arms are
-        preferred where nothing else decides. Raises UserError."""
+        """arms: their number K, at least 2. episodes: how many may be played in all, at least 1. prior: [K], or None:
+        the first arms are preferred where nothing else decides. Raises UserError."""
         _check(arms, episodes)
         self.arms, self.episodes = arms, episodes
         self.prior = np.zeros(arms) if prior is None else np.asarray(prior, np.float64)
@@ -81,12 +87,17 @@ class EpisodeSearch(ABC):
     def add(self, arm: int, episode: int, value: float, *, broke_limit: bool = False) -> None:
         """The return of one episode. broke_limit: the arm is not played again and cannot be chosen.
 
-        Raises UserError for a return that is not finite, and for a pull that was not asked for, as those of another search are.
-        """
+        Raises UserError for a return that is not finite, and for a pull that was not asked for, as those of another
+        search are."""
         if not math.isfinite(value):
-            raise UserError(f"the return of episode {episode} of arm {arm} is {value}: leave out policies that cannot be played")
+            raise UserError(
+                f"the return of episode {episode} of arm {arm} is {value}: leave out policies that cannot be played"
+            )
         if (arm, episode) not in self.pulls():
-            raise UserError(f"episode {episode} of arm {arm} was not asked for: the record is of another search; start one in a new folder")
+            raise UserError(
+                f"episode {episode} of arm {arm} was not asked for: the record is of another search; start one in a "
+                "new folder"
+            )
         self.returns[arm][episode] = float(value)
         if broke_limit:
             self.banned[arm] = min(episode, self.banned.get(arm, episode))
@@ -122,8 +133,8 @@ class EpisodeSearch(ABC):
 class SequentialHalving(EpisodeSearch):
     """Halves the arms until two are left; no constant to choose. Equal means are decided by the prior.
 
-    A round's pulls may be played at the same time where no limit can be broken. Episodes that a banned arm does not play go to the last
-    round.
+    A round's pulls may be played at the same time where no limit can be broken. Episodes that a banned arm does not
+    play go to the last round.
     """
 
     def __init__(self, arms: int, episodes: int, prior: Sequence[float] | Any | None = None) -> None:
@@ -161,26 +172,34 @@ class SequentialHalving(EpisodeSearch):
 
 
 def ucb_scores(means: Any, counts: Any, total: int, alpha: float = 2.0) -> np.ndarray:
-    """mean_i + sqrt(alpha ln(total) / count_i), float64 [..., K]; infinite for arms that were not played, whose means do not matter."""
+    """mean_i + sqrt(alpha ln(total) / count_i), float64 [..., K]; infinite for arms that were not played, whose means
+    do not matter.
+    """
     counts = np.asarray(counts, np.float64)
     played = counts > 0
-    return np.where(played, np.where(played, means, 0.0) + np.sqrt(alpha * math.log(total) / np.where(played, counts, 1.0)), np.inf)
+    return np.where(
+        played, np.where(played, means, 0.0) + np.sqrt(alpha * math.log(total) / np.where(played, counts, 1.0)), np.inf
+    )
 
 
 class UpperConfidence(EpisodeSearch):
-    """UCB with unifloral's protocol (EmptyJackson/unifloral f2dc127, `evaluation.py`): the arm of the largest `ucb_scores`, total being the
-    pull's number from 1, ties at random; chosen is the largest mean. Other than there, only arms that were played can be chosen, for with
-    negative returns the empirical mean 0 of the others would win, and a mask stands for the count of 1e-9."""
+    """UCB with unifloral's protocol (EmptyJackson/unifloral f2dc127, `evaluation.py`): the arm of the largest
+    `ucb_scores`, total being the pull's number from 1, ties at random; chosen is the largest mean. Other than there,
+    only arms that were played can be chosen, for with negative returns the empirical mean 0 of the others would win,
+    and a mask stands for the count of 1e-9."""
 
     def __init__(
         self, arms: int, episodes: int, prior: Sequence[float] | Any | None = None, *, low: float, high: float,
         alpha: float = 2.0, seed: int = 0,
     ) -> None:  # fmt: skip
-        """low, high: the data's smallest and largest return, between which returns are brought to 0..1 (a policy may leave it): alpha is on
-        their scale. Raises UserError unless low < high and alpha >= 0."""
+        """low, high: the data's smallest and largest return, between which returns are brought to 0..1 (a policy may
+        leave it): alpha is on their scale. Raises UserError unless low < high and alpha >= 0."""
         super().__init__(arms, episodes, prior)
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise UserError(f"UCB needs the range of returns, not {low} to {high}: give the smallest and the largest return of the data")
+            raise UserError(
+                f"UCB needs the range of returns, not {low} to {high}: give the smallest and the largest return of the "
+                "data"
+            )
         if not alpha >= 0.0:
             raise UserError(f"alpha={alpha} must be at least 0")
         self.low, self.high, self.alpha, self.seed = low, high, alpha, seed
@@ -190,30 +209,37 @@ class UpperConfidence(EpisodeSearch):
         open_arms = [a for a in range(self.arms) if a not in self.banned]
         if played >= self.episodes or len(open_arms) < 2:
             return []
-        scores = ucb_scores((self.means() - self.low) / (self.high - self.low), self.counts(), played + 1, self.alpha)[open_arms]
+        scores = ucb_scores((self.means() - self.low) / (self.high - self.low), self.counts(), played + 1, self.alpha)[
+            open_arms
+        ]
         tied = np.flatnonzero(scores == scores.max())
         arm = open_arms[int(np.random.default_rng([self.seed, played]).choice(tied))]
         return [(arm, len(self.returns[arm]))]
 
 
 class TopTwo(EpisodeSearch):
-    """A normal prior and normal returns of one spread: the posterior of each arm's mean, and a stop when the best is known well enough.
+    """A normal prior and normal returns of one spread: the posterior of each arm's mean, and a stop when the best is
+    known well enough.
 
-    Played is, each with probability one half, the arm that is best in one draw of the posterior, or the arm that is hardest to tell from
-    it (top-two Thompson sampling with the challenger of Shang et al. 2020; from memory). The spread of returns is estimated over all arms,
-    with `noise` counting as NOISE_EPISODES episodes, and is taken as known after that.
+    Played is, each with probability one half, the arm that is best in one draw of the posterior, or the arm that is
+    hardest to tell from it (top-two Thompson sampling with the challenger of Shang et al. 2020; from memory). The
+    spread of returns is estimated over all arms, with `noise` counting as NOISE_EPISODES episodes, and is taken as
+    known after that.
     """
 
     def __init__(
         self, arms: int, episodes: int, prior: Sequence[float] | Any, *, prior_sd: float, noise: float,
         margin: float = 0.0, confidence: float = 0.9, seed: int = 0,
     ) -> None:  # fmt: skip
-        """prior, prior_sd: of the mean return, in its units (`offrl.tuning.choice.calibrated`); noise: the spread expected of one arm's
-        returns. It ends when the chosen arm is within `margin` of the best (1% of the data's range) with probability `confidence`. Raises
-        UserError for a NaN prior, a spread that is not above 0, a margin below 0, or a confidence outside 0..1."""
+        """prior, prior_sd: of the mean return, in its units (`offrl.tuning.choice.calibrated`); noise: the spread
+        expected of one arm's returns. It ends when the chosen arm is within `margin` of the best (1% of the data's
+        range) with probability `confidence`. Raises UserError for a NaN prior, a spread that is not above 0, a margin
+        below 0, or a confidence outside 0..1."""
         super().__init__(arms, episodes, prior)
         if not np.isfinite(self.prior).all():
-            raise UserError("a posterior needs a finite prior value for each arm: leave out the arms without an estimate")
+            raise UserError(
+                "a posterior needs a finite prior value for each arm: leave out the arms without an estimate"
+            )
         for name, value in (("prior_sd", prior_sd), ("noise", noise)):
             if not (math.isfinite(value) and value > 0.0):
                 raise UserError(f"{name}={value} must be above 0: take the spread of the data's returns")
@@ -226,7 +252,9 @@ class TopTwo(EpisodeSearch):
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
         """Means and standard deviations of the arms' mean returns, both float64 [K]."""
         counts, means = self.counts(), self.means()
-        squares = sum(math.fsum((v - m) ** 2 for v in r.values()) for r, m in zip(self.returns, means, strict=True) if r)
+        squares = sum(
+            math.fsum((v - m) ** 2 for v in r.values()) for r, m in zip(self.returns, means, strict=True) if r
+        )
         freedom = int(np.maximum(counts - 1, 0).sum())
         variance = (NOISE_EPISODES * self.noise**2 + squares) / (NOISE_EPISODES + freedom)
         precision = 1.0 / self.prior_sd**2 + counts / variance

@@ -1,7 +1,8 @@
 """`offrl tune`: proposals, rungs, judgements and the choice, in plain order.
 
-Every stage ends with one small file that is written in one step (`state/`), and begins by looking for it. What a stage does is a function
-of the files before it, so that a tune that was killed anywhere comes to the same choice as one that was not.
+Every stage ends with one small file that is written in one step (`state/`), and begins by looking for it. What a stage
+does is a function of the files before it, so that a tune that was killed anywhere comes to the same choice as one that
+was not.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ Trials = dict[str, tuple[str, Values]]  # setting: (algorithm, values)
 
 
 def tune(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Search, choose, retrain and report with the settings of a command; returns what `result.json` says. The same call continues it.
+    """Search, choose, retrain and report with the settings of a command; returns what `result.json` says. The same call
+    continues it.
 
     Raises UserError for what a command would refuse; Interrupted, when all is saved.
     """
@@ -75,7 +77,9 @@ class TuningSearch:
 
     # ---- stages
 
-    def stage(self, name: str, make: Callable[[], dict[str, Any]], settings: Collection[str] | None = None) -> dict[str, Any]:
+    def stage(
+        self, name: str, make: Callable[[], dict[str, Any]], settings: Collection[str] | None = None
+    ) -> dict[str, Any]:
         """What a stage found: from its file, or made now and written there. See `state`."""
         if (result := self.state(name, settings)) is not None:
             return result
@@ -86,7 +90,8 @@ class TuningSearch:
         return result
 
     def state(self, name: str, settings: Collection[str] | None = None) -> dict[str, Any] | None:
-        """What the file of a stage holds; None where there is none yet. settings: those that it may name; None: all so far.
+        """What the file of a stage holds; None where there is none yet. settings: those that it may name; None: all so
+        far.
 
         Raises UserError for a file that does not hold what the stage makes.
         """
@@ -97,7 +102,9 @@ class TuningSearch:
             result = from_json(trust.read_text(path))
             reason = "it holds no entries"
             if isinstance(result, dict):
-                reason = states.fault(name, result, self.trials if settings is None else settings, self.config.data_judges)
+                reason = states.fault(
+                    name, result, self.trials if settings is None else settings, self.config.data_judges
+                )
         except (ValueError, RecursionError, OSError) as error:
             reason = first_line(error)
         if reason:
@@ -157,24 +164,32 @@ class TuningSearch:
         settings: dict[str, Any] = {}
         for algo, space in self.work.spaces.items():
             before = len(self.history[algo])
-            for place, values in enumerate(propose(space, self.config.proposer, size, self.history[algo], self.config.seed)):
+            for place, values in enumerate(
+                propose(space, self.config.proposer, size, self.history[algo], self.config.seed)
+            ):
                 settings[f"{algo}-{before + place:02d}"] = [algo, values]
         return {"settings": settings}
 
     def _train(self, number: int, i: int, rung: Rung, runs: list[RungRun], settings: int) -> None:
-        words = f"bracket {number + 1}, rung {i + 1}: {settings} settings x {self.config.seeds} seeds to {rung.updates:,} updates"
+        words = (
+            f"bracket {number + 1}, rung {i + 1}: {settings} settings x {self.config.seeds} seeds to "
+            f"{rung.updates:,} updates"
+        )
         self.stage(f"trained-{number}-{i}", lambda: train_all(self.work, runs, words, self.show))
 
     def _judge(self, words: str, runs: list[RungRun], last: bool) -> dict[str, Any]:
         policies = policies_of(runs)
         if not policies:
             raise UserError(
-                "every policy diverged: lower learning rates (algo.learning_rate=), or look at the data with offrl data inspect"
+                "every policy diverged: lower learning rates (algo.learning_rate=), or look at the data with offrl "
+                "data inspect"
             )
         device = self.config.device if self.config.device != "auto" else "cpu"
         self.show.tell(f"{words}: judging {len(policies)} policies on {self.work.judged_on.num_episodes:,} episodes")
         settings = rung_settings(self.config.ope, last, len(policies))
-        return judge(policies, self.work.judged_on, self.config.data_judges, settings, device, self.show.stage, self.show.tell)
+        return judge(
+            policies, self.work.judged_on, self.config.data_judges, settings, device, self.show.stage, self.show.tell
+        )
 
     def judge_finalists(self) -> dict[str, Any]:
         """The judgement that chooses: of all settings that were trained in full, by one fit."""
@@ -192,12 +207,17 @@ class TuningSearch:
         always = [k for k, name in enumerate(names) if name in self.wild]
         chosen = survivors(values, following.settings, wild, [trials[n][0] for n in names], multiple, always)
         if not chosen:
-            raise UserError("every setting diverged in the first rung: lower learning rates, or look at the data with offrl data inspect")
+            raise UserError(
+                "every setting diverged in the first rung: lower learning rates, or look at the data with offrl data "
+                "inspect"
+            )
         going = {"settings": {names[k]: why for k, why in chosen.items()}}
         kept = self.stage(f"kept-{number}-{i}", lambda: going, names)["settings"]
         self.wild |= {name for name, why in kept.items() if why == "wild card"}
         best = max((k for k in chosen), key=lambda k: values[k])
-        self.show.tell(f"{len(kept)} of {len(names)} settings go on; best so far {names[best]} ({summary.value[best]:.4g})")
+        self.show.tell(
+            f"{len(kept)} of {len(names)} settings go on; best so far {names[best]} ({summary.value[best]:.4g})"
+        )
         return list(kept)
 
     def _tell(self, asked: Mapping[str, Any], summary: Summary) -> None:
@@ -215,7 +235,8 @@ def introduction(work: Tune) -> list[str]:
     config = work.config
     configs, steps = config.configs_and_steps()
     lines = [
-        f"tune of {', '.join(config.algos)} on {work.judged_on.spec.name}: {configs} settings of each, {config.seeds} seeds; {work.folder}"
+        f"tune of {', '.join(config.algos)} on {work.judged_on.spec.name}: {configs} settings of each, {config.seeds} "
+        f"seeds; {work.folder}"
     ]
     for algo, space in work.spaces.items():
         lines.append(f"  {algo}: " + ", ".join(f"{d.name} {d.text()}" for d in space.dimensions))
@@ -229,8 +250,12 @@ def introduction(work: Tune) -> list[str]:
     lines.append(f"  {updates:,} updates of single policies in place of {full:,} ({updates / full:.0%})")
     if config.data_judges:
         lines.append(
-            f"  judged by {', '.join(config.data_judges)}; fitted Q evaluation makes {judged + config.ope.updates:,} updates of its own"
+            f"  judged by {', '.join(config.data_judges)}; fitted Q evaluation makes {judged + config.ope.updates:,} "
+            "updates of its own"
         )
     if config.proposer in OPTUNA and len(work.brackets) == 1:
-        lines.append(f"  proposer={config.proposer} is told nothing before the only bracket: it proposes at random (bracket= makes more)")
+        lines.append(
+            f"  proposer={config.proposer} is told nothing before the only bracket: it proposes at random (bracket= "
+            "makes more)"
+        )
     return lines

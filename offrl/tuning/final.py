@@ -1,4 +1,6 @@
-"""The end of a tune: the choice among the settings that were trained in full, by the data or by real episodes, and what it is worth."""
+"""The end of a tune: the choice among the settings that were trained in full, by the data or by real episodes, and what
+it is worth.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,15 @@ def finish(search: TuningSearch) -> dict[str, Any]:
     by_data = search.stage("chosen", lambda: choose(search, record, summary), search.finalists)
     policies = functools.cache(lambda: policies_of(search.last))  # read once, where a stage needs them
     names = search.finalists
-    final = by_data if not config.episodes else search.stage("played", lambda: _play(search, task, policies(), by_data), names)
+    final = (
+        by_data
+        if not config.episodes
+        else search.stage("played", lambda: _play(search, task, policies(), by_data), names)
+    )
     fates = dict.fromkeys(search.finalists, "finalist")
-    fates |= dict.fromkeys(by_data["vetoed"], "too far from the data") | dict.fromkeys(by_data["members"], "not told from the best")
+    fates |= dict.fromkeys(by_data["vetoed"], "too far from the data") | dict.fromkeys(
+        by_data["members"], "not told from the best"
+    )
     fates[final["setting"]] = "chosen"
     search.rows = write_trials(search, fates)
     if config.truth:
@@ -53,11 +61,13 @@ def finish(search: TuningSearch) -> dict[str, Any]:
     return write_result(search, by_data, final, retrained)
 
 
-# ------------------------------------------------------------------------------------------------------------------------ by the data
+# ---------------------------------------------------------------------------------------------------------- by the data
 
 
 def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summary | None) -> dict[str, Any]:
-    """The choice by the data: {setting, why, order, members, vetoed}; without a judge of the data the settings in their order."""
+    """The choice by the data: {setting, why, order, members, vetoed}; without a judge of the data the settings in their
+    order.
+    """
     names = search.finalists
     if record is None or summary is None:
         empty: dict[str, Any] = {"members": [], "vetoed": {}, "overruled": {}, "reference": None}
@@ -67,14 +77,22 @@ def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summ
     vetoed = {n: why for n, why in zip(names, summary.exploded, strict=True) if why}
     for n, far in zip(names, summary.distance.tolist(), strict=True):
         if config.veto and n not in vetoed and far > config.veto * reference:
-            vetoed[n] = f"its actions lie {far:.2g} from the data's, more than {config.veto:g} times a linear clone's {reference:.2g}"
+            vetoed[n] = (
+                f"its actions lie {far:.2g} from the data's, more than {config.veto:g} times a linear clone's "
+                f"{reference:.2g}"
+            )
     overruled: dict[str, str] = {}
     open_ = [k for k, n in enumerate(names) if n not in vetoed and summary.alive[k]]
     if not open_:
-        warn("every finalist is too far from the data, or its values left what the rewards allow: the choice is among all of them")
+        warn(
+            "every finalist is too far from the data, or its values left what the rewards allow: the choice is among "
+            "all of them"
+        )
         open_, overruled, vetoed = [k for k in range(len(names)) if summary.alive[k]], vetoed, {}
     if not open_:
-        raise UserError("every setting diverged before the end: lower learning rates, or look at the data with offrl data inspect")
+        raise UserError(
+            "every setting diverged before the end: lower learning rates, or look at the data with offrl data inspect"
+        )
     values, draws = matrices(record, names, search.work.seeds)
     ranked = [open_[i] for i in choice.ranking(values[open_])]
     order = [names[k] for k in ranked] + [n for n in names if n in vetoed]
@@ -82,7 +100,9 @@ def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summ
     complete = ~np.isnan(values[open_]).any(1)
     if config.rule == "one-se" and complete.any() and (values.shape[1] > 1 or draws is not None):
         careful = cautions(search, [names[k] for k in open_], summary.distance[open_])
-        tie = choice.one_se(values[open_], careful, summary.distance[open_], resampled=None if draws is None else draws[open_])
+        tie = choice.one_se(
+            values[open_], careful, summary.distance[open_], resampled=None if draws is None else draws[open_]
+        )
         members = [names[open_[k]] for k in tie.members]
         chosen = open_[tie.chosen]
         others = len(members) - 1
@@ -102,7 +122,9 @@ def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summ
     }
 
 
-def matrices(record: Mapping[str, Any], names: Sequence[str], seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
+def matrices(
+    record: Mapping[str, Any], names: Sequence[str], seeds: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray | None]:
     """(estimates [T, S], NaN where a policy is missing; the same by each bootstrapped fit [T, S, Q], or None)."""
     method = record["methods"][0]
     rows = {(r["setting"], r["seed"]): r for r in record["policies"]}
@@ -120,8 +142,8 @@ def matrices(record: Mapping[str, Any], names: Sequence[str], seeds: Sequence[in
 
 
 def cautions(search: TuningSearch, names: Sequence[str], distance: np.ndarray) -> np.ndarray:
-    """How near settings stay to the data, larger is nearer: by the settings that hold them there, or, of several algorithms, by the
-    distance of their actions."""
+    """How near settings stay to the data, larger is nearer: by the settings that hold them there, or, of several
+    algorithms, by the distance of their actions."""
     algos = {search.trials[n][0] for n in names}
     if len(algos) > 1:
         return -np.where(np.isnan(distance), np.inf, distance)
@@ -131,8 +153,9 @@ def cautions(search: TuningSearch, names: Sequence[str], distance: np.ndarray) -
 
 
 def clone_distance(data: Dataset) -> float:
-    """How far the actions of the best linear function of the observations lie from the data's: root mean square in [-1, 1], or the share of
-    actions that are not the most frequent one. What a policy that clones the data has, at least in size."""
+    """How far the actions of the best linear function of the observations lie from the data's: root mean square in [-1,
+    1], or the share of actions that are not the most frequent one. What a policy that clones the data has, at least in
+    size."""
     actions = data.columns["actions"]
     if data.spec.discrete:
         return 1.0 - float(np.bincount(actions.numpy()).max() / len(actions))
@@ -143,7 +166,7 @@ def clone_distance(data: Dataset) -> float:
     return float(np.sqrt(np.mean((x @ weights - y) ** 2)))
 
 
-# ------------------------------------------------------------------------------------------------------------------------ by real episodes
+# ----------------------------------------------------------------------------------------------------- by real episodes
 
 
 def task_of(search: TuningSearch) -> Task | None:
@@ -151,7 +174,9 @@ def task_of(search: TuningSearch) -> Task | None:
     config = search.config
     task = resolve_task(search.work.judged_on.spec.task, EvalConfig(env=config.env))
     if task is None and (config.episodes or config.truth):
-        raise UserError(f"{'episodes' if config.episodes else 'truth'}= plays in an environment, and these data name none: env=ID")
+        raise UserError(
+            f"{'episodes' if config.episodes else 'truth'}= plays in an environment, and these data name none: env=ID"
+        )
     return task
 
 
@@ -186,7 +211,9 @@ def _play(search: TuningSearch, task: Task | None, policies: Policies, by_data: 
             config_ = EvalConfig(episodes=1, seed=PLAYED + episode, workers=0)
             value = float(evaluate_parallel([policies[name, seed]], [0], task, config_, workers=0).returns[0, 0])
             with open_to_append(path) as file:
-                file.write((json.dumps({"setting": name, "seed": seed, "episode": episode, "return": value}) + "\n").encode())
+                file.write(
+                    (json.dumps({"setting": name, "seed": seed, "episode": episode, "return": value}) + "\n").encode()
+                )
             playing.add(arm, episode, value)
             if not isinstance(playing, arms.SequentialHalving):
                 break
@@ -203,14 +230,16 @@ def _play(search: TuningSearch, task: Task | None, policies: Policies, by_data: 
 
 
 def _lines(path: Path, names: Sequence[str]) -> list[tuple[str, int, float]]:
-    """(setting, one of `names`; episode; return) of those that were played; a last line that was cut by a kill does not count, and is cut
-    off. Raises UserError for lines that hold anything else."""
+    """(setting, one of `names`; episode; return) of those that were played; a last line that was cut by a kill does not
+    count, and is cut off. Raises UserError for lines that hold anything else."""
     try:
         text = trust.read_text(path)
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({first_line(error)}); remove it, and its episodes are played again") from None
+        raise UserError(
+            f"{path} cannot be read ({first_line(error)}); remove it, and its episodes are played again"
+        ) from None
     complete, _, rest = text.rpartition("\n")
     if rest:
         with trust.open_to_write(path, "r+b") as file:
@@ -224,7 +253,9 @@ def _lines(path: Path, names: Sequence[str]) -> list[tuple[str, int, float]]:
         except (ValueError, LookupError, TypeError, RecursionError):
             sound = False
         if not sound:
-            raise UserError(f"{path}: line {number} is no episode of a finalist; remove the file, and its episodes are played again")
+            raise UserError(
+                f"{path}: line {number} is no episode of a finalist; remove the file, and its episodes are played again"
+            )
         result.append((setting, episode, float(value)))
     return result
 
@@ -235,19 +266,29 @@ def _truth(search: TuningSearch, task: Task | None, policies: Policies) -> dict[
     config = search.config
     search.show.tell(f"truth: {config.truth} episodes of {len(policies)} policies in {task.env_id or task.name}")
     keys = list(policies)
-    result = evaluate_parallel(list(policies.values()), [s for _, s in keys], task, EvalConfig(episodes=config.truth, seed=TRUTH))
+    result = evaluate_parallel(
+        list(policies.values()), [s for _, s in keys], task, EvalConfig(episodes=config.truth, seed=TRUTH)
+    )
     scores = result.scores if result.scores is not None else result.returns
     rows = [
-        {"setting": t, "seed": s, "returns": result.returns[i].tolist(), "score": float(scores[i].mean())} for i, (t, s) in enumerate(keys)
+        {"setting": t, "seed": s, "returns": result.returns[i].tolist(), "score": float(scores[i].mean())}
+        for i, (t, s) in enumerate(keys)
     ]
-    return {"environment": result.label, "episodes": config.truth, "normalised": result.scores is not None, "policies": rows}
+    return {
+        "environment": result.label,
+        "episodes": config.truth,
+        "normalised": result.scores is not None,
+        "policies": rows,
+    }
 
 
-# ------------------------------------------------------------------------------------------------------------------------ retraining
+# ----------------------------------------------------------------------------------------------------------- retraining
 
 
 def _retrain(search: TuningSearch, chosen: str) -> dict[str, str]:
-    """Train the chosen setting and the default of its algorithm anew, on all episodes, with seeds and episodes that chose nothing."""
+    """Train the chosen setting and the default of its algorithm anew, on all episodes, with seeds and episodes that
+    chose nothing.
+    """
     algo, _ = search.trials[chosen]
     default = f"{algo}-00"
     roles = {}
@@ -256,7 +297,9 @@ def _retrain(search: TuningSearch, chosen: str) -> dict[str, str]:
             continue
         directory = search.work.folder / role
         settings = winner_settings(search, name)
-        search.show.tell(f"{role}: {name} anew with seeds {', '.join(map(str, search.work.final_seeds))} on all episodes")
+        search.show.tell(
+            f"{role}: {name} anew with seeds {', '.join(map(str, search.work.final_seeds))} on all episodes"
+        )
         train_rung(RungRun(directory, settings, (name,), ()), search.work.data)
         roles[role] = name
         search.stage(f"retrained-{role}", functools.partial(_scores, directory))

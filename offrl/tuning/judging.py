@@ -28,7 +28,9 @@ def policies_of(runs: Sequence[RungRun]) -> Policies:
     policies: Policies = {}
     for run in runs:
         saved = SavedRun(run.directory)
-        candidates = {name.rpartition("/")[2].rpartition("@")[0]: policy for name, policy in run_candidates(saved).items()}
+        candidates = {
+            name.rpartition("/")[2].rpartition("@")[0]: policy for name, policy in run_candidates(saved).items()
+        }
         count = len(run.replicas) // len(run.trials)
         for place, (replica, own) in enumerate(zip(saved.replicas, run.replicas, strict=True)):
             if replica.name in candidates:
@@ -45,7 +47,8 @@ def judge(
     stage: Stage | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """The record of a judgement, of plain numbers: for each policy its estimates by method, and the statistics that none decides by.
+    """The record of a judgement, of plain numbers: for each policy its estimates by method, and the statistics that
+    none decides by.
 
     Raises UserError where a method cannot judge these policies on these data.
     """
@@ -54,20 +57,31 @@ def judge(
     reasons = gate.reasons()
     places = [k for k, finite in enumerate(gate.finite) if finite]  # others act with NaN, and count as diverged
     if not places:
-        raise UserError("no policy acts with finite numbers: lower learning rates, or look at the data with offrl data inspect")
+        raise UserError(
+            "no policy acts with finite numbers: lower learning rates, or look at the data with offrl data inspect"
+        )
     candidates = {name: policy for k, (name, policy) in enumerate(every.items()) if gate.finite[k]}
     keys = list(policies)
     result = evaluate_policies(data, candidates, list(methods), settings, device=device, stage=stage, tell=tell)
     rows = []
     for k, place in enumerate(places):
         trial, seed = keys[place]
-        row: dict[str, Any] = {"setting": trial, "seed": seed, "distance": _number(result.distance[k]), "own_q": _number(result.own[k])}
+        row: dict[str, Any] = {
+            "setting": trial,
+            "seed": seed,
+            "distance": _number(result.distance[k]),
+            "own_q": _number(result.own[k]),
+        }
         for method, e in result.estimates.items():
             row[method] = _number(e.value[k])
             row[f"{method}_sd"] = _number((e.high[k] - e.low[k]) / (2.0 * 1.959964))
             if len(e.details.get("seeds", ())) > 1:
                 row[f"{method}_draws"] = [_number(x[k]) for x in e.details["seeds"]]
-        row |= {"td_error": _number(gate.td_error[place]), "q_ratio": _number(gate.ratio[place]), "exploded": reasons[place]}
+        row |= {
+            "td_error": _number(gate.td_error[place]),
+            "q_ratio": _number(gate.ratio[place]),
+            "exploded": reasons[place],
+        }
         rows.append(row)
     return {
         "methods": list(methods),
@@ -94,7 +108,9 @@ class Summary:
     distance: np.ndarray  # mean distance of actions from the data's
     others: Mapping[str, np.ndarray]  # by the methods that are shown beside it
     alive: np.ndarray  # seeds that did not diverge
-    exploded: tuple[str, ...]  # why a setting is dropped whatever its estimate: its own Q left what the rewards allow; "" for none
+    exploded: tuple[
+        str, ...
+    ]  # why a setting is dropped whatever its estimate: its own Q left what the rewards allow; "" for none
 
     def criteria(self, names: Sequence[str]) -> np.ndarray:
         """[T, C], larger is better in each."""
@@ -105,8 +121,8 @@ class Summary:
 def summarise(record: Mapping[str, Any], trials: Sequence[str]) -> Summary:
     """See `Summary`.
 
-    The error adds the variance over seeds, pooled over the settings where seeds are few, divided by their number, to that of the
-    bootstrapped fits of the mean over seeds: they are no independent draws (one fit judges all seeds).
+    The error adds the variance over seeds, pooled over the settings where seeds are few, divided by their number, to
+    that of the bootstrapped fits of the mean over seeds: they are no independent draws (one fit judges all seeds).
     """
     method = record["methods"][0]
     rows: dict[str, list[Mapping[str, Any]]] = {t: [] for t in trials}
@@ -148,7 +164,9 @@ def _fit_variance(rows: Sequence[Mapping[str, Any]], method: str) -> float:
 
 
 def short_judge(settings: OPEConfig, judges: Sequence[str], thinned: bool) -> str:
-    """What to say of a judge that is too short for its values; "" where it is not. thinned: rungs before the last are judged."""
+    """What to say of a judge that is too short for its values; "" where it is not. thinned: rungs before the last are
+    judged.
+    """
     if words := short_fit(settings, judges, "ope.updates"):
         return words
     half = short_fit(rung_settings(settings, False, 1), judges, "half of ope.updates") if thinned else ""
@@ -156,7 +174,7 @@ def short_judge(settings: OPEConfig, judges: Sequence[str], thinned: bool) -> st
 
 
 def rung_settings(settings: OPEConfig, last: bool, policies: int) -> OPEConfig:
-    """Half the updates for the rungs that thin out, all of them for the judgement that chooses; targets of an eighth of the policies, or
-    more, for each row."""
+    """Half the updates for the rungs that thin out, all of them for the judgement that chooses; targets of an eighth of
+    the policies, or more, for each row."""
     updates = settings.updates if last else max(1, settings.updates // 2)
     return replace(settings, updates=updates, pairs=max(settings.pairs, min(MOST_PAIRS, -(-policies // 8))))

@@ -1,4 +1,6 @@
-"""From a command to a tune: its spaces, the settings of its runs, and the identity by which the same command finds it again."""
+"""From a command to a tune: its spaces, the settings of its runs, and the identity by which the same command finds it
+again.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,22 @@ from offrl.tuning.search.rungs import Rung, halving
 from offrl.tuning.search.space import Space, space_of
 from offrl.tuning.search.training import DataSets, RungRun, Values, origin_of, programs, settings_of
 
-PASSED = ("compile", "workers", "group", "precision", "experiment", "log_every", "logger")  # settings of `offrl train` that runs are given
-LONG = 5_000  # updates of a rung from which compiling pays on a CPU; a rule rather than a measurement, so that a resumed tune does the same
+PASSED = (
+    "compile",
+    "workers",
+    "group",
+    "precision",
+    "experiment",
+    "log_every",
+    "logger",
+)  # settings of `offrl train` that runs are given
+# updates of a rung from which compiling pays on a CPU; a rule rather than a measurement, so that a resumed tune does
+# the same
+LONG = 5_000
 MODELS = "ope.models_dir"  # a place among the settings of the judges
 GROUP = 4  # replicas in one program on a CPU, whatever the number of processes: its size decides last bits
-RETRAINED = 1_000_000  # reset seeds of the reported score; of the truth and of played episodes below, none of which another one uses
+# reset seeds of the reported score; of the truth and of played episodes below, none of which another one uses
+RETRAINED = 1_000_000
 TRUTH, PLAYED = 2_000_000, 3_000_000
 
 
@@ -48,7 +61,9 @@ class Tune:
     given: dict[str, Any]  # as the command had it
     folder: Path
     spaces: dict[str, Space]  # by algorithm, in the order of algos=
-    base: dict[str, dict[str, Any]]  # settings of `offrl train` of each algorithm's runs, less what differs between them
+    base: dict[
+        str, dict[str, Any]
+    ]  # settings of `offrl train` of each algorithm's runs, less what differs between them
     judged_on: Dataset
     identity: str
     data: DataSets
@@ -79,7 +94,8 @@ class Tune:
     def rung_runs(
         self, bracket: int, number: int, rung: Rung, trials: Mapping[str, tuple[str, Values]], before: Sequence[RungRun]
     ) -> list[RungRun]:
-        """The runs of a rung: of each algorithm one for each program. trials: {setting: (algorithm, values)}; before: the rung's before it.
+        """The runs of a rung: of each algorithm one for each program. trials: {setting: (algorithm, values)}; before:
+        the rung's before it.
 
         Raises UserError for more programs than one rung may have.
         """
@@ -90,11 +106,14 @@ class Tune:
             if len(groups) > MOST_GROUPS and space.tensors:
                 shapes = ", ".join(d.name for d in space.dimensions if not d.tensor)
                 raise UserError(
-                    f"the settings of {algo} are {len(groups)} programs, of which each is compiled and trained for itself ({shapes}): at "
+                    f"the settings of {algo} are {len(groups)} programs, of which each is compiled and trained for "
+                    f"itself ({shapes}): at "
                     f"most {MOST_GROUPS}; name fewer values, such as space.{shapes.split(', ')[0]}=[a,b]"
                 )
             for place, names in enumerate(groups):
-                directory = self.folder / "runs" / f"b{bracket}-r{number}-{algo}{f'-{place}' if len(groups) > 1 else ''}"
+                directory = (
+                    self.folder / "runs" / f"b{bracket}-r{number}-{algo}{f'-{place}' if len(groups) > 1 else ''}"
+                )
                 settings = {
                     **self.base[algo],
                     **settings_of(space, own, names),
@@ -110,18 +129,20 @@ class Tune:
                 }
                 grid = {n.removeprefix("grid."): v for n, v in settings.items() if n.startswith("grid.")}
                 replicas = tuple(expand(grid, self.seeds, True))
-                result.append(RungRun(directory, settings, tuple(names), replicas, origin_of(names, before, len(self.seeds))))
+                result.append(
+                    RungRun(directory, settings, tuple(names), replicas, origin_of(names, before, len(self.seeds)))
+                )
         return result
 
 
-# ------------------------------------------------------------------------------------------------------------------------ from a command
+# ------------------------------------------------------------------------------------------------------- from a command
 
 
 def prepare(values: Mapping[str, Any]) -> Tune:
     """Check everything that can be checked before training, read the data, and claim the folder for this tune.
 
-    values: {name: value} as on the command line; `resume` names the folder of a tune, whose settings are taken. Raises UserError.
-    """
+    values: {name: value} as on the command line; `resume` names the folder of a tune, whose settings are taken. Raises
+    UserError."""
     if values.get("resume") is None:
         trust.typed(str(values["env"]) if values.get("env") not in (None, "auto", "none") else None)
     given = flatten_words({k: v for k, v in _resumed(values).items() if k != "resume"})
@@ -144,7 +165,10 @@ def prepare(values: Mapping[str, Any]) -> Tune:
     _known_everywhere(spaces_given, per_algo, config.algos)
     configs, _ = config.configs_and_steps()
     if configs * len(config.algos) * config.seeds > MOST_SEEDS:
-        raise UserError(f"budget={config.budget} with {config.seeds} seeds is more than {MOST_SEEDS:,} policies; take fewer settings")
+        raise UserError(
+            f"budget={config.budget} with {config.seeds} seeds is more than {MOST_SEEDS:,} policies; take fewer "
+            "settings"
+        )
     folder = Path(config.out)
     data = DataSets()
     judged_on = _judging_data(composed[config.algos[0]], config)
@@ -154,16 +178,22 @@ def prepare(values: Mapping[str, Any]) -> Tune:
 
 
 def flatten_words(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The names of a command, those of `offrl train` in their usual spelling. What this command has of its own stays."""
-    special = {k: v for k, v in values.items() if k.partition(".")[0] in ("space", "ope") or k in ("algo", "algos", "env", "seed")}
+    """The names of a command, those of `offrl train` in their usual spelling. What this command has of its own
+    stays.
+    """
+    special = {
+        k: v
+        for k, v in values.items()
+        if k.partition(".")[0] in ("space", "ope") or k in ("algo", "algos", "env", "seed")
+    }
     return {**flatten({k: v for k, v in values.items() if k not in special}), **special}
 
 
 def _resumed(values: Mapping[str, Any]) -> dict[str, Any]:
     """With resume=FOLDER the settings of that tune, and of `values` those that say where or how fast.
 
-    A stranger may have written the folder: Raises UserError for code, environments and networks of Python files that only its file names.
-    """
+    A stranger may have written the folder: Raises UserError for code, environments and networks of Python files that
+    only its file names."""
     where = values.get("resume")
     if where is None:
         return dict(values)
@@ -181,8 +211,12 @@ def _resumed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**saved, **{k: v for k, v in values.items() if k != "resume"}, "out": str(where)}
 
 
-def _sorted(rest: Mapping[str, Any], algos: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, Any]]:
-    """({algo: {setting: space}}, {algo: {algo.NAME: value}}, {name: value of all runs}) of what is no setting of the command itself."""
+def _sorted(
+    rest: Mapping[str, Any], algos: Sequence[str]
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, Any]]:
+    """({algo: {setting: space}}, {algo: {algo.NAME: value}}, {name: value of all runs}) of what is no setting of the
+    command itself.
+    """
     spaces: dict[str, dict[str, Any]] = {a: {} for a in algos}
     fixed: dict[str, dict[str, Any]] = {a: {} for a in algos}
     shared: dict[str, Any] = {}
@@ -208,12 +242,15 @@ def _sorted(rest: Mapping[str, Any], algos: Sequence[str]) -> tuple[dict[str, di
         else:
             known = [f.name for f in dataclasses.fields(TuneConfig)]
             raise UserError(
-                f"offrl tune has no setting '{name}'.{nearest(name, [*known, *PASSED, 'dataset'])} All of them: offrl tune --help"
+                f"offrl tune has no setting '{name}'.{nearest(name, [*known, *PASSED, 'dataset'])} All of them: offrl "
+                "tune --help"
             )
     return spaces, fixed, shared
 
 
-def _known_everywhere(spaces: Mapping[str, Mapping[str, Any]], fixed: Mapping[str, Mapping[str, Any]], algos: Sequence[str]) -> None:
+def _known_everywhere(
+    spaces: Mapping[str, Mapping[str, Any]], fixed: Mapping[str, Mapping[str, Any]], algos: Sequence[str]
+) -> None:
     for a in algos:
         for name in spaces[a]:
             if f"algo.{name}" in fixed[a]:
@@ -222,7 +259,12 @@ def _known_everywhere(spaces: Mapping[str, Mapping[str, Any]], fixed: Mapping[st
 
 def _base(algo: str, config: TuneConfig, fixed: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of `offrl train` that all runs of an algorithm have; of algo.NAME=, those that it knows."""
-    names = {f.name for f in dataclasses.fields(registry.get("algo", compose({"algo": algo, **_data_words(shared)}).algo.name).Config)}
+    names = {
+        f.name
+        for f in dataclasses.fields(
+            registry.get("algo", compose({"algo": algo, **_data_words(shared)}).algo.name).Config
+        )
+    }
     fitting = {k: v for k, v in fixed.items() if k.removeprefix("algo.").partition(".")[0] in names}
     if left := [k for k in fixed if k not in fitting]:
         if len(config.algos) == 1 or all(k not in fitting for k in fixed):
@@ -238,13 +280,17 @@ def _data_words(shared: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in shared.items() if k.partition(".")[0] in ("dataset", "experiment")}
 
 
-def _space(algo: str, composed: TrainConfig, config: TuneConfig, own: Mapping[str, Any], base: Mapping[str, Any]) -> Space:
+def _space(
+    algo: str, composed: TrainConfig, config: TuneConfig, own: Mapping[str, Any], base: Mapping[str, Any]
+) -> Space:
     vectorized = registry.get("algo", composed.algo.name).traits.vectorized
     space = space_of(algo, composed.algo, config.space, own, vectorized)
     fixed = [d for d in space.dimensions if f"algo.{d.name}" in base and d.name not in own]
     left = tuple(d for d in space.dimensions if d not in fixed)  # what a command sets is not searched
     if not left:
-        raise UserError(f"nothing of {algo} is left to search: {', '.join(f'algo.{d.name}' for d in fixed)} is given; leave it out")
+        raise UserError(
+            f"nothing of {algo} is left to search: {', '.join(f'algo.{d.name}' for d in fixed)} is given; leave it out"
+        )
     return dataclasses.replace(space, dimensions=left, default={d.name: space.default[d.name] for d in left})
 
 
@@ -256,14 +302,20 @@ def _judging_data(config: TrainConfig, tune: TuneConfig) -> Dataset:
     data = load_dataset(settings, "cpu", tune.quiet)
     if tune.data_judges:
         if data.num_episodes < 2:
-            raise UserError(f"{data.spec.name}: {data.num_episodes} episode is left to judge by; take a larger split= or more data")
+            raise UserError(
+                f"{data.spec.name}: {data.num_episodes} episode is left to judge by; take a larger split= or more data"
+            )
         if data.num_episodes < FEW_EPISODES:
             warn(f"{data.num_episodes} episodes judge: they say little, and the table's intervals say how little")
     return data
 
 
 def _identity(
-    config: TuneConfig, base: Mapping[str, Any], spaces: Mapping[str, Space], composed: Mapping[str, TrainConfig], data: Dataset
+    config: TuneConfig,
+    base: Mapping[str, Any],
+    spaces: Mapping[str, Space],
+    composed: Mapping[str, TrainConfig],
+    data: Dataset,
 ) -> tuple[str, dict[str, Any]]:
     """(a hash of everything that decides what a tune finds, the same in words)."""
     own = without_places(config)
@@ -271,8 +323,12 @@ def _identity(
     words: dict[str, Any] = {**own, "data": data.fingerprint, "dataset": data.spec.name}
     for algo, train in composed.items():
         values = runs.identity(train)
-        values["dataset"] = {k: v for k, v in values["dataset"].items() if k not in ("split", "split_part", "split_seed")}
+        values["dataset"] = {
+            k: v for k, v in values["dataset"].items() if k not in ("split", "split_part", "split_seed")
+        }
         settings = {**values, "compile": base[algo].get("compile"), "group": base[algo].get("group")}
-        words[algo] = {k: v for k, v in settings.items() if k != "seeds"} | {"space": {d.name: d.text() for d in spaces[algo].dimensions}}
+        words[algo] = {k: v for k, v in settings.items() if k != "seeds"} | {
+            "space": {d.name: d.text() for d in spaces[algo].dimensions}
+        }
     words = diff.flatten(words)
     return hashlib.sha256(json.dumps(words, sort_keys=True, default=str).encode()).hexdigest(), words

@@ -1,9 +1,9 @@
 """How well a judge ranks settings, with intervals: rank correlation, regret of its first k, and comparisons of judges.
 
-Truth is a matrix of returns [K settings, S]: its columns are what is averaged and drawn again, training seeds where there are several (the
-mean of a seed's episodes each), episodes otherwise. An estimate is one number for each setting; NaN ranks last, and correlations leave it
-out. Settings are drawn again with replacement, and within each its columns. Below FEW settings no interval is given: it says nothing.
-"""
+Truth is a matrix of returns [K settings, S]: its columns are what is averaged and drawn again, training seeds where
+there are several (the mean of a seed's episodes each), episodes otherwise. An estimate is one number for each setting;
+NaN ranks last, and correlations leave it out. Settings are drawn again with replacement, and within each its columns.
+Below FEW settings no interval is given: it says nothing."""
 
 from __future__ import annotations
 
@@ -39,16 +39,25 @@ MEASURES: dict[str, Measure] = {
     "kendall": _known(kendall),
     **{f"regret@{k}": (lambda v, e, k=k: regret(v, e, k)) for k in TOP},  # type: ignore[misc]
 }
-"""True values [K] and estimates [K] -> a number. Regrets are shares of the range of true values, as in `offrl.ope.metrics`."""
+"""True values [K] and estimates [K] -> a number. Regrets are shares of the range of true values, as in
+`offrl.ope.metrics`.
+"""
 
 
 def quality(
-    returns: Any, estimate: Any, measure: str | Measure = "spearman", *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE
+    returns: Any,
+    estimate: Any,
+    measure: str | Measure = "spearman",
+    *,
+    reps: int = REPS,
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
 ) -> Interval:
-    """A measure of one judge with its interval. returns: [K, S]; estimate: [K]; measure: a name of MEASURES, or a function like them.
+    """A measure of one judge with its interval. returns: [K, S]; estimate: [K]; measure: a name of MEASURES, or a
+    function like them.
 
-    The ends are NaN below FEW settings, or where the measure is NaN. Raises UserError for returns that are not finite, fewer than 2
-    settings, another number of estimates, and an unknown measure.
+    The ends are NaN below FEW settings, or where the measure is NaN. Raises UserError for returns that are not finite,
+    fewer than 2 settings, another number of estimates, and an unknown measure.
     """
     r, e = check_returns(returns), np.asarray(estimate, np.float64)
     function = _measure(measure)
@@ -59,11 +68,12 @@ def quality(
 
 
 def chance_of_best(returns: Any, estimate: Any, k: int = 1, *, reps: int = REPS, seed: int = 0) -> float:
-    """Probability that the setting that is best in truth is among the k with the largest estimates: the share of resamples of the columns
-    of `returns` [K, S] in which it is, settings staying as they are. Equal truths or estimates count by shares.
+    """Probability that the setting that is best in truth is among the k with the largest estimates: the share of
+    resamples of the columns of `returns` [K, S] in which it is, settings staying as they are. Equal truths or estimates
+    count by shares.
 
-    With one column nothing is drawn again, and the answer is about these returns alone. Raises UserError as `quality`, and for k < 1.
-    """
+    With one column nothing is drawn again, and the answer is about these returns alone. Raises UserError as `quality`,
+    and for k < 1."""
     r, e = check_returns(returns), np.asarray(estimate, np.float64)
     _same_settings(r, {"the judge": e})
     if k < 1:
@@ -79,7 +89,9 @@ def chance_of_best(returns: Any, estimate: Any, k: int = 1, *, reps: int = REPS,
 
 @dataclass(frozen=True)
 class JudgePair:
-    """Two judges on the same settings: `first` less `second`. "Better" may be said where `adjusted` (Holm's) is below 0.05."""
+    """Two judges on the same settings: `first` less `second`. "Better" may be said where `adjusted` (Holm's) is below
+    0.05.
+    """
 
     first: str
     second: str
@@ -94,8 +106,8 @@ def compare_judges(
 ) -> list[JudgePair]:  # fmt: skip
     """All pairs of judges, each on the same resamples, with Holm's correction over the pairs.
 
-    returns: [K, S]; estimates: {name: [K]}. p is NaN below FEW settings. Raises UserError as `quality`, and for fewer than 2 judges.
-    """
+    returns: [K, S]; estimates: {name: [K]}. p is NaN below FEW settings. Raises UserError as `quality`, and for fewer
+    than 2 judges."""
     r = check_returns(returns)
     e = {name: np.asarray(values, np.float64) for name, values in estimates.items()}
     _same_settings(r, e)

@@ -1,15 +1,16 @@
 """What choosing costs: regret against the number of real episodes, from a stored matrix of returns.
 
-One trial is one search: k settings are drawn from the K of the matrix, a rule plays n episodes (returns drawn from each setting's own, with
-replacement) and chooses. regret(n) = (V* - V(chosen)) / (V* - V_ref): V is a setting's mean over the whole matrix, V* the largest of the k,
-V_ref their mean, so 0 is the best and 1 what a setting drawn at random has. It is 0 where all k are equal.
+One trial is one search: k settings are drawn from the K of the matrix, a rule plays n episodes (returns drawn from each
+setting's own, with replacement) and chooses. regret(n) = (V* - V(chosen)) / (V* - V_ref): V is a setting's mean over
+the whole matrix, V* the largest of the k, V_ref their mean, so 0 is the best and 1 what a setting drawn at random has.
+It is 0 where all k are equal.
 
-The value is the mean over trials. The interval is about other settings and other episodes: both are drawn again with replacement, and the
-whole mean computed anew; an interval over trials alone would shrink with their number, however few settings there are. V* is the largest
-of K noisy means, so with few returns for each setting regret is overstated.
+The value is the mean over trials. The interval is about other settings and other episodes: both are drawn again with
+replacement, and the whole mean computed anew; an interval over trials alone would shrink with their number, however few
+settings there are. V* is the largest of K noisy means, so with few returns for each setting regret is overstated.
 
-The expected best of k settings that are all tried (EOP) is `offrl.statistics.aggregate.expected_online_performance`, of `returns.T`.
-"""
+The expected best of k settings that are all tried (EOP) is `offrl.statistics.aggregate.expected_online_performance`, of
+`returns.T`."""
 
 from __future__ import annotations
 
@@ -63,9 +64,17 @@ def uniform(draws: np.ndarray, ns: Sequence[int], rng: np.random.Generator, *, m
 
 
 def ucb(
-    draws: np.ndarray, ns: Sequence[int], rng: np.random.Generator, *, low: float = 0.0, high: float = 1.0, alpha: float = 2.0
+    draws: np.ndarray,
+    ns: Sequence[int],
+    rng: np.random.Generator,
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+    alpha: float = 2.0,
 ) -> np.ndarray:
-    """`arms.UpperConfidence` over all arms, one search read at every n. low, high: the data's smallest and largest return."""
+    """`arms.UpperConfidence` over all arms, one search read at every n. low, high: the data's smallest and largest
+    return.
+    """
     trials, arms, _ = draws.shape
     rows = np.arange(trials)
     counts, sums = np.zeros((trials, arms), np.int64), np.zeros((trials, arms))
@@ -101,11 +110,12 @@ def regret_curve(
 ) -> Curve:
     """Regret against the number of episodes, a share (0 best, 1 chance), with pointwise intervals.
 
-    returns: [K settings, S episodes], the mean of a row being a setting's true value; column s of all rows belongs to one reset seed if
-    `paired`, so that arms are played on the same ones. rule: a name of RULES, or a function like them. n: numbers of episodes; 0 takes the
-    largest prior. prior: a judge's estimates [K], NaN ranks last; None and ties: at random. settings: k, how many a search has (all).
-    value_range: the data's smallest and largest return, for `ucb`; None: of the matrix. Raises UserError for returns that are not finite,
-    fewer than 2 settings, 1 < k <= K not being so, a negative n, and an unknown rule.
+    returns: [K settings, S episodes], the mean of a row being a setting's true value; column s of all rows belongs to
+    one reset seed if `paired`, so that arms are played on the same ones. rule: a name of RULES, or a function like
+    them. n: numbers of episodes; 0 takes the largest prior. prior: a judge's estimates [K], NaN ranks last; None and
+    ties: at random. settings: k, how many a search has (all). value_range: the data's smallest and largest return, for
+    `ucb`; None: of the matrix. Raises UserError for returns that are not finite, fewer than 2 settings, 1 < k <= K not
+    being so, a negative n, and an unknown rule.
     """
     r = check_returns(returns)
     estimate = np.zeros(len(r)) if prior is None else np.asarray(prior, np.float64)
@@ -121,7 +131,10 @@ def regret_curve(
         raise UserError(f"trials={trials} and resamples={resamples} must be at least 1")
     choose, bounds = _rule(rule), value_range or (float(r.min()), float(r.max()))
     if rule == "ucb" and bounds[0] < bounds[1]:
-        r, bounds = (r - bounds[0]) / (bounds[1] - bounds[0]), (0.0, 1.0)  # regret is a ratio, which this does not change
+        r, bounds = (
+            (r - bounds[0]) / (bounds[1] - bounds[0]),
+            (0.0, 1.0),
+        )  # regret is a ratio, which this does not change
 
     def mean(matrix: np.ndarray, estimates: np.ndarray, count: int, key: list[int]) -> np.ndarray:
         return _losses(matrix, estimates, choose, ns, k, paired, count, np.random.default_rng(key)).mean(0)
@@ -138,7 +151,14 @@ def regret_curve(
 
 
 def _losses(
-    r: np.ndarray, prior: np.ndarray, choose: Rule, ns: list[int], k: int, paired: bool, trials: int, rng: np.random.Generator
+    r: np.ndarray,
+    prior: np.ndarray,
+    choose: Rule,
+    ns: list[int],
+    k: int,
+    paired: bool,
+    trials: int,
+    rng: np.random.Generator,
 ) -> np.ndarray:
     """Regret of each trial, [trials, numbers]."""
     arms = rng.random((trials, len(r))).argsort(1)[:, :k]  # a random order, which decides between equal priors
@@ -171,7 +191,9 @@ def check_returns(returns: Any) -> np.ndarray:
     """A matrix of returns, float64 [K settings, S]. Raises UserError unless it is finite with K >= 2 and S >= 1."""
     r = np.asarray(returns, np.float64)
     if r.ndim != 2 or r.shape[0] < 2 or r.shape[1] < 1:
-        raise UserError(f"returns of shape {r.shape}: give a matrix [settings, episodes] of at least 2 settings and 1 episode")
+        raise UserError(
+            f"returns of shape {r.shape}: give a matrix [settings, episodes] of at least 2 settings and 1 episode"
+        )
     if not np.isfinite(r).all():
         bad = int(np.flatnonzero(~np.isfinite(r).all(1))[0])
         raise UserError(f"setting {bad} has a return that is not finite: leave out settings that diverged")

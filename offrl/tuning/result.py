@@ -1,4 +1,6 @@
-"""What a tune found, as a file (result.json), as lines on the screen, and as the winner's exchangeable document (results.json)."""
+"""What a tune found, as a file (result.json), as lines on the screen, and as the winner's exchangeable document
+(results.json).
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def write_result(
         "seeds": {"search": work.seeds, "final": work.final_seeds if retrained else []},
         "judge": list(config.judge),
         "criteria": list(config.criteria),
-        "short": short_judge(config.ope, config.data_judges, any(len(rungs) > 1 for rungs in search.trained) or len(search.trained) > 1),
+        "short": short_judge(
+            config.ope, config.data_judges, any(len(rungs) > 1 for rungs in search.trained) or len(search.trained) > 1
+        ),
         "proposer": config.proposer,
         "rule": config.rule,
         "brackets": [[[r.settings, r.updates] for r in rungs] for rungs in search.trained],
@@ -72,12 +76,17 @@ def write_result(
             "candidates": len(search.trials),
             "judge": ",".join(config.judge),
             "episodes_used": int(final.get("episodes", 0)),
-            "split": f"searched with seeds {_first_last(search.work.seeds)} on {config.split:.0%} of the episodes, judged on the rest; "
+            "split": f"searched with seeds {_first_last(search.work.seeds)} on {config.split:.0%} of the episodes, "
+            "judged on the rest; "
             "seeds and episodes reported here chose nothing",
         }
         exchange.write(
             work.folder / EXCHANGE,
-            [exchange.document(work.folder / "winner", tuned=tuned, created=search.work.created or None, hardware=False)],
+            [
+                exchange.document(
+                    work.folder / "winner", tuned=tuned, created=search.work.created or None, hardware=False
+                )
+            ],
         )
     page = write_page(work.folder, outcome)
     tell(outcome, untold(TunePage(work.folder, outcome)))
@@ -92,7 +101,9 @@ def _dimension(d: Any) -> dict[str, Any]:
 
 
 def _updates(search: TuningSearch) -> dict[str, int]:
-    """Updates of single policies that the search made, and that training every one of its settings in full would have made."""
+    """Updates of single policies that the search made, and that training every one of its settings in full would have
+    made.
+    """
     _, steps = search.config.configs_and_steps()
     made = sum(cost(rungs, search.config.seeds) for rungs in search.trained)
     return {"made": made, "full": len(search.trials) * steps * search.config.seeds}
@@ -102,11 +113,21 @@ def command(search: TuningSearch, name: str) -> str:
     """The line that trains a setting on all data, without the search."""
     algo, values = search.trials[name]
     base = {k: v for k, v in search.work.base[algo].items() if k not in OURS and not (k == "group" and v == GROUP)}
-    words = {"algo": algo, "dataset": search.work.base[algo]["dataset"], **base, **{f"algo.{k}": v for k, v in values.items()}}
+    words = {
+        "algo": algo,
+        "dataset": search.work.base[algo]["dataset"],
+        **base,
+        **{f"algo.{k}": v for k, v in values.items()},
+    }
     words |= {"steps": search.config.configs_and_steps()[1], "seeds": search.work.final_seeds}
     if search.config.env != "auto":
         words["eval.env"] = search.config.env
-    return " ".join(["offrl train", *(shlex.quote(f"{k}={shown_value(list(v) if isinstance(v, tuple) else v)}") for k, v in words.items())])
+    return " ".join(
+        [
+            "offrl train",
+            *(shlex.quote(f"{k}={shown_value(list(v) if isinstance(v, tuple) else v)}") for k, v in words.items()),
+        ]
+    )
 
 
 def _retrained(search: TuningSearch, role: str, name: str) -> dict[str, Any]:
@@ -145,7 +166,9 @@ def _truth(search: TuningSearch, by_data: Mapping[str, Any], final: Mapping[str,
 
 
 def _optimism(search: TuningSearch) -> float | None:
-    """By how much the largest of so many equal estimates exceeds their mean, were they all equal: in units of the judge."""
+    """By how much the largest of so many equal estimates exceeds their mean, were they all equal: in units of the
+    judge.
+    """
     rows = [r for r in search.rows if r["rung"] == "final" and r["error"] is not None]
     if len(rows) < 2:
         return None

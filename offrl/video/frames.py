@@ -38,7 +38,9 @@ def has_physics(env: Any) -> bool:
 
 
 def draw_fast(env: Any, size: int) -> None:
-    """Without shadows, reflections and smooth edges, which cost six times the rest where a processor draws; with room for our size."""
+    """Without shadows, reflections and smooth edges, which cost six times the rest where a processor draws; with room
+    for our size.
+    """
     if not has_physics(env):
         return
     model = env.unwrapped.model
@@ -52,7 +54,9 @@ def draw_fast(env: Any, size: int) -> None:
 
 
 def follow(env: Any) -> None:
-    """Look through the model's own tracking camera: Gymnasium 1.4 takes a free one, which stays where the robot began."""
+    """Look through the model's own tracking camera: Gymnasium 1.4 takes a free one, which stays where the robot
+    began.
+    """
     renderer = getattr(env.unwrapped, "mujoco_renderer", None)
     if renderer is None or not has_physics(env) or getattr(renderer, "camera_id", None) != -1:
         return
@@ -64,7 +68,9 @@ def follow(env: Any) -> None:
 
 
 class Painter:
-    """Draws an environment as it draws itself. Where it does not, and is made of MuJoCo's model and data: from where MuJoCo looks at it."""
+    """Draws an environment as it draws itself. Where it does not, and is made of MuJoCo's model and data: from where
+    MuJoCo looks at it.
+    """
 
     def __init__(self, env: Any, size: int) -> None:
         self.env, self.size = env, size
@@ -107,8 +113,8 @@ class Painter:
 
 
 def silently(draw: Callable[[], Any]) -> Any:
-    """The result of `draw`, without the notices of OpenGL libraries that do not work here: half-made objects complain when deleted,
-    after the error itself has been taken."""
+    """The result of `draw`, without the notices of OpenGL libraries that do not work here: half-made objects complain
+    when deleted, after the error itself has been taken."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
     try:
@@ -153,7 +159,9 @@ def _fit(picture: np.ndarray, size: int) -> np.ndarray:
 
     image = Image.fromarray(picture).convert("RGB")
     scale = size / max(image.size)
-    small = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), Image.Resampling.BILINEAR)
+    small = image.resize(
+        (max(1, round(image.width * scale)), max(1, round(image.height * scale))), Image.Resampling.BILINEAR
+    )
     square = Image.new("RGB", (size, size), BACK)
     square.paste(small, ((size - small.width) // 2, (size - small.height) // 2))
     return np.asarray(square)
@@ -211,11 +219,21 @@ def _font(height: int) -> FreeTypeFont:
         import matplotlib
         from PIL import ImageFont
 
-        _FONTS[height] = ImageFont.truetype(os.path.join(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), height)
+        _FONTS[height] = ImageFont.truetype(
+            os.path.join(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), height
+        )
     return _FONTS[height]
 
 
-def _text(draw: Any, at: tuple[int, int], text: str, height: int, width: int, ink: tuple[int, int, int] = INK, anchor: str = "la") -> None:
+def _text(
+    draw: Any,
+    at: tuple[int, int],
+    text: str,
+    height: int,
+    width: int,
+    ink: tuple[int, int, int] = INK,
+    anchor: str = "la",
+) -> None:
     """One line, in smaller letters and at last cut off where it is wider than `width`."""
     while height > 9 and draw.textlength(text, font=_font(height)) > width:
         height -= 1
@@ -228,7 +246,12 @@ def write(path: Path, pictures: Iterator[np.ndarray], rate: float) -> None:
     """An H.264 file, put in place when it is complete."""
     import imageio.v2 as imageio
 
-    options: Any = {"codec": "libx264", "quality": 8, "macro_block_size": 2, "output_params": ["-preset", "veryfast", "-f", "mp4"]}
+    options: Any = {
+        "codec": "libx264",
+        "quality": 8,
+        "macro_block_size": 2,
+        "output_params": ["-preset", "veryfast", "-f", "mp4"],
+    }
     writer: Any
     try:
         with (

@@ -1,8 +1,9 @@
-"""Videos of scored episodes: the same start states, actions and returns as in the scores, all replicas of a run in one picture.
+"""Videos of scored episodes: the same start states, actions and returns as in the scores, all replicas of a run in one
+picture.
 
-An episode is played again exactly as it was scored (see `offrl.evaluation.evaluator`), one replica after the other; pictures are kept,
-compressed, in a temporary file, and then put together. Drawing reads the physics and changes nothing of it; the returns are compared to
-the scored ones."""
+An episode is played again exactly as it was scored (see `offrl.evaluation.evaluator`), one replica after the other;
+pictures are kept, compressed, in a temporary file, and then put together. Drawing reads the physics and changes nothing
+of it; the returns are compared to the scored ones."""
 
 from __future__ import annotations
 
@@ -29,7 +30,18 @@ from offrl.settings.replicas import Replica, number
 from offrl.system.progress import Progress
 from offrl.tasks.episodes import observe_reward, set_goal
 from offrl.tasks.task import Task
-from offrl.video.frames import NoVideo, Painter, Reel, draw_fast, first_line, follow, has_physics, pictures, silently, write
+from offrl.video.frames import (
+    NoVideo,
+    Painter,
+    Reel,
+    draw_fast,
+    first_line,
+    follow,
+    has_physics,
+    pictures,
+    silently,
+    write,
+)
 
 if TYPE_CHECKING:
     from offrl.runs.run import SavedRun
@@ -40,8 +52,8 @@ DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
 
 def prepare() -> None:
-    """Choose how MuJoCo draws where nobody did: EGL, or else OSMesa, on a Linux machine without a screen. To be called before MuJoCo is
-    imported. Raises NoVideo where the packages that write a video are missing."""
+    """Choose how MuJoCo draws where nobody did: EGL, or else OSMesa, on a Linux machine without a screen. To be called
+    before MuJoCo is imported. Raises NoVideo where the packages that write a video are missing."""
     for package in ("imageio", "imageio_ffmpeg", "PIL"):
         try:
             importlib.import_module(package)
@@ -73,11 +85,12 @@ def film(
     scored: Evaluation | None = None,
     quiet: bool = False,
 ) -> list[Path]:
-    """Film the first `videos` of `config.episodes` episodes of a run's final policies; gives the files, RUN/videos/*.mp4, one each.
+    """Film the first `videos` of `config.episodes` episodes of a run's final policies; gives the files,
+    RUN/videos/*.mp4, one each.
 
-    env: as for `Run.evaluate`, in place of `config.env`. fps: pictures a second at most, at real speed. size: pixels of a replica's square.
-    scored: the scores of the same evaluation, to compare with. Raises NoVideo, with the reason, where that is not possible; no half-written
-    file is left behind.
+    env: as for `Run.evaluate`, in place of `config.env`. fps: pictures a second at most, at real speed. size: pixels of
+    a replica's square. scored: the scores of the same evaluation, to compare with. Raises NoVideo, with the reason,
+    where that is not possible; no half-written file is left behind.
     """
     task = run.task(env)
     if task is None:
@@ -101,7 +114,9 @@ def film(
             for n, (replica, policy) in enumerate(zip(replicas, policies, strict=True)):
                 reel = stack.enter_context(contextlib.closing(Reel(size, _label(replica))))
                 tally = Tally.of([policy], [replica.seed], config.episodes)
-                report = functools.partial(_report, progress, episode * len(replicas) + n, f"{replica}, episode {episode}")
+                report = functools.partial(
+                    _report, progress, episode * len(replicas) + n, f"{replica}, episode {episode}"
+                )
                 camera = _Camera(policy, painter, task, tally, episode, stride, reel, report)
                 evaluator.play(0, camera, replica.seed, [episode], tally)
                 camera.finish()
@@ -153,14 +168,20 @@ def _evaluator(task: Task, config: EvalConfig, size: int) -> Evaluator:
             else dataclasses.replace(task, env_kwargs={**task.env_kwargs, "render_mode": "rgb_array", **extra})
         )
         try:
-            evaluator = Evaluator(given, config, lambda kind, message: None)  # what is amiss was said when the episodes were scored
+            evaluator = Evaluator(
+                given, config, lambda kind, message: None
+            )  # what is amiss was said when the episodes were scored
         except UserError as error:
             reason = error
             continue
         env: Any = evaluator.envs[0]
         if env.render_mode != "rgb_array" and not has_physics(env):
             evaluator.close()
-            how = "make it with render_mode='rgb_array'" if task.env_factory is not None else "it has no render_mode rgb_array"
+            how = (
+                "make it with render_mode='rgb_array'"
+                if task.env_factory is not None
+                else "it has no render_mode rgb_array"
+            )
             raise NoVideo(f"{task.env_id or task.name} does not draw: {how}")
         draw_fast(env, size)
         follow(env)
@@ -180,7 +201,15 @@ class _Camera:
     """A policy that takes a picture before it acts. Only one episode runs, in the evaluator's first environment."""
 
     def __init__(
-        self, policy: Any, painter: Painter, task: Task, tally: Tally, episode: int, stride: int, reel: Reel, report: Callable[[int], None]
+        self,
+        policy: Any,
+        painter: Painter,
+        task: Task,
+        tally: Tally,
+        episode: int,
+        stride: int,
+        reel: Reel,
+        report: Callable[[int], None],
     ) -> None:
         self.policy, self.painter, self.task, self.tally, self.episode = policy, painter, task, tally, episode
         self.stride, self.reel, self.report = stride, reel, report

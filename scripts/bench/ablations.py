@@ -1,13 +1,14 @@
-"""The key ideas of the model-free algorithms, each switched off: what it does to the score, and to what it is meant to do.
+"""The key ideas of the model-free algorithms, each switched off: what it does to the score, and to what it is meant to
+do.
 
     python scripts/bench/ablations.py rebrac-layernorm --data FOLDER --steps 50000 --seeds 4
     python scripts/bench/ablations.py all --data FOLDER             # every part, with each part's own number of updates
     python scripts/bench/ablations.py edac-diversity --dry          # prints what would be trained
 
-FOLDER holds D4RL files (hopper_mixed.hdf5, ...); --files picks others than a part's own. Each variant is an ordinary run directory under
---runs, so the same command goes on where it was stopped, and with more --steps goes on from where it ended; other settings (--set
-algo.batch_size=128, for all variants) are other runs. Every part prints a table and writes it into --out (docs/benchmarks/ablations.md)
-between its own marks.
+FOLDER holds D4RL files (hopper_mixed.hdf5, ...); --files picks others than a part's own. Each variant is an ordinary
+run directory under --runs, so the same command goes on where it was stopped, and with more --steps goes on from where
+it ended; other settings (--set algo.batch_size=128, for all variants) are other runs. Every part prints a table and
+writes it into --out (docs/benchmarks/ablations.md) between its own marks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Trained:
     variant: str
     file: str
     scores: list[float]  # of the last evaluation: normalised, or the return where there is no reference
-    overestimation: list[float]  # Q at the first state and action of each episode minus the discounted return that followed
+    overestimation: list[
+        float
+    ]  # Q at the first state and action of each episode minus the discounted return that followed
     discounted: list[float]
     metrics: Lines
 
@@ -52,7 +55,9 @@ class Trained:
 
     def series(self, name: str, seed: int) -> list[float]:
         """A metric of one seed over training; infinite where it was not finite."""
-        return [math.inf if line[name][seed] is None else float(line[name][seed]) for line in self.metrics if name in line]
+        return [
+            math.inf if line[name][seed] is None else float(line[name][seed]) for line in self.metrics if name in line
+        ]
 
 
 Column = tuple[str, Callable[[Trained], "list[float] | str"]]
@@ -79,10 +84,11 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 def spikes(series: Sequence[float], factor: float = SPIKE, window: int = WINDOW) -> int:
-    """The number of entries that exceed `factor` times the median of the `window` entries before them (at least 5), in absolute value.
+    """The number of entries that exceed `factor` times the median of the `window` entries before them (at least 5), in
+    absolute value.
 
-    A line that is not finite counts. A median of almost nothing says nothing: it is taken to be at least a thousandth of the series' own.
-    """
+    A line that is not finite counts. A median of almost nothing says nothing: it is taken to be at least a thousandth
+    of the series' own."""
     from statistics import median
 
     size = [abs(v) for v in series]
@@ -103,7 +109,11 @@ def counted(name: str) -> Callable[[Trained], list[float] | str]:
 
 def largest(name: str) -> Callable[[Trained], list[float] | str]:
     """The largest absolute value of a metric over training, for each seed."""
-    return lambda run: [max((abs(v) for v in run.series(name, i)), default=math.nan) for i in range(run.seeds)] if _has(run, name) else "-"
+    return lambda run: (
+        [max((abs(v) for v in run.series(name, i)), default=math.nan) for i in range(run.seeds)]
+        if _has(run, name)
+        else "-"
+    )
 
 
 def at_end(name: str) -> Callable[[Trained], list[float] | str]:
@@ -144,7 +154,8 @@ ESTIMATE: tuple[Column, ...] = (
 PARTS: dict[str, Part] = {
     "rebrac-layernorm": Part(
         "ReBRAC with and without LayerNorm",
-        "Without LayerNorm in the critics ReBRAC falls from 80.6 to 59.2 on D4RL's locomotion and to 0 on AntMaze (arXiv 2305.09836).",
+        "Without LayerNorm in the critics ReBRAC falls from 80.6 to 59.2 on D4RL's locomotion and to 0 on AntMaze "
+        "(arXiv 2305.09836).",
         ("hopper_medium_replay", "hopper_mixed"),
         50_000,
         {"LayerNorm": {}, "without": {"algo.layer_norm": False}},
@@ -154,7 +165,8 @@ PARTS: dict[str, Part] = {
     ),
     "edac-diversity": Part(
         "EDAC with and without diversity of gradients",
-        "The diversity term keeps the cosine of the critics' action gradients down, so that 10 to 50 critics do what SAC-N needs up to "
+        "The diversity term keeps the cosine of the critics' action gradients down, so that 10 to 50 critics do what "
+        "SAC-N needs up to "
         "500 for (arXiv 2110.01548).",
         ("hopper_medium_replay", "hopper_medium_expert"),
         50_000,
@@ -165,33 +177,45 @@ PARTS: dict[str, Part] = {
             *ESTIMATE,
         ),
         {"algo": "edac", "algo.critics": 10, "algo.hidden": [256, 256]},
-        "10 critics for all. The cosine is measured at the data's actions, on the batches; with eta 0 it is only measured.",
+        "10 critics for all. The cosine is measured at the data's actions, on the batches; with eta 0 it is only "
+        "measured.",
     ),
     "cql-weight": Part(
         "CQL with and without its penalty",
-        "Without the penalty CQL is SAC on data: Q at the policy's actions exceeds what the policy earns (arXiv 2006.04779).",
+        "Without the penalty CQL is SAC on data: Q at the policy's actions exceeds what the policy earns (arXiv "
+        "2006.04779).",
         ("hopper_mixed", "hopper_medium_replay"),
         30_000,
         {"weight 10": {"algo.conservative_weight": 10.0}, "weight 0": {"algo.conservative_weight": 0.0}},
         ESTIMATE,
         {"algo": "cql", "algo.hidden": [256, 256], "algo.penalty_share": 0.25},
-        "Networks of 2 x 256; the penalty is estimated on a quarter of each batch. Q and return are of the first state and action of each "
+        "Networks of 2 x 256; the penalty is estimated on a quarter of each batch. Q and return are of the first state "
+        "and action of each "
         "scored episode, in the units of the recorded rewards (docs/runs.md).",
     ),
     "dvl-stability": Part(
         "f-DVL against XQL: stability",
-        "XQL's loss of V is exponential in (Q - V) / temperature, so its gradients spike where that is large; the losses of f-DVL grow "
+        "XQL's loss of V is exponential in (Q - V) / temperature, so its gradients spike where that is large; the "
+        "losses of f-DVL grow "
         "linearly or quadratically (arXiv 2302.08560).",
         ("hopper_medium_replay", "hopper_mixed"),
         20_000,
         {
             **{f"XQL, temperature {t:g}": {"algo": "xql", "algo.gumbel_temperature": t} for t in (0.5, 1.0, 2.0, 5.0)},
             **{
-                f"XQL, temperature {t:g}, no clip": {"algo": "xql", "algo.gumbel_temperature": t, "algo.gumbel_clip": 1e3}
+                f"XQL, temperature {t:g}, no clip": {
+                    "algo": "xql",
+                    "algo.gumbel_temperature": t,
+                    "algo.gumbel_clip": 1e3,
+                }
                 for t in (0.5, 1.0)
             },
             **{
-                f"XQL, temperature {t:g}, loss not rescaled": {"algo": "xql", "algo.gumbel_temperature": t, "algo.gumbel_rescaled": False}
+                f"XQL, temperature {t:g}, loss not rescaled": {
+                    "algo": "xql",
+                    "algo.gumbel_temperature": t,
+                    "algo.gumbel_rescaled": False,
+                }
                 for t in (0.5, 1.0, 2.0)
             },
             "f-DVL, chi-square": {"algo": "f_dvl", "algo.divergence": "chi_square"},
@@ -199,8 +223,10 @@ PARTS: dict[str, Part] = {
         },
         SPIKE_COLUMNS,
         {**DVL, "algo.batch_size": 256, "algo.random_actions": 0},
-        f"A spike is a line of metrics (20 updates, averaged) that exceeds {SPIKE:g} times the median of the {WINDOW} lines before it, or "
-        "is not finite. Counts are for each seed. Both with the same batches, networks and LayerNorm in V; XQL's clip of 7 as published.",
+        f"A spike is a line of metrics (20 updates, averaged) that exceeds {SPIKE:g} times the median of the {WINDOW} "
+        "lines before it, or "
+        "is not finite. Counts are for each seed. Both with the same batches, networks and LayerNorm in V; XQL's clip "
+        "of 7 as published.",
     ),
     "hl-gauss": Part(
         "HL-Gauss against a scalar head on large critics",
@@ -214,7 +240,8 @@ PARTS: dict[str, Part] = {
     ),
     "weighting": Part(
         "Weighted sampling on data that are mostly bad",
-        "Average over 73 datasets, uniform, advantage-weighted, top 10%: CQL 42.9, 62.8, 51.6; IQL 58.0, 65.9, 47.9; TD3+BC 41.0, 56.6, "
+        "Average over 73 datasets, uniform, advantage-weighted, top 10%: CQL 42.9, 62.8, 51.6; IQL 58.0, 65.9, 47.9; "
+        "TD3+BC 41.0, 56.6, "
         "39.8 (the repository of arXiv 2306.13085).",
         ("hopper_mixed",),
         50_000,
@@ -227,12 +254,16 @@ PARTS: dict[str, Part] = {
             )
             for words, more in (
                 ("uniform", {}),
-                ("AW", {"dataset.weighting": "advantage", "dataset.weighting_temperature": 0.2 if algo == "cql" else 0.1}),
+                (
+                    "AW",
+                    {"dataset.weighting": "advantage", "dataset.weighting_temperature": 0.2 if algo == "cql" else 0.1},
+                ),
                 ("RW", {"dataset.weighting": "return", "dataset.weighting_temperature": 0.2 if algo == "cql" else 0.1}),
                 ("top 10%", {"dataset.weighting": "top", "dataset.weighting_fraction": 0.1}),
             )
         },
-        notes="Temperatures as published: 0.2 for CQL, 0.1 for the others. CQL with networks of 2 x 256, its penalty on a quarter of each "
+        notes="Temperatures as published: 0.2 for CQL, 0.1 for the others. CQL with networks of 2 x 256, its penalty "
+        "on a quarter of each "
         "batch.",
     ),
 }
@@ -308,7 +339,9 @@ def report(name: str, part: Part, runs: list[Trained], command: str, settings: l
     shares = sorted({share(steps, published_updates(s["algo"])) for s in settings})
     length = f"{steps:,} updates (**{', '.join(shares)}** of the published)"
     heads = ["data", f"variant; {length}", "score", *(title for title, _ in part.columns)]
-    many = f"{seeds} seed{'s' if seeds != 1 else ''}" if isinstance(seeds, int) else f"seeds {', '.join(map(str, seeds))}"
+    many = (
+        f"{seeds} seed{'s' if seeds != 1 else ''}" if isinstance(seeds, int) else f"seeds {', '.join(map(str, seeds))}"
+    )
     return "\n".join(
         [
             f"## {part.title}",
@@ -330,7 +363,7 @@ HEAD = """# Ablations
 
 Each table trains variants that differ in one setting, side by side, with `scripts/bench/ablations.py`. The scores are normalised with
 D4RL's reference returns; the runs are short, so they show directions and not published scores.
-"""
+"""  # noqa: E501
 
 
 def insert(old: str, name: str, text: str) -> str:
@@ -354,7 +387,10 @@ def show(name: str, options: argparse.Namespace) -> None:
     if options.dry:
         for variant, file, settings in todo:
             print(f"{name}: {variant} on {file}")
-            print("  offrl train " + " ".join(shlex.quote(f"{k}={_written(v)}") for k, v in settings.items() if k != "quiet"))
+            print(
+                "  offrl train "
+                + " ".join(shlex.quote(f"{k}={_written(v)}") for k, v in settings.items() if k != "quiet")
+            )
         return
     runs = []
     for i, (variant, file, settings) in enumerate(todo, 1):
@@ -369,7 +405,13 @@ def show(name: str, options: argparse.Namespace) -> None:
 
 
 def _written(value: Any) -> str:
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        f"[{','.join(map(str, value))}]"
+        if isinstance(value, list)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
 
 
 def _command(name: str, options: argparse.Namespace) -> str:
@@ -386,13 +428,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=[*PARTS, "all"])
     parser.add_argument("--data", default=".", help="folder of the D4RL files")
-    parser.add_argument("--files", nargs="+", default=[], help="other data than the part's own: names in --data, or paths")
+    parser.add_argument(
+        "--files", nargs="+", default=[], help="other data than the part's own: names in --data, or paths"
+    )
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--steps", type=int, help="updates of each seed (default: the part's own number)")
     parser.add_argument("--runs", default="runs/ablations", help="where run directories are made")
-    parser.add_argument("--out", default=str(ROOT / "docs" / "benchmarks" / "ablations.md"), help="the page; '' writes none")
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of offrl train for all variants")
-    parser.add_argument("--plain", action="store_true", help="leave out the dataset's published settings (experiment=none)")
+    parser.add_argument(
+        "--out", default=str(ROOT / "docs" / "benchmarks" / "ablations.md"), help="the page; '' writes none"
+    )
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of offrl train for all variants"
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="leave out the dataset's published settings (experiment=none)"
+    )
     parser.add_argument("--verbose", action="store_true", help="show each run's progress")
     parser.add_argument("--dry", action="store_true", help="print the commands and train nothing")
     options = parser.parse_args(arguments)

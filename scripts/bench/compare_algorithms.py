@@ -1,10 +1,11 @@
 """The cost of an update of every registered algorithm, relative to TD3+BC's, compiled and eager, on one core.
 
-    python scripts/bench/compare_algorithms.py --out docs/benchmarks/algorithms.md    # about 8 minutes where nothing else runs
-    python scripts/bench/compare_algorithms.py --quick --only td3_bc iql --modes eager           # shows that it works
+    python scripts/bench/compare_algorithms.py --out docs/benchmarks/algorithms.md    # about 8 minutes where nothing
+    else runs python scripts/bench/compare_algorithms.py --quick --only td3_bc iql --modes eager           # shows that
+    it works
 
-All of them are kept in memory, warm; in every round each trains for --seconds while the others wait, and ratios are taken within a round,
-so that whatever else happens on the machine meets all of them.
+All of them are kept in memory, warm; in every round each trains for --seconds while the others wait, and ratios are
+taken within a round, so that whatever else happens on the machine meets all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ sys.path.insert(1, str(SCRIPTS.parent))
 
 REFERENCE = "td3_bc"
 SMALL: dict[str, Any] = {"hidden": [256, 256], "batch_size": 256}  # TD3+BC's own sizes
-VARIANTS: dict[str, dict[str, Any]] = {"cql": {"penalty_share": 0.25}}  # measured beside the sizes above; setting -> value
+VARIANTS: dict[str, dict[str, Any]] = {
+    "cql": {"penalty_share": 0.25}
+}  # measured beside the sizes above; setting -> value
 
 
 @dataclass
@@ -37,7 +40,9 @@ class Row:
     label: str
     flops: float = 0.0
     shape: str = ""
-    rates: dict[str, list[float]] = field(default_factory=dict)  # mode -> updates/s of all replicas together, one for each round
+    rates: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # mode -> updates/s of all replicas together, one for each round
     runners: dict[str, Any] = field(default_factory=dict)
     failure: dict[str, str] = field(default_factory=dict)
 
@@ -67,7 +72,9 @@ def prepare(row: Row, dataset: Any, modes: Sequence[str], replicas: int) -> None
     critic = getattr(config, "critic_hidden", []) or config.hidden
     layers = " x ".join(str(n) for n in (len(config.hidden), config.hidden[0]))
     deeper = f", critics {len(critic)} x {critic[0]}" if critic != config.hidden else ""
-    row.shape = f"{layers}{deeper}, batch {config.batch_size}" + (f", {config.critics} critics" if hasattr(config, "critics") else "")
+    row.shape = f"{layers}{deeper}, batch {config.batch_size}" + (
+        f", {config.critics} critics" if hasattr(config, "critics") else ""
+    )
     row.flops = counted(algorithm, dataset, config.batch_size)
     for mode in modes:
         start = time.perf_counter()
@@ -130,9 +137,12 @@ def page(lines: list[str], command: str, about: str, speed: float, replicas: int
             "",
             f"    {command}",
             "",
-            f"Observations 11, actions 3, {replicas} replicas in one program on one core; an update of one replica. MFLOP: the",
-            "matrix products that an eager update really does (torch's counter). The floor is their time at the rate of products of",
-            f"256 x 256 matrices on this machine, {speed / 1e9:.0f} GFLOP/s. Ratios are taken within a round of turns and shown with their",
+            f"Observations 11, actions 3, {replicas} replicas in one program on one core; an update of one replica. "
+            "MFLOP: the",
+            "matrix products that an eager update really does (torch's counter). The floor is their time at the rate "
+            "of products of",
+            f"256 x 256 matrices on this machine, {speed / 1e9:.0f} GFLOP/s. Ratios are taken within a round of turns "
+            "and shown with their",
             "smallest and largest.",
             "",
             about,
@@ -145,7 +155,9 @@ def page(lines: list[str], command: str, about: str, speed: float, replicas: int
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=[], help="algorithms (default: all that are registered); TD3+BC is always there")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="algorithms (default: all that are registered); TD3+BC is always there"
+    )
     parser.add_argument("--modes", nargs="+", choices=("compiled", "eager"), default=["compiled", "eager"])
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
@@ -174,7 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "compiled" in options.modes:
         backend.cache_compiled()
     try:
-        names = [n for n in dict.fromkeys([REFERENCE, *(options.only or registry.names("algo"))]) if registry.get("algo", n)]
+        names = [
+            n for n in dict.fromkeys([REFERENCE, *(options.only or registry.names("algo"))]) if registry.get("algo", n)
+        ]
     except UserError as error:
         say(f"error: {error}")
         return 1
@@ -184,7 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     speed = products_per_second()
     measure(rows, options.modes, options.rounds, options.seconds)
     speed = max(speed, products_per_second())
-    command = " ".join(["python scripts/bench/compare_algorithms.py", *(arguments if arguments is not None else sys.argv[1:])])
+    command = " ".join(
+        ["python scripts/bench/compare_algorithms.py", *(arguments if arguments is not None else sys.argv[1:])]
+    )
     lines = table(rows, options.modes, options.replicas, speed)
     text = page(lines, command, f"{about} {note}; torch {torch.__version__}.", speed, options.replicas)
     print(text)

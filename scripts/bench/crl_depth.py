@@ -2,9 +2,10 @@
 
     python scripts/bench/crl_depth.py DATA --depths 4 16 32 --steps 20000 --seeds 3 --out docs/benchmarks/crl-depth.md
 
-DATA is a goal dataset (an OGBench file, say). Each depth is an ordinary run under --runs and goes on where it was stopped. The table has,
-over the last tenth of training, the critics' loss and how often a row's own goal is the nearest of the batch's, the largest loss after the
-first tenth (a divergence would show), and the score where the data have an environment.
+DATA is a goal dataset (an OGBench file, say). Each depth is an ordinary run under --runs and goes on where it was
+stopped. The table has, over the last tenth of training, the critics' loss and how often a row's own goal is the nearest
+of the batch's, the largest loss after the first tenth (a divergence would show), and the score where the data have an
+environment.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def measured(run: Any, seeds: int) -> tuple[list[float], list[float], list[float
     """Per seed: mean loss and accuracy over the last tenth of the lines, and the largest loss after the first tenth."""
     lines = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
     tenth = max(1, len(lines) // 10)
-    loss = [[math.inf if line["critic/loss"][s] is None else line["critic/loss"][s] for line in lines] for s in range(seeds)]
+    loss = [
+        [math.inf if line["critic/loss"][s] is None else line["critic/loss"][s] for line in lines] for s in range(seeds)
+    ]
     accuracies = [[line["critic/accuracy"][s] or 0.0 for line in lines] for s in range(seeds)]
     mean = [sum(x[-tenth:]) / tenth for x in loss], [sum(x[-tenth:]) / tenth for x in accuracies]
     return mean[0], mean[1], [max(x[tenth:] or x) for x in loss]
@@ -54,10 +57,21 @@ def main() -> None:
 
     rows = []
     for depth in given.depths:
-        settings = {"algo.encoder": "residual", "algo.depth": depth, "eval.every": 0, "log_every": max(1, given.steps // 50), "compare": []}
+        settings = {
+            "algo.encoder": "residual",
+            "algo.depth": depth,
+            "eval.every": 0,
+            "log_every": max(1, given.steps // 50),
+            "compare": [],
+        }
         settings |= parse(given.set)
         run = offrl.train(
-            "crl", given.data, seeds=given.seeds, steps=given.steps, runs_dir=given.runs, settings={**settings, "name": f"depth-{depth}"}
+            "crl",
+            given.data,
+            seeds=given.seeds,
+            steps=given.steps,
+            runs_dir=given.runs,
+            settings={**settings, "name": f"depth-{depth}"},
         )
         loss, accuracy, largest = measured(run, given.seeds)
         timing = [json.loads(line) for line in (run.dir / "timing.jsonl").read_text().splitlines()]
@@ -70,14 +84,23 @@ def main() -> None:
             small([100.0 * x for x in mean_interval(accuracy)], "%"),
         ]
         rows.append([*cells, interval_text(mean_interval(scores)) if scores else ""])
-    table = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS), *("| " + " | ".join(row) + " |" for row in rows)]
+    table = [
+        "| " + " | ".join(COLUMNS) + " |",
+        "|" + "---|" * len(COLUMNS),
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]
     text = "\n".join(table) + "\n"
     print(text)
     if given.out is not None:
         own = " ".join(given.set)
         depths = " ".join(map(str, given.depths))
-        command = f"python scripts/bench/crl_depth.py {Path(given.data).name} --depths {depths} --steps {given.steps} --seeds {given.seeds}"
-        about = f"Mean over {given.seeds} seeds with the 95% interval; CPU.\n\n    {command}{own and ' --set ' + own}\n\n"
+        command = (
+            f"python scripts/bench/crl_depth.py {Path(given.data).name} --depths {depths} --steps "
+            f"{given.steps} --seeds {given.seeds}"
+        )
+        about = (
+            f"Mean over {given.seeds} seeds with the 95% interval; CPU.\n\n    {command}{own and ' --set ' + own}\n\n"
+        )
         write_text(given.out, "# Contrastive RL with deep encoders\n\n" + about + text)
 
 

@@ -1,10 +1,12 @@
 """The time of loading a Minari dataset, beside iterating its episodes: `python scripts/bench/data.py`.
 
-Makes datasets of one million transitions (11 observations, 3 actions; 1,000 and 50,000 episodes of equal length) with Minari itself in a
-temporary folder, and times, interleaved and in one process, on files that the operating system has in memory:
+Makes datasets of one million transitions (11 observations, 3 actions; 1,000 and 50,000 episodes of equal length) with
+Minari itself in a temporary folder, and times, interleaved and in one process, on files that the operating system has
+in memory:
 
 - iterate: `minari.load_dataset(id).iterate_episodes()` to the end, nothing kept;
-- first load: `offrl.load_dataset(id)` without the flat cache: everything up to columns that can be trained on, checks and fingerprint;
+- first load: `offrl.load_dataset(id)` without the flat cache: everything up to columns that can be trained on, checks
+  and fingerprint;
 - second load: the same from the flat cache, with the same fingerprint.
 """
 
@@ -48,7 +50,9 @@ def make(name: str, episodes: int, steps: int) -> None:
 
     observation_space = spaces.Box(-np.inf, np.inf, (OBSERVATIONS,), np.float64)
     action_space = spaces.Box(-1, 1, (ACTIONS,), np.float32)
-    minari.create_dataset_from_buffers(name, list(buffers()), observation_space=observation_space, action_space=action_space)
+    minari.create_dataset_from_buffers(
+        name, list(buffers()), observation_space=observation_space, action_space=action_space
+    )
 
 
 def iterate(name: str) -> int:
@@ -74,7 +78,11 @@ def measure(name: str, rows: int, repeats: int, cache: str) -> dict[str, list[fl
 
     fingerprint = load("always").fingerprint  # fills the cache, and is not counted
     for _ in range(repeats):
-        for kind, function in {"iterate": lambda: iterate(name), "first": lambda: load("never"), "second": lambda: load("always")}.items():
+        for kind, function in {
+            "iterate": lambda: iterate(name),
+            "first": lambda: load("never"),
+            "second": lambda: load("always"),
+        }.items():
             seconds, result = timed(function)
             times[kind].append(seconds)
             if (result != rows) if kind == "iterate" else (len(result) != rows or result.fingerprint != fingerprint):
@@ -97,13 +105,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000, help="transitions of each dataset")
     parser.add_argument("--episodes", type=int, nargs="+", default=[1_000, 50_000], help="one dataset for each")
-    parser.add_argument("--repeats", type=int, default=5, help="times each thing is done (3 for 10,000 episodes or more)")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="times each thing is done (3 for 10,000 episodes or more)"
+    )
     options = parser.parse_args()
     warnings.filterwarnings("ignore")  # Minari's, about descriptions that are missing
     from importlib.metadata import version
 
     packages = ", ".join(f"{p} {version(p)}" for p in ("minari", "h5py", "numpy"))
-    print(f"`{' '.join(['python', *sys.argv])}`\n\n{cpu()}, {os.cpu_count()} cores; Python {platform.python_version()}, {packages}.\n")
+    print(
+        f"`{' '.join(['python', *sys.argv])}`\n\n{cpu()}, {os.cpu_count()} cores; Python {platform.python_version()}, "
+        f"{packages}.\n"
+    )
     print("Seconds: median (smallest to largest).\n")
     print("| episodes | iterate (Minari) | first load | of iterating | second load |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="offrl-bench-") as folder:
@@ -111,10 +124,17 @@ def main() -> None:
         for episodes in options.episodes:
             name, steps = f"bench/e{episodes}-v0", options.rows // episodes
             make(name, episodes, steps)
-            times = measure(name, episodes * steps, min(options.repeats, 3) if episodes >= 10_000 else options.repeats, f"{folder}/cache")
+            times = measure(
+                name,
+                episodes * steps,
+                min(options.repeats, 3) if episodes >= 10_000 else options.repeats,
+                f"{folder}/cache",
+            )
             cells = [f"{statistics.median(t):.3f} ({min(t):.3f} to {max(t):.3f})" for t in times.values()]
             ratio = statistics.median(times["first"]) / statistics.median(times["iterate"])
-            print(f"| {episodes:,} of {steps:,} steps | {cells[0]} | {cells[1]} | {ratio:.3f} | {cells[2]} |", flush=True)
+            print(
+                f"| {episodes:,} of {steps:,} steps | {cells[0]} | {cells[1]} | {ratio:.3f} | {cells[2]} |", flush=True
+            )
 
 
 if __name__ == "__main__":

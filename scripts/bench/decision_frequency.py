@@ -1,6 +1,8 @@
-"""Scores of several runs over the number of environment steps between decisions: one table and one picture (docs/decision-frequency.md).
+"""Scores of several runs over the number of environment steps between decisions: one table and one picture
+(docs/decision-frequency.md).
 
-python scripts/bench/decision_frequency.py "held TD3+BC=runs/seq:execute=0" sequence_rl=runs/seq --title Pendulum --out picture.png
+python scripts/bench/decision_frequency.py "held TD3+BC=runs/seq:execute=0" sequence_rl=runs/seq --title Pendulum --out
+picture.png
 
 A run is NAME=DIRECTORY; after a colon stand settings that only acting looks at.
 """
@@ -35,7 +37,10 @@ def main() -> None:
         curves[name] = Run(where).evaluate_frequency(args.frequency, episodes=args.episodes, acting=acting)
         print(name, "done", flush=True)
     unit = next(iter(curves.values())).unit
-    print(f"\n| {unit} | {' | '.join(f'D = {d}' for d in args.frequency)} | frequency score |\n|{'---|' * (len(args.frequency) + 2)}")
+    print(
+        f"\n| {unit} | {' | '.join(f'D = {d}' for d in args.frequency)} | frequency score "
+        f"|\n|{'---|' * (len(args.frequency) + 2)}"
+    )
     for name, scores in curves.items():
         means = [interval_text(mean) for mean in scores.means(range(len(scores.replicas)))]
         total = scores.frequency_score

@@ -3,9 +3,9 @@
 python scripts/bench/estimates.py --out FOLDER                    # all of it: 15 minutes of one core
 python scripts/bench/estimates.py --out FOLDER --names "heated tank"
 
-What was trained, played and estimated is kept in the folder. Ten data sets: five files of D4RL's layout (`../shared/data`, played in
-MuJoCo) and five plants (`plants.py`). On each, small networks are trained briefly by several algorithms, with `--seeds` policies each, so
-that they differ in quality. Values are discounted by 0.99.
+What was trained, played and estimated is kept in the folder. Ten data sets: five files of D4RL's layout
+(`../shared/data`, played in MuJoCo) and five plants (`plants.py`). On each, small networks are trained briefly by
+several algorithms, with `--seeds` policies each, so that they differ in quality. Values are discounted by 0.99.
 """
 
 from __future__ import annotations
@@ -30,12 +30,27 @@ from offrl.runs.run import SavedRun  # noqa: E402
 from offrl.runs.settings import run_settings  # noqa: E402
 
 DISCOUNT = 0.99
-FILES = {name: f"{name}.hdf5" for name in ("hopper_medium", "hopper_medium_replay", "hopper_medium_expert", "hopper_mixed",
-                                           "halfcheetah_medium_replay")}  # fmt: skip
+FILES = {
+    name: f"{name}.hdf5"
+    for name in (
+        "hopper_medium",
+        "hopper_medium_replay",
+        "hopper_medium_expert",
+        "hopper_mixed",
+        "halfcheetah_medium_replay",
+    )
+}
 PLANTS = {kind.name: kind for kind in plants.PLANTS}
 ALGORITHMS = {False: ("bc", "td3_bc", "iql"), True: ("bc", "iql", "cql")}  # of a discrete plant
-SMALL = {"algo.hidden": [64, 64], "algo.batch_size": 128, "compile": "eager", "eval.estimate": False, "quiet": True, "workers": 1,
-         "logger": "none"}  # fmt: skip
+SMALL = {
+    "algo.hidden": [64, 64],
+    "algo.batch_size": 128,
+    "compile": "eager",
+    "eval.estimate": False,
+    "quiet": True,
+    "workers": 1,
+    "logger": "none",
+}
 
 
 def data_of(name: str, args: argparse.Namespace) -> offrl.Dataset:
@@ -87,7 +102,9 @@ def truth(name: str, run: Path, args: argparse.Namespace) -> dict[str, tuple[flo
             if name in PLANTS:
                 values[replica.name] = plants.play(PLANTS[name], policy, DISCOUNT)
             else:
-                values[replica.name] = hopper("HalfCheetah-v4" if "cheetah" in name else "Hopper-v4", policy, args.episodes)
+                values[replica.name] = hopper(
+                    "HalfCheetah-v4" if "cheetah" in name else "Hopper-v4", policy, args.episodes
+                )
         path.write_text(json.dumps(values))
     return {k: tuple(v) for k, v in json.loads(path.read_text()).items()}
 
@@ -127,7 +144,11 @@ def main() -> None:
             began = time.monotonic()
             values = truth(name, run, args)
             played, found = time.monotonic(), estimate(name, run, args)
-            print(f"{run.name}: played {played - began:.0f} s, estimated {time.monotonic() - played:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"{run.name}: played {played - began:.0f} s, estimated {time.monotonic() - played:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
             rows += [row(name, run, replica, found, known) for replica, known in values.items()]
     print("| data set | policy | estimate | 95% interval | truth | inside |\n|---|---|---|---|---|---|")
     print("\n".join(f"| {' | '.join(cells)} |" for cells in rows))

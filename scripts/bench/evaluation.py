@@ -1,13 +1,15 @@
-"""Environment steps per second of evaluation: Gymnasium's SyncVectorEnv, `Evaluator` and `EvaluationPool`, by turns, on the same policies.
+"""Environment steps per second of evaluation: Gymnasium's SyncVectorEnv, `Evaluator` and `EvaluationPool`, by turns, on
+the same policies.
 
-    python scripts/bench/evaluation.py [--run runs/NAME] [--env Hopper-v4] [--episodes 10 40] [--steps 300] [--repeats 5] [--cpu]
+    python scripts/bench/evaluation.py [--run runs/NAME] [--env Hopper-v4] [--episodes 10 40] [--steps 300] [--repeats
+    5] [--cpu]
 
-Prints a Markdown table, and stops with an error where a return differs in any bit. All of them play the same episodes of the same policies
-with the same number of threads (one) for the networks; SyncVectorEnv gets all episodes of a policy as its batch. Policies are untrained
-(2 x 256), unless --run names a run, whose environment and policies are then used. So that untrained policies play episodes of full length,
-environments that can end an episode early are told not to (`terminate_when_unhealthy=False`); with --run they are not. With --cpu, seconds
-are those that a process computes, of the busiest worker for the pool: what an undisturbed machine would need, measured on a shared one.
-"""
+Prints a Markdown table, and stops with an error where a return differs in any bit. All of them play the same episodes
+of the same policies with the same number of threads (one) for the networks; SyncVectorEnv gets all episodes of a policy
+as its batch. Policies are untrained (2 x 256), unless --run names a run, whose environment and policies are then used.
+So that untrained policies play episodes of full length, environments that can end an episode early are told not to
+(`terminate_when_unhealthy=False`); with --run they are not. With --cpu, seconds are those that a process computes, of
+the busiest worker for the pool: what an undisturbed machine would need, measured on a shared one."""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def trained(path: str) -> tuple[Task, list[TrainedPolicy]]:
 
 
 def by_vector(vector: SyncVectorEnv, policies: Sequence[TrainedPolicy], config: EvalConfig) -> tuple[np.ndarray, int]:
-    """Returns [N, E] of each environment's first episode, and all steps that were made, those of further episodes included."""
+    """Returns [N, E] of each environment's first episode, and all steps that were made, those of further episodes
+    included.
+    """
     returns, steps = np.zeros((len(policies), config.episodes)), 0
     space = vector.single_action_space
     assert isinstance(space, gym.spaces.Box)
@@ -90,7 +94,9 @@ def computed(pid: int) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
-def measure(task: Task, policies: list[TrainedPolicy], config: EvalConfig, repeats: int, workers: int, cpu: bool) -> str:
+def measure(
+    task: Task, policies: list[TrainedPolicy], config: EvalConfig, repeats: int, workers: int, cpu: bool
+) -> str:
     """One line of the table."""
     seeds = [policy.seed for policy in policies]
     vector = SyncVectorEnv([lambda: make_env(task)] * config.episodes, autoreset_mode=AutoresetMode.NEXT_STEP)
@@ -101,7 +107,10 @@ def measure(task: Task, policies: list[TrainedPolicy], config: EvalConfig, repea
         start, before = time.perf_counter(), [computed(pid) for pid in busy]
         with plain_products():
             returns, steps = play()
-        wall, used = time.perf_counter() - start, max(computed(pid) - seconds for pid, seconds in zip(busy, before, strict=True))
+        wall, used = (
+            time.perf_counter() - start,
+            max(computed(pid) - seconds for pid, seconds in zip(busy, before, strict=True)),
+        )
         rates[name].append(steps / (used if cpu else wall))
         return returns
 
@@ -130,7 +139,8 @@ def measure(task: Task, policies: list[TrainedPolicy], config: EvalConfig, repea
     ratios = {n: [a / b for a, b in zip(rates[n], rates["vector"], strict=True)] for n in ("one", "pool")}
     words = [f"{statistics.median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for r in ratios.values()]
     return (
-        f"| {task.env_id} | {len(policies)} x {config.episodes} | {middle['vector']:,.0f} | {middle['one']:,.0f} | {middle['pool']:,.0f} "
+        f"| {task.env_id} | {len(policies)} x {config.episodes} | {middle['vector']:,.0f} | {middle['one']:,.0f} | "
+        f"{middle['pool']:,.0f} "
         f"| {words[0]} | {words[1]} |"
     )
 
@@ -144,17 +154,28 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="at most, of an episode")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--cpu", action="store_true", help="count the seconds that processes compute, not those that pass")
+    parser.add_argument(
+        "--cpu", action="store_true", help="count the seconds that processes compute, not those that pass"
+    )
     options = parser.parse_args()
     print(backend.configure(torch.device("cpu"), 1))
-    columns = ["Environment", "Policies x episodes", "SyncVectorEnv", "Evaluator", f"EvaluationPool, {options.workers}", "Ratio, one"]
+    columns = [
+        "Environment",
+        "Policies x episodes",
+        "SyncVectorEnv",
+        "Evaluator",
+        f"EvaluationPool, {options.workers}",
+        "Ratio, one",
+    ]
     print(f"\n| {' | '.join([*columns, 'Ratio, pool'])} |\n{'|---' * 7}|")
     for env_id in [""] if options.run else options.env:
         for count in options.policies:
             task, policies = trained(options.run) if options.run else untrained(env_id, count)
             for episodes in options.episodes:
                 config = EvalConfig(episodes=episodes, max_steps=options.steps)
-                print(measure(task, policies[:count], config, options.repeats, options.workers, options.cpu), flush=True)
+                print(
+                    measure(task, policies[:count], config, options.repeats, options.workers, options.cpu), flush=True
+                )
 
 
 if __name__ == "__main__":

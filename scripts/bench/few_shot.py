@@ -1,4 +1,5 @@
-"""Meta-DT in point-robot tasks that no data hold: its returns on its own, and after three recorded episodes of the task were shown to it.
+"""Meta-DT in point-robot tasks that no data hold: its returns on its own, and after three recorded episodes of the task
+were shown to it.
 
 python scripts/bench/few_shot.py runs/META [runs/DT ...] --targets -3 -6 -10
 """
@@ -37,7 +38,9 @@ class Shown(Trained):
             seen = {name: c[name][rows] for name in ("observations", "actions", "rewards")}
             seen["observations"] = (seen["observations"] - policy.mean) / policy.std
             carry = dataclasses.replace(carry, episode=seen)
-            carry = self.new_episode(carry, c["next_observations"][rows[:, -1]].numpy(), [point_robot.LIMIT] * len(tasks))
+            carry = self.new_episode(
+                carry, c["next_observations"][rows[:, -1]].numpy(), [point_robot.LIMIT] * len(tasks)
+            )
         return carry
 
 
@@ -63,7 +66,10 @@ def main() -> None:
                     learners["shown"] = Shown(policy, data)
                 for name, learner in learners.items():
                     returns = arena.play(learner, args.episodes).returns().mean(0)
-                    print(f"{run.algorithm} asked for {target:g}, {name}: {'  '.join(f'{r:.2f}' for r in returns)}", flush=True)
+                    print(
+                        f"{run.algorithm} asked for {target:g}, {name}: {'  '.join(f'{r:.2f}' for r in returns)}",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""Curves of fine-tuning on Pendulum-v1: IQL, TD3+BC, Cal-QL from medium-replay data, SAC from scratch with and without it, SB3's SAC.
+"""Curves of fine-tuning on Pendulum-v1: IQL, TD3+BC, Cal-QL from medium-replay data, SAC from scratch with and without
+it, SB3's SAC.
 
 offrl collect env=Pendulum-v1 recipe=d4rl steps=10000 rows=20000 out=pendulum      # the data, two minutes
-python scripts/bench/finetune.py --data pendulum/pendulum-v1-medium-replay.hdf5 --out FOLDER            # all; several hours on one core
-python scripts/bench/finetune.py ... --only iql scratch sb3 --seeds 2 --steps 5000 --updates 5000       # a part of it
-python scripts/bench/finetune.py --out FOLDER --stage table                                             # what is there, again
+python scripts/bench/finetune.py --data pendulum/pendulum-v1-medium-replay.hdf5 --out FOLDER            # all; several
+hours on one core python scripts/bench/finetune.py ... --only iql scratch sb3 --seeds 2 --steps 5000 --updates 5000
+# a part of it
+python scripts/bench/finetune.py --out FOLDER --stage table                                             # what is there,
+again
 
-Everything is kept in --out: what is there already is not run again, and a run that was stopped goes on. Writes finetune.md and .png.
-"""
+Everything is kept in --out: what is there already is not run again, and a run that was stopped goes on. Writes
+finetune.md and .png."""
 
 from __future__ import annotations
 
@@ -64,7 +67,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.stage == "all":
         if args.data is None:
-            parser.error("--data is missing: offrl collect env=Pendulum-v1 recipe=d4rl steps=10000 rows=20000 out=pendulum makes it")
+            parser.error(
+                "--data is missing: offrl collect env=Pendulum-v1 recipe=d4rl steps=10000 rows=20000 out=pendulum "
+                "makes it"
+            )
         for name in args.only:
             began = time.monotonic()
             if name == "sb3":
@@ -93,7 +99,9 @@ def ours(name: str, args: argparse.Namespace) -> None:
 
 
 def sb3(args: argparse.Namespace) -> None:
-    """Stable-Baselines3's SAC with its defaults, scored by our evaluator from the same start states: --out/sb3/scores.csv."""
+    """Stable-Baselines3's SAC with its defaults, scored by our evaluator from the same start states:
+    --out/sb3/scores.csv.
+    """
     import torch
     from stable_baselines3 import SAC
 
@@ -115,8 +123,17 @@ def sb3(args: argparse.Namespace) -> None:
                 if step:
                     model.learn(args.every, reset_num_timesteps=False)
                 row = evaluator([_Greedy(model)], [seed]).rows()[0]
-                rows.append({"step": step, "seed": seed, "episodes": args.episodes, "return_mean": row["return"], "score": row["score"],
-                             "dataset": "", **asdict(evaluator.provenance)})  # fmt: skip
+                rows.append(
+                    {
+                        "step": step,
+                        "seed": seed,
+                        "episodes": args.episodes,
+                        "return_mean": row["return"],
+                        "score": row["score"],
+                        "dataset": "",
+                        **asdict(evaluator.provenance),
+                    }
+                )
         part.write_text(json.dumps(rows))
     records = [row for path in sorted(folder.glob("seed_*.json")) for row in json.loads(path.read_text())]
     with open(folder / SCORES, "w", newline="") as file:
@@ -170,7 +187,13 @@ def table(out: Path) -> None:
         every = list(curves.values())
         lowest = cell([min(c[s] for s in early) for c in every]) if early else ""
         online = cell([float(np.mean([v for s, v in c.items() if s])) for c in every])
-        cells = [cell([c[0] for c in every]), lowest, cell([c[half] for c in every]), cell([c[steps[-1]] for c in every]), online]
+        cells = [
+            cell([c[0] for c in every]),
+            lowest,
+            cell([c[half] for c in every]),
+            cell([c[steps[-1]] for c in every]),
+            online,
+        ]
         lines.append(f"| {label}, {steps[-1]:,} steps | {len(every)} | {' | '.join(cells)} |")
     text = "\n".join(lines) + "\n"
     (out / "finetune.md").write_text(text)

@@ -1,12 +1,13 @@
-"""Two ways round an obstacle: what clones their mean, what clones both, and what takes the better one (docs/benchmarks/generative.md).
+"""Two ways round an obstacle: what clones their mean, what clones both, and what takes the better one
+(docs/benchmarks/generative.md).
 
 python scripts/bench/fork.py --out FOLDER                  # everything; some minutes of one core for each row
 python scripts/bench/fork.py --out FOLDER --only fql bc    # these rows
 python scripts/bench/fork.py --out FOLDER --stage table    # what is there, again
 python scripts/bench/fork.py --out OTHER --first 5         # seeds 5 to 9, which nothing was chosen by
 
-Trains each row's five seeds, plays 200 episodes with each, and writes fork.md (tables and commands) and fork.png. What is there is not
-trained again.
+Trains each row's five seeds, plays 200 episodes with each, and writes fork.md (tables and commands) and fork.png. What
+is there is not trained again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from offrl.statistics.intervals import mean_interval  # noqa: E402
 
 SEEDS, EPISODES, SHOWN = 5, 200, 60
 COMMON = (
-    'seeds={seeds} "algo.hidden=[128,128]" algo.batch_size=128 algo.learning_rate=1e-3 dataset.normalize_observations=false '
+    'seeds={seeds} "algo.hidden=[128,128]" algo.batch_size=128 algo.learning_rate=1e-3 '
+    "dataset.normalize_observations=false "
     f"eval.every=0 eval.episodes={EPISODES} eval.workers=0 workers=1 compile=compiled"
 )
 CLONES, VALUES = "steps=4000", "steps=4000"
@@ -52,11 +54,15 @@ ROWS = {
     "diffusion": Row("diffusion cloning", "point-fork", f"algo=diffusion_bc {DIFFUSION} {CLONES}"),
     "fql": Row("FQL", "point-fork", f"algo=fql {FQL} algo.alpha=0.6 {VALUES}"),
     "stale-bc": Row("Gaussian cloning, one action", "stale-fork", f"algo=bc algo.policy=gaussian {CLONES}"),
-    "stale-chunk": Row("Gaussian cloning, chunks of 4", "stale-fork", f"algo=chunk_bc algo.policy=gaussian algo.length=4 {CLONES}"),
+    "stale-chunk": Row(
+        "Gaussian cloning, chunks of 4", "stale-fork", f"algo=chunk_bc algo.policy=gaussian algo.length=4 {CLONES}"
+    ),
     "stale-flow": Row("flow cloning, one action", "stale-fork", f"algo=flow_bc {FLOW} {CLONES}"),
     "stale-flow-chunk": Row("flow cloning, chunks of 4", "stale-fork", f"algo=flow_bc algo.length=4 {FLOW} {CLONES}"),
     "stale-diffusion": Row("diffusion cloning, one action", "stale-fork", f"algo=diffusion_bc {DIFFUSION} {CLONES}"),
-    "stale-diffusion-chunk": Row("diffusion cloning, chunks of 4", "stale-fork", f"algo=diffusion_bc algo.length=4 {DIFFUSION} {CLONES}"),
+    "stale-diffusion-chunk": Row(
+        "diffusion cloning, chunks of 4", "stale-fork", f"algo=diffusion_bc algo.length=4 {DIFFUSION} {CLONES}"
+    ),
 }
 PANELS = ("bc", "flow", "fql")
 
@@ -88,7 +94,11 @@ def line(name: str, out: Path) -> str:
     assert evaluation.successes is not None
     goal, returns = evaluation.successes, evaluation.returns
     limit = fork.LIMIT * fork.PARTS[ROWS[name].task]
-    shares = (goal.mean(1), ((goal == 1) & (returns > fork.ABOVE)).mean(1), ((goal == 0) & (evaluation.lengths < limit)).mean(1))
+    shares = (
+        goal.mean(1),
+        ((goal == 1) & (returns > fork.ABOVE)).mean(1),
+        ((goal == 0) & (evaluation.lengths < limit)).mean(1),
+    )
     cells = [f"{100 * np.mean(v):.0f} {span(100 * v)}" for v in shares]
     return f"| {ROWS[name].label} | {' | '.join(cells)} | {returns.mean():.2f} {span(returns.mean(1), 2)} |"
 

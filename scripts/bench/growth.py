@@ -1,9 +1,11 @@
-"""The growth of offrl's training cost, on this machine's CPU with one thread: replicas, batch, width, size of the data; and its memory.
+"""The growth of offrl's training cost, on this machine's CPU with one thread: replicas, batch, width, size of the data;
+and its memory.
 
-python scripts/bench/growth.py                  # plots docs/benchmarks/growth-*.png and a table of IQL; about 15 minutes, 11 GB of disk
-python scripts/bench/growth.py --axis rows --points /tmp/points.json     # one axis; the others as they were measured before
-python scripts/bench/growth.py --memory         # 64 replicas of IQL on 2,000,000 transitions, and 100,000 updates; about 3 minutes
-python scripts/bench/growth.py --quick --folder /tmp/growth     # few points and short bursts, to try it
+python scripts/bench/growth.py                  # plots docs/benchmarks/growth-*.png and a table of IQL; about 15
+minutes, 11 GB of disk python scripts/bench/growth.py --axis rows --points /tmp/points.json     # one axis; the others
+as they were measured before python scripts/bench/growth.py --memory         # 64 replicas of IQL on 2,000,000
+transitions, and 100,000 updates; about 3 minutes python scripts/bench/growth.py --quick --folder /tmp/growth     # few
+points and short bursts, to try it
 
 All points of an axis take turns: in each round each of them runs one burst. Numbers are medians over rounds.
 """
@@ -74,11 +76,17 @@ class Point:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=SCRIPTS.parent / "docs" / "benchmarks", help="where the plots go")
+    parser.add_argument(
+        "--folder", type=Path, default=SCRIPTS.parent / "docs" / "benchmarks", help="where the plots go"
+    )
     parser.add_argument("--out", type=Path, help="also write the text to this Markdown file")
     parser.add_argument("--axis", choices=list(AXES), action="append", help="may be repeated; default: all")
-    parser.add_argument("--points", type=Path, help="keep what is measured in this JSON file, and show what it holds of the other axes")
-    parser.add_argument("--maps", type=Path, help="folder of the memory-mapped data, kept; default: one that is removed")
+    parser.add_argument(
+        "--points", type=Path, help="keep what is measured in this JSON file, and show what it holds of the other axes"
+    )
+    parser.add_argument(
+        "--maps", type=Path, help="folder of the memory-mapped data, kept; default: one that is removed"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3, help="length of a burst at least")
     parser.add_argument("--memory", action="store_true", help="measure memory instead")
@@ -90,7 +98,10 @@ def main() -> None:
         lines = [
             head,
             "",
-            *memory(*((4, 50_000, 3_000) if options.quick else (64, 2_000_000, LONG_RUN)), mode="eager" if options.quick else "compiled"),
+            *memory(
+                *((4, 50_000, 3_000) if options.quick else (64, 2_000_000, LONG_RUN)),
+                mode="eager" if options.quick else "compiled",
+            ),
         ]
     else:
         options.folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +172,10 @@ def measure(axis: str, options: argparse.Namespace, maps: Path) -> list[Point]:
 
     def point(value: int, mode: str, disk: bool, seconds: Sequence[float]) -> Point:
         sizes = {**base, axis: value}
-        needed = flops.needed("iql", sizes["batch"], common.OBSERVATION, common.ACTION, (sizes["width"],) * 2) * sizes["replicas"]
+        needed = (
+            flops.needed("iql", sizes["batch"], common.OBSERVATION, common.ACTION, (sizes["width"],) * 2)
+            * sizes["replicas"]
+        )
         return Point(axis, value, mode, disk, statistics.median(seconds), min(seconds), max(seconds), needed / peak)
 
     points = [point(*key, seconds) for key, seconds in times.items()]
@@ -186,11 +200,21 @@ def plot(points: list[Point], axis: str, path: Path) -> None:
         seconds = [1e3 * p.seconds for p in curve]
         ranges = [[1e3 * (p.seconds - p.low) for p in curve], [1e3 * (p.high - p.seconds) for p in curve]]
         axes.errorbar(
-            [p.value for p in curve], seconds, ranges, color=COLOURS[first.mode], linestyle=style, marker=marker, markersize=4,
-            linewidth=1.4, capsize=2, label=f"offrl, {label}",
-        )  # fmt: skip
+            [p.value for p in curve],
+            seconds,
+            ranges,
+            color=COLOURS[first.mode],
+            linestyle=style,
+            marker=marker,
+            markersize=4,
+            linewidth=1.4,
+            capsize=2,
+            label=f"offrl, {label}",
+        )
     floor = sorted({p.value: 1e3 * p.floor for p in points}.items())
-    axes.plot(*zip(*floor, strict=True), color="0.5", linestyle=(0, (1, 1)), label="matrix products at the measured rate")
+    axes.plot(
+        *zip(*floor, strict=True), color="0.5", linestyle=(0, (1, 1)), label="matrix products at the measured rate"
+    )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
@@ -204,7 +228,9 @@ def plot(points: list[Point], axis: str, path: Path) -> None:
     axes.set_ylim(bottom=0.5 * min(p.floor for p in points) * 1e3)
     axes.grid(True, color="0.92")
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[1:] + handles[:1], labels[1:] + labels[:1], frameon=False, fontsize=8)  # lines come before those with ranges
+    axes.legend(
+        handles[1:] + handles[:1], labels[1:] + labels[:1], frameon=False, fontsize=8
+    )  # lines come before those with ranges
     axes.set_title("IQL, one thread", fontsize=10)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
@@ -245,17 +271,19 @@ def memory(replicas: int, rows: int, updates: int, mode: str) -> list[str]:
     lines = [
         "| | GB |",
         "|---|---|",
-        f"| state of {replicas} replicas of IQL (parameters, targets, Adam's moments), computed | {state / gigabyte:.3f} |",
+        f"| state of {replicas} replicas of IQL (parameters, targets, Adam's moments), computed | "
+        f"{state / gigabyte:.3f} |",
         f"| table of {rows:,} transitions, computed | {data / gigabyte:.3f} |",
         f"| both, as the process grew | {ready / gigabyte:.3f} |",
-        f"| largest size of the whole process with 3 eager updates and the making of the data | {peak / gigabyte:.3f} |",
+        f"| largest size of the whole process with 3 eager updates and the making of the data | {peak / gigabyte:.3f} |",  # noqa: E501
         "",
     ]
     del runner
     gc.collect()
     first, last = growth(updates, mode)
     lines.append(
-        f"Updates {SEEN_AT_FIRST:,} to {updates:,} of a small IQL ({mode}): the process went from {first / 1e6:.1f} to {last / 1e6:.1f} MB."
+        f"Updates {SEEN_AT_FIRST:,} to {updates:,} of a small IQL ({mode}): the process went from {first / 1e6:.1f} to "
+        f"{last / 1e6:.1f} MB."
     )
     return lines
 

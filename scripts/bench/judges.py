@@ -2,8 +2,9 @@
 
     python scripts/bench/judges.py TUNE ... --out docs/benchmarks/tuning.png
 
-Each TUNE is a folder of `offrl tune ... rungs=1 truth=N`, whose settings were all trained in full and played. `--more wis,lstd` lets other
-judges look at one seed of the same policies first, and keeps what they say in TUNE/more-*.json.
+Each TUNE is a folder of `offrl tune ... rungs=1 truth=N`, whose settings were all trained in full and played.
+`--more wis,lstd` lets other judges look at one seed of the same policies first, and keeps what they say in
+TUNE/more-*.json.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def main(words: list[str]) -> None:
         for judge_name, estimate in table.estimates.items():
             cells = [quality(table.returns, estimate, m, reps=500) for m in MEASURES]
             print(f"| {judge_name} | " + " | ".join(f"{c.value:.2f} [{c.low:.2f}, {c.high:.2f}]" for c in cells) + " |")
-        chance = [np.mean([MEASURE[m](table.mean, rng.normal(size=len(table.mean))) for _ in range(2_000)]) for m in MEASURES]
+        chance = [
+            np.mean([MEASURE[m](table.mean, rng.normal(size=len(table.mean))) for _ in range(2_000)]) for m in MEASURES
+        ]
         print("| at random | " + " | ".join(f"{c:.2f}" for c in chance) + " |")
     print("\nregret (1: a setting at random) after n real episodes, by sequential halving of the 8 best by the judge")
     print("| file | prior | " + " | ".join(map(str, EPISODES)) + " |\n|---|---|" + "---|" * len(EPISODES))
@@ -57,7 +60,9 @@ def main(words: list[str]) -> None:
         for prior in ("fqe", "td", "near the data", "at random"):
             curve = regret_curve(table.returns, "halving", prior=table.estimates.get(prior), trials=400, resamples=100)
             curves[name, prior] = curve
-            cells = (f"{v:.2f} [{lo:.2f}, {hi:.2f}]" for v, lo, hi in zip(curve.value, curve.low, curve.high, strict=True))
+            cells = (
+                f"{v:.2f} [{lo:.2f}, {hi:.2f}]" for v, lo, hi in zip(curve.value, curve.low, curve.high, strict=True)
+            )
             print(f"| {name} | {prior} | " + " | ".join(cells) + " |")
     if args.out:
         draw(curves, args.out)
@@ -79,7 +84,9 @@ class Truth:
         self.estimates["near the data"] = -self.column(judged, "distance")
         for path in sorted(folder.glob("more-*.json")):
             more = json.loads(path.read_text())
-            self.estimates |= {f"{m} (one seed, {more['updates']:,} updates)": self.column(more, m) for m in more["methods"]}
+            self.estimates |= {
+                f"{m} (one seed, {more['updates']:,} updates)": self.column(more, m) for m in more["methods"]
+            }
 
     def column(self, record: dict[str, Any], key: str) -> np.ndarray:
         """The mean over seeds of what a record says of each setting, [K]."""
@@ -91,7 +98,9 @@ class Truth:
 
 
 def ask(folder: Path, methods: list[str], updates: int, polyak: float) -> None:
-    """Let other judges look at one seed of each setting, and write what they say; at once where that was done before."""
+    """Let other judges look at one seed of each setting, and write what they say; at once where that was done
+    before.
+    """
     path = folder / f"more-{'-'.join(methods)}-{updates}.json"
     if path.exists():
         return
@@ -102,10 +111,15 @@ def ask(folder: Path, methods: list[str], updates: int, polyak: float) -> None:
     one = {key: policy for key, policy in policies_of(runs).items() if key[1] == work.seeds[0]}
     began = time.monotonic()
     ope = work.config.ope
-    settings = OPEConfig(updates=updates, polyak=polyak, hidden=ope.hidden, pairs=ope.pairs, fits=["base", "norm", "short"])
+    settings = OPEConfig(
+        updates=updates, polyak=polyak, hidden=ope.hidden, pairs=ope.pairs, fits=["base", "norm", "short"]
+    )
     record = judge(one, work.judged_on, methods, settings, "cpu")
     path.write_text(json.dumps({**record, "updates": updates}))
-    print(f"{folder.name}: {', '.join(methods)} of {len(one)} policies in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    print(
+        f"{folder.name}: {', '.join(methods)} of {len(one)} policies in {time.monotonic() - began:.0f} s",
+        file=sys.stderr,
+    )
 
 
 def draw(curves: dict[tuple[str, str], Any], out: Path) -> None:

@@ -1,9 +1,10 @@
 """The time and the size of `offrl report` on large folders: `python scripts/bench/large_report.py`.
 
-Makes them in a temporary folder, from a small run that it trains first (or `--template RUN`): 5,000 run directories of one seed each (5
-algorithms x 20 datasets x 50 seeds: the template's files under other names and seeds, the numbers moved by noise); one table of results
-with a million rows (5 x 20 x 10 seeds x 1,000 evaluations); one run of 10 seeds whose own scores.csv has a million rows. Reports on each
-and prints wall-clock and CPU seconds of the command, memory and the size of the page.
+Makes them in a temporary folder, from a small run that it trains first (or `--template RUN`): 5,000 run directories of
+one seed each (5 algorithms x 20 datasets x 50 seeds: the template's files under other names and seeds, the numbers
+moved by noise); one table of results with a million rows (5 x 20 x 10 seeds x 1,000 evaluations); one run of 10 seeds
+whose own scores.csv has a million rows. Reports on each and prints wall-clock and CPU seconds of the command, memory
+and the size of the page.
 
     python scripts/bench/large_report.py --make FOLDER --scale 0.1      # only make the folders, of a tenth of the size
     python scripts/bench/large_report.py --on FOLDER                    # report on folders made before
@@ -33,7 +34,10 @@ DATASETS = tuple(f"{env}-{kind}-v2" for env in ("hopper", "halfcheetah", "walker
                  ("random", "medium", "medium-replay", "medium-expert", "expert"))  # fmt: skip
 PLACES = {"hopper": "Hopper-v4", "halfcheetah": "HalfCheetah-v4", "walker2d": "Walker2d-v4", "ant": "Ant-v4"}
 PACKAGES = "gymnasium 1.4.0, mujoco 3.11.0"
-TRAIN = "algo=bc dataset=builtin seeds=1 steps=2000 compile=eager compare=[] eval.every=100 eval.episodes=2 eval.max_steps=40 log_every=20"
+TRAIN = (
+    "algo=bc dataset=builtin seeds=1 steps=2000 compile=eager compare=[] eval.every=100 eval.episodes=2 "
+    "eval.max_steps=40 log_every=20"
+)
 REPORTS = ("runs", "table.csv", "long")
 
 
@@ -47,7 +51,10 @@ def make(folder: Path, template: Path, scale: float) -> None:
 def runs(folder: Path, template: Path, seeds: int, rng: np.random.Generator) -> None:
     """One run directory for each algorithm, dataset and seed."""
     record, config = json.loads((template / "run.json").read_text()), (template / "config.yaml").read_text()
-    scores, metrics = (template / "scores.csv").read_text(), [json.loads(x) for x in (template / "metrics.jsonl").read_text().splitlines()]
+    scores, metrics = (
+        (template / "scores.csv").read_text(),
+        [json.loads(x) for x in (template / "metrics.jsonl").read_text().splitlines()],
+    )
     header, *rows = csv.reader(scores.splitlines())
     for algorithm in ALGORITHMS:
         for dataset in DATASETS:
@@ -59,7 +66,9 @@ def runs(folder: Path, template: Path, seeds: int, rng: np.random.Generator) -> 
                 one["data"]["fingerprint"] = f"{DATASETS.index(dataset):064x}"
                 one["replicas"] = [{"seed": seed}]
                 (target / "run.json").write_text(json.dumps(one, indent=1))
-                (target / "config.yaml").write_text(re.sub(r"^seeds:.*(\n- .*)*", f"seeds:\n- {seed}", config, flags=re.M))
+                (target / "config.yaml").write_text(
+                    re.sub(r"^seeds:.*(\n- .*)*", f"seeds:\n- {seed}", config, flags=re.M)
+                )
                 level = 10.0 * ALGORITHMS.index(algorithm) + rng.normal()
                 with open(target / "scores.csv", "w", newline="") as file:
                     writer = csv.writer(file, lineterminator="\n")
@@ -68,12 +77,19 @@ def runs(folder: Path, template: Path, seeds: int, rng: np.random.Generator) -> 
                         full = dict(zip(header, row, strict=True))
                         if full["seed"] == rows[0][1]:
                             place = PLACES[dataset.partition("-")[0]]
-                            full |= {"seed": str(seed), "score": repr(level + rng.normal()), "env_id": place, "reference": "D4RL"}
+                            full |= {
+                                "seed": str(seed),
+                                "score": repr(level + rng.normal()),
+                                "env_id": place,
+                                "reference": "D4RL",
+                            }
                             full["dataset"] = dataset
                             writer.writerow(full[name] for name in header)
                 with open(target / "metrics.jsonl", "w") as file:
                     for line in metrics:
-                        moved = {k: [v[0] * rng.uniform(0.9, 1.1)] if isinstance(v, list) else v for k, v in line.items()}
+                        moved = {
+                            k: [v[0] * rng.uniform(0.9, 1.1)] if isinstance(v, list) else v for k, v in line.items()
+                        }
                         file.write(json.dumps(moved) + "\n")
                 shutil.copyfile(template / "timing.jsonl", target / "timing.jsonl")
 
@@ -90,12 +106,24 @@ def table(path: Path, evaluations: int, rng: np.random.Generator) -> None:
                     values = np.cumsum(rng.normal(size=evaluations)) / 10 + 10 * a
                     for i, value in enumerate(values.tolist(), start=1):
                         row = {
-                            "suite": "", "dataset": dataset, "env_id": place, "packages": PACKAGES, "reference": "D4RL",
-                            "scored_by": "return", "algorithm": algorithm, "settings": f"{a:08x}", "seed": seed, "step": 1000 * i,
-                            "episodes": 10, "raw": repr(32.5 * value), "normalised": repr(value), "success": "", "cell": "",
+                            "suite": "",
+                            "dataset": dataset,
+                            "env_id": place,
+                            "packages": PACKAGES,
+                            "reference": "D4RL",
+                            "scored_by": "return",
+                            "algorithm": algorithm,
+                            "settings": f"{a:08x}",
+                            "seed": seed,
+                            "step": 1000 * i,
+                            "episodes": 10,
+                            "raw": repr(32.5 * value),
+                            "normalised": repr(value),
+                            "success": "",
+                            "cell": "",
                             "run": f"/data/experiments/2026/{dataset}/{algorithm}/runs/{algorithm}-{dataset}-0a1b2c",
                             "final": "true" if i == evaluations else "false",
-                        }  # fmt: skip
+                        }
                         writer.writerow(row[name] for name in COLUMNS)
 
 
@@ -130,7 +158,9 @@ def measure(place: Path, out: Path) -> str:
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     page = (out / "index.html").stat().st_size / 1e6
     size = sum(p.stat().st_size for p in ([place] if place.is_file() else place.rglob("*")) if p.is_file()) / 1e6
-    return f"| {place.name} | {size:,.0f} MB | {wall:.1f} | {cpu:.1f} | {after.ru_maxrss / 1e6:.1f} GB | {page:.1f} MB |"
+    return (
+        f"| {place.name} | {size:,.0f} MB | {wall:.1f} | {cpu:.1f} | {after.ru_maxrss / 1e6:.1f} GB | {page:.1f} MB |"
+    )
 
 
 def main() -> None:
@@ -146,12 +176,16 @@ def main() -> None:
             template = options.template
             if template is None:
                 words = [*TRAIN.split(), f"runs_dir={temporary}", "name=template", "quiet=true"]
-                subprocess.run([sys.executable, "-m", "offrl.cli", "train", *words], check=True, stdout=subprocess.DEVNULL)
+                subprocess.run(
+                    [sys.executable, "-m", "offrl.cli", "train", *words], check=True, stdout=subprocess.DEVNULL
+                )
                 template = Path(temporary) / "template"
             make(folder, template, options.scale)
         if options.make is not None:
             return
-        print("| folder | size | wall s | CPU s | memory (highest so far) | page |\n|---|---|---|---|---|---|", flush=True)
+        print(
+            "| folder | size | wall s | CPU s | memory (highest so far) | page |\n|---|---|---|---|---|---|", flush=True
+        )
         for name in REPORTS:
             print(measure(folder / name, Path(temporary) / f"report-{name}"), flush=True)
 

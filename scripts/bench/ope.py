@@ -1,13 +1,15 @@
-"""Off-policy evaluation against true returns: TRPO histories and offrl's own runs on replay data, and what many candidates cost.
+"""Off-policy evaluation against true returns: TRPO histories and offrl's own runs on replay data, and what many
+candidates cost.
 
 python scripts/bench/ope.py --runs RUNS --cache FOLDER            # truth, estimates, table; an hour on one core
 python scripts/bench/ope.py --cache FOLDER --stage timing         # 16 candidates beside one, interleaved; two minutes
 python scripts/bench/ope.py --cache FOLDER --stage table          # what is in the cache
-python scripts/bench/ope.py --cache FOLDER --world-model hopper=RUN halfcheetah=RUN --method model       # rollouts in learned models too
+python scripts/bench/ope.py --cache FOLDER --world-model hopper=RUN halfcheetah=RUN --method model       # rollouts in
+learned models too
 
-Candidates: 16 of the 26 snapshots of each TRPO history, evenly spaced over its iterations, as greedy policies; and with --runs the final
-greedy policies of offrl's own td3_bc and iql runs on the same data (directories ALGORITHM-DATASET). Everything is kept in --cache.
-"""
+Candidates: 16 of the 26 snapshots of each TRPO history, evenly spaced over its iterations, as greedy policies; and with
+--runs the final greedy policies of offrl's own td3_bc and iql runs on the same data (directories ALGORITHM-DATASET).
+Everything is kept in --cache."""
 
 from __future__ import annotations
 
@@ -55,8 +57,14 @@ class Trpo:
             self.mean = group["obsnorm/Standardizer/mean_1_D"][:]
             self.std = np.sqrt(np.maximum(0, group["obsnorm/Standardizer/meansq_1_D"][:] - self.mean**2))
         net = group["hidden/FeedforwardNet"]
-        self.layers = [(net[k]["AffineLayer/W"][:], net[k]["AffineLayer/b"][:]) for k in sorted(net) if "AffineLayer" in net[k]]
-        self.w, self.b, self.log_std = group["out/AffineLayer/W"][:], group["out/AffineLayer/b"][:], group["logstdevs_1_Da"][:][0]
+        self.layers = [
+            (net[k]["AffineLayer/W"][:], net[k]["AffineLayer/b"][:]) for k in sorted(net) if "AffineLayer" in net[k]
+        ]
+        self.w, self.b, self.log_std = (
+            group["out/AffineLayer/W"][:],
+            group["out/AffineLayer/b"][:],
+            group["logstdevs_1_Da"][:][0],
+        )
 
     def start(self, episodes: int) -> None:
         return None
@@ -138,13 +146,20 @@ def estimate(robot: str, args: argparse.Namespace) -> None:
         return progress
 
     dataset = load_dataset(str(args.data / "d4rl" / f"{robot}_medium_replay.hdf5"))
-    given: dict[str, Any] = {"updates": args.updates, "seeds": args.seeds, "networks": args.networks, "schedule": args.schedule}
+    given: dict[str, Any] = {
+        "updates": args.updates,
+        "seeds": args.seeds,
+        "networks": args.networks,
+        "schedule": args.schedule,
+    }
     given |= {"rollouts": args.rollouts, "propagation": args.propagation, "noise": not args.no_noise, "horizon": 1_000}
     models = dict(text.partition("=")[::2] for text in args.world_model)
     settings = ope.OPEConfig(**given, layer_norm=not args.no_layer_norm, world_model=models.get(robot, ""))
     method = args.method if args.networks == "shared" else "fqe"
     began = time.process_time()
-    result = ope.evaluate_policies(dataset, candidates(robot, args.data, args.runs), method, settings, stage=stage, tell=print)
+    result = ope.evaluate_policies(
+        dataset, candidates(robot, args.data, args.runs), method, settings, stage=stage, tell=print
+    )
     suffix = "" if method == "all" else "-separate" if args.networks == "separate" else f"-{method}"
     result.write(args.cache / f"estimates-{robot}{suffix}.csv")
     about = {name: given[name] for name in (MODEL if method == "model" else ("updates", "seeds"))}
@@ -163,7 +178,9 @@ def distinct(values: dict[str, float]) -> list[str]:
 
 def table(args: argparse.Namespace) -> None:
     for robot in args.robots:
-        known = {r["candidate"]: float(r["discounted"]) for r in csv.DictReader((args.cache / f"returns-{robot}.csv").open())}
+        known = {
+            r["candidate"]: float(r["discounted"]) for r in csv.DictReader((args.cache / f"returns-{robot}.csv").open())
+        }
         for suffix in ("", "-separate", *(f"-{m}" for m in METHODS)):
             path = args.cache / f"estimates-{robot}{suffix}.csv"
             if not path.exists():
@@ -173,18 +190,27 @@ def table(args: argparse.Namespace) -> None:
             trpo = {n: known[n] for n in rows if n.startswith("iter")}
             own = {n: known[n] for n in rows if n not in trpo}
             methods = [m for m in METHODS if any(r.get(m) for r in rows.values())]
-            print(f"\n### {robot}{suffix}: {about}\n\n| candidate | truth | {' | '.join(methods)} |\n|---|---|{'---|' * len(methods)}")
+            print(
+                f"\n### {robot}{suffix}: {about}\n\n| candidate | truth | {' | '.join(methods)} "
+                f"|\n|---|---|{'---|' * len(methods)}"
+            )
             for name in sorted(rows, key=lambda n: -known[n]):
                 cells = [f"{float(rows[name][m]):.1f}" if rows[name].get(m) else "" for m in methods]
                 print(f"| {name} | {known[name]:.1f} | {' | '.join(cells)} |")
             groups = {f"{len(trpo)} TRPO": list(trpo), f"{len(distinct(trpo))} TRPO, distinct": distinct(trpo)}
             groups |= {f"{len(own)} td3_bc and iql": list(own), f"all {len(rows)}": list(rows)} if own else {}
-            print("\n| candidates | method | Spearman | regret@1 | regret@5 | mean absolute error |\n|---|---|---|---|---|---|")
+            print(
+                "\n| candidates | method | Spearman | regret@1 | regret@5 | mean absolute error "
+                "|\n|---|---|---|---|---|---|"
+            )
             for title, names in groups.items():
                 for method in methods:
                     if all(rows[n].get(method) for n in names):
                         v, e = np.array([known[n] for n in names]), np.array([float(rows[n][method]) for n in names])
-                        numbers = f"{spearman(v, e):.2f} | {regret(v, e, 1):.2f} | {regret(v, e, 5):.2f} | {np.abs(v - e).mean():.1f}"
+                        numbers = (
+                            f"{spearman(v, e):.2f} | {regret(v, e, 1):.2f} | {regret(v, e, 5):.2f} | "
+                            f"{np.abs(v - e).mean():.1f}"
+                        )
                         print(f"| {title} | {method} | {numbers} |")
 
 
@@ -195,11 +221,15 @@ def timing(args: argparse.Namespace) -> None:
         problem = make_problem(dataset, snapshots(robot, args.data))
 
         def engine(count: int, networks: str, problem: Problem = problem) -> LocalEngine:
-            part = Problem(problem.names[:count], problem.policies[:count], problem.dataset, False, problem.actions[:count])
+            part = Problem(
+                problem.names[:count], problem.policies[:count], problem.dataset, False, problem.actions[:count]
+            )
             scale = Scale.of(part.dataset, DISCOUNT)
             algorithm = FQE(ope.FQEConfig(seeds=1, networks=networks), part.dataset, scale, count)
             source = algorithm.sampler().prepare(standardised(part, scale))
-            made = LocalEngine(Plan(algorithm, 256, "compiled", "float32", 1), source, [Replica(0)], torch.device("cpu"))
+            made = LocalEngine(
+                Plan(algorithm, 256, "compiled", "float32", 1), source, [Replica(0)], torch.device("cpu")
+            )
             state = first_state(algorithm, [Replica(0)])
             made.load(state, state, {})
             made.run(0, 3)
@@ -215,13 +245,18 @@ def timing(args: argparse.Namespace) -> None:
                 times[name].append((time.process_time() - began) / updates)
         for name, taken in times.items():
             ratio = statistics.median(a / b for a, b in zip(taken, times["1"], strict=True))
-            print(f"{robot}, {name} candidates: {1e3 * statistics.median(taken):.2f} ms an update, {ratio:.2f} times one", flush=True)
+            print(
+                f"{robot}, {name} candidates: {1e3 * statistics.median(taken):.2f} ms an update, {ratio:.2f} times one",
+                flush=True,
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
-    parser.add_argument("--runs", type=Path, help="folder of offrl's runs td3_bc-ROBOT_medium_replay and iql-ROBOT_medium_replay")
+    parser.add_argument(
+        "--runs", type=Path, help="folder of offrl's runs td3_bc-ROBOT_medium_replay and iql-ROBOT_medium_replay"
+    )
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--stage", default="all", choices=("truth", "estimate", "table", "timing", "all"))
     parser.add_argument("--robots", nargs="*", default=list(ROBOTS), choices=list(ROBOTS))
@@ -231,7 +266,13 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=ope.OPEConfig().updates)
     parser.add_argument("--seeds", type=int, default=ope.OPEConfig().seeds)
     parser.add_argument("--method", default="all", choices=("all", "fqe", "wis", "dr", "model"))
-    parser.add_argument("--world-model", nargs="*", default=[], metavar="ROBOT=RUN", help="method=model; without one it is trained first")
+    parser.add_argument(
+        "--world-model",
+        nargs="*",
+        default=[],
+        metavar="ROBOT=RUN",
+        help="method=model; without one it is trained first",
+    )
     parser.add_argument("--rollouts", type=int, default=ope.OPEConfig().rollouts)
     parser.add_argument("--propagation", default="tsinf", choices=("tsinf", "ts1"))
     parser.add_argument("--no-noise", action="store_true")

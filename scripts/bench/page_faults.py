@@ -43,10 +43,16 @@ def main() -> None:
 
 def line(name: str, rounds: int, updates: int) -> str:
     """A row of the table."""
-    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((str(SCRIPTS), str(SCRIPTS.parent)))}
+    surroundings = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join((str(SCRIPTS), str(SCRIPTS.parent))),
+    }
     command = [sys.executable, str(Path(__file__).resolve()), "--updates", str(updates), "--part", name]
     pipe = subprocess.PIPE
-    programs = {way: subprocess.Popen([*command, way], stdin=pipe, stdout=pipe, text=True, env=surroundings) for way in WAYS}
+    programs = {
+        way: subprocess.Popen([*command, way], stdin=pipe, stdout=pipe, text=True, env=surroundings) for way in WAYS
+    }
     answers: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(rounds + 1):  # the first is for warming up
         for way, program in programs.items():

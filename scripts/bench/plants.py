@@ -1,7 +1,7 @@
 """Five small plants of known truth, and logs of them by plausible controllers: for `scripts/bench/estimates.py`.
 
-Each plant is a class of arrays: `n` copies run side by side, so that the truth of a policy is played in seconds. A copy's state is a row of
-`state` [n, S] float64, of which `observe` shows the policy a part, [n, O] float32.
+Each plant is a class of arrays: `n` copies run side by side, so that the truth of a policy is played in seconds. A
+copy's state is a row of `state` [n, S] float64, of which `observe` shows the policy a part, [n, O] float32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 import offrl
 
 Array = np.ndarray
-Controller = Callable[[Array, Array], Array]  # (observations [n, O], plant state [n, S]) -> actions in the plant's range
+Controller = Callable[
+    [Array, Array], Array
+]  # (observations [n, O], plant state [n, S]) -> actions in the plant's range
 
 
 class Plant(ABC):
@@ -45,8 +47,8 @@ class Plant(ABC):
 
 
 class Tank(Plant):
-    """A heated tank: temperature, inflow and ambient temperature; a heater of 0 to 1; cost |T - 60|. Proportional controllers, some of them
-    set too low or too high, with noise."""
+    """A heated tank: temperature, inflow and ambient temperature; a heater of 0 to 1; cost |T - 60|. Proportional
+    controllers, some of them set too low or too high, with noise."""
 
     name = "heated tank"
 
@@ -73,13 +75,21 @@ class Tank(Plant):
 
 
 class Stock(Plant):
-    """An inventory: stock, two orders on the way, phase of the season; an order of 0 to 20; sales less storage and lost sales. Base-stock
-    rules with different levels and noise."""
+    """An inventory: stock, two orders on the way, phase of the season; an order of 0 to 20; sales less storage and lost
+    sales. Base-stock rules with different levels and noise."""
 
     name, high, episodes, steps = "inventory", 20.0, 60, 120
 
     def begin(self, n: int) -> Array:
-        return np.stack([self.rng.uniform(5, 25, n), self.rng.uniform(0, 10, n), self.rng.uniform(0, 10, n), self.rng.uniform(0, 30, n)], 1)
+        return np.stack(
+            [
+                self.rng.uniform(5, 25, n),
+                self.rng.uniform(0, 10, n),
+                self.rng.uniform(0, 10, n),
+                self.rng.uniform(0, 30, n),
+            ],
+            1,
+        )
 
     def observe(self) -> Array:
         phase = 2 * np.pi * self.state[:, 3] / 30
@@ -104,8 +114,8 @@ class Stock(Plant):
 
 
 class Spring(Plant):
-    """A mass on a spring whose force comes two steps late; position, velocity, the last force; -1 to 1; cost of the distance from 1. PD
-    controllers of different gains, with noise."""
+    """A mass on a spring whose force comes two steps late; position, velocity, the last force; -1 to 1; cost of the
+    distance from 1. PD controllers of different gains, with noise."""
 
     name, low, high = "spring with delay", -1.0, 1.0
 
@@ -127,14 +137,17 @@ class Spring(Plant):
         kp, kd = self.rng.uniform(0, 0.6, n), self.rng.uniform(0, 0.6, n)
 
         def act(seen: Array, _: Array) -> Array:
-            return np.clip(0.5 + kp * (1.0 - seen[:, 0]) - kd * seen[:, 1] + 0.2 * self.rng.normal(size=n), -1, 1)[:, None]
+            return np.clip(0.5 + kp * (1.0 - seen[:, 0]) - kd * seen[:, 1] + 0.2 * self.rng.normal(size=n), -1, 1)[
+                :, None
+            ]
 
         return act
 
 
 class Levels(Plant):
-    """Two tanks, one above the other: their levels and the consumption; a valve of 0 to 1; 1 less the distance of the lower level from 5 in
-    each step, and the end of the batch where a tank runs over. PI-like controllers; some let it run over."""
+    """Two tanks, one above the other: their levels and the consumption; a valve of 0 to 1; 1 less the distance of the
+    lower level from 5 in each step, and the end of the batch where a tank runs over. PI-like controllers; some let it
+    run over."""
 
     name, episodes = "two tanks", 60
 
@@ -161,8 +174,8 @@ class Levels(Plant):
 
 
 class Thermostat(Plant):
-    """A room: temperature, outside temperature, hour; off, half or full; comfort less energy. Thermostats with different set points, bands
-    and hands that interfere."""
+    """A room: temperature, outside temperature, hour; off, half or full; comfort less energy. Thermostats with
+    different set points, bands and hands that interfere."""
 
     name, choices = "thermostat", 3
 
@@ -200,7 +213,9 @@ def logged(kind: type[Plant], seed: int) -> offrl.Dataset:
     """A log of `episodes` batches of `steps` rows, or fewer where the plant stopped."""
     plant = kind(kind.episodes, seed)
     act = plant.controllers(kind.episodes)
-    rows: dict[str, list[Array]] = {k: [] for k in ("observations", "actions", "rewards", "terminations", "next_observations")}
+    rows: dict[str, list[Array]] = {
+        k: [] for k in ("observations", "actions", "rewards", "terminations", "next_observations")
+    }
     for _ in range(kind.steps):
         seen = plant.observe()
         actions = act(seen, plant.state)
@@ -214,7 +229,9 @@ def logged(kind: type[Plant], seed: int) -> offrl.Dataset:
     stop[:, -1] = True
     columns["truncations"] = stop & ~ended
     flat = {k: v[used] for k, v in columns.items()}
-    spaces: dict[str, Any] = {"num_actions": kind.choices} if kind.choices else {"action_low": kind.low, "action_high": kind.high}
+    spaces: dict[str, Any] = (
+        {"num_actions": kind.choices} if kind.choices else {"action_low": kind.low, "action_high": kind.high}
+    )
     return offrl.from_arrays(**flat, **spaces, name=kind.name.replace(" ", "_"))
 
 

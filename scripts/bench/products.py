@@ -1,14 +1,17 @@
-"""GFLOP/s of float32 matrix products by shape, of the two libraries that torch has for them, of offrl's own, and of JAX: a Markdown table.
+"""GFLOP/s of float32 matrix products by shape, of the two libraries that torch has for them, of offrl's own, and of
+JAX: a Markdown table.
 
     python scripts/bench/products.py                                                   # this CPU as it is
-    python scripts/bench/products.py --limit avx2                                      # with AVX2's instructions, as an older CPU's
-    python scripts/bench/products.py --jax ~/.cache/offrl/compare/jax/bin/python       # beside JAX of another environment
+    python scripts/bench/products.py --limit avx2                                      # with AVX2's instructions, as an
+    older CPU's python scripts/bench/products.py --jax ~/.cache/offrl/compare/jax/bin/python       # beside JAX of
+    another environment
 
-[m, k] times [k, n], one thread; N and T say which factor is stored transposed: NN is the gradient with respect to a layer's input where its
-weights are [out, in], NT its forward pass, TN the gradient of its weights. "2 x" are two products of one call. Libraries take turns, and
-the median over rounds is shown. oneDNN needs AVX-512 here: torch leaves products to its default library where that is missing. "gated" is
-offrl's product with a matrix of zeros and ones between two vectors (docs/architecture.md), counted as if it were dense; both of offrl's are
-called from Python here, which costs thin ones more than compiled updates, that call them directly, pay.
+[m, k] times [k, n], one thread; N and T say which factor is stored transposed: NN is the gradient with respect to a
+layer's input where its weights are [out, in], NT its forward pass, TN the gradient of its weights. "2 x" are two
+products of one call. Libraries take turns, and the median over rounds is shown. oneDNN needs AVX-512 here: torch leaves
+products to its default library where that is missing. "gated" is offrl's product with a matrix of zeros and ones
+between two vectors (docs/architecture.md), counted as if it were dense; both of offrl's are called from Python here,
+which costs thin ones more than compiled updates, that call them directly, pay.
 """
 
 from __future__ import annotations
@@ -26,10 +29,22 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parent.parent
 FORMS = ("NN", "NT", "TN")
-SHAPES = (  # (many, m, k, n): hidden layers of a batch of 256, first layers, heads, their gradients, CQL's 31 actions for each state
-    (1, 256, 256, 256), (1, 256, 11, 256), (1, 11, 256, 256), (1, 256, 256, 1), (1, 256, 1, 256), (1, 256, 256, 3), (1, 7936, 256, 256),
-    (2, 256, 256, 256), (2, 256, 14, 256), (2, 256, 256, 1), (2, 256, 1, 256), (10, 256, 256, 256),
-)  # fmt: skip
+# (many, m, k, n): hidden layers of a batch of 256, first layers, heads, their gradients, CQL's 31 actions for each
+# state
+SHAPES = (
+    (1, 256, 256, 256),
+    (1, 256, 11, 256),
+    (1, 11, 256, 256),
+    (1, 256, 256, 1),
+    (1, 256, 1, 256),
+    (1, 256, 256, 3),
+    (1, 7936, 256, 256),
+    (2, 256, 256, 256),
+    (2, 256, 14, 256),
+    (2, 256, 256, 1),
+    (2, 256, 1, 256),
+    (10, 256, 256, 256),
+)
 LIMITS = {  # kind of CPU -> the environment that has each library make do with its instructions
     "none": {},
     "avx2": {
@@ -70,7 +85,14 @@ def run(part: str, python: str, options: argparse.Namespace) -> dict[str, dict[s
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     limit = dict(LIMITS[options.limit])
     flags = f"{limit.pop('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
-    surroundings = {**os.environ, **threads, **limit, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SCRIPTS.parent)}
+    surroundings = {
+        **os.environ,
+        **threads,
+        **limit,
+        "XLA_FLAGS": flags,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(SCRIPTS.parent),
+    }
     command = [python, str(Path(__file__).resolve()), "--part", part, "--rounds", str(options.rounds)]
     done = subprocess.run(command, env=surroundings, capture_output=True, text=True)
     if done.returncode:
@@ -136,7 +158,9 @@ def torch_rates(rounds: int) -> dict[str, dict[str, float]]:
                 for _ in range(10):
                     kernels.gated_product(a, *vectors, b, False) if gated else kernels.product(a, b)
 
-            turns = {label: (lambda library=library, product=product: product(library)) for label, library in names.items()}
+            turns = {
+                label: (lambda library=library, product=product: product(library)) for label, library in names.items()
+            }
             turns |= {"offrl": functools.partial(own, False), "offrl, gated": functools.partial(own, True)}
             for label, value in rate(turns, 10 * 2.0 * many * m * k * n, rounds).items():
                 result[label][name_of(shape, form)] = value
@@ -144,7 +168,9 @@ def torch_rates(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def jax_rates(rounds: int) -> dict[str, dict[str, float]]:
-    """JAX's, ten in one compiled loop: a call alone costs as much as a thin product. Each adds a number to its first factor before."""
+    """JAX's, ten in one compiled loop: a call alone costs as much as a thin product. Each adds a number to its first
+    factor before.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -159,7 +185,10 @@ def jax_rates(rounds: int) -> dict[str, dict[str, float]]:
             @jax.jit
             def product(a, b, form=form, many=many, m=m, n=n):  # type: ignore[no-untyped-def]
                 def step(i, z):  # type: ignore[no-untyped-def]
-                    x, y = a + 1e-6 * z.reshape(-1)[0], b  # so that no iteration is the one before; all of z is carried, so it is computed
+                    x, y = (
+                        a + 1e-6 * z.reshape(-1)[0],
+                        b,
+                    )  # so that no iteration is the one before; all of z is carried, so it is computed
                     x, y = (x.mT if form[0] == "T" else x), (y.mT if form[1] == "T" else y)
                     return x @ y
 

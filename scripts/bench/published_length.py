@@ -3,9 +3,9 @@
     python scripts/bench/published_length.py --data ../shared/data --runs runs/published --jobs 2 --hours 8
     python scripts/bench/published_length.py --runs runs/published --out docs/benchmarks/published-length.md
 
-The first command trains what is not finished, shortest first, and goes on where it was stopped; a job is one process with one thread, or a
-GPU. The second writes the page: a row and a curve of what has finished here, those that the page has of what finished on another machine,
-and of the rest how far it is.
+The first command trains what is not finished, shortest first, and goes on where it was stopped; a job is one process
+with one thread, or a GPU. The second writes the page: a row and a curve of what has finished here, those that the page
+has of what finished on another machine, and of the rest how far it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from offrl.system.files import write_text
 
 @dataclass(frozen=True)
 class Published:
-    """A run with published settings; what is not named here is the algorithm's default or belongs to the data's name."""
+    """A run with published settings; what is not named here is the algorithm's default or belongs to the data's
+    name.
+    """
 
     algorithm: str
     file: str  # under --data
@@ -59,9 +61,19 @@ def command(one: Published, data: Path, runs: Path) -> list[str]:
     if (runs / one.name / "run.json").is_file():
         return [*program, f"resume={runs / one.name}"]
     settings = {
-        "algo": one.algorithm, "dataset": data / one.file, "name": one.name, "runs_dir": runs, "seeds": 4, "steps": one.updates,
-        "workers": 1, "eval.workers": 0, "eval.every": one.updates // 20, "checkpoint.every": 10_000, "log_every": 10_000, **one.settings,
-    }  # fmt: skip
+        "algo": one.algorithm,
+        "dataset": data / one.file,
+        "name": one.name,
+        "runs_dir": runs,
+        "seeds": 4,
+        "steps": one.updates,
+        "workers": 1,
+        "eval.workers": 0,
+        "eval.every": one.updates // 20,
+        "checkpoint.every": 10_000,
+        "log_every": 10_000,
+        **one.settings,
+    }
     return [*program, *(f"{k}={v}" for k, v in settings.items())]
 
 
@@ -106,7 +118,9 @@ def train(options: argparse.Namespace) -> None:
 
 
 def row(one: Published, runs: Path, page: str) -> str:
-    """A row of the table. page: the present one, whose row stays where it is of a finished run and the one here is not."""
+    """A row of the table. page: the present one, whose row stays where it is of a finished run and the one here is
+    not.
+    """
     run = runs / one.name
     made = updates_made(run)
     head = f"| {one.algorithm} | {Path(one.file).stem} | {one.sizes} | {made:,} of {one.updates:,} |"
@@ -118,7 +132,9 @@ def row(one: Published, runs: Path, page: str) -> str:
             return f"{head} not begun | | |"
         return f"{head} not finished | | {hours(run):.1f} |"
     values = [float(scored["score"]) for scored in SavedRun(run).final_scores]
-    return f"{head} {interval_text(mean_interval(values))} | {', '.join(f'{v:.1f}' for v in values)} | {hours(run):.1f} |"
+    return (
+        f"{head} {interval_text(mean_interval(values))} | {', '.join(f'{v:.1f}' for v in values)} | {hours(run):.1f} |"
+    )
 
 
 HEAD = """# Published length

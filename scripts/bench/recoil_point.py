@@ -1,10 +1,12 @@
-"""ReCOIL on a point that walks to a goal: one marked expert episode, 19 unmarked, 2,000 of random actions; at 10x the updates too.
+"""ReCOIL on a point that walks to a goal: one marked expert episode, 19 unmarked, 2,000 of random actions; at 10x the
+updates too.
 
     python scripts/bench/recoil_point.py             # a table; some minutes
 
-The smallest problem of the kind that its authors' code has as "Grid". A position in [-1, 1]^2 moves by a quarter of the action, the expert
-goes straight to (0.6, 0.6), episodes have 8 steps and begin anywhere. Rewards are 0. Printed is the mean distance from the goal after 8
-steps from 500 starts: of an expert, and of 2 seeds of ReCOIL and of BC on the same data, mean (smallest to largest).
+The smallest problem of the kind that its authors' code has as "Grid". A position in [-1, 1]^2 moves by a quarter of the
+action, the expert goes straight to (0.6, 0.6), episodes have 8 steps and begin anywhere. Rewards are 0. Printed is the
+mean distance from the goal after 8 steps from 500 starts: of an expert, and of 2 seeds of ReCOIL and of BC on the same
+data, mean (smallest to largest).
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ def walk(x: np.ndarray, act: object) -> tuple[np.ndarray, np.ndarray]:
 def data() -> Dataset:
     """2,000 random episodes, then 20 of the expert, the first of which is marked."""
     g = np.random.default_rng(0)
-    parts = [walk(g.uniform(-1, 1, (2000, 2)), lambda x: g.uniform(-1, 1, x.shape)), walk(g.uniform(-1, 1, (20, 2)), expert)]
+    parts = [
+        walk(g.uniform(-1, 1, (2000, 2)), lambda x: g.uniform(-1, 1, x.shape)),
+        walk(g.uniform(-1, 1, (20, 2)), expert),
+    ]
     marks = np.concatenate([np.zeros(2000 * STEPS, bool), np.arange(20 * STEPS) < STEPS])
 
     def rows(arrays: list[np.ndarray]) -> np.ndarray:
@@ -57,9 +62,15 @@ def data() -> Dataset:
     observations, actions = rows([p[:-1] for p, _ in parts]), rows([a for _, a in parts]).clip(-1 + 1e-5, 1 - 1e-5)
     following, ends = rows([p[1:] for p, _ in parts]), np.arange(len(marks)) % STEPS == STEPS - 1
     return from_arrays(
-        observations, actions, np.zeros(len(marks), np.float32), truncations=ends, next_observations=following, expert=marks,
-        action_low=-1.0, action_high=1.0,
-    )  # fmt: skip
+        observations,
+        actions,
+        np.zeros(len(marks), np.float32),
+        truncations=ends,
+        next_observations=following,
+        expert=marks,
+        action_low=-1.0,
+        action_high=1.0,
+    )
 
 
 def distance(act: object) -> float:
@@ -73,12 +84,15 @@ def main() -> None:
     dataset = data()
     print(f"| policy | {' | '.join(f'{n:,} updates' for n in UPDATES)} |\n|---|{'---|' * len(UPDATES)}")
     print(
-        f"| expert; random actions | {distance(expert):.2f}; {distance(lambda x: np.random.default_rng(2).uniform(-1, 1, x.shape)):.2f} | |"
+        f"| expert; random actions | {distance(expert):.2f}; "
+        f"{distance(lambda x: np.random.default_rng(2).uniform(-1, 1, x.shape)):.2f} | |"
     )
     for title, (name, settings) in VARIANTS.items():
         kind = registry.get("algo", name)
         algorithm = kind(kind.fit_config(kind.Config(**SIZES, **settings), dataset), dataset.spec)
-        step = make_step(algorithm, algorithm.sampler().prepare(dataset), batch_size=SIZES["batch_size"], replicas=SEEDS)
+        step = make_step(
+            algorithm, algorithm.sampler().prepare(dataset), batch_size=SIZES["batch_size"], replicas=SEEDS
+        )
         state, at, cells = stack([algorithm.init(seed) for seed in range(SEEDS)]), 0, []
         for count in UPDATES:
             state, _ = step.run(state, {}, at, count - at)

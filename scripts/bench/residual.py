@@ -4,8 +4,9 @@ python scripts/bench/residual.py --out FOLDER                      # clone, resi
 python scripts/bench/residual.py --out FOLDER --only clone residual --steps 64000
 python scripts/bench/residual.py --out FOLDER --stage table        # what is there, again
 
-150 scripted demonstrations without the torque; a flow that clones them in chunks of 8; a residual of it that learns with the torque, the
-same residual that sees no more than a chunk's first observation, and all of them without the torque. Everything is kept in
+150 scripted demonstrations without the torque; a flow that clones them in chunks of 8; a residual of it that learns
+with the torque, the same residual that sees no more than a chunk's first observation, and all of them without the
+torque. Everything is kept in
 --out: what is there is not run again, and a run that was stopped goes on. Writes residual.md and residual.png.
 """
 
@@ -29,7 +30,11 @@ from offrl.runs.record import SCORES  # noqa: E402
 from offrl.runs.tables import interval_text  # noqa: E402
 from offrl.statistics.intervals import mean_interval  # noqa: E402
 
-TOLERANCE, PUSH, DEMONSTRATIONS = 0.02, 0.3, 150  # metres between fingertip and target; largest torque of either joint, in its range
+TOLERANCE, PUSH, DEMONSTRATIONS = (
+    0.02,
+    0.3,
+    150,
+)  # metres between fingertip and target; largest torque of either joint, in its range
 LINKS = 0.1, 0.11
 HERE = Path(__file__).resolve()
 RESIDUALS: dict[str, dict[str, Any]] = {
@@ -78,7 +83,9 @@ def demonstrations() -> dict[str, np.ndarray]:
             cosine = np.clip((target @ target - LINKS[0] ** 2 - LINKS[1] ** 2) / (2 * LINKS[0] * LINKS[1]), -1.0, 1.0)
             ways = []
             for elbow in (np.arccos(cosine), -np.arccos(cosine)):
-                shoulder = np.arctan2(target[1], target[0]) - np.arctan2(LINKS[1] * np.sin(elbow), LINKS[0] + LINKS[1] * np.cos(elbow))
+                shoulder = np.arctan2(target[1], target[0]) - np.arctan2(
+                    LINKS[1] * np.sin(elbow), LINKS[0] + LINKS[1] * np.cos(elbow)
+                )
                 turn = shoulder - q[0]
                 ways.append(np.array([np.arctan2(np.sin(turn), np.cos(turn)), elbow - q[1]]))
             error = min(ways, key=lambda way: float(np.abs(way).max()))
@@ -121,9 +128,20 @@ def run(name: str, data: Path, args: argparse.Namespace) -> None:
         scored |= {"eval.env": f"{HERE}:PushedReacher", "eval.every": 0}
         offrl.train("flow_bc", data, seeds=args.seeds, steps=args.updates, settings={**shape, **scored}, **place)
     else:
-        more = {"algo.scale": 0.5, "algo.hidden": [64, 64], "algo.actor_learning_rate": 1e-3, "eval.every": 32_000, **RESIDUALS[name]}
+        more = {
+            "algo.scale": 0.5,
+            "algo.hidden": [64, 64],
+            "algo.actor_learning_rate": 1e-3,
+            "eval.every": 32_000,
+            **RESIDUALS[name],
+        }
         offrl.finetune(
-            args.out / "clone", env=f"{HERE}:PushedReacher", mode="residual", steps=args.steps, settings={**more, **scored}, **place
+            args.out / "clone",
+            env=f"{HERE}:PushedReacher",
+            mode="residual",
+            steps=args.steps,
+            settings={**more, **scored},
+            **place,
         )
 
 
@@ -144,7 +162,12 @@ def table(out: Path) -> None:
     (out / "residual.md").write_text(text + "\n")
     files = {name: out / name / SCORES for name in RESIDUALS if (out / name / SCORES).exists()}
     if files:
-        picture(files, out / "residual.png", title="a residual on a cloned policy, Reacher-v5 with a torque", column="success")
+        picture(
+            files,
+            out / "residual.png",
+            title="a residual on a cloned policy, Reacher-v5 with a torque",
+            column="success",
+        )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     offrl train algo=dynamics dataset=DATA name=model seeds=1
     python scripts/bench/sb3_in_model.py runs/model --algo sac --steps 10000 --env Pendulum-v1 --dataset DATA
 
-The agent never sees the real environment while it trains. Returns are undiscounted means over --episodes episodes of the greedy policy.
-"""
+The agent never sees the real environment while it trains. Returns are undiscounted means over --episodes episodes of
+the greedy policy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from offrl.errors import UserError  # noqa: E402
 from offrl.runs.tables import print_table  # noqa: E402
 from offrl.system.progress import duration  # noqa: E402
 
-# SB3's own defaults but for these, which are those of its zoo for Pendulum-v1, with the batch size for many environments at once
+# SB3's own defaults but for these, which are those of its zoo for Pendulum-v1, with the batch size for many
+# environments at once
 SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {"learning_rate": 1e-3, "gamma": 0.9, "n_epochs": 10, "gae_lambda": 0.95, "n_steps": 200, "batch_size": 400},
     "sac": {"learning_rate": 1e-3, "learning_starts": 500, "gradient_steps": -1},
@@ -37,7 +38,9 @@ def score(agent: Any, env: Any, episodes: int) -> tuple[float, float]:
     """Mean and standard deviation of the greedy agent's returns."""
     from stable_baselines3.common.evaluation import evaluate_policy
 
-    returns, _ = evaluate_policy(agent, env, n_eval_episodes=episodes, deterministic=True, return_episode_rewards=True, warn=False)
+    returns, _ = evaluate_policy(
+        agent, env, n_eval_episodes=episodes, deterministic=True, return_episode_rewards=True, warn=False
+    )
     return float(np.mean(returns)), float(np.std(returns))
 
 
@@ -52,7 +55,9 @@ def train(args: argparse.Namespace, seed: int) -> list[list[str]]:
     envs = offrl.ModelVectorEnv(args.model, num_envs=args.num_envs or ENVS[args.algo], **settings)
     kind = getattr(stable_baselines3, args.algo.upper())
     agent = kind("MlpPolicy", envs.for_sb3(), seed=seed, device="cpu", verbose=0, **SETTINGS[args.algo])
-    inside = offrl.ModelVectorEnv(args.model, num_envs=args.episodes, **{**settings, "penalty": 0.0, "start": "initial"}).for_sb3()
+    inside = offrl.ModelVectorEnv(
+        args.model, num_envs=args.episodes, **{**settings, "penalty": 0.0, "start": "initial"}
+    ).for_sb3()
 
     def look() -> tuple[tuple[float, float], tuple[float, float]]:
         real = make_env(Task(name=args.env, env_id=args.env))
@@ -93,7 +98,11 @@ def main() -> int:
     except UserError as error:
         print(f"sb3_in_model: {error}", file=sys.stderr)
         return 2
-    print_table(["agent", "return in the model", f"return in {args.env}", "time"], rows, f"trained in {args.model}, scored greedily")
+    print_table(
+        ["agent", "return in the model", f"return in {args.env}", "time"],
+        rows,
+        f"trained in {args.model}, scored greedily",
+    )
     return 0
 
 

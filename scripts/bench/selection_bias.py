@@ -1,8 +1,8 @@
 """What a tuner promises too much when it reports on the episodes that selected: a simulation with known truth.
 
-python scripts/bench/selection_bias.py --out bias.png        # the table and the picture of docs/benchmarks/tuning-statistics.md
-python scripts/bench/selection_bias.py --coverage 200        # and how often the intervals of regret curves hold the truth, five minutes
-"""
+python scripts/bench/selection_bias.py --out bias.png        # the table and the picture of
+docs/benchmarks/tuning-statistics.md python scripts/bench/selection_bias.py --coverage 200        # and how often the
+intervals of regret curves hold the truth, five minutes"""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from offrl.tuning.arms import schedule
 from offrl.tuning.regret import halving, regret_curve
 
 ARMS = (2, 4, 8, 16, 32)
-EPISODES, SEEDS = 10, 2  # of each arm, on average; its policies, which play them in turn. The spread of a policy's returns is 1
+EPISODES, SEEDS = (
+    10,
+    2,
+)  # of each arm, on average; its policies, which play them in turn. The spread of a policy's returns is 1
 SPREAD = 0.5  # of policies about their setting's mean
 FRESH = 100  # episodes for the report
 Interval = tuple[float, float, float]
@@ -33,7 +36,9 @@ Interval = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Bias:
-    """Report less the true mean of the chosen setting, mean and interval over trials, in standard deviations of one return."""
+    """Report less the true mean of the chosen setting, mean and interval over trials, in standard deviations of one
+    return.
+    """
 
     selecting: Interval  # the mean of the episodes that selected
     same: Interval  # FRESH other episodes of the same policies
@@ -54,8 +59,8 @@ WORLDS: dict[str, Callable[[int], np.ndarray]] = {"equal": equal, "unequal": une
 
 
 def simulate(truth: np.ndarray, adaptive: bool, trials: int, seed: int = 0) -> Bias:
-    """Choose among settings of true means `truth` [K] with EPISODES * K episodes: as many for each and the largest mean, or sequential
-    halving of all (`adaptive`)."""
+    """Choose among settings of true means `truth` [K] with EPISODES * K episodes: as many for each and the largest
+    mean, or sequential halving of all (`adaptive`)."""
     count = len(truth)
     plan = schedule(count, EPISODES * count)
     longest = sum(each for _, each, _ in plan) + 1 if adaptive else EPISODES
@@ -89,9 +94,9 @@ def _fresh(policies: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def coverage(count: int, experiments: int, ns: list[int]) -> list[list[str]]:
-    """Of `regret_curve`: for each n the regret averaged over 3,000 sets of `count` settings, the share of `experiments` other sets whose
-    interval holds it, and the mean ends of the intervals. Settings are standard normal, with 20 returns each of spread 1, and a judge whose
-    errors have a spread of .7."""
+    """Of `regret_curve`: for each n the regret averaged over 3,000 sets of `count` settings, the share of `experiments`
+    other sets whose interval holds it, and the mean ends of the intervals. Settings are standard normal, with 20
+    returns each of spread 1, and a judge whose errors have a spread of .7."""
 
     def made(number: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng([number, count])
@@ -106,12 +111,17 @@ def coverage(count: int, experiments: int, ns: list[int]) -> list[list[str]]:
     curves = [curve(number, 200, 200) for number in range(experiments)]
     inside = np.mean([(c.low <= true) & (true <= c.high) for c in curves], 0)
     low, high = (np.mean([getattr(c, end) for c in curves], 0) for end in ("low", "high"))
-    return [[str(count), str(n), f"{true[i]:.2f}", f"{100 * inside[i]:.1f}%", f"{low[i]:.2f} to {high[i]:.2f}"] for i, n in enumerate(ns)]
+    return [
+        [str(count), str(n), f"{true[i]:.2f}", f"{100 * inside[i]:.1f}%", f"{low[i]:.2f} to {high[i]:.2f}"]
+        for i, n in enumerate(ns)
+    ]
 
 
 @own_settings()
 def draw(biases: dict[tuple[str, bool, int], Bias], out: Path) -> None:
-    """The three reports over the number of settings, as many episodes for each: equal settings full, unequal ones broken lines."""
+    """The three reports over the number of settings, as many episodes for each: equal settings full, unequal ones
+    broken lines.
+    """
     figure, axes = new_figure("What is reported of the winner, less what it is worth")
     axes.axhline(0.0, color=GREY, linewidth=1.0)
     names = {"selecting": "selecting episodes", "same": "fresh episodes", "retrained": "fresh, retrained"}
@@ -125,8 +135,15 @@ def draw(biases: dict[tuple[str, bool, int], Bias], out: Path) -> None:
                 ends.append((float(mean[-1]), label, colour))
     axes.set_xscale("log", base=2)
     axes.set_xticks(ARMS, [str(count) for count in ARMS])
-    axes.set_xlabel("settings to choose from (full: of equal worth, broken: of unequal worth)", fontsize=9.5, color="#333333")
-    axes.set_title("standard deviations of one return, mean and 95% interval over trials", loc="left", fontsize=9.5, color="#333333")
+    axes.set_xlabel(
+        "settings to choose from (full: of equal worth, broken: of unequal worth)", fontsize=9.5, color="#333333"
+    )
+    axes.set_title(
+        "standard deviations of one return, mean and 95% interval over trials",
+        loc="left",
+        fontsize=9.5,
+        color="#333333",
+    )
     plain_axes(axes)
     label_ends(axes, ends)
     save(figure, out)
@@ -154,7 +171,9 @@ def main() -> None:
     print_table(headers, rows, f"report less worth of the chosen setting, {options.trials} trials")
     if options.coverage:
         rows = [row for count in (16, 32) for row in coverage(count, options.coverage, [0, 2, 5, 20, 50])]
-        print_table(["K", "n", "regret", "intervals that hold it", "mean ends"], rows, "regret curves, halving after a judge")
+        print_table(
+            ["K", "n", "regret", "intervals that hold it", "mean ends"], rows, "regret curves, halving after a judge"
+        )
     print(f"{time.monotonic() - started:.0f} s")
     if options.out is not None:
         draw(biases, options.out)

@@ -1,4 +1,5 @@
-"""The coverage of the intervals of `offrl.statistics.aggregate`: simulated seeds of made-up algorithms whose true IQM is known.
+"""The coverage of the intervals of `offrl.statistics.aggregate`: simulated seeds of made-up algorithms whose true IQM
+is known.
 
 python scripts/bench/simulate_coverage.py                      # the table of docs/statistics.md, three minutes
 python scripts/bench/simulate_coverage.py --experiments 200    # a rough one
@@ -76,9 +77,13 @@ def main() -> None:
     for world, draw in WORLDS.items():
         for seeds in options.seeds:
             shares = coverage(draw, seeds, options.experiments, options.reps)
-            rows.append([world, str(seeds), *(f"{100 * share:.1f}% ({100 * width:.1f})" for share, width in shares.values())])
+            rows.append(
+                [world, str(seeds), *(f"{100 * share:.1f}% ({100 * width:.1f})" for share, width in shares.values())]
+            )
     error = 100 * math.sqrt(0.05 * 0.95 / options.experiments)
-    title = f"share of 95% intervals that hold the truth (mean width, points), {TASKS} tasks; standard error {error:.1f}"
+    title = (
+        f"share of 95% intervals that hold the truth (mean width, points), {TASKS} tasks; standard error {error:.1f}"
+    )
     print_table(["scatter", "seeds", *STATISTICS], rows, title)
     print(f"{options.experiments} experiments of {options.reps} resamples, {time.monotonic() - started:.0f} s")
 

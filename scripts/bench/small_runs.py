@@ -1,11 +1,13 @@
-"""ms of CPU for an eager update of small networks, by offrl and by a plain loop in turns: what a newcomer's first own run is made of.
+"""ms of CPU for an eager update of small networks, by offrl and by a plain loop in turns: what a newcomer's first own
+run is made of.
 
     python scripts/bench/small_runs.py [--out FILE.md] [--rounds 7]
-    python scripts/bench/small_runs.py --tree /path/to/older/checkout      # the same of another commit's package, in the same rounds
+    python scripts/bench/small_runs.py --tree /path/to/older/checkout      # the same of another commit's package, in
+    the same rounds
 
-2 x 16 networks, batch 256, 11 observations, 3 actions, 10,000 transitions. Each contestant is a program of its own, held on one core, with
-one thread, and runs a burst in every round; a ratio is taken within a round. CPU time, so that what else the machine does counts little.
-"""
+2 x 16 networks, batch 256, 11 observations, 3 actions, 10,000 transitions. Each contestant is a program of its own,
+held on one core, with one thread, and runs a burst in every round; a ratio is taken within a round. CPU time, so that
+what else the machine does counts little."""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ def table(algo: str, options: argparse.Namespace) -> list[str]:
                 spent[label].append(1e3 / burst([program], options.seconds)[0] / seeds)
     finally:
         stop([program for _, program in programs.values()])
-    lines = [f"| {ALGORITHMS[algo]} | ms of CPU for an update of a seed (range) | of the plain loop (range) |", "|---|---|---|"]
+    lines = [
+        f"| {ALGORITHMS[algo]} | ms of CPU for an update of a seed (range) | of the plain loop (range) |",
+        "|---|---|---|",
+    ]
     for label, values in spent.items():
         ratios = [a / b for a, b in zip(values, spent[PLAIN], strict=True)]
         lines.append(f"| {label} | {span(values)} | {span(ratios)} |")
@@ -58,7 +63,9 @@ def table(algo: str, options: argparse.Namespace) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(ALGORITHMS), action="append")
-    parser.add_argument("--tree", type=Path, action="append", default=[], help="another checkout of offrl; may be repeated")
+    parser.add_argument(
+        "--tree", type=Path, action="append", default=[], help="another checkout of offrl; may be repeated"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a burst")
     parser.add_argument("--rows", type=int, default=10_000)

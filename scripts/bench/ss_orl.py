@@ -1,10 +1,11 @@
-"""Semi-supervised data (SS-ORL, arXiv 2210.06518): few labelled episodes against all of them, and against those few alone.
+"""Semi-supervised data (SS-ORL, arXiv 2210.06518): few labelled episodes against all of them, and against those few
+alone.
 
 python scripts/bench/ss_orl.py --steps 100000 --seeds 3 /data/hopper_medium.hdf5 /data/hopper_medium_expert.hdf5
 
-For each file four runs of one algorithm (TD3+BC): every action known; a tenth of the episodes, drawn from the half with the lowest returns,
-labels the others by inverse dynamics; the same tenth alone; and, with --bc, behaviour cloning of the tenth. An interrupted script goes
-on where it was; runs and labels that are there already are not made again.
+For each file four runs of one algorithm (TD3+BC): every action known; a tenth of the episodes, drawn from the half with
+the lowest returns, labels the others by inverse dynamics; the same tenth alone; and, with --bc, behaviour cloning of
+the tenth. An interrupted script goes on where it was; runs and labels that are there already are not made again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from offrl.runs.tables import final_table, print_table  # noqa: E402
 
 def arms(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Name -> settings of each run."""
-    few = {"dataset.labelled_fraction": args.fraction, "dataset.labelled_quantile": args.quantile, "dataset.labelled_seed": args.split}
+    few = {
+        "dataset.labelled_fraction": args.fraction,
+        "dataset.labelled_quantile": args.quantile,
+        "dataset.labelled_seed": args.split,
+    }
     labels = {
         "dataset.action_free_members": args.members,
         "dataset.action_free_updates": args.updates,
@@ -48,7 +53,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--episodes", type=int, default=10, help="of each evaluation")
     parser.add_argument("--fraction", type=float, default=0.1, help="of the episodes that are labelled")
-    parser.add_argument("--quantile", type=float, default=0.5, help="the share with the lowest returns that they are drawn from")
+    parser.add_argument(
+        "--quantile", type=float, default=0.5, help="the share with the lowest returns that they are drawn from"
+    )
     parser.add_argument("--split", type=int, default=0, help="seed of that draw")
     parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--updates", type=int, default=10_000, help="of the inverse dynamics, at most")
@@ -76,7 +83,8 @@ def main() -> None:
         reference = next((r.score or r.returns for r in results if r.algorithm == "all labelled"), None)
         if reference is not None and reference[0]:
             shares = [
-                (r.algorithm, f"{100 * (r.score or r.returns)[0] / reference[0]:.0f}%", f"{seconds[r.algorithm]:.0f}") for r in results
+                (r.algorithm, f"{100 * (r.score or r.returns)[0] / reference[0]:.0f}%", f"{seconds[r.algorithm]:.0f}")
+                for r in results
             ]
             print_table(["data", "of all labelled", "seconds"], shares)
         for note in dict.fromkeys(notes):

@@ -1,9 +1,10 @@
-"""Seconds from the command to the first update and the first score, cold and warm, for one tree of offrl or several that take turns.
+"""Seconds from the command to the first update and the first score, cold and warm, for one tree of offrl or several
+that take turns.
 
     python scripts/bench/startup.py --tree . --tree ../before --rounds 3 --out FILE
 
-Cold: an empty cache of compiled code. Warm: the cache that the cold run left. Processes of another tree are those of `git worktree`.
-"""
+Cold: an empty cache of compiled code. Warm: the cache that the cold run left. Processes of another tree are those of
+`git worktree`."""
 
 from __future__ import annotations
 
@@ -60,10 +61,26 @@ sys.exit(offrl.cli.main.main(["train", *sys.argv[1:]]))
 
 
 def start(tree: Path, cache: Path, runs: Path, settings: list[str]) -> dict[str, float]:
-    """Marks of one command, in seconds of the clock, and the seconds of CPU that all of its processes took until they ended."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "TORCHINDUCTOR_CACHE_DIR")}
-    environment |= {"PYTHONPATH": str(tree), "OFFRL_CACHE": str(cache), "PYTHONPYCACHEPREFIX": str(cache.parent / f"pyc-{tree.name}")}
-    command = [sys.executable, "-c", PROBE.format(mark=MARK, began=BEGAN), *SETTINGS, *settings, f"runs_dir={runs}", "quiet=true"]
+    """Marks of one command, in seconds of the clock, and the seconds of CPU that all of its processes took until they
+    ended.
+    """
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "TORCHINDUCTOR_CACHE_DIR")
+    }
+    environment |= {
+        "PYTHONPATH": str(tree),
+        "OFFRL_CACHE": str(cache),
+        "PYTHONPYCACHEPREFIX": str(cache.parent / f"pyc-{tree.name}"),
+    }
+    command = [
+        sys.executable,
+        "-c",
+        PROBE.format(mark=MARK, began=BEGAN),
+        *SETTINGS,
+        *settings,
+        f"runs_dir={runs}",
+        "quiet=true",
+    ]
     before = os.times()
     environment[BEGAN] = repr(time.monotonic())
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cache.parent, check=False)
@@ -89,7 +106,14 @@ def measure(trees: list[Path], rounds: int, workers: list[int]) -> dict[tuple[Pa
                         runs = Path(folder, f"runs-{cache.name}-{state}")
                         row = start(tree, cache, runs, [f"workers={count}"])
                         marks.setdefault((tree, count, state), []).append(row)
-                        print(tree.name, count, state, {k: round(v, 1) for k, v in row.items()}, file=sys.stderr, flush=True)
+                        print(
+                            tree.name,
+                            count,
+                            state,
+                            {k: round(v, 1) for k, v in row.items()},
+                            file=sys.stderr,
+                            flush=True,
+                        )
     return marks
 
 
@@ -103,13 +127,18 @@ def main() -> None:
     arguments = parser.parse_args()
     trees = [tree.resolve() for tree in arguments.tree or [Path(__file__).parents[2]]]
     marks = measure(trees, arguments.rounds, arguments.workers)
-    lines = [f"| tree | processes | compiled code | {' | '.join(MARKS)} | CPU until then |", "|---" * (len(MARKS) + 4) + "|"]
+    lines = [
+        f"| tree | processes | compiled code | {' | '.join(MARKS)} | CPU until then |",
+        "|---" * (len(MARKS) + 4) + "|",
+    ]
     for (tree, count, state), rows in marks.items():
         cells = []
         for name in (*MARKS, "CPU"):
             values = [row[name] for row in rows]
             cells.append(span(values, 1))
-        commit = subprocess.run(["git", "-C", str(tree), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        commit = subprocess.run(
+            ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        )
         lines.append(f"| {commit.stdout.strip()} | {count} | {state} | {' | '.join(cells)} |")
     text = "\n".join(lines) + "\n"
     print(text)

@@ -1,15 +1,16 @@
 """The Trajectory Transformer's parts: what its tokens lose, what keys that are kept save, what beam search finds.
 
-    offrl train algo=tt dataset=pendulum_v1.1.0.h5 experiment=none seeds=1 steps=3000 name=tt-pendulum compile=compiled eval.env=none \\
-        algo.width=64 algo.layers=2 algo.heads=2 algo.batch_size=64 algo.learning_rate=1e-3 algo.dropout=0 \\
-        algo.warmup_steps=100 algo.decay_steps=3000 algo.plan_horizon=10
-    python scripts/bench/tt.py --run runs/tt-pendulum --env Pendulum-v1 --data FILE ... --out docs/benchmarks/trajectory-transformer.md
+    offrl train algo=tt dataset=pendulum_v1.1.0.h5 experiment=none seeds=1 steps=3000 name=tt-pendulum compile=compiled
+    eval.env=none \\ algo.width=64 algo.layers=2 algo.heads=2 algo.batch_size=64 algo.learning_rate=1e-3 algo.dropout=0
+    \\ algo.warmup_steps=100 algo.decay_steps=3000 algo.plan_horizon=10
+    python scripts/bench/tt.py --run runs/tt-pendulum --env Pendulum-v1 --data FILE ... --out
+    docs/benchmarks/trajectory-transformer.md
 
-Tokens: the root mean square of (what comes back - number), by the standard deviation of the dimension, averaged over dimensions.
-"Published" is the authors' rule: thresholds at every ceil(R/N)-th of the sorted samples and the largest, a bin stands for the middle
-between two. Time: seconds of CPU for a plan, on one thread, median of interleaved rounds; "anew" computes all keys for each token.
-Plans: from the same prefixes of the data and the same starts of episodes; earned is what the environment paid in whole episodes.
-"""
+Tokens: the root mean square of (what comes back - number), by the standard deviation of the dimension, averaged over
+dimensions. "Published" is the authors' rule: thresholds at every ceil(R/N)-th of the sorted samples and the largest, a
+bin stands for the middle between two. Time: seconds of CPU for a plan, on one thread, median of interleaved rounds;
+"anew" computes all keys for each token. Plans: from the same prefixes of the data and the same starts of episodes;
+earned is what the environment paid in whole episodes."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ def round_trip(name: str) -> list[str]:
     alone = (-100.0,) if ends else ()
     rows = []
     variants = {"ours": {}, "ours, mean": {"bin_value": "mean"}, "uniform": {"discretizer": "uniform"}}
-    samplers = {n: kind(kind.fit_config(kind.Config(**rule, **v), dataset), dataset.spec).sampler() for n, v in variants.items()}
+    samplers = {
+        n: kind(kind.fit_config(kind.Config(**rule, **v), dataset), dataset.spec).sampler() for n, v in variants.items()
+    }
     rewards, values = samplers["ours"].targets(dataset)
     observations, actions = samplers["ours"].columns(dataset, torch.arange(len(dataset)))
     groups = {"observations": observations, "actions": actions, "rewards": rewards[:, None], "values": values[:, None]}
@@ -78,14 +81,26 @@ def round_trip(name: str) -> list[str]:
         for column in columns.T.numpy():
             column = np.ascontiguousarray(column)
             special = alone if group in ("rewards", "values") else ()
-            reconstructions = {"published": published(column), **{n: ours(column, s.bins_of, special) for n, s in samplers.items()}}
+            reconstructions = {
+                "published": published(column),
+                **{n: ours(column, s.bins_of, special) for n, s in samplers.items()},
+            }
             for n, x in reconstructions.items():
                 errors[n].append(float(np.sqrt(np.square(x - column).mean()) / max(float(column.std()), 1e-12)))
-        rows.append(f"| {Path(name).stem} | {group} | " + " | ".join(f"{100 * np.mean(e):.2f} %" for e in errors.values()) + " |")
+        rows.append(
+            f"| {Path(name).stem} | {group} | "
+            + " | ".join(f"{100 * np.mean(e):.2f} %" for e in errors.values())
+            + " |"
+        )
     if ends:
         column, where = rewards.numpy(), np.flatnonzero(rewards.numpy() == -100.0)[:1]
-        back = [published(column)[where][0], *(float(ours(column, s.bins_of, alone)[where][0]) for s in samplers.values())]
-        rows.append(f"| {Path(name).stem} | a fall's -100 comes back as | " + " | ".join(f"{x:.1f}" for x in back) + " |")
+        back = [
+            published(column)[where][0],
+            *(float(ours(column, s.bins_of, alone)[where][0]) for s in samplers.values()),
+        ]
+        rows.append(
+            f"| {Path(name).stem} | a fall's -100 comes back as | " + " | ".join(f"{x:.1f}" for x in back) + " |"
+        )
     return rows
 
 
@@ -134,7 +149,8 @@ def timing(policy: TrainedPolicy, dataset: Dataset, widths: list[int], rounds: i
         short, long = (changed(policy, beam_width=width, plan_max_length=n) for n in (actor.search.context, context))
         prefix, key = prefixes(policy, dataset, episodes), rng.make_key(0)
         cases = {
-            name: partial(run, p, prefix, key) for name, run, p in (("anew", anew, short), ("kept", kept, short), ("longer", kept, long))
+            name: partial(run, p, prefix, key)
+            for name, run, p in (("anew", anew, short), ("kept", kept, short), ("longer", kept, long))
         }
         times: dict[str, list[float]] = {n: [] for n in cases}
         plans = {}
@@ -149,7 +165,9 @@ def timing(policy: TrainedPolicy, dataset: Dataset, widths: list[int], rounds: i
         scores = torch.stack([plans[n].score[:, 0] for n in ("anew", "kept")])[:, same]
         worst = float(((scores[0] - scores[1]) / scores[0]).abs().amax())
         t = {n: statistics.median(x) for n, x in times.items()}
-        ratio, more = (statistics.median(a / b for a, b in zip(times["anew"], times[n], strict=True)) for n in ("kept", "longer"))
+        ratio, more = (
+            statistics.median(a / b for a, b in zip(times["anew"], times[n], strict=True)) for n in ("kept", "longer")
+        )
         measured = f"{t['anew']:.2f} s | {t['kept']:.2f} s | {ratio:.1f} | {t['longer']:.2f} s | {more:.1f}"
         rows.append(f"| {width} | {episodes} | {measured} | {int(same.sum())} of {episodes} | {worst:.0e} |")
     return rows
@@ -159,7 +177,13 @@ def play(policy: TrainedPolicy, env_id: str, episodes: int) -> tuple[np.ndarray,
     """(returns [E], seconds of CPU for a step of all) of whole episodes with the same starts for every policy."""
     envs = [gym.make(env_id) for _ in range(episodes)]
     rows = np.stack([env.reset(seed=reset_seed(0, policy.seed, e))[0] for e, env in enumerate(envs)])
-    returns, alive, carry, t, begin = np.zeros(episodes), np.ones(episodes, bool), policy.start(episodes), 0, time.process_time()
+    returns, alive, carry, t, begin = (
+        np.zeros(episodes),
+        np.ones(episodes, bool),
+        policy.start(episodes),
+        0,
+        time.process_time(),
+    )
     while alive.any():
         actions, carry = policy.step(carry, rows, t)
         rewards = np.zeros(episodes)
@@ -172,7 +196,11 @@ def play(policy: TrainedPolicy, env_id: str, episodes: int) -> tuple[np.ndarray,
 
 def comparison(policy: TrainedPolicy, dataset: Dataset, env_id: str, episodes: int, widths: list[int]) -> list[str]:
     greedy = {"beam_width": 1, "beam_expand": 1, "action_top_k": 1}
-    cases = {"the most probable actions": greedy, "one sample": {"beam_width": 1, "beam_expand": 1}, "1 beam of 2": {"beam_width": 1}}
+    cases = {
+        "the most probable actions": greedy,
+        "one sample": {"beam_width": 1, "beam_expand": 1},
+        "1 beam of 2": {"beam_width": 1},
+    }
     cases |= {f"{w} beams of 2": {"beam_width": w} for w in widths}
     rows, first = [], None
     prefix = prefixes(policy, dataset, 100)
@@ -183,7 +211,10 @@ def comparison(policy: TrainedPolicy, dataset: Dataset, env_id: str, episodes: i
         first = first or (promised, returns)
         more = [mean_interval(x - x0) for x, x0 in zip((promised, returns), first, strict=True)]
         shown = [f"{m:.1f} ({low:.1f} to {high:.1f})" if rows else "" for m, low, high in more]
-        rows.append(f"| {name} | {promised.mean():.1f} | {shown[0]} | {returns.mean():.0f} | {shown[1]} | {1000 * seconds:.0f} ms |")
+        rows.append(
+            f"| {name} | {promised.mean():.1f} | {shown[0]} | {returns.mean():.0f} | {shown[1]} | {1000 * seconds:.0f} "
+            "ms |"
+        )
         print(rows[-1], flush=True)
     return rows
 
@@ -191,7 +222,12 @@ def comparison(policy: TrainedPolicy, dataset: Dataset, env_id: str, episodes: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", help="a run of algo=tt; none: tokens only")
-    parser.add_argument("--data", nargs="+", required=True, help="datasets whose numbers become tokens; the run has learnt from the first")
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        required=True,
+        help="datasets whose numbers become tokens; the run has learnt from the first",
+    )
     parser.add_argument("--env", default="Pendulum-v1")
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument("--widths", type=int, nargs="*", default=[8, 32])
@@ -199,9 +235,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", help="a Markdown file")
     args = parser.parse_args()
-    text = ["# Trajectory Transformer: tokens, keys that are kept, plans", "", "`python scripts/bench/tt.py`; its first lines say how.", ""]
+    text = [
+        "# Trajectory Transformer: tokens, keys that are kept, plans",
+        "",
+        "`python scripts/bench/tt.py`; its first lines say how.",
+        "",
+    ]
     text += ["## What tokens lose", "", f"{BINS} tokens of each number.", ""]
-    text += ["| data | | published rule | ours | ours, bins stand for means | bins of equal width |", "|---|---|---|---|---|---|"]
+    text += [
+        "| data | | published rule | ours | ours, bins stand for means | bins of equal width |",
+        "|---|---|---|---|---|---|",
+    ]
     for name in args.data:
         text += round_trip(name)
     if args.run:
@@ -210,7 +254,10 @@ def main() -> None:
         policy = run.policy(run.seeds[0])
         c = policy.algorithm.config
         dataset = load_dataset(DatasetConfig(name=args.data[0]))
-        size = f"{c.layers} layers of width {c.width}, {policy.algorithm.dims} tokens a step, plans of {c.plan_horizon} steps"
+        size = (
+            f"{c.layers} layers of width {c.width}, {policy.algorithm.dims} tokens a step, plans of "
+            f"{c.plan_horizon} steps"
+        )
         with torch.no_grad():
             times = timing(policy, dataset, args.timed, args.rounds)
             print("\n".join(times), flush=True)
@@ -220,9 +267,15 @@ def main() -> None:
         text += ["| beams | episodes | anew | kept | times as fast | kept, longer windows | times as fast "]
         text[-1] += "| same best plan, anew and kept | whose scores differ by |"
         text += ["|---|---|---|---|---|---|---|---|---|", *times]
-        text += ["", "## Beam search against one plan", "", f"{dataset.spec.name}, {int(policy.state.step):,} updates, {args.env}, "]
+        text += [
+            "",
+            "## Beam search against one plan",
+            "",
+            f"{dataset.spec.name}, {int(policy.state.step):,} updates, {args.env}, ",
+        ]
         text[-1] += (
-            f"{args.episodes} episodes. Promised: the discounted return that the model expects, mean of 100 prefixes from the data. "
+            f"{args.episodes} episodes. Promised: the discounted return that the model expects, mean of 100 prefixes "
+            "from the data. "
         )
         text[-1] += (
             "Differences are of the same prefixes and of the same starts, with 95% intervals "

@@ -4,8 +4,8 @@
     python scripts/bench/two_trees.py ../before --only cql --only edac
     python scripts/bench/two_trees.py ../before --only cql --observation 111 --action 8
 
-Beside both: a plain PyTorch loop, with torch's own library of products and with the one that offrl picks, and the update's matrix products
-alone. Rates are of CPU time, medians over rounds; a ratio is taken within a round.
+Beside both: a plain PyTorch loop, with torch's own library of products and with the one that offrl picks, and the
+update's matrix products alone. Rates are of CPU time, medians over rounds; a ratio is taken within a round.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def main() -> None:
     for name in options.only or NAMES:
         print(f"\n**{name}**, observations {options.observation}, actions {options.action}\n")
         print(
-            "| | updates/s | of before (range) | page faults an update | of the products alone | of the floor |\n|---|---|---|---|---|---|"
+            "| | updates/s | of before (range) | page faults an update | of the products alone | of the floor "
+            "|\n|---|---|---|---|---|---|"
         )
         print("\n".join(table(name, options)), flush=True)
 
@@ -105,10 +106,26 @@ def needed(name: str, options: argparse.Namespace) -> float:
 def start(tree: Path, options: argparse.Namespace, module: str, *arguments: str) -> subprocess.Popen[str]:
     """A contestant, warm."""
     tree = tree.resolve()
-    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((str(tree / "scripts"), str(tree)))}
-    command = [sys.executable, "-c", CONTESTANT, module, str(options.observation), str(options.action), *arguments, "--rows", "200000"]
+    surroundings = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join((str(tree / "scripts"), str(tree))),
+    }
+    command = [
+        sys.executable,
+        "-c",
+        CONTESTANT,
+        module,
+        str(options.observation),
+        str(options.action),
+        *arguments,
+        "--rows",
+        "200000",
+    ]
     pipe = subprocess.PIPE
-    program = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=surroundings, cwd=tree)
+    program = subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=surroundings, cwd=tree
+    )
     assert program.stdout is not None
     if not program.stdout.readline():
         raise SystemExit(f"{module} {' '.join(arguments)} ended in {tree}")

@@ -1,13 +1,15 @@
-"""The cost of a world model: its training against a loop over members, and rollouts for one replica and for several that share it.
+"""The cost of a world model: its training against a loop over members, and rollouts for one replica and for several
+that share it.
 
     python scripts/bench/world_model.py --out docs/benchmarks/world-models-speed.md     # about 5 minutes
     python scripts/bench/world_model.py --rollouts 2000 --rounds 1 --updates 5 --mode eager      # shows that it works
 
-Training: one update of every member, of the same networks on the same rows with the same loss and Adam. The loop is what one writes first:
-a module and a torch.optim.Adam for each member, one after the other; once with the library of products that offrl picks on this CPU, and
-once with the one that torch picks. Rollouts: `--rollouts` x `--horizon` steps, with the uncertainty that
-MOPO asks for (every member predicts) and without (one elite for each row). Rounds are interleaved, and ratios are taken within a round.
-"""
+Training: one update of every member, of the same networks on the same rows with the same loss and Adam. The loop is
+what one writes first: a module and a torch.optim.Adam for each member, one after the other; once with the library of
+products that offrl picks on this CPU, and once with the one that torch picks. Rollouts: `--rollouts` x `--horizon`
+steps, with the uncertainty that
+MOPO asks for (every member predicts) and without (one elite for each row). Rounds are interleaved, and ratios are taken
+within a round."""
 
 from __future__ import annotations
 
@@ -101,7 +103,11 @@ def trainers(
             theirs()
 
     size = " x ".join(map(str, hidden))
-    named = {"all members at once": ours, "a loop over members": theirs, "a loop over members, torch's products": plainly}
+    named = {
+        "all members at once": ours,
+        "a loop over members": theirs,
+        "a loop over members, torch's products": plainly,
+    }
     return {f"update of {size}, {name}": run for name, run in named.items()}, algorithm, source, state
 
 
@@ -143,7 +149,9 @@ def main() -> None:
             rows = rng.randint(key, (args.rollouts,), len(observations))
             start = observations[rows]
             act = lambda o, past, k: (o @ actor).tanh()  # noqa: E731
-            return branched(model, tree, act, start, model.first_past(start), args.horizon, key, measure=what).rewards.mean()
+            return branched(
+                model, tree, act, start, model.first_past(start), args.horizon, key, measure=what
+            ).rewards.mean()
 
         def run() -> None:
             with torch.no_grad():
@@ -173,29 +181,39 @@ def main() -> None:
     sizes = [" x ".join(map(str, hidden)) for hidden in (args.hidden, args.small)]
     lines = [
         f"{words}, torch {torch.__version__}, {args.mode}; {args.members} members, batches of {config.batch_size}; "
-        f"{dataset.spec.name}. Rollouts are of the larger model. Medians of {args.rounds} interleaved rounds; several replicas once.",
+        f"{dataset.spec.name}. Rollouts are of the larger model. Medians of {args.rounds} interleaved rounds; several "
+        "replicas once.",
         "",
         "| what | time | per second |",
         "|---|---|---|",
     ]
     for name in parts:
         if name in updates:
-            lines.append(f"| {name} | {1e3 * middle[name] / args.updates:.1f} ms | {args.updates / middle[name]:.0f} updates |")
+            lines.append(
+                f"| {name} | {1e3 * middle[name] / args.updates:.1f} ms | {args.updates / middle[name]:.0f} updates |"
+            )
         else:
             count = args.rollouts * args.horizon * (args.replicas if "replicas" in name else 1)
             lines.append(
-                f"| {name} ({args.rollouts:,} x {args.horizon}) | {middle[name]:.2f} s | {count / middle[name]:,.0f} transitions |"
+                f"| {name} ({args.rollouts:,} x {args.horizon}) | {middle[name]:.2f} s | {count / middle[name]:,.0f} "
+                "transitions |"
             )
     for size, (rate, *loops) in zip(sizes, (updates[:3], updates[3:]), strict=True):
-        ratio, plain = (statistics.median(b / a for a, b in zip(times[rate], times[loop], strict=True)) for loop in loops)
+        ratio, plain = (
+            statistics.median(b / a for a, b in zip(times[rate], times[loop], strict=True)) for loop in loops
+        )
         lines += [
             "",
-            f"{size}: all members at once are {ratio:.1f} times as fast as the loop, and {plain:.1f} times with torch's products.",
+            f"{size}: all members at once are {ratio:.1f} times as fast as the loop, and {plain:.1f} times with "
+            "torch's products.",
         ]
     text = "\n".join(lines) + "\n"
     print(text)
     if args.out:
-        header = "# Cost of a world model\n\n`python scripts/bench/world_model.py --out docs/benchmarks/world-models-speed.md`\n\n"
+        header = (
+            "# Cost of a world model\n\n`python scripts/bench/world_model.py --out "
+            "docs/benchmarks/world-models-speed.md`\n\n"
+        )
         args.out.write_text(header + text, encoding="utf-8")
 
 

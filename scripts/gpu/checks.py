@@ -68,7 +68,9 @@ def environment(cache: Path) -> dict[str, str]:
 def start(words: list[str], folder: Path, cache: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "offrl.cli", *words, "quiet=true"]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=environment(cache), stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, env=environment(cache), stdout=pipe, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -89,11 +91,28 @@ def last_step(run: Path) -> int:
 
 
 def command(device: str, seeds: int, steps: int, settings: list[str]) -> Answer:
-    """`offrl train` with an evaluation, three times, each in a fresh cache; the third is killed in its second half and begun again."""
+    """`offrl train` with an evaluation, three times, each in a fresh cache; the third is killed in its second half and
+    begun again.
+    """
     if reason := absent(COMMAND):
         return {"skipped": reason}
-    words = ["train", "algo=iql", "dataset=builtin", f"seeds={seeds}", f"steps={steps}", f"device={device}", "name=run", "compare=[]"]
-    words += [f"eval.every={steps // 2}", "eval.episodes=2", f"checkpoint.every={steps // 10}", f"log_every={steps // 20}", *settings]
+    words = [
+        "train",
+        "algo=iql",
+        "dataset=builtin",
+        f"seeds={seeds}",
+        f"steps={steps}",
+        f"device={device}",
+        "name=run",
+        "compare=[]",
+    ]
+    words += [
+        f"eval.every={steps // 2}",
+        "eval.episodes=2",
+        f"checkpoint.every={steps // 10}",
+        f"log_every={steps // 20}",
+        *settings,
+    ]
     killed_at: list[int] = []
 
     def whole(name: str) -> Path:
@@ -120,7 +139,10 @@ def command(device: str, seeds: int, steps: int, settings: list[str]) -> Answer:
         first, *others = [job.result() for job in jobs]
     pairs = [same_run(first, other) for other in others]
     over = "" if killed_at[0] < steps else " (it was over before it could be killed)"
-    text = f"{seeds} seeds, {steps:,} updates; again in a fresh cache: {pairs[0]}; killed at {killed_at[0]:,}{over} and resumed: {pairs[1]}"
+    text = (
+        f"{seeds} seeds, {steps:,} updates; again in a fresh cache: {pairs[0]}; killed at "
+        f"{killed_at[0]:,}{over} and resumed: {pairs[1]}"
+    )
     verdict = "right" if all(f.startswith("equal") for f in pairs) else "DIFFERENT"
     return {"verdict": verdict, "text": f"{text}; {time.perf_counter() - began:.0f} s"}
 
@@ -136,7 +158,9 @@ def same_run(first: Path, second: Path) -> str:
     state = [{k: x[k] for k in a if k.startswith("state/params")} for x in (a, b)]
     lines = [(run / "metrics.jsonl").read_text().splitlines() for run in (first, second)]
     at = next((json.loads(x)["step"] for x, y in zip(*lines, strict=False) if x != y), None)
-    return f"PARAMETERS DIFFER by {difference(*state)[0]:.1e}" + ("" if at is None else f", metrics from step {at:,} on")
+    return f"PARAMETERS DIFFER by {difference(*state)[0]:.1e}" + (
+        "" if at is None else f", metrics from step {at:,} on"
+    )
 
 
 def mapped(device: str, steps: int) -> Answer:
@@ -145,12 +169,32 @@ def mapped(device: str, steps: int) -> Answer:
         return {"skipped": reason}
     folder = scratch() / "mapped"
     folder.mkdir()
-    words = ["train", "dataset=builtin", "seeds=2", f"steps={steps}", f"device={device}", "compile=eager", "compare=[]", "eval.env=none"]
+    words = [
+        "train",
+        "dataset=builtin",
+        "seeds=2",
+        f"steps={steps}",
+        f"device={device}",
+        "compile=eager",
+        "compare=[]",
+        "eval.env=none",
+    ]
     for memory in ("mmap", "device"):
         finish(start([*words, f"dataset.memory={memory}", f"name={memory}"], folder, folder / "cache"))
     read = [checkpoint.load_latest(folder / "runs" / name) or ({}, {}) for name in ("mmap", "device")]
-    worst, where = difference(*[{k: v for k, v in tensors.items() if k.startswith("state/params")} for tensors, _ in read])
-    tune = ["finetune", "runs/device", "env=Hopper-v5", "steps=60", "max_steps=20", "eval.episodes=1", f"device={device}", "name=tuned"]
+    worst, where = difference(
+        *[{k: v for k, v in tensors.items() if k.startswith("state/params")} for tensors, _ in read]
+    )
+    tune = [
+        "finetune",
+        "runs/device",
+        "env=Hopper-v5",
+        "steps=60",
+        "max_steps=20",
+        "eval.episodes=1",
+        f"device={device}",
+        "name=tuned",
+    ]
     began = time.perf_counter()
     finish(start([*tune, "log_every=20"], folder, folder / "cache"))
     lines = [json.loads(x) for x in (folder / "runs" / "tuned" / "metrics.jsonl").read_text().splitlines()]
@@ -160,7 +204,7 @@ def mapped(device: str, steps: int) -> Answer:
     losses = "losses finite" if finite else "LOSSES NOT FINITE"
     return {
         "verdict": verdict,
-        "text": f"{text}; fine-tuning 60 steps of 2 seeds: {time.perf_counter() - began:.0f} s with the start, {losses}",
+        "text": f"{text}; fine-tuning 60 steps of 2 seeds: {time.perf_counter() - began:.0f} s with the start, {losses}",  # noqa: E501
     }
 
 
@@ -168,7 +212,9 @@ def mapped(device: str, steps: int) -> Answer:
 
 
 def draws(device: str, mode: str) -> Answer:
-    """Random numbers, and a sampler's batches, against those of the CPU, for four seeds as a step draws them. mode: eager or compiled."""
+    """Random numbers, and a sampler's batches, against those of the CPU, for four seeds as a step draws them. mode:
+    eager or compiled.
+    """
     sampler, dataset = TransitionSampler(), dataset_of(5_000)
 
     def drawn(where: str) -> Callable[[torch.Tensor], dict[str, torch.Tensor]]:
@@ -176,7 +222,11 @@ def draws(device: str, mode: str) -> Answer:
 
         def one(key: torch.Tensor) -> dict[str, torch.Tensor]:
             batch_key, noise = rng.split(rng.fold_in(key, 7))
-            numbers = {"bits": rng.bits(noise, (64, 3)), "uniform": rng.uniform(noise, (64, 3)), "normal": rng.normal(noise, (64, 3))}
+            numbers = {
+                "bits": rng.bits(noise, (64, 3)),
+                "uniform": rng.uniform(noise, (64, 3)),
+                "normal": rng.normal(noise, (64, 3)),
+            }
             numbers["randint"] = rng.randint(noise, (64,), 1_000_003)
             return {**numbers, **{f"batch's {k}": v for k, v in sampler(source, batch_key, 256).items()}}
 
@@ -188,17 +238,25 @@ def draws(device: str, mode: str) -> Answer:
     wrong = []
     for name, value in expected.items():
         actual = result[name].cpu()
-        if not (torch.allclose(actual, value, rtol=0.0, atol=NORMALS) if name == "normal" else torch.equal(actual, value)):
+        if not (
+            torch.allclose(actual, value, rtol=0.0, atol=NORMALS) if name == "normal" else torch.equal(actual, value)
+        ):
             wrong.append(f"{name} ({(actual != value).double().mean():.0%} of the numbers)")
     distance = (result["normal"].cpu() - expected["normal"]).abs().max().item()
     text = f"bits, uniform, randint and {len(expected) - 4} columns of a batch equal; normal within {distance:.0e}"
-    return {"verdict": "WRONG", "text": f"differ from the CPU's: {', '.join(wrong)}"} if wrong else {"verdict": "right", "text": text}
+    return (
+        {"verdict": "WRONG", "text": f"differ from the CPU's: {', '.join(wrong)}"}
+        if wrong
+        else {"verdict": "right", "text": text}
+    )
 
 
 # ---- memory
 
 
-def engine_of(algo: str, device: str, mode: str, sizes: list[int], rows: int) -> tuple[engine.Plan, Any, engine.LocalEngine]:
+def engine_of(
+    algo: str, device: str, mode: str, sizes: list[int], rows: int
+) -> tuple[engine.Plan, Any, engine.LocalEngine]:
     """Groups of seeds as a run trains them: (plan, what the sampler prepared, engine)."""
     dataset = dataset_of(rows)
     algorithm, where = make(algo, dataset), torch.device(device)
@@ -226,11 +284,16 @@ def memory(device: str, mode: str, size: int, looks: list[int], rows: int) -> An
     grown = peaks[-1] - peaks[0]
     what = "resident" if device == "cpu" else "max_memory_reserved"
     text = ", ".join(f"{what} {x / 1e6:.0f} MB after {look:,} updates" for look, x in zip(looks, peaks, strict=True))
-    return {"verdict": "LEAKS" if grown > max(0.05 * peaks[0], 32e6) else "right", "text": f"three groups of {size}: {text}"}
+    return {
+        "verdict": "LEAKS" if grown > max(0.05 * peaks[0], 32e6) else "right",
+        "text": f"three groups of {size}: {text}",
+    }
 
 
 def replica(algo: str, device: str, mode: str) -> Answer:
-    """Bytes that a replica takes: the difference between 4 and 8 of them in the step of a run, against what the engine reckons with."""
+    """Bytes that a replica takes: the difference between 4 and 8 of them in the step of a run, against what the engine
+    reckons with.
+    """
     if device == "cpu":
         return NEEDS_GPU
     peaks = []
@@ -244,14 +307,19 @@ def replica(algo: str, device: str, mode: str) -> Answer:
     real = (peaks[1] - peaks[0]) / 4
     estimate = sum(replica_bytes(plan, source, torch.device(device)))
     verdict = "right" if real <= 1.1 * estimate else "TOO SMALL"
-    return {"verdict": verdict, "text": f"{real / 1e6:.0f} MB more for each of 4; the engine reckons with {estimate / 1e6:.0f} MB"}
+    return {
+        "verdict": verdict,
+        "text": f"{real / 1e6:.0f} MB more for each of 4; the engine reckons with {estimate / 1e6:.0f} MB",
+    }
 
 
 # ---- precision
 
 
 def precision(kind: str, device: str, mode: str, updates: int) -> Answer:
-    """IQL in another precision against float32: it is really on if the first losses differ, and learns the same if the last are close."""
+    """IQL in another precision against float32: it is really on if the first losses differ, and learns the same if the
+    last are close.
+    """
     if kind == "tf32" and device == "cpu":
         return NEEDS_GPU
     dataset = dataset_of(5_000)
@@ -272,7 +340,10 @@ def precision(kind: str, device: str, mode: str, updates: int) -> Answer:
             configure(device)
     early, late = [largest([a], [b]) for a, b in zip(found["float32"], found[kind], strict=True)]
     verdict = "NOT ON" if early < 1e-6 else "right" if late <= KINDS[kind] else "WRONG"
-    return {"verdict": verdict, "text": f"losses differ from float32's by {early:.1e} in {EARLY} updates, {late:.1e} in {updates}"}
+    return {
+        "verdict": verdict,
+        "text": f"losses differ from float32's by {early:.1e} in {EARLY} updates, {late:.1e} in {updates}",
+    }
 
 
 # ---- texts
@@ -303,7 +374,10 @@ def of_texts(algo: str) -> tuple[Any, Any]:
     from offrl.data.text.dataset import from_episodes
 
     def episode(i: int) -> dict[str, Any]:
-        turns = [{"obs": f"say {word}\n", "action": f"{word}\n", "reward": 1.0} for word in ("red", "blue", "a b")[: 1 + i % 3]]
+        turns = [
+            {"obs": f"say {word}\n", "action": f"{word}\n", "reward": 1.0}
+            for word in ("red", "blue", "a b")[: 1 + i % 3]
+        ]
         return {"turns": turns, "final_obs": "bye\n", "terminated": True, "truncated": False}
 
     dataset = from_episodes(map(episode, range(20)), name="echo")
@@ -332,7 +406,10 @@ def pair(device: str, job_of_each: dict[str, Any]) -> Answer:
     with ThreadPoolExecutor(2) as pool:
         rates = [answer["rate"] for answer in pool.map(child, range(2))]
     alone = f"the table of speeds has {job['algo']} with {job['replicas']} alone"
-    return {"verdict": "right", "text": f"{rates[0]:.0f} and {rates[1]:.0f} updates/s, together {sum(rates):.0f}; {alone}"}
+    return {
+        "verdict": "right",
+        "text": f"{rates[0]:.0f} and {rates[1]:.0f} updates/s, together {sum(rates):.0f}; {alone}",
+    }
 
 
 def kernels(algo: str, replicas: int, mode: str, rows: int, device: str) -> Answer:
@@ -345,13 +422,22 @@ def kernels(algo: str, replicas: int, mode: str, rows: int, device: str) -> Answ
         runner.run(count)
         runner.wait()
     field = "self_cpu_time_total" if device == "cpu" else "self_device_time_total"
-    totals = sorted(((getattr(e, field), e.count, e.key) for e in seen.key_averages() if getattr(e, field) > 0), reverse=True)
+    totals = sorted(
+        ((getattr(e, field), e.count, e.key) for e in seen.key_averages() if getattr(e, field) > 0), reverse=True
+    )
     total = sum(t for t, _, _ in totals)
     if not total:
-        raise RuntimeError("the profiler saw no kernel: CUPTI may not be allowed here (it needs a driver that lets users profile)")
+        raise RuntimeError(
+            "the profiler saw no kernel: CUPTI may not be allowed here (it needs a driver that lets users profile)"
+        )
     table = [["kernel", "launches an update", "µs an update", "share"]]
-    table += [[f"`{name[:90]}`", f"{n / count:.1f}", f"{t / count:.1f}", f"{t / total:.0%}"] for t, n, name in totals[:10]]
-    text = f"{algo} with {replicas}, {mode}: {total / count:.0f} µs an update in {sum(n for _, n, _ in totals) / count:.0f} launches"
+    table += [
+        [f"`{name[:90]}`", f"{n / count:.1f}", f"{t / count:.1f}", f"{t / total:.0%}"] for t, n, name in totals[:10]
+    ]
+    text = (
+        f"{algo} with {replicas}, {mode}: {total / count:.0f} µs an update in "
+        f"{sum(n for _, n, _ in totals) / count:.0f} launches"
+    )
     if device != "cpu":
         text += f"; {gaps([e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA], count)}"
     return {"verdict": "measured", "text": text, "table": table}
@@ -369,12 +455,15 @@ def gaps(events: list[Any], count: int) -> str:
         return "no gaps between kernels"
     share = sum(idle) / max(end - spans[0][0], 1e-9)
     middle = statistics.median(idle)
-    return f"gaps {sum(idle) / count:.0f} µs an update ({share:.0%} of the time), median {middle:.1f} µs, longest {max(idle):.0f} µs"
+    return (
+        f"gaps {sum(idle) / count:.0f} µs an update ({share:.0%} of the time), median {middle:.1f} µs, longest "
+        f"{max(idle):.0f} µs"
+    )
 
 
 def sanitizer(device: str, mode: str, rows: int) -> Answer:
-    """compute-sanitizer's memcheck over the first updates of IQL. Eagerly each tensor has memory of its own, so that none hides beside
-    another."""
+    """compute-sanitizer's memcheck over the first updates of IQL. Eagerly each tensor has memory of its own, so that
+    none hides beside another."""
     if device == "cpu":
         return NEEDS_GPU
     if shutil.which("compute-sanitizer") is None:

@@ -1,4 +1,6 @@
-"""The comparisons and timings of gpu_check.py's worker: a mode's step against the eager one, speed, memory, long runs."""
+"""The comparisons and timings of gpu_check.py's worker: a mode's step against the eager one, speed, memory, long
+runs.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,17 @@ def scratch() -> Path:
 
 
 def cases() -> Any:
-    """tests/support/cases.py: it makes every algorithm in small, as a run does: with world models and all that is trained first."""
+    """tests/support/cases.py: it makes every algorithm in small, as a run does: with world models and all that is
+    trained first.
+    """
     try:
         from tests.support import cases
     except ModuleNotFoundError as error:
         if error.name != "pytest":
             raise
-        raise RuntimeError("tests/support/cases.py needs pytest: pip install -e '.[dev]', or pip install pytest") from None
+        raise RuntimeError(
+            "tests/support/cases.py needs pytest: pip install -e '.[dev]', or pip install pytest"
+        ) from None
     return cases
 
 
@@ -55,7 +61,13 @@ def machine(device: str) -> Answer:
     properties = torch.cuda.get_device_properties(device)
     driver = nvidia_smi("driver_version")
     capability = f"compute capability {properties.major}.{properties.minor}"
-    words = [f"{properties.total_memory / 1e9:.0f} GB", capability, f"CUDA {torch.version.cuda}", f"driver {driver or 'unknown'}", *words]
+    words = [
+        f"{properties.total_memory / 1e9:.0f} GB",
+        capability,
+        f"CUDA {torch.version.cuda}",
+        f"driver {driver or 'unknown'}",
+        *words,
+    ]
     return {"text": f"{properties.name}, {', '.join(words)}, copies {bandwidth(device) / 1e12:.2f} TB/s"}
 
 
@@ -72,22 +84,31 @@ def nvidia_smi(field: str) -> str:
 
 
 def equality(algo: str, mode: str, size: str, device: str) -> Answer:
-    """The step in `mode` against the eager one: largest difference of a parameter tensor of a replica, relative to its norm.
+    """The step in `mode` against the eager one: largest difference of a parameter tensor of a replica, relative to its
+    norm.
 
-    After `EARLY` and `UPDATES` updates. "rounding": the largest such difference between eager runs when the first weights are moved by one
-    unit in the last place, up or down by chance; None where eager is compared with itself. It is large because Adam divides by the size of
-    a gradient, so that one which is nothing but rounding becomes a whole step, and because rounding decides on which side of its kink a
-    ReLU is. "modules": after `UPDATES`, all tensors of a module taken together. "cpu": such a difference between the eager steps of the
-    two devices, after `EARLY` updates of the first replica; None on a CPU.
+    After `EARLY` and `UPDATES` updates. "rounding": the largest such difference between eager runs when the first
+    weights are moved by one unit in the last place, up or down by chance; None where eager is compared with itself. It
+    is large because Adam divides by the size of a gradient, so that one which is nothing but rounding becomes a whole
+    step, and because rounding decides on which side of its kink a ReLU is. "modules": after `UPDATES`, all tensors of a
+    module taken together. "cpu": such a difference between the eager steps of the two devices, after `EARLY` updates of
+    the first replica; None on a CPU.
     """
     reason = unfit(algo)
     if reason:
         return {"skipped": reason}
     algorithm, dataset, batch_size = subject(algo, size)
     what = (algorithm, dataset, batch_size)
-    eager = once(f"eager-{algo}-{size}", lambda: dict(zip(("losses", "trees"), history(*what, "eager", device), strict=True)))
+    eager = once(
+        f"eager-{algo}-{size}", lambda: dict(zip(("losses", "trees"), history(*what, "eager", device), strict=True))
+    )
     losses, trees = history(*what, mode, device)
-    answer: Answer = {"losses": largest(eager["losses"], losses), "cpu": None, "rounding early": None, "rounding late": None}
+    answer: Answer = {
+        "losses": largest(eager["losses"], losses),
+        "cpu": None,
+        "rounding early": None,
+        "rounding late": None,
+    }
     for phase, expected, actual in zip(("early", "late"), eager["trees"], trees, strict=True):
         answer[f"parameters {phase}"], answer["where"] = difference(expected, actual)
         answer["modules"] = difference(by_module(expected), by_module(actual))[0]
@@ -114,7 +135,8 @@ def rounding(what: tuple[Any, Any, int], trees: list[Any], device: str) -> Answe
     """By how much rounding moves the eager step's parameters `trees`."""
     moved = [history(*what, "eager", device, moved=seed)[1] for seed in range(1, MOVES + 1)]
     early, late = [
-        max(difference(ours, other)[0] for other in others) for ours, others in zip(trees, zip(*moved, strict=True), strict=True)
+        max(difference(ours, other)[0] for other in others)
+        for ours, others in zip(trees, zip(*moved, strict=True), strict=True)
     ]
     return {"rounding early": early, "rounding late": late}
 
@@ -153,9 +175,18 @@ def subject(algo: str, size: str) -> tuple[Any, Any, int]:
 
 
 def history(
-    algorithm: Any, dataset: Any, batch_size: int, mode: str, device: str, moved: int = 0, replicas: int = REPLICAS, updates: int = UPDATES
+    algorithm: Any,
+    dataset: Any,
+    batch_size: int,
+    mode: str,
+    device: str,
+    moved: int = 0,
+    replicas: int = REPLICAS,
+    updates: int = UPDATES,
 ) -> tuple[list[dict[str, float]], list[Any]]:
-    """Mean losses over each `EARLY` updates, and parameters after each, on the CPU. `moved`: seed of a change of the first weights."""
+    """Mean losses over each `EARLY` updates, and parameters after each, on the CPU. `moved`: seed of a change of the
+    first weights.
+    """
     runner = Runner(algorithm, dataset, seeds=range(replicas), mode=mode, batch_size=batch_size, device=device)
     if moved:
         generator, infinity = torch.Generator().manual_seed(moved), torch.tensor(float("inf"))
@@ -174,7 +205,9 @@ def history(
 
 
 def difference(expected: Any, actual: Any) -> tuple[float, str]:
-    """Largest difference of a leaf of a replica, relative to the leaf's norm, and that leaf's name; infinite for what is not a number."""
+    """Largest difference of a leaf of a replica, relative to the leaf's norm, and that leaf's name; infinite for what
+    is not a number.
+    """
     differences = [(0.0, "")]
     for name, value in expected.items():
         if isinstance(value, dict):
@@ -188,10 +221,14 @@ def difference(expected: Any, actual: Any) -> tuple[float, str]:
 
 
 def by_module(tree: Any) -> Any:
-    """Parameters {kind: {module: {name: [N, ...]}}} as one row for each replica and module: {kind: {module: [N, K]}}. A tensor that was 0
-    at first is small, and one step of Adam that rounding turned round is much of it."""
+    """Parameters {kind: {module: {name: [N, ...]}}} as one row for each replica and module: {kind: {module: [N, K]}}. A
+    tensor that was 0 at first is small, and one step of Adam that rounding turned round is much of it."""
     return {
-        kind: {name: torch.cat([x.reshape(len(x), -1) for x in module.values()], 1) for name, module in modules.items() if module}
+        kind: {
+            name: torch.cat([x.reshape(len(x), -1) for x in module.values()], 1)
+            for name, module in modules.items()
+            if module
+        }
         for kind, modules in tree.items()
     }
 
@@ -214,25 +251,37 @@ def dataset_of(rows: int) -> Any:
     return _datasets[rows]
 
 
-def compile_ahead(algo: str, replicas: int, mode: str, rows: int, device: str, options: dict[str, Any] | None = None) -> Answer:
+def compile_ahead(
+    algo: str, replicas: int, mode: str, rows: int, device: str, options: dict[str, Any] | None = None
+) -> Answer:
     """The first updates of a run, for the compiler's cache: {"warm": seconds}."""
     return {"warm": begun(algo, replicas, mode, rows, device, options)[1]}
 
 
-def begun(algo: str, replicas: int, mode: str, rows: int, device: str, options: dict[str, Any] | None) -> tuple[Runner, float]:
-    """A run of `replicas` seeds after its first updates, and the seconds until then. options: of Inductor, also in place of the step's."""
+def begun(
+    algo: str, replicas: int, mode: str, rows: int, device: str, options: dict[str, Any] | None
+) -> tuple[Runner, float]:
+    """A run of `replicas` seeds after its first updates, and the seconds until then. options: of Inductor, also in
+    place of the step's.
+    """
     began = time.perf_counter()
     dataset = dataset_of(rows)
     algorithm = make(algo, dataset)
-    others = [name for name in torch._inductor.list_options() if name not in (options or {})]  # the step sets those that are listed
+    others = [
+        name for name in torch._inductor.list_options() if name not in (options or {})
+    ]  # the step sets those that are listed
     with inductor.patch(options or {}), mock.patch.object(torch._inductor, "list_options", lambda: others):
-        runner = Runner(algorithm, dataset, seeds=range(replicas), mode=mode, batch_size=algorithm.config.batch_size, device=device)
+        runner = Runner(
+            algorithm, dataset, seeds=range(replicas), mode=mode, batch_size=algorithm.config.batch_size, device=device
+        )
         runner.run(2 * algorithm.traits.period)
         runner.wait()
     return runner, time.perf_counter() - began
 
 
-def speed(algo: str, replicas: int, mode: str, rows: int, seconds: float, device: str, options: dict[str, Any] | None = None) -> Answer:
+def speed(
+    algo: str, replicas: int, mode: str, rows: int, seconds: float, device: str, options: dict[str, Any] | None = None
+) -> Answer:
     """Updates per second, memory and how busy the GPU is."""
     missing = [name for name in options or {} if not hasattr(inductor, name)]
     if missing:
@@ -242,7 +291,13 @@ def speed(algo: str, replicas: int, mode: str, rows: int, seconds: float, device
     with sampled(device) as busy:
         rate = runner.rate(seconds)
     state, data = runner.resident_bytes()
-    answer: Answer = {"rate": rate, "warm": warm, "state": state, "data": data, "busy": sum(busy) / len(busy) if busy else None}
+    answer: Answer = {
+        "rate": rate,
+        "warm": warm,
+        "state": state,
+        "data": data,
+        "busy": sum(busy) / len(busy) if busy else None,
+    }
     if device == "cpu":
         import resource
 
@@ -250,7 +305,11 @@ def speed(algo: str, replicas: int, mode: str, rows: int, seconds: float, device
         return answer
     answer["peak"], answer["reserved"] = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     answer["kernels"] = kernel_share(runner, rate)
-    products = counted(runner.algorithm, synthetic(5_000), runner.algorithm.config.batch_size) * replicas / product_rate(replicas)
+    products = (
+        counted(runner.algorithm, synthetic(5_000), runner.algorithm.config.batch_size)
+        * replicas
+        / product_rate(replicas)
+    )
     answer["floor"] = 1.0 / max(products, 2 * state / bandwidth(device))
     return answer
 
@@ -265,7 +324,9 @@ def clear(device: str) -> None:
 
 @contextlib.contextmanager
 def sampled(device: str) -> Iterator[list[float]]:
-    """Collects what nvidia-smi says the GPU's utilisation is (share of the time in which some kernel ran), five times a second."""
+    """Collects what nvidia-smi says the GPU's utilisation is (share of the time in which some kernel ran), five times a
+    second.
+    """
     durations: list[float] = []
     if device == "cpu" or shutil.which("nvidia-smi") is None:
         yield durations
@@ -283,7 +344,9 @@ def sampled(device: str) -> Iterator[list[float]]:
 
 
 def kernel_share(runner: Any, rate: float) -> float | None:
-    """Time of the kernels of an update, added up by the profiler, over the time of an update without the profiler; None without one."""
+    """Time of the kernels of an update, added up by the profiler, over the time of an update without the profiler; None
+    without one.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     count = 20 * runner.algorithm.traits.period
@@ -324,7 +387,9 @@ def seconds_of(call: Any) -> float:
 
 
 def timed(algo: str, replicas: int, mode: str, rows: int, updates: int, seconds: float, device: str) -> Answer:
-    """The time of `updates` updates, or of as many as fit `seconds` with the start. Compiling is not counted, and given apart."""
+    """The time of `updates` updates, or of as many as fit `seconds` with the start. Compiling is not counted, and given
+    apart.
+    """
     began = time.perf_counter()
     runner, warm = begun(algo, replicas, mode, rows, device, None)
     chunk = 1_000 if device != "cpu" else 20
@@ -340,4 +405,10 @@ def configure(device: str, precision: str = "float32") -> None:
     backend.configure(torch.device(device), 1, precision)
 
 
-JOBS: dict[str, Callable[..., Answer]] = {"machine": machine, "equality": equality, "warm": compile_ahead, "speed": speed, "timed": timed}
+JOBS: dict[str, Callable[..., Answer]] = {
+    "machine": machine,
+    "equality": equality,
+    "warm": compile_ahead,
+    "speed": speed,
+    "timed": timed,
+}

@@ -8,7 +8,8 @@ from typing import Any
 Job = dict[str, Any]
 
 TOLERANCE = 1e-5  # relative difference of a tensor
-MODULES = 1e-4  # of all tensors of a module together. Rounding moves them by 1e-5 in 20 updates of IQL, batches of another key by 5e-3
+# of all tensors of a module together. Rounding moves them by 1e-5 in 20 updates of IQL, batches of another key by 5e-3
+MODULES = 1e-4
 MOVES = 3  # eager runs from weights moved by one rounding
 EARLY, UPDATES = 10, 20  # updates compared; multiples of every algorithm's period
 REPLICAS = 4  # compared
@@ -16,18 +17,33 @@ FULL_RUN = 1_000_000
 BASE_ALGO = "iql"
 MEASURED = ("iql", "td3_bc")  # their speed with 1, 8 and 64 seeds
 FIRST = ("iql", "td3_bc", "dt", "hiql", "dynamics")  # one of each family: compared before all others, in real sizes
-# the others by the kernels of an update, the fewest first (counted once; only the order depends on it); what is not named comes last
+# the others by the kernels of an update, the fewest first (counted once; only the order depends on it); what is not
+# named comes last
 CHEAPEST = (
-    "bc rvs gcbc mbrcsl rebrac td3_awr skills skill_iql awac sac_n task_model mopo morel gcivl pets edac xql f_dvl crl diffusion_bc recoil "
+    "bc rvs gcbc mbrcsl rebrac td3_awr skills skill_iql awac sac_n task_model mopo morel gcivl pets edac xql f_dvl crl "
+    "diffusion_bc recoil "
     "mobile gciql dpt cql cal_ql combo lamo qrl tt rambo gadt vadt qdt edt fb ota meta_dt modt breeze"
 )
 MISSED = "not reached in the time given (--minutes; --only JOB does it alone)"
 
 # seconds that a job may take
 LIMITS = {
-    "machine": 90, "equality": 60, "warm": 120, "speed": 90, "draws": 60, "command": 240, "mapped": 150, "texts": 90, "memory": 120,
-    "replica": 90, "precision": 120, "pair": 90, "kernels": 60, "sanitizer": 180, "timed": 1e9,
-}  # fmt: skip
+    "machine": 90,
+    "equality": 60,
+    "warm": 120,
+    "speed": 90,
+    "draws": 60,
+    "command": 240,
+    "mapped": 150,
+    "texts": 90,
+    "memory": 120,
+    "replica": 90,
+    "precision": 120,
+    "pair": 90,
+    "kernels": 60,
+    "sanitizer": 180,
+    "timed": 1e9,
+}
 # several workers share the device for these: they mostly wait for the compiler, and no time is taken
 SHARED = ("equality", "warm", "draws", "command", "mapped", "texts", "replica", "precision", "sanitizer")
 CHECKS = {
@@ -46,8 +62,8 @@ OPTIONS = ({"deterministic": False}, {"combo_kernels": True}, {"assert_indirect_
 
 
 def plan(options: argparse.Namespace) -> list[Job]:
-    """The jobs, the most telling first. A job's "share" is the part of the time by which it must be over, so that later ones come
-    to their turn; what is missed by that is done at the end, if there is time."""
+    """The jobs, the most telling first. A job's "share" is the part of the time by which it must be over, so that later
+    ones come to their turn; what is missed by that is done at the end, if there is time."""
     cpu, small = options.device == "cpu", options.small
     modes = options.modes or (["compiled"] if cpu else ["cudagraph", "compiled-cudagraph"])
     mode = modes[-1]
@@ -68,17 +84,33 @@ def plan(options: argparse.Namespace) -> list[Job]:
     crowds = [1, 2] if small else [1, 8, 64]
 
     def speed(algo: str, replicas: int, mode: str = mode, **more: Any) -> Job:
-        return {"job": "speed", "algo": algo, "replicas": replicas, "mode": mode, "rows": rows, "seconds": seconds, **more}
+        return {
+            "job": "speed",
+            "algo": algo,
+            "replicas": replicas,
+            "mode": mode,
+            "rows": rows,
+            "seconds": seconds,
+            **more,
+        }
 
     speeds = [speed(a, n, mode if (a, n) == (BASE_ALGO, 1) else plain) for a in MEASURED for n in crowds]
     if not small:
         speeds += [speed(a, 8) for a in FIRST if a not in MEASURED]
         speeds += [speed(BASE_ALGO, 64, m) for m in ("eager", *modes[:-1]) if m != mode]
-    tuned = [speed(BASE_ALGO, n, options=o) for o in OPTIONS[: 1 if small else None] for n in (crowds[:1] if small else (1, 64))]
+    tuned = [
+        speed(BASE_ALGO, n, options=o)
+        for o in OPTIONS[: 1 if small else None]
+        for n in (crowds[:1] if small else (1, 64))
+    ]
 
     def ahead(jobs: list[Job]) -> list[Job]:
         kept = ("algo", "replicas", "mode", "rows", "options")
-        return [{"job": "warm", **{k: v for k, v in j.items() if k in kept}} for j in jobs if "compiled" in j["mode"] and not small]
+        return [
+            {"job": "warm", **{k: v for k, v in j.items() if k in kept}}
+            for j in jobs
+            if "compiled" in j["mode"] and not small
+        ]
 
     def equal(algos: list[str], modes: list[str], size: str) -> list[Job]:
         return [{"job": "equality", "algo": a, "mode": m, "size": size} for m in modes for a in algos]
@@ -86,21 +118,40 @@ def plan(options: argparse.Namespace) -> list[Job]:
     where = {"mode": plain}
     little = ["compile=eager", "eval.max_steps=20", "algo.hidden=[32,32]"]
     checks: list[Job] = [
-        {"job": "command", **({"seeds": 2, "steps": 400, "settings": little} if small else {"seeds": 8, "steps": 6_000, "settings": []})},
+        {
+            "job": "command",
+            **(
+                {"seeds": 2, "steps": 400, "settings": little}
+                if small
+                else {"seeds": 8, "steps": 6_000, "settings": []}
+            ),
+        },
         {"job": "draws", "mode": "eager"},
         {"job": "draws", "mode": "compiled"},
-        *({"job": "replica", "algo": a, "mode": plain if cpu else "cudagraph"} for a in ((BASE_ALGO,) if small else (*FIRST, "cql", "fb"))),
+        *(
+            {"job": "replica", "algo": a, "mode": plain if cpu else "cudagraph"}
+            for a in ((BASE_ALGO,) if small else (*FIRST, "cql", "fb"))
+        ),
         *({"job": "precision", "kind": k, **where, "updates": 40 if small else 400} for k in ("bf16", "tf32")),
         {"job": "mapped", "steps": 40 if small else 200},
         *({"job": "texts", "algo": a, "updates": 10} for a in ("lm_bc", "lamo")),
         *({"job": "sanitizer", "mode": m, "rows": 5_000} for m in ("eager", mode)),
     ]
     alone: list[Job] = [
-        {"job": "memory", **where, "size": 1 if small else 4, "looks": [100, 400] if small else [1_000, 20_000], "rows": rows},
-        *({"job": "kernels", "algo": BASE_ALGO, "replicas": n, **where, "rows": rows} for n in (crowds[:1] if small else (1, 64))),
+        {
+            "job": "memory",
+            **where,
+            "size": 1 if small else 4,
+            "looks": [100, 400] if small else [1_000, 20_000],
+            "rows": rows,
+        },
+        *(
+            {"job": "kernels", "algo": BASE_ALGO, "replicas": n, **where, "rows": rows}
+            for n in (crowds[:1] if small else (1, 64))
+        ),
         {"job": "pair", "job_of_each": {**speed(BASE_ALGO, 1, plain), "seconds": 0.3 if small else 8.0}},
         *tuned,
-    ]  # fmt: skip
+    ]
     timed = [
         {
             "job": "timed",

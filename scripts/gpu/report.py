@@ -53,13 +53,16 @@ def summary(pairs: Pairs) -> list[str]:
         result = verdict(answer) if "losses" in answer else answer.get("verdict", "")
         if result.split(" ")[0].isupper() or result.startswith("NOT "):
             wrong.append(f"{describe(job)} ({result})")
-    words = f"{counts['done']} jobs done, {counts['skipped']} skipped, {counts['error']} failed, {counts['missed']} not reached."
+    words = (
+        f"{counts['done']} jobs done, {counts['skipped']} skipped, {counts['error']} failed, "
+        f"{counts['missed']} not reached."
+    )
     return [words, f"Wrong: {'; '.join(wrong)}." if wrong else "Nothing that was compared is wrong."]
 
 
 def verdict(answer: Answer) -> str:
-    """equal: within 1e-5; as rounding: within three times what a last-place change of the weights makes, or within 1e-4 where a module's
-    tensors are taken together; else where it differs."""
+    """equal: within 1e-5; as rounding: within three times what a last-place change of the weights makes, or within 1e-4
+    where a module's tensors are taken together; else where it differs."""
     if answer["cpu"] is not None and not answer["cpu"] <= MODULES:
         return f"DIFFERENT from the CPU at {answer['cpu where']}"
     if answer["parameters late"] <= TOLERANCE:
@@ -77,13 +80,18 @@ def equality_table(pairs: Pairs) -> list[str]:
     lines = [
         f"## The same numbers as the eager step, {UPDATES} updates of {REPLICAS} replicas",
         "",
-        f"Largest difference of a parameter tensor, relative to its norm, after {EARLY} and {UPDATES} updates; beside it what eager runs",
-        f"differ by when their first weights are moved by one unit in the last place (the largest of {MOVES}). Modules: after {UPDATES}",
-        f"updates, the tensors of a module taken together; CPU: the same for the eager step there, after {EARLY}. Losses: largest",
-        f"difference of a mean over {EARLY} updates, relative to 1 or to the loss if that is larger. Sizes: real are the algorithm's",
+        f"Largest difference of a parameter tensor, relative to its norm, after {EARLY} and {UPDATES} updates; beside "
+        "it what eager runs",
+        f"differ by when their first weights are moved by one unit in the last place (the largest of {MOVES}). "
+        f"Modules: after {UPDATES}",
+        f"updates, the tensors of a module taken together; CPU: the same for the eager step there, after {EARLY}. "
+        "Losses: largest",
+        f"difference of a mean over {EARLY} updates, relative to 1 or to the loss if that is larger. Sizes: real are "
+        "the algorithm's",
         "defaults, small the conformance tests'.",
         "",
-        f"| algorithm | size | mode | {EARLY} updates | one rounding | {UPDATES} updates | one rounding | modules | losses | CPU "
+        f"| algorithm | size | mode | {EARLY} updates | one rounding | {UPDATES} updates | one rounding | modules | "
+        "losses | CPU "
         "| verdict |",
         "|" + "---|" * 11,
     ]
@@ -93,7 +101,15 @@ def equality_table(pairs: Pairs) -> list[str]:
         if "missed" in answer:
             missed.setdefault(f"{job['mode']}, {why(answer)}", []).append(job["algo"])
         elif "losses" in answer:
-            names = ("parameters early", "rounding early", "parameters late", "rounding late", "modules", "losses", "cpu")
+            names = (
+                "parameters early",
+                "rounding early",
+                "parameters late",
+                "rounding late",
+                "modules",
+                "losses",
+                "cpu",
+            )
             cells = ["-" if answer[k] is None else f"{answer[k]:.1e}" for k in names]
             lines.append(f"{head} {' | '.join(cells)} | {verdict(answer)} |")
         else:
@@ -107,11 +123,14 @@ def speed_table(pairs: Pairs, warm: Pairs) -> list[str]:
     """Updates, memory and business by algorithm, mode and replicas."""
     if not pairs:
         return []
-    compiling = {(j["algo"], j["replicas"], j["mode"]): a["warm"] for j, a in warm if "warm" in a and not j.get("options")}
+    compiling = {
+        (j["algo"], j["replicas"], j["mode"]): a["warm"] for j, a in warm if "warm" in a and not j.get("options")
+    }
     lines = [
         f"## Speed and memory: {pairs[0][0]['rows']:,} transitions on the device, default settings",
         "",
-        "| algorithm | mode | replicas | updates/s | replicas x updates/s | 1M updates, minutes | peak memory, GB | state, MB | GPU busy "
+        "| algorithm | mode | replicas | updates/s | replicas x updates/s | 1M updates, minutes | peak memory, GB | "
+        "state, MB | GPU busy "
         "| kernels | of the floor | compiling, s | to the first update, s |",
         "|" + "---|" * 13,
     ]
@@ -121,16 +140,27 @@ def speed_table(pairs: Pairs, warm: Pairs) -> list[str]:
             lines.append(f"{head} {why(answer)} |" + " |" * 9)
             continue
         rate, floor = answer["rate"], answer.get("floor")
-        cells = [f"{rate:.0f}", f"{rate * job['replicas']:.0f}", f"{1e6 / rate / 60:.1f}", f"{answer['peak'] / 1e9:.2f}"]
+        cells = [
+            f"{rate:.0f}",
+            f"{rate * job['replicas']:.0f}",
+            f"{1e6 / rate / 60:.1f}",
+            f"{answer['peak'] / 1e9:.2f}",
+        ]
         cells += [f"{answer['state'] / 1e6:.0f}", percent(answer["busy"]), percent(answer.get("kernels"))]
         ahead = compiling.get((job["algo"], job["replicas"], job["mode"]))
-        cells += [percent(rate / floor if floor else None), "-" if ahead is None else f"{ahead:.0f}", f"{answer['warm']:.0f}"]
+        cells += [
+            percent(rate / floor if floor else None),
+            "-" if ahead is None else f"{ahead:.0f}",
+            f"{answer['warm']:.0f}",
+        ]
         lines.append(f"{head} {' | '.join(cells)} |")
     return [
         *lines,
         "",
-        "GPU busy: nvidia-smi's share of the time in which a kernel ran. Kernels: their times added up, over the time. Floor: the longer",
-        "of the matrix products at this GPU's float32 rate for that many replicas, and reading and writing the state once at its copy",
+        "GPU busy: nvidia-smi's share of the time in which a kernel ran. Kernels: their times added up, over the time. "
+        "Floor: the longer",
+        "of the matrix products at this GPU's float32 rate for that many replicas, and reading and writing the state "
+        "once at its copy",
         "rate. Compiling: ahead, beside the comparisons (-: with the first update).",
         "1M updates: scaled from a few seconds. On a CPU peak memory is the process's.",
         "",
@@ -141,8 +171,17 @@ def options_table(pairs: Pairs, every: Pairs) -> list[str]:
     """The effect of the compiler's options."""
     if not pairs:
         return []
-    plain = {(j["replicas"], j["mode"]): a["rate"] for j, a in every if j["algo"] == BASE_ALGO and "rate" in a and not j.get("options")}
-    head = ["## Options of the compiler: IQL", "", "| option | replicas | updates/s | as it is | change |", "|---|---|---|---|---|"]
+    plain = {
+        (j["replicas"], j["mode"]): a["rate"]
+        for j, a in every
+        if j["algo"] == BASE_ALGO and "rate" in a and not j.get("options")
+    }
+    head = [
+        "## Options of the compiler: IQL",
+        "",
+        "| option | replicas | updates/s | as it is | change |",
+        "|---|---|---|---|---|",
+    ]
     lines = []
     for job, answer in pairs:
         name = ", ".join(f"{k}={v}" for k, v in job["options"].items())
@@ -152,7 +191,9 @@ def options_table(pairs: Pairs, every: Pairs) -> list[str]:
             continue
         after = answer["rate"]
         change = "-" if before is None else f"{after / before - 1.0:+.0%}"
-        lines.append(f"| {name} | {job['replicas']} | {after:.0f} | {'-' if before is None else f'{before:.0f}'} | {change} |")
+        lines.append(
+            f"| {name} | {job['replicas']} | {after:.0f} | {'-' if before is None else f'{before:.0f}'} | {change} |"
+        )
     return [*head, *lines, ""]
 
 
@@ -178,7 +219,9 @@ def timed_lines(pairs: Pairs) -> list[str]:
             lines.append(f"{head}measured: {words}.")
         else:
             minutes = seconds * FULL_RUN / updates / 60
-            lines.append(f"{head}{words}. EXTRAPOLATED to {FULL_RUN:,} updates: {minutes:.1f} minutes (--full runs them all).")
+            lines.append(
+                f"{head}{words}. EXTRAPOLATED to {FULL_RUN:,} updates: {minutes:.1f} minutes (--full runs them all)."
+            )
     return [*lines, ""]
 
 
@@ -190,10 +233,17 @@ def checks_table(pairs: Pairs) -> list[str]:
     tables: list[str] = []
     for job, answer in pairs:
         lines.append(
-            f"| {CHECKS[job['job']]}{particulars(job)} | {answer.get('verdict', '')} | {cell(answer.get('text', '')) or why(answer)} |"
+            f"| {CHECKS[job['job']]}{particulars(job)} | {answer.get('verdict', '')} | "
+            f"{cell(answer.get('text', '')) or why(answer)} |"
         )
         if rows := answer.get("table"):
-            tables += ["", f"### {CHECKS[job['job']]}{particulars(job)}", "", f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]
+            tables += [
+                "",
+                f"### {CHECKS[job['job']]}{particulars(job)}",
+                "",
+                f"| {' | '.join(rows[0])} |",
+                "|" + "---|" * len(rows[0]),
+            ]
             tables += [f"| {' | '.join(map(cell, row))} |" for row in rows[1:]]
     return [*lines, *tables, ""]
 

@@ -1,15 +1,17 @@
 """Compare our updates with the reference implementations', five in a row, in float64, and print a table.
 
-    git clone https://github.com/corl-team/CORL REFERENCES/corl-team+CORL     # what is missing is named, with its commit
+    git clone https://github.com/corl-team/CORL REFERENCES/corl-team+CORL     # what is missing is named, with its
+    commit
     python scripts/parity --checkouts REFERENCES                              # all methods
     python scripts/parity --checkouts REFERENCES td3_bc iql                   # some
     python scripts/parity --checkouts REFERENCES --out docs/benchmarks/parity.md
 
-    python scripts/parity --checkouts REFERENCES --reuse-draws fql            # that a draw used twice is noticed: must be above its limit
+    python scripts/parity --checkouts REFERENCES --reuse-draws fql            # that a draw used twice is noticed: must
+    be above its limit
 
-A checkout is looked for under REFERENCES/OWNER+NAME, OWNER/NAME and NAME. Comparisons with JAX code need packages of their own, which are
-named; where these are absent there is no row, and a line says so. Exit status: 1 where a comparison is missing or a difference is above
-its limit.
+A checkout is looked for under REFERENCES/OWNER+NAME, OWNER/NAME and NAME. Comparisons with JAX code need packages of
+their own, which are named; where these are absent there is no row, and a line says so. Exit status: 1 where a
+comparison is missing or a difference is above its limit.
 """
 
 from __future__ import annotations
@@ -29,9 +31,27 @@ from peers.checkouts import checkout_of, commit_of
 from parity.common import CASES, Case, Outcome, reused_draws
 
 MODULES = (
-    "corl", "corl_cql", "offlinerl_kit", "kit_rambo", "in_sample", "jax_actor_critics", "ogbench", "flows", "idql", "diffusion", "plans",
-    "conditioned_plans", "digits", "horizons", "zero_shot", "sequence", "trajectory", "conditioned", "text", "ilql",
-)  # fmt: skip
+    "corl",
+    "corl_cql",
+    "offlinerl_kit",
+    "kit_rambo",
+    "in_sample",
+    "jax_actor_critics",
+    "ogbench",
+    "flows",
+    "idql",
+    "diffusion",
+    "plans",
+    "conditioned_plans",
+    "digits",
+    "horizons",
+    "zero_shot",
+    "sequence",
+    "trajectory",
+    "conditioned",
+    "text",
+    "ilql",
+)
 LIMIT = 1e-9  # float64, five updates: what is above is a difference of method
 
 
@@ -44,7 +64,10 @@ def row(case: Case, outcome: Outcome) -> str:
     """A row of the table."""
     losses, parameters = outcome.loss_difference(), outcome.parameter_difference()
     reference = f"[{case.repository}](https://github.com/{case.repository}/tree/{case.commit}) {case.commit[:7]}"
-    return f"| {case.method} | {reference} | {losses:.1e} | {parameters:.1e} | {case.aligned or 'nothing'} | {case.remains} |"
+    return (
+        f"| {case.method} | {reference} | {losses:.1e} | {parameters:.1e} | {case.aligned or 'nothing'} | "
+        f"{case.remains} |"
+    )
 
 
 def main() -> int:
@@ -52,18 +75,27 @@ def main() -> int:
     parser.add_argument("methods", nargs="*", help="names of rows; none: all")
     parser.add_argument("--checkouts", type=Path, required=True, help="folder of the reference repositories")
     parser.add_argument("--repository", default="", help="OWNER/NAME: only the comparisons with this one")
-    parser.add_argument("--reuse-draws", action="store_true", help="give our algorithms one key in place of all that are made of it")
+    parser.add_argument(
+        "--reuse-draws", action="store_true", help="give our algorithms one key in place of all that are made of it"
+    )
     parser.add_argument("--out", type=Path, help="also write the table there, between its marks")
     options = parser.parse_args()
     for name in MODULES:
         importlib.import_module(f"parity.{name}")
-    cases = [c for c in CASES if not options.methods or c.method in options.methods or c.method.split(",")[0] in options.methods]
+    cases = [
+        c
+        for c in CASES
+        if not options.methods or c.method in options.methods or c.method.split(",")[0] in options.methods
+    ]
     cases = [c for c in cases if options.repository in ("", c.repository)]
     unknown = set(options.methods) - {c.method for c in CASES} - {c.method.split(",")[0] for c in CASES}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(c.method for c in CASES)}")
     torch.set_default_dtype(torch.float64)
-    head = ["| method | reference | losses | parameters | made equal for this | remains, and why |", "|---|---|---|---|---|---|"]
+    head = [
+        "| method | reference | losses | parameters | made equal for this | remains, and why |",
+        "|---|---|---|---|---|---|",
+    ]
     rows, missing = [], []
 
     def leave_out(case: Case, reason: str, details: str = "") -> None:
@@ -75,7 +107,9 @@ def main() -> int:
     for case in cases:
         checkout = checkout_of(options.checkouts, case.repository)
         if checkout is None:
-            leave_out(case, f"fetch https://github.com/{case.repository} at {case.commit}", f" into {options.checkouts}")
+            leave_out(
+                case, f"fetch https://github.com/{case.repository} at {case.commit}", f" into {options.checkouts}"
+            )
             continue
         if packages := absent(case):
             leave_out(case, f"pip install {' '.join(packages)}")
@@ -95,7 +129,13 @@ def main() -> int:
             above += 1
     if options.out:
         write(
-            options.out, [*head, *rows, *(["", "Not compared for this table:", ""] if missing else []), *(f"- {line}" for line in missing)]
+            options.out,
+            [
+                *head,
+                *rows,
+                *(["", "Not compared for this table:", ""] if missing else []),
+                *(f"- {line}" for line in missing),
+            ],
         )
     return int(bool(missing or above))
 

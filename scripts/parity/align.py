@@ -14,7 +14,9 @@ from offrl import rng
 from offrl.nn.policies import TanhGaussian, gaussian_log_prob
 from parity.common import ACTION, BATCH, draws
 
-CRITICS_FIRST = {BATCH * ACTION: (1, 0)}  # for `shared_noise`: the reference draws its critics' actions first, ours the actor's
+CRITICS_FIRST = {
+    BATCH * ACTION: (1, 0)
+}  # for `shared_noise`: the reference draws its critics' actions first, ours the actor's
 
 
 @contextlib.contextmanager
@@ -30,8 +32,8 @@ def tanh_epsilon(epsilon: float = 1e-6) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rows_first(rows: int, count: int, width: int) -> Iterator[None]:
-    """Within `shared_noise`: torch's draws for `count` actions of each of `rows` states, [rows, count, width] or [rows * count, width],
-    are ours of the shape [count, rows, width]."""
+    """Within `shared_noise`: torch's draws for `count` actions of each of `rows` states, [rows, count, width] or [rows
+    * count, width], are ours of the shape [count, rows, width]."""
 
     def arranged(shape: Any, kind: str = "normal") -> Tensor:
         noise = torch.as_tensor(draws.theirs((count, rows, width), kind))
@@ -56,7 +58,8 @@ def rows_first(rows: int, count: int, width: int) -> Iterator[None]:
 
 
 def steps_in_order(algorithm: Any, order: str) -> Callable[..., Any]:
-    """The update of a soft actor-critic of ours with its steps in another order: letters of c (critics), a (actor), e (entropy's weight).
+    """The update of a soft actor-critic of ours with its steps in another order: letters of c (critics), a (actor), e
+    (entropy's weight).
 
     The weight's step takes the log densities of the actor before its own step, as all references' do.
     """

@@ -1,8 +1,9 @@
 """What the comparisons share: our side in float64, the same random numbers on both sides, and the outcome.
 
-A comparison is a function that is handed the path of a checkout of the reference's repository. It imports the reference's own classes from
-there, gives both sides the same initial weights and the same batches, makes `UPDATES` updates on each, and returns an `Outcome`. Both
-sides compute in float64, so that what remains is a difference of method and not of rounding.
+A comparison is a function that is handed the path of a checkout of the reference's repository. It imports the
+reference's own classes from there, gives both sides the same initial weights and the same batches, makes `UPDATES`
+updates on each, and returns an `Outcome`. Both sides compute in float64, so that what remains is a difference of method
+and not of rounding.
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ class Outcome:
     """The numbers of both sides, ours first."""
 
     losses: list[dict[str, tuple[float, float]]] = field(default_factory=list)  # of each update, by name
-    parameters: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # after the last update, by network and tensor
+    parameters: dict[str, tuple[np.ndarray, np.ndarray]] = field(
+        default_factory=dict
+    )  # after the last update, by network and tensor
 
     def loss_difference(self) -> float:
         """The largest |ours - reference| of a loss, relative to the reference's where that is above 1."""
-        return max((abs(a - b) / max(1.0, abs(b)) for update in self.losses for a, b in update.values()), default=float("nan"))
+        return max(
+            (abs(a - b) / max(1.0, abs(b)) for update in self.losses for a, b in update.values()), default=float("nan")
+        )
 
     def parameter_difference(self) -> float:
         """The largest |ours - reference| of a parameter, relative to the reference's where that is above 1."""
@@ -63,7 +68,13 @@ CASES: list[Case] = []
 
 
 def case(
-    method: str, repository: str, commit: str, *, aligned: str = "", remains: str = "nothing", needs: tuple[str, ...] = ()
+    method: str,
+    repository: str,
+    commit: str,
+    *,
+    aligned: str = "",
+    remains: str = "nothing",
+    needs: tuple[str, ...] = (),
 ) -> Callable[[Callable[[Path], Outcome]], Callable[[Path], Outcome]]:
     """Decorator that adds a comparison to the table."""
 
@@ -74,8 +85,12 @@ def case(
     return add
 
 
-def batches(seed: int = 0, count: int = UPDATES, rows: int = BATCH, **more: Callable[[np.random.Generator], np.ndarray]) -> list[Arrays]:
-    """Noise in the form of transitions, float64: observations, next_observations [B, O], actions in (-1, 1) [B, A], rewards, masks [B]."""
+def batches(
+    seed: int = 0, count: int = UPDATES, rows: int = BATCH, **more: Callable[[np.random.Generator], np.ndarray]
+) -> list[Arrays]:
+    """Noise in the form of transitions, float64: observations, next_observations [B, O], actions in (-1, 1) [B, A],
+    rewards, masks [B].
+    """
     g = np.random.default_rng(seed)
     columns: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
         "observations": lambda g: g.normal(size=(rows, OBSERVATION)),
@@ -94,7 +109,9 @@ def tensors(batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def pattern(shape: Sequence[int], kind: str = "normal", number: int = 0) -> np.ndarray:
-    """Fixed noise, the same wherever as many numbers are drawn under the same number: standard normal, or uniform in [0, 1)."""
+    """Fixed noise, the same wherever as many numbers are drawn under the same number: standard normal, or uniform in
+    [0, 1).
+    """
     shape = tuple(int(n) for n in shape)
     g = np.random.default_rng([int(np.prod(shape)), KINDS.index(kind), number])
     return g.normal(size=shape) if kind == "normal" else g.random(shape)
@@ -105,17 +122,21 @@ KINDS = ("normal", "uniform", "integer")
 
 
 class Draws:
-    """The random numbers of one update on both sides: the n-th draw of so many numbers is the same on both, and no other draw is.
+    """The random numbers of one update on both sides: the n-th draw of so many numbers is the same on both, and no
+    other draw is.
 
-    Ours are counted by their keys, so that a key used twice gives one draw; the reference's by their calls. Draws of different sizes or
-    kinds may come in any order; where those of one size come in another order than ours, `order` says so.
+    Ours are counted by their keys, so that a key used twice gives one draw; the reference's by their calls. Draws of
+    different sizes or kinds may come in any order; where those of one size come in another order than ours, `order`
+    says so.
     """
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self, order: Mapping[int, Sequence[int]] | None = None) -> None:
-        """Begin another update. order: for draws of so many numbers, which of ours the reference's first, second, ... are."""
+        """Begin another update. order: for draws of so many numbers, which of ours the reference's first, second, ...
+        are.
+        """
         self.keys: dict[tuple[int, str], list[int]] = {}
         self.calls: Counter[tuple[int, str]] = Counter()
         self.order = order or {}
@@ -143,8 +164,8 @@ draws = Draws()
 def shared_noise(order: Mapping[int, Sequence[int]] | None = None) -> Iterator[None]:
     """Inside, our generator and torch's functions draw from `draws`, which begins anew: one update of both sides.
 
-    Replaced: offrl.rng.normal, uniform and randint, torch.randn, randn_like, rand, rand_like, randint, normal of a mean and a deviation,
-    Tensor.uniform_ and normal_, and with them torch.distributions. order: see `Draws.restart`.
+    Replaced: offrl.rng.normal, uniform and randint, torch.randn, randn_like, rand, rand_like, randint, normal of a mean
+    and a deviation, Tensor.uniform_ and normal_, and with them torch.distributions. order: see `Draws.restart`.
     """
 
     def ours_uniform(key: Tensor, shape: Any, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -179,7 +200,9 @@ def shared_noise(order: Mapping[int, Sequence[int]] | None = None) -> Iterator[N
         mock.patch.object(torch, "randint", integers),
         mock.patch.object(torch, "normal", normal),
         mock.patch.object(torch.distributions.normal, "_standard_normal", lambda s, **_: theirs(s)),
-        mock.patch.object(Tensor, "uniform_", lambda x, a=0.0, b=1.0: x.copy_(a + (b - a) * theirs(x.shape, "uniform"))),
+        mock.patch.object(
+            Tensor, "uniform_", lambda x, a=0.0, b=1.0: x.copy_(a + (b - a) * theirs(x.shape, "uniform"))
+        ),
         mock.patch.object(Tensor, "normal_", lambda x, m=0.0, s=1.0: x.copy_(m + s * theirs(x.shape))),
     ]
     draws.restart(order)
@@ -191,8 +214,13 @@ def shared_noise(order: Mapping[int, Sequence[int]] | None = None) -> Iterator[N
 
 @contextlib.contextmanager
 def reused_draws() -> Iterator[None]:
-    """Inside, our algorithms make the mistake that `Draws` is there to notice: all keys that are made of one are this one."""
-    with mock.patch.object(rng, "split", lambda key, n=2: (key,) * n), mock.patch.object(rng, "fold_in", lambda key, data: key):
+    """Inside, our algorithms make the mistake that `Draws` is there to notice: all keys that are made of one are this
+    one.
+    """
+    with (
+        mock.patch.object(rng, "split", lambda key, n=2: (key,) * n),
+        mock.patch.object(rng, "fold_in", lambda key, data: key),
+    ):
         yield
 
 
@@ -211,10 +239,20 @@ class Ours:
         return self.mlp_of(self.state.params[network], member, prefix)
 
     @staticmethod
-    def mlp_of(params: Mapping[str, Tensor], member: int | None = None, prefix: str = "") -> list[tuple[np.ndarray, np.ndarray]]:
+    def mlp_of(
+        params: Mapping[str, Tensor], member: int | None = None, prefix: str = ""
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         """`mlp` of a module's parameters."""
-        names = [k.removesuffix(".weight") for k in params if k.startswith(prefix) and k.endswith(("layers.weight", "head.weight"))]
-        names += [k.removesuffix(".weight") for k in params if k.startswith(prefix) and k.endswith(".weight") and ".layers." in "." + k]
+        names = [
+            k.removesuffix(".weight")
+            for k in params
+            if k.startswith(prefix) and k.endswith(("layers.weight", "head.weight"))
+        ]
+        names += [
+            k.removesuffix(".weight")
+            for k in params
+            if k.startswith(prefix) and k.endswith(".weight") and ".layers." in "." + k
+        ]
         result = []
         for name in sorted(set(names), key=lambda k: (k.endswith("head"), k)):
             weight, bias = params[name + ".weight"].numpy(), params[name + ".bias"].numpy()
@@ -234,7 +272,9 @@ class Ours:
 def _double(state: Any) -> Any:
     from torch.utils import _pytree as pytree
 
-    return pytree.tree_map(lambda x: x.double().clone() if isinstance(x, Tensor) and x.is_floating_point() else x, state)
+    return pytree.tree_map(
+        lambda x: x.double().clone() if isinstance(x, Tensor) and x.is_floating_point() else x, state
+    )
 
 
 def fill(linears: Sequence[torch.nn.Linear], layers: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:

@@ -1,4 +1,6 @@
-"""Decision Diffuser beside its authors' PyTorch (anuragajay/decision-diffuser): the returns of windows, both losses, plans and actions."""
+"""Decision Diffuser beside its authors' PyTorch (anuragajay/decision-diffuser): the returns of windows, both losses,
+plans and actions.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +68,15 @@ class Theirs:
         modules = packages(checkout, "diffuser", "diffuser.models", "diffuser.datasets") | {"diffuser.utils": utils}
         modules["diffuser"].utils = utils  # type: ignore[attr-defined]
         with ExitStack() as stack:
-            # the schedule of noise and the weights of the loss are of types that they name; NumPy has lost the name of its integers
+            # the schedule of noise and the weights of the loss are of types that they name; NumPy has lost the name of
+            # its integers
             patches = (mock.patch.object(torch, name, torch.float64) for name in ("float32", "float"))
-            for patch in (stubs(modules), *patches, mock.patch("builtins.print"), mock.patch.object(np, "int", int, create=True)):
+            for patch in (
+                stubs(modules),
+                *patches,
+                mock.patch("builtins.print"),
+                mock.patch.object(np, "int", int, create=True),
+            ):
                 stack.enter_context(patch)
             nets = stack.enter_context(imported(checkout, "diffuser.models.temporal", STUBS))
             models = importlib.import_module("diffuser.models.diffusion")
@@ -82,18 +90,30 @@ class Theirs:
             made = sequence.load_environment = lambda env: env  # it asks whether `env` is a name
             environment = SimpleNamespace(name="hopper", get_dataset=columns)
             self.windows = sequence.SequenceDataset(
-                made(environment), HORIZON, "GaussianNormalizer", [], LIMIT, discount=RETURNS["discount"],
-                termination_penalty=RETURNS["termination_penalty"], returns_scale=RETURNS["return_scale"], include_returns=True,
-            )  # fmt: skip
+                made(environment),
+                HORIZON,
+                "GaussianNormalizer",
+                [],
+                LIMIT,
+                discount=RETURNS["discount"],
+                termination_penalty=RETURNS["termination_penalty"],
+                returns_scale=RETURNS["return_scale"],
+                include_returns=True,
+            )
 
     def returns(self) -> dict[int, float]:
         """The condition of each of its windows, by the row of the data at which it begins."""
         begins = np.cumsum((0, *LENGTHS))
-        return {int(begins[path] + start): float(self.windows[i].returns[0]) for i, (path, start, _) in enumerate(self.windows.indices)}
+        return {
+            int(begins[path] + start): float(self.windows[i].returns[0])
+            for i, (path, start, _) in enumerate(self.windows.indices)
+        }
 
     def acts(self, states: Tensor, share: float) -> tuple[Tensor, Tensor]:
         """Plans and actions of states [B, O], as in its evaluation."""
-        plans = self.diffusion.conditional_sample({0: states}, returns=share * torch.ones(len(states), 1), verbose=False)
+        plans = self.diffusion.conditional_sample(
+            {0: states}, returns=share * torch.ones(len(states), 1), verbose=False
+        )
         return plans, self.diffusion.inv_model(torch.cat([plans[:, 0], plans[:, 1]], -1))
 
 
@@ -105,9 +125,12 @@ def pairs_of(net: Any) -> list[Pair]:
 
 @case(
     "decision_diffuser", REPOSITORY, COMMIT, needs=("einops", "scipy"),
-    aligned="windows of whole steps; observations normalised alike; one batch in place of two halves; predictions cut off at 1",
-    remains="their observations and actions are mapped to their ranks; steps beyond an end are zeros that are learnt; no window begins at "
-    "an episode's last step or where it would pass the time limit; the averaged networks follow every ten updates; where `return_scale` is "
+    aligned="windows of whole steps; observations normalised alike; one batch in place of two halves; predictions cut "
+            "off at 1",
+    remains="their observations and actions are mapped to their ranks; steps beyond an end are zeros that are learnt; "
+            "no window begins at "
+    "an episode's last step or where it would pass the time limit; the averaged networks follow every ten updates; "
+    "where `return_scale` is "
     "not set it is the data's largest",
 )  # fmt: skip
 def decision_diffuser(checkout: Path) -> Outcome:
@@ -129,8 +152,13 @@ def decision_diffuser(checkout: Path) -> Outcome:
     own = windows(source, begins, HORIZON)[RETURN][:, 0].double() / algorithm.config.return_scale
     outcome.parameters["returns"] = own.numpy(), np.array([shares[int(row)] for row in begins])
 
-    adam, g = torch.optim.Adam(theirs.diffusion.parameters(), lr=algorithm.config.learning_rate), np.random.default_rng(1)
-    whole = [int(row) for row, valid in zip(begins, windows(source, begins, HORIZON)[VALID], strict=True) if valid.all()]
+    adam, g = (
+        torch.optim.Adam(theirs.diffusion.parameters(), lr=algorithm.config.learning_rate),
+        np.random.default_rng(1),
+    )
+    whole = [
+        int(row) for row, valid in zip(begins, windows(source, begins, HORIZON)[VALID], strict=True) if valid.all()
+    ]
 
     def masks(kept: Tensor) -> Tensor:
         return torch.as_tensor(draws.theirs(kept.shape, "uniform")) >= 1.0 - kept
@@ -147,7 +175,9 @@ def decision_diffuser(checkout: Path) -> Outcome:
         loss.backward()
         adam.step()
         total = losses["plan/loss"] + losses["inverse/loss"]
-        outcome.losses.append({"loss": (total, loss.item()), "plan": (2.0 * losses["plan/loss"], info["a0_loss"].item())})
+        outcome.losses.append(
+            {"loss": (total, loss.item()), "plan": (2.0 * losses["plan/loss"], info["a0_loss"].item())}
+        )
     outcome.parameters |= {f"plan/{k}": pair for k, pair in compared(pairs, ours.state.params["plan"]).items()}
     outcome.parameters |= pair_layers("inverse", ours.mlp("inverse"), layers)
 

@@ -1,4 +1,6 @@
-"""CORL's single-file implementations (corl-team/CORL), those in PyTorch without a conservative penalty; see `corl_cql` and `rebrac`."""
+"""CORL's single-file implementations (corl-team/CORL), those in PyTorch without a conservative penalty; see `corl_cql`
+and `rebrac`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,14 @@ def adam(*modules: torch.nn.Module, rate: float = 3e-4, **more: float) -> torch.
 def columns(batch: Mapping[str, np.ndarray], *more: str) -> list[torch.Tensor]:
     """The batch in CORL's order: observations, actions, rewards [B, 1], next observations, done [B, 1]."""
     b = tensors(batch)
-    return [b["observations"], b["actions"], b["rewards"][:, None], b["next_observations"], 1 - b["masks"][:, None], *(b[k] for k in more)]
+    return [
+        b["observations"],
+        b["actions"],
+        b["rewards"][:, None],
+        b["next_observations"],
+        1 - b["masks"][:, None],
+        *(b[k] for k in more),
+    ]
 
 
 def split_head(layers: Layers, width: int = ACTION) -> Layers:
@@ -53,7 +62,11 @@ def fill_critics(ours: Ours, *critics: torch.nn.Module) -> None:
 
 
 def pair_critics(ours: Ours, *critics: torch.nn.Module) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    return {k: v for i, c in enumerate(critics) for k, v in pair_layers(f"critic{i}", ours.mlp("critic", i), linears(c)).items()}
+    return {
+        k: v
+        for i, c in enumerate(critics)
+        for k, v in pair_layers(f"critic{i}", ours.mlp("critic", i), linears(c)).items()
+    }
 
 
 def pair(ours: Any, reference: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -99,7 +112,8 @@ def bc(checkout: Path) -> Outcome:
     CORL,
     COMMIT,
     aligned="V's step comes first; Adam's epsilon of the critics halved there",
-    remains="CORL's targets and weights are of the V before its step, and its critics' loss is half as large; ours are the authors'",
+    remains="CORL's targets and weights are of the V before its step, and its critics' loss is half as large; ours are "
+    "the authors'",
 )
 def iql(checkout: Path) -> Outcome:
     # CORL casts to float32 what it multiplies these two with
@@ -132,8 +146,12 @@ def iql(checkout: Path) -> Outcome:
                 "actor/loss": (losses["actor/loss"], expected["actor_loss"]),
             }
         )
-    outcome.parameters |= pair_layers("actor", ours.mlp("actor"), linears(actor)) | pair_layers("value", ours.mlp("value"), linears(v))
-    outcome.parameters |= pair_critics(ours, q.q1, q.q2) | {"log_std": pair(ours.state.params["actor"]["log_std"], actor.log_std)}
+    outcome.parameters |= pair_layers("actor", ours.mlp("actor"), linears(actor)) | pair_layers(
+        "value", ours.mlp("value"), linears(v)
+    )
+    outcome.parameters |= pair_critics(ours, q.q1, q.q2) | {
+        "log_std": pair(ours.state.params["actor"]["log_std"], actor.log_std)
+    }
     return outcome
 
 
@@ -179,12 +197,17 @@ def many_critics(checkout: Path, name: str, kind: str, **more: float) -> Outcome
                 layer.bias.copy_(parameters[f"{own}.bias"])
         reference = getattr(corl, kind)(actor, adam(actor), critic, adam(critic), alpha_learning_rate=3e-4, **more)
     reference.log_alpha = torch.zeros(1, requires_grad=True)  # in float64
-    reference.alpha_optimizer, reference.alpha = torch.optim.Adam([reference.log_alpha], lr=3e-4), reference.log_alpha.exp().detach()
+    reference.alpha_optimizer, reference.alpha = (
+        torch.optim.Adam([reference.log_alpha], lr=3e-4),
+        reference.log_alpha.exp().detach(),
+    )
     for batch in batches():
         with shared_noise({BATCH * ACTION: (0, 0, 1)}), tanh_epsilon():
             losses, expected = ours.update(batch), reference.update(columns(batch))
         total = losses["critic/loss"] + more.get("eta", 0.0) * 4 * losses.get("critic/alignment", 0.0)
-        outcome.losses.append({"critic": (total, expected["critic_loss"]), "actor": (losses["actor/loss"], expected["actor_loss"])})
+        outcome.losses.append(
+            {"critic": (total, expected["critic_loss"]), "actor": (losses["actor/loss"], expected["actor_loss"])}
+        )
     outcome.parameters |= pair_layers("actor", split_head(ours.mlp("actor")), linears(actor))
     outcome.parameters["alpha"] = pair(ours.state.params["entropy"]["log"], reference.log_alpha)
     for own, layer in zip(names, ensembles(critic), strict=True):

@@ -1,5 +1,5 @@
-"""Diffusion-QL (Zhendong-Wang/Diffusion-Policies-for-Offline-RL) and DTQL (TianyuCodings/Diffusion_Trusted_Q_Learning) beside their
-authors' PyTorch."""
+"""Diffusion-QL (Zhendong-Wang/Diffusion-Policies-for-Offline-RL) and DTQL (TianyuCodings/Diffusion_Trusted_Q_Learning)
+beside their authors' PyTorch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ from parity.common import (
 from parity.corl import fill_critics, pair_critics
 from parity.weights import Pair, compared, give, linear, scramble
 
-DIFFUSION_QL, DIFFUSION_QL_COMMIT = "Zhendong-Wang/Diffusion-Policies-for-Offline-RL", "d871f5c6b4a3a3a19a10c662a54f32d5819dfcdb"
+DIFFUSION_QL, DIFFUSION_QL_COMMIT = (
+    "Zhendong-Wang/Diffusion-Policies-for-Offline-RL",
+    "d871f5c6b4a3a3a19a10c662a54f32d5819dfcdb",
+)
 DTQL, DTQL_COMMIT = "TianyuCodings/Diffusion_Trusted_Q_Learning", "9a29cea109c0520e0c024f0249904e44e60a0aba"
 EMA_FROM, EMA_EVERY = 2, 2  # so that five updates show the averaged denoiser at rest and on the move
 
@@ -46,7 +49,13 @@ class Replay:
 
     def __init__(self, batch: Mapping[str, np.ndarray]) -> None:
         b = tensors(batch)
-        self.columns = b["observations"], b["actions"], b["next_observations"], b["rewards"][:, None], b["masks"][:, None]
+        self.columns = (
+            b["observations"],
+            b["actions"],
+            b["next_observations"],
+            b["rewards"][:, None],
+            b["masks"][:, None],
+        )
 
     def sample(self, _: int) -> tuple[Tensor, ...]:
         """Observations, actions, next observations, rewards and masks [B, 1]."""
@@ -91,9 +100,12 @@ def chances(ours: Ours, observation: np.ndarray, agent: Any) -> tuple[np.ndarray
         return torch.zeros(1, dtype=torch.int64)
 
     with (
-        torch.no_grad(), shared_noise(), warnings.catch_warnings(), mock.patch.object(torch, "FloatTensor", torch.as_tensor),
+        torch.no_grad(),
+        shared_noise(),
+        warnings.catch_warnings(),
+        mock.patch.object(torch, "FloatTensor", torch.as_tensor),
         mock.patch.object(torch, "multinomial", multinomial),
-    ):  # fmt: skip
+    ):
         warnings.simplefilter("ignore")  # theirs: softmax without dim
         drawn = actor.draw(actor.condition(state, count), ours.state.key, lambda key: noise_of(key, count, 1, ACTION))
         scores = actor.scores(state, drawn.unflatten(0, (count, -1)))
@@ -120,15 +132,20 @@ def diffusion_ql(checkout: Path, settings: Mapping[str, Any], theirs: Mapping[st
     def pairs(net: Any) -> list[Pair]:
         layers = linears(net.mid_layer)
         return [
-            *linear("up", net.time_mlp[1]), *linear("down", net.time_mlp[3]), *first("net.layers.0", layers[0], "ats"),
-            *linear("net.layers.1", layers[1]), *linear("net.layers.2", layers[2]), *linear("net.head", net.final_layer),
-        ]  # fmt: skip
+            *linear("up", net.time_mlp[1]),
+            *linear("down", net.time_mlp[3]),
+            *first("net.layers.0", layers[0], "ats"),
+            *linear("net.layers.1", layers[1]),
+            *linear("net.layers.2", layers[2]),
+            *linear("net.head", net.final_layer),
+        ]
 
     for net in (agent.actor.model, agent.ema_model.model):
         give(pairs(net), ours.state.params["actor"])
     for critic in (agent.critic, agent.critic_target):
         fill_critics(ours, critic.q1_model, critic.q2_model)
-    # actions of targets (where these are not of another size), the noise of cloning, the policy's actions; a last step's noise is unused
+    # actions of targets (where these are not of another size), the noise of cloning, the policy's actions; a last
+    # step's noise is unused
     chain = [0, 1, 2, 3, 4, UNUSED] * (ours.algorithm.config.max_target_actions == 1)
     order = {BATCH * ACTION: [*chain, *range(5 if chain else 0, 11), UNUSED]}
     for update, batch in enumerate(batches()):
@@ -149,7 +166,10 @@ def diffusion_ql(checkout: Path, settings: Mapping[str, Any], theirs: Mapping[st
 
 
 SCHEDULED = "the schedule of noise in float64"
-RATES = "their cosine schedule (--lr_decay) makes one step in 50,000 updates, which is a rate 0.1% lower at the end: ours is constant"
+RATES = (
+    "their cosine schedule (--lr_decay) makes one step in 50,000 updates, which is a rate 0.1% lower at the "
+    "end: ours is constant"
+)
 
 
 @case("diffusion_ql", DIFFUSION_QL, DIFFUSION_QL_COMMIT, aligned=SCHEDULED, remains=RATES)
@@ -157,7 +177,9 @@ def diffusion_ql_plain(checkout: Path) -> Outcome:
     return diffusion_ql(checkout, {"clip_norm": 0.5, "q_weight": 2.0}, {"grad_norm": 0.5, "eta": 2.0})
 
 
-@case("diffusion_ql, best of 10 actions in targets", DIFFUSION_QL, DIFFUSION_QL_COMMIT, aligned=SCHEDULED, remains=RATES)
+@case(
+    "diffusion_ql, best of 10 actions in targets", DIFFUSION_QL, DIFFUSION_QL_COMMIT, aligned=SCHEDULED, remains=RATES
+)
 def diffusion_ql_backup(checkout: Path) -> Outcome:
     settings = {"max_target_actions": 10, "clip_norm": 0.0, "actor_learning_rate": 1e-3}
     return diffusion_ql(checkout, settings, {"max_q_backup": True, "grad_norm": 0.0, "lr": 1e-3})
@@ -188,9 +210,13 @@ def dtql(checkout: Path, settings: Mapping[str, Any], theirs: Mapping[str, Any])
     def norms(critic: Any, member: int) -> list[Pair]:
         layers = [m for m in (critic.q1_model, critic.q2_model)[member] if isinstance(m, nn.LayerNorm)]
         return [
-            pair for i, layer in enumerate(layers)
-            for pair in ((f"scales.{i}", lambda x: x[member, 0], layer.weight), (f"shifts.{i}", lambda x: x[member, 0], layer.bias))
-        ]  # fmt: skip
+            pair
+            for i, layer in enumerate(layers)
+            for pair in (
+                (f"scales.{i}", lambda x: x[member, 0], layer.weight),
+                (f"shifts.{i}", lambda x: x[member, 0], layer.bias),
+            )
+        ]
 
     for critic in critics:
         fill_critics(ours, critic.q1_model, critic.q2_model)
@@ -213,8 +239,12 @@ def dtql(checkout: Path, settings: Mapping[str, Any], theirs: Mapping[str, Any])
     outcome.parameters |= pair_layers("value", ours.mlp("value"), linears(agent.critic.v_model))
     outcome.parameters |= pair_critics(ours, agent.critic.q1_model, agent.critic.q2_model)
     for i in range(2):
-        outcome.parameters |= {f"{i}/{k}": pair for k, pair in compared(norms(agent.critic, i), ours.state.params["critic"]).items()}
-        outcome.parameters |= {f"target{i}/{k}": pair for k, pair in compared(norms(critics[1], i), ours.state.extra["target"]).items()}
+        outcome.parameters |= {
+            f"{i}/{k}": pair for k, pair in compared(norms(agent.critic, i), ours.state.params["critic"]).items()
+        }
+        outcome.parameters |= {
+            f"target{i}/{k}": pair for k, pair in compared(norms(critics[1], i), ours.state.extra["target"]).items()
+        }
         mine = ours.mlp_of(ours.state.extra["target"], i)
         outcome.parameters |= pair_layers(f"target{i}", mine, linears((critics[1].q1_model, critics[1].q2_model)[i]))
     outcome.parameters["chances"] = chances(ours, batches()[0]["observations"][0], agent)
@@ -231,5 +261,14 @@ def dtql_gym(checkout: Path) -> Outcome:
 
 @case("dtql, as on AntMaze", DTQL, DTQL_COMMIT, aligned=LEVELS)
 def dtql_antmaze(checkout: Path) -> Outcome:
-    settings = {"alpha": 1.0, "bc_weight": 1.0, "expectile": 0.9, "actor_learning_rate": 3e-5, "schedule": "cosine", "decay_steps": 4}
-    return dtql(checkout, settings, {"alpha": 1.0, "gamma": 1.0, "expectile": 0.9, "lr": 3e-5, "lr_decay": True, "lr_maxt": 4})
+    settings = {
+        "alpha": 1.0,
+        "bc_weight": 1.0,
+        "expectile": 0.9,
+        "actor_learning_rate": 3e-5,
+        "schedule": "cosine",
+        "decay_steps": 4,
+    }
+    return dtql(
+        checkout, settings, {"alpha": 1.0, "gamma": 1.0, "expectile": 0.9, "lr": 3e-5, "lr_decay": True, "lr_maxt": 4}
+    )

@@ -32,16 +32,46 @@ def parts(ours: Ours, params: Any, member: int, net: Any) -> list[tuple[str, Any
 
 
 def arsq(checkout: Path, imitation: str, weight: float, shown: float, floor: float, summed: int = 1) -> Outcome:
-    """Five updates, and what both would play after them. shown: share of demonstrations; summed: times our imitation in theirs."""
-    settings = {"levels": LEVELS, "bins": BINS, "entropy_weight": ALPHA, "imitation": imitation, "bc_weight": weight, "floor": floor}
+    """Five updates, and what both would play after them. shown: share of demonstrations; summed: times our imitation in
+    theirs.
+    """
+    settings = {
+        "levels": LEVELS,
+        "bins": BINS,
+        "entropy_weight": ALPHA,
+        "imitation": imitation,
+        "bc_weight": weight,
+        "floor": floor,
+    }
     ours, outcome = Ours("arsq", **settings), Outcome()
     config = Config(
-        levels=LEVELS, bins=BINS, act_alpha=ALPHA, soft_alpha=ALPHA, use_nbias=False, abl_skip=-1, qchunk_size=-1, optimizer_type="adam",
-        vf_lr=3e-4, qf_lr=3e-4, bellman_loss_coef=1.0, discount=0.99, soft_target_update_rate=0.005, act_network="default",
-        cql_type=imitation, cql_min_q_weight=weight / summed, cql_temp=1.0, cql_clip_diff_min=floor, cql_clip_diff_max=1e7,
-    )  # fmt: skip
-    here = SimpleNamespace(**{**vars(torch), "float32": torch.float64, "device": lambda _: "cpu"})  # they name a type and a GPU
-    with imported(checkout / "ARSQ-main" / "d4rl", "arsq_d4rl.alg.sqar") as code, mock.patch.object(code, "torch", here):
+        levels=LEVELS,
+        bins=BINS,
+        act_alpha=ALPHA,
+        soft_alpha=ALPHA,
+        use_nbias=False,
+        abl_skip=-1,
+        qchunk_size=-1,
+        optimizer_type="adam",
+        vf_lr=3e-4,
+        qf_lr=3e-4,
+        bellman_loss_coef=1.0,
+        discount=0.99,
+        soft_target_update_rate=0.005,
+        act_network="default",
+        cql_type=imitation,
+        cql_min_q_weight=weight / summed,
+        cql_temp=1.0,
+        cql_clip_diff_min=floor,
+        cql_clip_diff_max=1e7,
+    )
+    here = SimpleNamespace(
+        **{**vars(torch), "float32": torch.float64, "device": lambda _: "cpu"}
+    )  # they name a type and a GPU
+    with (
+        imported(checkout / "ARSQ-main" / "d4rl", "arsq_d4rl.alg.sqar") as code,
+        mock.patch.object(code, "torch", here),
+    ):
         agent = code.SQAR(config, OBSERVATION, ACTION)
         copies = (agent.qf1, agent.target_qf1), (agent.qf2, agent.target_qf2)
         for member, nets in enumerate(copies):
@@ -53,7 +83,9 @@ def arsq(checkout: Path, imitation: str, weight: float, shown: float, floor: flo
             rows = {k: batch[k] for k in ("observations", "actions", "next_observations", "rewards")}
             rows |= {"dones": 1.0 - batch["masks"], "mc_returns": batch["rewards"], "demos": batch[DEMONSTRATION]}
             expected = agent.update(rows, False)
-            td, imitated = (sum(expected[name.format(i)] for i in (1, 2)) for name in ("qf{}_bellman_loss", "cql/cql_qf{}_diff"))
+            td, imitated = (
+                sum(expected[name.format(i)] for i in (1, 2)) for name in ("qf{}_bellman_loss", "cql/cql_qf{}_diff")
+            )
             outcome.losses.append(
                 {
                     "loss": (losses["critic/loss"], expected["qf1_loss"] + expected["qf2_loss"]),
@@ -72,8 +104,14 @@ def arsq(checkout: Path, imitation: str, weight: float, shown: float, floor: flo
     return outcome
 
 
-REMAINS = "their weight of TD's error is a setting; half of a batch is what was played; time-outs are dropped there, here they are rows"
-SUMMED = "their margin, [B] times [B, 1], is the sum over a batch's rows, demonstrations or not, here the mean over demonstrations"
+REMAINS = (
+    "their weight of TD's error is a setting; half of a batch is what was played; time-outs are dropped "
+    "there, here they are rows"
+)
+SUMMED = (
+    "their margin, [B] times [B, 1], is the sum over a batch's rows, demonstrations or not, here the mean "
+    "over demonstrations"
+)
 
 
 @case("arsq", REPOSITORY, COMMIT, remains=REMAINS)
@@ -82,7 +120,8 @@ def arsq_cql(checkout: Path) -> Outcome:
 
 
 @case(
-    "arsq, imitation=margin", REPOSITORY, COMMIT, aligned="all rows are demonstrations; their weight divided by a batch's rows",
+    "arsq, imitation=margin", REPOSITORY, COMMIT, aligned="all rows are demonstrations; their weight divided by a "
+                                                          "batch's rows",
     remains=f"{SUMMED}; {REMAINS}",
 )  # fmt: skip
 def arsq_margin(checkout: Path) -> Outcome:

@@ -1,4 +1,6 @@
-"""References in JAX: float64, the shared noise, and weights by the paths that flax gives them. Imports jax where it is used."""
+"""References in JAX: float64, the shared noise, and weights by the paths that flax gives them. Imports jax where it is
+used.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,25 @@ Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 
 @contextlib.contextmanager
 def jax_float64() -> Iterator[None]:
-    """Inside, jax computes in float64 and has the draws of `parity.common`, and names that newer versions dropped are there."""
+    """Inside, jax computes in float64 and has the draws of `parity.common`, and names that newer versions dropped are
+    there.
+    """
     import flax
     import jax
 
     def normal(key: Any, shape: Sequence[int] = (), dtype: Any = float) -> Any:
         return jax.numpy.asarray(draws.theirs(shape))
 
-    def uniform(key: Any, shape: Sequence[int] = (), dtype: Any = float, minval: float = 0.0, maxval: float = 1.0) -> Any:
+    def uniform(
+        key: Any, shape: Sequence[int] = (), dtype: Any = float, minval: float = 0.0, maxval: float = 1.0
+    ) -> Any:
         return minval + (maxval - minval) * jax.numpy.asarray(draws.theirs(shape, "uniform"))
 
     original = jax.jit
 
-    def jit(function: Any, **options: Any) -> Any:  # newer versions refuse names of static arguments that a function does not have
+    def jit(
+        function: Any, **options: Any
+    ) -> Any:  # newer versions refuse names of static arguments that a function does not have
         if isinstance(names := options.get("static_argnames"), tuple | list):
             options["static_argnames"] = [name for name in names if name in inspect.signature(function).parameters]
         return original(function, **options)
@@ -80,4 +88,6 @@ def dense(layers: Layers, paths: Sequence[str]) -> dict[str, np.ndarray]:
 def compared(name: str, ours: Mapping[str, np.ndarray], reference: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Pairs for `Outcome.parameters` of what `ours` holds by flax's paths."""
     leaves = flat(reference)
-    return {f"{name}/{path}": (np.asarray(x).reshape(-1), np.asarray(leaves[path]).reshape(-1)) for path, x in ours.items()}
+    return {
+        f"{name}/{path}": (np.asarray(x).reshape(-1), np.asarray(leaves[path]).reshape(-1)) for path, x in ours.items()
+    }

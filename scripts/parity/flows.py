@@ -1,5 +1,5 @@
-"""Agents in JAX: FQL, IFQL, and IQL and ReBRAC for OGBench's single tasks (seohongpark/fql), Q-chunking (ColinQiyangLi/qc). Their draws
-are replaced by those of ours.
+"""Agents in JAX: FQL, IFQL, and IQL and ReBRAC for OGBench's single tasks (seohongpark/fql), Q-chunking
+(ColinQiyangLi/qc). Their draws are replaced by those of ours.
 
 Worked with jax 0.4.38, flax 0.10.4, distrax 0.1.5 and optax 0.2.4 on Python 3.11. Both sides take their own defaults.
 """
@@ -14,7 +14,19 @@ from unittest import mock
 
 import numpy as np
 
-from parity.common import ACTION, BATCH, OBSERVATION, Arrays, Ours, Outcome, batches, case, draws, imported, shared_noise
+from parity.common import (
+    ACTION,
+    BATCH,
+    OBSERVATION,
+    Arrays,
+    Ours,
+    Outcome,
+    batches,
+    case,
+    draws,
+    imported,
+    shared_noise,
+)
 from parity.ogbench import NEEDS, Tree, mlp, policy
 
 FQL, COMMIT = "seohongpark/fql", "719d04417cb0b206deddbc7d761b3e710c3d750c"
@@ -32,7 +44,11 @@ def same_noise(order: Mapping[int, Sequence[int]] | None = None) -> Iterator[Non
     def uniform(key: Any, shape: Any = (), dtype: Any = None, minval: float = 0.0, maxval: float = 1.0) -> Any:
         return minval + (maxval - minval) * jax.numpy.asarray(draws.theirs(shape, "uniform"))
 
-    with shared_noise(order), mock.patch.object(jax.random, "normal", normal), mock.patch.object(jax.random, "uniform", uniform):
+    with (
+        shared_noise(order),
+        mock.patch.object(jax.random, "normal", normal),
+        mock.patch.object(jax.random, "uniform", uniform),
+    ):
         yield
 
 
@@ -43,8 +59,8 @@ def compare_agents(
 ) -> Outcome:  # fmt: skip
     """Five updates beside the agent of agents/`module`.py in `folder`, whose batches are the second of `pairs`.
 
-    examples: what its `create` is handed for the shapes; None: an observation and an action. delayed: its actor takes every so-manieth
-    update only; 0: it has no such order."""
+    examples: what its `create` is handed for the shapes; None: an observation and an action. delayed: its actor takes
+    every so-manieth update only; 0: it has no such order."""
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -54,7 +70,9 @@ def compare_agents(
     with imported(folder, f"agents.{module}") as code:
         chosen = code.get_config()
         chosen.update(config)
-        kind = next(v for k, v in vars(code).items() if k.endswith("Agent") and k.removesuffix("Agent").lower() == module)
+        kind = next(
+            v for k, v in vars(code).items() if k.endswith("Agent") and k.removesuffix("Agent").lower() == module
+        )
         agent = kind.create(0, *(examples or (np.zeros((1, OBSERVATION)), np.zeros((1, ACTION)))), chosen)
 
         def parameters() -> Tree:
@@ -86,7 +104,11 @@ def critics(ours: Ours) -> Tree:
 
 def fql_trees(ours: Ours) -> Tree:
     p = ours.state.params
-    return {**critics(ours), "actor_bc_flow": {"mlp": mlp(p["flow"], "net.")}, "actor_onestep_flow": {"mlp": mlp(p["actor"], "net.")}}
+    return {
+        **critics(ours),
+        "actor_bc_flow": {"mlp": mlp(p["flow"], "net.")},
+        "actor_onestep_flow": {"mlp": mlp(p["actor"], "net.")},
+    }
 
 
 def ifql_trees(ours: Ours) -> Tree:
@@ -97,7 +119,9 @@ def ifql_trees(ours: Ours) -> Tree:
 @case("ifql", FQL, COMMIT, needs=NEEDS)
 def ifql(checkout: Path, seed: int = 0) -> Outcome:
     names = {"value/loss": "value/value_loss", "critic/loss": "critic/critic_loss", "actor/loss": "actor/actor_loss"}
-    return compare_agents(checkout, "ifql", Ours("ifql", seed=seed), {}, ifql_trees, names, [(b, b) for b in batches(seed)])
+    return compare_agents(
+        checkout, "ifql", Ours("ifql", seed=seed), {}, ifql_trees, names, [(b, b) for b in batches(seed)]
+    )
 
 
 @case("ifql, other weights and batches", FQL, COMMIT, needs=NEEDS)
@@ -105,7 +129,13 @@ def ifql_again(checkout: Path) -> Outcome:
     return ifql(checkout, seed=1)
 
 
-SINGLE_TASK = {"hidden": [512] * 4, "activation": "gelu_tanh", "layer_norm": True, "layer_norm_epsilon": 1e-6, "batch_size": BATCH}
+SINGLE_TASK = {
+    "hidden": [512] * 4,
+    "activation": "gelu_tanh",
+    "layer_norm": True,
+    "layer_norm_epsilon": 1e-6,
+    "batch_size": BATCH,
+}
 
 
 def iql_trees(ours: Ours) -> Tree:
@@ -143,7 +173,9 @@ LOSSES = {
 
 
 def fql(checkout: Path, config: Mapping[str, Any], **settings: Any) -> Outcome:
-    return compare_agents(checkout, "fql", Ours("fql", **settings), config, fql_trees, LOSSES, [(b, b) for b in batches()])
+    return compare_agents(
+        checkout, "fql", Ours("fql", **settings), config, fql_trees, LOSSES, [(b, b) for b in batches()]
+    )
 
 
 @case("fql", FQL, COMMIT, needs=NEEDS)
@@ -153,14 +185,18 @@ def fql_defaults(checkout: Path) -> Outcome:
 
 @case("fql, min and normalised Q", FQL, COMMIT, needs=NEEDS)
 def fql_variant(checkout: Path) -> Outcome:
-    return fql(checkout, {"q_agg": "min", "normalize_q_loss": True, "alpha": 0.3}, pessimism="min", normalize_q=True, alpha=0.3)
+    return fql(
+        checkout, {"q_agg": "min", "normalize_q_loss": True, "alpha": 0.3}, pessimism="min", normalize_q=True, alpha=0.3
+    )
 
 
 # ---- Q-chunking
 
 QC, QC_COMMIT, LENGTH = "ColinQiyangLi/qc", "48283b4f662bd1c127ec9fa80647b49759f10653", 4
-CUT = "windows that end in a termination before their last step count here (nothing of them is missing), theirs are left out; what is "\
-    "padded in those that a time-out cuts counts nowhere"  # fmt: skip
+CUT = (
+    "windows that end in a termination before their last step count here (nothing of them is missing), theirs are "
+    "left out; what is padded in those that a time-out cuts counts nowhere"
+)
 
 
 def windows(seed: int) -> list[tuple[Arrays, Arrays]]:
@@ -179,9 +215,19 @@ def windows(seed: int) -> list[tuple[Arrays, Arrays]]:
         whole = (span == LENGTH).astype(np.float64)
         masks = np.where(whole, columns["masks"], 1.0)
         rewards = columns["step_rewards"] * valid
-        ours = {**columns, "step_rewards": rewards, "rewards": rewards[:, 0], "valid": valid, "whole": whole, "masks": masks}
+        ours = {
+            **columns,
+            "step_rewards": rewards,
+            "rewards": rewards[:, 0],
+            "valid": valid,
+            "whole": whole,
+            "masks": masks,
+        }
         summed = np.cumsum(rewards * 0.99 ** np.arange(LENGTH), 1)
-        theirs = {k: columns[k] for k in ("observations", "actions")} | {"rewards": summed, "valid": valid.astype(np.float64)}
+        theirs = {k: columns[k] for k in ("observations", "actions")} | {
+            "rewards": summed,
+            "valid": valid.astype(np.float64),
+        }
         theirs |= {"masks": np.repeat(masks[:, None], LENGTH, 1)}
         theirs |= {"next_observations": np.repeat(columns["next_observations"][:, None], LENGTH, 1)}
         pairs.append((ours, theirs))
@@ -193,12 +239,18 @@ def qc(checkout: Path, config: Mapping[str, Any], seed: int = 0, **settings: Any
 
     def trees(ours: Ours) -> Tree:
         tree = {**critics(ours), "actor_bc_flow": {"mlp": mlp(ours.state.params["flow"], "net.")}}
-        return tree | ({"actor_onestep_flow": {"mlp": mlp(ours.state.params["actor"], "net.")}} if "actor" in ours.state.params else {})
+        return tree | (
+            {"actor_onestep_flow": {"mlp": mlp(ours.state.params["actor"], "net.")}}
+            if "actor" in ours.state.params
+            else {}
+        )
 
     names = {"critic/loss": "critic/critic_loss", "flow/loss": "actor/bc_flow_loss"}
     names |= {"actor/distillation": "actor/distill_loss"} if ours.algorithm.config.actor == "distil" else {}
     examples = np.zeros(OBSERVATION), np.zeros(ACTION)  # without a batch
-    return compare_agents(checkout, "acfql", ours, {"horizon_length": LENGTH, **config}, trees, names, windows(seed), examples)
+    return compare_agents(
+        checkout, "acfql", ours, {"horizon_length": LENGTH, **config}, trees, names, windows(seed), examples
+    )
 
 
 @case("qc, distilled", QC, QC_COMMIT, needs=NEEDS, remains=CUT)
@@ -219,5 +271,9 @@ def qc_best(checkout: Path) -> Outcome:
 @case("qc, single actions", QC, QC_COMMIT, needs=NEEDS, remains=CUT)
 def qc_single(checkout: Path) -> Outcome:
     return qc(
-        checkout, {"actor_type": "distill-ddpg", "action_chunking": False, "q_agg": "min"}, actor="distil", chunked=False, pessimism="min"
+        checkout,
+        {"actor_type": "distill-ddpg", "action_chunking": False, "q_agg": "min"},
+        actor="distil",
+        chunked=False,
+        pessimism="min",
     )

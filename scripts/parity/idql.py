@@ -1,4 +1,5 @@
-"""IDQL (philippe-eecs/IDQL) in JAX: the learner that its script for fine-tuning sets up. Its draws are replaced by the numbers of ours.
+"""IDQL (philippe-eecs/IDQL) in JAX: the learner that its script for fine-tuning sets up. Its draws are replaced by the
+numbers of ours.
 
 Worked with jax 0.4.38, flax 0.10.4 and optax 0.2.4 on Python 3.11. Both sides take their own defaults.
 """
@@ -61,7 +62,10 @@ def trees(ours: Ours) -> dict[str, Tree]:
 @contextlib.contextmanager
 def learner(checkout: Path) -> Iterator[Any]:
     """The module of the learner, without the others of its packages, which need more than it does."""
-    packages = {"jaxrl5.agents": checkout / "jaxrl5" / "agents", "jaxrl5.agents.ddpm_iql": checkout / "jaxrl5" / "agents" / "ddpm_iql"}
+    packages = {
+        "jaxrl5.agents": checkout / "jaxrl5" / "agents",
+        "jaxrl5.agents.ddpm_iql": checkout / "jaxrl5" / "agents" / "ddpm_iql",
+    }
     for name, folder in packages.items():
         sys.modules[name] = ModuleType(name)
         sys.modules[name].__path__ = [str(folder)]
@@ -85,14 +89,18 @@ def same_draws() -> Iterator[None]:
         return jax.numpy.asarray(draws.theirs(shape, "uniform") >= 1.0 - p)
 
     with (
-        same_noise({BATCH * 256: (UNUSED, 0, 1, 2)}),  # masks of dropout, after the initial weights of a layer, which flax asks for
+        same_noise(
+            {BATCH * 256: (UNUSED, 0, 1, 2)}
+        ),  # masks of dropout, after the initial weights of a layer, which flax asks for
         mock.patch.object(jax.random, "randint", integers),
         mock.patch.object(jax.random, "bernoulli", kept),
     ):
         yield
 
 
-SMALLER = "their script for D4RL takes a smaller learner: SiLU for Mish, 128 waves for 64, V's observations through LayerNorm"
+SMALLER = (
+    "their script for D4RL takes a smaller learner: SiLU for Mish, 128 waves for 64, V's observations through LayerNorm"
+)
 
 
 @case("idql", IDQL, COMMIT, needs=NEEDS, remains=SMALLER)
@@ -105,7 +113,12 @@ def idql(checkout: Path) -> Outcome:
     outcome, ours = Outcome(), Ours("idql")
     spaces = [SimpleNamespace(sample=lambda n=n: np.zeros(n), shape=(n,)) for n in (OBSERVATION, ACTION)]
     with learner(checkout) as code:
-        settings = {"actor_architecture": "ln_resnet", "actor_dropout_rate": 0.1, "actor_num_blocks": 3, "actor_layer_norm": True}
+        settings = {
+            "actor_architecture": "ln_resnet",
+            "actor_dropout_rate": 0.1,
+            "actor_num_blocks": 3,
+            "actor_layer_norm": True,
+        }
         agent = code.DDPMIQLLearner.create(0, *spaces, **settings, decay_steps=3_000_000)
         for name, tree in trees(ours).items():
             state = getattr(agent, name)
@@ -122,5 +135,7 @@ def idql(checkout: Path) -> Outcome:
             outcome.losses.append({a: (found[a], float(expected[b])) for a, b in names.items()})
         for name, tree in trees(ours).items():
             reached = flatten_dict(dict(getattr(agent, name).params))
-            outcome.parameters |= {"/".join((name, *k)): (v, np.asarray(reached[k])) for k, v in flatten_dict(tree).items()}
+            outcome.parameters |= {
+                "/".join((name, *k)): (v, np.asarray(reached[k])) for k, v in flatten_dict(tree).items()
+            }
     return outcome

@@ -21,10 +21,16 @@ SNELL, SNELL_COMMIT = "Sea-Snell/Implicit-Language-Q-Learning", "0dc556150bfbdca
 
 
 def token_columns(batch: Arrays) -> dict[str, Tensor]:
-    """A batch of whole episodes as `PerTokenIQL` takes it: indices of states and of actions, and padding marked as terminal."""
+    """A batch of whole episodes as `PerTokenIQL` takes it: indices of states and of actions, and padding marked as
+    terminal.
+    """
     rows, count = len(batch["ids"]), int(batch["action"].sum(1).max())
     ids, valid = torch.as_tensor(batch["ids"]), torch.as_tensor(batch["valid"])
-    states, actions, ends = torch.zeros(rows, count + 1).long(), torch.zeros(rows, count).long(), torch.ones(rows, count + 1).long()
+    states, actions, ends = (
+        torch.zeros(rows, count + 1).long(),
+        torch.zeros(rows, count).long(),
+        torch.ones(rows, count + 1).long(),
+    )
     rewards = torch.zeros(rows, count)
     for row in range(rows):
         places = np.flatnonzero(batch["action"][row])
@@ -33,8 +39,13 @@ def token_columns(batch: Arrays) -> dict[str, Tensor]:
         ends[row, : len(places)] = 0
         rewards[row, : len(places)] = torch.as_tensor(batch["reward"][row, places])
     return {
-        "tokens": ids, "attn_mask": valid.long(), "state_idxs": states, "action_idxs": actions, "rewards": rewards, "terminals": ends,
-    }  # fmt: skip
+        "tokens": ids,
+        "attn_mask": valid.long(),
+        "state_idxs": states,
+        "action_idxs": actions,
+        "rewards": rewards,
+        "terminals": ends,
+    }
 
 
 @case(
@@ -45,7 +56,14 @@ def token_columns(batch: Arrays) -> dict[str, Tensor]:
     needs=("transformers", "peft"),
 )  # fmt: skip
 def ilql(checkout: Path) -> Outcome:
-    settings = {"trunk": "shared", "clone_weight": 0.25, "conservative_weight": 0.3, "discount": 0.9, "expectile": 0.7, "polyak": 0.05}
+    settings = {
+        "trunk": "shared",
+        "clone_weight": 0.25,
+        "conservative_weight": 0.3,
+        "discount": 0.9,
+        "expectile": 0.7,
+        "polyak": 0.05,
+    }
     text, outcome = Text("ilql", ("value",), history=None, learning_rate=1e-3, **settings), Outcome()
     algorithm = text.algorithm
     lm = algorithm.networks["value"].lm
@@ -59,9 +77,18 @@ def ilql(checkout: Path) -> Outcome:
         data = SimpleNamespace(max_len=None, tokenizer=SimpleNamespace(num_tokens=lambda: lm.vocabulary))
         net.lm_head.weight = net.transformer.wte.weight
         model = models.PerTokenIQL(
-            net, data, "cpu", alpha=0.05, gamma=0.9, beta=0.0, transition_weight=0.0, double_q=True, tau=0.7, seperate_target=True,
+            net,
+            data,
+            "cpu",
+            alpha=0.05,
+            gamma=0.9,
+            beta=0.0,
+            transition_weight=0.0,
+            double_q=True,
+            tau=0.7,
+            seperate_target=True,
             exp_weights=True,
-        )  # fmt: skip
+        )
         pairs = value_pairs(model.model.transformer, {"q1": model.q, "q2": model.q2, "v": model.v})
         target = value_pairs(model.lm_target.transformer, {"q1": model.target_q, "q2": model.target_q2})
         give(pairs, text.ours.state.params["value"])
@@ -72,7 +99,9 @@ def ilql(checkout: Path) -> Outcome:
             losses = text.ours.update(batch)
             inputs = token_columns(batch)
             share = float(inputs["attn_mask"][:, 1:].sum() / batch["action"].sum())
-            loss, logged, _ = model.get_loss(inputs, awac_weight=0.25 * share, v_loss_weight=0.5, q_loss_weight=0.5, cql_loss_weight=0.3)
+            loss, logged, _ = model.get_loss(
+                inputs, awac_weight=0.25 * share, v_loss_weight=0.5, q_loss_weight=0.5, cql_loss_weight=0.3
+            )
             adam.zero_grad()
             loss.backward()
             adam.step()
@@ -91,7 +120,11 @@ def ilql(checkout: Path) -> Outcome:
 def value_pairs(transformer: Any, heads: dict[str, Any]) -> list[Pair]:
     """A GPT-2 and its value heads."""
     at = "lm.base"
-    pairs = [*table(f"{at}.wte", transformer.wte), *table(f"{at}.wpe", transformer.wpe), *norm(f"{at}.ln_f", transformer.ln_f)]
+    pairs = [
+        *table(f"{at}.wte", transformer.wte),
+        *table(f"{at}.wpe", transformer.wpe),
+        *norm(f"{at}.ln_f", transformer.ln_f),
+    ]
     for i, block in enumerate(transformer.h):
         for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
             module = block.get_submodule(name)

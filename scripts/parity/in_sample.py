@@ -42,13 +42,21 @@ def compare(checkout: Path, ours: Ours, rows: list[Arrays], learner: str = "lear
     checkout = checkout / "offline" if (checkout / "offline").is_dir() else checkout
     with jax_float64(), imported(checkout, learner, ABSENT) as module, imported(checkout, "common", ABSENT) as common:
         agent = module.Learner(
-            0, np.zeros((1, OBSERVATION)), np.zeros((1, ACTION)), hidden_dims=tuple(c.hidden), temperature=c.temperature, expectile=0.8,
-            max_steps=c.decay_steps, **settings,
-        )  # fmt: skip
+            0,
+            np.zeros((1, OBSERVATION)),
+            np.zeros((1, ACTION)),
+            hidden_dims=tuple(c.hidden),
+            temperature=c.temperature,
+            expectile=0.8,
+            max_steps=c.decay_steps,
+            **settings,
+        )
         start = weights(ours)
         for name in ("actor", "critic", "value"):
             model = getattr(agent, name)
-            old = model.params[1] if isinstance(model.params, tuple) else model.params  # as older versions of flax popped them
+            old = (
+                model.params[1] if isinstance(model.params, tuple) else model.params
+            )  # as older versions of flax popped them
             params = replaced(old, start[name])
             setattr(agent, name, model.replace(params=params, opt_state=model.tx.init(params)))
         agent.target_critic = agent.target_critic.replace(params=agent.critic.params)
@@ -63,7 +71,10 @@ def compare(checkout: Path, ours: Ours, rows: list[Arrays], learner: str = "lear
                 expected = agent.update(own)
             critic = losses["critic/loss"] + losses.get("critic/expert_loss", 0.0)
             pairs = {"value": (losses["value/loss"], float(expected["value_loss"]))}
-            pairs |= {"critic": (critic, float(expected["critic_loss"])), "actor": (losses["actor/loss"], float(expected["actor_loss"]))}
+            pairs |= {
+                "critic": (critic, float(expected["critic_loss"])),
+                "actor": (losses["actor/loss"], float(expected["actor_loss"])),
+            }
             outcome.losses.append(pairs)
         for name, x in weights(ours).items():
             outcome.parameters |= compared(name, x, getattr(agent, name).params)
@@ -115,10 +126,14 @@ def expert_rows() -> list[Arrays]:
 @case("recoil", *RECOIL, remains="several updates of V there are one", needs=NEEDS)
 def recoil(checkout: Path) -> Outcome:
     ours = Ours("recoil", gumbel_temperature=5.0, decay_steps=1000)
-    return compare(checkout, ours, expert_rows(), "learner_imitate", layernorm=True, vanilla=False, loss_temp=5.0, args=flags())
+    return compare(
+        checkout, ours, expert_rows(), "learner_imitate", layernorm=True, vanilla=False, loss_temp=5.0, args=flags()
+    )
 
 
 @case("recoil, expectile", *RECOIL, needs=NEEDS)
 def recoil_expectile(checkout: Path) -> Outcome:
     ours = Ours("recoil", implicit_maximum="expectile", expectile=0.8, decay_steps=1000)
-    return compare(checkout, ours, expert_rows(), "learner_imitate", layernorm=True, vanilla=True, beta=0.1, args=flags())
+    return compare(
+        checkout, ours, expert_rows(), "learner_imitate", layernorm=True, vanilla=True, beta=0.1, args=flags()
+    )

@@ -29,9 +29,15 @@ def ensemble(ours: Ours, paths: list[str], norms: list[str]) -> dict[str, np.nda
     params, result = ours.state.params["critic"], {}
     names = [f"layers.{i}" for i in range(len(paths) - 1)] + ["head"]
     for name, path in zip(names, paths, strict=True):
-        result |= {f"{path}/kernel": params[f"{name}.weight"].numpy(), f"{path}/bias": params[f"{name}.bias"].numpy()[:, 0]}
+        result |= {
+            f"{path}/kernel": params[f"{name}.weight"].numpy(),
+            f"{path}/bias": params[f"{name}.bias"].numpy()[:, 0],
+        }
     for i, path in enumerate(norms):
-        result |= {f"{path}/scale": params[f"scales.{i}"].numpy()[:, 0], f"{path}/bias": params[f"shifts.{i}"].numpy()[:, 0]}
+        result |= {
+            f"{path}/scale": params[f"scales.{i}"].numpy()[:, 0],
+            f"{path}/bias": params[f"shifts.{i}"].numpy()[:, 0],
+        }
     return result
 
 
@@ -87,9 +93,20 @@ def rebrac(checkout: Path, module: str) -> Outcome:
         actor, critic = trained["actor"], trained["critic"]
         next_actions = {"next_actions": lambda g: g.uniform(-0.95, 0.95, (32, ACTION))}
         names = ["critic_loss", "q_min", "actor_loss", "bc_mse_policy", "bc_mse_random", "action_mse"]
-        settings = {"gamma": 0.99, "actor_bc_coef": 0.1, "critic_bc_coef": 0.3, "tau": 0.005, "policy_noise": 0.2, "noise_clip": 0.5}
+        settings = {
+            "gamma": 0.99,
+            "actor_bc_coef": 0.1,
+            "critic_bc_coef": 0.3,
+            "tau": 0.005,
+            "policy_noise": 0.2,
+            "noise_clip": 0.5,
+        }
         for i, batch in enumerate(batches(**next_actions)):
-            rows = {"states": batch["observations"], "next_states": batch["next_observations"], "dones": 1 - batch["masks"]}
+            rows = {
+                "states": batch["observations"],
+                "next_states": batch["next_observations"],
+                "dones": 1 - batch["masks"],
+            }
             rows |= {k: batch[k] for k in ("actions", "rewards", "next_actions")}
             metrics = code.Metrics.create(names)
             with shared_noise():
@@ -129,13 +146,17 @@ def critic_norm_first(self: EnsembleMLP, x: Tensor, key: Tensor | None = None) -
 
 @contextlib.contextmanager
 def same_draws(size: int, drawn: int) -> Iterator[None]:
-    """The same random subset of target critics on both sides, and the noise of actions, which tfp draws transposed, as ours."""
+    """The same random subset of target critics on both sides, and the noise of actions, which tfp draws transposed, as
+    ours.
+    """
     import jax
 
     chosen = torch.as_tensor(pattern((size,), "uniform")).topk(drawn).indices.numpy()
     with (
         mock.patch.object(jax.random, "choice", lambda *_, **__: jax.numpy.asarray(chosen)),
-        mock.patch.object(jax.random, "normal", lambda key, shape, dtype=None: jax.numpy.asarray(draws.theirs(shape[::-1]).T)),
+        mock.patch.object(
+            jax.random, "normal", lambda key, shape, dtype=None: jax.numpy.asarray(draws.theirs(shape[::-1]).T)
+        ),
     ):
         yield
 
@@ -144,8 +165,10 @@ def same_draws(size: int, drawn: int) -> Iterator[None]:
     "rlpd",
     "ikostrikov/rlpd",
     "c90fd4baf28c9c9ef40a81460a2e395092844f88",
-    aligned="LayerNorm before the activation; order of steps; loss of alpha; Adam's epsilon of the critics, a mean there",
-    remains="these; the floor of the log-std is -20 there, -5 here; initial weights are Xavier's there, PyTorch's here; the actor moves "
+    aligned="LayerNorm before the activation; order of steps; loss of alpha; Adam's epsilon of the critics, a mean "
+    "there",
+    remains="these; the floor of the log-std is -20 there, -5 here; initial weights are Xavier's there, PyTorch's "
+    "here; the actor moves "
     "once after `utd` updates of the critics there",
     needs=NEEDS,
 )
@@ -176,7 +199,10 @@ def rlpd(checkout: Path) -> Outcome:
         body = prefix_of(agent.critic.params, "MLP_0/Dense_0/kernel")
 
         def weights() -> dict[str, dict[str, np.ndarray]]:
-            actor = dense(split_head(ours.mlp("actor")), ["MLP_0/Dense_0", "MLP_0/Dense_1", "OutputDenseMean", "OutputDenseLogStd"])
+            actor = dense(
+                split_head(ours.mlp("actor")),
+                ["MLP_0/Dense_0", "MLP_0/Dense_1", "OutputDenseMean", "OutputDenseLogStd"],
+            )
             layers = [f"{body}MLP_0/Dense_0", f"{body}MLP_0/Dense_1", f"{body}Dense_0"]
             critic = ensemble(ours, layers, [f"{body}MLP_0/LayerNorm_{i}" for i in range(2)])
             return {"actor": actor, "critic": critic, "temp": {"log_temp": ours.state.params["entropy"]["log"].numpy()}}

@@ -42,7 +42,9 @@ SPREAD = "advantages' standard deviation (n - 1 there, n here)"
 
 @contextlib.contextmanager
 def same_draws(ours: Ours, network: Any) -> Iterator[None]:
-    """The same member for each row and the same noise on both sides; the reference's standard deviation divides by n."""
+    """The same member for each row and the same noise on both sides; the reference's standard deviation divides by
+    n.
+    """
     member = np.where(pattern((BATCH,), "uniform") < 0.5, 2, 0)
     deviation = Tensor.std
 
@@ -51,14 +53,17 @@ def same_draws(ours: Ours, network: Any) -> Iterator[None]:
 
     with (
         mock.patch.object(network, "random_elite_idxs", lambda count: member),
-        mock.patch.object(ours.algorithm.runtime.source.model, "elite", lambda tree, key, count: torch.as_tensor(member)),
+        mock.patch.object(
+            ours.algorithm.runtime.source.model, "elite", lambda tree, key, count: torch.as_tensor(member)
+        ),
         mock.patch.object(torch, "normal", normal),
         mock.patch.object(Tensor, "std", lambda x, *a, **_: deviation(x, *a, unbiased=False)),
     ):
         yield
 
 
-@case("rambo", KIT, COMMIT, aligned=f"{TANH}; {ORDER}; {SPREAD}", remains=f"{TANH}: ours is exact; {ORDER}; {SPREAD}; the model's updates "
+@case("rambo", KIT, COMMIT, aligned=f"{TANH}; {ORDER}; {SPREAD}", remains=f"{TANH}: ours is exact; {ORDER}; {SPREAD}; "
+                                                                          "the model's updates "
       "come one after each of the policy's here, 1,000 after 1,000 there")  # fmt: skip
 def rambo(checkout: Path) -> Outcome:
     weight, rate = 0.5, 3e-4
@@ -66,7 +71,9 @@ def rambo(checkout: Path) -> Outcome:
     ours = Ours("rambo", entropy_learning_rate=1e-4, real_share=0.5, **settings)
     outcome, (model, tree) = Outcome(), world(ours)
     algorithm, state = ours.algorithm, ours.state
-    algorithm.runtime.source = ModelSource(None, model, tree, None, None, {"decay": torch.tensor(model.config.weight_decay)})  # type: ignore[arg-type]
+    algorithm.runtime.source = ModelSource(
+        None, model, tree, None, None, {"decay": torch.tensor(model.config.weight_decay)}
+    )  # type: ignore[arg-type]
     state.params["dynamics"].update({k: v.clone() for k, v in tree["params"].items()})
     start = torch.as_tensor(pattern((BATCH, OBSERVATION)))
     state.extra["imagined"]["observations"] = start
@@ -82,7 +89,9 @@ def rambo(checkout: Path) -> Outcome:
             alpha=(target, log_alpha, optimiser), adv_weight=weight,
         )  # fmt: skip
         unmixed(ours)
-        update = mock.patch.object(SoftActorCritic, "update", lambda self, *a, **b: steps_in_order(self, "cae")(*a, **b))
+        update = mock.patch.object(
+            SoftActorCritic, "update", lambda self, *a, **b: steps_in_order(self, "cae")(*a, **b)
+        )
         for batch, real in zip(batches(), batches(seed=1), strict=True):
             following = real["next_observations"] - real["observations"]
             rows = {
@@ -96,10 +105,15 @@ def rambo(checkout: Path) -> Outcome:
                 losses, expected = ours.update(batch), reference.learn(halves(batch, BATCH // 2))
                 columns = [torch.as_tensor(real[name]) for name in ("observations", "actions", "next_observations")]
                 observations, _, info = reference.dynamics_step_and_forward(
-                    observations, reference.select_action(observations), *columns, torch.as_tensor(real["rewards"])[:, None]
+                    observations,
+                    reference.select_action(observations),
+                    *columns,
+                    torch.as_tensor(real["rewards"])[:, None],
                 )
             pairs = {"model/loss": "all_loss", "model/adversarial": "adv_loss", "model/log_density": "adv_log_prob"}
             model_losses = {name: (losses[name], info[f"adv_dynamics_update/{other}"]) for name, other in pairs.items()}
             outcome.losses.append({**actor_critic_losses(losses, expected), **model_losses})
-    outcome.parameters |= parameters(ours, actor, critics, log_alpha) | pair_models(ours.state.params["dynamics"], dynamics.model)
+    outcome.parameters |= parameters(ours, actor, critics, log_alpha) | pair_models(
+        ours.state.params["dynamics"], dynamics.model
+    )
     return outcome

@@ -1,4 +1,6 @@
-"""Our side of text algorithms, and our small GPT-2 in the place of the references' trained models: texts are token numbers."""
+"""Our side of text algorithms, and our small GPT-2 in the place of the references' trained models: texts are token
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,15 @@ from parity.weights import scramble
 
 WIDTH, ROWS = 16, 6
 SMALL: dict[str, Any] = {
-    "width": WIDTH, "layers": 1, "heads": 2, "length": 60, "batch_size": ROWS, "tokenizer": "words", "clip_norm": 0.0, "weight_decay": 0.0,
-}  # fmt: skip
+    "width": WIDTH,
+    "layers": 1,
+    "heads": 2,
+    "length": 60,
+    "batch_size": ROWS,
+    "tokenizer": "words",
+    "clip_norm": 0.0,
+    "weight_decay": 0.0,
+}
 
 
 def dialogues(seed: int = 0) -> Any:
@@ -35,12 +44,15 @@ def dialogues(seed: int = 0) -> Any:
     episodes = [
         {
             "turns": [
-                {"obs": words(3, "abc"), "action": words(int(g.integers(1, 4)), "xyz"), "reward": float(g.normal())} for _ in range(3)
+                {"obs": words(3, "abc"), "action": words(int(g.integers(1, 4)), "xyz"), "reward": float(g.normal())}
+                for _ in range(3)
             ],
-            "final_obs": words(3, "abc"), "terminated": True, "truncated": False,
+            "final_obs": words(3, "abc"),
+            "terminated": True,
+            "truncated": False,
         }
         for _ in range(4)
-    ]  # fmt: skip
+    ]
     return from_episodes(episodes, name="dialogues")
 
 
@@ -55,7 +67,9 @@ class Text:
         for name in networks:
             scramble(self.ours, name)
         state = self.ours.state
-        self.ours.state = state._replace(target={n: {k: v.clone() for k, v in state.params[n].items()} for n in state.target})
+        self.ours.state = state._replace(
+            target={n: {k: v.clone() for k, v in state.params[n].items()} for n in state.target}
+        )
         self.sampler = self.algorithm.sampler()
         self.source = self.sampler.prepare(data)
 

@@ -1,4 +1,6 @@
-"""The model-based methods of OfflineRL-Kit (yihaosun1124/OfflineRL-Kit), whose settings ours take over, and their dynamics model."""
+"""The model-based methods of OfflineRL-Kit (yihaosun1124/OfflineRL-Kit), whose settings ours take over, and their
+dynamics model.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,12 @@ KIT, COMMIT = "yihaosun1124/OfflineRL-Kit", "e3ce69793766d02660217d4dfc0af4693a5
 ABSENT = ("gym", "gym.envs", "gym.envs.mujoco", "torch.utils.tensorboard")
 MEMBERS, ELITES, ACTIONS, SAMPLES = 4, 2, 4, 3
 HIDDEN = [32, 32]
-SMALL = {"batch_size": BATCH, "rollouts": 4, "horizon": 1, "rollout_retain": 1}  # a ring of imagined transitions that nothing reads here
+SMALL = {
+    "batch_size": BATCH,
+    "rollouts": 4,
+    "horizon": 1,
+    "rollout_retain": 1,
+}  # a ring of imagined transitions that nothing reads here
 TANH = "1e-6 in tanh's correction"
 ORDER = "order of steps (critic, actor, alpha there; alpha, actor, critic here)"
 
@@ -66,7 +73,10 @@ def kit(checkout: Path) -> Iterator[SimpleNamespace]:
             if name.startswith("offlinerlkit.") and getattr(module, "torch", None) is torch:
                 module.torch = Wide()  # type: ignore[attr-defined]
         yield SimpleNamespace(
-            policy=policy, modules=offlinerlkit.modules, nets=offlinerlkit.nets, dynamics=offlinerlkit.dynamics.EnsembleDynamics
+            policy=policy,
+            modules=offlinerlkit.modules,
+            nets=offlinerlkit.nets,
+            dynamics=offlinerlkit.dynamics.EnsembleDynamics,
         )
 
 
@@ -89,7 +99,10 @@ def learnt_alpha() -> tuple[float, Tensor, torch.optim.Optimizer]:
 def halves(batch: Arrays, real: int) -> dict[str, dict[str, Tensor]]:
     """The reference's batch: the data's rows and imagined ones."""
     columns = {k: torch.as_tensor(batch[k]) for k in ("observations", "actions", "next_observations")}
-    columns |= {"rewards": torch.as_tensor(batch["rewards"])[:, None], "terminals": 1 - torch.as_tensor(batch["masks"])[:, None]}
+    columns |= {
+        "rewards": torch.as_tensor(batch["rewards"])[:, None],
+        "terminals": 1 - torch.as_tensor(batch["masks"])[:, None],
+    }
     return {"real": {k: v[:real] for k, v in columns.items()}, "fake": {k: v[real:] for k, v in columns.items()}}
 
 
@@ -98,7 +111,9 @@ def unmixed(ours: Ours) -> None:
     ours.algorithm.rollouts.mixed = lambda state, batch, key: batch
 
 
-def parameters(ours: Ours, actor: Any, critics: list[Any], log_alpha: Tensor) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def parameters(
+    ours: Ours, actor: Any, critics: list[Any], log_alpha: Tensor
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     pairs = pair_layers("actor", split_head(ours.mlp("actor")), linears(actor)) | pair_critics(ours, *critics)
     return pairs | {"alpha": pair(ours.state.params["entropy"]["log"], log_alpha)}
 
@@ -106,7 +121,13 @@ def parameters(ours: Ours, actor: Any, critics: list[Any], log_alpha: Tensor) ->
 def world(ours: Ours) -> tuple[WorldModel, dict[str, Any]]:
     """A small untrained model of ours with its tree, in float64, and its inputs' scale."""
     torch.manual_seed(0)
-    settings = {"members": MEMBERS, "elites": ELITES, "hidden": HIDDEN, "termination": "never", "weight_decay": [1e-3, 2e-3, 3e-3]}
+    settings = {
+        "members": MEMBERS,
+        "elites": ELITES,
+        "hidden": HIDDEN,
+        "termination": "never",
+        "weight_decay": [1e-3, 2e-3, 3e-3],
+    }
     model = WorldModel(DynamicsSettings(**settings), ours.spec)
     with torch.no_grad():
         params = {k: v.detach().double() + 0.05 * torch.randn(v.shape) for k, v in model.network.named_parameters()}
@@ -134,7 +155,9 @@ def reference_model(kit: SimpleNamespace, model: WorldModel, tree: dict[str, Any
         network.min_logvar.copy_(params["min_log_var"])
     network.set_elites(tree["elites"].tolist())
     mean, std = tree["mean"].numpy(), tree["std"].numpy()
-    scaler = SimpleNamespace(transform=lambda x: (x - mean) / std, transform_tensor=lambda x: (x - tree["mean"]) / tree["std"])
+    scaler = SimpleNamespace(
+        transform=lambda x: (x - mean) / std, transform_tensor=lambda x: (x - tree["mean"]) / tree["std"]
+    )
     return kit.dynamics(network, torch.optim.Adam(network.parameters(), lr=rate), scaler, never)
 
 
@@ -143,7 +166,10 @@ def never(observations: np.ndarray, actions: np.ndarray, following: np.ndarray) 
 
 
 def pair_models(params: dict[str, Tensor], network: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    pairs = {"max": pair(params["max_log_var"], network.max_logvar), "min": pair(params["min_log_var"], network.min_logvar)}
+    pairs = {
+        "max": pair(params["max_log_var"], network.max_logvar),
+        "min": pair(params["min_log_var"], network.min_logvar),
+    }
     for name, layer in zip(("layers.0", "layers.1", "head"), ensemble_layers(network), strict=True):
         pairs[f"model/{name}.w"] = pair(params[f"net.{name}.weight"], layer.weight)
         pairs[f"model/{name}.b"] = pair(params[f"net.{name}.bias"], layer.bias)
@@ -180,9 +206,18 @@ def mopo(checkout: Path) -> Outcome:
 ACTOR_FIRST = "order of steps (actor, alpha, critic there; alpha, actor, critic here)"
 
 
-@case("combo", KIT, COMMIT, aligned=f"{TANH}; {ACTOR_FIRST}; kit_compat=true", remains=f"{TANH}: ours is exact; {ACTOR_FIRST}; kit_compat")
+@case(
+    "combo",
+    KIT,
+    COMMIT,
+    aligned=f"{TANH}; {ACTOR_FIRST}; kit_compat=true",
+    remains=f"{TANH}: ours is exact; {ACTOR_FIRST}; kit_compat",
+)
 def combo(checkout: Path) -> Outcome:
-    ours, outcome = Ours("combo", kit_compat=True, actions=ACTIONS, entropy_learning_rate=1e-4, decay_steps=1000, **SMALL), Outcome()
+    ours, outcome = (
+        Ours("combo", kit_compat=True, actions=ACTIONS, entropy_learning_rate=1e-4, decay_steps=1000, **SMALL),
+        Outcome(),
+    )
     with kit(checkout) as k:
         actor, critics = actor_critics(k, ours, [256, 256, 256])
         target, log_alpha, optimiser = learnt_alpha()
@@ -190,9 +225,18 @@ def combo(checkout: Path) -> Outcome:
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(actor_optimiser, 1000)
         space = SimpleNamespace(low=[-1.0], high=[1.0])
         reference = k.policy.COMBOPolicy(
-            None, actor, *critics, actor_optimiser, adam(critics[0]), adam(critics[1]), space, alpha=(target, log_alpha, optimiser),
-            cql_weight=0.5, with_lagrange=False, num_repeart_actions=ACTIONS,
-        )  # fmt: skip
+            None,
+            actor,
+            *critics,
+            actor_optimiser,
+            adam(critics[0]),
+            adam(critics[1]),
+            space,
+            alpha=(target, log_alpha, optimiser),
+            cql_weight=0.5,
+            with_lagrange=False,
+            num_repeart_actions=ACTIONS,
+        )
         unmixed(ours)
         ours.algorithm.update = steps_in_order(ours.algorithm, "aec")
         for batch in batches():
@@ -209,11 +253,20 @@ def combo(checkout: Path) -> Outcome:
     KIT,
     COMMIT,
     aligned=f"{TANH}; {ORDER}; min_target=0; Adam's epsilon of the critics halved there",
-    remains=f"{TANH}: ours is exact; {ORDER}; targets below 0 are cut off there, here where min_target says; the critics' loss is a mean "
+    remains=f"{TANH}: ours is exact; {ORDER}; targets below 0 are cut off there, here where min_target says; the "
+    "critics' loss is a mean "
     "there, a sum here",
 )
 def mobile(checkout: Path) -> Outcome:
-    ours = Ours("mobile", entropy_learning_rate=1e-4, real_share=0.25, min_target=0.0, backup_samples=SAMPLES, decay_steps=1000, **SMALL)
+    ours = Ours(
+        "mobile",
+        entropy_learning_rate=1e-4,
+        real_share=0.25,
+        min_target=0.0,
+        backup_samples=SAMPLES,
+        decay_steps=1000,
+        **SMALL,
+    )
     outcome, (model, tree) = Outcome(), world(ours)
     ours.algorithm.runtime.source = ModelSource(None, model, tree, None, None)  # type: ignore[arg-type]
     with kit(checkout) as k:
@@ -232,7 +285,11 @@ def mobile(checkout: Path) -> Outcome:
             with shared_noise(CRITICS_FIRST), tanh_epsilon(), kit_inconsistency(reference):
                 losses, expected = ours.update(batch), reference.learn(halves(batch, 8))
             schedule.step()
-            both = {"loss/critic1": expected["loss/critic"], "loss/critic2": expected["loss/critic"], "loss/actor": expected["loss/actor"]}
+            both = {
+                "loss/critic1": expected["loss/critic"],
+                "loss/critic2": expected["loss/critic"],
+                "loss/actor": expected["loss/actor"],
+            }
             outcome.losses.append(actor_critic_losses(losses, both))
     outcome.parameters |= parameters(ours, actor, critics, log_alpha)
     return outcome
@@ -240,7 +297,8 @@ def mobile(checkout: Path) -> Outcome:
 
 @contextlib.contextmanager
 def kit_inconsistency(reference: Any) -> Iterator[None]:
-    """The reference estimates the inconsistency of all rows and then forgets that of the data's; ours asks for imagined rows alone.
+    """The reference estimates the inconsistency of all rows and then forgets that of the data's; ours asks for imagined
+    rows alone.
 
     Here the noise of its next states and of the actions there is ours, in the imagined rows.
     """
@@ -260,7 +318,9 @@ def kit_inconsistency(reference: Any) -> Iterator[None]:
     def standard_normal(shape: Any, **options: Any) -> Tensor:
         if tuple(shape) != (SAMPLES * ELITES * rows, ACTION):
             return normal(shape, **options)
-        own = torch.as_tensor(pattern((SAMPLES * ELITES * (rows - real), ACTION))).reshape(SAMPLES, ELITES, rows - real, ACTION)
+        own = torch.as_tensor(pattern((SAMPLES * ELITES * (rows - real), ACTION))).reshape(
+            SAMPLES, ELITES, rows - real, ACTION
+        )
         return torch.cat([torch.zeros(SAMPLES, ELITES, real, ACTION), own], 2).reshape(-1, ACTION)
 
     with (
@@ -272,7 +332,10 @@ def kit_inconsistency(reference: Any) -> Iterator[None]:
 
 @case("dynamics", KIT, COMMIT, remains="which rows are held out, and the order of batches")
 def dynamics(checkout: Path) -> Outcome:
-    ours, outcome = Ours("dynamics", epoch=1, members=MEMBERS, elites=ELITES, hidden=HIDDEN, termination="never"), Outcome()
+    ours, outcome = (
+        Ours("dynamics", epoch=1, members=MEMBERS, elites=ELITES, hidden=HIDDEN, termination="never"),
+        Outcome(),
+    )
     model, tree = world(ours)
     ours.state.params["dynamics"].update({k: v.clone() for k, v in tree["params"].items()})
     ours.state.extra.update(mean=tree["mean"], std=tree["std"])

@@ -1,7 +1,8 @@
 """OGBench's goal-conditioned agents (seohongpark/ogbench), and OTA's, which are built on the same code; JAX and flax.
 
-Worked with jax 0.4.38, flax 0.10.4, distrax 0.1.5, tensorflow-probability 0.25 and optax 0.2.4 on Python 3.11. Both sides take their own
-defaults, so that a default that differs would show. The agents draw nothing at random in an update (`const_std`).
+Worked with jax 0.4.38, flax 0.10.4, distrax 0.1.5, tensorflow-probability 0.25 and optax 0.2.4 on Python 3.11. Both
+sides take their own defaults, so that a default that differs would show. The agents draw nothing at random in an update
+(`const_std`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from parity.common import ACTION, BATCH, OBSERVATION, Arrays, Ours, Outcome, bat
 OGBENCH, COMMIT = "seohongpark/ogbench", "1d4140997f60c52c6fb0702ec100dc988b18c548"
 OTA, OTA_COMMIT = "ktolnos/TTGS", "0a6d7a94ecfa1e563357327f9af7344e17e0745e"
 NEEDS = ("jax", "flax", "distrax", "optax", "ml_collections")
-GOALS = "goals at uniform distances: all later rows alike, theirs rounds, which draws the first and the last half as often"
+GOALS = (
+    "goals at uniform distances: all later rows alike, theirs rounds, which draws the first and the last half as often"
+)
 Tree = dict[str, Any]  # flax's parameters: nested dictionaries
 
 
@@ -81,7 +84,11 @@ def head(params: Mapping[str, Tensor], name: str) -> Tree:
 def levels(ours: Ours) -> Tree:
     """What HIQL and OTA have besides values."""
     p = ours.state.params
-    return {"goal_rep": {"layers_0": mlp(p["value"], "represent.")}, "low_actor": policy(p["actor"]), "high_actor": policy(p["high"])}
+    return {
+        "goal_rep": {"layers_0": mlp(p["value"], "represent.")},
+        "low_actor": policy(p["actor"]),
+        "high_actor": policy(p["high"]),
+    }
 
 
 TREES: dict[str, Callable[[Ours], Tree]] = {
@@ -104,30 +111,51 @@ TREES: dict[str, Callable[[Ours], Tree]] = {
         **({"value": encoders(o.state.params["value"], ensemble=False)} if "value" in o.state.params else {}),
     },
     "hiql": lambda o: {
-        **levels(o), "value": head(o.state.params["value"], "low"), "target_value": head(o.state.target["value"], "low"),
+        **levels(o),
+        "value": head(o.state.params["value"], "low"),
+        "target_value": head(o.state.target["value"], "low"),
     },
     "ota": lambda o: {
         **levels(o),
         **{f"{name}_value": head(o.state.params["value"], name) for name in ("low", "high")},
         **{f"target_{name}_value": head(o.state.target["value"], name) for name in ("low", "high")},
     },
-}  # fmt: skip
+}
 LOSSES = {
     "gcbc": {"actor/loss": "actor/actor_loss"},
     "gcivl": {"actor/loss": "actor/actor_loss", "value/loss": "value/value_loss"},
     "gciql": {"actor/loss": "actor/actor_loss", "value/loss": "value/value_loss", "critic/loss": "critic/critic_loss"},
-    "qrl": {"actor/loss": "actor/actor_loss", "value/loss": "value/total_loss", "value/dynamics": "dynamics/dynamics_loss"},
-    "crl": {"actor/loss": "actor/actor_loss", "critic/loss": "critic/contrastive_loss", "value/loss": "value/contrastive_loss"},
-    "hiql": {"value/loss": "value/value_loss", "low/loss": "low_actor/actor_loss", "high/loss": "high_actor/actor_loss"},
-    "ota": {
-        "value/loss": "low_value/low_value_loss", "value/high_loss": "high_value/high_value_loss",
-        "low/loss": "low_actor/actor_loss", "high/loss": "high_actor/actor_loss",
+    "qrl": {
+        "actor/loss": "actor/actor_loss",
+        "value/loss": "value/total_loss",
+        "value/dynamics": "dynamics/dynamics_loss",
     },
-}  # fmt: skip
+    "crl": {
+        "actor/loss": "actor/actor_loss",
+        "critic/loss": "critic/contrastive_loss",
+        "value/loss": "value/contrastive_loss",
+    },
+    "hiql": {
+        "value/loss": "value/value_loss",
+        "low/loss": "low_actor/actor_loss",
+        "high/loss": "high_actor/actor_loss",
+    },
+    "ota": {
+        "value/loss": "low_value/low_value_loss",
+        "value/high_loss": "high_value/high_value_loss",
+        "low/loss": "low_actor/actor_loss",
+        "high/loss": "high_actor/actor_loss",
+    },
+}
 COLUMNS = {  # theirs -> ours
-    "value_goals": "value_goals", "actor_goals": "actor_goals", "low_actor_goals": "low_goals", "high_actor_goals": "high_goals",
-    "high_actor_targets": "high_targets", "high_value_goals": "option_goals", "high_value_option_observations": "option_states",
-}  # fmt: skip
+    "value_goals": "value_goals",
+    "actor_goals": "actor_goals",
+    "low_actor_goals": "low_goals",
+    "high_actor_goals": "high_goals",
+    "high_actor_targets": "high_targets",
+    "high_value_goals": "option_goals",
+    "high_value_option_observations": "option_states",
+}
 
 
 def goal_batches() -> list[tuple[Arrays, Arrays]]:
@@ -141,15 +169,24 @@ def goal_batches() -> list[tuple[Arrays, Arrays]]:
 
     pairs = []
     for columns in batches(**dict.fromkeys(COLUMNS, goals), successes=flags, option_successes=flags):
-        ours = {**columns, **{b: columns[a] for a, b in COLUMNS.items()}, "high_target_states": columns["high_actor_targets"]}
+        ours = {
+            **columns,
+            **{b: columns[a] for a, b in COLUMNS.items()},
+            "high_target_states": columns["high_actor_targets"],
+        }
         theirs = {**columns, "rewards": columns["successes"] - 1.0, "masks": 1.0 - columns["successes"]}
-        theirs |= {"high_value_rewards": columns["option_successes"] - 1.0, "high_value_masks": 1.0 - columns["option_successes"]}
+        theirs |= {
+            "high_value_rewards": columns["option_successes"] - 1.0,
+            "high_value_masks": 1.0 - columns["option_successes"],
+        }
         pairs.append((ours, theirs))
     return pairs
 
 
 def compare(folder: Path, method: str, config: Mapping[str, Any], **settings: Any) -> Outcome:
-    """Five updates beside the agent `method` of the code in `folder`, with these settings of each side on top of its defaults."""
+    """Five updates beside the agent `method` of the code in `folder`, with these settings of each side on top of its
+    defaults.
+    """
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -174,7 +211,9 @@ def compare(folder: Path, method: str, config: Mapping[str, Any], **settings: An
         for mine, batch in goal_batches():
             losses = ours.update(mine)
             agent, expected = agent.update(batch)
-            outcome.losses.append({a: (losses[a], float(expected[b])) for a, b in LOSSES[method].items() if a in losses})
+            outcome.losses.append(
+                {a: (losses[a], float(expected[b])) for a, b in LOSSES[method].items() if a in losses}
+            )
         reached = flatten_dict(agent.network.params)
         outcome.parameters = {"/".join(k): (v, np.asarray(reached[k])) for k, v in flatten_dict(parameters()).items()}
     return outcome
@@ -183,20 +222,31 @@ def compare(folder: Path, method: str, config: Mapping[str, Any], **settings: An
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # method -> (their settings, ours)
     **dict.fromkeys(("gcbc", "gcivl", "gciql", "qrl", "crl", "hiql"), ({}, {})),
     "gciql, awr": ({"actor_loss": "awr", "alpha": 3.0}, {"learner": "awr"}),
-    "qrl, mrn and awr": ({"quasimetric_type": "mrn", "actor_loss": "awr", "alpha": 3.0}, {"quasimetric": "mrn", "learner": "awr"}),
+    "qrl, mrn and awr": (
+        {"quasimetric_type": "mrn", "actor_loss": "awr", "alpha": 3.0},
+        {"quasimetric": "mrn", "learner": "awr"},
+    ),
     "crl, awr": ({"actor_loss": "awr", "alpha": 3.0}, {"learner": "awr"}),
 }
 
 
 def add(method: str, config: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     name = method.partition(",")[0]
-    case(method, OGBENCH, COMMIT, needs=NEEDS, remains=GOALS)(lambda path: compare(path / "impls", name, config, **settings))
+    case(method, OGBENCH, COMMIT, needs=NEEDS, remains=GOALS)(
+        lambda path: compare(path / "impls", name, config, **settings)
+    )
 
 
 for _method, (_config, _settings) in sorted(VARIANTS.items()):
     add(_method, _config, _settings)
 
 
-@case("ota", OTA, OTA_COMMIT, needs=NEEDS, remains=f"{GOALS}; the reference is the copy of the authors' code in impls/ota-v")
+@case(
+    "ota",
+    OTA,
+    OTA_COMMIT,
+    needs=NEEDS,
+    remains=f"{GOALS}; the reference is the copy of the authors' code in impls/ota-v",
+)
 def ota(checkout: Path) -> Outcome:
     return compare(checkout / "impls" / "ota-v", "ota", {})

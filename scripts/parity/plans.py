@@ -20,7 +20,12 @@ from parity.diffusion import same_draws
 from parity.weights import Pair, compared, give, linear, packages, scramble, stubs
 
 DIFFUSER, DIFFUSER_COMMIT = "jannerm/diffuser", "7ea422860cc0106e5ca5949d980f04b799d5462c"
-HORIZON, STEPS, BASE, MULTIPLES = 8, 5, 32, (1, 4)  # groups of a normalisation are eight there, and here where that is four channels each
+HORIZON, STEPS, BASE, MULTIPLES = (
+    8,
+    5,
+    32,
+    (1, 4),
+)  # groups of a normalisation are eight there, and here where that is four channels each
 GUIDE: dict[str, Any] = {"guide_scale": 0.1, "guide_steps": 2, "guide_stop": 2}
 
 
@@ -36,7 +41,9 @@ def block(name: str, module: Any) -> list[Pair]:
         pairs += same(f"{name}.{part}.convolution", half.block[0])
         norm = half.block[2]
         pairs += [(f"{name}.{part}.scale", lambda x: x, norm.weight), (f"{name}.{part}.shift", lambda x: x, norm.bias)]
-    return pairs if isinstance(module.residual_conv, nn.Identity) else pairs + same(f"{name}.skip", module.residual_conv)
+    return (
+        pairs if isinstance(module.residual_conv, nn.Identity) else pairs + same(f"{name}.skip", module.residual_conv)
+    )
 
 
 def embedding(net: Any) -> list[Pair]:
@@ -90,7 +97,13 @@ class Theirs:
         modules["diffuser"].utils = utils  # type: ignore[attr-defined]
         # the schedule of noise and the weights of the loss are of a type that they name
         double = [mock.patch.object(torch, name, torch.float64) for name in ("float32", "float")]
-        with stubs(modules), double[0], double[1], imported(checkout, "diffuser.models.temporal") as nets, mock.patch("builtins.print"):
+        with (
+            stubs(modules),
+            double[0],
+            double[1],
+            imported(checkout, "diffuser.models.temporal") as nets,
+            mock.patch("builtins.print"),
+        ):
             models = importlib.import_module("diffuser.models.diffusion")
             self.functions = importlib.import_module("diffuser.sampling.functions")
             guides = importlib.import_module("diffuser.sampling.guides")
@@ -99,15 +112,23 @@ class Theirs:
             options = {"n_timesteps": STEPS, "predict_epsilon": False}
             self.plan = nets.TemporalUnet(*shape, dim=BASE, dim_mults=MULTIPLES)
             self.value = nets.ValueFunction(*shape, dim=BASE, dim_mults=MULTIPLES)
-            self.diffusion = models.GaussianDiffusion(self.plan, *sizes, loss_type="l2", action_weight=action_weight, **options)
+            self.diffusion = models.GaussianDiffusion(
+                self.plan, *sizes, loss_type="l2", action_weight=action_weight, **options
+            )
             self.values = models.ValueDiffusion(self.value, *sizes, loss_type="value_l2", **options)
             self.guide = guides.ValueGuide(self.values)
 
     def guided(self, states: Tensor) -> Tensor:
-        """Plans [B, T, D] from states [B, O], in the order of the states: what `p_sample_loop` does but for its sorting by value."""
+        """Plans [B, T, D] from states [B, O], in the order of the states: what `p_sample_loop` does but for its sorting
+        by value.
+        """
         condition, put = {0: states}, self.functions.apply_conditioning
         x = put(torch.randn(len(states), HORIZON, ACTION + OBSERVATION), condition, ACTION)
-        settings = {"scale": GUIDE["guide_scale"], "n_guide_steps": GUIDE["guide_steps"], "t_stopgrad": GUIDE["guide_stop"]}
+        settings = {
+            "scale": GUIDE["guide_scale"],
+            "n_guide_steps": GUIDE["guide_steps"],
+            "t_stopgrad": GUIDE["guide_stop"],
+        }
         for t in reversed(range(STEPS)):
             step = torch.full((len(states),), t)
             x, _ = self.functions.n_step_guided_p_sample(self.diffusion, x, condition, step, self.guide, **settings)
@@ -117,9 +138,11 @@ class Theirs:
 
 @case(
     "diffuser", DIFFUSER, DIFFUSER_COMMIT, needs=("einops",),
-    aligned="all steps of a window are there; the same noise in both losses; one batch in place of two halves; the value learns in the "
+    aligned="all steps of a window are there; the same noise in both losses; one batch in place of two halves; the "
+            "value learns in the "
     "same updates",
-    remains="their actions are normalised, steps beyond an end are zeros that are learnt; the averaged networks follow every ten updates",
+    remains="their actions are normalised, steps beyond an end are zeros that are learnt; the averaged networks follow "
+            "every ten updates",
 )  # fmt: skip
 def diffuser(checkout: Path) -> Outcome:
     ours = Ours("diffuser", plan_horizon=HORIZON, denoising_steps=STEPS, base=BASE, multiples=list(MULTIPLES), **GUIDE)
@@ -132,8 +155,13 @@ def diffuser(checkout: Path) -> Outcome:
         scramble(ours, name)
         assert sorted(n for n, _, _ in pairs[name]) == sorted(params[name])
         give(pairs[name], params[name])
-    optimizers = {name: torch.optim.Adam(net.parameters(), lr=algorithm.config.learning_rate) for name, net in networks.items()}
-    order = {BATCH: (0, 0), BATCH * HORIZON * (ACTION + OBSERVATION): (0, 0)}  # the noise of the plans' loss is that of the values'
+    optimizers = {
+        name: torch.optim.Adam(net.parameters(), lr=algorithm.config.learning_rate) for name, net in networks.items()
+    }
+    order = {
+        BATCH: (0, 0),
+        BATCH * HORIZON * (ACTION + OBSERVATION): (0, 0),
+    }  # the noise of the plans' loss is that of the values'
     for batch in windows():
         plans = torch.as_tensor(np.concatenate([batch["actions"], batch["observations"]], -1))
         states = torch.as_tensor(batch["observations"][:, 0])
@@ -149,7 +177,9 @@ def diffuser(checkout: Path) -> Outcome:
             optimizers[name].step()
         outcome.losses.append({name: (losses[f"{name}/loss"], loss.item()) for name, loss in expected.items()})
     for name in pairs:
-        outcome.parameters |= {f"{name}/{k}": pair for k, pair in compared(pairs[name], ours.state.params[name]).items()}
+        outcome.parameters |= {
+            f"{name}/{k}": pair for k, pair in compared(pairs[name], ours.state.params[name]).items()
+        }
     with shared_noise(), torch.no_grad():
         drawn, _ = algorithm.guided(ours.state.params, states, ours.state.key)
         outcome.parameters["plans"] = drawn.numpy(), theirs.guided(states).numpy()

@@ -22,9 +22,15 @@ KZL, KZL_COMMIT = "kzl/decision-transformer", "e2d82e68f330c00f763507b3b01d77474
 ELASTIC, ELASTIC_COMMIT = "kristery/Elastic-DT", "8517ef64cc49246ddc3b248dea4f783f8e4424fd"
 ROWS, STEPS, WIDTH, LAYERS, HEADS, LONGEST = 8, 4, 16, 2, 2, 20
 SMALL: dict[str, Any] = {
-    "context": STEPS, "width": WIDTH, "layers": LAYERS, "heads": HEADS, "dropout": 0.0, "max_timestep": LONGEST, "warmup_steps": 3,
+    "context": STEPS,
+    "width": WIDTH,
+    "layers": LAYERS,
+    "heads": HEADS,
+    "dropout": 0.0,
+    "max_timestep": LONGEST,
+    "warmup_steps": 3,
     "learning_rate": 1e-3,
-}  # fmt: skip
+}
 
 COLUMNS = ("observations", "actions", "rewards", "returns_to_go", "timesteps", "valid")
 
@@ -65,24 +71,40 @@ def dt_of_corl(checkout: Path) -> Outcome:
     scramble(ours, "actor")
     with imported(checkout, "algorithms.offline.dt", ("d4rl", "gym", "pyrallis", "wandb")) as corl:
         net = corl.DecisionTransformer(
-            OBSERVATION, ACTION, seq_len=STEPS, episode_len=LONGEST - STEPS, embedding_dim=WIDTH, num_layers=LAYERS, num_heads=HEADS
+            OBSERVATION,
+            ACTION,
+            seq_len=STEPS,
+            episode_len=LONGEST - STEPS,
+            embedding_dim=WIDTH,
+            num_layers=LAYERS,
+            num_heads=HEADS,
         )
     pairs: list[Pair] = [
-        *linear("steps.embed.return", net.return_emb), *linear("steps.embed.observation", net.state_emb),
-        *linear("steps.embed.action", net.action_emb), *table("steps.time", net.timestep_emb), *norm("steps.norm", net.emb_norm),
-        *norm("steps.trunk.norm", net.out_norm), *linear("head.net.head", net.action_head[0]),
-    ]  # fmt: skip
+        *linear("steps.embed.return", net.return_emb),
+        *linear("steps.embed.observation", net.state_emb),
+        *linear("steps.embed.action", net.action_emb),
+        *table("steps.time", net.timestep_emb),
+        *norm("steps.norm", net.emb_norm),
+        *norm("steps.trunk.norm", net.out_norm),
+        *linear("head.net.head", net.action_head[0]),
+    ]
     for i, block in enumerate(net.blocks):
         at = f"steps.trunk.blocks.{i}"
         packed = SimpleNamespace(weight=block.attention.in_proj_weight, bias=block.attention.in_proj_bias)
         pairs += [(f"{at}.qkv.weight", lambda w: w, packed.weight), (f"{at}.qkv.bias", lambda b: b, packed.bias)]
-        pairs += linear(f"{at}.out", block.attention.out_proj) + linear(f"{at}.up", block.mlp[0]) + linear(f"{at}.down", block.mlp[2])
+        pairs += (
+            linear(f"{at}.out", block.attention.out_proj)
+            + linear(f"{at}.up", block.mlp[0])
+            + linear(f"{at}.down", block.mlp[2])
+        )
         pairs += norm(f"{at}.norm1", block.norm1) + norm(f"{at}.norm2", block.norm2)
     give(pairs, ours.state.params["actor"])
     adam, schedule = optimizer(net.parameters())
     for batch in windows():
         losses = ours.update(batch)
-        states, actions, returns, steps, mask = columns(batch, "observations", "actions", "returns_to_go", "timesteps", "valid")
+        states, actions, returns, steps, mask = columns(
+            batch, "observations", "actions", "returns_to_go", "timesteps", "valid"
+        )
         predicted = net(states, actions, returns / 1000.0, steps, padding_mask=~mask)
         loss = ((predicted - actions).square() * mask.unsqueeze(-1)).sum() / (mask.sum() * ACTION)
         adam.zero_grad()
@@ -96,14 +118,22 @@ def dt_of_corl(checkout: Path) -> Outcome:
 
 
 GPT2 = {
-    "n_layer": LAYERS, "n_head": HEADS, "n_inner": 4 * WIDTH, "activation_function": "relu", "n_positions": 1024, "n_ctx": 1024,
-    "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
-}  # fmt: skip
+    "n_layer": LAYERS,
+    "n_head": HEADS,
+    "n_inner": 4 * WIDTH,
+    "activation_function": "relu",
+    "n_positions": 1024,
+    "n_ctx": 1024,
+    "resid_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+}
 
 
 @case(
     "dt, of its authors", KZL, KZL_COMMIT,
-    remains="initial weights: torch's own outside the transformer, N(0, 1) for time steps, where ours (as CORL's) are all N(0, 0.02)",
+    remains="initial weights: torch's own outside the transformer, N(0, 1) for time steps, where ours (as CORL's) are "
+            "all N(0, 0.02)",
     needs=("transformers",),
 )  # fmt: skip
 def dt_of_its_authors(checkout: Path) -> Outcome:
@@ -115,10 +145,14 @@ def dt_of_its_authors(checkout: Path) -> Outcome:
         with imported(checkout / "gym", "decision_transformer.models.decision_transformer") as models:
             net = models.DecisionTransformer(OBSERVATION, ACTION, WIDTH, max_length=STEPS, max_ep_len=LONGEST, **GPT2)
     pairs: list[Pair] = [
-        *linear("steps.embed.return", net.embed_return), *linear("steps.embed.observation", net.embed_state),
-        *linear("steps.embed.action", net.embed_action), *table("steps.time", net.embed_timestep), *norm("steps.norm", net.embed_ln),
-        *gpt2_blocks("steps.trunk", net.transformer), *linear("head.net.head", net.predict_action[0]),
-    ]  # fmt: skip
+        *linear("steps.embed.return", net.embed_return),
+        *linear("steps.embed.observation", net.embed_state),
+        *linear("steps.embed.action", net.embed_action),
+        *table("steps.time", net.embed_timestep),
+        *norm("steps.norm", net.embed_ln),
+        *gpt2_blocks("steps.trunk", net.transformer),
+        *linear("head.net.head", net.predict_action[0]),
+    ]
     give(pairs, ours.state.params["actor"])
     adam, schedule = optimizer(net.parameters())
     queue = windows()
@@ -130,7 +164,9 @@ def dt_of_its_authors(checkout: Path) -> Outcome:
         returns = torch.cat([returns / 1000.0, torch.zeros(ROWS, 1)], 1).unsqueeze(-1)
         return states, actions, rewards, None, returns, steps, mask.long()
 
-    trainer = trainer_of(net, adam, ROWS, get_batch, lambda _, a, __, ___, target, ____: (a - target).square().mean(), schedule)
+    trainer = trainer_of(
+        net, adam, ROWS, get_batch, lambda _, a, __, ___, target, ____: (a - target).square().mean(), schedule
+    )
     for batch in queue:
         losses = ours.update(batch)
         expected = trainer.train_step()
@@ -166,20 +202,32 @@ def elastic(checkout: Path, **settings: Any) -> tuple[Ours, WithRewards, list[Pa
     ours = Ours("edt", **SMALL, return_scale=1000.0, return_range=ENDS, target_return=3600.0, **settings)
     scramble(ours, "actor")
     with imported(checkout, "decision_transformer.model", ("timm",)) as module:
-        net = module.DecisionTransformer(OBSERVATION, ACTION, LAYERS, WIDTH, STEPS, HEADS, 0.0, max_timestep=LONGEST, **HOPPER)
+        net = module.DecisionTransformer(
+            OBSERVATION, ACTION, LAYERS, WIDTH, STEPS, HEADS, 0.0, max_timestep=LONGEST, **HOPPER
+        )
         utilities = sys.modules["decision_transformer.utils"]
     model = WithRewards(net)
     pairs: list[Pair] = [
-        *linear("steps.embed.observation", net.embed_state), *linear("steps.embed.return", net.embed_rtg),
-        *linear("steps.embed.action", net.embed_action), *linear("steps.embed.reward", net.embed_reward),
-        *table("steps.time", net.embed_timestep), *norm("steps.norm", net.embed_ln), *linear("head.net.head", net.predict_action[0]),
-        *linear("best", model.predict_rtg2), *linear("bins", net.predict_rtg), *linear("next", net.predict_state),
-    ]  # fmt: skip
+        *linear("steps.embed.observation", net.embed_state),
+        *linear("steps.embed.return", net.embed_rtg),
+        *linear("steps.embed.action", net.embed_action),
+        *linear("steps.embed.reward", net.embed_reward),
+        *table("steps.time", net.embed_timestep),
+        *norm("steps.norm", net.embed_ln),
+        *linear("head.net.head", net.predict_action[0]),
+        *linear("best", model.predict_rtg2),
+        *linear("bins", net.predict_rtg),
+        *linear("next", net.predict_state),
+    ]
     for i, block in enumerate(net.transformer):
         at, attention = f"steps.trunk.blocks.{i}", block.attention
         for j, layer in enumerate((attention.q_net, attention.k_net, attention.v_net)):
             pairs += linear(f"{at}.qkv", layer, slice(j * WIDTH, (j + 1) * WIDTH))
-        pairs += linear(f"{at}.out", attention.proj_net) + linear(f"{at}.up", block.mlp[0]) + linear(f"{at}.down", block.mlp[2])
+        pairs += (
+            linear(f"{at}.out", attention.proj_net)
+            + linear(f"{at}.up", block.mlp[0])
+            + linear(f"{at}.down", block.mlp[2])
+        )
         pairs += norm(f"{at}.norm1", block.ln1) + norm(f"{at}.norm2", block.ln2)
     give(pairs, ours.state.params["actor"])
     return ours, model, pairs, utilities
@@ -187,8 +235,10 @@ def elastic(checkout: Path, **settings: Any) -> tuple[Ours, WithRewards, list[Pa
 
 @case(
     "edt", ELASTIC, ELASTIC_COMMIT,
-    aligned="their network with tokens of rewards (`DecisionTransformer`), with the estimate of the return; next observations in windows",
-    remains="their runs have no token of rewards and predict the next observation from return and action; half precision; other windows",
+    aligned="their network with tokens of rewards (`DecisionTransformer`), with the estimate of the return; next "
+            "observations in windows",
+    remains="their runs have no token of rewards and predict the next observation from return and action; half "
+            "precision; other windows",
 )  # fmt: skip
 def edt(checkout: Path) -> Outcome:
     (ours, model, pairs, utilities), outcome = elastic(checkout), Outcome()
@@ -207,7 +257,12 @@ def edt(checkout: Path) -> Outcome:
                 "actor/return": (torch.where(difference > 0, 0.99, 1 - 0.99) * difference**2).mean(),
                 "actor/return_bins": nn.functional.cross_entropy(bins[mask], bin_of.squeeze(-1)[mask].long()),
             }
-            loss = parts["actor/loss"] + parts["actor/next"] + 0.5 * parts["actor/return"] + 0.001 * parts["actor/return_bins"]
+            loss = (
+                parts["actor/loss"]
+                + parts["actor/next"]
+                + 0.5 * parts["actor/return"]
+                + 0.001 * parts["actor/return_bins"]
+            )
             adam.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.25)
@@ -221,16 +276,20 @@ def edt(checkout: Path) -> Outcome:
 @case(
     "edt, acting", ELASTIC, ELASTIC_COMMIT,
     aligned="as above; the estimated return asked for, not a drawn one",
-    remains="a drawn bin is asked for as the one below in theirs (range / 60 for each of 60 bins, where bins are range / 59)",
+    remains="a drawn bin is asked for as the one below in theirs (range / 60 for each of 60 bins, where bins are range "
+            "/ 59)",
 )  # fmt: skip
 def edt_acting(checkout: Path) -> Outcome:
     (ours, model, pairs, utilities), outcome = elastic(checkout, expert_temperature=0.0), Outcome()
     policy, g = ours.algorithm.actor(ours.state), np.random.default_rng(3)
     length = 12
     past = {
-        "observations": g.normal(size=(1, length, OBSERVATION)), "actions": g.uniform(-0.95, 0.95, (1, length, ACTION)),
-        "rewards": g.normal(size=(1, length)), "returns_to_go": g.uniform(0.0, 3300.0, (1, length)), "timesteps": np.arange(length)[None],
-    }  # fmt: skip
+        "observations": g.normal(size=(1, length, OBSERVATION)),
+        "actions": g.uniform(-0.95, 0.95, (1, length, ACTION)),
+        "rewards": g.normal(size=(1, length)),
+        "returns_to_go": g.uniform(0.0, 3300.0, (1, length)),
+        "timesteps": np.arange(length)[None],
+    }
     with mock.patch.object(Tensor, "float", Tensor.double), torch.no_grad():
         for t in range(length - STEPS):
             window = {name: torch.as_tensor(x[:, max(0, t + 1 - STEPS) : t + 1]) for name, x in past.items()}
@@ -238,9 +297,20 @@ def edt_acting(checkout: Path) -> Outcome:
             states, actions, rewards, returns, steps = (torch.as_tensor(past[name]).clone() for name in COLUMNS[:-1])
             actions[:, t:], rewards[:, t:] = 0.0, 0.0
             expected, kept = utilities._return_search(
-                model, steps, states, actions, returns.unsqueeze(-1) / 1000.0, rewards.unsqueeze(-1), STEPS, t, HOPPER["env_name"],
-                0.15, 60, 1000, 15.0,
-            )  # fmt: skip
+                model,
+                steps,
+                states,
+                actions,
+                returns.unsqueeze(-1) / 1000.0,
+                rewards.unsqueeze(-1),
+                STEPS,
+                t,
+                HOPPER["env_name"],
+                0.15,
+                60,
+                1000,
+                15.0,
+            )
             (mean,), steps_seen = policy.search(window, rng.make_key(0))
             count = float(steps_seen.sum())
             reference_count = float(kept - max(0, STEPS - 1 - t))

@@ -1,7 +1,7 @@
 """ArCHer, offline and online, beside its authors' code.
 
-Texts are written as token numbers, and both sides read and write with the same small GPT-2, ours, in the place of trained ones.
-"""
+Texts are written as token numbers, and both sides read and write with the same small GPT-2, ours, in the place of
+trained ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ ONLINE, ONLINE_COMMIT = "YifeiZhou02/ArCHer", "7c771a7610cb34e54ba53d69d1fb73371
 def critic_pairs(critic: Any) -> list[Pair]:
     """A double critic of ArCHer's."""
     pairs: list[Pair] = [(f"lm.{name}", lambda x: x, tensor) for name, tensor in critic.base_lm.lm.named_parameters()]
-    for name, head in zip(("q1", "q2", "v1", "v2"), (critic.critic1, critic.critic2, critic.v_critic1, critic.v_critic2), strict=True):
+    for name, head in zip(
+        ("q1", "q2", "v1", "v2"), (critic.critic1, critic.critic2, critic.v_critic1, critic.v_critic2), strict=True
+    ):
         for at, layer in zip(("layers.0", "layers.1", "head"), head[::2], strict=True):
             pairs += linear(f"heads.{name}.{at}", layer)
     return pairs
@@ -60,13 +62,19 @@ def shrunk(kind: Any) -> Any:
 
 
 @case(
-    "archer", OFFLINE, OFFLINE_COMMIT,
-    aligned="the same small GPT-2 on both sides, whose last token stands for a text; no cap of the weights, no clipping",
-    remains="their critic is RoBERTa at its first token; our cap of 100 and clipping at 1; 32 turns in 4 parts are their batch",
+    "archer",
+    OFFLINE,
+    OFFLINE_COMMIT,
+    aligned="the same small GPT-2 on both sides, whose last token stands for a text; no cap of the weights, no clipping",  # noqa: E501
+    remains="their critic is RoBERTa at its first token; our cap of 100 and clipping at 1; 32 turns in 4 parts are "
+    "their batch",
     needs=("transformers", "peft"),
-)  # fmt: skip
+)
 def archer(checkout: Path) -> Outcome:
-    text, outcome = Text("archer", ("policy", "critic"), max_weight=1e12, actor_learning_rate=1e-4, critic_learning_rate=1e-5), Outcome()
+    text, outcome = (
+        Text("archer", ("policy", "critic"), max_weight=1e12, actor_learning_rate=1e-4, critic_learning_rate=1e-5),
+        Outcome(),
+    )
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(Tensor, "float", Tensor.double))
         stack.enter_context(our_models(text))
@@ -77,7 +85,9 @@ def archer(checkout: Path) -> Outcome:
         stack.enter_context(stubs({"ArcherCritic": critics}))
         settings = {"tau": 0.05, "accumulate_grad_batches": 1, "discount_factor": 0.99, "critic_expectile": 0.9}
         with redirect_stdout(io.StringIO()):
-            model = algorithms.OfflineArcher(inv_temp=1.0, actor_lr=1e-4, critic_lr=1e-5, optimize_critic=True, **settings)
+            model = algorithms.OfflineArcher(
+                inv_temp=1.0, actor_lr=1e-4, critic_lr=1e-5, optimize_critic=True, **settings
+            )
         pairs, params = critic_pairs(model.critic.critic), text.ours.state.params
         give(pairs, params["critic"])
         model.critic.soft_update_target_critic(1)
@@ -89,9 +99,10 @@ def archer(checkout: Path) -> Outcome:
             losses = text.ours.update(batch)
             model.training_step(turns(batch), number)
             theirs = {
-                "actor/loss": logged["actor/loss"], "critic/q_loss": logged["critic/q1.loss"] + logged["critic/q2.loss"],
+                "actor/loss": logged["actor/loss"],
+                "critic/q_loss": logged["critic/q1.loss"] + logged["critic/q2.loss"],
                 "critic/v_loss": logged["critic/v1.loss"] + logged["critic/v2.loss"],
-            }  # fmt: skip
+            }
             outcome.losses.append({name: (losses[name], float(value)) for name, value in theirs.items()})
     state = text.ours.state
     outcome.parameters |= compared(pairs, state.params["critic"])
@@ -105,7 +116,8 @@ def archer(checkout: Path) -> Outcome:
 @case(
     "archer_online", ONLINE, ONLINE_COMMIT,
     aligned="as for archer; the same answers of the actor; observations of equal length; no clipping",
-    remains="their critic is RoBERTa's pooled output; positions of an action count the padding before it; clipping the actor counts the "
+    remains="their critic is RoBERTa's pooled output; positions of an action count the padding before it; clipping the "
+            "actor counts the "
     "critic's last gradient too; `token_baseline` divides by action tokens, theirs by padded positions",
     needs=("transformers", "peft"),
 )  # fmt: skip
@@ -114,13 +126,17 @@ def archer_online(checkout: Path) -> Outcome:
     text, outcome = Text("archer_online", ("policy", "critic"), start="language_model", history=1, **rates), Outcome()
     algorithm, g = text.algorithm, np.random.default_rng(7)
     nothing = SimpleNamespace(
-        prepare=lambda *x: x if len(x) > 1 else x[0], backward=lambda loss: loss.backward(), clip_grad_norm_=lambda *_: None,
+        prepare=lambda *x: x if len(x) > 1 else x[0],
+        backward=lambda loss: loss.backward(),
+        clip_grad_norm_=lambda *_: None,
         unwrap_model=lambda model: model,
-    )  # fmt: skip
+    )
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(Tensor, "float", Tensor.double))
         stack.enter_context(our_models(text))
-        stack.enter_context(stubs(packages(checkout, "archer", "archer.models", "archer.algorithms", "archer.algorithms.archer")))
+        stack.enter_context(
+            stubs(packages(checkout, "archer", "archer.models", "archer.algorithms", "archer.algorithms.archer"))
+        )
         stack.enter_context(shrunk(stack.enter_context(imported(checkout, "archer.models.critic")).DoubleCritic))
         agents = stack.enter_context(imported(checkout, "archer.models.archer_agent"))
         training = stack.enter_context(imported(checkout, "archer.algorithms.archer.trainer"))
@@ -129,10 +145,21 @@ def archer_online(checkout: Path) -> Outcome:
         give(pairs, text.ours.state.params["critic"])
         agent.soft_update_target_critic(1)
         trainer = training.ArcherTrainer(
-            agent, nothing, agent.tokenizer, critic_lr=2e-5, lm_lr=1e-5, grad_accum_steps=1, gamma=0.95, tau=0.1, epochs=1, actor_epochs=1
+            agent,
+            nothing,
+            agent.tokenizer,
+            critic_lr=2e-5,
+            lm_lr=1e-5,
+            grad_accum_steps=1,
+            gamma=0.95,
+            tau=0.1,
+            epochs=1,
+            actor_epochs=1,
         )
         for number in range(UPDATES):
-            both = [trim({name: torch.as_tensor(x) for name, x in text.batch(2 * number + i).items()}) for i in range(2)]
+            both = [
+                trim({name: torch.as_tensor(x) for name, x in text.batch(2 * number + i).items()}) for i in range(2)
+            ]
             answers = [[g.integers(3, 9, int(n)).tolist() for n in g.integers(1, 4, ROWS)] for _ in both]
             new = [with_actions(batch, answer) for batch, answer in zip(both, answers, strict=True)]
             state = text.ours.state
@@ -142,16 +169,27 @@ def archer_online(checkout: Path) -> Outcome:
             text.ours.state, actor_losses = algorithm.descend(state, "policy", algorithm.actor_loss, new[1])
 
             rows = [turns({name: x.numpy() for name, x in batch.items()}) for batch in both]
-            queue = iter([{name: [column[i]] for name, column in row.items()} | {"mc_return": [0.0]} for row in rows for i in range(ROWS)])
+            queue = iter(
+                [
+                    {name: [column[i]] for name, column in row.items()} | {"mc_return": [0.0]}
+                    for row in rows
+                    for i in range(ROWS)
+                ]
+            )
             spoken = iter([["".join(f"{token} " for token in answer) for answer in part] for part in answers])
             agent.get_action = lambda _, spoken=spoken: next(spoken)
             with redirect_stdout(io.StringIO()):
                 info = trainer.update(SimpleNamespace(sample=lambda _, queue=queue: next(queue), batch_size=ROWS))
-            theirs = {"critic/q_loss": info["q1.loss"] + info["q2.loss"], "critic/v_loss": info["v1.loss"] + info["v2.loss"]}
+            theirs = {
+                "critic/q_loss": info["q1.loss"] + info["q2.loss"],
+                "critic/v_loss": info["v1.loss"] + info["v2.loss"],
+            }
             ours = {**losses, **actor_losses}
             expected = {**theirs, "actor/loss": info["pg.loss"]}
             outcome.losses.append({name: (float(ours[name]), float(value)) for name, value in expected.items()})
     outcome.parameters |= compared(pairs, text.ours.state.params["critic"])
     policy = [(name, lambda x: x, tensor) for name, tensor in agent.model.lm.named_parameters()]
-    outcome.parameters |= {f"policy/{name}": pair for name, pair in compared(policy, text.ours.state.params["policy"]).items()}
+    outcome.parameters |= {
+        f"policy/{name}": pair for name, pair in compared(policy, text.ours.state.params["policy"]).items()
+    }
     return outcome

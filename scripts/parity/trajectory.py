@@ -36,12 +36,23 @@ class OneBatch(torch.utils.data.Dataset[Any]):
 @case(
     "tt", JANNER, JANNER_COMMIT,
     aligned="learning rate of each update; which predicted tokens count",
-    remains="their first update has the full rate and later ones the rate of the tokens before, ours that of the update itself; the token "
+    remains="their first update has the full rate and later ones the rate of the tokens before, ours that of the "
+            "update itself; the token "
     "that counts is the one before in theirs, which differs at an episode's limit",
 )  # fmt: skip
 def tt(checkout: Path) -> Outcome:
     bins, dims = 11, OBSERVATION + ACTION + 2
-    ours = Ours("tt", context=STEPS, width=WIDTH, layers=LAYERS, heads=HEADS, dropout=0.0, bins=bins, warmup_steps=3, decay_steps=5)
+    ours = Ours(
+        "tt",
+        context=STEPS,
+        width=WIDTH,
+        layers=LAYERS,
+        heads=HEADS,
+        dropout=0.0,
+        bins=bins,
+        warmup_steps=3,
+        decay_steps=5,
+    )
     outcome = Outcome()
     scramble(ours, "trajectory")
     ours.algorithm.runtime.source = SimpleNamespace(bins=SimpleNamespace(_asdict=lambda: ours.state.extra))
@@ -51,28 +62,51 @@ def tt(checkout: Path) -> Outcome:
         with imported(checkout, "trajectory.models.transformers") as models:
             net = models.GPT(
                 SimpleNamespace(
-                    n_layer=LAYERS, n_head=HEADS, n_embd=WIDTH, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0, vocab_size=bins,
-                    block_size=STEPS * dims, observation_dim=OBSERVATION, action_dim=ACTION, transition_dim=dims, action_weight=5,
-                    reward_weight=1, value_weight=1,
+                    n_layer=LAYERS,
+                    n_head=HEADS,
+                    n_embd=WIDTH,
+                    embd_pdrop=0.0,
+                    resid_pdrop=0.0,
+                    attn_pdrop=0.0,
+                    vocab_size=bins,
+                    block_size=STEPS * dims,
+                    observation_dim=OBSERVATION,
+                    action_dim=ACTION,
+                    transition_dim=dims,
+                    action_weight=5,
+                    reward_weight=1,
+                    value_weight=1,
                 )
-            )  # fmt: skip
+            )
     pairs: list[Pair] = [
-        *table("embed", net.tok_emb), ("position", lambda x: x, net.pos_emb[0]), *norm("trunk.norm", net.ln_f),
+        *table("embed", net.tok_emb),
+        ("position", lambda x: x, net.pos_emb[0]),
+        *norm("trunk.norm", net.ln_f),
         ("head", lambda x: x, net.head.weight),
-    ]  # fmt: skip
+    ]
     for i, block in enumerate(net.blocks):
         at = f"trunk.blocks.{i}"
         for j, module in enumerate((block.attn.query, block.attn.key, block.attn.value)):
             pairs += linear(f"{at}.qkv", module, slice(j * WIDTH, (j + 1) * WIDTH))
-        pairs += linear(f"{at}.out", block.attn.proj) + linear(f"{at}.up", block.mlp[0]) + linear(f"{at}.down", block.mlp[2])
+        pairs += (
+            linear(f"{at}.out", block.attn.proj) + linear(f"{at}.up", block.mlp[0]) + linear(f"{at}.down", block.mlp[2])
+        )
         pairs += norm(f"{at}.norm1", block.ln1) + norm(f"{at}.norm2", block.ln2)
     give(pairs, ours.state.params["trajectory"])
     trainer = trainer_of(
         SimpleNamespace(
-            device="cpu", batch_size=ROWS, num_workers=0, learning_rate=6e-4, betas=(0.9, 0.95), weight_decay=0.1, grad_norm_clip=1.0,
-            lr_decay=True, warmup_tokens=1, final_tokens=2,
+            device="cpu",
+            batch_size=ROWS,
+            num_workers=0,
+            learning_rate=6e-4,
+            betas=(0.9, 0.95),
+            weight_decay=0.1,
+            grad_norm_clip=1.0,
+            lr_decay=True,
+            warmup_tokens=1,
+            final_tokens=2,
         )
-    )  # fmt: skip
+    )
     with contextlib.redirect_stdout(io.StringIO()):
         adam = trainer.get_optimizer(net)
     rates = ours.algorithm.optimizer("trajectory")

@@ -20,7 +20,9 @@ Pair = tuple[str, Callable[[Tensor], Tensor], Tensor]
 
 
 def linear(name: str, module: Any, rows: slice = slice(None)) -> list[Pair]:
-    """Weight and bias of a linear layer, or of transformers' Conv1D, which is transposed. rows: the part of our outputs."""
+    """Weight and bias of a linear layer, or of transformers' Conv1D, which is transposed. rows: the part of our
+    outputs.
+    """
     transposed = not isinstance(module, nn.Linear)
     weight: Pair = (f"{name}.weight", lambda w: w[rows].T if transposed else w[rows], module.weight)
     return [weight] if module.bias is None else [weight, (f"{name}.bias", lambda b: b[rows], module.bias)]
@@ -52,7 +54,10 @@ def give(pairs: Iterable[Pair], params: Mapping[str, Tensor]) -> None:
 
 def compared(pairs: Iterable[Pair], params: Mapping[str, Tensor]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Parameters of both sides for `Outcome.parameters`."""
-    return {f"{name}/{i}": (view(params[name]).detach().numpy(), tensor.detach().numpy()) for i, (name, view, tensor) in enumerate(pairs)}
+    return {
+        f"{name}/{i}": (view(params[name]).detach().numpy(), tensor.detach().numpy())
+        for i, (name, view, tensor) in enumerate(pairs)
+    }
 
 
 def optimizer(parameters: Iterable[Tensor]) -> tuple[torch.optim.Optimizer, Any]:
@@ -77,7 +82,9 @@ def stubs(modules: Mapping[str, ModuleType]) -> Iterator[None]:
 
 
 def packages(checkout: Path, *names: str) -> dict[str, ModuleType]:
-    """Packages of a checkout without what their own files import, for `stubs`: their modules can then be imported alone."""
+    """Packages of a checkout without what their own files import, for `stubs`: their modules can then be imported
+    alone.
+    """
     made = {}
     for name in names:
         made[name] = ModuleType(name)

@@ -17,7 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from parity.common import ACTION, BATCH, OBSERVATION, Arrays, Ours, Outcome, batches, case, draws, imported, shared_noise
+from parity.common import (
+    ACTION,
+    BATCH,
+    OBSERVATION,
+    Arrays,
+    Ours,
+    Outcome,
+    batches,
+    case,
+    draws,
+    imported,
+    shared_noise,
+)
 
 Layers = list[tuple[np.ndarray, np.ndarray]]  # (weight as torch has it, bias) of each layer with parameters
 ORDER = np.random.default_rng(0).permutation(BATCH)
@@ -59,7 +71,9 @@ def theirs_of(module: nn.Module) -> list[Any]:
     return [m for m in module.modules() if isinstance(m, nn.Linear | nn.LayerNorm)]
 
 
-def parts(ours: Ours, params: Mapping[str, Mapping[str, Tensor]], modules: Mapping[str, nn.Module]) -> list[tuple[str, Layers, list[Any]]]:
+def parts(
+    ours: Ours, params: Mapping[str, Mapping[str, Tensor]], modules: Mapping[str, nn.Module]
+) -> list[tuple[str, Layers, list[Any]]]:
     """(name, our layers, theirs) of each part that both sides have. modules: theirs by our prefixes."""
     found = []
     for name, module in modules.items():
@@ -93,8 +107,12 @@ def pairs(
     return result
 
 
-def run(ours: Ours, online: Mapping[str, nn.Module], target: Mapping[str, nn.Module], update: Any, names: Mapping[str, str]) -> Outcome:
-    """Five updates. online, target: their modules by our prefixes; update: theirs, of a batch; names: our losses -> theirs."""
+def run(
+    ours: Ours, online: Mapping[str, nn.Module], target: Mapping[str, nn.Module], update: Any, names: Mapping[str, str]
+) -> Outcome:
+    """Five updates. online, target: their modules by our prefixes; update: theirs, of a batch; names: our losses ->
+    theirs.
+    """
     outcome = Outcome()
     fill(ours, ours.state.params, online)
     fill(ours, ours.state.target, target)
@@ -119,7 +137,9 @@ def cut_at_one(module: str) -> None:
 
 @contextlib.contextmanager
 def stand_in(package: str, checkout: Path) -> Iterator[None]:
-    """A package without what it imports by itself, here every agent, and with them their environments; its modules are found."""
+    """A package without what it imports by itself, here every agent, and with them their environments; its modules are
+    found.
+    """
     module = types.ModuleType(package)
     module.__path__ = [str(checkout.joinpath(*package.split(".")))]
     sys.modules[package] = module
@@ -143,14 +163,28 @@ def controllable_agent(checkout: Path) -> Outcome:
     ours = Ours("fb", gradient_limit=0.0, **networks)
     with stand_in("url_benchmark.agent", checkout), imported(checkout, "url_benchmark.agent.fb_ddpg", ABSENT) as module:
         agent = module.FBDDPGAgent(
-            obs_type="states", obs_shape=(OBSERVATION,), action_shape=(ACTION,), device="cpu", use_tb=True, use_wandb=False,
-            use_hiplog=False, num_expl_steps=0, update_encoder=True, goal_space=None, batch_size=BATCH,
-        )  # fmt: skip
+            obs_type="states",
+            obs_shape=(OBSERVATION,),
+            action_shape=(ACTION,),
+            device="cpu",
+            use_tb=True,
+            use_wandb=False,
+            use_hiplog=False,
+            num_expl_steps=0,
+            update_encoder=True,
+            goal_space=None,
+            batch_size=BATCH,
+        )
         cut_at_one("url_benchmark.utils")
 
     def representation(forward: Any, backward: Any) -> dict[str, nn.Module]:
         heads = {"ahead.heads.#0": forward.F1, "ahead.heads.#1": forward.F2}
-        return {"ahead.action.": forward.obs_action_net, "ahead.task.": forward.obs_z_net, **heads, "back.net.": backward.B}
+        return {
+            "ahead.action.": forward.obs_action_net,
+            "ahead.task.": forward.obs_z_net,
+            **heads,
+            "back.net.": backward.B,
+        }
 
     def update(batch: Arrays) -> dict[str, float]:
         c = tensors(batch)
@@ -159,29 +193,63 @@ def controllable_agent(checkout: Path) -> Outcome:
         rows.to = lambda device: rows
         return dict(agent.update(SimpleNamespace(sample=lambda count: rows), 0))
 
-    actor = {"actor.state.": agent.actor.obs_net, "actor.task.": agent.actor.obs_z_net, "actor.net.": agent.actor.policy}
+    actor = {
+        "actor.state.": agent.actor.obs_net,
+        "actor.task.": agent.actor.obs_z_net,
+        "actor.net.": agent.actor.policy,
+    }
     online = representation(agent.forward_net, agent.backward_net) | actor
     target = representation(agent.forward_target_net, agent.backward_target_net)
-    return run(ours, online, target, update, {"fb/loss": "fb_loss", "fb/orthonormality": "orth_loss", "actor/loss": "actor_loss"})
+    return run(
+        ours,
+        online,
+        target,
+        update,
+        {"fb/loss": "fb_loss", "fb/orthonormality": "orth_loss", "actor/loss": "actor_loss"},
+    )
 
 
 @case(
     "fb, as zero-shot-rl", "enjeeneer/zero-shot-rl", "2280cdf8fd8a5ccd51593ce9e6e06d27636c5a44", needs=("h5py", "tqdm"),
     aligned="norm_tanh=[actor] inputs_hidden=[1024,1024,512]; actions cut at 1",
-    remains=f"our default networks have LayerNorm and tanh in what reads the inputs and in B too, and one layer less there; {EDGE}",
+    remains="our default networks have LayerNorm and tanh in what reads the inputs and in B too, and one layer less "
+            f"there; {EDGE}",
 )  # fmt: skip
 def zero_shot_rl(checkout: Path) -> Outcome:
     ours = Ours("fb", norm_tanh=["actor"], inputs_hidden=[1024, 1024, 512])
     with imported(checkout, "agents.fb.agent", ("wandb", "loguru", "rewards")) as module:
         agent = module.FB(
-            observation_length=OBSERVATION, action_length=ACTION, preprocessor_hidden_dimension=1024, preprocessor_output_dimension=512,
-            preprocessor_hidden_layers=2, preprocessor_activation="relu", z_dimension=50, forward_hidden_dimension=1024,
-            forward_hidden_layers=2, forward_number_of_features=2, backward_hidden_dimension=256, backward_hidden_layers=3,
-            actor_hidden_dimension=1024, actor_hidden_layers=2, forward_activation="relu", backward_activation="relu",
-            actor_activation="relu", actor_learning_rate=1e-4, critic_learning_rate=1e-4, learning_rate_coefficient=1.0,
-            orthonormalisation_coefficient=1.0, discount=DISCOUNT, batch_size=BATCH, z_mix_ratio=0.5, gaussian_actor=False,
-            std_dev_clip=0.3, std_dev_schedule="0.2", tau=0.01, device="cpu", name="fb",
-        )  # fmt: skip
+            observation_length=OBSERVATION,
+            action_length=ACTION,
+            preprocessor_hidden_dimension=1024,
+            preprocessor_output_dimension=512,
+            preprocessor_hidden_layers=2,
+            preprocessor_activation="relu",
+            z_dimension=50,
+            forward_hidden_dimension=1024,
+            forward_hidden_layers=2,
+            forward_number_of_features=2,
+            backward_hidden_dimension=256,
+            backward_hidden_layers=3,
+            actor_hidden_dimension=1024,
+            actor_hidden_layers=2,
+            forward_activation="relu",
+            backward_activation="relu",
+            actor_activation="relu",
+            actor_learning_rate=1e-4,
+            critic_learning_rate=1e-4,
+            learning_rate_coefficient=1.0,
+            orthonormalisation_coefficient=1.0,
+            discount=DISCOUNT,
+            batch_size=BATCH,
+            z_mix_ratio=0.5,
+            gaussian_actor=False,
+            std_dev_clip=0.3,
+            std_dev_schedule="0.2",
+            tau=0.01,
+            device="cpu",
+            name="fb",
+        )
         cut_at_one("agents.base")
 
     def representation(forward: Any, backward: Any) -> dict[str, nn.Module]:
@@ -189,7 +257,11 @@ def zero_shot_rl(checkout: Path) -> Outcome:
         return {**readers, "ahead.heads.#0": forward.F1, "ahead.heads.#1": forward.F2, "back.net.": backward}
 
     actor = agent.actor
-    policy = {"actor.state.": actor.obs_preprocessor, "actor.task.": actor.obs_z_preprocessor, "actor.net.": actor.actor}
+    policy = {
+        "actor.state.": actor.obs_preprocessor,
+        "actor.task.": actor.obs_z_preprocessor,
+        "actor.net.": actor.actor,
+    }
     online = representation(agent.FB.forward_representation, agent.FB.backward_representation) | policy
     target = representation(agent.FB.forward_representation_target, agent.FB.backward_representation_target)
     names = {"fb/loss": "train/forward_backward_total_loss", "fb/measure_loss": "train/forward_backward_fb_loss"}

@@ -28,7 +28,9 @@ def commit_of(checkout: Path) -> str:
 
 @contextlib.contextmanager
 def imported(checkout: Path, module: str, absent: Sequence[str] = ()) -> Iterator[Any]:
-    """A module of a checkout. `absent`: packages that it imports and that an update does not use, replaced by empty ones."""
+    """A module of a checkout. `absent`: packages that it imports and that an update does not use, replaced by empty
+    ones.
+    """
     before, path = dict(sys.modules), list(sys.path)
     for name in absent:
         sys.modules[name] = mock.MagicMock(name=name, __path__=[], __spec__=None)
@@ -39,7 +41,11 @@ def imported(checkout: Path, module: str, absent: Sequence[str] = ()) -> Iterato
         yield importlib.import_module(module)
     finally:
         sys.path[:] = path
-        places = {n: f"{getattr(m, '__file__', '')} {list(getattr(m, '__path__', []))}" for n, m in sys.modules.items() if n not in before}
+        places = {
+            n: f"{getattr(m, '__file__', '')} {list(getattr(m, '__path__', []))}"
+            for n, m in sys.modules.items()
+            if n not in before
+        }
         for name, place in places.items():  # a folder without __init__.py has a path and no file
             if str(checkout) in place or name in absent:
                 del sys.modules[name]

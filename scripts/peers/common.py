@@ -1,8 +1,10 @@
-"""The parts that the contestants of scripts/compare_speed.py share: data, sizes, initial weights, and the protocol of a burst.
+"""The parts that the contestants of scripts/compare_speed.py share: data, sizes, initial weights, and the protocol of a
+burst.
 
-A contestant is a program of its own (`python -m peers.NAME`). It warms up, prints one line of JSON, and then waits: each line
-"burst SECONDS" on standard input makes it update for that long and print how often it did. Waiting costs nothing, so that bursts of
-several contestants can be interleaved. This file needs NumPy only: some contestants run in an environment without offrl.
+A contestant is a program of its own (`python -m peers.NAME`). It warms up, prints one line of JSON, and then waits:
+each line "burst SECONDS" on standard input makes it update for that long and print how often it did. Waiting costs
+nothing, so that bursts of several contestants can be interleaved. This file needs NumPy only: some contestants run in
+an environment without offrl.
 """
 
 from __future__ import annotations
@@ -35,20 +37,26 @@ CHUNKS = {
 }  # updates between two looks at the clock, where `serve`'s default would take long
 
 Arrays = dict[str, np.ndarray]
-Updates = Callable[[int], dict[str, float]]  # runs that many updates to their end; returns losses, to show that something was learnt
+Updates = Callable[
+    [int], dict[str, float]
+]  # runs that many updates to their end; returns losses, to show that something was learnt
 
 
 _OUT = sys.stdout
 
 
 def _own_output() -> None:
-    """Libraries write to standard output as well: the answers get it for themselves, and the libraries' goes to standard error."""
+    """Libraries write to standard output as well: the answers get it for themselves, and the libraries' goes to
+    standard error.
+    """
     global _OUT
     _OUT = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
 
-CHECKOUT = (("--checkouts", {"type": Path, "required": True, "help": "folder of other people's repositories, as OWNER+NAME"}),)
+CHECKOUT = (
+    ("--checkouts", {"type": Path, "required": True, "help": "folder of other people's repositories, as OWNER+NAME"}),
+)
 
 
 def options(*more: tuple[str, dict[str, Any]]) -> argparse.Namespace:
@@ -100,8 +108,8 @@ def save_check(path: Path, weights: Arrays, batches: list[Arrays]) -> None:
 
 
 def load_check(path: Path) -> tuple[Arrays, list[Arrays]]:
-    """Initial weights, as "NET/w0" [in, out], "NET/b0" [out] and so on, and batches. (A transformer's and a goal-conditioned network's
-    weights are under offrl's own names.)"""
+    """Initial weights, as "NET/w0" [in, out], "NET/b0" [out] and so on, and batches. (A transformer's and a
+    goal-conditioned network's weights are under offrl's own names.)"""
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
     weights = {k.removeprefix("weights/"): v for k, v in arrays.items() if k.startswith("weights/")}
@@ -117,7 +125,9 @@ def report(**values: Any) -> None:
 
 
 def serve(updates: Updates, chunk: int = 20, **facts: Any) -> None:
-    """Warm up, print `facts`, and then answer lines of standard input until it ends. `chunk`: updates between two looks at the clock."""
+    """Warm up, print `facts`, and then answer lines of standard input until it ends. `chunk`: updates between two looks
+    at the clock.
+    """
     first = updates(chunk)
     updates(chunk)
     report(ready=True, losses=first, **facts)

@@ -1,5 +1,5 @@
-"""Starts the contestants of the speed scripts, holds each on its core, asks them for bursts, and says where that was. Standard library
-only; what the contestants are made of is in `peers.common`."""
+"""Starts the contestants of the speed scripts, holds each on its core, asks them for bursts, and says where that was.
+Standard library only; what the contestants are made of is in `peers.common`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class Contestant:
 
 
 def start(contestant: Contestant, python: str, rows: int, core: int) -> None:
-    """Start a contestant, warm it up on any of the cores, and hold it on its own; notes why if it does not get there."""
+    """Start a contestant, warm it up on any of the cores, and hold it on its own; notes why if it does not get
+    there.
+    """
     line, surroundings = command(python, contestant.module, [*contestant.arguments, "--rows", str(rows)])
 
     def hold() -> None:
@@ -42,13 +44,17 @@ def start(contestant: Contestant, python: str, rows: int, core: int) -> None:
 
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read when the program has ended
     pipe = subprocess.PIPE
-    contestant.process = subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=surroundings, preexec_fn=hold)
+    contestant.process = subprocess.Popen(
+        line, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=surroundings, preexec_fn=hold
+    )
     assert contestant.process.stdout is not None
     ready = contestant.process.stdout.readline()
     if ready:
         contestant.facts = json.loads(ready)
         if hasattr(os, "sched_setaffinity"):
-            for task in Path(f"/proc/{contestant.process.pid}/task").iterdir():  # its threads, each of which is held by itself
+            for task in Path(
+                f"/proc/{contestant.process.pid}/task"
+            ).iterdir():  # its threads, each of which is held by itself
                 os.sched_setaffinity(int(task.name), {cores()[contestant.core]})
     else:
         contestant.process.wait()
@@ -100,12 +106,17 @@ def command(python: str, module: str, arguments: list[str]) -> tuple[list[str], 
 
 
 def environment(folder: Path, calls: list[list[str]]) -> tuple[str, str]:
-    """The interpreter of a virtual environment with these packages, made if need be, and an empty text, or why there is none."""
+    """The interpreter of a virtual environment with these packages, made if need be, and an empty text, or why there is
+    none.
+    """
     python, mark = folder / "bin" / "python", folder / "installed.json"
     if mark.exists() and json.loads(mark.read_text()) == calls:
         return str(python), ""
     say(f"making the environment {folder}: {' '.join(word for call in calls for word in call)}")
-    commands = [[sys.executable, "-m", "venv", str(folder)], *([str(python), "-m", "pip", "install", "-q", *call] for call in calls)]
+    commands = [
+        [sys.executable, "-m", "venv", str(folder)],
+        *([str(python), "-m", "pip", "install", "-q", *call] for call in calls),
+    ]
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -119,7 +130,10 @@ def machine() -> str:
     model = platform.processor() or platform.machine()
     cpu = Path("/proc/cpuinfo")
     if cpu.exists():
-        model = next((line.partition(":")[2].strip() for line in cpu.read_text().splitlines() if line.startswith("model name")), model)
+        model = next(
+            (line.partition(":")[2].strip() for line in cpu.read_text().splitlines() if line.startswith("model name")),
+            model,
+        )
     vectors = subprocess.run([sys.executable, "-c", VECTORS], capture_output=True, text=True).stdout.strip()
     return f"{time.strftime('%Y-%m-%d')}, {model}, {vectors}, {len(cores())} cores, Python {platform.python_version()}."
 
@@ -130,7 +144,7 @@ from pathlib import Path
 info = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().split("\\n\\n")[0].splitlines() if ":" in line)
 fields = {k.strip(): v.strip() for k, v in info.items()}
 print(f"{fields.get('vendor_id')} family {fields.get('cpu family')} model {fields.get('model')}, {torch.backends.cpu.get_cpu_capability()}")
-"""
+"""  # noqa: E501
 
 
 def cores() -> list[int]:

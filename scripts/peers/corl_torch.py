@@ -1,4 +1,6 @@
-"""CORL's own classes (https://github.com/corl-team/CORL, from a checkout) in its own loop: sample, train; without wandb and evaluations."""
+"""CORL's own classes (https://github.com/corl-team/CORL, from a checkout) in its own loop: sample, train; without wandb
+and evaluations.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,20 @@ def buffer(corl: Any, columns: Arrays) -> Any:
 
 
 def iql(corl: Any) -> Train:
-    actor, q, v = corl.GaussianPolicy(OBSERVATION, ACTION, 1.0), corl.TwinQ(OBSERVATION, ACTION), corl.ValueFunction(OBSERVATION)
+    actor, q, v = (
+        corl.GaussianPolicy(OBSERVATION, ACTION, 1.0),
+        corl.TwinQ(OBSERVATION, ACTION),
+        corl.ValueFunction(OBSERVATION),
+    )
     return corl.ImplicitQLearning(1.0, actor, adam(actor), q, adam(q), v, adam(v)).train  # type: ignore[no-any-return]
 
 
 def td3_bc(corl: Any) -> Train:
-    actor, *critics = corl.Actor(OBSERVATION, ACTION, 1.0), corl.Critic(OBSERVATION, ACTION), corl.Critic(OBSERVATION, ACTION)
+    actor, *critics = (
+        corl.Actor(OBSERVATION, ACTION, 1.0),
+        corl.Critic(OBSERVATION, ACTION),
+        corl.Critic(OBSERVATION, ACTION),
+    )
     first, second = critics
     return corl.TD3_BC(1.0, actor, adam(actor), first, adam(first), second, adam(second)).train  # type: ignore[no-any-return]
 
@@ -69,7 +79,9 @@ def loop(train: Train, data: Any) -> common.Updates:
 
 
 class Turns:
-    """Takes the place of the progress bar around a training loop that runs in a thread of its own, and lets it go on by so many updates."""
+    """Takes the place of the progress bar around a training loop that runs in a thread of its own, and lets it go on by
+    so many updates.
+    """
 
     def __init__(self) -> None:
         self.left, self.go, self.done = 0, threading.Semaphore(0), threading.Semaphore(0)
@@ -110,7 +122,10 @@ def dt(corl: Any, columns: Arrays) -> Turns:
     """CORL's `train` itself, which has model, data and update in one function, with data of ours and no evaluations."""
     terminations, timeouts = common.flags(len(columns["rewards"]))
     data = {**columns, "terminals": terminations, "timeouts": timeouts}
-    spaces = {name: SimpleNamespace(shape=(size,)) for name, size in (("observation_space", OBSERVATION), ("action_space", ACTION))}
+    spaces = {
+        name: SimpleNamespace(shape=(size,))
+        for name, size in (("observation_space", OBSERVATION), ("action_space", ACTION))
+    }
     corl.gym.make = lambda name: SimpleNamespace(get_dataset=lambda: data)
     corl.wrap_env = lambda **_: SimpleNamespace(**spaces)
     turns = Turns()

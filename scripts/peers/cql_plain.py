@@ -1,4 +1,6 @@
-"""CQL as a plain PyTorch loop, as papers' code has it: a pass through the critics for each of the three kinds of tried actions."""
+"""CQL as a plain PyTorch loop, as papers' code has it: a pass through the critics for each of the three kinds of tried
+actions.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class TanhPolicy(nn.Module):
         super().__init__()
         self.net = plain.mlp(OBSERVATION, *DEEP_HIDDEN, 2 * ACTION)
         self.low, self.noise = low, noise
-        self.scale, self.shift = (nn.Parameter(torch.tensor(v)) if scaled else v for v in ((1.0, -1.0) if scaled else (1.0, 0.0)))
+        self.scale, self.shift = (
+            nn.Parameter(torch.tensor(v)) if scaled else v for v in ((1.0, -1.0) if scaled else (1.0, 0.0))
+        )
 
     def forward(self, state: torch.Tensor, many: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions [B, A] and log densities [B], or `many` of each: [many, B, A] and [many, B]."""
@@ -80,7 +84,10 @@ class CQL:
         log_random = torch.full(random.shape[:2], -ACTION * math.log(2.0))
         q1, q2 = self.critic(state, action)
         td_loss = F.mse_loss(q1, y) + F.mse_loss(q2, y)
-        parts = [(self.tried(state, a), log_p) for a, log_p in ((random, log_random), (sampled, log_sampled), (sampled_next, log_next))]
+        parts = [
+            (self.tried(state, a), log_p)
+            for a, log_p in ((random, log_random), (sampled, log_sampled), (sampled_next, log_next))
+        ]
         penalty = torch.zeros(())
         for k, q in enumerate((q1, q2)):
             level = torch.logsumexp(torch.cat([values[k] - log_p for values, log_p in parts]), 0)

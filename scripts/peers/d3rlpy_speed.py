@@ -1,4 +1,6 @@
-"""d3rlpy's own sampling and update, without the rest of its `fit` (progress bar, logs), which would only add to its time."""
+"""d3rlpy's own sampling and update, without the rest of its `fit` (progress bar, logs), which would only add to its
+time.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ def main() -> None:
     columns = common.transitions(options.rows)
     terminations, timeouts = common.flags(options.rows)
     data = d3rlpy.dataset.MDPDataset(
-        columns["observations"], columns["actions"], columns["rewards"], terminations.astype(np.float32), timeouts.astype(np.float32)
+        columns["observations"],
+        columns["actions"],
+        columns["rewards"],
+        terminations.astype(np.float32),
+        timeouts.astype(np.float32),
     )
     algorithm, sample = transformer(d3rlpy, data) if options.algo == "dt" else q_learner(d3rlpy, data, options.algo)
     algorithm.build_with_dataset(data)
@@ -39,22 +45,33 @@ def main() -> None:
 def q_learner(d3rlpy: Any, data: Any, name: str) -> tuple[Any, Callable[[], Any]]:
     """The algorithm, and what draws its batches."""
     algos = d3rlpy.algos
-    configs = {"iql": algos.IQLConfig, "td3_bc": algos.TD3PlusBCConfig, "rebrac": algos.ReBRACConfig, "cql": algos.CQLConfig}
-    actor, critic = (d3rlpy.models.VectorEncoderFactory(list(DEEP_HIDDEN), use_layer_norm=norm) for norm in (False, name == "rebrac"))
+    configs = {
+        "iql": algos.IQLConfig,
+        "td3_bc": algos.TD3PlusBCConfig,
+        "rebrac": algos.ReBRACConfig,
+        "cql": algos.CQLConfig,
+    }
+    actor, critic = (
+        d3rlpy.models.VectorEncoderFactory(list(DEEP_HIDDEN), use_layer_norm=norm) for norm in (False, name == "rebrac")
+    )
     settings = {"actor_encoder_factory": actor, "critic_encoder_factory": critic} if name in ("rebrac", "cql") else {}
     size = BATCHES.get(name, BATCH)
     return configs[name](batch_size=size, **settings).create(device="cpu:0"), lambda: data.sample_transition_batch(size)
 
 
 def transformer(d3rlpy: Any, data: Any) -> tuple[Any, Callable[[], Any]]:
-    """The Decision Transformer, and what draws its batches. Its width is that of the observation's encoder, one linear layer here."""
+    """The Decision Transformer, and what draws its batches. Its width is that of the observation's encoder, one linear
+    layer here.
+    """
     warmup = d3rlpy.optimizers.WarmupSchedulerFactory(warmup_steps=10_000)
     config = d3rlpy.algos.DecisionTransformerConfig(
         batch_size=BATCHES["dt"],
         context_size=DT_CONTEXT,
         max_timestep=EPISODE,
         encoder_factory=d3rlpy.models.VectorEncoderFactory([DT_HIDDEN[0]], exclude_last_activation=True),
-        optim_factory=d3rlpy.optimizers.AdamWFactory(weight_decay=1e-4, clip_grad_norm=0.25, lr_scheduler_factory=warmup),
+        optim_factory=d3rlpy.optimizers.AdamWFactory(
+            weight_decay=1e-4, clip_grad_norm=0.25, lr_scheduler_factory=warmup
+        ),
         num_heads=1,
         num_layers=len(DT_HIDDEN),
         activation_type="gelu",

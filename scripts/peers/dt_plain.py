@@ -1,4 +1,6 @@
-"""The Decision Transformer as a plain PyTorch loop, as single-file code has it: nn.MultiheadAttention, windows cut and padded in NumPy."""
+"""The Decision Transformer as a plain PyTorch loop, as single-file code has it: nn.MultiheadAttention, windows cut and
+padded in NumPy.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.drop = nn.Dropout(dropout)
         self.attention = nn.MultiheadAttention(WIDTH, HEADS, dropout, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(dropout))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(dropout)
+        )
         self.causal: torch.Tensor  # True where a token may not look
         self.register_buffer("causal", ~torch.tril(torch.ones(TOKENS, TOKENS)).bool(), persistent=False)
 
@@ -121,7 +125,9 @@ class Windows:
         parts.append(np.arange(start, start + count))
         valid = np.arange(DT_CONTEXT) < count
         if count < DT_CONTEXT:
-            parts = [np.concatenate([part, np.zeros((DT_CONTEXT - count, *part.shape[1:]), part.dtype)]) for part in parts]
+            parts = [
+                np.concatenate([part, np.zeros((DT_CONTEXT - count, *part.shape[1:]), part.dtype)]) for part in parts
+            ]
         return (*parts, valid)
 
     def sample(self, batch_size: int) -> dict[str, torch.Tensor]:
@@ -131,7 +137,8 @@ class Windows:
         return {name: torch.as_tensor(np.stack(column)) for name, column in zip(names, columns, strict=True)}
 
 
-# the warm-up of a check is short: at a ten-thousandth of the learning rate nothing would be compared but the first weights
+# the warm-up of a check is short: at a ten-thousandth of the learning rate nothing would be compared but the first
+# weights
 QUIET: dict[str, Any] = {"dropout": 0.0, "warmup": 3}
 
 if __name__ == "__main__":

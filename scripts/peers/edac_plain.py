@@ -1,4 +1,6 @@
-"""EDAC as a plain PyTorch loop, as papers' code has it: critics in one batched product, their gradients by a second pass."""
+"""EDAC as a plain PyTorch loop, as papers' code has it: critics in one batched product, their gradients by a second
+pass.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Critics(nn.Module):
 
 
 class EDAC:
-    def __init__(self, noise: plain.Draw = torch.randn, discount: float = 0.99, tau: float = 0.005, eta: float = 1.0) -> None:
+    def __init__(
+        self, noise: plain.Draw = torch.randn, discount: float = 0.99, tau: float = 0.005, eta: float = 1.0
+    ) -> None:
         self.discount, self.tau, self.eta = discount, tau, eta
         self.actor, self.critic = TanhPolicy(-5.0, False, noise), Critics()
         self.critic_target = copy.deepcopy(self.critic)

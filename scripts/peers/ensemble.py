@@ -1,7 +1,7 @@
 """A bare world model of offrl's parts: 7 probabilistic networks of 4 x 200, each with its own bootstrap of the data.
 
-Gaussian negative log-likelihood with learned bounds on the log-variance and a decay of each layer (specification D.0, after PETS and MBPO).
-"""
+Gaussian negative log-likelihood with learned bounds on the log-variance and a decay of each layer (specification D.0,
+after PETS and MBPO)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class Dynamics(nn.Module):
     def __init__(self, config: EnsembleConfig, inputs: int, outputs: int) -> None:
         super().__init__()
         self.net = EnsembleMLP(config.members, inputs, config.hidden, 2 * outputs, activation="silu")
-        self.max_logvar, self.min_logvar = nn.Parameter(torch.full((outputs,), 0.5)), nn.Parameter(torch.full((outputs,), -10.0))
+        self.max_logvar, self.min_logvar = (
+            nn.Parameter(torch.full((outputs,), 0.5)),
+            nn.Parameter(torch.full((outputs,), -10.0)),
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, logvar = self.net(x).chunk(2, -1)

@@ -1,4 +1,6 @@
-"""The same ensemble as a per-step PyTorch loop, as model-based libraries write it: einsum layers, batches indexed in NumPy."""
+"""The same ensemble as a per-step PyTorch loop, as model-based libraries write it: einsum layers, batches indexed in
+NumPy.
+"""
 
 from __future__ import annotations
 

@@ -43,11 +43,19 @@ def _trained(batch: int, sizes: Sequence[int]) -> list[Product]:
 def iql(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
     """Target critics; V; V again and the policy; V of the next state and the critics."""
     v, q, pi = [observation, *hidden, 1], [observation + action, *hidden, 1], [observation, *hidden, action]
-    return 2 * forward(batch, q) + _trained(batch, v) + 2 * forward(batch, v) + _trained(batch, pi) + 2 * _trained(batch, q)
+    return (
+        2 * forward(batch, q)
+        + _trained(batch, v)
+        + 2 * forward(batch, v)
+        + _trained(batch, pi)
+        + 2 * _trained(batch, q)
+    )
 
 
 def td3_bc(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
-    """TWO updates, since the policy learns at every second one: critics twice, the policy through the first critic once."""
+    """TWO updates, since the policy learns at every second one: critics twice, the policy through the first critic
+    once.
+    """
     q, pi = [observation + action, *hidden, 1], [observation, *hidden, action]
     critic = forward(batch, pi) + 2 * forward(batch, q) + 2 * _trained(batch, q)
     actor = _trained(batch, pi) + forward(batch, q) + backward(batch, q, weights=False, inputs=True)
@@ -63,8 +71,9 @@ def rebrac(batch: int, observation: int, action: int, hidden: Sequence[int]) -> 
 
 
 def qrl(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
-    """The encoder at states, next states and goals, whose encodings at states the policy's step needs as well, and at the policy's goals;
-    the dynamics of latents at the data's actions and, for the gradient with respect to the action alone, at the policy's."""
+    """The encoder at states, next states and goals, whose encodings at states the policy's step needs as well, and at
+    the policy's goals; the dynamics of latents at the data's actions and, for the gradient with respect to the action
+    alone, at the policy's."""
     encoder, moves = [observation, *hidden, QRL_LATENT], [QRL_LATENT + action, *hidden, QRL_LATENT]
     actor = _trained(batch, [2 * observation, *hidden, action]) + forward(batch, encoder) + forward(batch, moves)
     actor += backward(batch, [action, *hidden, QRL_LATENT], weights=False, inputs=True)
@@ -72,13 +81,15 @@ def qrl(batch: int, observation: int, action: int, hidden: Sequence[int]) -> lis
 
 
 def fql(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
-    """Two critics, after the one-step policy and two target critics; the flow; ten passes of it without gradient, and the policy through
-    both critics."""
+    """Two critics, after the one-step policy and two target critics; the flow; ten passes of it without gradient, and
+    the policy through both critics."""
     q = [observation + action, *hidden, 1]
     field, pi = [observation + action + 1, *hidden, action], [observation + action, *hidden, action]
     critic = forward(batch, pi) + 2 * forward(batch, q) + 2 * _trained(batch, q)
     actor = (
-        FQL_STEPS * forward(batch, field) + _trained(batch, pi) + 2 * (forward(batch, q) + backward(batch, q, weights=False, inputs=True))
+        FQL_STEPS * forward(batch, field)
+        + _trained(batch, pi)
+        + 2 * (forward(batch, q) + backward(batch, q, weights=False, inputs=True))
     )
     return critic + _trained(batch, field) + actor
 
@@ -94,7 +105,9 @@ def ensemble(batch: int, observation: int, action: int, hidden: Sequence[int]) -
 
 
 def _soft(batch: int, q: Sequence[int], pi: Sequence[int], critics: int) -> list[Product]:
-    """The products of soft actor-critics besides the critics' training: the policy through all critics, and all target critics."""
+    """The products of soft actor-critics besides the critics' training: the policy through all critics, and all target
+    critics.
+    """
     actor = _trained(batch, pi) + critics * (forward(batch, q) + backward(batch, q, weights=False, inputs=True))
     return actor + forward(batch, pi) + critics * forward(batch, q)
 
@@ -106,19 +119,23 @@ def cql(batch: int, observation: int, action: int, hidden: Sequence[int]) -> lis
 
 
 def edac(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
-    """Ten critics; their gradients with respect to the action, from the same forward pass, and the derivatives of those."""
+    """Ten critics; their gradients with respect to the action, from the same forward pass, and the derivatives of
+    those.
+    """
     q, pi = [observation + action, *hidden, 1], [observation, *hidden, 2 * action]
     only_action = [action, *hidden, 1]
     pull = backward(batch, only_action, weights=False, inputs=True)  # [batch, o] times [o, i]
-    twice = [(o, b, i) for b, o, i in pull] + [(b, i, o) for b, o, i in pull if o != 1]  # the output's own gradient is a constant
+    twice = [(o, b, i) for b, o, i in pull] + [
+        (b, i, o) for b, o, i in pull if o != 1
+    ]  # the output's own gradient is a constant
     return _soft(batch, q, pi, EDAC_CRITICS) + EDAC_CRITICS * (_trained(batch, q) + pull + twice)
 
 
 def dt(batch: int, observation: int, action: int, hidden: Sequence[int], spared: bool = True) -> list[Product]:
     """Embeddings of three tokens a step, blocks of attention and an MLP, and the head at the observations' tokens.
 
-    spared: the last block does for the other two tokens of a step, which nobody reads, only what lets the observations' attend to them.
-    Attention is worked out for all pairs, though half of them are masked.
+    spared: the last block does for the other two tokens of a step, which nobody reads, only what lets the observations'
+    attend to them. Attention is worked out for all pairs, though half of them are masked.
     """
     width, steps, tokens = hidden[0], batch * DT_CONTEXT, 3 * DT_CONTEXT
     ends = [product for size in (1, observation, action) for product in _trained(steps, [size, width])]
@@ -154,9 +171,15 @@ NEEDED: dict[str, tuple[Callable[[int, int, int, Sequence[int]], list[Product]],
     "qc": (qc, 1),
 }
 HIDDEN = {  # where they are not `common.HIDDEN`
-    "rebrac": DEEP_HIDDEN, "cql": DEEP_HIDDEN, "edac": DEEP_HIDDEN, "ensemble": ENSEMBLE_HIDDEN, "dt": DT_HIDDEN, "qrl": QRL_HIDDEN,
-    "fql": FQL_HIDDEN, "qc": FQL_HIDDEN,
-}  # fmt: skip
+    "rebrac": DEEP_HIDDEN,
+    "cql": DEEP_HIDDEN,
+    "edac": DEEP_HIDDEN,
+    "ensemble": ENSEMBLE_HIDDEN,
+    "dt": DT_HIDDEN,
+    "qrl": QRL_HIDDEN,
+    "fql": FQL_HIDDEN,
+    "qc": FQL_HIDDEN,
+}
 BATCHES = {"dt": 64, "rebrac": 1024, "qrl": 1024}  # where it is not `common.BATCH`
 
 

@@ -1,4 +1,6 @@
-"""FQL as a plain PyTorch loop, of single actions or of chunks (QC-FQL): modules with an Adam each, zero_grad, backward, step, `.item()`."""
+"""FQL as a plain PyTorch loop, of single actions or of chunks (QC-FQL): modules with an Adam each, zero_grad, backward,
+step, `.item()`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ class FQL:
     """length: actions in a chunk. normal, uniform: of a shape."""
 
     def __init__(
-        self, length: int = 1, normal: Numbers = torch.randn, uniform: Numbers = torch.rand, discount: float = 0.99, tau: float = 0.005
+        self,
+        length: int = 1,
+        normal: Numbers = torch.randn,
+        uniform: Numbers = torch.rand,
+        discount: float = 0.99,
+        tau: float = 0.005,
     ) -> None:
         self.length, self.width, self.normal, self.uniform = length, length * ACTION, normal, uniform
         self.alpha, self.discount, self.tau = ALPHA["fql" if length == 1 else "qc"], discount, tau
@@ -39,7 +46,12 @@ class FQL:
         self.optimizers = [torch.optim.Adam(m.parameters(), lr=3e-4) for m in (self.critics, self.flow, self.actor)]
 
     def load(self, weights: Arrays) -> None:
-        for name, module in (("critic0", self.critics[0]), ("critic1", self.critics[1]), ("flow", self.flow), ("actor", self.actor)):
+        for name, module in (
+            ("critic0", self.critics[0]),
+            ("critic1", self.critics[1]),
+            ("flow", self.flow),
+            ("actor", self.actor),
+        ):
             plain.load(module, weights, name)
         self.target.load_state_dict(self.critics.state_dict())
 
@@ -104,7 +116,11 @@ class Windows(plain.Buffer):
         at, last = first[:, None] + np.arange(QC_LENGTH), self.last[first][:, None]
         steps, valid, c = np.minimum(at, last), torch.from_numpy(at <= last), self.columns
         end = steps[:, -1]
-        batch = {"observations": c["observations"][first], "next_observations": c["next_observations"][end], "masks": c["masks"][end]}
+        batch = {
+            "observations": c["observations"][first],
+            "next_observations": c["next_observations"][end],
+            "masks": c["masks"][end],
+        }
         batch |= {"actions": c["actions"][steps], "rewards": c["rewards"][first], "valid": valid, "span": valid.sum(-1)}
         batch |= {"step_rewards": torch.where(valid, c["rewards"][steps], 0.0)}
         return batch | {"whole": (valid[:, -1] | (batch["masks"] == 0.0)).float()}

@@ -10,7 +10,9 @@ from offrl.system import backend
 
 
 def main() -> None:
-    """`--products NAME`: an update's, in their own shapes; "square": one product of 256 x 256 matrices, the fastest shape here."""
+    """`--products NAME`: an update's, in their own shapes; "square": one product of 256 x 256 matrices, the fastest
+    shape here.
+    """
     options = common.options(("--products", {"default": "square", "choices": ["square", *flops.NEEDED]}))
     note = backend.configure(torch.device("cpu"), 1)
     if options.products == "square":
@@ -32,7 +34,9 @@ def main() -> None:
                 multiply(a, b, out=c)
         return {}
 
-    common.serve(updates, chunk=1000 if options.products == "square" else common.CHUNKS.get(options.products, 20), note=note)
+    common.serve(
+        updates, chunk=1000 if options.products == "square" else common.CHUNKS.get(options.products, 20), note=note
+    )
 
 
 if __name__ == "__main__":

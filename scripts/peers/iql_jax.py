@@ -24,7 +24,9 @@ def state_of(value: Layers, actor: Layers, critic: Layers) -> Tree:
 def init(key: jax.Array) -> Tree:
     kv, ka, kc = jax.random.split(key, 3)
     q = jax_loop.random_twin(kc, OBSERVATION + ACTION, *HIDDEN, 1)
-    return state_of(jax_loop.random_layers(kv, OBSERVATION, *HIDDEN, 1), jax_loop.random_layers(ka, OBSERVATION, *HIDDEN, ACTION), q)
+    return state_of(
+        jax_loop.random_layers(kv, OBSERVATION, *HIDDEN, 1), jax_loop.random_layers(ka, OBSERVATION, *HIDDEN, ACTION), q
+    )
 
 
 def update(state: Tree, batch: Tree, key: jax.Array, phase: int) -> tuple[Tree, Tree]:

@@ -23,7 +23,9 @@ class Policy(nn.Module):
 
 
 class IQL:
-    def __init__(self, discount: float = 0.99, tau: float = 0.005, expectile: float = 0.7, temperature: float = 3.0) -> None:
+    def __init__(
+        self, discount: float = 0.99, tau: float = 0.005, expectile: float = 0.7, temperature: float = 3.0
+    ) -> None:
         self.discount, self.tau, self.expectile, self.temperature = discount, tau, expectile, temperature
         self.qf = plain.Twin(OBSERVATION + ACTION, *HIDDEN, 1)
         self.q_target = copy.deepcopy(self.qf).requires_grad_(False)
@@ -35,7 +37,12 @@ class IQL:
         self.actor_schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.actor_optimizer, 1_000_000)
 
     def load(self, weights: Arrays) -> None:
-        for name, net in (("critic0", self.qf.q1), ("critic1", self.qf.q2), ("value", self.vf), ("actor", self.actor.net)):
+        for name, net in (
+            ("critic0", self.qf.q1),
+            ("critic1", self.qf.q2),
+            ("value", self.vf),
+            ("actor", self.actor.net),
+        ):
             plain.load(net, weights, name)
         self.q_target.load_state_dict(self.qf.state_dict())
 

@@ -1,5 +1,5 @@
-"""Other people's JAX code from checkouts, in its own `lax.scan` or in one around its own update: CORL, JAX-CORL, unifloral, OGBench,
-FQL and Q-chunking.
+"""Other people's JAX code from checkouts, in its own `lax.scan` or in one around its own update: CORL, JAX-CORL,
+unifloral, OGBench, FQL and Q-chunking.
 
 Its networks and updates are imported when this runs; sizes are set to those of the others where they can be.
 """
@@ -38,8 +38,8 @@ def source(name: str, repository: str) -> Callable[[Build], Build]:
 
 
 def repeated(step: Callable[..., Any], carry: Any, count: int, *constants: Any) -> common.Updates:
-    """`count` updates in each call of a compiled scan of `step(carry, *constants) -> (carry, losses)`, which `counts` has marked where it
-    makes several."""
+    """`count` updates in each call of a compiled scan of `step(carry, *constants) -> (carry, losses)`, which `counts`
+    has marked where it makes several."""
     each = getattr(step, "updates", 1)
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -73,11 +73,22 @@ def done(columns: common.Arrays) -> np.ndarray:
 
 @source("corl", "corl-team/CORL")
 def corl(checkout: Path, algo: str, rows: int) -> common.Updates:
-    """ReBRAC as `train` sets it up; update after update as its loop makes them, the policy's and the targets' at every second one."""
+    """ReBRAC as `train` sets it up; update after update as its loop makes them, the policy's and the targets' at every
+    second one.
+    """
     with imported(checkout, f"algorithms.offline.{algo}", ABSENT) as code:
         config, columns, key = code.Config(), common.with_next_actions(rows), jax.random.key(0)
-        names = {"states": "observations", "next_states": "next_observations", "actions": "actions", "rewards": "rewards"}
-        data = {**{k: columns[v] for k, v in names.items()}, "next_actions": columns["next_actions"], "dones": done(columns)}
+        names = {
+            "states": "observations",
+            "next_states": "next_observations",
+            "actions": "actions",
+            "rewards": "rewards",
+        }
+        data = {
+            **{k: columns[v] for k, v in names.items()},
+            "next_actions": columns["next_actions"],
+            "dones": done(columns),
+        }
         adam = code.optax.adam(1e-3)
         net = code.DetActor(ACTION, config.hidden_dim, config.actor_ln, config.actor_n_hiddens)
         critics = code.EnsembleCritic(config.hidden_dim, 2, config.critic_ln, config.critic_n_hiddens)
@@ -87,7 +98,14 @@ def corl(checkout: Path, algo: str, rows: int) -> common.Updates:
         metrics = code.Metrics.create(
             ["critic_loss", "q_min", "actor_loss", "batch_entropy", "bc_mse_policy", "bc_mse_random", "action_mse"]
         )
-        coefficients = {"gamma": 0.99, "actor_bc_coef": 0.01, "critic_bc_coef": 0.01, "tau": 0.005, "policy_noise": 0.2, "noise_clip": 0.5}
+        coefficients = {
+            "gamma": 0.99,
+            "actor_bc_coef": 0.01,
+            "critic_bc_coef": 0.01,
+            "tau": 0.005,
+            "policy_noise": 0.2,
+            "noise_clip": 0.5,
+        }
 
         @counts(2)
         def step(carry: Any, data: Any) -> Any:
@@ -106,7 +124,9 @@ def corl(checkout: Path, algo: str, rows: int) -> common.Updates:
 
 @source("jax_corl", "nissymori/JAX-CORL")
 def jax_corl(checkout: Path, algo: str, rows: int) -> common.Updates:
-    """Its `update_n_times`, two updates to a step of the scan; V of IQL without its LayerNorm, CQL's networks as deep as the others'."""
+    """Its `update_n_times`, two updates to a step of the scan; V of IQL without its LayerNorm, CQL's networks as deep
+    as the others'.
+    """
     name = {"td3_bc": "td3bc"}.get(algo, algo)
     arguments, sys.argv = sys.argv, sys.argv[:1]  # which it would take for its own
     try:
@@ -145,7 +165,9 @@ def jax_corl_dt(code: Any, rows: int) -> common.Updates:
     terminations, timeouts = common.flags(rows)
     data = {**columns, "terminals": terminations, "timeouts": timeouts}
     code.gym.make = lambda name: SimpleNamespace(get_dataset=lambda: data)
-    config = code.DTConfig(n_blocks=len(DT_HIDDEN), embed_dim=DT_HIDDEN[0], context_len=DT_CONTEXT, rtg_scale=int(RETURN_SCALE))
+    config = code.DTConfig(
+        n_blocks=len(DT_HIDDEN), embed_dim=DT_HIDDEN[0], context_len=DT_CONTEXT, rtg_scale=int(RETURN_SCALE)
+    )
     episodes, count, lengths, *_ = code.make_padded_trajectories(config)
     episodes = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32 if x.dtype == np.int64 else jnp.float32), episodes)
     train = code.create_dt_train_state(jax.random.key(0), OBSERVATION, ACTION, config)
@@ -162,7 +184,9 @@ def jax_corl_dt(code: Any, rows: int) -> common.Updates:
 
 @source("unifloral", "EmptyJackson/unifloral")
 def unifloral(checkout: Path, algo: str, rows: int) -> common.Updates:
-    """Its train step, which is written for a scan; TD3+BC's and ReBRAC's step updates the critics twice with one batch."""
+    """Its train step, which is written for a scan; TD3+BC's and ReBRAC's step updates the critics twice with one
+    batch.
+    """
     with imported(checkout / "algorithms", algo, ABSENT) as code:
         args = code.Args(batch_size=BATCHES.get(algo, BATCH))
         columns = common.with_next_actions(rows)
@@ -178,7 +202,11 @@ def unifloral(checkout: Path, algo: str, rows: int) -> common.Updates:
         moments = (jnp.zeros(OBSERVATION), jnp.ones(OBSERVATION))
         start = functools.partial(code.create_train_state, args, jax.random.key(0))
         if algo == "edac":
-            nets = {"actor": code.TanhGaussianActor(ACTION), "vec_q": code.VectorQ(args.num_critics), "alpha": code.EntropyCoef()}
+            nets = {
+                "actor": code.TanhGaussianActor(ACTION),
+                "vec_q": code.VectorQ(args.num_critics),
+                "alpha": code.EntropyCoef(),
+            }
             inputs = {"actor": [STATE], "vec_q": [STATE, DUMMY], "alpha": []}
             pairs = {"vec_q_target": "vec_q"}
         elif algo == "iql":
@@ -188,7 +216,10 @@ def unifloral(checkout: Path, algo: str, rows: int) -> common.Updates:
             pairs = {"dual_q_target": "dual_q"}
         else:
             norms = ((args.actor_ln, args.norm_obs), (args.critic_ln, args.norm_obs)) if algo == "rebrac" else ((), ())
-            nets = {"actor": code.DeterministicTanhActor(ACTION, *moments, *norms[0]), "dual_q": code.DualQNetwork(*moments, *norms[1])}
+            nets = {
+                "actor": code.DeterministicTanhActor(ACTION, *moments, *norms[0]),
+                "dual_q": code.DualQNetwork(*moments, *norms[1]),
+            }
             inputs = {"actor": [STATE], "dual_q": [STATE, DUMMY]}
             pairs = {"actor_target": "actor", "dual_q_target": "dual_q"}
         states = {name: start(net, inputs[name]) for name, net in nets.items()}
@@ -205,8 +236,13 @@ def unifloral(checkout: Path, algo: str, rows: int) -> common.Updates:
 
 @source("ogbench", "seohongpark/ogbench")
 def ogbench(checkout: Path, algo: str, rows: int) -> common.Updates:
-    """QRL's agent in OGBench's own loop, whose batches are drawn in NumPy: its update is compiled, and there is no scan."""
-    with imported(checkout / "impls", f"agents.{algo}", ABSENT) as code, imported(checkout / "impls", "utils.datasets", ABSENT) as datasets:
+    """QRL's agent in OGBench's own loop, whose batches are drawn in NumPy: its update is compiled, and there is no
+    scan.
+    """
+    with (
+        imported(checkout / "impls", f"agents.{algo}", ABSENT) as code,
+        imported(checkout / "impls", "utils.datasets", ABSENT) as datasets,
+    ):
         config, columns = code.get_config(), common.transitions(rows)
         terminals = np.logical_or(*common.flags(rows))
         terminals[-1] = True
@@ -241,7 +277,9 @@ def fql(checkout: Path, algo: str, rows: int) -> common.Updates:
 
 @source("qc", "ColinQiyangLi/qc")
 def qc(checkout: Path, algo: str, rows: int) -> common.Updates:
-    """Q-chunking's agent with a distilled policy, its update in a scan that draws windows as well, any row with the steps after it."""
+    """Q-chunking's agent with a distilled policy, its update in a scan that draws windows as well, any row with the
+    steps after it.
+    """
     with imported(checkout, "agents.acfql", ABSENT) as code:
         config = code.get_config()
         config.update({"actor_type": "distill-ddpg", "action_chunking": True, "horizon_length": QC_LENGTH})
@@ -255,7 +293,10 @@ def qc(checkout: Path, algo: str, rows: int) -> common.Updates:
             at = first[:, None] + jnp.arange(QC_LENGTH)
             batch = {"observations": data["observations"][first]}
             batch |= {k: data[k][at] for k in ("actions", "next_observations")}
-            batch |= {"rewards": jnp.cumsum(data["rewards"][at] * powers, 1), "masks": jnp.minimum.accumulate(data["masks"][at], 1)}
+            batch |= {
+                "rewards": jnp.cumsum(data["rewards"][at] * powers, 1),
+                "masks": jnp.minimum.accumulate(data["masks"][at], 1),
+            }
             agent, info = carry["agent"].update({**batch, "valid": jnp.ones((BATCH, QC_LENGTH))})
             return {"key": key, "agent": agent}, {k: v for k, v in info.items() if k.endswith("_loss")}
 

@@ -1,4 +1,6 @@
-"""The parts of a JAX loop: `lax.scan` over many updates with sampling inside, one compiled call for each scan, donated state."""
+"""The parts of a JAX loop: `lax.scan` over many updates with sampling inside, one compiled call for each scan, donated
+state.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def given_layers(weights: Arrays, name: str) -> Layers:
 
 
 def given_twin(weights: Arrays) -> Layers:
-    return jax.tree.map(lambda a, b: jnp.stack([a, b]), given_layers(weights, "critic0"), given_layers(weights, "critic1"))
+    return jax.tree.map(
+        lambda a, b: jnp.stack([a, b]), given_layers(weights, "critic0"), given_layers(weights, "critic1")
+    )
 
 
 def descend(
@@ -84,7 +88,9 @@ def random_actor_twin(key: jax.Array, hidden: Sequence[int]) -> tuple[Layers, La
 
 
 class Loop:
-    """Runs `update(state, batch, key, phase) -> (state, losses)` for one seed, or with `vmap` for several; `phase` counts to `period`."""
+    """Runs `update(state, batch, key, phase) -> (state, losses)` for one seed, or with `vmap` for several; `phase`
+    counts to `period`.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""The breakdown of the time of offrl's update: matrix products, optimiser, sampling, other arithmetic, and what is left for dispatch.
+"""The breakdown of the time of offrl's update: matrix products, optimiser, sampling, other arithmetic, and what is left
+for dispatch.
 
 A process of its own: the profiler and the names of the compiled kernels would slow down the one that is timed.
 """
@@ -30,10 +31,18 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn", "mkl_linear", "
 
 
 def group(name: str) -> str:
-    """The part of an update that an operator or a compiled kernel belongs to. Dropout's random numbers count as sampling."""
+    """The part of an update that an operator or a compiled kernel belongs to. Dropout's random numbers count as
+    sampling.
+    """
     short = name.removeprefix("aten::").lstrip("_")
     if name.startswith("aoti_torch_cpu_"):  # what a compiled update calls
-        return "sampling" if name.endswith("_stream") else "matrix products" if "mm" in name or "product" in name else "other arithmetic"
+        return (
+            "sampling"
+            if name.endswith("_stream")
+            else "matrix products"
+            if "mm" in name or "product" in name
+            else "other arithmetic"
+        )
     if "cpp_fused" in name:  # named after the operators that were fused into it
         if any(word in name for word in ("sqrt", "lerp")):
             return "optimiser and targets"
@@ -57,7 +66,8 @@ def _marked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 def shares(runner: Runner, eager: bool, updates: int) -> dict[str, float]:
     """Shares of the time of an update, which add up to 1. `updates`: how many are timed together.
 
-    Eager: what the optimiser and the targets cost includes their dispatch, since operators alone do not say who called them.
+    Eager: what the optimiser and the targets cost includes their dispatch, since operators alone do not say who called
+    them.
     """
     if eager:
         Adam.update = _marked(Adam.update, "optimiser and targets")  # type: ignore[method-assign]
@@ -71,12 +81,15 @@ def shares(runner: Runner, eager: bool, updates: int) -> dict[str, float]:
     for event in seen.events():
         if event.name == "optimiser and targets":
             spent[event.name] += event.cpu_time_total
-            inside += sum(child.self_cpu_time_total for child in _below(event) if group(child.name) == "other arithmetic")
+            inside += sum(
+                child.self_cpu_time_total for child in _below(event) if group(child.name) == "other arithmetic"
+            )
         elif group(event.name) in spent:
             spent[group(event.name)] += event.self_cpu_time_total
     spent["other arithmetic"] -= inside
-    # Products and sampling cost the profiler next to nothing; what it adds to everything else is left out by scaling to the plain time.
-    # On a machine that is busy otherwise the plain time can come out shorter than the products: then the profiled time has to do.
+    # Products and sampling cost the profiler next to nothing; what it adds to everything else is left out by scaling to
+    # the plain time. On a machine that is busy otherwise the plain time can come out shorter than the products: then
+    # the profiled time has to do.
     within = 0.95 * plain_wall * 1e6 > spent["matrix products"] + spent["sampling"]
     unprofiled = plain_wall * 1e6 if within else wall
     fixed = {k: spent[k] / unprofiled for k in ("matrix products", "sampling")}
@@ -114,7 +127,9 @@ def main() -> None:
         import torch._inductor.config as inductor
 
         inductor.cpp.enable_kernel_profile = True
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="offrl-profile-")  # what is kept does not tell the profiler
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(
+            prefix="offrl-profile-"
+        )  # what is kept does not tell the profiler
         atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
     algorithm, dataset = build(options.algo, options.rows)
     size = batch_size(options.algo)

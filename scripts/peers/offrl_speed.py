@@ -1,4 +1,6 @@
-"""offrl's training step: the same algorithms, sizes and data as the others, as `offrl train` runs them between two evaluations."""
+"""offrl's training step: the same algorithms, sizes and data as the others, as `offrl train` runs them between two
+evaluations.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,21 @@ MODE = ("--mode", {"default": "eager", "choices": ["eager", "compiled"]})
 ALGO = ("--algo", {"required": True})
 FIRST_SEED = ("--first-seed", {"type": int, "default": 0, "help": "a second process has other seeds"})
 SETTINGS = {
-    "dt": {"activation": "gelu", "max_timestep": EPISODE, "return_scale": RETURN_SCALE},  # GELU as in the code of others
+    "dt": {
+        "activation": "gelu",
+        "max_timestep": EPISODE,
+        "return_scale": RETURN_SCALE,
+    },  # GELU as in the code of others
     "qc": {"actor": "distil"},
 }
 # settings without randomness in the update, for a check; and with a warm-up after which the weights have moved
 QUIET = {"td3_bc": {"policy_noise": 0.0}, "rebrac": {"policy_noise": 0.0}, "dt": {"dropout": 0.0, "warmup_steps": 3}}
-DRAWN = ("cql", "edac", "fql", "qc")  # their random numbers are replaced by `plain.zeros` and `plain.spread`, in a check on both sides
+DRAWN = (
+    "cql",
+    "edac",
+    "fql",
+    "qc",
+)  # their random numbers are replaced by `plain.zeros` and `plain.spread`, in a check on both sides
 COMPARED = ("loss", "penalty", "alignment")  # metrics that end so are compared
 
 
@@ -47,7 +58,9 @@ def weights_of(algorithm: Algorithm, seed: int) -> Arrays:
         if isinstance(algorithm, (SequenceModel, GoalConditioned)):
             arrays |= {f"{net}/{name}": value.numpy() for name, value in params.items()}
             continue
-        layers = sorted({k.rpartition(".")[0] for k in params if k.endswith("weight")}, key=lambda k: (k.endswith("head"), k))
+        layers = sorted(
+            {k.rpartition(".")[0] for k in params if k.endswith("weight")}, key=lambda k: (k.endswith("head"), k)
+        )
         for i, layer in enumerate(layers):
             w, b = params[layer + ".weight"].numpy(), params[layer + ".bias"].numpy()
             if net == "critic":

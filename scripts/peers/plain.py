@@ -117,7 +117,10 @@ def spread(shape: Sequence[int]) -> torch.Tensor:
     return torch.sin(torch.arange(count, dtype=torch.float32)).reshape(tuple(shape))
 
 
-ONEDNN = ("--onednn", {"action": "store_true", "help": "route float32 products to oneDNN, as offrl does where it is exact"})
+ONEDNN = (
+    "--onednn",
+    {"action": "store_true", "help": "route float32 products to oneDNN, as offrl does where it is exact"},
+)
 
 
 def arithmetic(onednn: bool) -> str:
@@ -130,9 +133,11 @@ def arithmetic(onednn: bool) -> str:
     return backend.configure(torch.device("cpu"), 1)
 
 
-def main(make: Callable[[bool], Any], data: Callable[[int], Any] = Buffer, batch_size: int = common.BATCH, chunk: int = 20) -> None:
-    """Be a contestant. `make(check)` gives a trainer with `load` and `update`; `check`: for comparing its losses with offrl's.
-    `data(rows)` gives something to `sample` from."""
+def main(
+    make: Callable[[bool], Any], data: Callable[[int], Any] = Buffer, batch_size: int = common.BATCH, chunk: int = 20
+) -> None:
+    """Be a contestant. `make(check)` gives a trainer with `load` and `update`; `check`: for comparing its losses with
+    offrl's. `data(rows)` gives something to `sample` from."""
     options = common.options(ONEDNN)
     note = arithmetic(options.onednn)
     trainer = make(bool(options.check))

@@ -1,4 +1,6 @@
-"""QRL as a plain PyTorch loop: modules, one Adam for each network, zero_grad, backward, step, `.item()` of each loss."""
+"""QRL as a plain PyTorch loop: modules, one Adam for each network, zero_grad, backward, step, `.item()` of each
+loss.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,20 @@ class Value(nn.Module):
 
 
 class QRL:
-    def __init__(self, slack: float = 0.05, spread: float = 5.0, scale: float = 100.0, bc_weight: float = 0.003) -> None:
+    def __init__(
+        self, slack: float = 0.05, spread: float = 5.0, scale: float = 100.0, bc_weight: float = 0.003
+    ) -> None:
         self.slack, self.spread, self.scale, self.bc_weight = slack, spread, scale, bc_weight
         self.value, self.actor = Value(), net(2 * OBSERVATION, ACTION, False)
         self.value_optimizer = torch.optim.Adam(self.value.parameters(), lr=3e-4)
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=3e-4)
 
     def load(self, weights: Arrays) -> None:
-        for name, module in (("value/encoder", self.value.encoder), ("value/moves", self.value.moves), ("actor/net", self.actor)):
+        for name, module in (
+            ("value/encoder", self.value.encoder),
+            ("value/moves", self.value.moves),
+            ("actor/net", self.actor),
+        ):
             linears = [m for m in module if isinstance(m, nn.Linear)]
             layers = [f"{name}.layers.{i}" for i in range(len(QRL_HIDDEN))] + [f"{name}.head"]
             with torch.no_grad():

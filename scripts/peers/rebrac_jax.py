@@ -65,7 +65,12 @@ def make_update(noise: float) -> Callable[..., tuple[Tree, Tree]]:
 
             actor, actor_opt, losses["actor/loss"] = descend(ADAM, actor_loss, actor, actor_opt)
             target = polyak(target, {"actor": actor, "critic": critic}, TAU)
-        return {"actor": actor, "critic": critic, "target": target, "opt": {"actor": actor_opt, "critic": critic_opt}}, losses
+        return {
+            "actor": actor,
+            "critic": critic,
+            "target": target,
+            "opt": {"actor": actor_opt, "critic": critic_opt},
+        }, losses
 
     return update
 
@@ -78,7 +83,9 @@ def main() -> None:
         jax_loop.check(make_update(0.0), state, batches, period=2)
         return
     data = common.with_next_actions(options.rows)
-    loop = jax_loop.Loop(init, make_update(0.2), data, options.replicas, period=2, batch=BATCHES["rebrac"], scan=common.CHUNKS["rebrac"])
+    loop = jax_loop.Loop(
+        init, make_update(0.2), data, options.replicas, period=2, batch=BATCHES["rebrac"], scan=common.CHUNKS["rebrac"]
+    )
     common.serve(loop.updates, chunk=loop.scan, note=f"jax {jax.__version__}")
 
 

@@ -29,7 +29,9 @@ class Twin(plain.Twin):
 class ReBRAC(plain.TD3):
     def __init__(self, noise: float = 0.2, discount: float = 0.99, tau: float = 0.005, penalty: float = 0.01) -> None:
         self.noise, self.discount, self.tau, self.penalty = noise, discount, tau, penalty
-        super().__init__(plain.Actor(OBSERVATION, *DEEP_HIDDEN, ACTION), Twin(OBSERVATION + ACTION, *DEEP_HIDDEN, 1), 1e-3)
+        super().__init__(
+            plain.Actor(OBSERVATION, *DEEP_HIDDEN, ACTION), Twin(OBSERVATION + ACTION, *DEEP_HIDDEN, 1), 1e-3
+        )
 
     def update(self, batch: dict[str, torch.Tensor]) -> dict[str, float]:
         state, action, after = batch["observations"], batch["actions"], batch["next_observations"]

@@ -1,4 +1,6 @@
-"""An algorithm of offrl on synthetic data, ready to be timed; what offrl_speed.py, growth.py and gpu_check.py have in common."""
+"""An algorithm of offrl on synthetic data, ready to be timed; what offrl_speed.py, growth.py and gpu_check.py have in
+common.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,27 @@ from offrl.training.updates import metric_means
 
 
 def synthetic(rows: int) -> Dataset:
-    """`common.transitions` as a dataset of offrl; the first tenth is marked as an expert's for the algorithms that imitate one."""
+    """`common.transitions` as a dataset of offrl; the first tenth is marked as an expert's for the algorithms that
+    imitate one.
+    """
     columns = common.transitions(rows)
     columns.pop("masks")
     columns["expert"] = np.arange(rows) < rows // 10
     terminations, truncations = common.flags(rows)
     return from_arrays(
-        **columns, terminations=terminations, truncations=truncations, action_low=-1.0, action_high=1.0, name="synthetic", check=False
+        **columns,
+        terminations=terminations,
+        truncations=truncations,
+        action_low=-1.0,
+        action_high=1.0,
+        name="synthetic",
+        check=False,
     )
 
 
 def on_disk(rows: int, folder: Path, repeated: int = 1_000_000) -> Dataset:
-    """As much in memory-mapped files under `folder`, as `dataset.memory=mmap` keeps it, 107 bytes a row: so many rows over and over.
-    Written by the first call."""
+    """As much in memory-mapped files under `folder`, as `dataset.memory=mmap` keeps it, 107 bytes a row: so many rows
+    over and over. Written by the first call."""
     target = folder / f"synthetic-{rows}"
     if not (target / MANIFEST).exists():
         block = synthetic(min(rows, repeated))
@@ -51,16 +61,20 @@ def on_disk(rows: int, folder: Path, repeated: int = 1_000_000) -> Dataset:
             columns[name] = torch.from_numpy(out)
         shifts = torch.arange(0, rows, len(block))[:, None]
         starts, ends = ((shifts + at).flatten() for at in (block.episode_start, block.episode_end))
-        about = {"raw_returns": torch.zeros(len(ends), dtype=torch.float64), "complete": torch.ones(len(ends), dtype=torch.bool)}
+        about = {
+            "raw_returns": torch.zeros(len(ends), dtype=torch.float64),
+            "complete": torch.ones(len(ends), dtype=torch.bool),
+        }
         memory.write(replace(block, columns=columns, episode_start=starts, episode_end=ends, **about), target)
     return open_mapped(target)
 
 
 def make(name: str, dataset: Dataset, settings: dict[str, Any] | None = None) -> Algorithm:
-    """The registered algorithm `name` with its default settings but for `settings`, those that the data decide found as in a run.
+    """The registered algorithm `name` with its default settings but for `settings`, those that the data decide found as
+    in a run.
 
-    What a run would train first, such as a world model, must be there (tests/support/cases.py makes all algorithms, in small).
-    """
+    What a run would train first, such as a world model, must be there (tests/support/cases.py makes all algorithms, in
+    small)."""
     kind = registry.get("algo", name)
     return kind(kind.fit_config(kind.Config(**(settings or {})), dataset), dataset.spec)
 
@@ -82,17 +96,24 @@ class Runner:
         """source: what another runner on these data prepared."""
         self.algorithm, self.device, self.mode = algorithm, torch.device(device), mode
         if mode == "compiled":
-            backend.cache_compiled()  # as a run does: torch's own folder may hold code for other instructions of this CPU
+            # as a run does: torch's own folder may hold code for other instructions of this CPU
+            backend.cache_compiled()
         sampler = algorithm.sampler()
         self.source = source or sampler.prepare(dataset if dataset.mapped else dataset.to(self.device))
         self.state = stack([algorithm.init(s) for s in seeds], self.device)
-        self.ahead = Prefetcher(sampler, self.source, self.state.key, batch_size, 0, self.device) if dataset.mapped else None
-        self.step = make_step(algorithm, self.source, batch_size=batch_size, replicas=len(seeds), mode=mode, batches=self.ahead)
+        self.ahead = (
+            Prefetcher(sampler, self.source, self.state.key, batch_size, 0, self.device) if dataset.mapped else None
+        )
+        self.step = make_step(
+            algorithm, self.source, batch_size=batch_size, replicas=len(seeds), mode=mode, batches=self.ahead
+        )
         self.sums: Metrics = {}
         self.done = 0
 
     def run(self, count: int) -> None:
-        """`count` updates; on a GPU they may still be under way on return. Raises RuntimeError where they ran in another mode."""
+        """`count` updates; on a GPU they may still be under way on return. Raises RuntimeError where they ran in
+        another mode.
+        """
         self.state, self.sums = self.step.run(self.state, self.sums, self.done, count)
         self.done += count
         keeps_to(self.mode, self.step)
@@ -132,7 +153,9 @@ class Runner:
 
 
 def keeps_to(mode: str, step: Step) -> None:
-    """Raise RuntimeError where a step goes on in another mode: a measurement would be one of something else. Its warning has said why."""
+    """Raise RuntimeError where a step goes on in another mode: a measurement would be one of something else. Its
+    warning has said why.
+    """
     if step.mode != mode:
         raise RuntimeError(f"the step was to run {mode} and goes on {step.mode}")
 
@@ -176,7 +199,9 @@ def products_per_second() -> float:
 
 
 def counted(algorithm: Algorithm, dataset: Dataset, batch_size: int = common.BATCH) -> float:
-    """FLOPs of the matrix products of one update of one replica, on average over a pattern of updates, as torch counts them."""
+    """FLOPs of the matrix products of one update of one replica, on average over a pattern of updates, as torch counts
+    them.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     one = Runner(algorithm, dataset, seeds=[0], mode="eager", batch_size=batch_size)

@@ -1,4 +1,6 @@
-"""A contestant of scripts/bench/small_runs.py: small networks, by offrl (of any tree) or a plain loop; it answers in CPU seconds."""
+"""A contestant of scripts/bench/small_runs.py: small networks, by offrl (of any tree) or a plain loop; it answers in
+CPU seconds.
+"""
 
 from __future__ import annotations
 

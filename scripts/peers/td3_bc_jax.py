@@ -44,7 +44,12 @@ def make_update(noise: float) -> Callable[..., tuple[Tree, Tree]]:
 
             actor, actor_opt, losses["actor/loss"] = descend(ADAM, actor_loss, actor, actor_opt)
             target = polyak(target, {"actor": actor, "critic": critic}, TAU)
-        return {"actor": actor, "critic": critic, "target": target, "opt": {"actor": actor_opt, "critic": critic_opt}}, losses
+        return {
+            "actor": actor,
+            "critic": critic,
+            "target": target,
+            "opt": {"actor": actor_opt, "critic": critic_opt},
+        }, losses
 
     return update
 

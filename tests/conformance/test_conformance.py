@@ -80,7 +80,9 @@ def test_trains_in_bfloat16(case: Case) -> None:
     known = {f.name for f in dataclasses.fields(ALGORITHMS[case.name].Config)}
     algorithm = case.make(**{name: True for name in ("layer_norm", "actor_layer_norm") if name in known})
     state, sums = train(algorithm, [0, 1], 2 * algorithm.traits.period, precision="bf16")
-    assert all(v.dtype == torch.float32 and v.isfinite().all() for v in [*pytree.tree_leaves(state.params), *sums.values()])
+    assert all(
+        v.dtype == torch.float32 and v.isfinite().all() for v in [*pytree.tree_leaves(state.params), *sums.values()]
+    )
 
 
 @each(representatives(BATCHED))
@@ -101,7 +103,9 @@ def test_a_replica_of_nan_harms_no_other(case: Case) -> None:
 
 @each(representatives([c for c in ALL if ALGORITHMS[c.name].traits.vectorized]))
 def test_a_point_of_a_grid_is_as_alone(case: Case) -> None:
-    """For all settings at once that no mark forbids: one that decided shapes, branches or batches would fail, or be the other point's."""
+    """For all settings at once that no mark forbids: one that decided shapes, branches or batches would fail, or be the
+    other point's.
+    """
     algorithm = case.make()
     given = {name: getattr(algorithm.config, name) for name in varied(type(algorithm.config))}
     other = {name: 0.4 if x is None else 0.9 * x for name, x in given.items()}
@@ -114,13 +118,20 @@ def test_a_point_of_a_grid_is_as_alone(case: Case) -> None:
     _, among_sums = step.run(begun, {}, 0, updates)
     _, alone_sums = train(alone, [0], updates)
     for name, value in metric_means(alone_sums, updates).items():
-        assert float(value[0]) == pytest.approx(float(metric_means(among_sums, updates)[name][1]), rel=1e-3, abs=1e-4), name
+        assert float(value[0]) == pytest.approx(
+            float(metric_means(among_sums, updates)[name][1]), rel=1e-3, abs=1e-4
+        ), name
 
 
 # ---- tracing
 
 
-@each([pytest.param(c, marks=pytest.mark.slow if str(c) in ("iql", "dt", "mopo") else pytest.mark.nightly) for c in BATCHED])
+@each(
+    [
+        pytest.param(c, marks=pytest.mark.slow if str(c) in ("iql", "dt", "mopo") else pytest.mark.nightly)
+        for c in BATCHED
+    ]
+)
 def test_traces_in_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch.compile, which compiles what is not made a library ahead of time."""
     monkeypatch.setattr(ahead, "available", lambda: False)
@@ -130,11 +141,15 @@ def test_traces_in_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> Non
         graphs.append(module)
         return module
 
-    monkeypatch.setattr(torch, "compile", lambda f, **kw: real(f, backend=backend, **{k: v for k, v in kw.items() if k != "backend"}))
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **kw: real(f, backend=backend, **{k: v for k, v in kw.items() if k != "backend"})
+    )
     known = {f.name for f in dataclasses.fields(ALGORITHMS[case.name].Config)}
     # tracing takes longer the more operations there are
     algorithm = case.make(**{k: v for k, v in {"hidden": [16], "layers": 1}.items() if k in known})
-    updates = 2 * algorithm.traits.period + algorithm.traits.period - 1  # a pattern twice, and for delayed actors a part of one
+    updates = (
+        2 * algorithm.traits.period + algorithm.traits.period - 1
+    )  # a pattern twice, and for delayed actors a part of one
     eager, eager_sums = train(algorithm, [0, 1], updates)
     traced, traced_sums = train(algorithm, [0, 1], updates, mode="compiled")
     assert len(graphs) == 1
@@ -142,11 +157,13 @@ def test_traces_in_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> Non
     close(dict(sorted(eager_sums.items())), dict(sorted(traced_sums.items())), atol=1e-3)
 
 
-@pytest.mark.parametrize("own", [(), pytest.param(("gated", "dense"), marks=pytest.mark.nightly)], ids=["libraries", "kernels"])
+@pytest.mark.parametrize(
+    "own", [(), pytest.param(("gated", "dense"), marks=pytest.mark.nightly)], ids=["libraries", "kernels"]
+)
 @each([pytest.param(c, marks=() if str(c) == "td3_bc" else pytest.mark.nightly) for c in BATCHED])
 def test_is_traced_ahead_of_time(case: Case, own: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a library is made of it, but for the compiler: the traced operations themselves are run, or what the passes make of them with
-    kernels of our own wherever one fits."""
+    """As a library is made of it, but for the compiler: the traced operations themselves are run, or what the passes
+    make of them with kernels of our own wherever one fits."""
     calls: list[int] = []
 
     def library(work: ahead.Work, trees: tuple[Any, ...], subject: Any) -> Any:
@@ -173,8 +190,12 @@ def test_is_traced_ahead_of_time(case: Case, own: tuple[str, ...], monkeypatch: 
     close(dict(sorted(eager_sums.items())), dict(sorted(traced_sums.items())), atol=1e-3, rtol=rtol)
 
 
-def with_kernels(graph: fx.GraphModule, inputs: list[Tensor], own: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> fx.GraphModule:
-    """A traced update in the operators that Inductor compiles, as the passes leave it; the tests' networks are small."""
+def with_kernels(
+    graph: fx.GraphModule, inputs: list[Tensor], own: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> fx.GraphModule:
+    """A traced update in the operators that Inductor compiles, as the passes leave it; the tests' networks are
+    small.
+    """
     from torch._inductor.decomposition import select_decomp_table
 
     from offrl.training.compiling import kernels, passes
@@ -190,12 +211,16 @@ def with_kernels(graph: fx.GraphModule, inputs: list[Tensor], own: tuple[str, ..
 
 
 def test_what_moves_to_another_name_is_read_before_it_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiled step writes its results over the old state; here the target becomes the parameters before the update."""
+    """A compiled step writes its results over the old state; here the target becomes the parameters before the
+    update.
+    """
     monkeypatch.setattr(torch, "compile", lambda f, **kw: f)
     monkeypatch.setattr(ahead, "available", lambda: False)
     algorithm = Case("td3_bc").make()
     monkeypatch.setattr(
-        type(algorithm), "polyak", lambda self, state, name, rate: state._replace(target={**state.target, name: self.old[name]})
+        type(algorithm),
+        "polyak",
+        lambda self, state, name, rate: state._replace(target={**state.target, name: self.old[name]}),
     )
     real = type(algorithm).update
 
@@ -212,7 +237,9 @@ def test_what_moves_to_another_name_is_read_before_it_is_overwritten(monkeypatch
 @pytest.mark.slow
 @pytest.mark.skipif(not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="no C++ compiler")
 def test_inductor_agrees_with_eager() -> None:
-    """One algorithm stands for all: compiling costs seconds. Dropout's noise comes from keys inside the compiled function."""
+    """One algorithm stands for all: compiling costs seconds. Dropout's noise comes from keys inside the compiled
+    function.
+    """
     algorithm = Case("bc").make(dropout=0.2)
     eager, eager_sums = train(algorithm, [0, 1, 2], 20)
     compiled, step = start(algorithm, [0, 1, 2], mode="compiled")
@@ -229,13 +256,17 @@ def test_inductor_agrees_with_eager() -> None:
 
 
 def moments(algorithm: Algorithm) -> tuple[int, ...]:
-    """When to interrupt. Period 2: inside a pattern, between two, inside again. One moment is as good as another where all are alike."""
+    """When to interrupt. Period 2: inside a pattern, between two, inside again. One moment is as good as another where
+    all are alike.
+    """
     return (1, 4, 7) if algorithm.traits.period > 1 or type(algorithm).refresh is not Algorithm.refresh else (2,)
 
 
 @each(representatives(ALL))
 def test_resumes_bit_for_bit(case: Case, tmp_path: Path) -> None:
-    """Interrupted at every moment that differs, and each time taken up from a file by a new algorithm and a new step."""
+    """Interrupted at every moment that differs, and each time taken up from a file by a new algorithm and a new
+    step.
+    """
     algorithm = case.make()
     seeds = [0, 5] if algorithm.traits.vectorized else [0]
     interruptions = moments(algorithm)
@@ -281,7 +312,9 @@ def test_init_depends_on_the_seed_alone(case: Case) -> None:
     for name, params in first.params.items():
         if (case.name, name) in PRETRAINED:
             continue
-        single = sum(p.numel() for p in params.values()) == 1  # one learnt number, such as the weight of an entropy, starts as a constant
+        single = (
+            sum(p.numel() for p in params.values()) == 1
+        )  # one learnt number, such as the weight of an entropy, starts as a constant
         assert single or any(not torch.equal(p, other.params[name][k]) for k, p in params.items()), name
     for name in algorithm.traits.targets:
         identical(first.target[name], first.params[name])
@@ -318,9 +351,14 @@ def test_each_loss_trains_its_own_module_and_targets_only_follow(case: Case, mon
         new, metrics = descend(self, state, name, *args)
         identical(before, state)
         own = {"params": new.params[name], "opt": new.opt[name]}
-        assert all(not torch.equal(v, before.params[name][k]) for k, v in own["params"].items()), f"{name}: a parameter does not learn"
+        assert all(not torch.equal(v, before.params[name][k]) for k, v in own["params"].items()), (
+            f"{name}: a parameter does not learn"
+        )
         assert int(own["opt"]["count"]) == int(before.opt[name]["count"]) + 1  # type: ignore[arg-type]
-        identical(new._replace(params={**new.params, name: before.params[name]}, opt={**new.opt, name: before.opt[name]}), before)
+        identical(
+            new._replace(params={**new.params, name: before.params[name]}, opt={**new.opt, name: before.opt[name]}),
+            before,
+        )
         descended.append(name)
         return new, metrics
 
@@ -412,10 +450,15 @@ def test_act(case: Case, tmp_path: Path) -> None:
         again, _ = actor.act(begin(actor, 64), obs, rng.make_key(0), explore=explore)
         other, _ = actor.act(begin(actor, 64), obs, rng.make_key(1), explore=explore)
         assert torch.equal(actions[explore], again)
-        # a deterministic policy has no noise, but where it is to be trained on in an environment (IQL's and its relatives')
-        noisy = explore and (getattr(algorithm.config, "policy", "") != "deterministic" or isinstance(algorithm.config, InSampleSettings))
+        # a deterministic policy has no noise, but where it is to be trained on in an environment (IQL's and its
+        # relatives')
+        noisy = explore and (
+            getattr(algorithm.config, "policy", "") != "deterministic" or isinstance(algorithm.config, InSampleSettings)
+        )
         noisy |= explore and spec.discrete
-        drawn = getattr(algorithm.config, "greedy", "") == "sample"  # generative policies draw when they are scored, too
+        drawn = (
+            getattr(algorithm.config, "greedy", "") == "sample"
+        )  # generative policies draw when they are scored, too
         assert torch.equal(actions[explore], other) == (not (noisy or drawn))
         assert torch.equal(actions[explore], actions[False]) == (drawn or not noisy)
         if spec.discrete:
@@ -461,7 +504,12 @@ def test_act(case: Case, tmp_path: Path) -> None:
         assert found is None
     else:
         critic = algorithm.q_value(state, obs.flip(0), actions[False].flip(0))
-        assert q.shape == (64,) and critic is not None and torch.allclose(critic.flip(0), q, atol=1e-4) and float(q.std()) > 0
+        assert (
+            q.shape == (64,)
+            and critic is not None
+            and torch.allclose(critic.flip(0), q, atol=1e-4)
+            and float(q.std()) > 0
+        )
         assert found is not None
         np.testing.assert_allclose(found, q.numpy(), atol=1e-3 * float(q.abs().max()))
 
@@ -477,7 +525,9 @@ def test_act(case: Case, tmp_path: Path) -> None:
     tensors, _ = checkpoint.read(tmp_path / "policy.safetensors")
     assert {k.split("/")[1] for k in tensors if k.startswith("params/")} == set(algorithm.traits.policy_modules)
     assert not any(k.startswith(("opt/", "target/")) for k in tensors)
-    held = set(algorithm.traits.critic_modules) & set(algorithm.traits.policy_modules)  # critics that choose among drawn actions
+    held = set(algorithm.traits.critic_modules) & set(
+        algorithm.traits.policy_modules
+    )  # critics that choose among drawn actions
     assert (loaded.own_value(raw, greedy) is None) == (not held)
 
 

@@ -1,9 +1,9 @@
 """Every algorithm solves a toy problem: imitation a known function, the others one that only values solve.
 
-Another CPU rounds differently, which after some hundred updates is as good as another seed. So limits have room: over seeds 0 to 4 three
-standard deviations or more from the mean, and some 1.3 times the largest error. A test without that gets settings that spread less, not a
-limit that lets through what learnt nothing: errors of 0.4 (discrete: 0.67 by chance, 1 by imitation), half of the ways to a goal.
-"""
+Another CPU rounds differently, which after some hundred updates is as good as another seed. So limits have room: over
+seeds 0 to 4 three standard deviations or more from the mean, and some 1.3 times the largest error. A test without that
+gets settings that spread less, not a limit that lets through what learnt nothing: errors of 0.4 (discrete: 0.67 by
+chance, 1 by imitation), half of the ways to a goal."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ from tests.support.cases import (
 def cloning_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
     """The data's action is a known function of the observation; rewards are equal."""
     x = np.random.default_rng(0).uniform(-1, 1, (1000, 2)).astype(np.float32)
-    best = np.digitize(x.sum(1), [-0.4, 0.4]) if discrete else 0.6 * np.tanh(2 * x @ np.array([[1.0, -0.5], [0.3, 1.0]]))
+    best = (
+        np.digitize(x.sum(1), [-0.4, 0.4]) if discrete else 0.6 * np.tanh(2 * x @ np.array([[1.0, -0.5], [0.3, 1.0]]))
+    )
     options: dict[str, Any] = {"num_actions": 3} if discrete else {"action_low": -1.0, "action_high": 1.0}
     options |= {"expert": np.ones(1000, bool), "tasks": np.zeros(1000, int), "optimal_actions": best}
     return from_arrays(x, best, np.ones(1000), np.ones(1000, bool), **options), best
 
 
 def two_step_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
-    """The first action decides the reward, which comes after the second: only values carried back over the step can tell.
+    """The first action decides the reward, which comes after the second: only values carried back over the step can
+    tell.
 
     Behaviour is worse than chance: cloning it solves nothing.
     """
@@ -75,7 +78,9 @@ def solve(case: Case, problem: tuple[Dataset, np.ndarray], rows: slice, updates:
     state, step = start(algorithm, [0], dataset, batch_size=128)
     state, _ = step.run(state, {}, 0, updates)
     policy = TrainedPolicy(algorithm, select(state, 0), 0)
-    actions = policy.act(dataset.columns["observations"][rows].numpy())  # those that take a goal have a problem of their own
+    actions = policy.act(
+        dataset.columns["observations"][rows].numpy()
+    )  # those that take a goal have a problem of their own
     return float((actions != best).mean() if case.discrete else np.abs(actions - best).mean())
 
 
@@ -88,10 +93,15 @@ def test_imitation_overfits_a_known_function(case: Case) -> None:
     assert solve(case, cloning_problem(case.discrete), slice(None), 500) < (0.06 if case.discrete else 0.02)
 
 
-# they learn for every reward at once, or value whole plans, and this reward is finer than they see: 0.4 is to learn nothing
+# they learn for every reward at once, or value whole plans, and this reward is finer than they see: 0.4 is to learn
+# nothing
 COARSE = {"fb": 0.33, "breeze": 0.3, "diffuser": 0.3}
 PAID = [c for c in BASE if c.name not in IMITATION and c in ACTING and c not in GOALS]
-LONGER = {"td3_bc": 1000, "decision_diffuser": 1500, "diffuser": 1500}  # after 700 some seeds of TD3+BC err by almost 0.2
+LONGER = {
+    "td3_bc": 1000,
+    "decision_diffuser": 1500,
+    "diffuser": 1500,
+}  # after 700 some seeds of TD3+BC err by almost 0.2
 VALUES = [pytest.param(c, marks=() if c.name == "td3_bc" else NIGHTLY) for c in PAID]
 
 
@@ -113,7 +123,9 @@ def test_imitation_does_not_solve_it(case: Case) -> None:
 
 
 def corridor(discrete: bool) -> Dataset:
-    """Random walks on a line of 20 places, whose steps last for a while: wherever a goal is, the way there is to go towards it."""
+    """Random walks on a line of 20 places, whose steps last for a while: wherever a goal is, the way there is to go
+    towards it.
+    """
     g, length = np.random.default_rng(0), 20
     place, episodes = g.integers(0, length, 200), []
     way = g.choice([-1, 1], 200)
@@ -142,7 +154,9 @@ def test_goes_towards_its_goal(case: Case) -> None:
     state, step = start(algorithm, [0], dataset, batch_size=128)
     state, _ = step.run(state, {}, 0, 600)
     policy = TrainedPolicy(algorithm, select(state, 0), 0)
-    here, goal = (np.stack([x.ravel() / 10.0 - 1.0, np.ones(400)], 1) for x in np.meshgrid(np.arange(20), np.arange(20)))
+    here, goal = (
+        np.stack([x.ravel() / 10.0 - 1.0, np.ones(400)], 1) for x in np.meshgrid(np.arange(20), np.arange(20))
+    )
     gap = goal[:, 0] - here[:, 0]
     far = np.abs(gap) > 0.15
     action = policy.act(here[far], goal=goal[far])

@@ -32,12 +32,26 @@ from offrl.data.text.dataset import from_episodes
 
 NAMES = [name for name, kind in registry.names("algo").items() if kind.traits.text]
 SMALL: dict[str, Any] = {
-    "width": 8, "layers": 1, "heads": 2, "batch_size": 6, "length": 60, "policy_steps": 2, "learning_rate": 1e-2, "history": 1,
+    "width": 8,
+    "layers": 1,
+    "heads": 2,
+    "batch_size": 6,
+    "length": 60,
+    "policy_steps": 2,
+    "learning_rate": 1e-2,
+    "history": 1,
     "observation_weight": 0.5,
     # what plays: without data in its memory no reward is earned in so few updates, and nothing moves
-    "critic_steps": 2, "actor_steps": 1, "rollouts": 4, "warmup_iterations": 0, "max_turns": 3, "capacity": 32, "from_data": True,
-    "values_episodes": 8, "values_steps": 20,
-}  # fmt: skip
+    "critic_steps": 2,
+    "actor_steps": 1,
+    "rollouts": 4,
+    "warmup_iterations": 0,
+    "max_turns": 3,
+    "capacity": 32,
+    "from_data": True,
+    "values_episodes": 8,
+    "values_steps": 20,
+}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("lm_bc", {"history": None}),
     ("ilql", {"history": None, "value_head": "hl_gauss", "bins": 11}),
@@ -49,7 +63,9 @@ REPRESENTATIVES = ("lm_bc", "ilql", "alol", "digirl")  # cloning, values of toke
 each = pytest.mark.parametrize(
     ("name", "settings"),
     [
-        pytest.param(n, s, id=f"{n} {s or ''}".strip(), marks=() if n in REPRESENTATIVES and not s else pytest.mark.nightly)
+        pytest.param(
+            n, s, id=f"{n} {s or ''}".strip(), marks=() if n in REPRESENTATIVES and not s else pytest.mark.nightly
+        )
         for n, s in CASES
     ],
 )
@@ -98,7 +114,9 @@ def make(name: str, **settings: Any) -> Any:
 def started(algorithm: Any, dataset: Any, seeds: tuple[int, ...] = (0,), **options: Any) -> tuple[Any, Any]:
     source = algorithm.sampler().prepare(dataset)
     size = algorithm.config.batch_size
-    return stack([algorithm.init(s) for s in seeds]), make_step(algorithm, source, batch_size=size, replicas=1, **options)
+    return stack([algorithm.init(s) for s in seeds]), make_step(
+        algorithm, source, batch_size=size, replicas=1, **options
+    )
 
 
 @each
@@ -120,7 +138,10 @@ def test_resumes_bit_for_bit_and_learns_from_every_part(name: str, settings: dic
     other, _ = started(algorithm, dataset, seeds=(1,))
     if name == "alol":  # every seed begins as the cloned policy
         return
-    assert any(not torch.equal(a, b) for a, b in zip(pytree.tree_leaves(other.params), pytree.tree_leaves(before.params), strict=True))
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(pytree.tree_leaves(other.params), pytree.tree_leaves(before.params), strict=True)
+    )
 
 
 @each
@@ -150,14 +171,18 @@ def test_parts_of_a_batch_make_up_the_whole(name: str, settings: dict[str, Any])
     b, more = (lambda s: s[1].run(s[0], {}, 0, max(1, whole.every)))(started(parts, dataset))
     for module in a.opt:
         for key, moment in a.opt[module]["mu"].items():
-            torch.testing.assert_close(moment, b.opt[module]["mu"][key], rtol=1e-3, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}")
+            torch.testing.assert_close(
+                moment, b.opt[module]["mu"][key], rtol=1e-3, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
+            )
     for key, value in sums.items():
         torch.testing.assert_close(value, more[key], rtol=1e-3, atol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
 
 
 @each
 def test_padding_and_the_cache_change_nothing(name: str, settings: dict[str, Any]) -> None:
-    """Each next token's logits: alone without padding, among longer prompts with padding, and read in pieces from a cache."""
+    """Each next token's logits: alone without padding, among longer prompts with padding, and read in pieces from a
+    cache.
+    """
     algorithm, dataset = make(name, **settings)
     state, step = started(algorithm, dataset)
     state = select(step.run(state, {}, 0, max(2, 2 * algorithm.every))[0], 0)
@@ -177,14 +202,18 @@ def test_padding_and_the_cache_change_nothing(name: str, settings: dict[str, Any
             torch.testing.assert_close(pieces, full, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in REPRESENTATIVES else pytest.mark.nightly) for n in NAMES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in REPRESENTATIVES else pytest.mark.nightly) for n in NAMES]
+)
 def test_refuses_numbers_and_trains_in_bfloat16(name: str) -> None:
     with pytest.raises(UserError, match="learns from texts"):
         check_kind(registry.get("algo", name), name, data(False))
     algorithm, dataset = make(name)
     state, step = started(algorithm, dataset, precision="bf16")
     state, sums = step.run(state, {}, 0, max(2, 2 * algorithm.every))
-    assert all(v.dtype == torch.float32 and v.isfinite().all() for v in [*pytree.tree_leaves(state.params), *sums.values()])
+    assert all(
+        v.dtype == torch.float32 and v.isfinite().all() for v in [*pytree.tree_leaves(state.params), *sums.values()]
+    )
 
 
 @pytest.mark.slow
@@ -200,7 +229,11 @@ def test_legal_actions_are_chosen_in_proportion_to_their_probability() -> None:
     for action in legal:  # by hand, one after another
         ids = np.append(prompt, algorithm.tokenizer.encode([action])[0]).astype(np.int64)
         with torch.no_grad():
-            logits = algorithm.actor(state).scores(torch.from_numpy(ids).unsqueeze(0))[0, :, : algorithm.tokenizer.size].double()
+            logits = (
+                algorithm.actor(state)
+                .scores(torch.from_numpy(ids).unsqueeze(0))[0, :, : algorithm.tokenizer.size]
+                .double()
+            )
         likely.append(sum(float(logits[t - 1].log_softmax(-1)[ids[t]]) for t in range(len(prompt), len(ids))))
     expected = np.exp(likely) / np.exp(likely).sum()
     asked = Observed("say red\n")
@@ -223,7 +256,9 @@ def test_who_has_no_legal_actions_changes_nothing_for_the_others() -> None:
     with torch.no_grad():
         alone, _ = actor.act(actor.start(1), [asked], rng.make_key(5), explore=True)
         both, _ = actor.act(actor.start(3), [asked, plain, plain], rng.make_key(5), explore=True)
-        free, _ = make("lm_bc")[0].actor(state).act(actor.start(3), [asked, plain, plain], rng.make_key(5), explore=True)
+        free, _ = (
+            make("lm_bc")[0].actor(state).act(actor.start(3), [asked, plain, plain], rng.make_key(5), explore=True)
+        )
     assert both[0] == alone[0] in asked.legal_actions and both[1:] == free[1:]
 
 

@@ -13,7 +13,9 @@ import pytest
 
 from offrl.cli.main import main
 
-SMALL = shlex.split("steps=20 compile=eager compare=[] algo.hidden=[8] eval.episodes=1 eval.max_steps=10 eval.every=0 log_every=10")
+SMALL = shlex.split(
+    "steps=20 compile=eager compare=[] algo.hidden=[8] eval.episodes=1 eval.max_steps=10 eval.every=0 log_every=10"
+)
 
 
 class Result(NamedTuple):

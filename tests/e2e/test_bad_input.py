@@ -217,13 +217,17 @@ def test_disk_full_during_a_checkpoint(offrl: Offrl, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_a_disk_that_is_really_full(offrl: Offrl, tmp_path: Path) -> None:
-    """A file system of 300 kB: whatever it is that does not fit, the run ends in one line and goes on after there is room."""
+    """A file system of 300 kB: whatever it is that does not fit, the run ends in one line and goes on after there is
+    room.
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)]
     if os.geteuid() != 0 or not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("mounting a small file system needs more rights")
-    command = "train algo=bc seeds=1 algo.hidden=[128] checkpoint.every=2 checkpoint.keep=0 steps=60 name=mine runs_dir="
+    command = (
+        "train algo=bc seeds=1 algo.hidden=[128] checkpoint.every=2 checkpoint.keep=0 steps=60 name=mine runs_dir="
+    )
     try:
         refused(offrl(f"{command}{disk}"), "free some space")
         saved = checkpoint.steps(disk / "mine")
@@ -300,7 +304,10 @@ def test_no_rendering_back_end(tmp_path: Path, backend: str) -> None:
     ]
     environment = {**os.environ, "MUJOCO_GL": backend, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, "eval.episodes=1", "eval.max_steps=5", f"runs_dir={tmp_path}"], env=environment, text=True, capture_output=True
+        [*command, "eval.episodes=1", "eval.max_steps=5", f"runs_dir={tmp_path}"],
+        env=environment,
+        text=True,
+        capture_output=True,
     )
     assert done.returncode == 0, done.stderr
     assert "in Hopper-v5" in done.stdout
@@ -317,9 +324,15 @@ def test_divergence_of_everything(offrl: Offrl) -> None:
 
 def test_losses_beyond_all_measure_are_divergence_too(offrl: Offrl) -> None:
     result = offrl("train algo=iql seeds=2 algo.learning_rate=3e4 steps=20 name=mine")  # stays finite
-    assert result.status == 1 and "algo.learning_rate=30000 moves every parameter" in result.err and "is 0.0003 meant?" in result.err
+    assert (
+        result.status == 1
+        and "algo.learning_rate=30000 moves every parameter" in result.err
+        and "is 0.0003 meant?" in result.err
+    )
     assert result.err.splitlines()[-1] == "offrl: warning: diverged and frozen: seed 0, seed 1"
-    assert re.search(r"seed 1 diverged between step 0 and \d+ \(\w+/loss is \S+e\+\d+, which no loss on such data is\)", result.err)
+    assert re.search(
+        r"seed 1 diverged between step 0 and \d+ \(\w+/loss is \S+e\+\d+, which no loss on such data is\)", result.err
+    )
 
 
 class Poisoned(BC):

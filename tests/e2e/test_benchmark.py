@@ -25,7 +25,8 @@ from .conftest import Offrl, hopper_like
 
 CELLS = ("bc-hopper_a", "iql-hopper_a", "bc-hopper_b", "iql-hopper_b")
 SMALL = shlex.split(
-    "algos=[bc,iql] seeds=3 steps=60 compile=eager device=cpu algo.hidden=[8] algo.batch_size=16 eval.episodes=1 eval.max_steps=10 "
+    "algos=[bc,iql] seeds=3 steps=60 compile=eager device=cpu algo.hidden=[8] algo.batch_size=16 eval.episodes=1 "
+    "eval.max_steps=10 "
     "eval.every=30 log_every=10 checkpoint.every=10 quiet=true"
 )
 
@@ -39,7 +40,9 @@ def start(data: Path, runs_dir: Path, *more: str, path: Path | None = None) -> s
     search = [*([str(path)] if path else []), *sys.path]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(search)}
     command = [sys.executable, "-m", "offrl.cli", *arguments(data, runs_dir, *more)]
-    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
 
 
 def finish(process: subprocess.Popen[str], status: int = 0) -> tuple[str, str]:
@@ -86,7 +89,9 @@ def serial(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
 
 
 @pytest.mark.slow
-def test_what_a_grid_leaves(serial: Path, data: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_grid_leaves(
+    serial: Path, data: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = serial / "grid"
     assert {p.name for p in folder.iterdir() if not p.name.startswith(".")} == {
         "benchmark.json", "cells", "results.csv", "results.parquet", *CELLS,
@@ -104,7 +109,10 @@ def test_what_a_grid_leaves(serial: Path, data: Path, capfd: pytest.CaptureFixtu
     out = capfd.readouterr().out
     title, header, _, *table = [line for line in out.splitlines() if line]
     assert title == "own: last evaluation, mean over 3 seeds [95% interval], after 60 updates"
-    assert header.split() == ["dataset", "bc", "iql"] and [line.split()[0] for line in table] == ["hopper_a", "hopper_b"]
+    assert header.split() == ["dataset", "bc", "iql"] and [line.split()[0] for line in table] == [
+        "hopper_a",
+        "hopper_b",
+    ]
     assert {p: p.stat().st_mtime_ns for p in folder.glob("*/checkpoints/*")} == before
     # one by one, as offrl train would
     monkeypatch.chdir(serial)
@@ -115,14 +123,19 @@ def test_what_a_grid_leaves(serial: Path, data: Path, capfd: pytest.CaptureFixtu
 
 def test_failed_cells_are_named_and_tried_again(offrl: Offrl, data: Path, tmp_path: Path) -> None:
     small = " ".join(shlex.quote(s) for s in SMALL if s not in ("quiet=true", "algos=[bc,iql]"))
-    command = f"benchmark suite=own datasets=[{data}/hopper_a.hdf5,other.hdf5,empty.hdf5] algos=[bc] {small} eval.env=Hopper-v4"
+    command = (
+        f"benchmark suite=own datasets=[{data}/hopper_a.hdf5,other.hdf5,empty.hdf5] algos=[bc] {small} "
+        "eval.env=Hopper-v4"
+    )
     (tmp_path / "empty.hdf5").touch()
     result = offrl(command)
     assert result.status == 1
     assert "[1/3] bc on hopper_a ..." in result.out and "bc on hopper_a: score" in result.out
     lines = result.err.splitlines()
     assert len(lines) == 2 and lines[0].startswith("offrl: bc-other: failed: there is no file other.hdf5.")
-    assert lines[1] == f"offrl: bc-empty: failed: {tmp_path / 'empty.hdf5'} is empty (0 bytes): download or copy it again"
+    assert (
+        lines[1] == f"offrl: bc-empty: failed: {tmp_path / 'empty.hdf5'} is empty (0 bytes): download or copy it again"
+    )
     assert "failed" in result.out.split("own: last evaluation")[1]
     (tmp_path / "other.hdf5").write_bytes((data / "hopper_b.hdf5").read_bytes())
     result = offrl(f"{command} retry=false")
@@ -235,7 +248,9 @@ def deadly(folder: Path, marker: Path, data: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_ray_on_two_workers_trains_the_same_and_a_dead_worker_is_a_failed_cell(serial: Path, data: Path, tmp_path: Path) -> None:
+def test_ray_on_two_workers_trains_the_same_and_a_dead_worker_is_a_failed_cell(
+    serial: Path, data: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("hydra_plugins.hydra_ray_launcher")
     marker = tmp_path / "marker"
     marker.touch()
@@ -251,6 +266,8 @@ def test_ray_on_two_workers_trains_the_same_and_a_dead_worker_is_a_failed_cell(s
     assert_same(tmp_path, serial)
     hosts = {status(tmp_path, c)["pid"] for c in CELLS}
     assert len(hosts) >= 2
-    out, err = finish(start(data, tmp_path, files, "quiet=false", path=package))  # the failed cell, in the command's own process
+    out, err = finish(
+        start(data, tmp_path, files, "quiet=false", path=package)
+    )  # the failed cell, in the command's own process
     assert "5 done; 1 to train" in out and "failed" not in out + err
     assert_same(tmp_path, serial)

@@ -29,7 +29,14 @@ from offrl.settings.train import TrainConfig
 from .conftest import SMALL, Offrl
 
 SHARED = Path(os.environ.get("OFFRL_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
-FAST: dict[str, Any] = {"algo.hidden": [8], "eval.episodes": 1, "eval.max_steps": 10, "eval.every": 0, "compile": "eager", "quiet": True}
+FAST: dict[str, Any] = {
+    "algo.hidden": [8],
+    "eval.episodes": 1,
+    "eval.max_steps": 10,
+    "eval.every": 0,
+    "compile": "eager",
+    "quiet": True,
+}
 
 
 def shared(name: str) -> Path:
@@ -46,13 +53,34 @@ def only_run() -> Path:
 
 def test_help_is_quick() -> None:
     """Nothing heavy is imported, and the whole process takes less than a second."""
-    heavy = ("torch", "numpy", "gymnasium", "mujoco", "h5py", "minari", "hydra", "omegaconf", "tensorboard", "matplotlib", "rich")
-    script = f"import sys; from offrl.cli.main import main; main(['--help']); print([m for m in {heavy} if m in sys.modules])"
+    heavy = (
+        "torch",
+        "numpy",
+        "gymnasium",
+        "mujoco",
+        "h5py",
+        "minari",
+        "hydra",
+        "omegaconf",
+        "tensorboard",
+        "matplotlib",
+        "rich",
+    )
+    script = (
+        f"import sys; from offrl.cli.main import main; main(['--help']); print([m for m in {heavy} if m in "
+        "sys.modules])"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-X", "importtime", "-c", script], env=environment, text=True, capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", script], env=environment, text=True, capture_output=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
     assert "offrl train td3_bc hopper-medium-v2" in done.stdout
-    total = sum(int(line.split("|")[0].removeprefix("import time:")) for line in done.stderr.splitlines() if "self [us]" not in line)
+    total = sum(
+        int(line.split("|")[0].removeprefix("import time:"))
+        for line in done.stderr.splitlines()
+        if "self [us]" not in line
+    )
     assert total < 1_000_000, f"{total} us of imports"
 
 
@@ -62,7 +90,15 @@ def test_a_run_writes_what_the_docs_say(offrl: Offrl) -> None:
     assert "algorithm" in result.out and "data's mean score" in result.out
     run = only_run()
     documented = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
-    for name in ("config.yaml", "run.json", "metrics.jsonl", "timing.jsonl", "scores.csv", "learning_curve.png", "tensorboard"):
+    for name in (
+        "config.yaml",
+        "run.json",
+        "metrics.jsonl",
+        "timing.jsonl",
+        "scores.csv",
+        "learning_curve.png",
+        "tensorboard",
+    ):
         assert (run / name).exists(), name
         assert f"`{name}" in documented, name
     assert [p.name for p in sorted((run / "policies").iterdir())] == ["seed_3.safetensors", "seed_7.safetensors"]
@@ -100,7 +136,12 @@ def test_the_same_command_continues_and_reports(offrl: Offrl) -> None:
 def test_a_resumed_run_was_as_long_from_the_start(offrl: Offrl) -> None:
     for name, lengths in (("pieces", (7, 20)), ("whole", (20,))):
         for steps in lengths:
-            assert offrl(f"train algo=td3_bc seeds=2 log_every=5 checkpoint.every=7 eval.every=20 steps={steps} name={name}").status == 0
+            assert (
+                offrl(
+                    f"train algo=td3_bc seeds=2 log_every=5 checkpoint.every=7 eval.every=20 steps={steps} name={name}"
+                ).status
+                == 0
+            )
     policies = [(Path("runs") / name / "policies" / "seed_1.safetensors").read_bytes() for name in ("pieces", "whole")]
     assert policies[0] == policies[1]
 
@@ -118,8 +159,10 @@ def test_compare(offrl: Offrl) -> None:
     assert settings["bc"]["dataset"]["reward_by_return_range"] == 0.0
     assert "algo.hidden, algo.expectile: of iql alone; bc, percent_bc have their own default settings" in result.out
     assert [line for line in table.split("\n") if line.startswith("differ")] == [
-        "differing besides the algorithm: normalised observations: no (iql), yes (bc, percent_bc); reward scale by the range of returns: "
-        "1000 (iql), 0 (bc, percent_bc); share of the best episodes: 1 (iql, bc), 0.1 (percent_bc); hidden layers: [8] (iql), "
+        "differing besides the algorithm: normalised observations: no (iql), yes (bc, percent_bc); reward scale by the "
+        "range of returns: "
+        "1000 (iql), 0 (bc, percent_bc); share of the best episodes: 1 (iql, bc), 0.1 (percent_bc); hidden layers: [8] "
+        "(iql), "
         "[64,64] (bc, percent_bc) and 3 more"
     ]
     run = next(Path("runs").glob("iql-*"))
@@ -203,9 +246,15 @@ def arrays(name: str = "mine", **more: Any) -> Dataset:
     rng = np.random.default_rng(0)
     ends = np.arange(300) % 100 == 99
     return from_arrays(
-        rng.normal(size=(300, 3)), rng.uniform(-2, 2, (300, 1)), rng.normal(size=300), truncations=ends, action_low=-2.0, action_high=2.0,
-        name=name, **more,
-    )  # fmt: skip
+        rng.normal(size=(300, 3)),
+        rng.uniform(-2, 2, (300, 1)),
+        rng.normal(size=300),
+        truncations=ends,
+        action_low=-2.0,
+        action_high=2.0,
+        name=name,
+        **more,
+    )
 
 
 @pytest.mark.slow
@@ -260,7 +309,9 @@ def test_a_registered_data_set(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_the_examples_of_the_docs(offrl: Offrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/datasets.md runs as written, on arrays and a file of the shapes that it describes, but for what trains models (unit tests)."""
+    """docs/datasets.md runs as written, on arrays and a file of the shapes that it describes, but for what trains
+    models (unit tests).
+    """
     monkeypatch.setattr(registry, "_table", {kind: dict(members) for kind, members in registry._table.items()})
     text = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text()
     (command,) = re.findall(r"offrl (train dataset=log.npz .*?)\n```", text, re.DOTALL)
@@ -269,9 +320,13 @@ def test_the_examples_of_the_docs(offrl: Offrl, tmp_path: Path, monkeypatch: pyt
     np.savez(tmp_path / "log.npz", **columns)
     assert offrl(command.replace("\\\n", " ")).status == 0
     values: dict[str, Any] = {
-        "observations": columns["obs"], "actions": columns["act"], "rewards": columns["rew"], "terminations": ~ends & False,
-        "truncations": ends, "next_observations": columns["obs"],
-    }  # fmt: skip
+        "observations": columns["obs"],
+        "actions": columns["act"],
+        "rewards": columns["rew"],
+        "terminations": ~ends & False,
+        "truncations": ends,
+        "next_observations": columns["obs"],
+    }
     blocks = re.findall(r"```python\n(.*?)```", text[text.index("\n## Python") :], re.DOTALL)
     for block in blocks:
         exec(block.replace("steps=50_000)", "steps=20, settings=FAST)"), {**globals(), **values}, values)
@@ -323,7 +378,9 @@ def test_a_plugin_package(tmp_path: Path) -> None:
 
 def test_an_algorithm_whose_config_says_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = [(f.name, f.type, f) for f in dataclasses.fields(BCConfig) if f.name != "batch_size"]
-    monkeypatch.setitem(registry._table["algo"], "poor", type("Poor", (BC,), {"Config": dataclasses.make_dataclass("C", fields)}))
+    monkeypatch.setitem(
+        registry._table["algo"], "poor", type("Poor", (BC,), {"Config": dataclasses.make_dataclass("C", fields)})
+    )
     with pytest.raises(package.UserError, match=r"'poor'.*batch_size"):
         compose({"algo": "poor"})
 
@@ -335,7 +392,11 @@ def test_minari(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(shared("minari")))
     result = offrl("train algo=bc dataset=D4RL/door/human-v2 seeds=1")
     assert result.status == 0, result.err
-    assert "6,729 rows, 25 episodes" in result.out and "AdroitHandDoor" in result.out and "Minari reference returns" in result.out
+    assert (
+        "6,729 rows, 25 episodes" in result.out
+        and "AdroitHandDoor" in result.out
+        and "Minari reference returns" in result.out
+    )
     data = package.load_dataset("D4RL/door/human-v2")
     assert data.episode_returns().mean().item() == pytest.approx(802.8, abs=0.05)
 
@@ -388,7 +449,10 @@ def test_what_critics_expect_is_logged(offrl: Offrl) -> None:
     found = {algo: package.load(f"runs/{algo}").final_scores for algo in ("td3_bc", "iql", "bc")}
     assert all(r["q_overestimation"] is None and 0 < r["discounted_mean"] < r["return_mean"] for r in found["bc"])
     for row in found["td3_bc"] + found["iql"]:  # after 20 updates critics still say about 0
-        assert 0 < row["discounted_mean"] < row["return_mean"] and -1.5 < row["q_overestimation"] / row["discounted_mean"] < -0.5
+        assert (
+            0 < row["discounted_mean"] < row["return_mean"]
+            and -1.5 < row["q_overestimation"] / row["discounted_mean"] < -0.5
+        )
 
 
 @pytest.mark.nightly

@@ -18,10 +18,16 @@ from .conftest import Offrl
 
 @pytest.mark.slow
 def test_killed_and_run_again_ends_with_whole_sets(offrl: Offrl) -> None:
-    """kill -9 after the second checkpoint of four: every set is whole, no episode is there twice, and a third run changes nothing."""
+    """kill -9 after the second checkpoint of four: every set is whole, no episode is there twice, and a third run
+    changes nothing.
+    """
     pytest.importorskip("stable_baselines3", reason="needs the extra `collect`")
-    words = "env=Pendulum-v1 recipe=d4rl steps=320 max_steps=25 snapshot_every=80 rows=100 eval_episodes=1 out=a quiet=true"
-    process = subprocess.Popen([sys.executable, "-m", "offrl.cli", "collect", *words.split()], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    words = (
+        "env=Pendulum-v1 recipe=d4rl steps=320 max_steps=25 snapshot_every=80 rows=100 eval_episodes=1 out=a quiet=true"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "offrl.cli", "collect", *words.split()], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     place, until = Path("a/train/checkpoints/step_000000160.safetensors"), time.monotonic() + 120
     while not place.exists() and process.poll() is None and time.monotonic() < until:
         time.sleep(0.005)

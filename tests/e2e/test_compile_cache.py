@@ -1,4 +1,6 @@
-"""A cache of compiled code in a home that several kinds of machine share, and one that was damaged, through the command."""
+"""A cache of compiled code in a home that several kinds of machine share, and one that was damaged, through the
+command.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,20 @@ import torch
 
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="only a CPU with AVX-512 can imitate another"),
+    pytest.mark.skipif(
+        torch.backends.cpu.get_cpu_capability() != "AVX512", reason="only a CPU with AVX-512 can imitate another"
+    ),
 ]
-SMALL = ["algo.hidden=[16,16]", "steps=40", "log_every=20", "seeds=1", "compile=compiled", "device=cpu", "eval.env=none", "compare=[]"]
+SMALL = [
+    "algo.hidden=[16,16]",
+    "steps=40",
+    "log_every=20",
+    "seeds=1",
+    "compile=compiled",
+    "device=cpu",
+    "eval.env=none",
+    "compare=[]",
+]
 
 
 def train(cache: Path, run: Path, **environment: str) -> tuple[str, str]:
@@ -48,7 +61,11 @@ def test_two_kinds_of_cpu_share_a_home_in_either_order_and_what_is_damaged_there
     for order in (["", "avx2"], ["avx2", ""]):
         for capability in order:
             way = f"{'-'.join(order)}-{capability}"
-            metrics, said = train(tmp_path / "-".join(order), tmp_path / way, **({"ATEN_CPU_CAPABILITY": capability} if capability else {}))
+            metrics, said = train(
+                tmp_path / "-".join(order),
+                tmp_path / way,
+                **({"ATEN_CPU_CAPABILITY": capability} if capability else {}),
+            )
             assert "warning" not in said
             found[capability].append(metrics)
     # each as with a fresh cache, which the first of either order had

@@ -17,7 +17,9 @@ from .conftest import Offrl
 def test_convert_subset_merge_and_train_on_it(offrl: Offrl) -> None:
     done = offrl("data convert builtin mine/hop-v0")
     assert (done.status, done.err) == (0, "")
-    assert done.out.startswith("wrote ") and "(minari): 60,396 rows, 948 episodes" in done.out and "verified" in done.out
+    assert (
+        done.out.startswith("wrote ") and "(minari): 60,396 rows, 948 episodes" in done.out and "verified" in done.out
+    )
     assert load_dataset("mine/hop-v0").fingerprint == load_dataset("builtin").fingerprint
     assert offrl("data subset mine/hop-v0 best.hdf5 top=0.1 quiet=true") == (0, "", "")
     assert offrl("data subset builtin worst.hdf5 episodes=[3,4,5] max_return=1e9").status == 0
@@ -68,7 +70,10 @@ def test_doctor_writes_a_page_and_its_status_is_the_verdict(offrl: Offrl, write:
     good, bad = offrl("data doctor good.hdf5"), offrl("data doctor bad.hdf5 out=page")
     assert (good.status, bad.status) == (0, 1)
     assert "no fault that would corrupt training" in good.out and "1 fault(s)" in bad.out
-    assert "no fault" in Path("doctor-good/index.html").read_text().lower() and "NaN" in Path("page/index.html").read_text()
+    assert (
+        "no fault" in Path("doctor-good/index.html").read_text().lower()
+        and "NaN" in Path("page/index.html").read_text()
+    )
 
 
 def test_help(offrl: Offrl) -> None:

@@ -47,7 +47,9 @@ def test_what_fails_is_one_line_and_the_others_go_on(
     assert names(result.out) == NAMES
     lines = dict(zip(NAMES, result.out.splitlines(), strict=True))
     assert "FAILED: cannot write to" in lines["cache"] and "OFFRL_CACHE" in lines["cache"]
-    assert lines["memory"].endswith("FAILED: RuntimeError: CUDA error: out of memory; another program may hold the memory")
+    assert lines["memory"].endswith(
+        "FAILED: RuntimeError: CUDA error: out of memory; another program may hold the memory"
+    )
     assert lines["verdict"].endswith("NOT RIGHT: cache, memory")
     assert "Traceback" not in result.out + result.err
 
@@ -58,7 +60,11 @@ def test_other_numbers_are_wrong(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(selfcheck.SelfCheck, "tolerance", 1e-5)
     result = offrl(FAST)
     assert result.status == 1
-    assert "right      FAILED: WRONG: eager against eager" in result.out and "1.0e+00" in result.out and "NOT RIGHT: right" in result.out
+    assert (
+        "right      FAILED: WRONG: eager against eager" in result.out
+        and "1.0e+00" in result.out
+        and "NOT RIGHT: right" in result.out
+    )
 
 
 def test_without_a_device_the_rest_is_told(offrl: Offrl) -> None:

@@ -19,7 +19,10 @@ from offrl.system import files as checkpoint
 from .conftest import Offrl, Result
 
 FAST = "compile=eager device=cpu eval.episodes=1 eval.workers=0 max_steps=12 log_every=10 runs_dir=runs quiet=true"
-DATA = "dataset=hopper.hdf5 eval.env=Hopper-v4 dataset.action_low=[-1,-1,-1] dataset.action_high=[1,1,1] algo.batch_size=16 seeds=2"
+DATA = (
+    "dataset=hopper.hdf5 eval.env=Hopper-v4 dataset.action_low=[-1,-1,-1] dataset.action_high=[1,1,1] "
+    "algo.batch_size=16 seeds=2"
+)
 
 
 @pytest.fixture
@@ -66,7 +69,10 @@ def test_a_run_goes_on_and_every_command_takes_it(trained: Offrl) -> None:
 
 @pytest.mark.slow
 def test_a_residual_on_a_run_and_every_command_takes_it(trained: Offrl) -> None:
-    result = tune(trained, "runs/a mode=residual steps=40 envs=2 algo.horizon=10 algo.passes=2 algo.hidden=[8] name=r eval.every=20")
+    result = tune(
+        trained,
+        "runs/a mode=residual steps=40 envs=2 algo.horizon=10 algo.passes=2 algo.hidden=[8] name=r eval.every=20",
+    )
     assert result.status == 0, result.err
     assert "offline score" in result.out and "iql+residual" in result.out
     assert [r["step"] for r in Run("runs/r").score_rows] == [0, 0, 20, 20, 40, 40]
@@ -89,8 +95,14 @@ def test_a_residual_on_a_run_and_every_command_takes_it(trained: Offrl) -> None:
 
 def test_from_fresh_parameters_with_and_without_data(offrl: Offrl, write: Callable[..., Path]) -> None:
     write("hopper.hdf5")
-    small = "algo=sac_n algo.critics=2 algo.hidden=[8] algo.batch_size=16 seeds=2 env=Hopper-v4 steps=24 warmup=12 eval.every=0"
-    mixed = tune(offrl, f"from=none {small} dataset=hopper.hdf5 dataset.action_low=[-1,-1,-1] dataset.action_high=[1,1,1] name=mixed")
+    small = (
+        "algo=sac_n algo.critics=2 algo.hidden=[8] algo.batch_size=16 seeds=2 env=Hopper-v4 steps=24 warmup=12 "
+        "eval.every=0"
+    )
+    mixed = tune(
+        offrl,
+        f"from=none {small} dataset=hopper.hdf5 dataset.action_low=[-1,-1,-1] dataset.action_high=[1,1,1] name=mixed",
+    )
     assert mixed.status == 0, mixed.err
     alone = tune(offrl, f"{small} mixing=0 name=alone")
     assert alone.status == 0, alone.err
@@ -135,7 +147,9 @@ def test_help_shows_the_settings(offrl: Offrl) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("algo", ["qc algo.length=3 algo.candidates=2", "qc algo.actor=distil algo.length=3", "iql algo.n_step=3"])
+@pytest.mark.parametrize(
+    "algo", ["qc algo.length=3 algo.candidates=2", "qc algo.actor=distil algo.length=3", "iql algo.n_step=3"]
+)
 def test_windows_and_chunks_go_on_where_they_were(offrl: Offrl, write: Callable[..., Path], algo: str) -> None:
     """Stopped inside episodes, chunks and windows, a run ends as one that was not."""
     write("hopper.hdf5")
@@ -173,7 +187,11 @@ def test_killed_twice_it_ends_the_same(trained: Offrl) -> None:
     for step in (60, 200):
         process = start("killed")
         deadline = time.monotonic() + 300
-        while process.poll() is None and max(checkpoint.steps(Path("runs/killed")), default=0) < step and time.monotonic() < deadline:
+        while (
+            process.poll() is None
+            and max(checkpoint.steps(Path("runs/killed")), default=0) < step
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
         assert process.poll() is None
         process.send_signal(signal.SIGKILL)

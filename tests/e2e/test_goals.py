@@ -29,11 +29,15 @@ def test_ogbench_from_file_to_policy(offrl: Offrl, tmp_path: Path, pictures: dic
     rng = np.random.default_rng(0)
     actions = rng.uniform(-1, 1, (300, 2)).astype(np.float32)
     places = (np.cumsum(0.2 * actions.reshape(3, 100, 2), 1) + 4.0).reshape(300, 2).astype(np.float32)
-    np.savez("pointmaze-medium-navigate-v0.npz", observations=places, actions=actions, terminals=np.arange(300) % 100 == 99)
+    np.savez(
+        "pointmaze-medium-navigate-v0.npz", observations=places, actions=actions, terminals=np.arange(300) % 100 == 99
+    )
     done = offrl(f"train algo=hiql dataset=pointmaze-medium-navigate-v0.npz name=g {SMALL} eval.max_steps=4")
     assert done.status == 0, done.err
     assert (
-        "settings hiql/ogbench" in done.out and "the score is the share of episodes that succeed" in done.out and "goal_map.png" in done.out
+        "settings hiql/ogbench" in done.out
+        and "the score is the share of episodes that succeed" in done.out
+        and "goal_map.png" in done.out
     )
     assert Path("runs/g/goal_map.png").exists()
     panels = [axes.get_title(loc="left") for axes in pictures["goal_map.png"].axes][:5]
@@ -72,13 +76,19 @@ def test_minari_s_goals(offrl: Offrl, env_id: str, picture: bool) -> None:
             seen.append(observation)
             rewards.append(float(reward))
         columns = {key: np.stack([o[key] for o in seen]) for key in seen[0]}
-        buffers.append(EpisodeBuffer(observations=columns, actions=actions, rewards=rewards, terminations=[False] * 12, truncations=ENDS))
+        buffers.append(
+            EpisodeBuffer(
+                observations=columns, actions=actions, rewards=rewards, terminations=[False] * 12, truncations=ENDS
+            )
+        )
     name = "test/maze-v0" if picture else "test/fetch-v0"
     minari.create_dataset_from_buffers(name, buffers, env=env)
     train = f"train algo=gcivl dataset={name} name=g {SMALL} eval.max_steps=4"
     refused = offrl(train)
     assert refused.status == 2 and refused.err.count("\n") == 1
-    assert "hold the desired goal" in refused.err and "dataset.observation_keys=[achieved_goal,observation]" in refused.err
+    assert (
+        "hold the desired goal" in refused.err and "dataset.observation_keys=[achieved_goal,observation]" in refused.err
+    )
     done = offrl(f"{train} dataset.observation_keys=[achieved_goal,observation]")
     assert done.status == 0, done.err
     assert env_id in done.out and "the share of episodes that succeed" in done.out

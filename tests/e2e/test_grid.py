@@ -1,4 +1,6 @@
-"""Grids, as a user runs them: one command, every combination of values with every seed, each policy as if trained by itself."""
+"""Grids, as a user runs them: one command, every combination of values with every seed, each policy as if trained by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -101,11 +103,15 @@ def test_policies_have_their_own_settings(offrl: Offrl) -> None:
     assert offrl(COMMAND).status == 0
     for replica in REPLICAS:
         _, meta = checkpoint.read(Path("runs/mine/policies") / f"{replica.name}.safetensors")
-        assert {k: meta["config"][k] for k in ("temperature", "expectile")} == dict(replica.values) and meta["seed"] == replica.seed
+        assert {k: meta["config"][k] for k in ("temperature", "expectile")} == dict(replica.values) and meta[
+            "seed"
+        ] == replica.seed
         assert meta["config"]["hidden"] == [8]
     run = package.load("runs/mine")
     action = run.policy(seed=1, temperature=3, expectile=0.9).act(np.zeros(11))
-    assert action.shape == (3,) and not np.array_equal(action, run.policy(seed=0, temperature=3, expectile=0.9).act(np.zeros(11)))
+    assert action.shape == (3,) and not np.array_equal(
+        action, run.policy(seed=0, temperature=3, expectile=0.9).act(np.zeros(11))
+    )
     with pytest.raises(package.UserError, match=r"temperature=1 or 3; expectile=0.7 or 0.9"):
         run.policy()
 
@@ -121,8 +127,14 @@ def test_resume_keeps_the_grid(offrl: Offrl) -> None:
         assert (Path("runs/pieces") / name).read_bytes() == (Path("runs/mine") / name).read_bytes(), name
     assert "has its 40 updates already" in offrl("train resume=runs/pieces").out
     assert "has its 40 updates already" in offrl("train config=runs/mine/config.yaml").out
-    refused(offrl("train resume=runs/mine grid.temperature=[1,3,10]"), "grid.temperature=[1,3] ", " there, grid.temperature=[1,3,10] ")
-    refused(offrl("train resume=runs/mine algo.temperature=2"), "algo.temperature and grid.temperature=[1,3] are both given")
+    refused(
+        offrl("train resume=runs/mine grid.temperature=[1,3,10]"),
+        "grid.temperature=[1,3] ",
+        " there, grid.temperature=[1,3,10] ",
+    )
+    refused(
+        offrl("train resume=runs/mine algo.temperature=2"), "algo.temperature and grid.temperature=[1,3] are both given"
+    )
     refused(offrl("train algo=iql seeds=2 name=mine"), "grid.expectile=[0.7,0.9] there, no grid here")
 
 
@@ -199,13 +211,18 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"algo.hidden": [8], "eval.env": "none", "compile": "eager", "quiet": True}
     run = package.train("iql", seeds=1, steps=10, grid={"temperature": np.array([1, 3])}, settings=small)
     assert package.train("iql", seeds=1, steps=10, settings={**small, "grid.temperature": [1.0, 3.0]}).dir == run.dir
-    assert run.grid == {"temperature": [1.0, 3.0]} and [r.name for r in run.replicas] == ["temperature=1,seed=0", "temperature=3,seed=0"]
+    assert run.grid == {"temperature": [1.0, 3.0]} and [r.name for r in run.replicas] == [
+        "temperature=1,seed=0",
+        "temperature=3,seed=0",
+    ]
     assert run.results() == [] and run.policy(temperature=3).algorithm.config.temperature == 3.0
 
 
 def test_mistakes(offrl: Offrl) -> None:
     refused(offrl("train grid.temprature=[1,3]"), "unknown setting 'grid.temprature'", "Did you mean 'temperature'")
-    refused(offrl("train algo=iql grid.dropout=[0,0.1]"), "algo.dropout decides how the networks are built", "separate runs")
+    refused(
+        offrl("train algo=iql grid.dropout=[0,0.1]"), "algo.dropout decides how the networks are built", "separate runs"
+    )
     refused(offrl("train grid.expectile=[0.7,2]"), "grid.expectile=2.0 is out of range")
     refused(offrl("train grid.temperature=[1,1]"), "twice")
     refused(offrl("train grid.batch_size=[1,2]"), "does not hold one real number")

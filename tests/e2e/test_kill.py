@@ -24,7 +24,8 @@ STEPS, KILLS = 2_500, 4
 # two processes train and a third one evaluates; how many replicas share a program is given, as it shows in last bits
 COMMAND = shlex.split(
     "group=1 workers=2 eval.workers=1 "
-    "algo=bc dataset=builtin compare=[] seeds=2 compile=eager device=cpu algo.hidden=[32,32] algo.batch_size=32 log_every=100 quiet=true "
+    "algo=bc dataset=builtin compare=[] seeds=2 compile=eager device=cpu algo.hidden=[32,32] algo.batch_size=32 "
+    "log_every=100 quiet=true "
     "eval.every=500 eval.episodes=2 eval.max_steps=40 checkpoint.every=100"
 )
 
@@ -80,7 +81,13 @@ def assert_same(run: Path, whole: Path) -> None:
     assert {name.split("/")[1] for name in tensors if name.startswith("state/")} >= {"params", "opt", "step", "key"}
     for name, tensor in tensors.items():
         assert torch.equal(tensor, expected[name]), name
-    for name in ("metrics.jsonl", "scores.csv", "episodes.jsonl", "policies/seed_0.safetensors", "policies/seed_1.safetensors"):
+    for name in (
+        "metrics.jsonl",
+        "scores.csv",
+        "episodes.jsonl",
+        "policies/seed_0.safetensors",
+        "policies/seed_1.safetensors",
+    ):
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
     assert len((run / "scores.csv").read_text().splitlines()) == 1 + 2 * STEPS // 500
     assert series(run) == series(whole)
@@ -118,7 +125,9 @@ def test_kills_at_any_time(whole: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("heeds_signals")
 def test_signals_in_this_process_leave_no_trace(offrl: Offrl) -> None:
-    """Ctrl-C and then SIGTERM, in one process and without workers: the run ends as one that nobody disturbed, and can be lengthened."""
+    """Ctrl-C and then SIGTERM, in one process and without workers: the run ends as one that nobody disturbed, and can
+    be lengthened.
+    """
     command = "train algo=bc seeds=2 algo.batch_size=8 log_every=20 checkpoint.every=100 eval.every=300 compare=[]"
     assert offrl(f"{command} steps=600 name=whole").status == 0
     run, expected = Path("runs/run"), Path("runs/whole")
@@ -161,7 +170,10 @@ def test_signals_save_and_a_longer_run_continues(whole: Path, tmp_path: Path) ->
     finish(start(tmp_path, "steps=1500", *alone))
     assert checkpoint.steps(run)[-1] == 1500
     again = subprocess.run(
-        [sys.executable, "-m", "offrl.cli", "train", f"resume={run}", "steps=2000"], text=True, capture_output=True, timeout=300
+        [sys.executable, "-m", "offrl.cli", "train", f"resume={run}", "steps=2000"],
+        text=True,
+        capture_output=True,
+        timeout=300,
     )
     assert again.returncode == 0, again.stderr
     assert "continuing from step 1,500" in again.stdout

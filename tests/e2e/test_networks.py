@@ -1,4 +1,6 @@
-"""Networks of a user's own: by file or by registered name, many seeds, compiled, resumed, in policy files, and what is refused."""
+"""Networks of a user's own: by file or by registered name, many seeds, compiled, resumed, in policy files, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,16 @@ def wrong(inputs, outputs):
 def normed(inputs, outputs):
     return nn.Sequential(nn.BatchNorm1d(inputs), nn.Linear(inputs, outputs))
 """
-SMALL = {"steps": 20, "seeds": 2, "compile": "eager", "compare": [], "algo.hidden": [8], "log_every": 10, "eval.env": "none", "quiet": True}
+SMALL = {
+    "steps": 20,
+    "seeds": 2,
+    "compile": "eager",
+    "compare": [],
+    "algo.hidden": [8],
+    "log_every": 10,
+    "eval.env": "none",
+    "quiet": True,
+}
 OWN = {"algo.actor_network": "nets.py:Wide", "algo.critic_network": "skip", "plugins": "nets.py"}
 
 
@@ -56,13 +67,18 @@ def test_networks_of_a_file(nets: Path) -> None:
     run = package.train("td3_bc", arrays(), settings={**SMALL, **OWN}, name="a")
     policy = run.policy(1)
     assert policy.state.params["actor"]["net.module.body.0.weight"].shape == (16, 3)
-    assert run.record["identity"]["algo"]["actor_network"] == "nets.py:Wide" and "nets.py" in run.record["identity"]["plugins"]
+    assert (
+        run.record["identity"]["algo"]["actor_network"] == "nets.py:Wide"
+        and "nets.py" in run.record["identity"]["plugins"]
+    )
     x = np.linspace(-1, 1, 6).reshape(2, 3)
     again = package.load_policy(run.dir / "policies" / "seed_1.safetensors").act(x)
     assert np.array_equal(again, policy.act(x))
     straight = package.train("td3_bc", arrays(), settings={**SMALL, **OWN, "steps": 30}, name="b")
     resumed = package.train("td3_bc", arrays(), settings={**SMALL, **OWN, "steps": 30}, name="a")
-    for one, two in zip(straight.policy(1).state.params["actor"].values(), resumed.policy(1).state.params["actor"].values(), strict=True):
+    for one, two in zip(
+        straight.policy(1).state.params["actor"].values(), resumed.policy(1).state.params["actor"].values(), strict=True
+    ):
         assert torch.equal(one, two)
     loading._loaded.clear()  # as elsewhere: the policy's file is data, and says what it needs
     with loading.scope():
@@ -92,7 +108,10 @@ def test_each_critic_is_the_users_network() -> None:
         ({"algo.actor_network": "nets.py:normed"}, "has the buffer 0.running_mean"),
         ({"algo.actor_network": "nets.py:Wid"}, "has no 'Wid'. Did you mean 'Wide'"),
         ({"algo.critic_network": "skp", "plugins": "nets.py"}, "unknown network 'skp'. Did you mean 'skip'"),
-        ({"algo.critic_network": "nets.py:Wide", "algo.spectral_norm": 1.0}, "spectral_norm= and critic_dropout= are of the layers"),
+        (
+            {"algo.critic_network": "nets.py:Wide", "algo.spectral_norm": 1.0},
+            "spectral_norm= and critic_dropout= are of the layers",
+        ),
         ({"algo.critic_network": "net.py:Wide"}, "there is no such file. Did you mean 'nets.py'"),
     ],
 )

@@ -51,7 +51,9 @@ def test_it_is_resumed(offrl: Offrl, run: Path) -> None:
     assert meta["step"] == 30
     names = {k for k in before if k.startswith("state/")}
     assert names == {k for k in after if k.startswith("state/")}
-    assert all(not torch.equal(before[k], after[k]) for k in names if k.startswith("state/params/")), "every parameter goes on learning"
+    assert all(not torch.equal(before[k], after[k]) for k in names if k.startswith("state/params/")), (
+        "every parameter goes on learning"
+    )
     assert (run / "metrics.jsonl").read_text().startswith(lines)
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 30
     longer = scores(run)

@@ -1,4 +1,6 @@
-"""Files of a user's own: `plugins=my.py` from a command, from Python, in other processes, from runs; and what strangers name."""
+"""Files of a user's own: `plugins=my.py` from a command, from Python, in other processes, from runs; and what strangers
+name.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,16 @@ from .conftest import Offrl
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "own-algorithm.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)
-SMALL = {"steps": 20, "seeds": 2, "compile": "eager", "compare": [], "algo.hidden": [8], "log_every": 10, "eval.env": "none", "quiet": True}
+SMALL = {
+    "steps": 20,
+    "seeds": 2,
+    "compile": "eager",
+    "compare": [],
+    "algo.hidden": [8],
+    "log_every": 10,
+    "eval.env": "none",
+    "quiet": True,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -108,14 +119,22 @@ def test_files_that_others_may_write_say_nothing(offrl: Offrl, file: Path) -> No
     [
         ("def f(:\n", "line 1: SyntaxError"),
         ("x = 1\nimport nothing_there\n", "line 2: ModuleNotFoundError: No module named 'nothing_there'"),
-        (BLOCKS[0].replace('"td3_huber"', '"td3_bc"'), r"algo 'td3_bc' is registered twice, by .*my.py:TD3Huber|td3_bc.py:TD3BC"),
+        (
+            BLOCKS[0].replace('"td3_huber"', '"td3_bc"'),
+            r"algo 'td3_bc' is registered twice, by .*my.py:TD3Huber|td3_bc.py:TD3BC",
+        ),
         (None, "there is no such file. Did you mean 'mi.py'"),
     ],
 )
 def test_a_mistake_names_file_and_line(offrl: Offrl, text: str | None, message: str) -> None:
     Path("mi.py" if text is None else "my.py").write_text(text or "")
     result = offrl("list plugins=my.py")
-    assert result.status == 2 and re.search(message, result.err) and "my.py" in result.err and len(result.err.splitlines()) == 1, result.err
+    assert (
+        result.status == 2
+        and re.search(message, result.err)
+        and "my.py" in result.err
+        and len(result.err.splitlines()) == 1
+    ), result.err
 
 
 def test_a_mistake_in_a_loss_names_its_line(offrl: Offrl, file: Path) -> None:
@@ -147,7 +166,10 @@ def test_what_is_no_file_of_python(offrl: Offrl) -> None:
 @pytest.mark.slow
 def test_a_plugin_in_worker_processes_compiled_and_resumed(offrl: Offrl, file: Path) -> None:
     for name, more in (("a", "steps=40"), ("b", "steps=20")):
-        command = f"train algo=td3_huber plugins=td3_huber.py seeds=2 workers=2 eval.workers=1 compile=compiled {more} name={name}"
+        command = (
+            "train algo=td3_huber plugins=td3_huber.py seeds=2 workers=2 eval.workers=1 compile=compiled "
+            f"{more} name={name}"
+        )
         result = offrl(command)
         assert result.status == 0 and "in 2 processes" in result.out, result.err
     assert offrl("train resume=runs/b steps=40 workers=1").status == 0
@@ -162,11 +184,22 @@ def test_an_update_reaches_all_rows(offrl: Offrl, tmp_path: Path) -> None:
     (code,) = [block for block in BLOCKS if "class TD3Nearest" in block]
     Path("td3_nearest.py").write_text(code)
     rng = np.random.default_rng(0)
-    observations, actions = rng.normal(size=(300, 3)).astype(np.float32), rng.uniform(-1, 1, (300, 2)).astype(np.float32)
-    data = package.from_arrays(
-        observations, actions, rng.normal(size=300), np.zeros(300, bool), np.arange(300) % 50 == 49, action_low=-1, action_high=1
+    observations, actions = (
+        rng.normal(size=(300, 3)).astype(np.float32),
+        rng.uniform(-1, 1, (300, 2)).astype(np.float32),
     )
-    run = package.train("td3_nearest", data, plugins="td3_nearest.py", settings={**SMALL, "steps": 4, "algo.alpha": 0.0, "log_every": 1})
+    data = package.from_arrays(
+        observations,
+        actions,
+        rng.normal(size=300),
+        np.zeros(300, bool),
+        np.arange(300) % 50 == 49,
+        action_low=-1,
+        action_high=1,
+    )
+    run = package.train(
+        "td3_nearest", data, plugins="td3_nearest.py", settings={**SMALL, "steps": 4, "algo.alpha": 0.0, "log_every": 1}
+    )
     policy = run.policy(seed=1)
     algorithm = policy.algorithm
     source = algorithm.sampler().prepare(data)
@@ -181,10 +214,17 @@ def test_an_update_reaches_all_rows(offrl: Offrl, tmp_path: Path) -> None:
     queries = np.hstack([2.0 * batch["observations"].numpy(), action.numpy()])
     nearest = ((queries[:, None] - rows) ** 2).sum(-1).min(1)
     assert float(metrics["actor/distance"]) == pytest.approx(nearest.mean(), rel=1e-4)
-    assert nearest.mean() < ((batch["actions"].numpy() - action.numpy()) ** 2).sum(1).mean()  # nearer than the batch's own row
+    assert (
+        nearest.mean() < ((batch["actions"].numpy() - action.numpy()) ** 2).sum(1).mean()
+    )  # nearer than the batch's own row
 
 
 def test_the_tutorials_call_from_python(offrl: Offrl, file: Path) -> None:
     scope: dict[str, Any] = {}
-    exec(BLOCKS[1].replace("steps=1000", "steps=20, quiet=True, settings={'eval.episodes': 1, 'eval.max_steps': 5, 'compare': []}"), scope)
+    exec(
+        BLOCKS[1].replace(
+            "steps=1000", "steps=20, quiet=True, settings={'eval.episodes': 1, 'eval.max_steps': 5, 'compare': []}"
+        ),
+        scope,
+    )
     assert scope["run"].algorithm == "td3_huber"

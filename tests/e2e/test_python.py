@@ -17,8 +17,18 @@ from offrl.system.progress import TrainingProgress
 from .conftest import Offrl
 from .test_cli import arrays
 
-SMALL = {"steps": 20, "seeds": 2, "compile": "eager", "compare": [], "algo.hidden": [8], "log_every": 5, "eval.every": 5,
-         "eval.episodes": 1, "eval.max_steps": 5, "quiet": True}  # fmt: skip
+SMALL = {
+    "steps": 20,
+    "seeds": 2,
+    "compile": "eager",
+    "compare": [],
+    "algo.hidden": [8],
+    "log_every": 5,
+    "eval.every": 5,
+    "eval.episodes": 1,
+    "eval.max_steps": 5,
+    "quiet": True,
+}
 
 
 @pytest.fixture
@@ -29,7 +39,12 @@ def run(offrl: Offrl) -> package.Run:
 def test_a_run_at_a_prompt_and_in_a_notebook(run: package.Run) -> None:
     text = repr(run)
     assert text.startswith("Run: td3_bc on mine\n")
-    assert "2: 0, 1" in text and "steps      20\n" in text and "95% interval over seeds (step 20" in text and str(run.dir) in text
+    assert (
+        "2: 0, 1" in text
+        and "steps      20\n" in text
+        and "95% interval over seeds (step 20" in text
+        and str(run.dir) in text
+    )
     assert "Pendulum-v1" in text and "not finished" not in text
     assert run._repr_html_().count("<tr>") == text.count("\n")
     frame = run.scores
@@ -90,7 +105,9 @@ def test_a_callback_that_fails_loses_nothing(offrl: Offrl) -> None:
         if event.step == 10:
             raise KeyError("best")
 
-    with pytest.raises(UserError, match=r"fails failed at .*test_python.py:\d+ \(step 10\): KeyError: 'best'; all is saved in runs"):
+    with pytest.raises(
+        UserError, match=r"fails failed at .*test_python.py:\d+ \(step 10\): KeyError: 'best'; all is saved in runs"
+    ):
         package.train("bc", arrays(env="Pendulum-v1"), name="a", settings=SMALL, on_evaluation=fails)
     run = package.train("bc", arrays(env="Pendulum-v1"), name="a", settings=SMALL)
     straight = package.train("bc", arrays(env="Pendulum-v1"), name="b", settings=SMALL)
@@ -118,7 +135,11 @@ def test_the_bar_of_a_notebook(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     bar.update(50, 10.0, "score 12 <b>")
     bar.update(100, 10.0)
     bar.stop()
-    assert "width:50.0%" in shown[0]["text/html"] and "50/100" in shown[0]["text/html"] and "&lt;b&gt;" in shown[0]["text/html"]
+    assert (
+        "width:50.0%" in shown[0]["text/html"]
+        and "50/100" in shown[0]["text/html"]
+        and "&lt;b&gt;" in shown[0]["text/html"]
+    )
     assert "width:100.0%" in shown[-1]["text/html"] and shown[-1]["text/plain"].startswith("100/100")
     assert capsys.readouterr().out == "iql on <x>\n", "no lines besides"
     NotebookBar(None, "reading").update(3, now=True)

@@ -21,7 +21,9 @@ PYTHON, SHELL = (re.findall(rf"^```{kind}\n(.*?)^```", PAGE, flags=re.M | re.S) 
 @pytest.mark.slow
 def test_the_code_of_the_page(offrl: Offrl) -> None:
     scope: dict[str, Any] = {}
-    small = "steps=20, quiet=True, settings={'eval.episodes': 1, 'eval.max_steps': 5, 'compare': [], 'algo.hidden': [8]}"
+    small = (
+        "steps=20, quiet=True, settings={'eval.episodes': 1, 'eval.max_steps': 5, 'compare': [], 'algo.hidden': [8]}"
+    )
     for block in PYTHON[:-1]:
         exec(block.replace("steps=1000", small), scope)
     assert isinstance(scope["policy"], package.TrainedPolicy) and scope["action"].shape == (3,)

@@ -41,7 +41,10 @@ wide = {"a": zero, "b": lambda observations, rng: np.zeros((len(observations), 4
 def trained(offrl: Offrl, write: Callable[..., Path]) -> Path:
     """A run of two seeds with the checkpoints of two steps."""
     data = write("hopper.hdf5")
-    arguments = f"dataset={data} eval.env=none seeds=2 steps=20 checkpoint.every=10 checkpoint.keep=0 name=one dataset.reward_scale=0.1"
+    arguments = (
+        f"dataset={data} eval.env=none seeds=2 steps=20 checkpoint.every=10 checkpoint.keep=0 name=one "
+        "dataset.reward_scale=0.1"
+    )
     assert offrl(f"train algo=td3_bc {arguments}").status == 0
     return data
 
@@ -54,8 +57,19 @@ def test_ranks_checkpoints_and_other_policies(offrl: Offrl, trained: Path) -> No
     result = offrl(f"select runs/one policy=mine.py:both method=all returns=truth.csv {TINY}")
     assert result.status == 0, result.err
     assert "updates=20 is too few" in result.err
-    for words in ("rank", "fqe [95% interval]", "wis [95% interval]", "dr [95% interval]", "own Q", "true value", "the data's own episodes",
-                  "regret@1", "regret@5", "rank correlation", "use the order, not the numbers"):  # fmt: skip
+    for words in (
+        "rank",
+        "fqe [95% interval]",
+        "wis [95% interval]",
+        "dr [95% interval]",
+        "own Q",
+        "true value",
+        "the data's own episodes",
+        "regret@1",
+        "regret@5",
+        "rank correlation",
+        "use the order, not the numbers",
+    ):
         assert words in result.out
     with open("runs/one/select.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -73,12 +87,18 @@ def test_judges_that_need_data_only(offrl: Offrl, trained: Path) -> None:
         result = offrl(f"select runs/one method={method} fits=[base,short,norm] out={method}.csv {TINY}")
         assert result.status == 0, result.err
         assert (
-            f"{method}: of 4 candidates, fit '" in result.out and "was chosen for" in result.out and "updates=20 is too few" in result.err
+            f"{method}: of 4 candidates, fit '" in result.out
+            and "was chosen for" in result.out
+            and "updates=20 is too few" in result.err
         )
         with open(f"{method}.csv", newline="") as file:
             rows = list(csv.DictReader(file))
         values = [float(r[method]) for r in rows]
-        assert values == sorted(values, reverse=True) and {r[f"{method}_chosen"] for r in rows} <= {"base", "short", "norm"}
+        assert values == sorted(values, reverse=True) and {r[f"{method}_chosen"] for r in rows} <= {
+            "base",
+            "short",
+            "norm",
+        }
     for method, header in (("td", "td: -TD error^2"), ("q", "q: own Q")):
         result = offrl(f"select runs/one method={method} out={method}.csv {TINY}")
         assert result.status == 0 and header in result.out and "it does not say which policy is good" in result.out
@@ -92,7 +112,9 @@ def test_checkpoints_in_memory_on_a_part_of_the_episodes(trained: Path) -> None:
     candidates, data = run_candidates(run), data_of([run])
     part = keep_episodes(data, torch.tensor([2, 0]), "two of three")
     settings = ope.OPEConfig(updates=5, seeds=1, hidden=[8], compile="eager", fits=["base", "short"])
-    result = ope.evaluate_policies(part, candidates, ["fqe", "lstd", "td", "q", "wis"], replace(settings, behavior_updates=5))
+    result = ope.evaluate_policies(
+        part, candidates, ["fqe", "lstd", "td", "q", "wis"], replace(settings, behavior_updates=5)
+    )
     assert result.names == tuple(candidates) and result.episodes == 2
     assert all(np.isfinite(e.value).all() for e in result.estimates.values())
     statistics = ope.gates(part, candidates)
@@ -114,7 +136,9 @@ def test_python_gives_the_same(offrl: Offrl, trained: Path) -> None:
     result = ope.select("runs/one", settings=settings)
     with open("table.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [r["candidate"] for r in rows] == [result.names[k] for k in result.order] and rows[0]["candidate"] == result.best
+    assert [r["candidate"] for r in rows] == [result.names[k] for k in result.order] and rows[0][
+        "candidate"
+    ] == result.best
     assert [float(r["fqe"]) for r in rows] == [result.estimates["fqe"].value[k] for k in result.order]
 
 
@@ -132,7 +156,11 @@ def test_values_are_in_recorded_rewards(trained: Path) -> None:
     own = result.own[result.names.index("one/seed_0@20")]
     assert own == pytest.approx(10.0 * policy.own_value(starts, actions).mean(), rel=1e-5)
     del run.record["spec"]["reward_scale"]  # as in a run of an older version
-    run.record["data"]["transforms"] = ["normalize_observations", "reward_by_return_range 1000 / 2000", "rewards * 2 + -1"]
+    run.record["data"]["transforms"] = [
+        "normalize_observations",
+        "reward_by_return_range 1000 / 2000",
+        "rewards * 2 + -1",
+    ]
     assert reward_transform(run) == (1.0, -1.0)
 
 
@@ -140,7 +168,9 @@ def test_mistakes_are_one_line(offrl: Offrl, trained: Path, write: Callable[...,
     Path("mine.py").write_text(POLICIES)
     other = write("other.hdf5", rewards=np.ones(300, np.float32))
     small = write("small.hdf5", observations=np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32))
-    assert offrl(f"train algo=bc dataset={other} eval.env=none seeds=1 steps=20 checkpoint.every=20 name=two").status == 0
+    assert (
+        offrl(f"train algo=bc dataset={other} eval.env=none seeds=1 steps=20 checkpoint.every=20 name=two").status == 0
+    )
     Path("bad.csv").write_text("candidate,return\none/seed_0@10,much\n")
     Path("few.csv").write_text("candidate,return\none/seed_0@99,1\n")
     Path("empty").mkdir()
@@ -151,13 +181,15 @@ def test_mistakes_are_one_line(offrl: Offrl, trained: Path, write: Callable[...,
         f"select runs {TINY}": "were trained on different data: say which to evaluate on with dataset=",
         f"select runs/two {TINY}": "there is only one candidate",
         f"select policy=mine.py:both {TINY}": "name a dataset with dataset=",
-        f"select runs/one policy=mine.py:wide {TINY}": "candidate b gave actions of shape (300, 4) for 300 observations",
-        f"select runs/one dataset={small} {TINY}": "takes observations [11] and 3 action dimensions; small has observations [4]",
+        f"select runs/one policy=mine.py:wide {TINY}": "candidate b gave actions of shape (300, 4) for 300 observations",  # noqa: E501
+        f"select runs/one dataset={small} {TINY}": "takes observations [11] and 3 action dimensions; small has "
+        "observations [4]",
         "select runs/one method=fqq": "choose one of fqe, wis, dr, model, td, q, lstd, bvft, all",
         "select runs/one updats=3": "Did you mean 'updates'",
         "select runs/one discount=1": "discount=1.0 is out of range",
         f"select runs/one dataset={trained} dataset.reward_scale=2": "takes the data as recorded",
-        f"select runs/one method=lstd fits=[base] {TINY}": "fits=[base]: a tournament needs two different ones of base, narrow",
+        f"select runs/one method=lstd fits=[base] {TINY}": "fits=[base]: a tournament needs two different ones of "
+        "base, narrow",
         f"select runs/one method=lstd fits=[base,tall] {TINY}": "fits=tall is not allowed",
         f"select runs/one method=lstd tournament=td {TINY}": "tournament=td is not allowed",
         f"select runs/two method=bvft policy=mine.py:both {TINY}": "other: every reward is 1 and no episode ends",
@@ -187,7 +219,12 @@ def test_damaged_checkpoints_are_passed_over(offrl: Offrl, trained: Path) -> Non
     (path, *_) = sorted(Path("runs/one/checkpoints").glob("step_*"))
     path.write_bytes(path.read_bytes()[:100])
     result = offrl(f"select runs/one {TINY}")
-    assert result.status == 0 and "it is left out" in result.err and "@10" not in result.out and "one/seed_1@20" in result.out
+    assert (
+        result.status == 0
+        and "it is left out" in result.err
+        and "@10" not in result.out
+        and "one/seed_1@20" in result.out
+    )
     shutil.rmtree("runs/one/checkpoints")
     result = offrl(f"select runs/one {TINY}")
     assert result.status == 0 and "one/seed_0@final" in result.out
@@ -197,5 +234,6 @@ def test_damaged_checkpoints_are_passed_over(offrl: Offrl, trained: Path) -> Non
 def test_help_lists_every_setting(offrl: Offrl) -> None:
     out = offrl("select --help").out
     assert all(
-        f"  {name}=" in out for name in ("updates", "seeds", "networks", "method", "returns", "out", "dataset", "policy", "bootstrap")
+        f"  {name}=" in out
+        for name in ("updates", "seeds", "networks", "method", "returns", "out", "dataset", "policy", "bootstrap")
     )

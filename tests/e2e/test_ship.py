@@ -29,7 +29,10 @@ def test_export(offrl: Offrl) -> None:
     assert offrl("train algo=iql dataset.normalize_observations=true seeds=2 name=mine").status == 0
     done = offrl("export runs/mine seed=1")
     assert done.status == 0 and done.err == "", done.err
-    assert "observations [batch, 11] float32 -> actions [batch, 3] float32" in done.out and "checked with onnxruntime" in done.out
+    assert (
+        "observations [batch, 11] float32 -> actions [batch, 3] float32" in done.out
+        and "checked with onnxruntime" in done.out
+    )
     run = library.load("runs/mine")
     path = Path("runs/mine/export/seed_1/policy.onnx")
     observations = np.random.default_rng(0).normal(size=(20, 11)).astype(np.float32)
@@ -43,7 +46,9 @@ def test_export(offrl: Offrl) -> None:
     assert own["return_mean"] == row["return_mean"] and own["episodes"] == 1 and own["return_95_percent"] is None
     assert everyone["return_mean"] == pytest.approx(np.mean([r["return_mean"] for r in run.final_scores]))
     assert everyone["return_95_percent"][0] < everyone["return_mean"] < everyone["return_95_percent"][1]
-    assert len(about["inputs"][0]["dimensions"]) == 11 and {"mean", "std", "name", "unit"} <= set(about["inputs"][0]["dimensions"][3])
+    assert len(about["inputs"][0]["dimensions"]) == 11 and {"mean", "std", "name", "unit"} <= set(
+        about["inputs"][0]["dimensions"][3]
+    )
     assert offrl("export runs/mine seed=1 format=pt2").status == 0
     files = json.loads(path.with_name("policy.json").read_text())["files"]
     assert set(files) == {"policy.onnx", "policy.pt2"}
@@ -53,7 +58,9 @@ def test_export(offrl: Offrl) -> None:
     refused(offrl("export"), "usage")
     refused(offrl("export runs/mine seed=9"), "no seed 9", "0, 1")
     refused(offrl("export runs/mine formt=onnx"), "Did you mean 'format'")
-    refused(offrl("export runs/mine format=torchscript"), "format=torchscript is not allowed", "choose one of onnx, pt2")
+    refused(
+        offrl("export runs/mine format=torchscript"), "format=torchscript is not allowed", "choose one of onnx, pt2"
+    )
     refused(offrl("export runs/mine temperature=3"), "no setting 'temperature'")
     refused(offrl("export runs/mine opset=11"), "opset=11", "18")
     refused(offrl("export runs/mine format=pt2 out=x.onnx"), "does not end in .pt2")
@@ -85,7 +92,9 @@ def test_evaluate_with_a_video(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) ->
         patch.setenv("IMAGEIO_FFMPEG_EXE", "/nowhere/ffmpeg")
         without = offrl(f"{command} video=true")
     assert without.status == 0 and without.out == plain.out  # the scores all the same
-    assert without.err.count("\n") == 1 and without.err.startswith("offrl: warning: no video: the ffmpeg at /nowhere/ffmpeg")
+    assert without.err.count("\n") == 1 and without.err.startswith(
+        "offrl: warning: no video: the ffmpeg at /nowhere/ffmpeg"
+    )
     with monkeypatch.context() as patch:
         patch.setenv("MUJOCO_GL", "disable")
         without = offrl(f"{command} video=true")
@@ -98,7 +107,10 @@ def test_evaluate_with_a_video(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) ->
     refused(offrl(f"{command} vidoe=true"), "Did you mean 'video'")
     if done.err:
         pytest.skip(f"MuJoCo cannot draw here: {done.err}")
-    assert sorted(p.name for p in Path("runs/mine/videos").iterdir()) == ["Hopper-v5-seed0-episode0.mp4", "Hopper-v5-seed0-episode1.mp4"]
+    assert sorted(p.name for p in Path("runs/mine/videos").iterdir()) == [
+        "Hopper-v5-seed0-episode0.mp4",
+        "Hopper-v5-seed0-episode1.mp4",
+    ]
 
 
 @pytest.mark.slow

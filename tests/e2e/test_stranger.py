@@ -1,5 +1,6 @@
-"""A run directory of a stranger, hostile in every way that docs/security.md names, through every command that takes one: nothing outside
-the run and the command's own output changes, nothing is imported, nothing leaves, and no text of it reaches the terminal raw.
+"""A run directory of a stranger, hostile in every way that docs/security.md names, through every command that takes
+one: nothing outside the run and the command's own output changes, nothing is imported, nothing leaves, and no text of
+it reaches the terminal raw.
 
 Each attack alone (for the first that is refused hides the others), and all at once.
 """
@@ -39,7 +40,8 @@ COMMANDS = {
     "evaluate": "evaluate {run} episodes=1 max_steps=5",
     "resume": "train resume={run} steps=30",
     "select": f"select {{run}} {SELECT}",
-    "finetune": "finetune {run} steps=20 warmup=10 eval.episodes=1 eval.max_steps=5 compile=eager runs_dir=new name=child",
+    "finetune": "finetune {run} steps=20 warmup=10 eval.episodes=1 eval.max_steps=5 compile=eager runs_dir=new "
+    "name=child",
     "export": "export {run}",
     "report": "report {run} out=page",
     "model": "model {run}",
@@ -164,13 +166,28 @@ def names(it: Stranger) -> None:
 
 def giant(it: Stranger) -> None:
     def change(record: dict[str, Any]) -> None:
-        record["identity"]["grid"] = [[name, list(range(1000))] for name in ("temperature", "expectile", "learning_rate")]
+        record["identity"]["grid"] = [
+            [name, list(range(1000))] for name in ("temperature", "expectile", "learning_rate")
+        ]
 
     it.record(change)
 
 
-ATTACKS = (reward_function, cache_of_the_run, parts, lock, appended, folders, interpolation, mirror, mirror_with_a_secret,
-           environment, window, names, giant)  # fmt: skip
+ATTACKS = (
+    reward_function,
+    cache_of_the_run,
+    parts,
+    lock,
+    appended,
+    folders,
+    interpolation,
+    mirror,
+    mirror_with_a_secret,
+    environment,
+    window,
+    names,
+    giant,
+)
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +196,10 @@ def dynamics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from offrl.cli.main import main
 
     folder = tmp_path_factory.mktemp("dynamics")
-    words = "algo=dynamics steps=10 compile=eager compare=[] algo.hidden=[8] seeds=1 log_every=10 algo.members=2 algo.elites=1 --quiet"
+    words = (
+        "algo=dynamics steps=10 compile=eager compare=[] algo.hidden=[8] seeds=1 log_every=10 algo.members=2 "
+        "algo.elites=1 --quiet"
+    )
     assert main(["train", *words.split(), f"runs_dir={folder}", "name=it"]) == 0
     return folder / "it"
 
@@ -215,7 +235,8 @@ def state(folder: Path) -> dict[str, str]:
         if path.is_file()
         else "folder"
         for path in sorted(folder.rglob("*"))
-        if path.relative_to(folder).parts[0] not in (".cache", ".config")  # where libraries, such as onnxruntime, keep what is theirs
+        if path.relative_to(folder).parts[0]
+        not in (".cache", ".config")  # where libraries, such as onnxruntime, keep what is theirs
     }
 
 
@@ -242,7 +263,10 @@ def check(offrl: Offrl, it: Stranger, command: str, asked: list[str]) -> None:
     assert result.status in (0, 1, 2), (command, result)
     assert "Traceback" not in result.err, (command, result)
     assert not asked, (command, asked)
-    assert not any((ord(c) < 32 and c not in "\n\r\t") or c == "\x9b" for c in result.out + result.err), (command, result)
+    assert not any((ord(c) < 32 and c not in "\n\r\t") or c == "\x9b" for c in result.out + result.err), (
+        command,
+        result,
+    )
     made = {p.name for p in folder.iterdir()} - present
     assert made <= {"new", "page", "cache", "__pycache__", ".offrl"}, (command, made)
     for path in folder.rglob("*"):
@@ -278,7 +302,9 @@ def test_all_at_once(offrl: Offrl, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c != "model"])
-def test_an_honest_run_is_served(offrl: Offrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Any, command: str) -> None:
+def test_an_honest_run_is_served(
+    offrl: Offrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Any, command: str
+) -> None:
     """The commands above are refused for the attack, not for something else."""
     it = victim(tmp_path, monkeypatch, OLD, server[0])
     os.remove(it.run / "evil.py")

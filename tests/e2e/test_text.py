@@ -19,7 +19,9 @@ SIZES = "algo.width=8 algo.layers=1 algo.heads=2 algo.batch_size=4 algo.length=4
 
 
 @pytest.mark.slow
-def test_from_a_file_to_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_from_a_file_to_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OFFRL_CACHE", str(tmp_path / "cache"))
 
@@ -38,7 +40,10 @@ def test_from_a_file_to_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert status == 0 and "ilql needs lm_bc" in told and "a GPT-2 from scratch on characters" in told
     run = package.Run("runs/t")
     assert [row["episodes"] for row in run.final_scores] == [3, 3]
-    assert run.scored_in.startswith("walks in offrl/TextMaze-v0") and run.record["spec"]["task"]["name"] == "text-maze-compact"
+    assert (
+        run.scored_in.startswith("walks in offrl/TextMaze-v0")
+        and run.record["spec"]["task"]["name"] == "text-maze-compact"
+    )
     assert call("train resume=runs/t steps=8")[0] == 0
     status, again = call("evaluate runs/t episodes=2 max_steps=2 acting.decoding=greedy")
     assert status == 0 and "return" in again

@@ -24,7 +24,8 @@ from .conftest import Offrl, hopper_like
 
 Write = Callable[..., Path]
 SMALL = shlex.split(
-    "budget=8x40 algo.hidden=[8,8] algo.batch_size=16 compile=eager proposer=random ope.updates=60 ope.hidden=[8,8] ope.seeds=2 "
+    "budget=8x40 algo.hidden=[8,8] algo.batch_size=16 compile=eager proposer=random ope.updates=60 ope.hidden=[8,8] "
+    "ope.seeds=2 "
     "final_seeds=2 log_every=20 device=cpu"
 )
 
@@ -50,7 +51,13 @@ def test_a_tune_chooses_retrains_and_writes_what_it_says(offrl: Offrl, log: Path
     assert f"chosen: {chosen} " in done.out and done.out.count("chosen:") == 1
     assert f"to train it yourself: {result['command']}" in done.out
     algo = result["settings"][chosen]["algo"]
-    for name in ("trials.csv", "index.html", "winner/run.json", "winner/policies/seed_2.safetensors", "winner/policies/seed_3.safetensors"):
+    for name in (
+        "trials.csv",
+        "index.html",
+        "winner/run.json",
+        "winner/policies/seed_2.safetensors",
+        "winner/policies/seed_3.safetensors",
+    ):
         assert (out / name).exists(), name
     winner = library.load(out / "winner")
     assert winner.seeds == [2, 3] and winner.algorithm == algo
@@ -62,10 +69,19 @@ def test_a_tune_chooses_retrains_and_writes_what_it_says(offrl: Offrl, log: Path
     again = offrl("tune algos=iql,td3_bc --quiet", *words)
     assert again.status == 0 and json.loads((out / "result.json").read_text()) == result
 
-    # what goes on from a rung is what the same settings are when they are trained in one go: bit for bit, in programs of one size
+    # what goes on from a rung is what the same settings are when they are trained in one go: bit for bit, in programs
+    # of one size
     final = library.load(next(p for p in sorted((out / "runs").glob("b0-r1-*")) if library.load(p).grid))
     values = {f"grid.{field}": column for field, column in final.grid.items()}
-    values |= {"paired": True, "dataset": str(log), "dataset.split": 0.5, "eval.env": "none", "seeds": [0, 1], "steps": 40, "group": 4}
+    values |= {
+        "paired": True,
+        "dataset": str(log),
+        "dataset.split": 0.5,
+        "eval.env": "none",
+        "seeds": [0, 1],
+        "steps": 40,
+        "group": 4,
+    }
     values |= {"algo.hidden": [8, 8], "algo.batch_size": 16, "compile": "eager", "quiet": True, "logger": "none"}
     values |= {"runs_dir": str(tmp_path / "alone"), "eval.estimate": False}
     alone = library.train(final.algorithm, settings=values)
@@ -80,8 +96,14 @@ def test_real_episodes_choose_among_the_best(offrl: Offrl, write: Write, tmp_pat
     g = np.random.default_rng(0)
     rows = 400
     actions = g.uniform(-2, 2, (rows, 1)).astype(np.float32)
-    log = write("pendulum.hdf5", observations=g.normal(size=(rows, 3)).astype(np.float32), actions=actions,
-                rewards=-g.random(rows).astype(np.float32), terminals=np.zeros(rows, bool), timeouts=np.arange(rows) % 10 == 9)  # fmt: skip
+    log = write(
+        "pendulum.hdf5",
+        observations=g.normal(size=(rows, 3)).astype(np.float32),
+        actions=actions,
+        rewards=-g.random(rows).astype(np.float32),
+        terminals=np.zeros(rows, bool),
+        timeouts=np.arange(rows) % 10 == 9,
+    )
     out = tmp_path / "tune"
     done = offrl(
         "tune algos=iql --quiet eval_episodes=1 truth=1 episodes=6 rule=best env=Pendulum-v1",
@@ -97,13 +119,19 @@ def test_real_episodes_choose_among_the_best(offrl: Offrl, write: Write, tmp_pat
     result = json.loads((out / "result.json").read_text())
     lines = [json.loads(line) for line in (out / "episodes.jsonl").read_text().splitlines()]
     assert len(lines) == 6 == result["chosen"]["episodes"] and all(line["return"] < 0 for line in lines)
-    means = {n: m for n, m in zip(result["chosen"]["finalists"], result["chosen"]["means"], strict=True) if m is not None}
+    means = {
+        n: m for n, m in zip(result["chosen"]["finalists"], result["chosen"]["means"], strict=True) if m is not None
+    }
     counts = dict(zip(result["chosen"]["finalists"], result["chosen"]["counts"], strict=True))
     for name, mean in means.items():
         own = [line["return"] for line in lines if line["setting"] == name]
         assert len(own) == counts[name] and np.mean(own) == pytest.approx(mean)
     winner = result["retrained"]["winner"]
-    assert not winner["normalised"] and len(winner["seeds"]) == 2 and winner["score"][0] == pytest.approx(np.mean(winner["seeds"]))
+    assert (
+        not winner["normalised"]
+        and len(winner["seeds"]) == 2
+        and winner["score"][0] == pytest.approx(np.mean(winner["seeds"]))
+    )
     assert all(seed < 0 for seed in winner["seeds"]), "returns, where there are no reference scores"
     assert result["truth"]["regret"]["chosen"] >= 0.0 and result["truth"]["best"] in result["truth"]["means"]
     # a kill in the middle of writing an episode's line: the others are not played again
@@ -129,7 +157,11 @@ def test_real_episodes_choose_among_the_best(offrl: Offrl, write: Write, tmp_pat
     ],
 )
 def test_mistakes_are_one_line(words: str, message: str, offrl: Offrl, log: Path, tmp_path: Path) -> None:
-    done = offrl("tune proposer=random", *words.format(log=log).split(), *([] if "resume" in words else [f"out={tmp_path / 'tune'}"]))
+    done = offrl(
+        "tune proposer=random",
+        *words.format(log=log).split(),
+        *([] if "resume" in words else [f"out={tmp_path / 'tune'}"]),
+    )
     assert done.status == 2 and message in done.err and len(done.err.strip().splitlines()) == 1, done.err
 
 
@@ -148,19 +180,31 @@ def tune(out: Path, log: Path, *more: str) -> subprocess.Popen[str]:
         *more,
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
 
 
 def contents(out: Path) -> dict[str, bytes]:
     """Every file of a tune but locks, clocks and Optuna's journal (which holds times), with its own path replaced."""
     left_out = ("timing.jsonl", "journal.log", ".lock", "run.json", "config.yaml")
-    paths = [p for p in sorted(out.rglob("*")) if p.is_file() and p.name not in left_out and p.suffix not in (".png", ".part")]
-    return {str(p.relative_to(out)): p.read_bytes().replace(str(out).encode(), b"OUT") for p in paths if "cells" not in p.parts}
+    paths = [
+        p
+        for p in sorted(out.rglob("*"))
+        if p.is_file() and p.name not in left_out and p.suffix not in (".png", ".part")
+    ]
+    return {
+        str(p.relative_to(out)): p.read_bytes().replace(str(out).encode(), b"OUT")
+        for p in paths
+        if "cells" not in p.parts
+    }
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("more", [(), ("proposer=tpe", "bracket=4")], ids=["random", "tpe"])
-def test_killed_ten_times_it_comes_to_the_same_choice_and_files(log: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_killed_ten_times_it_comes_to_the_same_choice_and_files(
+    log: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
     if more:
         pytest.importorskip("optuna")
     began = time.monotonic()

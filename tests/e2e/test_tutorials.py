@@ -1,5 +1,5 @@
-"""The tutorials, as a reader would follow them: every block of a page in its order, in one folder. A block after "save this as `FILE`" is
-saved; those that are no bash and no Python are to be read."""
+"""The tutorials, as a reader would follow them: every block of a page in its order, in one folder. A block after "save
+this as `FILE`" is saved; those that are no bash and no Python are to be read."""
 
 from __future__ import annotations
 
@@ -19,17 +19,23 @@ PROGRAMS = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executabl
 
 
 @pytest.mark.parametrize(  # the others train for minutes
-    "page", [pytest.param(p, id=p.stem, marks=pytest.mark.slow if p.stem == "text" else pytest.mark.nightly) for p in PAGES]
+    "page",
+    [pytest.param(p, id=p.stem, marks=pytest.mark.slow if p.stem == "text" else pytest.mark.nightly) for p in PAGES],
 )
 def test_tutorial_runs(page: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    saved = {text: name for name, text in re.findall(r"save this as `([\w.]+)`\.\n+```python\n(.*?)^```", page.read_text(), re.M | re.S)}
+    saved = {
+        text: name
+        for name, text in re.findall(r"save this as `([\w.]+)`\.\n+```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    }
     for language, text in blocks(page):
         if text in saved:
             (tmp_path / saved[text]).write_text(text)
         if text in saved or language not in PROGRAMS:
             continue
         program = (OFFRL if language == "bash" else "") + text
-        done = subprocess.run([*PROGRAMS[language], program], cwd=tmp_path, capture_output=True, text=True, env=environment)
+        done = subprocess.run(
+            [*PROGRAMS[language], program], cwd=tmp_path, capture_output=True, text=True, env=environment
+        )
         print(done.stdout[-3000:])
         assert done.returncode == 0, f"{page.name}:\n{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"

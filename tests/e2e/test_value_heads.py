@@ -1,4 +1,6 @@
-"""A value head by one word of the command: its range is found once, kept with the run and its policies, and the same when it goes on."""
+"""A value head by one word of the command: its range is found once, kept with the run and its policies, and the same
+when it goes on.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,13 @@ def test_a_run_with_a_head_resumes_is_scored_selected_and_loaded(offrl: Offrl) -
     assert '"critic/saturation"' in (run / "metrics.jsonl").read_text()
 
     resumed = offrl(f"train resume={run} steps=50")
-    assert resumed.status == 0 and yaml.safe_load((run / "config.yaml").read_text())["algo"]["value_range"] == [low, high], resumed.err
-    assert offrl(f"{COMMAND} runs_dir=a steps=50 algo.value_range=[{low},{high}]").status == 0  # found or given: the same run
+    assert resumed.status == 0 and yaml.safe_load((run / "config.yaml").read_text())["algo"]["value_range"] == [
+        low,
+        high,
+    ], resumed.err
+    assert (
+        offrl(f"{COMMAND} runs_dir=a steps=50 algo.value_range=[{low},{high}]").status == 0
+    )  # found or given: the same run
     assert list(Path("a").iterdir()) == [run]
 
     assert offrl(f"evaluate {run} episodes=1 max_steps=10 env=Hopper-v5").status == 0
@@ -53,7 +60,10 @@ def test_a_run_with_a_head_resumes_is_scored_selected_and_loaded(offrl: Offrl) -
 
 
 def test_a_range_that_was_given_wins(offrl: Offrl) -> None:
-    result = offrl("train algo=td3_bc algo.value_head=c51 algo.value_bins=5 algo.value_range=[-1,2] seeds=1 name=mine eval.env=none")
+    result = offrl(
+        "train algo=td3_bc algo.value_head=c51 algo.value_bins=5 algo.value_range=[-1,2] seeds=1 name=mine "
+        "eval.env=none"
+    )
     assert result.status == 0, result.err
     assert yaml.safe_load(Path("runs/mine/config.yaml").read_text())["algo"]["value_range"] == [-1.0, 2.0]
     refused = offrl("train algo=td3_bc algo.value_head=c51 algo.value_bins=5 seeds=1 name=mine eval.env=none steps=30")

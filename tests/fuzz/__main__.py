@@ -15,7 +15,9 @@ from tests.fuzz.runner import Worker, fuzz, summary, table
 
 def main() -> int:
     """Status 1 where a case failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Damaged files of every layout, loaded and judged.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description="Damaged files of every layout, loaded and judged."
+    )
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first case of each layout")
@@ -31,10 +33,22 @@ def main() -> int:
 
     def progress(done: int, counts: Counter[str]) -> None:
         bad = ", ".join(f"{counts[o]} {o}" for o in (*FAILURES, "fuzzer") if counts[o])
-        print(f"\r{done} cases, {time.monotonic() - began:.0f} s: {bad or 'no failure'}   ", end="", file=sys.stderr, flush=True)
+        print(
+            f"\r{done} cases, {time.monotonic() - began:.0f} s: {bad or 'no failure'}   ",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
 
     counts, failures = fuzz(
-        options.cases, options.seed, options.layout, options.minutes, options.tree, options.keep, options.first, progress
+        options.cases,
+        options.seed,
+        options.layout,
+        options.minutes,
+        options.tree,
+        options.keep,
+        options.first,
+        progress,
     )
     print(file=sys.stderr)
     print(table(counts))

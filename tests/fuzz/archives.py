@@ -130,7 +130,9 @@ def _header(data: bytes, rng: Rng) -> tuple[bytes, str]:
 def _bomb(path: Path, members: dict[str, bytes], name: str, blocks: int = 96, block: int = 8 << 20) -> None:
     """`members` with an array of zeros in place of `name`, 800 MB in 800 kB: one deflated block, again and again."""
     head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (blocks * block // 4,)})
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": "<f4", "fortran_order": False, "shape": (blocks * block // 4,)}
+    )
     first = zlib.compressobj(9, zlib.DEFLATED, -15)
     start = first.compress(head.getvalue()) + first.flush(zlib.Z_FULL_FLUSH)
     zeros = zlib.compressobj(9, zlib.DEFLATED, -15)

@@ -94,7 +94,14 @@ def make(layout: str, seed: int, number: int, folder: Path, sound: bool = False)
             changes.append(f"a structure that cannot be made ({type(error).__name__})")
     if plan == "bytes":
         changes.append(damage.bytes_of(path, rng))
-    about = {"load": draft.name, "config": draft.config, "layout": layout, "seed": seed, "number": number, "changes": changes}
+    about = {
+        "load": draft.name,
+        "config": draft.config,
+        "layout": layout,
+        "seed": seed,
+        "number": number,
+        "changes": changes,
+    }
     (folder / DRAFT).write_text(json.dumps(about))
     return path, changes
 
@@ -124,7 +131,11 @@ def run(path: Path, config: dict[str, Any], tell: Any = lambda stage: None) -> R
     except MemoryError as error:
         result.outcome, result.message, result.place = "memory", repr(error), _place(error)
     except Exception as error:
-        result.outcome, result.message, result.place = "traceback", f"{type(error).__name__}: {error}"[:300], _place(error)
+        result.outcome, result.message, result.place = (
+            "traceback",
+            f"{type(error).__name__}: {error}"[:300],
+            _place(error),
+        )
     else:
         if verdict.kind == "refuse":
             result.outcome, result.message = "wrong", f"loaded {len(dataset)} rows, though: {verdict.reason}"
@@ -161,7 +172,9 @@ def _place(error: BaseException) -> str:
     if not frames:
         return type(error).__name__
     last = frames[-1]
-    return f"{type(error).__name__} in {last.filename.rpartition(f'{os.sep}offrl{os.sep}')[2]}:{last.lineno} ({last.name})"
+    return (
+        f"{type(error).__name__} in {last.filename.rpartition(f'{os.sep}offrl{os.sep}')[2]}:{last.lineno} ({last.name})"
+    )
 
 
 def _resident(field_name: str = "VmRSS") -> float:

@@ -41,14 +41,21 @@ def _common(part: dict[str, Any], truth: Truth) -> str:
         return f"terminations, where the end is {'one' if truth.terminated else 'none'}"
     if part["truncations"].tolist() != (last & (not truth.terminated)).tolist():
         return f"truncations, where the end is {'none' if truth.terminated else 'one'}"
-    known = [bool(k) if value is ... else value is not None for k, value in zip(part["successor_known"], truth.successors, strict=True)]
+    known = [
+        bool(k) if value is ... else value is not None
+        for k, value in zip(part["successor_known"], truth.successors, strict=True)
+    ]
     return (
-        "" if part["successor_known"].tolist() == known else f"successors known: {part['successor_known'].tolist()[-3:]}, not {known[-3:]}"
+        ""
+        if part["successor_known"].tolist() == known
+        else f"successors known: {part['successor_known'].tolist()[-3:]}, not {known[-3:]}"
     )
 
 
 def _of_numbers(part: dict[str, Any], truth: Truth, spec: Any) -> str:
-    if part["observations"].shape != truth.observations.shape or not np.array_equal(part["observations"], truth.observations):
+    if part["observations"].shape != truth.observations.shape or not np.array_equal(
+        part["observations"], truth.observations
+    ):
         return "other observations"
     for value, due, known in zip(part["next_observations"], truth.successors, part["successor_known"], strict=True):
         if due is not None and due is not ... and known and not np.array_equal(value, due):
@@ -69,7 +76,9 @@ def _of_texts(part: dict[str, Any], truth: Truth, words: tuple[str, ...]) -> str
     for name, due in (("observations", truth.observations), ("actions", truth.actions)):
         if [words[k] for k in part[name].tolist()] != list(due):
             return f"other {name}"
-    for k, due, known in zip(part["next_observations"].tolist(), truth.successors, part["successor_known"].tolist(), strict=True):
+    for k, due, known in zip(
+        part["next_observations"].tolist(), truth.successors, part["successor_known"].tolist(), strict=True
+    ):
         if due is not None and due is not ... and known and words[k] != due:
             return "other successors"
     return ""

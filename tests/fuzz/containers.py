@@ -22,7 +22,9 @@ def write(draft: Draft, folder: Path, rng: Rng) -> Path:
     if draft.container == "hdf5":
         _hdf5(path, draft, rng)
     elif draft.container == "npz":
-        (np.savez if rng.random() < 0.5 else np.savez_compressed)(path, **{k.replace("/", "_"): v for k, v in draft.tables[""].items()})
+        (np.savez if rng.random() < 0.5 else np.savez_compressed)(
+            path, **{k.replace("/", "_"): v for k, v in draft.tables[""].items()}
+        )
     elif draft.container == "parquet":
         _parquet(path, draft.tables[""], rng)
     elif draft.container == "json":
@@ -148,7 +150,9 @@ def _one_more(values: Any, rows: int) -> np.ndarray:
     values = np.atleast_1d(np.asarray(values))
     if len(values) != rows - 1:
         return values
-    filler = values[-1:] if values.dtype.kind in "OSU" and len(values) else np.zeros((1, *values.shape[1:]), values.dtype)
+    filler = (
+        values[-1:] if values.dtype.kind in "OSU" and len(values) else np.zeros((1, *values.shape[1:]), values.dtype)
+    )
     return np.concatenate([values, filler])
 
 

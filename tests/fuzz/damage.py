@@ -23,7 +23,11 @@ def bytes_of(path: Path, rng: Rng) -> str:
     data = bytearray(target.read_bytes())
     if not data:
         return "as it was"
-    form = str(rng.choice(["flip", "flip", "flip", "head", "cut", "cut", "zeros", "swap", "insert", "remove", "nothing", "noise"]))
+    form = str(
+        rng.choice(
+            ["flip", "flip", "flip", "head", "cut", "cut", "zeros", "swap", "insert", "remove", "nothing", "noise"]
+        )
+    )
     where = int(rng.integers(len(data)))
     length = int(rng.integers(1, max(2, min(2000, len(data) // 4))))
     if form == "flip":
@@ -90,7 +94,21 @@ def _parquet(path: Path, rng: Rng) -> str:
 def _column(rng: Rng, values: pa.Array, rows: int) -> tuple[str, pa.Array]:
     form = str(
         rng.choice(
-            ["null", "nulls", "uneven", "text", "struct", "map", "decimal", "time", "dictionary", "same name", "gap", "binary", "half"]
+            [
+                "null",
+                "nulls",
+                "uneven",
+                "text",
+                "struct",
+                "map",
+                "decimal",
+                "time",
+                "dictionary",
+                "same name",
+                "gap",
+                "binary",
+                "half",
+            ]
         )
     )
     some = np.arange(rows)
@@ -120,7 +138,9 @@ def _episodes(data: Path, rng: Rng) -> str:
         return "as it was"
     folder = folders[int(rng.integers(len(folders)))]
     file = sorted(p for p in folder.iterdir() if p.name != "metadata.json")[0]
-    form = str(rng.choice(["no file", "two files", "stranger", "other format", "column", "column", "column", "rows", "link"]))
+    form = str(
+        rng.choice(["no file", "two files", "stranger", "other format", "column", "column", "column", "rows", "link"])
+    )
     if form == "no file":
         file.unlink()
     elif form == "two files":
@@ -159,10 +179,29 @@ def _raw_json(path: Path, rng: Rng) -> str:
         return bytes_of(path, rng)
     text = path.read_text()
     form = str(
-        rng.choice(["comma", "quotes", "nan", "deep", "long number", "twice", "latin", "mark", "surrogate", "blank", "half line", "value"])
+        rng.choice(
+            [
+                "comma",
+                "quotes",
+                "nan",
+                "deep",
+                "long number",
+                "twice",
+                "latin",
+                "mark",
+                "surrogate",
+                "blank",
+                "half line",
+                "value",
+            ]
+        )
     )
     if form == "value":
-        lines = [json.loads(line) for line in text.splitlines() if line.strip()] if not text.startswith("[\n") else json.loads(text)
+        lines = (
+            [json.loads(line) for line in text.splitlines() if line.strip()]
+            if not text.startswith("[\n")
+            else json.loads(text)
+        )
         what = json_slip(lines, rng)
         path.write_text("\n".join(json.dumps(line) for line in lines))
         return what

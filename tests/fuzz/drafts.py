@@ -33,7 +33,9 @@ class Episode:
     terminated: bool
 
 
-def random_episodes(rng: Rng, discrete: bool = False, shape: tuple[int, ...] | None = None, number: int = 0) -> list[Episode]:
+def random_episodes(
+    rng: Rng, discrete: bool = False, shape: tuple[int, ...] | None = None, number: int = 0
+) -> list[Episode]:
     """A few short episodes of random numbers; no two observations are alike. Images are uint8."""
     shape = shape or (int(rng.integers(1, 5)),)
     width = int(rng.integers(1, 4))
@@ -44,7 +46,9 @@ def random_episodes(rng: Rng, discrete: bool = False, shape: tuple[int, ...] | N
         if len(shape) > 1:
             observations = rng.integers(0, 256, (steps + 1, *shape)).astype(np.uint8)
         actions = rng.integers(0, 4, steps) if discrete else rng.uniform(-0.95, 0.95, (steps, width)).astype(np.float32)
-        episodes.append(Episode(observations, actions, rng.normal(size=steps).astype(np.float32), bool(rng.random() < 0.5)))
+        episodes.append(
+            Episode(observations, actions, rng.normal(size=steps).astype(np.float32), bool(rng.random() < 0.5))
+        )
     if episodes and not any(e.terminated for e in episodes):
         episodes[0].terminated = True
     return episodes
@@ -99,7 +103,9 @@ def d4rl(rng: Rng) -> Draft:
         table["infos/qpos"] = rng.normal(size=(len(table["rewards"]), 2))
         table["metadata/algorithm"] = np.bytes_("SAC")
         table["metadata/policy/fc0/weight"] = rng.normal(size=(3, 2))
-    attributes = {} if rng.random() < 0.7 else {"dataset_id": "mine/case-v0", "ref_min_score": -1.5, "ref_max_score": 20.0}
+    attributes = (
+        {} if rng.random() < 0.7 else {"dataset_id": "mine/case-v0", "ref_min_score": -1.5, "ref_max_score": 20.0}
+    )
     return Draft("hdf5", "case.hdf5", {"": table}, attributes)
 
 
@@ -128,7 +134,12 @@ def _plain(rng: Rng) -> tuple[Table, dict[str, Any]]:
         table["actions"] = table["actions"] * 3
     fields = {}
     if rng.random() < 0.3:
-        for column, key in (("observations", "obs"), ("rewards", "r"), ("actions", "train/act"), ("terminations", "done")):
+        for column, key in (
+            ("observations", "obs"),
+            ("rewards", "r"),
+            ("actions", "train/act"),
+            ("terminations", "done"),
+        ):
             if column in table and rng.random() < 0.5:
                 table[key] = table.pop(column)
                 fields[column] = key
@@ -141,9 +152,9 @@ def columns_of(container: str, name: str) -> Callable[[Rng], Draft]:
         if container == "parquet":
             table = {k: v.astype(v.dtype.newbyteorder("=")) for k, v in table.items()}  # Arrow has no other
             table.pop("final_observations", None)
-            if len(table.get("episode_ends", table["rewards"] if "rewards" in table else table[fields["rewards"]])) != len(
-                next(iter(table.values()))
-            ):
+            if len(
+                table.get("episode_ends", table["rewards"] if "rewards" in table else table[fields["rewards"]])
+            ) != len(next(iter(table.values()))):
                 table["episode_ends"] = np.isin(np.arange(len(next(iter(table.values())))), table["episode_ends"])
         return Draft(container, name, {"": table}, config={"fields": fields} if fields else {})
 

@@ -43,7 +43,11 @@ def minari(container: str) -> Callable[[Rng], Draft]:
         space = box(width, dtype="uint8" if image else "float32")
         tables: dict[str, Table] = {}
         for i, e in enumerate(episodes):
-            table: Table = {"observations": e.observations, "actions": e.actions, "rewards": e.rewards.astype(np.float64)}
+            table: Table = {
+                "observations": e.observations,
+                "actions": e.actions,
+                "rewards": e.rewards.astype(np.float64),
+            }
             ends = np.arange(len(e.rewards)) == len(e.rewards) - 1
             table["terminations"], table["truncations"] = ends & e.terminated, ends & (not e.terminated)
             if kind == "dict":
@@ -61,7 +65,11 @@ def minari(container: str) -> Callable[[Rng], Draft]:
             space = {"type": "Dict", "subspaces": {**goals, "observation": space}}
         elif kind == "numbers":
             space = {"type": "Discrete", "dtype": "int64", "start": 0, "n": 5}
-        action_space = {"type": "Discrete", "dtype": "int64", "start": 0, "n": 4} if discrete else box(episodes[0].actions.shape[1:], -1.0)
+        action_space = (
+            {"type": "Discrete", "dtype": "int64", "start": 0, "n": 4}
+            if discrete
+            else box(episodes[0].actions.shape[1:], -1.0)
+        )
         form = "hdf5" if container == "minari" else str(rng.choice(["arrow", "parquet"]))
         meta = {
             "dataset_id": "mine/case-v0",
@@ -77,7 +85,9 @@ def minari(container: str) -> Callable[[Rng], Draft]:
             meta["jpeg_encoding"] = True  # Minari's default, which HDF5 storage does not heed
         if rng.random() < 0.3:
             meta["ref_min_score"], meta["ref_max_score"] = 0.0, 10.0
-            meta["env_spec"] = json.dumps({"id": "Nowhere-v0", "max_episode_steps": 50, "kwargs": {}, "additional_wrappers": []})
+            meta["env_spec"] = json.dumps(
+                {"id": "Nowhere-v0", "max_episode_steps": 50, "kwargs": {}, "additional_wrappers": []}
+            )
         return Draft(container, "case-v0", tables, meta=meta)
 
     return make
@@ -116,7 +126,14 @@ def text(rng: Rng) -> Draft:
         if form == "turns":
             turns = [{"obs": word(), "action": word(), "reward": r} for r in rewards]
             final = None if rng.random() < 0.3 else word()
-            lines.append({"turns": turns, "final_obs": final, "terminated": done, "truncated": not done and bool(rng.random() < 0.8)})
+            lines.append(
+                {
+                    "turns": turns,
+                    "final_obs": final,
+                    "terminated": done,
+                    "truncated": not done and bool(rng.random() < 0.8),
+                }
+            )
             if rng.random() < 0.3:
                 lines[-1]["meta"] = {"player": word()}
         elif form == "sequence":
@@ -127,9 +144,16 @@ def text(rng: Rng) -> Draft:
             lines.append({"text_history": [word() for _ in range(2 * steps + 1)], "rewards": rewards, "dones": flags})
         elif form == "steps":
             flags = [False] * (steps - 1) + [done]
-            lines.append([{"state": word(), "action": word(), "reward": r, "done": d} for r, d in zip(rewards, flags, strict=True)])
+            lines.append(
+                [
+                    {"state": word(), "action": word(), "reward": r, "done": d}
+                    for r, d in zip(rewards, flags, strict=True)
+                ]
+            )
         else:
-            lines.append({"conversation": [f"Is it {k}? {word() or 'No.'}" for k in range(steps)], "done": done, "word": "Paris"})
+            lines.append(
+                {"conversation": [f"Is it {k}? {word() or 'No.'}" for k in range(steps)], "done": done, "word": "Paris"}
+            )
     if form == "turns" and rng.random() < 0.3:
         lines.insert(0, {"offrl": {"name": "mine"}})
     return Draft("json", "case.jsonl.gz" if rng.random() < 0.3 else "case.jsonl", lines=lines)

@@ -44,7 +44,9 @@ def _columns(source: str, path: Path) -> dict[str, Any]:
         with h5py.File(path / "main_data.hdf5") as file:
             for name in ("episode_0", "episode_1"):
                 table: dict[str, Any] = {}
-                file[name].visititems(lambda key, item, table=table: table.update({key: item[()]}) if hasattr(item, "shape") else None)
+                file[name].visititems(
+                    lambda key, item, table=table: table.update({key: item[()]}) if hasattr(item, "shape") else None
+                )
                 columns[name] = table
         return columns
     with h5py.File(path) as file:

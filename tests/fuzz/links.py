@@ -1,4 +1,6 @@
-"""Changes of a written HDF5 file that only HDF5 knows: links, external and virtual storage, types, declared sizes, attributes."""
+"""Changes of a written HDF5 file that only HDF5 knows: links, external and virtual storage, types, declared sizes,
+attributes.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,13 @@ def external_link(rng: Rng, file: Any, name: str, path: Path) -> str:
     with h5py.File(path.parent / "outside.h5", "w") as other:
         other["x"] = file[name][()] if file[name].shape is not None else 0
     del file[name]
-    target = {"existing": "outside.h5", "missing": "nowhere.h5", "itself": path.name, "folder": ".", "above": "../outside.h5"}[form]
+    target = {
+        "existing": "outside.h5",
+        "missing": "nowhere.h5",
+        "itself": path.name,
+        "folder": ".",
+        "above": "../outside.h5",
+    }[form]
     file[name] = h5py.ExternalLink(target, "/x")
     return f"an external link: {form}"
 
@@ -61,7 +69,9 @@ def external_storage(rng: Rng, file: Any, name: str, path: Path) -> str:
     if place == "outside.bin":
         (path.parent / place).write_bytes(bytes(size))
     del file[name]
-    file.create_dataset(name, shape, dtype, external=[(place if place[0] == "/" else str(path.parent / place), 0, max(size, 1))])
+    file.create_dataset(
+        name, shape, dtype, external=[(place if place[0] == "/" else str(path.parent / place), 0, max(size, 1))]
+    )
     return f"external storage in {place}"
 
 
@@ -96,7 +106,9 @@ def declared(rng: Rng, file: Any, name: str, path: Path) -> str:
         new.resize(rows, 0)
         return f"resized to {rows} rows"
     del file[name]
-    options = {"contiguous": {}, "chunks": {"chunks": True}, "gzip": {"chunks": True, "compression": "gzip"}}.get(form, {})
+    options = {"contiguous": {}, "chunks": {"chunks": True}, "gzip": {"chunks": True, "compression": "gzip"}}.get(
+        form, {}
+    )
     file.create_dataset(name, (rows, *tail), dtype, **options)
     return f"{rows} rows declared, none stored ({form})"
 
@@ -110,7 +122,9 @@ def bomb(rng: Rng, file: Any, name: str, path: Path) -> str:
             tail = (file[each].shape or ())[1:]
             del file[each]
             width = int(np.prod(tail, dtype=np.int64)) or 1
-            item = file.create_dataset(each, (rows, *tail), "f4", chunks=(max(chunk // width, 1), *tail), compression="gzip")
+            item = file.create_dataset(
+                each, (rows, *tail), "f4", chunks=(max(chunk // width, 1), *tail), compression="gzip"
+            )
             packed = packed if width == 1 else zlib.compress(bytes(item.chunks[0] * width * 4), 9)
             for start in range(0, rows, item.chunks[0])[:300]:
                 item.id.write_direct_chunk((start, *(0 for _ in tail)), packed)
@@ -121,7 +135,22 @@ def strange_type(rng: Rng, file: Any, name: str, path: Path) -> str:
     item = file[name]
     rows = (item.shape or (1,))[0]
     form = str(
-        rng.choice(["compound", "vlen", "text", "bytes", "opaque", "reference", "enum", "null", "array", "group", "complex", "bad utf-8"])
+        rng.choice(
+            [
+                "compound",
+                "vlen",
+                "text",
+                "bytes",
+                "opaque",
+                "reference",
+                "enum",
+                "null",
+                "array",
+                "group",
+                "complex",
+                "bad utf-8",
+            ]
+        )
     )
     values = item[()] if item.shape is not None and item.dtype.kind in "biuf" else np.zeros(rows)
     del file[name]
@@ -177,7 +206,11 @@ def metadata(rng: Rng, file: Any, name: str, path: Path) -> str:
     key = str(rng.choice(["metadata/offrl", "metadata/env_id", "metadata/x", "metadata", "infos/y", "infos"]))
     if key in file:
         del file[key]
-    form = str(rng.choice(["json", "version", "list", "number", "bytes", "array", "null", "compound", "reference", "vlen", "dangling"]))
+    form = str(
+        rng.choice(
+            ["json", "version", "list", "number", "bytes", "array", "null", "compound", "reference", "vlen", "dangling"]
+        )
+    )
     try:
         file[key] = {
             "json": "{}",
@@ -215,6 +248,18 @@ def filters(rng: Rng, file: Any, name: str, path: Path) -> str:
 
 
 CHANGES: tuple[Change, ...] = (
-    soft_link, soft_link, external_link, external_storage, virtual, declared, declared, bomb, strange_type, strange_type, strange_type,
-    attributes, metadata, filters,
-)  # fmt: skip
+    soft_link,
+    soft_link,
+    external_link,
+    external_storage,
+    virtual,
+    declared,
+    declared,
+    bomb,
+    strange_type,
+    strange_type,
+    strange_type,
+    attributes,
+    metadata,
+    filters,
+)

@@ -17,7 +17,9 @@ from typing import Any
 
 from tests.fuzz.case import ALL, FAILURES, OUTCOMES, Result
 
-SECONDS = 10.0  # of the processor that a case may take; ten times as many by the clock, where others keep the machine busy
+SECONDS = (
+    10.0  # of the processor that a case may take; ten times as many by the clock, where others keep the machine busy
+)
 START = 180.0  # that a worker may take to start
 CASES = 500  # that a worker runs: libraries do not give back all that a damaged file made them take
 AGAIN = ("crash", "hang", "library", "memory", "strict")  # outcomes that cases before this one may have caused
@@ -35,7 +37,9 @@ class Worker:
         self.buffer = b""
 
     def _start(self) -> Any:
-        environment = dict(os.environ, MALLOC_ARENA_MAX="1", OMP_NUM_THREADS="1", OFFRL_CACHE=str(self.folder / "cache"))
+        environment = dict(
+            os.environ, MALLOC_ARENA_MAX="1", OMP_NUM_THREADS="1", OFFRL_CACHE=str(self.folder / "cache")
+        )
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         if self.tree is not None:
             environment["FUZZ_TREE"] = str(self.tree)
@@ -118,8 +122,9 @@ def fuzz(
 ) -> tuple[dict[str, Counter[str]], list[Result]]:
     """Run `cases` cases, the layouts in turn, for at most so many minutes.
 
-    Returns how often each layout had each outcome (and each verdict, as "oracle: valid"), and the failures. `keep`: a folder for the files
-    of failures, a few of each kind. Some failures are run again in a new process: what went before may have been their cause.
+    Returns how often each layout had each outcome (and each verdict, as "oracle: valid"), and the failures. `keep`: a
+    folder for the files of failures, a few of each kind. Some failures are run again in a new process: what went before
+    may have been their cause.
     """
     names = list(layouts) or list(ALL)
     counts: dict[str, Counter[str]] = {name: Counter() for name in names}
@@ -167,7 +172,11 @@ def table(counts: dict[str, Counter[str]]) -> str:
     """The counts as a table, one line a layout."""
     columns = [
         "cases",
-        *(o for o in (*OUTCOMES, "fuzzer") if o in ("right", "refused", "wrong", "traceback") or any(c[o] for c in counts.values())),
+        *(
+            o
+            for o in (*OUTCOMES, "fuzzer")
+            if o in ("right", "refused", "wrong", "traceback") or any(c[o] for c in counts.values())
+        ),
     ]
     verdicts = ["valid", "refuse", "either"]
     lines = ["| layout | " + " | ".join([*columns, *(f"oracle: {v}" for v in verdicts)]) + " |"]
@@ -186,9 +195,12 @@ def summary(failures: list[Result]) -> str:
     for result in failures:
         groups[result.kind].append(result)
     lines = []
-    for kind, results in sorted(groups.items(), key=lambda item: (FAILURES + ("fuzzer",)).index(item[1][0].outcome) * 10**6 - len(item[1])):
+    for kind, results in sorted(
+        groups.items(), key=lambda item: (FAILURES + ("fuzzer",)).index(item[1][0].outcome) * 10**6 - len(item[1])
+    ):
         r = results[0]
         lines.append(
-            f"{len(results):5} x {kind}\n        {r.layout}-{r.seed}-{r.number}: {'; '.join(r.changes)[:200]}\n        {r.message[-260:]}"
+            f"{len(results):5} x {kind}\n        {r.layout}-{r.seed}-{r.number}: {'; '.join(r.changes)[:200]}\n        "
+            f"{r.message[-260:]}"
         )
     return "\n".join(lines)

@@ -1,4 +1,6 @@
-"""What a person's own script gets wrong: changes of a draft's columns, metadata and JSON values, before they are written."""
+"""What a person's own script gets wrong: changes of a draft's columns, metadata and JSON values, before they are
+written.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,17 @@ from tests.fuzz.drafts import Draft, Rng, Table
 from tests.fuzz.json_slips import JUNK, json_slip
 
 Slip = Callable[[Rng, Table, str], str]
-NAMES = ("timeouts", "truncations", "terminals", "episode_ends", "episode_ids", "next_observations", "final_observations", "masks", "x/y")
+NAMES = (
+    "timeouts",
+    "truncations",
+    "terminals",
+    "episode_ends",
+    "episode_ids",
+    "next_observations",
+    "final_observations",
+    "masks",
+    "x/y",
+)
 
 
 def drop(rng: Rng, table: Table, name: str) -> str:
@@ -91,7 +103,12 @@ def not_finite(rng: Rng, table: Table, name: str) -> str:
 
 def flags(rng: Rng, table: Table, name: str) -> str:
     """Flags in other numbers, some of which are none."""
-    key = _one_of(rng, table, ("terminations", "terminals", "truncations", "timeouts", "masks", "episode_terminals", "done")) or name
+    key = (
+        _one_of(
+            rng, table, ("terminations", "terminals", "truncations", "timeouts", "masks", "episode_terminals", "done")
+        )
+        or name
+    )
     values = np.asarray(table[key])
     form = str(rng.choice(["float", "int", "half", "two", "255", "negative", "text", "nan", "moved", "all", "none"]))
     if values.dtype.kind not in "fiub":
@@ -118,10 +135,32 @@ def rows_of_ends(rng: Rng, table: Table, name: str) -> str:
     count = _rows(table)
     key = next((k for k in ("episode_ends",) if k in table), None)
     ends = np.asarray(table[key]) if key else np.zeros(0)
-    last = np.flatnonzero(ends) if ends.dtype == bool else ends.astype(np.int64).reshape(-1) if ends.size else np.arange(9, count, 10)
+    last = (
+        np.flatnonzero(ends)
+        if ends.dtype == bool
+        else ends.astype(np.int64).reshape(-1)
+        if ends.size
+        else np.arange(9, count, 10)
+    )
     if not len(last):
         return "as it was"
-    form = str(rng.choice(["last", "one-based", "exclusive", "starts", "open", "twice", "unsorted", "float", "half", "negative", "beyond"]))
+    form = str(
+        rng.choice(
+            [
+                "last",
+                "one-based",
+                "exclusive",
+                "starts",
+                "open",
+                "twice",
+                "unsorted",
+                "float",
+                "half",
+                "negative",
+                "beyond",
+            ]
+        )
+    )
     forms = {
         "last": last,
         "one-based": last + 1,

@@ -26,7 +26,10 @@ CASES = 3500  # about two minutes of one core
 def test_sound_files_load_as_the_oracle_reads_them(layout: str, tmp_path: Path) -> None:
     path, changes = case.make(layout, 36, 0, tmp_path, sound=True)
     result = case.run(*case.settings_of(tmp_path))
-    sound = result.verdict == "valid" or layout in ("real", "written")  # with a record of offrl's the oracle leaves room
+    sound = result.verdict == "valid" or layout in (
+        "real",
+        "written",
+    )  # with a record of offrl's the oracle leaves room
     assert changes == [] and result.outcome == "right" and sound, (path, result)
 
 
@@ -54,9 +57,20 @@ def test_the_outcomes(d4rl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return dataclasses.replace(sound, columns=sound.columns | {name: column})
 
     assert outcome(sound) == "right"
-    for name in ("observations", "actions", "rewards", "terminations", "truncations", "next_observations", "successor_known"):
+    for name in (
+        "observations",
+        "actions",
+        "rewards",
+        "terminations",
+        "truncations",
+        "next_observations",
+        "successor_known",
+    ):
         assert outcome(changed(name)) == "wrong", name
-    assert outcome(dataclasses.replace(sound, episode_end=sound.episode_end[1:], episode_start=sound.episode_start[1:])) == "wrong"
+    assert (
+        outcome(dataclasses.replace(sound, episode_end=sound.episode_end[1:], episode_start=sound.episode_start[1:]))
+        == "wrong"
+    )
     assert outcome(KeyError("rewards")) == "traceback"
     assert outcome(MemoryError()) == "memory"
     assert outcome(UserError(f"{d4rl}: no")) == "strict"
@@ -87,7 +101,9 @@ def test_what_the_oracle_refuses(tmp_path: Path) -> None:
     assert kind(episode_ends=np.arange(10, rows + 1, 10)) == "refuse"  # one-based
     assert kind(terminals=np.full(rows, 0.5)) == "refuse"
     assert kind(actions=np.where(np.arange(rows) == 3, 10**9, 0)) == "refuse"
-    assert kind(rewards=None, terminals=np.arange(rows) % 10 == 9, episode_ends=None) == "refuse"  # no OGBench by its name
+    assert (
+        kind(rewards=None, terminals=np.arange(rows) % 10 == 9, episode_ends=None) == "refuse"
+    )  # no OGBench by its name
     assert kind(episode_ends=None) == "refuse"
     assert kind(episode_ids=np.arange(rows) % 2) == "either"  # with a warning
 
@@ -95,7 +111,9 @@ def test_what_the_oracle_refuses(tmp_path: Path) -> None:
 def test_the_oracle_stands_apart() -> None:
     for path in Path(case.__file__).parent.glob("oracle/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else [str(getattr(node, "module", ""))]
+            modules = (
+                [a.name for a in node.names] if isinstance(node, ast.Import) else [str(getattr(node, "module", ""))]
+            )
             assert not any(m.split(".")[0] == "offrl" for m in modules), path
 
 
@@ -121,4 +139,7 @@ def test_damaged_files(tmp_path: Path) -> None:
     report = f"{table(counts)}\n{summary(failures)}\nfiles: {tmp_path}"
     print(report)
     assert not failures, report
-    assert sum(c["right"] for c in counts.values()) > CASES / 10 and sum(c["refused"] for c in counts.values()) > CASES / 10
+    assert (
+        sum(c["right"] for c in counts.values()) > CASES / 10
+        and sum(c["refused"] for c in counts.values()) > CASES / 10
+    )

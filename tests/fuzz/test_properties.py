@@ -1,4 +1,6 @@
-"""Properties, by hypothesis: arrays become the episodes that the oracle sees in them, and what is written is read back."""
+"""Properties, by hypothesis: arrays become the episodes that the oracle sees in them, and what is written is read
+back.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ SETTINGS: dict[str, Any] = {
     "suppress_health_check": list(hypothesis.HealthCheck),
 }
 QUICK, THOROUGH = 4, 200  # examples
-# sixteenths: a successor that is closer to the next observation than floats are told apart is taken, on purpose, for the same
+# sixteenths: a successor that is closer to the next observation than floats are told apart is taken, on purpose, for
+# the same
 FLOATS = st.one_of(st.integers(-160_000, 160_000).map(lambda n: n / 16), st.sampled_from([-0.0, 1e6, -1e6]))
 
 
@@ -58,7 +61,11 @@ def tables(draw: Any) -> dict[str, np.ndarray]:
         ),
         "rewards": draw(arrays.arrays(np.float32, rows, elements=FLOATS)),
     }
-    marks = draw(st.sampled_from([("terminations",), ("terminations", "truncations"), ("episode_ends",), ("terminations", "episode_ends")]))
+    marks = draw(
+        st.sampled_from(
+            [("terminations",), ("terminations", "truncations"), ("episode_ends",), ("terminations", "episode_ends")]
+        )
+    )
     flagged = draw(arrays.arrays(bool, rows))
     if "terminations" in marks:
         table["terminations"] = ends & flagged
@@ -90,7 +97,9 @@ def _arrays_become_what_the_oracle_sees(table: dict[str, np.ndarray]) -> None:
 
 
 def _what_is_written_is_read_back(table: dict[str, np.ndarray], form: str) -> None:
-    """The dataset is the same, bit for bit; and the oracle, which knows no record of offrl's, finds the same episodes in the file."""
+    """The dataset is the same, bit for bit; and the oracle, which knows no record of offrl's, finds the same episodes
+    in the file.
+    """
     case = DatasetConfig(name="case")
     try:
         due = assemble(raw_from_arrays(table, case))
@@ -112,11 +121,16 @@ def _what_is_written_is_read_back(table: dict[str, np.ndarray], form: str) -> No
         last = int(due.episode_end[number]) - 1
         if not due.columns["successor_known"][last]:
             truth.successors[-1] = None
-    if all(known or t.successors[-1] is None for known, t in zip(due.columns["successor_known"][due.episode_end - 1], truths, strict=True)):
+    if all(
+        known or t.successors[-1] is None
+        for known, t in zip(due.columns["successor_known"][due.episode_end - 1], truths, strict=True)
+    ):
         assert difference(again, truths) in ("", *(f"episode {k}: successors known" for k in range(9)))
 
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6)  # HDF5 keeps no zero characters: refused
+TEXTS = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6
+)  # HDF5 keeps no zero characters: refused
 
 
 @st.composite
@@ -176,6 +190,11 @@ def test_zeros_of_both_signs_are_written(tmp_path: Path, monkeypatch: pytest.Mon
     """A last successor of -0 is no copy of the 0 that the next episode starts with."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     zeros = np.zeros(1, np.float32)
-    table = {"observations": zeros, "actions": np.zeros((1, 2), np.float32), "rewards": zeros, "terminations": np.zeros(1, bool)}
+    table = {
+        "observations": zeros,
+        "actions": np.zeros((1, 2), np.float32),
+        "rewards": zeros,
+        "terminations": np.zeros(1, bool),
+    }
     for form in ("minari", "d4rl"):
         _what_is_written_is_read_back(table | {"next_observations": -zeros}, form)

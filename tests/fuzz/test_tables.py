@@ -1,4 +1,6 @@
-"""The same table as CSV, Parquet, HDF5, npz, DataFrame and arrays is the same dataset: that which pandas alone makes of it."""
+"""The same table as CSV, Parquet, HDF5, npz, DataFrame and arrays is the same dataset: that which pandas alone makes of
+it.
+"""
 
 from __future__ import annotations
 
@@ -97,16 +99,26 @@ def by_pandas(frame: pd.DataFrame, named: dict[str, str]) -> dict[str, np.ndarra
     ids, time = named.get("episode_ids"), named.get("time")
     if ids and time:
         first = frame[ids].map({value: i for i, value in enumerate(frame[ids].unique())})
-        frame = frame.assign(first=first).sort_values(["first", time], kind="stable").drop(columns="first").reset_index(drop=True)
+        frame = (
+            frame.assign(first=first)
+            .sort_values(["first", time], kind="stable")
+            .drop(columns="first")
+            .reset_index(drop=True)
+        )
     frame = frame.assign(none=False)
-    flag = {mark: frame[named.get(mark, "none")].astype(bool) for mark in ("terminations", "truncations", "dones", "episode_ends")}
+    flag = {
+        mark: frame[named.get(mark, "none")].astype(bool)
+        for mark in ("terminations", "truncations", "dones", "episode_ends")
+    }
     frame = frame.drop(columns="none")
     terminated = flag["terminations"] if "terminations" in named else flag["dones"] & ~flag["truncations"]
     ends = terminated | flag["truncations"] | flag["dones"] | flag["episode_ends"]
     if ids:
         ends |= frame[ids] != frame[ids].shift(-1)
     ends.iloc[-1] = True
-    observations, actions = (sorted(n for n in frame if n not in named.values() and n[0] in letters) for letters in ("os", "a"))
+    observations, actions = (
+        sorted(n for n in frame if n not in named.values() and n[0] in letters) for letters in ("os", "a")
+    )
     chosen = frame[actions[0]] if len(actions) == 1 else frame[actions]
     if frame[actions[0]].dtype == object:
         chosen = chosen.astype("category").cat.codes
@@ -155,15 +167,25 @@ def check(table: tuple[pd.DataFrame, dict[str, str]]) -> None:
             assert (data.episode_end.numpy() - 1).tolist() == ends.tolist(), container
             for name in ("observations", "rewards", "terminations"):
                 np.testing.assert_array_equal(columns[name], due[name], container)
-            np.testing.assert_allclose(actions.reshape(due["actions"].shape), due["actions"], atol=1e-6, err_msg=container)
+            np.testing.assert_allclose(
+                actions.reshape(due["actions"].shape), due["actions"], atol=1e-6, err_msg=container
+            )
             inside = ~due["ends"]
-            np.testing.assert_array_equal(columns["next_observations"][inside], np.roll(due["observations"], -1, 0)[inside], container)
-            assert (columns["truncations"] == due["ends"] & ~due["terminations"]).all() and not columns["successor_known"][ends].any()
+            np.testing.assert_array_equal(
+                columns["next_observations"][inside], np.roll(due["observations"], -1, 0)[inside], container
+            )
+            assert (columns["truncations"] == due["ends"] & ~due["terminations"]).all() and not columns[
+                "successor_known"
+            ][ends].any()
 
 
 @pytest.mark.parametrize("examples", [QUICK, pytest.param(THOROUGH, marks=pytest.mark.nightly)])
 def test_every_container_gives_the_same_dataset(examples: int) -> None:
     settings = hypothesis.settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
     )
     settings(hypothesis.given(tables())(check))()

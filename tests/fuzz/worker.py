@@ -27,7 +27,11 @@ def main() -> None:
         print(json.dumps({"stage": stage}), file=answers, flush=True)
 
     _warm_up(case)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if Path("/proc/self/statm").exists() else 0
+    used = (
+        int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        if Path("/proc/self/statm").exists()
+        else 0
+    )
     if used:
         resource.setrlimit(resource.RLIMIT_AS, (used + (HEADROOM << 20),) * 2)
     tell("ready")

@@ -21,12 +21,23 @@ ACTIONS, OBSERVATIONS = G.uniform(-1, 1, (B, K, A)), G.normal(size=(B, OBS))
 VALID = np.arange(K) < np.array([4, 1, 3, 4, 2])[:, None]
 KEY = rng.make_key(0)
 Params = dict[str, np.ndarray]
-SMALL = {"length": K, "latent": L, "width": W, "heads": HEADS, "feed_forward": 12, "layers": 2, "decoder_layers": 2, "dropout": 0.0}
+SMALL = {
+    "length": K,
+    "latent": L,
+    "width": W,
+    "heads": HEADS,
+    "feed_forward": 12,
+    "layers": 2,
+    "decoder_layers": 2,
+    "dropout": 0.0,
+}
 
 
 def make(**settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "act")
-    algorithm = kind(kind.Config(**{**SMALL, **settings}), DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A))
+    algorithm = kind(
+        kind.Config(**{**SMALL, **settings}), DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
+    )
     state = algorithm.init(0)
     g = torch.Generator().manual_seed(1)  # no bias at 0, no scale at 1
     return algorithm, state._replace(
@@ -52,7 +63,9 @@ def norm(p: Params, name: str, x: np.ndarray) -> np.ndarray:
     return x * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
-def attention(p: Params, name: str, x: np.ndarray, keys: np.ndarray, values: np.ndarray, seen: np.ndarray | None = None) -> np.ndarray:
+def attention(
+    p: Params, name: str, x: np.ndarray, keys: np.ndarray, values: np.ndarray, seen: np.ndarray | None = None
+) -> np.ndarray:
     """One head after another; seen [B, S]."""
     q, k, v, size = linear(p, f"{name}.q", x), keys @ p[f"{name}.k"].T, linear(p, f"{name}.v", values), W // HEADS
     parts = []
@@ -64,7 +77,9 @@ def attention(p: Params, name: str, x: np.ndarray, keys: np.ndarray, values: np.
     return linear(p, f"{name}.out", np.concatenate(parts, -1))
 
 
-def layer(p: Params, name: str, x: np.ndarray, at: np.ndarray, seen: Any = None, other: Any = None, other_at: Any = None) -> np.ndarray:
+def layer(
+    p: Params, name: str, x: np.ndarray, at: np.ndarray, seen: Any = None, other: Any = None, other_at: Any = None
+) -> np.ndarray:
     if f"{name}.own.k" in p:
         x = norm(p, f"{name}.own_norm", x + attention(p, f"{name}.own", x + at, x + at, x, seen))
     if other is not None:
@@ -86,7 +101,9 @@ def encoded(p: Params) -> tuple[np.ndarray, np.ndarray]:
     """The posterior's mean and log variance."""
     read = linear(p, "read_observation", OBSERVATIONS)[:, None]
     x = np.concatenate([np.broadcast_to(p["first"], read.shape), read, linear(p, "read_action", ACTIONS)], 1)
-    at = np.array([[(np.sin, np.cos)[j % 2](i / 10_000.0 ** (2 * (j // 2) / W)) for j in range(W)] for i in range(K + 2)])
+    at = np.array(
+        [[(np.sin, np.cos)[j % 2](i / 10_000.0 ** (2 * (j // 2) / W)) for j in range(W)] for i in range(K + 2)]
+    )
     seen = np.concatenate([np.ones((B, 2)), VALID], 1)
     for i in range(2):
         x = layer(p, f"posterior.{i}", x, at, seen)
@@ -99,12 +116,16 @@ def numbers(state: TrainState) -> Params:
 
 
 def test_loss() -> None:
-    """L1 over the steps that there are, and 10 times the divergence, a sum over the latent and a mean over the batch."""
+    """L1 over the steps that there are, and 10 times the divergence, a sum over the latent and a mean over the
+    batch.
+    """
     algorithm, state = make()
     p, noise = numbers(state), rng.normal(rng.split(KEY, 4)[1], (B, L)).double().numpy()
     mean, log_variance = encoded(p)
     chunk = decoded(p, OBSERVATIONS, mean + np.exp(0.5 * log_variance) * noise)
-    error = sum(np.abs(ACTIONS[b, i] - chunk[b, i]).sum() for b in range(B) for i in range(K) if VALID[b, i]) / (VALID.sum() * A)
+    error = sum(np.abs(ACTIONS[b, i] - chunk[b, i]).sum() for b in range(B) for i in range(K) if VALID[b, i]) / (
+        VALID.sum() * A
+    )
     # KL of N(mean, s^2) from N(0, 1): log(1 / s) + (s^2 + mean^2) / 2 - 1 / 2
     divergence = (-0.5 * log_variance + 0.5 * (np.exp(log_variance) + mean**2) - 0.5).sum(1).mean()
     loss, metrics = algorithm.actor_loss(state.params["actor"], state, BATCH, KEY)
@@ -136,7 +157,9 @@ def test_dropout_comes_from_the_key() -> None:
     assert torch.equal(still, algorithm.actor_loss(state.params["actor"], state, BATCH, KEY)[0])
     without, _ = make(dropout=0.0)
     assert not torch.equal(still, without.actor_loss(state.params["actor"], state, BATCH, KEY)[0])
-    assert torch.equal(*(a.actor(state).chunk(BATCH["observations"], KEY, False) for a in (algorithm, without)))  # none in acting
+    assert torch.equal(
+        *(a.actor(state).chunk(BATCH["observations"], KEY, False) for a in (algorithm, without))
+    )  # none in acting
 
 
 def test_heads_must_divide_the_width() -> None:
@@ -171,7 +194,9 @@ def play(actor: Script, steps: int, anew: dict[int, list[bool]] | None = None) -
 
 
 def test_three_votes_by_hand() -> None:
-    """Of step 2 the chunks say 1, 2 and 4, the oldest first: (1 + 2 exp(-0.01) + 4 exp(-0.02)) / (1 + exp(-0.01) + exp(-0.02))."""
+    """Of step 2 the chunks say 1, 2 and 4, the oldest first: (1 + 2 exp(-0.01) + 4 exp(-0.02)) / (1 + exp(-0.01) +
+    exp(-0.02)).
+    """
     chunks = torch.zeros(3, 1, 3, A)
     chunks[0, 0, 2], chunks[1, 0, 1], chunks[2, 0, 0] = 1.0, 2.0, 4.0
     actions = play(Script(chunks, 0.01), 3)
@@ -191,9 +216,13 @@ def test_running_means_are_those_of_all_chunks_kept(m: float) -> None:
     assert actor.asked == steps and actor.execute == 1 and actor.planned(4) == 1
     for t in range(steps):
         for episode, began in ((0, 0), (1, 8 if t >= 8 else 0)):
-            votes = [chunks[s, episode, t - s].double().numpy() for s in range(max(began, t - h + 1), t + 1)]  # the oldest first
+            votes = [
+                chunks[s, episode, t - s].double().numpy() for s in range(max(began, t - h + 1), t + 1)
+            ]  # the oldest first
             weights = np.exp(-m * np.arange(len(votes)))
-            np.testing.assert_allclose(actions[t][episode].numpy(), np.average(votes, axis=0, weights=weights), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                actions[t][episode].numpy(), np.average(votes, axis=0, weights=weights), rtol=1e-4, atol=1e-5
+            )
 
 
 def test_without_ensembling_a_chunk_is_played_as_it_is() -> None:
@@ -215,8 +244,8 @@ def test_ensembling_is_a_setting_of_acting() -> None:
 
 @pytest.mark.nightly
 def test_the_latent_takes_up_what_differs() -> None:
-    """Two styles in one state: with the latent both are rebuilt, and at 0 one is played; without it (kl_weight so large that it carries
-    nothing) the median of both is, whatever the chunk."""
+    """Two styles in one state: with the latent both are rebuilt, and at 0 one is played; without it (kl_weight so large
+    that it carries nothing) the median of both is, whatever the chunk."""
     sides = torch.where(torch.arange(128) % 2 == 0, -0.6, 0.6)
     batch = {
         "observations": torch.zeros(128, OBS),
@@ -225,7 +254,9 @@ def test_the_latent_takes_up_what_differs() -> None:
     }
     errors = {}
     for weight in (0.01, 100.0):
-        algorithm, _ = make(width=32, heads=2, feed_forward=64, layers=1, decoder_layers=1, learning_rate=3e-3, kl_weight=weight)
+        algorithm, _ = make(
+            width=32, heads=2, feed_forward=64, layers=1, decoder_layers=1, learning_rate=3e-3, kl_weight=weight
+        )
         state = algorithm.init(0)
         for t in range(200):
             state, metrics = algorithm.update(state, batch, rng.fold_in(KEY, t), phase=0)

@@ -1,4 +1,6 @@
-"""ARSQ: digits and losses by hand, its network and update in float64 NumPy, demonstrations, and the bandit that digits apart get wrong."""
+"""ARSQ: digits and losses by hand, its network and update in float64 NumPy, demonstrations, and the bandit that digits
+apart get wrong.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +60,20 @@ def test_digits_come_level_by_level_and_each_prefix_has_those_before_it() -> Non
 
 
 def algorithm_with(outputs: list[list[float]], values: tuple[float, float], **settings: object) -> ARSQ:
-    """One state, one action dimension a position; the network is replaced by fixed numbers U [P, b], V of the state and of the next."""
-    data = from_arrays(np.zeros((4, 1)), np.zeros((4, len(outputs))), np.zeros(4), np.ones(4, bool), action_low=-1.0, action_high=1.0)
+    """One state, one action dimension a position; the network is replaced by fixed numbers U [P, b], V of the state and
+    of the next.
+    """
+    data = from_arrays(
+        np.zeros((4, 1)), np.zeros((4, len(outputs))), np.zeros(4), np.ones(4, bool), action_low=-1.0, action_high=1.0
+    )
     config = ARSQConfig(hidden=[4], bins=len(outputs[0]), **settings)  # type: ignore[arg-type]
     algorithm = ARSQ(config, data.spec)
 
     def apply(name: str, params: dict[str, Tensor], part: str, observations: Tensor, *rest: Any) -> Tensor:
         if part == "value":
-            return torch.full((2, len(observations)), values[1] if "target" in params else values[0], dtype=torch.float64)
+            return torch.full(
+                (2, len(observations)), values[1] if "target" in params else values[0], dtype=torch.float64
+            )
         chosen = outputs if rest[1] is None else [outputs[rest[1]]]
         return torch.tensor(chosen, dtype=torch.float64)[:, None].expand(2, -1, len(observations), -1)
 
@@ -81,7 +89,8 @@ def test_values_by_hand() -> None:
     algorithm = algorithm_with(U, (1.0, 0.8), entropy_weight=0.1)
     values = algorithm.values({}, torch.zeros(1, 1), OWN)
     expected = torch.tensor(
-        [[-0.2407605964, -0.1407605964, -0.0407605964], [-0.0094922956, -0.3094922956, -0.3094922956]], dtype=torch.float64
+        [[-0.2407605964, -0.1407605964, -0.0407605964], [-0.0094922956, -0.3094922956, -0.3094922956]],
+        dtype=torch.float64,
     )
     torch.testing.assert_close(values.advantages[0, :, 0], expected, rtol=0, atol=1e-9)
     assert float(values.q[1, 0]) == pytest.approx(0.9497471079, abs=1e-9)
@@ -104,7 +113,9 @@ def test_imitation_by_hand(form: str, floor: float, expected: float) -> None:
 
 
 def test_loss_by_hand() -> None:
-    """Two rows, of which the second is terminal and no demonstration: y = .5 + .99 * .8 and .5; sums over the two copies."""
+    """Two rows, of which the second is terminal and no demonstration: y = .5 + .99 * .8 and .5; sums over the two
+    copies.
+    """
     algorithm = algorithm_with(U, (1.0, 0.8), entropy_weight=0.1, bc_weight=0.3)
     batch = {
         "observations": torch.zeros(2, 1),
@@ -114,11 +125,15 @@ def test_loss_by_hand() -> None:
         "masks": torch.tensor([1.0, 0.0], dtype=torch.float64),
         DEMONSTRATION: torch.tensor([1.0, 0.0]),
     }
-    state = TrainState({"critic": {}}, {"critic": {"target": torch.zeros(1)}}, {}, {}, {}, torch.zeros(()), torch.zeros(()))
+    state = TrainState(
+        {"critic": {}}, {"critic": {"target": torch.zeros(1)}}, {}, {}, {}, torch.zeros(()), torch.zeros(())
+    )
     loss, metrics = algorithm.critic_loss({}, state, batch)
     td = 0.1171370421 + (0.9497471079 - 0.5) ** 2  # 2 copies times the mean of two rows
     assert float(metrics["critic/td"]) == pytest.approx(td, abs=1e-9)
-    assert float(metrics["critic/imitation"]) == pytest.approx(2 * 0.9375438406, abs=1e-9)  # not diluted by the row that is none
+    assert float(metrics["critic/imitation"]) == pytest.approx(
+        2 * 0.9375438406, abs=1e-9
+    )  # not diluted by the row that is none
     assert float(loss) == pytest.approx(td + 0.3 * 2 * 0.9375438406, abs=1e-9)
     without = {**batch, DEMONSTRATION: torch.zeros(2)}
     assert float(algorithm.critic_loss({}, state, without)[1]["critic/imitation"]) == 0.0
@@ -145,7 +160,9 @@ def perceptron(p: dict[str, np.ndarray], part: str, x: np.ndarray) -> np.ndarray
 
 
 def numpy_q(p: dict[str, np.ndarray], s: np.ndarray, a: np.ndarray, alpha: float, independent: bool) -> np.ndarray:
-    """[2, B], position by position from the definition: intervals [low, high] of each dimension, digits, middles, blocks."""
+    """[2, B], position by position from the definition: intervals [low, high] of each dimension, digits, middles,
+    blocks.
+    """
     low, high = -np.ones_like(a), np.ones_like(a)
     q, p_ = perceptron(p, "value", s)[..., 0], 0
     for _level in range(2):
@@ -166,16 +183,22 @@ def numpy_q(p: dict[str, np.ndarray], s: np.ndarray, a: np.ndarray, alpha: float
 def test_values_and_target_beside_numpy(independent: bool) -> None:
     algorithm, batch = problem(independent=independent, entropy_weight=0.2, bc_weight=0.0, discount=0.9)
     state = algorithm.init(3)
-    state = state._replace(params={"critic": {k: v + 0.05 for k, v in state.params["critic"].items()}})  # not the targets'
+    state = state._replace(
+        params={"critic": {k: v + 0.05 for k, v in state.params["critic"].items()}}
+    )  # not the targets'
     online, target = ({k: v.double().numpy() for k, v in p["critic"].items()} for p in (state.params, state.target))
-    s, a, r, m, s1 = (batch[k].double().numpy() for k in ("observations", "actions", "rewards", "masks", "next_observations"))
+    s, a, r, m, s1 = (
+        batch[k].double().numpy() for k in ("observations", "actions", "rewards", "masks", "next_observations")
+    )
     q = numpy_q(online, s, a, 0.2, independent)
     got = algorithm.values(state.params["critic"], batch["observations"], batch["actions"]).q
     np.testing.assert_allclose(got.numpy(), q, rtol=1e-4, atol=1e-5)
     y = r + 0.9 * m * perceptron(target, "value", s1)[..., 0].min(0)
     loss, _ = algorithm.critic_loss(state.params["critic"], state, batch)
     assert float(loss) == pytest.approx(((q - y) ** 2).mean(1).sum(), rel=1e-4)
-    np.testing.assert_allclose(algorithm.q_value(state, batch["observations"], batch["actions"]).numpy(), q.min(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        algorithm.q_value(state, batch["observations"], batch["actions"]).numpy(), q.min(0), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_the_target_follows_the_parameters_of_after_the_update() -> None:
@@ -231,7 +254,9 @@ def ranked() -> Dataset:
     """Ten episodes of four rows; the observation is the episode's number, whose return is the number modulo 5."""
     episode = np.repeat(np.arange(10), 4)
     rewards = np.where(np.arange(40) % 4 == 0, episode % 5, 0)
-    return from_arrays(episode[:, None], np.zeros((40, 1)), rewards, np.arange(40) % 4 == 3, action_low=-1.0, action_high=1.0)
+    return from_arrays(
+        episode[:, None], np.zeros((40, 1)), rewards, np.arange(40) % 4 == 3, action_low=-1.0, action_high=1.0
+    )
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
@@ -256,11 +281,22 @@ def test_what_is_played_is_no_demonstration() -> None:
 
 def test_refusals() -> None:
     g = np.random.default_rng(0)
-    wide = from_arrays(g.normal(size=(9, 2)), g.uniform(-1, 1, (9, 100)), np.zeros(9), np.ones(9, bool), action_low=-1.0, action_high=1.0)
-    with pytest.raises(UserError, match=r"algo.levels=1 x 100 action dimensions x algo.bins=41 are 4,100 outputs, of at most 4,096"):
+    wide = from_arrays(
+        g.normal(size=(9, 2)),
+        g.uniform(-1, 1, (9, 100)),
+        np.zeros(9),
+        np.ones(9, bool),
+        action_low=-1.0,
+        action_high=1.0,
+    )
+    with pytest.raises(
+        UserError, match=r"algo.levels=1 x 100 action dimensions x algo.bins=41 are 4,100 outputs, of at most 4,096"
+    ):
         ARSQ(ARSQConfig(hidden=[4]), wide.spec)
     with pytest.raises(UserError, match="actions"):
-        from_arrays(g.normal(size=(9, 2)), np.full((9, 1), 1.1), np.zeros(9), np.ones(9, bool), action_low=-1.0, action_high=1.0)
+        from_arrays(
+            g.normal(size=(9, 2)), np.full((9, 1), 1.1), np.zeros(9), np.ones(9, bool), action_low=-1.0, action_high=1.0
+        )
     data = ranked()
     cut = Dataset(**{**data.__dict__, "complete": torch.zeros(10, dtype=torch.bool)})
     with pytest.raises(UserError, match=r"algo.demo_share=0.3 ranks episodes by return"):
@@ -275,7 +311,9 @@ def middle(digit: int) -> float:
 
 
 def bandit(updates: int, **settings: object) -> tuple[list[list[int]], list[float]]:
-    """(greedy digits, V) of three seeds. Digits (2, 2) in a tenth of the rows with reward 1, (2, 0) with -1, (0, 0) with 0.1."""
+    """(greedy digits, V) of three seeds. Digits (2, 2) in a tenth of the rows with reward 1, (2, 0) with -1, (0, 0)
+    with 0.1.
+    """
     rows = [(2, 2, 1.0)] * 10 + [(2, 0, -1.0)] * 45 + [(0, 0, 0.1)] * 45
     actions = np.array([[middle(x), middle(y)] for x, y, _ in rows])
     rewards = np.array([r for *_, r in rows])
@@ -293,7 +331,9 @@ def bandit(updates: int, **settings: object) -> tuple[list[list[int]], list[floa
 def test_bounds_of_the_bandit() -> None:
     """V's least value from the three rows, and what the independent form implies: Q(0, 2) = 1 - (-1) + 0.1."""
     assert 0.1 * math.log(sum(math.exp(r / 0.1) for r in (1.0, -1.0, 0.1))) == pytest.approx(1.0000123404, abs=1e-10)
-    assert 0.1 * math.log(sum(math.exp(r / 0.1) for r in (1.0, -1.0, 0.1, 2.1))) == pytest.approx(2.1000016704, abs=1e-8)
+    assert 0.1 * math.log(sum(math.exp(r / 0.1) for r in (1.0, -1.0, 0.1, 2.1))) == pytest.approx(
+        2.1000016704, abs=1e-8
+    )
 
 
 @pytest.mark.nightly

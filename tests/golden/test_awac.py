@@ -34,10 +34,18 @@ def known_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(discrete: bool = False, **settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "awac")
-    defaults = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK, "temperature": TEMPERATURE}
+    defaults = {
+        "hidden": [6, 5],
+        "learning_rate": LR,
+        "discount": DISCOUNT,
+        "polyak": POLYAK,
+        "temperature": TEMPERATURE,
+    }
     algorithm = kind(kind.Config(**{**defaults, **settings}), spec(K if discrete else 0))
     state = algorithm.init(3)
-    g = torch.Generator().manual_seed(8)  # larger than initial weights: advantages of both signs, some of them beyond the cap
+    g = torch.Generator().manual_seed(
+        8
+    )  # larger than initial weights: advantages of both signs, some of them beyond the cap
     for params in (state.params["critic"], state.params["actor"], state.target["critic"]):
         redraw(params, g)
     if not discrete:
@@ -77,7 +85,9 @@ def test_actor_loss_and_the_cap_of_100(temperature: float, capped: bool) -> None
     weight = np.minimum(np.exp(temperature * a), 100.0)  # temperature is 1 / lambda
     assert (a < 0).any() and (a > 0).any() and (weight == 100.0).any() == capped and (weight < 100.0).any()
     mean, std = ref.forward(actor, X["observations"])[0], np.exp(LOG_STD)
-    log_p = (-0.5 * ((X["actions"] - mean) / std) ** 2 - np.log(std * np.sqrt(2 * np.pi))).sum(1)  # a sum over dimensions
+    log_p = (-0.5 * ((X["actions"] - mean) / std) ** 2 - np.log(std * np.sqrt(2 * np.pi))).sum(
+        1
+    )  # a sum over dimensions
     loss, metrics = algorithm.actor_loss(state.params["actor"], state, BATCH, KEY)
     assert float(loss) == pytest.approx(-(weight * log_p).mean(), rel=1e-4)
     assert float(metrics["actor/advantage"]) == pytest.approx(a.mean(), rel=1e-4)
@@ -108,7 +118,9 @@ def test_discrete_values_are_exact_means() -> None:
     algorithm, state = make(discrete=True)
     batch = {**BATCH, "actions": CHOSEN}
     rows = np.arange(B)
-    next_v = (policy(state, X["next_observations"]) * every_q(critics(state.target["critic"]), X["next_observations"]).min(0)).sum(1)
+    next_v = (
+        policy(state, X["next_observations"]) * every_q(critics(state.target["critic"]), X["next_observations"]).min(0)
+    ).sum(1)
     y = X["rewards"] + DISCOUNT * X["masks"] * next_v
     each = every_q(critics(state.params["critic"]), X["observations"])
     loss, _ = algorithm.critic_loss(state.params["critic"], state, batch, KEY)
@@ -131,7 +143,9 @@ def test_discrete_c51_bootstraps_from_the_mixture_over_actions() -> None:
     for b in range(B):
         mixture = sum(pi[b, k] * p[(p[:, b, k] @ atoms).argmin(), b, k] for k in range(K))
         for atom, mass in zip(atoms, mixture, strict=True):  # algorithm 1 of arXiv 1707.06887
-            place = (np.clip(X["rewards"][b] + DISCOUNT * X["masks"][b] * atom, low, high) - low) / (atoms[1] - atoms[0])
+            place = (np.clip(X["rewards"][b] + DISCOUNT * X["masks"][b] * atom, low, high) - low) / (
+                atoms[1] - atoms[0]
+            )
             below = int(np.floor(place))
             target[b, below] += mass * (below + 1 - place)
             if below + 1 < bins:
@@ -188,6 +202,13 @@ def test_updates_in_the_authors_order() -> None:
 
 def test_defaults() -> None:
     c = registry.get("algo", "awac").Config()
-    published = {"learning_rate": 3e-4, "batch_size": 256, "discount": 0.99, "polyak": 0.005, "temperature": 3.0, "max_weight": 100.0}
+    published = {
+        "learning_rate": 3e-4,
+        "batch_size": 256,
+        "discount": 0.99,
+        "polyak": 0.005,
+        "temperature": 3.0,
+        "max_weight": 100.0,
+    }
     assert {k: getattr(c, k) for k in published} == published
     assert c.hidden == [256, 256, 256] and c.init == "torch" and c.critics == 2 and not c.layer_norm

@@ -1,4 +1,6 @@
-"""Advantage-weighted matching by hand: its weights, its losses over actions and chunks, the order of its updates; what weights are for."""
+"""Advantage-weighted matching by hand: its weights, its losses over actions and chunks, the order of its updates; what
+weights are for.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def problem(**settings: object) -> tuple[AWM, dict[str, Tensor]]:
 
 
 def test_linear_weights_by_hand() -> None:
-    """1 + 5 clip(A / sigma, -5, 5) / 5; sigma is the standard deviation of A around its own mean, though A is not centred."""
+    """1 + 5 clip(A / sigma, -5, 5) / 5; sigma is the standard deviation of A around its own mean, though A is not
+    centred.
+    """
     weight, sigma = problem()[0].weigh(ADVANTAGES, ADVANTAGES)
     assert float(sigma) == pytest.approx(1.1457439237, rel=1e-6)
     torch.testing.assert_close(weight, torch.tensor([2.7455907, 0.1272046, 1.4363977, 0.5636023]))
@@ -71,7 +75,9 @@ def test_exponential_weights_by_hand() -> None:
 def test_advantages_that_are_rounding_count_nothing() -> None:
     linear = problem()[0]
     assert linear.weigh(1e-6 * ADVANTAGES, torch.full((4,), 0.5))[0].tolist() == [1.0] * 4
-    assert linear.weigh(ADVANTAGES, torch.full((4,), -2000.0))[0].tolist() == [1.0] * 4  # beside such values 1.1 is small
+    assert (
+        linear.weigh(ADVANTAGES, torch.full((4,), -2000.0))[0].tolist() == [1.0] * 4
+    )  # beside such values 1.1 is small
     assert linear.weigh(ADVANTAGES, torch.full((4,), -1000.0))[0].tolist() != [1.0] * 4
 
 
@@ -93,8 +99,12 @@ def test_losses(length: int) -> None:
         complete, valid = x["whole"], x["valid"].astype(float)
         rewards = (x["step_rewards"] * 0.9 ** np.arange(3)).sum(1)
         discount = 0.9 ** x["span"]
-        assert set(complete) == {0.0, 1.0} and (valid[complete == 1.0] == 0.0).any()  # cut by a time-out, and ended by a termination
-    v, critic, field, targets = (ref.arrays(p) for p in (*(state.params[k] for k in ("value", "critic", "actor")), target))
+        assert (
+            set(complete) == {0.0, 1.0} and (valid[complete == 1.0] == 0.0).any()
+        )  # cut by a time-out, and ended by a termination
+    v, critic, field, targets = (
+        ref.arrays(p) for p in (*(state.params[k] for k in ("value", "critic", "actor")), target)
+    )
 
     q = ref.critics(targets, s, a).min(0)
     advantage = q - ref.value(v, s)
@@ -117,7 +127,9 @@ def test_losses(length: int) -> None:
     assert float(metrics["actor/flow_loss"]) == pytest.approx(error.mean(), rel=1e-4)
     assert float(metrics["actor/weight"]) == pytest.approx(weight.mean(), rel=1e-4)
     assert float(metrics["actor/dropped"]) == (weight == 0.0).mean()
-    assert float(metrics["actor/effective_share"]) == pytest.approx(weight.sum() ** 2 / (32 * (weight**2).sum()), rel=1e-4)
+    assert float(metrics["actor/effective_share"]) == pytest.approx(
+        weight.sum() ** 2 / (32 * (weight**2).sum()), rel=1e-4
+    )
     assert float(metrics["actor/advantage"]) == pytest.approx(advantage.mean(), rel=1e-4)
     assert float(metrics["actor/sigma"]) == pytest.approx(sigma, rel=1e-4)
 
@@ -135,7 +147,10 @@ def test_v_then_the_flow_and_q_with_the_new_v() -> None:
             assert torch.equal(after.params[name][k], v)
     for k, v in after.target["critic"].items():
         torch.testing.assert_close(v, 0.75 * state.target["critic"][k] + 0.25 * with_q.params["critic"][k])
-    for name, losses in (("actor", (algorithm.actor_loss, batch, q.mean, KEY)), ("critic", (algorithm.critic_loss, batch, KEY))):
+    for name, losses in (
+        ("actor", (algorithm.actor_loss, batch, q.mean, KEY)),
+        ("critic", (algorithm.critic_loss, batch, KEY)),
+    ):
         old, _ = algorithm.descend(state, name, *losses)  # with the V of before it moves elsewhere
         assert any(not torch.equal(v, after.params[name][k]) for k, v in old.params[name].items())
 
@@ -159,15 +174,27 @@ def test_settings_out_of_range(settings: dict[str, object], message: str) -> Non
 
 def test_a_setting_that_does_nothing_is_named() -> None:
     data = dataset()
-    with pytest.raises(UserError, match=r"algo.strength=10.0 does nothing with algo.weights=exp; leave it out, or set algo.weights=linear"):
+    with pytest.raises(
+        UserError,
+        match=r"algo.strength=10.0 does nothing with algo.weights=exp; leave it out, or set algo.weights=linear",
+    ):
         AWM.fit_config(AWMConfig(weights="exp", strength=10.0), data)
     with pytest.raises(UserError, match=r"algo.strength=\[1.0, 5.0\] does nothing with algo.weights=exp"):
         AWM.fit_config(AWMConfig(weights="exp"), data, {"strength": [1.0, 5.0]})
-    with pytest.raises(UserError, match=r"algo.temperature=1.0 does nothing with algo.weights=linear; .* algo.weights=exp"):
+    with pytest.raises(
+        UserError, match=r"algo.temperature=1.0 does nothing with algo.weights=linear; .* algo.weights=exp"
+    ):
         AWM.fit_config(AWMConfig(temperature=1.0), data)
-    with pytest.raises(UserError, match=r"algo.n_step=2: a target of algo.length=3 sums a chunk's rewards; leave n_step at 1"):
+    with pytest.raises(
+        UserError, match=r"algo.n_step=2: a target of algo.length=3 sums a chunk's rewards; leave n_step at 1"
+    ):
         AWM.fit_config(AWMConfig(n_step=2, length=3), data)
-    for config in (AWMConfig(), AWMConfig(strength=10.0), AWMConfig(weights="exp", temperature=1.0), AWMConfig(weights="one")):
+    for config in (
+        AWMConfig(),
+        AWMConfig(strength=10.0),
+        AWMConfig(weights="exp", temperature=1.0),
+        AWMConfig(weights="one"),
+    ):
         assert AWM.fit_config(config, data) == config
 
 
@@ -192,7 +219,9 @@ def expected_shares(weights: str) -> np.ndarray:
         v = (tau * REWARDS).sum() / tau.sum()
     advantage = REWARDS - v
     sigma = np.sqrt((DATA_SHARES * (advantage - (DATA_SHARES * advantage).sum()) ** 2).sum()) + 1e-4
-    weight = {"linear": np.maximum(0.0, 1.0 + advantage / sigma), "exp": np.exp(3.0 * advantage), "one": np.ones(4)}[weights]
+    weight = {"linear": np.maximum(0.0, 1.0 + advantage / sigma), "exp": np.exp(3.0 * advantage), "one": np.ones(4)}[
+        weights
+    ]
     return DATA_SHARES * weight / (DATA_SHARES * weight).sum()
 
 

@@ -24,7 +24,11 @@ KEY = rng.make_key(0)
 
 def make(discrete: bool = False, **settings: object) -> tuple[Algorithm, TrainState]:
     kind = registry.get("algo", "bc")
-    spec = DataSpec((OBS,), 1, True, K) if discrete else DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
+    spec = (
+        DataSpec((OBS,), 1, True, K)
+        if discrete
+        else DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
+    )
     algorithm = kind(kind.Config(hidden=[6, 5], learning_rate=0.01, **settings), spec)
     return algorithm, algorithm.init(3)
 

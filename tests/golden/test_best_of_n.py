@@ -1,4 +1,6 @@
-"""The best of N drawn actions: which one is played, whose noise is whose, and the reverse process of IDQL, by hand and in NumPy."""
+"""The best of N drawn actions: which one is played, whose noise is whose, and the reverse process of IDQL, by hand and
+in NumPy.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_the_best_is_played() -> None:
 def test_one_candidate_is_a_draw_and_noise_of_zero_one_action() -> None:
     observations = torch.zeros(4, 1)
     one, _ = near(1).act(None, observations, KEY, explore=False)
-    torch.testing.assert_close(one, rng.normal(rng.split(KEY)[0], (4, 1, 1)).squeeze(-1).clamp(-1.0, 1.0), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(
+        one, rng.normal(rng.split(KEY)[0], (4, 1, 1)).squeeze(-1).clamp(-1.0, 1.0), rtol=0.0, atol=0.0
+    )
     assert not near(7, "zero").act(None, observations, KEY, explore=False)[0].any()
     assert near(7, "zero").act(None, observations, KEY, explore=True)[0].any()
 
@@ -87,7 +91,9 @@ def test_drawn_with_weights() -> None:
 
 
 def plain_ddpm(eps: Any, x: np.ndarray, noise: np.ndarray, betas: np.ndarray) -> np.ndarray:
-    """(x - beta / sqrt(1 - abar) eps) / sqrt(alpha) + sqrt(beta) z, cut off at the range after each step (arXiv 2304.10573's code)."""
+    """(x - beta / sqrt(1 - abar) eps) / sqrt(alpha) + sqrt(beta) z, cut off at the range after each step (arXiv
+    2304.10573's code).
+    """
     abar = np.cumprod(1.0 - betas)
     for t in reversed(range(len(betas))):
         x = (x - betas[t] / np.sqrt(1.0 - abar[t]) * eps(x, t)) / np.sqrt(1.0 - betas[t])
@@ -116,4 +122,9 @@ def test_reverse_process_with_clipped_states() -> None:
     np.testing.assert_allclose(actions, expected, atol=1e-12)
     for other in ({"clip": "clean"}, {"variance": "posterior"}):  # each of the two matters
         given = {"clip": "state", "variance": "beta", **other}
-        assert np.abs(diffusion.reverse_process(predicted, torch.tensor(x), drawn, steps, "vp", **given).numpy() - expected).max() > 0.1
+        assert (
+            np.abs(
+                diffusion.reverse_process(predicted, torch.tensor(x), drawn, steps, "vp", **given).numpy() - expected
+            ).max()
+            > 0.1
+        )

@@ -34,9 +34,18 @@ KEY = rng.make_key(3)
 
 def make(**settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "breeze")
-    small = {"z_dim": D, "inputs_hidden": [7, 6], "hidden": [9], "backward_hidden": [8], "attention": False, "value_hidden": [6, 5]}
+    small = {
+        "z_dim": D,
+        "inputs_hidden": [7, 6],
+        "hidden": [9],
+        "backward_hidden": [8],
+        "attention": False,
+        "value_hidden": [6, 5],
+    }
     small |= {"actor_hidden": [8], "denoising_steps": T, "embedding": 8, "acting_samples": K, "inference_samples": 4}
-    algorithm = kind(kind.Config(**{**small, **settings}), DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A))
+    algorithm = kind(
+        kind.Config(**{**small, **settings}), DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
+    )
     state, g = algorithm.init(0), torch.Generator().manual_seed(1)
 
     def moved(tree: Any) -> Any:
@@ -46,7 +55,9 @@ def make(**settings: Any) -> tuple[Any, TrainState]:
 
 
 def kept(steps: int) -> np.ndarray:
-    """abar_t of the variance-preserving schedule: alpha_t = exp(-0.1 / T - 0.5 (10 - 0.1) (2 t - 1) / T**2), t = 1 to T."""
+    """abar_t of the variance-preserving schedule: alpha_t = exp(-0.1 / T - 0.5 (10 - 0.1) (2 t - 1) / T**2), t = 1 to
+    T.
+    """
     t = np.arange(1, steps + 1)
     return np.cumprod(np.exp(-0.1 / steps - 0.5 * 9.9 * (2 * t - 1) / steps**2))
 
@@ -76,7 +87,9 @@ def test_implicit_reward_and_representation_loss() -> None:
     wanted = reward + 0.98 * DATA["masks"] * ref.trunk(value, "v", ref.join(s2, Z64))[:, 0]
     regression = 0.5 * sum(((f[k] * Z64).sum(-1) - wanted) @ ((f[k] * Z64).sum(-1) - wanted) / B for k in range(2))
     expected = ref.measure_loss(f, b, smallest, 0.98 * DATA["masks"]) + 0.7 * ref.orthonormality(b) + 0.4 * regression
-    loss, metrics = algorithm.representation_loss(state.params["representation"], state, BATCH, Z, BATCH["next_actions"])
+    loss, metrics = algorithm.representation_loss(
+        state.params["representation"], state, BATCH, Z, BATCH["next_actions"]
+    )
     assert float(metrics["fb/reward_loss"]) == pytest.approx(regression, rel=1e-3)
     assert float(metrics["fb/implicit_reward"]) == pytest.approx(reward.mean(), rel=1e-3)
     assert float(loss) == pytest.approx(expected, rel=1e-3)
@@ -102,7 +115,9 @@ def test_weighted_cloning() -> None:
     choose, draw = rng.split(KEY)
     step, noise = rng.randint(choose, (B,), T), rng.normal(draw, (B, A)).numpy().astype(np.float64)
     bar = kept(T)[step.numpy()][:, None]
-    guessed = denoiser(ref.arrays(state.params["actor"]), np.sqrt(bar) * a + np.sqrt(1 - bar) * noise, step.numpy(), ref.join(s, Z64))
+    guessed = denoiser(
+        ref.arrays(state.params["actor"]), np.sqrt(bar) * a + np.sqrt(1 - bar) * noise, step.numpy(), ref.join(s, Z64)
+    )
     loss, _ = algorithm.actor_loss(state.params["actor"], state, BATCH, Z, KEY)
     assert float(loss) == pytest.approx((weight * ((guessed - noise) ** 2).sum(-1)).mean(), rel=1e-3)
 
@@ -126,9 +141,17 @@ def test_the_best_of_what_is_drawn_acts() -> None:
     algorithm, state = make()
     z = Z[:1].expand(B, -1)
     shared = algorithm.draw(state.extra["average"], BATCH["observations"], z, K, rng.make_key(0), shared_noise=True)
-    q = (ref.forward(ref.arrays(state.params["representation"]), DATA["observations"], shared[0].numpy(), z.numpy()) * z.numpy()).sum(-1)
+    q = (
+        ref.forward(ref.arrays(state.params["representation"]), DATA["observations"], shared[0].numpy(), z.numpy())
+        * z.numpy()
+    ).sum(-1)
     every = [
-        (ref.forward(ref.arrays(state.params["representation"]), DATA["observations"], x.numpy(), z.numpy()) * z.numpy()).sum(-1).min(0)
+        (
+            ref.forward(ref.arrays(state.params["representation"]), DATA["observations"], x.numpy(), z.numpy())
+            * z.numpy()
+        )
+        .sum(-1)
+        .min(0)
         for x in shared
     ]
     np.testing.assert_allclose(q.min(0), every[0])
@@ -138,7 +161,9 @@ def test_the_best_of_what_is_drawn_acts() -> None:
     np.testing.assert_allclose(found.numpy(), shared.numpy()[chosen, np.arange(B)], atol=1e-6)
     free = algorithm.draw(state.extra["average"], BATCH["observations"][:1].expand(B, -1), z, 1, KEY)[0]
     assert float(free.std(0).min()) > 0.0  # rows draw their own noise
-    same = algorithm.draw(state.extra["average"], BATCH["observations"][:1].expand(B, -1), z, 1, KEY, shared_noise=True)[0]
+    same = algorithm.draw(
+        state.extra["average"], BATCH["observations"][:1].expand(B, -1), z, 1, KEY, shared_noise=True
+    )[0]
     torch.testing.assert_close(same, same[:1].expand(B, -1))
 
 
@@ -155,7 +180,9 @@ def test_next_actions(share: float) -> None:
 
 
 def test_attention() -> None:
-    """Of F against torch's own attention and norms; of B against its transformer, whose queries and keys do nothing here."""
+    """Of F against torch's own attention and norms; of B against its transformer, whose queries and keys do nothing
+    here.
+    """
     torch.manual_seed(0)
     net = AttentiveForward(OBS, A, D, [7, 6], [9])
     s, a = BATCH["observations"], BATCH["actions"]
@@ -175,9 +202,14 @@ def test_attention() -> None:
     with torch.no_grad():
         for ours, theirs in ((back.encoder, whole.encoder), (back.decoder, whole.decoder)):
             for mine, layer in zip(ours, theirs.layers, strict=True):
-                pairs = [(mine.own, layer.self_attn)] + ([] if mine.other is None else [(mine.other, layer.multihead_attn)])
+                pairs = [(mine.own, layer.self_attn)] + (
+                    [] if mine.other is None else [(mine.other, layer.multihead_attn)]
+                )
                 for one, attention in pairs:
-                    attention.in_proj_weight[2 * width :], attention.in_proj_bias[2 * width :] = one.value.weight, one.value.bias
+                    attention.in_proj_weight[2 * width :], attention.in_proj_bias[2 * width :] = (
+                        one.value.weight,
+                        one.value.bias,
+                    )
                     attention.out_proj.weight.copy_(one.out.weight)
                     attention.out_proj.bias.copy_(one.out.bias)
                 for one, theirs_one in ((mine.wide, layer.linear1), (mine.narrow, layer.linear2)):
@@ -190,7 +222,20 @@ def test_attention() -> None:
 
 def test_published_defaults() -> None:
     c = registry.get("algo", "breeze").Config()
-    published = {"orthonormality": 10.0, "learning_rate": 1e-4, "value_learning_rate": 3e-4, "denoising_steps": 10, "actor_polyak": 1e-3}
-    published |= {"acting_samples": 64, "samples": 1, "data_share": 0.0, "expectile": 0.99, "reward_weight": 1e-3, "temperature": 0.05}
+    published = {
+        "orthonormality": 10.0,
+        "learning_rate": 1e-4,
+        "value_learning_rate": 3e-4,
+        "denoising_steps": 10,
+        "actor_polyak": 1e-3,
+    }
+    published |= {
+        "acting_samples": 64,
+        "samples": 1,
+        "data_share": 0.0,
+        "expectile": 0.99,
+        "reward_weight": 1e-3,
+        "temperature": 0.05,
+    }
     published |= {"feed_forward": 2048, "layers": 2, "hidden": [256], "value_hidden": [512, 512], "weight_decay": 0.03}
     assert {k: getattr(c, k) for k in published} == published

@@ -22,12 +22,16 @@ def sampler(discount: float) -> Any:
 
 
 def episodes(**more: Any) -> Dataset:
-    """Four of 3 steps: one reaches the goal; one is cut off before; one ends in a terminal elsewhere; one is cut off after the goal."""
+    """Four of 3 steps: one reaches the goal; one is cut off before; one ends in a terminal elsewhere; one is cut off
+    after the goal.
+    """
     rewards = np.array([-1, -1, 0, -1, -1, -1, -1, -1, -1, -1, 0, -1.0])
     ends, cuts = np.zeros(12, bool), np.zeros(12, bool)
     ends[[2, 8]], cuts[[5, 11]] = True, True
     observations = np.arange(12.0)[:, None]
-    return from_arrays(observations, np.zeros((12, A)), rewards, ends, cuts, action_low=[-1.0] * A, action_high=[1.0] * A, **more)
+    return from_arrays(
+        observations, np.zeros((12, A)), rewards, ends, cuts, action_low=[-1.0] * A, action_high=[1.0] * A, **more
+    )
 
 
 def test_returns_to_go_of_episodes_that_never_succeed() -> None:

@@ -2,14 +2,14 @@
 
 Three conventions, of a trajectory that goes on after a success, as OGBench's do (rewards 0 and masks 0 from there on):
 
-- ours: the success ends the episode, and with it the window: `span` steps, masks 0, the rewards up to it. Such a window is `whole`: nothing
-  after it is to be valued. A time-out cuts a window too, which is then not whole; what followed it, where the data hold that, is
-  its next observation. The last action is repeated, and `valid` leaves it out of losses.
-- Q-chunking's code on OGBench's data: windows run on over successes, with the smallest mask of the window and the sum of all its rewards,
-  until the trajectory ends; those that cross its end have the next trajectory's actions there, count for cloning up to the end, and not at
-  all for Q. No window begins at the last h - 1 rows of the file.
-- robomimic (and Diffusion Policy): a demonstration ends at its first success; windows begin at all of its rows and repeat the last action
-  to their full length, and a cloning loss counts the repeated ones like any other.
+- ours: the success ends the episode, and with it the window: `span` steps, masks 0, the rewards up to it. Such a window
+  is `whole`: nothing after it is to be valued. A time-out cuts a window too, which is then not whole; what followed it,
+  where the data hold that, is its next observation. The last action is repeated, and `valid` leaves it out of losses.
+- Q-chunking's code on OGBench's data: windows run on over successes, with the smallest mask of the window and the sum
+  of all its rewards, until the trajectory ends; those that cross its end have the next trajectory's actions there,
+  count for cloning up to the end, and not at all for Q. No window begins at the last h - 1 rows of the file.
+- robomimic (and Diffusion Policy): a demonstration ends at its first success; windows begin at all of its rows and
+  repeat the last action to their full length, and a cloning loss counts the repeated ones like any other.
 """
 
 from __future__ import annotations
@@ -36,18 +36,23 @@ from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
 H = 3
-# rows:    0  1  2  3  4 | 5  6 | 7 | 8  9 10      a success at 4, a time-out at 6, a success alone at 7, the file's end after 10
+# rows:    0  1  2  3  4 | 5  6 | 7 | 8  9 10      a success at 4, a time-out at 6, a success alone at 7, the file's end
+# after 10
 TERMINAL, TIMEOUT, ROWS = (4, 7), (6, 10), 11
 REWARDS = np.array([-1.0, -1, -1, -2, 0, -1, -3, 0, -4, -1, -2])
 
 
 def hand_made(stored: bool) -> Dataset:
-    """Observations and actions say their row; `stored`: what followed the last rows is known, and is the row plus 100."""
+    """Observations and actions say their row; `stored`: what followed the last rows is known, and is the row plus
+    100.
+    """
     i = np.arange(ROWS, dtype=np.float32)
     ends = np.isin(i, (*TERMINAL, *TIMEOUT))
     after = np.where(ends, i + 100, i + 1)[:, None] if stored else None
     flags = np.isin(i, TERMINAL), np.isin(i, TIMEOUT)
-    return from_arrays(i[:, None], i[:, None] / 20, REWARDS, *flags, next_observations=after, action_low=-1.0, action_high=1.0)
+    return from_arrays(
+        i[:, None], i[:, None] / 20, REWARDS, *flags, next_observations=after, action_low=-1.0, action_high=1.0
+    )
 
 
 def every(dataset: Dataset, length: int, draws: int = 4000) -> dict[int, dict[str, Any]]:
@@ -86,7 +91,9 @@ def test_windows_by_hand() -> None:
 
 
 def test_windows_without_stored_successors() -> None:
-    """What follows a time-out is then not known: no window begins or ends there, and the one before it is cut a step earlier."""
+    """What follows a time-out is then not known: no window begins or ends there, and the one before it is cut a step
+    earlier.
+    """
     w = every(hand_made(stored=False), H)
     assert sorted(w) == [r for r in range(ROWS) if r not in TIMEOUT]
     assert numbers(w[5]["actions"] * 20) == [5, 5, 5] and int(w[5][SPAN]) == 1
@@ -96,11 +103,15 @@ def test_windows_without_stored_successors() -> None:
 
 
 def test_returns_of_windows_by_hand() -> None:
-    """With g = .9: r = (-1, -2, 0) is -2.8 and g^3 = .729; cut after two steps the sum is the same, and g^2 counts (or nothing)."""
+    """With g = .9: r = (-1, -2, 0) is -2.8 and g^3 = .729; cut after two steps the sum is the same, and g^2 counts (or
+    nothing).
+    """
     flags = np.array([0, 0, 1]) > 0
     rewards = np.array([-1.0, -2, 0])
     s = np.arange(3.0)[:, None]
-    whole = every(from_arrays(s, s / 5, rewards, ~flags & False, flags, next_observations=s + 1, action_low=-1, action_high=1), 3)[0]
+    whole = every(
+        from_arrays(s, s / 5, rewards, ~flags & False, flags, next_observations=s + 1, action_low=-1, action_high=1), 3
+    )[0]
     value, gamma = discounted({k: v.unsqueeze(0) for k, v in whole.items()}, 0.9)
     assert float(value) == pytest.approx(-2.8) and float(gamma) == pytest.approx(0.729)
     for terminal in (False, True):
@@ -151,7 +162,9 @@ def brute(dataset: Dataset, row: int, h: int) -> dict[str, Any] | None:
     h=st.integers(1, 6),
 )
 def test_windows_of_random_episodes(lengths: list[int], terminal: list[bool], stored: bool, h: int) -> None:
-    """Also those of one row. No window holds a row of another episode, and those of `n_step` are the same but for the actions."""
+    """Also those of one row. No window holds a row of another episode, and those of `n_step` are the same but for the
+    actions.
+    """
     n = sum(lengths)
     ends = np.zeros(n, bool)
     ends[np.cumsum(lengths) - 1] = True
@@ -180,7 +193,9 @@ def test_windows_of_random_episodes(lengths: list[int], terminal: list[bool], st
         for name, value in window.items():
             if name == "next_observations" and window["masks"] == 0.0:
                 continue
-            np.testing.assert_allclose(found[row][name].numpy(), value, rtol=1e-6, err_msg=f"{name} of the window at {row}")
+            np.testing.assert_allclose(
+                found[row][name].numpy(), value, rtol=1e-6, err_msg=f"{name} of the window at {row}"
+            )
     if h > 1:
         key = rng.make_key(3)
         chunks, steps = ChunkSampler(h), TransitionSampler(n_step=h)
@@ -233,10 +248,15 @@ def test_a_chunk_longer_than_most_episodes_is_fine_and_than_all_is_not() -> None
     dataset = hand_made(stored=True)
     w = every(dataset, 5)  # of the first episode alone
     assert int(w[0][SPAN]) == 5 and float(w[0][WHOLE]) == 1.0 and int(w[8][SPAN]) == 3 and float(w[8][WHOLE]) == 0.0
-    with pytest.raises(UserError, match=r"algo\.length=6: no chunk of so many actions.*longest episode has 5 transitions; take a smaller"):
+    with pytest.raises(
+        UserError,
+        match=r"algo\.length=6: no chunk of so many actions.*longest episode has 5 transitions; take a smaller",
+    ):
         ChunkSampler(6).prepare(dataset)
     with pytest.raises(UserError, match=r"algo\.length=2.*has 1 transition;"):  # an order that is not known
-        ChunkSampler(2).prepare(from_arrays(np.eye(3), np.zeros((3, 1)), np.zeros(3), np.ones(3, bool), action_low=-1.0, action_high=1.0))
+        ChunkSampler(2).prepare(
+            from_arrays(np.eye(3), np.zeros((3, 1)), np.zeros(3), np.ones(3, bool), action_low=-1.0, action_high=1.0)
+        )
     with pytest.raises(UserError, match=r"algo\.n_step=2.*order is not known"):
         TransitionSampler(n_step=2).prepare(
             from_arrays(np.eye(3), np.zeros((3, 1)), np.zeros(3), np.ones(3, bool), action_low=-1.0, action_high=1.0)
@@ -247,4 +267,6 @@ def test_helpers() -> None:
     chunk = torch.arange(12.0).reshape(2, 3, 2)
     assert as_one_step({"actions": chunk})["actions"].tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
     valid = torch.tensor([[True, True, True], [True, False, False]])
-    assert float(valid_mean(chunk, valid)) == pytest.approx((0 + 1 + 2 + 3 + 4 + 5 + 6 + 7) / 12)  # over all that could be there
+    assert float(valid_mean(chunk, valid)) == pytest.approx(
+        (0 + 1 + 2 + 3 + 4 + 5 + 6 + 7) / 12
+    )  # over all that could be there

@@ -40,7 +40,9 @@ def logsumexp(x: np.ndarray, axis: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("pushed", ["mix", "model"])
-@pytest.mark.parametrize("settings", [{}, {"kit_compat": True}, {"cql_temperature": 2.0}, {"importance": False}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"kit_compat": True}, {"cql_temperature": 2.0}, {"importance": False}], ids=str
+)
 def test_penalty(settings: dict[str, Any], pushed: str, tmp_path: Path) -> None:
     algorithm, state, _ = make(tmp_path, penalised_states=pushed, **settings)
     assert algorithm.rollouts.real_rows == REAL
@@ -119,5 +121,11 @@ def test_what_it_refuses(tmp_path: Path) -> None:
 def test_published_defaults() -> None:
     c = registry.get("algo", "combo").Config()
     assert (c.hidden, c.real_share, c.horizon, c.conservative_weight, c.actions) == ([256, 256, 256], 0.5, 5, 0.5, 10)
-    assert (c.actor_learning_rate, c.learning_rate, c.init, c.actor_schedule, c.decay_steps) == (1e-4, 3e-4, "torch", "cosine", 1_000_000)
+    assert (c.actor_learning_rate, c.learning_rate, c.init, c.actor_schedule, c.decay_steps) == (
+        1e-4,
+        3e-4,
+        "torch",
+        "cosine",
+        1_000_000,
+    )
     assert not c.entropy_in_target and not c.kit_compat and c.penalised_states == "mix" and c.penalty == 0.0

@@ -1,4 +1,6 @@
-"""CQL and Cal-QL's bound: each term in float64 NumPy, and whole updates, in which every loss is that of the state before."""
+"""CQL and Cal-QL's bound: each term in float64 NumPy, and whole updates, in which every loss is that of the state
+before.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,16 @@ X = double(BATCH)
 
 def make(name: str = "cql", discrete: bool = False, **settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", name)
-    defaults = {"hidden": [6, 5], "learning_rate": LR, "actor_learning_rate": ACTOR_LR, "discount": DISCOUNT, "polyak": POLYAK}
-    algorithm = kind(kind.Config(**{**defaults, "actions": N, "conservative_weight": WEIGHT, **settings}), spec(K if discrete else 0))
+    defaults = {
+        "hidden": [6, 5],
+        "learning_rate": LR,
+        "actor_learning_rate": ACTOR_LR,
+        "discount": DISCOUNT,
+        "polyak": POLYAK,
+    }
+    algorithm = kind(
+        kind.Config(**{**defaults, "actions": N, "conservative_weight": WEIGHT, **settings}), spec(K if discrete else 0)
+    )
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)  # larger than initial weights
     for params in (state.params["critic"], state.target["critic"], state.params["actor"]):
@@ -102,7 +112,9 @@ def test_penalty(settings: dict[str, Any]) -> None:
     actions, log_p = tried(Actor(state.params["actor"]), KEY)
     rows: Any = slice(None)
     if "penalty_share" in settings:  # the noise has the shape of what is asked, so it is taken from the algorithm
-        rows = [0, 2, 4, 6] if settings["penalty_share"] == 0.5 else [0, 2, 5]  # from the whole batch: online its parts differ
+        rows = (
+            [0, 2, 4, 6] if settings["penalty_share"] == 0.5 else [0, 2, 5]
+        )  # from the whole batch: online its parts differ
         some = {k: v[rows] for k, v in BATCH.items()}
         actions, log_p = (x.numpy().astype(np.float64) for x in sampled(algorithm, state, some))
     q = q_values(nets, X["observations"][rows], actions)  # [2, 3 N, B]
@@ -122,7 +134,9 @@ def test_penalty(settings: dict[str, Any]) -> None:
     assert float(metrics["cql/difference"]) == pytest.approx(each.mean(), rel=1e-4)
     assert float(metrics["cql/q_policy"]) == pytest.approx(q[:, N : 2 * N].mean(), rel=1e-3)
     whole, _ = algorithm.critic_loss(state.params["critic"], state, BATCH, KEY)
-    td, _ = algorithm.critic.loss(state.params["critic"], BATCH, algorithm.target(state, state.params["actor"], BATCH, KEY), KEY)
+    td, _ = algorithm.critic.loss(
+        state.params["critic"], BATCH, algorithm.target(state, state.params["actor"], BATCH, KEY), KEY
+    )
     assert float(whole) == pytest.approx(expected + float(td), rel=1e-4)
 
 
@@ -190,9 +204,15 @@ def test_the_gradient_of_a_few_actions_is_right_on_average(settings: dict[str, A
         gradient = torch.func.grad_and_value(lambda p, a=algorithm, s=state: a.penalty(p, s, BATCH, KEY)[0])
         grads, value = gradient(state.params["critic"])
         found[followed] = torch.cat([g.flatten() for g in grads.values()]), float(value)
-    assert found[0][1] == pytest.approx(found[1][1], rel=1e-5) and found[0][1] == pytest.approx(found[3000][1], rel=1e-5)
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-5) and found[0][1] == pytest.approx(
+        found[3000][1], rel=1e-5
+    )
     scale = found[0][0].abs().max()
-    assert float((found[3000][0] - found[0][0]).abs().max()) < 0.05 * scale < float((found[1][0] - found[0][0]).abs().max())
+    assert (
+        float((found[3000][0] - found[0][0]).abs().max())
+        < 0.05 * scale
+        < float((found[1][0] - found[0][0]).abs().max())
+    )
 
 
 class Reference:
@@ -232,7 +252,9 @@ class Reference:
         tries, log_tries = tried(actor, after)
         multiplier = 1.0 if self.gap is None else math.exp(self.log_multiplier)
         rows = np.concatenate([X["actions"][None], tries])  # [1 + 3 N, B, A]
-        flat = np.concatenate([np.broadcast_to(X["observations"], (*rows.shape[:2], OBS)), rows], -1).reshape(-1, OBS + A)
+        flat = np.concatenate([np.broadcast_to(X["observations"], (*rows.shape[:2], OBS)), rows], -1).reshape(
+            -1, OBS + A
+        )
         new, differences = [], []
         for e, critic in enumerate(old):
             out, steps = ref.forward(critic, flat)
@@ -280,7 +302,9 @@ def test_the_penalty_keeps_values_outside_the_data_down() -> None:
     """Data whose actions are all near 0.5 and whose rewards say nothing of others."""
     g, n = np.random.default_rng(0), 500
     actions = np.clip(0.5 + 0.05 * g.normal(size=(n, 1)), -1, 1)
-    data = from_arrays(g.uniform(-1, 1, (n, 2)), actions, np.ones(n), np.ones(n, bool), action_low=[-1.0], action_high=[1.0])
+    data = from_arrays(
+        g.uniform(-1, 1, (n, 2)), actions, np.ones(n), np.ones(n, bool), action_low=[-1.0], action_high=[1.0]
+    )
     gap = {}
     for weight in (0.0, 5.0):
         kind = registry.get("algo", "cql")
@@ -309,9 +333,21 @@ def test_settings_with_which_the_penalty_would_be_a_constant() -> None:
 
 def test_published_defaults() -> None:
     c = registry.get("algo", "cql").Config()
-    published = {"learning_rate": 3e-4, "actor_learning_rate": 3e-5, "batch_size": 256, "discount": 0.99, "polyak": 0.005}
+    published = {
+        "learning_rate": 3e-4,
+        "actor_learning_rate": 3e-5,
+        "batch_size": 256,
+        "discount": 0.99,
+        "polyak": 0.005,
+    }
     assert {k: getattr(c, k) for k in published} == published
-    assert c.conservative_weight == 10.0 and c.actions == 10 and c.cql_temperature == 1.0 and c.importance and c.max_target_actions == 1
+    assert (
+        c.conservative_weight == 10.0
+        and c.actions == 10
+        and c.cql_temperature == 1.0
+        and c.importance
+        and c.max_target_actions == 1
+    )
     assert c.action_gap is None and c.min_difference is None and not c.entropy_in_target and c.target_entropy is None
     assert c.hidden == [256] * 3 and c.init == "small_head" and c.penalty_share == 1.0 and c.gradient_samples == 0
     fresh = registry.get("algo", "cql")(c, spec()).init(0).params["actor"]
@@ -320,7 +356,9 @@ def test_published_defaults() -> None:
 
 @pytest.mark.parametrize("name", ["cql", "cal_ql"])
 def test_both_terms_read_one_pass_at_the_datas_actions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The critics are called for the targets, at the data's actions and at the tried ones; the gradient is that of the separate terms."""
+    """The critics are called for the targets, at the data's actions and at the tried ones; the gradient is that of the
+    separate terms.
+    """
     algorithm, state = make(name)
     target = algorithm.target(state, state.params["actor"], BATCH, KEY)
 
@@ -332,6 +370,8 @@ def test_both_terms_read_one_pass_at_the_datas_actions(name: str, monkeypatch: p
     calls = []
     network = type(algorithm.critic).__call__
     monkeypatch.setattr(type(algorithm.critic), "__call__", lambda self, *x: (calls.append(x), network(self, *x))[1])
-    gradient = torch.func.grad(lambda critic: algorithm.critic_loss(critic, state, BATCH, KEY)[0])(state.params["critic"])
+    gradient = torch.func.grad(lambda critic: algorithm.critic_loss(critic, state, BATCH, KEY)[0])(
+        state.params["critic"]
+    )
     assert len(calls) == 3
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)

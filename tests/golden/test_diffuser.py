@@ -1,4 +1,6 @@
-"""Plans by diffusion: the U-net's form, inpainting, guidance, the losses in NumPy, and classifier-free guidance by hand."""
+"""Plans by diffusion: the U-net's form, inpainting, guidance, the losses in NumPy, and classifier-free guidance by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,14 @@ def data() -> Dataset:
     g = np.random.default_rng(0)
     ends = np.isin(np.arange(24), (5, 14, 23))
     return from_arrays(
-        g.normal(size=(24, 3)), g.uniform(-1, 1, (24, 2)), np.arange(24.0), ends & (np.arange(24) != 14), np.arange(24) == 14,
-        action_low=-1.0, action_high=1.0,
-    )  # fmt: skip
+        g.normal(size=(24, 3)),
+        g.uniform(-1, 1, (24, 2)),
+        np.arange(24.0),
+        ends & (np.arange(24) != 14),
+        np.arange(24) == 14,
+        action_low=-1.0,
+        action_high=1.0,
+    )
 
 
 # ---- networks
@@ -75,7 +82,9 @@ def test_the_first_state_is_kept_at_every_step() -> None:
 
 
 def test_guidance_moves_plans_along_the_values_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a linear value c x: by scale * variance_t * c for each of its steps, and by nothing in the last denoising steps."""
+    """Of a linear value c x: by scale * variance_t * c for each of its steps, and by nothing in the last denoising
+    steps.
+    """
     settings = {"guide_scale": 0.5, "guide_steps": 2, "guide_stop": 1, "candidates": 1}
     algorithm = Diffuser(DiffuserConfig(**{**SMALL, **settings}), data().spec)  # type: ignore[arg-type]
     c, moved = torch.linspace(-1.0, 1.0, 20).reshape(4, 5), {}
@@ -171,12 +180,16 @@ def test_losses_of_decision_diffuser(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.1 < float(given[2].mean()) < 0.9 and set(given[2].tolist()) == {0.0, 1.0}
 
     loss, _ = algorithm.inverse_loss({}, algorithm.init(0), batch)
-    error = (x[:, :-1, :2] - x[:, 1:, :2] - batch["actions"][:, :-1].double().numpy()) ** 2 * batch[VALID].numpy()[:, 1:, None]
+    error = (x[:, :-1, :2] - x[:, 1:, :2] - batch["actions"][:, :-1].double().numpy()) ** 2 * batch[VALID].numpy()[
+        :, 1:, None
+    ]
     assert float(loss) == pytest.approx(0.5 * error.mean(), rel=1e-5)
 
 
 def test_decision_diffuser_asks_for_a_discounted_return(capsys: pytest.CaptureFixture[str]) -> None:
-    """The authors' (scripts/evaluate_inv_parallel.py): nine tenths of the scale, which on their data is the largest return."""
+    """The authors' (scripts/evaluate_inv_parallel.py): nine tenths of the scale, which on their data is the largest
+    return.
+    """
     settings = {**SMALL, "discount": 0.5, "termination_penalty": -100.0}
     config = DecisionDiffuserConfig(**settings)  # type: ignore[arg-type]
     largest = 18 + 19 / 2 + 20 / 4 + 21 / 8 + 22 / 16 - 77 / 32  # row 18's
@@ -188,7 +201,10 @@ def test_decision_diffuser_asks_for_a_discounted_return(capsys: pytest.CaptureFi
         source = sampler.prepare(dataset)
         ahead = windows(source, torch.tensor([5, 12, 14, 18, 23]), 1)[RETURN][:, 0]
         np.testing.assert_allclose(ahead, [5 - 100, 12 + 6.5 + 3.5, 14, largest, 23 - 100], rtol=1e-5)
-    words = "asks for a discounted return of 30.684 (algo.target_return) at every step, in units of 95 (algo.return_scale): the largest"
+    words = (
+        "asks for a discounted return of 30.684 (algo.target_return) at every step, in units of 95 "
+        "(algo.return_scale): the largest"
+    )
     assert words in capsys.readouterr().err
 
     costs = replace(data(), columns={**data().columns, "rewards": -1.0 - data().columns["rewards"]})
@@ -217,15 +233,23 @@ def test_decision_diffuser_asks_for_the_same_at_every_step(monkeypatch: pytest.M
     for _ in range(2):
         _, carry = actor.act(carry, torch.zeros(2, 3), rng.make_key(0), explore=False)
         carry = actor.observe_reward(carry, torch.tensor([100.0, 0.0]))
-    assert asked == pytest.approx([0.9] * 2 * 2 * 2 * 3)  # steps, episodes, with the return and without, denoising steps
+    assert asked == pytest.approx(
+        [0.9] * 2 * 2 * 2 * 3
+    )  # steps, episodes, with the return and without, denoising steps
 
 
 def test_classifier_free_guidance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noises 2 with the return and 1 without, w = 1.2: 2.2."""
     config = DecisionDiffuserConfig(**SMALL, target_return=1.0, return_scale=1.0, guidance=1.2, clip=100.0)  # type: ignore[arg-type]
     algorithm = DecisionDiffuser(config, data().spec)
-    monkeypatch.setattr(algorithm, "apply", lambda name, params, x, step, share, keep: torch.ones_like(x) * (1.0 + keep.reshape(-1, 1, 1)))
+    monkeypatch.setattr(
+        algorithm,
+        "apply",
+        lambda name, params, x, step, share, keep: torch.ones_like(x) * (1.0 + keep.reshape(-1, 1, 1)),
+    )
     x = torch.full((2, 4, 3), 0.7)
     abar = float(diffusion.signal(torch.tensor([1]), 3))
     expected = (0.7 - (1 - abar) ** 0.5 * 2.2) / abar**0.5
-    torch.testing.assert_close(algorithm.expected({}, x, 1, torch.ones(2, 1)), torch.full((2, 4, 3), expected), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        algorithm.expected({}, x, 1, torch.ones(2, 1)), torch.full((2, 4, 3), expected), rtol=1e-5, atol=1e-5
+    )

@@ -1,4 +1,6 @@
-"""Diffusion behaviour cloning: the noise schedule, the network, the loss and the way back from noise, in float64 NumPy."""
+"""Diffusion behaviour cloning: the noise schedule, the network, the loss and the way back from noise, in float64
+NumPy.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from offrl.nn import diffusion
 B, OBS, A, T = 6, 3, 2, 5
 G = np.random.default_rng(3)
 ACTIONS, OBSERVATIONS = G.uniform(-1, 1, (B, A)), G.normal(size=(B, OBS))
-BATCH = {"actions": torch.tensor(ACTIONS, dtype=torch.float32), "observations": torch.tensor(OBSERVATIONS, dtype=torch.float32)}
+BATCH = {
+    "actions": torch.tensor(ACTIONS, dtype=torch.float32),
+    "observations": torch.tensor(OBSERVATIONS, dtype=torch.float32),
+}
 KEY = rng.make_key(0)
 Params = dict[str, Any]
 
@@ -32,7 +37,9 @@ def make(**settings: Any) -> tuple[Any, TrainState]:
 
 
 def betas(steps: int) -> np.ndarray:
-    """1 - abar(t + 1) / abar(t), at most 0.999, with abar(t) = cos((t / T + 0.008) / 1.008 * pi / 2)**2 (arXiv 2102.09672)."""
+    """1 - abar(t + 1) / abar(t), at most 0.999, with abar(t) = cos((t / T + 0.008) / 1.008 * pi / 2)**2 (arXiv
+    2102.09672).
+    """
     bar = np.cos((np.arange(steps + 1) / steps + 0.008) / 1.008 * np.pi / 2) ** 2
     return np.minimum(1 - bar[1:] / bar[:-1], 0.999)
 
@@ -57,7 +64,9 @@ def network(params: Params, x: np.ndarray, step: np.ndarray, observations: np.nd
     for i in range(2):
         times, plus = np.split(linear(f"blocks.{i}.film", condition), 2, axis=1)
         y = times * mish(norm(f"blocks.{i}.norm1", linear(f"blocks.{i}.first", x))) + plus
-        x = mish(norm(f"blocks.{i}.norm2", linear(f"blocks.{i}.second", y))) + (linear("blocks.0.skip", x) if i == 0 else x)
+        x = mish(norm(f"blocks.{i}.norm2", linear(f"blocks.{i}.second", y))) + (
+            linear("blocks.0.skip", x) if i == 0 else x
+        )
     return linear("head", x)
 
 
@@ -69,8 +78,12 @@ def test_noise_schedule(steps: int) -> None:
         beta, now, before = betas(steps)[t], expected[t], expected[t - 1] if t else 1.0
         found = diffusion.transition(t, steps)
         mean, believed = np.sqrt(1 - beta) * (1 - before) / (1 - now), np.sqrt(before) * beta / (1 - now)
-        np.testing.assert_allclose(found, [now, mean, believed, np.sqrt(beta * (1 - before) / (1 - now))], rtol=1e-9, atol=1e-12)
-    assert found[0] < 1.001e-3 and diffusion.transition(0, steps)[3] == pytest.approx(0.0)  # all noise at last; none is added at the end
+        np.testing.assert_allclose(
+            found, [now, mean, believed, np.sqrt(beta * (1 - before) / (1 - now))], rtol=1e-9, atol=1e-12
+        )
+    assert found[0] < 1.001e-3 and diffusion.transition(0, steps)[3] == pytest.approx(
+        0.0
+    )  # all noise at last; none is added at the end
 
 
 def test_loss() -> None:
@@ -85,7 +98,9 @@ def test_loss() -> None:
 
 
 def reverse_process(params: Params, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """Algorithm 2 of arXiv 2006.11239 with the action believed in cut off; noise [T + 1, B, A], the last one is where it begins."""
+    """Algorithm 2 of arXiv 2006.11239 with the action believed in cut off; noise [T + 1, B, A], the last one is where
+    it begins.
+    """
     beta = betas(T)
     bar = np.cumprod(1 - beta)
     x = noise[T]
@@ -113,15 +128,23 @@ def test_an_action_is_drawn(explore: bool) -> None:
 
 def test_greedy_sampling_draws_too() -> None:
     algorithm, state = make(greedy="sample")
-    draws = [algorithm.actor(state).act(None, BATCH["observations"], KEY, explore=explore)[0] for explore in (True, False)]
+    draws = [
+        algorithm.actor(state).act(None, BATCH["observations"], KEY, explore=explore)[0] for explore in (True, False)
+    ]
     assert torch.equal(*draws)
-    assert not torch.equal(draws[1], algorithm.actor(state).act(None, BATCH["observations"], rng.make_key(1), explore=False)[0])
+    assert not torch.equal(
+        draws[1], algorithm.actor(state).act(None, BATCH["observations"], rng.make_key(1), explore=False)[0]
+    )
 
 
-@pytest.mark.parametrize(("done", "polyak", "rate"), [(0, 1e-4, 1.0), (1, 1e-4, 9 / 11), (90, 1e-4, 0.09), (90, 0.2, 0.2)])
+@pytest.mark.parametrize(
+    ("done", "polyak", "rate"), [(0, 1e-4, 1.0), (1, 1e-4, 9 / 11), (90, 1e-4, 0.09), (90, 0.2, 0.2)]
+)
 def test_the_average_follows(done: int, polyak: float, rate: float) -> None:
     algorithm, state = make(polyak=polyak)
-    state = state._replace(step=torch.tensor(done), extra={"average": {k: torch.zeros_like(v) for k, v in state.params["actor"].items()}})
+    state = state._replace(
+        step=torch.tensor(done), extra={"average": {k: torch.zeros_like(v) for k, v in state.params["actor"].items()}}
+    )
     new, _ = algorithm.update(state, BATCH, KEY, phase=0)
     for name, value in new.params["actor"].items():
         torch.testing.assert_close(new.extra["average"][name], rate * value, rtol=1e-5, atol=1e-7)
@@ -129,7 +152,9 @@ def test_the_average_follows(done: int, polyak: float, rate: float) -> None:
 
 @pytest.mark.nightly
 def test_two_actions_in_one_state_are_kept_apart() -> None:
-    """Behaviour that takes -0.6 or 0.6: what is drawn lies near one of them, where cloning the mean would give 0; greedily too."""
+    """Behaviour that takes -0.6 or 0.6: what is drawn lies near one of them, where cloning the mean would give 0;
+    greedily too.
+    """
     algorithm, _ = make(hidden=[32, 32], learning_rate=3e-3, denoising_steps=10)
     state = algorithm.init(0)
     sides = torch.where(torch.arange(256) % 4 == 0, -0.6, 0.6)
@@ -148,5 +173,11 @@ def test_two_actions_in_one_state_are_kept_apart() -> None:
 
 def test_published_defaults() -> None:
     c = registry.get("algo", "diffusion_bc").Config()
-    published = {"learning_rate": 1e-4, "weight_decay": 1e-6, "hidden": [512] * 3, "denoising_steps": 10, "embedding": 256}
+    published = {
+        "learning_rate": 1e-4,
+        "weight_decay": 1e-6,
+        "hidden": [512] * 3,
+        "denoising_steps": 10,
+        "embedding": 256,
+    }
     assert {k: getattr(c, k) for k in published} == published

@@ -32,7 +32,9 @@ def problem(**settings: Any) -> tuple[DiffusionQL, dict[str, Tensor], TrainState
     g = np.random.default_rng(0)
     s, a = g.normal(size=(40, OBS)), g.uniform(-1, 1, (40, A))
     data = from_arrays(s, a, g.normal(size=40), np.arange(40) % 10 == 9, action_low=-1.0, action_high=1.0)
-    algorithm = DiffusionQL(DiffusionQLConfig(**{"hidden": [16, 16], "embedding": 8, "clip_norm": 0.0, **settings}), data.spec)  # type: ignore[arg-type]
+    algorithm = DiffusionQL(
+        DiffusionQLConfig(**{"hidden": [16, 16], "embedding": 8, "clip_norm": 0.0, **settings}), data.spec
+    )  # type: ignore[arg-type]
     sampler = algorithm.sampler()
     batch = sampler(sampler.prepare(data), rng.make_key(1), B)
     state, n = algorithm.init(5), torch.Generator().manual_seed(2)
@@ -52,7 +54,10 @@ def mish(x: np.ndarray) -> np.ndarray:
 def network(p: Arrays, x: np.ndarray, step: np.ndarray, s: np.ndarray) -> np.ndarray:
     """The denoiser: sines and cosines of 4 wavelengths, two layers, then all side by side through two hidden layers."""
     angle = step[:, None] * 10_000.0 ** -(np.arange(4) / 3.0)
-    time = mish(np.concatenate([np.sin(angle), np.cos(angle)], 1) @ p["up.weight"].T + p["up.bias"]) @ p["down.weight"].T + p["down.bias"]
+    time = (
+        mish(np.concatenate([np.sin(angle), np.cos(angle)], 1) @ p["up.weight"].T + p["up.bias"]) @ p["down.weight"].T
+        + p["down.bias"]
+    )
     x = np.concatenate([x, s, time], 1)
     for i in range(2):
         x = mish(x @ p[f"net.layers.{i}.weight"].T + p[f"net.layers.{i}.bias"])
@@ -88,20 +93,30 @@ def test_noise_schedule_by_hand() -> None:
     np.testing.assert_allclose(diffusion.signal(torch.arange(T), T, "vp"), bars, atol=1e-6)
     for t in range(T):
         before = bars[t - 1] if t else 1.0
-        expected = [bars[t], np.sqrt(1 - BETAS[t]) * (1 - before) / (1 - bars[t]), np.sqrt(before) * BETAS[t] / (1 - bars[t])]
+        expected = [
+            bars[t],
+            np.sqrt(1 - BETAS[t]) * (1 - before) / (1 - bars[t]),
+            np.sqrt(before) * BETAS[t] / (1 - bars[t]),
+        ]
         np.testing.assert_allclose(diffusion.transition(t, T, "vp")[:3], expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_critic_loss(count: int) -> None:
-    """Targets are of the averaged denoiser and the target critics; of several actions each critic takes its own best."""
+    """Targets are of the averaged denoiser and the target critics; of several actions each critic takes its own
+    best.
+    """
     algorithm, batch, state = problem(max_target_actions=count, discount=0.9)
     key = rng.make_key(9)
-    s, a, r, m, s1 = (batch[k].double().numpy() for k in ("observations", "actions", "rewards", "masks", "next_observations"))
+    s, a, r, m, s1 = (
+        batch[k].double().numpy() for k in ("observations", "actions", "rewards", "masks", "next_observations")
+    )
     noise = drawn(key, (B, count, A))
     target, average = numbers(state.target["critic"]), numbers(state.extra["average"])
     values = np.stack([critics(target, s1, denoise(average, s1, noise[:, :, i])) for i in range(count)])  # [M, E, B]
-    assert count == 1 or (values.max(0).min(0) > values.min(1).max(0) + 1e-6).any()  # each its own: not the best of the smallest
+    assert (
+        count == 1 or (values.max(0).min(0) > values.min(1).max(0) + 1e-6).any()
+    )  # each its own: not the best of the smallest
     error = critics(numbers(state.params["critic"]), s, a) - (r + 0.9 * m * values.max(0).min(0))
     loss, _ = algorithm.critic_loss(state.params["critic"], state, batch, key)
     assert float(loss) == pytest.approx((error**2).mean(1).sum(), rel=1e-4)  # the sum over critics
@@ -121,11 +136,15 @@ def test_actor_loss(chain: bool) -> None:
         predicted = network(actor, noisy, step, s)
         cloning = ((predicted - noise) ** 2).mean()
         action = (
-            denoise(actor, s, drawn(chain_key, (B, A))) if chain else ((noisy - np.sqrt(1 - bars) * predicted) / np.sqrt(bars)).clip(-1, 1)
+            denoise(actor, s, drawn(chain_key, (B, A)))
+            if chain
+            else ((noisy - np.sqrt(1 - bars) * predicted) / np.sqrt(bars)).clip(-1, 1)
         )
         q, coin = critics(critic, s, action), int(rng.randint(coin_key, (), 2))
         loss, metrics = algorithm.actor_loss(state.params["actor"], state, batch, rng.make_key(seed))
-        assert float(loss) == pytest.approx(cloning - 0.7 * q[coin].mean() / np.abs(q[1 - coin]).mean(), rel=2e-4, abs=2e-4)
+        assert float(loss) == pytest.approx(
+            cloning - 0.7 * q[coin].mean() / np.abs(q[1 - coin]).mean(), rel=2e-4, abs=2e-4
+        )
         assert float(metrics["actor/cloning"]) == pytest.approx(cloning, rel=1e-4)
         coins.add(coin)
     assert coins == {0, 1}
@@ -134,15 +153,25 @@ def test_actor_loss(chain: bool) -> None:
 def test_the_gradient_goes_through_all_steps_of_the_chain() -> None:
     """By finite differences of NumPy's loss, in a direction of the denoiser's parameters."""
     algorithm, batch, state = problem(q_weight=1.0)
-    state, key = state._replace(params={**state.params, "actor": {k: 0.3 * v for k, v in state.params["actor"].items()}}), rng.make_key(3)
+    state, key = (
+        state._replace(params={**state.params, "actor": {k: 0.3 * v for k, v in state.params["actor"].items()}}),
+        rng.make_key(3),
+    )
     names, g = sorted(state.params["actor"]), torch.Generator().manual_seed(0)
     direction = {k: torch.randn(state.params["actor"][k].shape, generator=g) for k in names}
     leaves = {k: v.clone().requires_grad_() for k, v in state.params["actor"].items()}
     action = algorithm.denoise(leaves, batch["observations"], key, lambda own: rng.normal(own, (B, A)))
-    found = sum((x * direction[k]).sum() for k, x in zip(names, torch.autograd.grad(action.sum(), [leaves[k] for k in names]), strict=True))
+    found = sum(
+        (x * direction[k]).sum()
+        for k, x in zip(names, torch.autograd.grad(action.sum(), [leaves[k] for k in names]), strict=True)
+    )
     s, noise, h = batch["observations"].double().numpy(), drawn(key, (B, A)), 1e-6
     ends = [
-        denoise({k: (v.double() + sign * h * direction[k].double()).numpy() for k, v in state.params["actor"].items()}, s, noise).sum()
+        denoise(
+            {k: (v.double() + sign * h * direction[k].double()).numpy() for k, v in state.params["actor"].items()},
+            s,
+            noise,
+        ).sum()
         for sign in (1, -1)
     ]
     assert float(found) == pytest.approx((ends[0] - ends[1]) / (2 * h), rel=1e-2)
@@ -150,8 +179,12 @@ def test_the_gradient_goes_through_all_steps_of_the_chain() -> None:
 
 @pytest.mark.parametrize(("step", "moves"), [(4, False), (5, False), (6, True), (7, False), (9, True)])
 def test_order_of_an_update(step: int, moves: bool) -> None:
-    """Critics, then the denoiser by the new ones, then the average at its times, then the targets; each gradient with its own norm."""
-    algorithm, batch, state = problem(average=0.25, average_every=3, average_from=6, polyak=0.5, clip_norm=0.01, learning_rate=0.1)
+    """Critics, then the denoiser by the new ones, then the average at its times, then the targets; each gradient with
+    its own norm.
+    """
+    algorithm, batch, state = problem(
+        average=0.25, average_every=3, average_from=6, polyak=0.5, clip_norm=0.01, learning_rate=0.1
+    )
     state, key = state._replace(step=torch.tensor(step)), rng.make_key(3)
     after, _ = algorithm.update(state, batch, key, phase=0)
     keys = rng.split(key)
@@ -160,7 +193,9 @@ def test_order_of_an_update(step: int, moves: bool) -> None:
     for name in ("critic", "actor"):
         for k, v in after.params[name].items():
             torch.testing.assert_close(v, second.params[name][k], rtol=0.0, atol=0.0)
-    early, _ = algorithm.descend(state, "actor", algorithm.actor_loss, batch, keys[1])  # by the critics of before: another step
+    early, _ = algorithm.descend(
+        state, "actor", algorithm.actor_loss, batch, keys[1]
+    )  # by the critics of before: another step
     assert any(not torch.equal(v, early.params["actor"][k]) for k, v in after.params["actor"].items())
     for k, v in after.extra["average"].items():
         torch.testing.assert_close(v, torch.lerp(state.extra["average"][k], after.params["actor"][k], 0.25 * moves))
@@ -177,7 +212,9 @@ def test_the_best_candidate_by_the_target_critics() -> None:
     algorithm, batch, state = problem(candidates=7, choice="best")
     key, s = rng.make_key(4), batch["observations"].double().numpy()
     noise = drawn(rng.split(key)[0], (B, 7, A))
-    candidates = np.stack([denoise(numbers(state.params["actor"]), s, noise[:, :, i]) for i in range(7)])  # of the trained denoiser
+    candidates = np.stack(
+        [denoise(numbers(state.params["actor"]), s, noise[:, :, i]) for i in range(7)]
+    )  # of the trained denoiser
     q = np.stack([critics(numbers(state.extra["target"]), s, a).min(0) for a in candidates])
     found, _ = algorithm.actor(state).act(None, batch["observations"], key, explore=False)
     np.testing.assert_allclose(found, np.take_along_axis(candidates, q.argmax(0)[None, :, None], 0)[0], atol=1e-4)
@@ -221,8 +258,19 @@ def test_q_takes_the_better_of_two_modes() -> None:
 def test_published_defaults() -> None:
     c = DiffusionQLConfig()
     published = {
-        "hidden": [256] * 3, "denoising_steps": 5, "embedding": 16, "average": 0.005, "average_every": 5, "average_from": 1000,
-        "candidates": 50, "choice": "softmax", "learning_rate": 3e-4, "batch_size": 256, "polyak": 0.005, "discount": 0.99, "critics": 2,
+        "hidden": [256] * 3,
+        "denoising_steps": 5,
+        "embedding": 16,
+        "average": 0.005,
+        "average_every": 5,
+        "average_from": 1000,
+        "candidates": 50,
+        "choice": "softmax",
+        "learning_rate": 3e-4,
+        "batch_size": 256,
+        "polyak": 0.005,
+        "discount": 0.99,
+        "critics": 2,
         "layer_norm": False,
-    }  # fmt: skip
+    }
     assert {k: getattr(c, k) for k in published} == published

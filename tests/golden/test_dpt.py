@@ -92,7 +92,9 @@ def test_contexts_are_of_one_task_and_the_label_does_not_depend_on_them(shuffle:
             many = int(batch["valid"][b].sum())
             rows = [row_of[o.numpy().tobytes()] for o in batch["observations"][b][:many]]
             task = columns["tasks"][query]
-            assert (columns["tasks"][rows] == task).all() and len(set(rows)) == many == min(4, int((columns["tasks"] == task).sum()))
+            assert (columns["tasks"][rows] == task).all() and len(set(rows)) == many == min(
+                4, int((columns["tasks"] == task).sum())
+            )
             assert batch["valid"][b][:many].all() and not batch["valid"][b][many:].any()
             for name in ("actions", "rewards", "next_observations"):
                 assert np.array_equal(batch[name][b][:many].numpy(), columns[name][rows])
@@ -102,7 +104,8 @@ def test_contexts_are_of_one_task_and_the_label_does_not_depend_on_them(shuffle:
     assert orders == ({True, False} if shuffle else {True})
     assert len(asked) == sum(SIZES), "every row is asked about"
     assert all(
-        len(seen) == (6 if columns["tasks"][query] == 2 else 2 if columns["tasks"][query] == 7 else 1) for query, seen in asked.items()
+        len(seen) == (6 if columns["tasks"][query] == 2 else 2 if columns["tasks"][query] == 7 else 1)
+        for query, seen in asked.items()
     )
 
 
@@ -120,7 +123,9 @@ def test_weights_of_episodes_decide_what_is_asked() -> None:
     sampler = ContextSampler(9)
     batch = sampler(sampler.prepare(only), rng.make_key(0), 32)
     rows = {tuple(r.tolist()) for r in dataset.columns["observations"][10:15]}
-    assert {tuple(r.tolist()) for r in batch["queries"]} == rows and bool(batch["valid"].all()), "the context is all of the task"
+    assert {tuple(r.tolist()) for r in batch["queries"]} == rows and bool(batch["valid"].all()), (
+        "the context is all of the task"
+    )
 
 
 # ---- acting
@@ -169,7 +174,9 @@ def test_acts_as_the_loss_sees_it() -> None:
 @pytest.mark.parametrize("context", [20, 4])
 @pytest.mark.parametrize("one_state", [True, False])
 def test_a_new_episode_keeps_what_was_seen_and_nothing_else(one_state: bool, context: int) -> None:
-    """Two episodes of two tasks, of which the second's first one ends two steps early, and what each would remember alone."""
+    """Two episodes of two tasks, of which the second's first one ends two steps early, and what each would remember
+    alone.
+    """
     dataset = data()
     algorithm, state = make(dataset, context=context, one_state=one_state)
     actor = algorithm.actor(state)

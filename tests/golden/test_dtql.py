@@ -48,7 +48,9 @@ def problem(step: int = 0, **settings: Any) -> tuple[DTQL, dict[str, Tensor], Tr
     return (
         algorithm,
         batch,
-        state._replace(params=params, target={"critic": target}, extra={"target": dict(target)}, step=torch.tensor(step)),
+        state._replace(
+            params=params, target={"critic": target}, extra={"target": dict(target)}, step=torch.tensor(step)
+        ),
     )
 
 
@@ -76,12 +78,17 @@ def critics(p: Arrays, s: np.ndarray, a: np.ndarray) -> np.ndarray:
 def denoising(p: Arrays, s: np.ndarray, a: np.ndarray, key: Tensor) -> float:
     """The denoiser's loss, with sigma_data 0.5: its first layer has no activation."""
     level_key, noise_key = rng.split(key)
-    low, high = (1 / (1 + (edge / 0.5) ** -2.0) for edge in (0.002, 80.0))  # the log-logistic's shares below, its shape 1 / 0.5
+    low, high = (
+        1 / (1 + (edge / 0.5) ** -2.0) for edge in (0.002, 80.0)
+    )  # the log-logistic's shares below, its shape 1 / 0.5
     share = low + (high - low) * rng.uniform(level_key, (B,)).double().numpy()
     sigma = 0.5 * (share / (1 - share)) ** 0.5
     x, c = a + sigma[:, None] * rng.normal(noise_key, (B, A)).double().numpy(), (sigma**2 + 0.25)[:, None]
     angle = (np.log(sigma) / 4)[:, None] * 10_000.0 ** -(np.arange(4) / 3.0)
-    time = mish(np.concatenate([np.sin(angle), np.cos(angle)], 1) @ p["up.weight"].T + p["up.bias"]) @ p["down.weight"].T + p["down.bias"]
+    time = (
+        mish(np.concatenate([np.sin(angle), np.cos(angle)], 1) @ p["up.weight"].T + p["up.bias"]) @ p["down.weight"].T
+        + p["down.bias"]
+    )
     first = np.concatenate([x / np.sqrt(c), s, time], 1) @ p["first.weight"].T + p["first.bias"]
     out = sigma[:, None] * 0.5 / np.sqrt(c)
     clean = (out * layers(p, first, mish, "net.") + 0.25 / c * x).clip(-1, 1)
@@ -103,11 +110,15 @@ def test_scalings_by_hand() -> None:
     clean = edm.denoised(network, torch.tensor([[0.4, 3.0]]), torch.tensor([0.5]), 0.5)
     torch.testing.assert_close(seen[0], torch.tensor([[0.565685, 4.242641]]))
     assert float(seen[1]) == pytest.approx(-0.173287, rel=1e-5)
-    torch.testing.assert_close(clean, torch.tensor([[0.270711, 1.0]]))  # 0.2 * 0.353553 + 0.5 * 0.4; and what is cut off
+    torch.testing.assert_close(
+        clean, torch.tensor([[0.270711, 1.0]])
+    )  # 0.2 * 0.353553 + 0.5 * 0.4; and what is cut off
 
 
 def test_noise_levels_by_hand() -> None:
-    """ln(sigma / 0.5) / 0.5 is logistic: a quarter of the levels lie below 0.5 / sqrt(3), half below 0.5, but for what the limits cut."""
+    """ln(sigma / 0.5) / 0.5 is logistic: a quarter of the levels lie below 0.5 / sqrt(3), half below 0.5, but for what
+    the limits cut.
+    """
     found = edm.levels(torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0]), 0.5, 0.002, 80.0)
     np.testing.assert_allclose(found, [0.002, 0.288680, 0.499994, 0.865997, 80.0], rtol=2e-3)
     share = rng.uniform(rng.make_key(0), (20000,))
@@ -119,7 +130,9 @@ def test_noise_levels_by_hand() -> None:
 
 def test_values_see_the_data_s_actions_and_each_other_of_before() -> None:
     algorithm, batch, state = problem(expectile=0.8, discount=0.9)
-    s, a, r, m, s1 = (batch[k].double().numpy() for k in ("observations", "actions", "rewards", "masks", "next_observations"))
+    s, a, r, m, s1 = (
+        batch[k].double().numpy() for k in ("observations", "actions", "rewards", "masks", "next_observations")
+    )
     critic, value = numbers(state.params["critic"]), numbers(state.params["value"])
     q, v, next_v = critics(critic, s, a), layers(value, s, mish)[:, 0], layers(value, s1, mish)[:, 0]
     gap = q.min(0) - v  # of the online critics
@@ -133,7 +146,10 @@ def test_denoiser_loss() -> None:
     for seed in range(3):
         key = rng.make_key(seed)
         expected = denoising(
-            numbers(state.params["denoiser"]), batch["observations"].double().numpy(), batch["actions"].double().numpy(), key
+            numbers(state.params["denoiser"]),
+            batch["observations"].double().numpy(),
+            batch["actions"].double().numpy(),
+            key,
         )
         loss, _ = algorithm.denoiser_loss(state.params["denoiser"], state, batch, key)
         assert float(loss) == pytest.approx(expected, rel=1e-3)
@@ -209,7 +225,9 @@ def test_the_length_of_the_warm_up() -> None:
         return DTQL.adopt(config, data(), {}).algo.warm_up
 
     assert [lengths(*case) for case in ((1_050_000, None), (2_000, None), (2_000, 10), (4, 0))] == [50_000, 400, 10, 0]
-    with pytest.raises(UserError, match=r"algo\.warm_up=2000 leaves the policy none of steps=2000: .*, such as algo\.warm_up=400$"):
+    with pytest.raises(
+        UserError, match=r"algo\.warm_up=2000 leaves the policy none of steps=2000: .*, such as algo\.warm_up=400$"
+    ):
         lengths(2_000, 2_000)
     with pytest.raises(UserError, match=r"algo\.sigma_min=3 must be below algo\.sigma_max=2$"):
         DTQL.requires(TrainConfig(algo=DTQLConfig(sigma_min=3.0, sigma_max=2.0), steps=10), data())
@@ -251,8 +269,18 @@ def test_the_trust_region_holds_the_policy_where_data_are() -> None:
 def test_published_defaults() -> None:
     c = DTQLConfig()
     published = {
-        "hidden": [256] * 3, "expectile": 0.7, "sigma_data": 0.5, "sigma_min": 0.002, "sigma_max": 80.0, "candidates": 1024,
-        "learning_rate": 3e-4, "batch_size": 256, "polyak": 0.005, "critics": 2, "bc_weight": 0.0, "decay_steps": 1_000_000,
-    }  # fmt: skip
+        "hidden": [256] * 3,
+        "expectile": 0.7,
+        "sigma_data": 0.5,
+        "sigma_min": 0.002,
+        "sigma_max": 80.0,
+        "candidates": 1024,
+        "learning_rate": 3e-4,
+        "batch_size": 256,
+        "polyak": 0.005,
+        "critics": 2,
+        "bc_weight": 0.0,
+        "decay_steps": 1_000_000,
+    }
     assert {k: getattr(c, k) for k in published} == published
     assert DTQL(c, data().spec).warm_up == 50_000

@@ -1,4 +1,6 @@
-"""Ensembles of dynamics models: bounds, every term of the loss in float64 NumPy, bootstrap samples, early stopping, inputs and splits."""
+"""Ensembles of dynamics models: bounds, every term of the loss in float64 NumPy, bootstrap samples, early stopping,
+inputs and splits.
+"""
 
 from __future__ import annotations
 
@@ -74,13 +76,19 @@ def test_bounds() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     extreme = ensemble.bounded(torch.tensor([-1e4, 1e4]), torch.tensor([-10.0]), torch.tensor([0.5]))
     np.testing.assert_allclose(extreme, [-10.0, 0.5], atol=1e-3)
-    assert float(ensemble.bounded(torch.tensor(-4.0), torch.tensor(-10.0), torch.tensor(0.5))) == pytest.approx(-4.0, abs=0.02)
+    assert float(ensemble.bounded(torch.tensor(-4.0), torch.tensor(-10.0), torch.tensor(0.5))) == pytest.approx(
+        -4.0, abs=0.02
+    )
 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_losses_of_each_member(own: bool) -> None:
     """With targets for all members, or of each member's own."""
-    mean, log_var, target = G.normal(size=(E, 7, D)), G.normal(size=(E, 7, D)), G.normal(size=(E, 7, D) if own else (7, D))
+    mean, log_var, target = (
+        G.normal(size=(E, 7, D)),
+        G.normal(size=(E, 7, D)),
+        G.normal(size=(E, 7, D) if own else (7, D)),
+    )
     scale, weight = G.uniform(0, 3, (7, D)), np.array([1.0, 1, 0, 1, 0, 0, 1])
     tensors = [torch.tensor(x, dtype=torch.float32) for x in (mean, log_var, target)]
     each = (mean - target) ** 2 * np.exp(-log_var) + log_var
@@ -136,7 +144,9 @@ def test_every_term_of_the_loss(loss: str, termination: str) -> None:
     assert x["inputs"].shape == (E, 16, OBS + A) and x["targets"].shape == (E, 16, D)
     out = outputs(algorithm, state, x["inputs"])
     error = (out[..., :D] - x["targets"]) ** 2
-    known = np.ones((E, 16, D))  # of a termination without a next observation the reward, and that it is one, are learnt
+    known = np.ones(
+        (E, 16, D)
+    )  # of a termination without a next observation the reward, and that it is one, are learnt
     known[..., :-1] = x["known"][..., None]
     assert known.min() == 0.0
 
@@ -183,7 +193,9 @@ def test_every_member_goes_through_a_bootstrap_sample_of_its_own_in_each_epoch()
 
     def epoch(number: int) -> np.ndarray:
         """[E, n]: the rows in the order of the epoch."""
-        drawn = [algorithm.draw(state._replace(step=torch.tensor(number * updates + i)))["inputs"] for i in range(updates)]
+        drawn = [
+            algorithm.draw(state._replace(step=torch.tensor(number * updates + i)))["inputs"] for i in range(updates)
+        ]
         inputs = wide(torch.cat(drawn, 1))[:, :n]
         return np.array([[int(np.abs(rows - x).sum(1).argmin()) for x in member] for member in inputs])
 
@@ -225,7 +237,9 @@ def reviewed(
 
 def marked(state: TrainState, value: float) -> TrainState:
     """All parameters set to `value`, to see later which are remembered."""
-    return state._replace(params={"dynamics": {k: torch.full_like(v, value) for k, v in state.params["dynamics"].items()}})
+    return state._replace(
+        params={"dynamics": {k: torch.full_like(v, value) for k, v in state.params["dynamics"].items()}}
+    )
 
 
 def remembered(state: TrainState) -> list[float]:
@@ -262,7 +276,9 @@ def test_members_are_remembered_one_by_one(monkeypatch: pytest.MonkeyPatch) -> N
     assert tree["elites"].tolist() == [0, 1] and float(tree["params"]["net.head.bias"][2].mean()) == 3.0
 
 
-def test_training_ends_after_max_epochs_and_a_member_of_nan_is_never_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_ends_after_max_epochs_and_a_member_of_nan_is_never_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     algorithm, state, source = make(max_epochs=2)
     state, metrics = reviewed(algorithm, marked(state, 1.0), source, monkeypatch, [1.0, float("nan"), 3.0, 4.0])
     assert not bool(algorithm.finished(state)) and torch.isinf(state.extra["error"][1])
@@ -277,9 +293,16 @@ def test_a_variance_that_explodes_is_no_better_member(monkeypatch: pytest.Monkey
     target = source.held["targets"]
     log_var = torch.full((E, *target.shape), -4.0)
     log_var[2] = 20.0
-    monkeypatch.setattr(algorithm.model, "raw", lambda params, tree, x: Raw(target.expand(E, *target.shape) + 1.0, log_var, None))
+    monkeypatch.setattr(
+        algorithm.model, "raw", lambda params, tree, x: Raw(target.expand(E, *target.shape) + 1.0, log_var, None)
+    )
     _, metrics = algorithm.review(state, source)
-    assert [bool(torch.isnan(metrics[f"dynamics/member {e}: held-out error"])) for e in range(E)] == [False, False, True, False]
+    assert [bool(torch.isnan(metrics[f"dynamics/member {e}: held-out error"])) for e in range(E)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 # ---- inputs and targets
@@ -288,7 +311,9 @@ def test_a_variance_that_explodes_is_no_better_member(monkeypatch: pytest.Monkey
 def test_history_is_stacked_oldest_first_and_never_reaches_over_an_episodes_start() -> None:
     model = WorldModel(DynamicsSettings(history=3, termination="never"), DATA.spec)
     x = {k: wide(DATA.columns[k]) for k in ("observations", "actions")}
-    rows = torch.tensor([10, 11, 12, 17, 199])  # the first, second and third of the second episode, its eighth, and the last of all
+    rows = torch.tensor(
+        [10, 11, 12, 17, 199]
+    )  # the first, second and third of the second episode, its eighth, and the last of all
     found = input_table(model, DATA, rows)
     for i, row in enumerate(rows.tolist()):
         start, expected = row // 10 * 10, []
@@ -300,7 +325,9 @@ def test_history_is_stacked_oldest_first_and_never_reaches_over_an_episodes_star
     observations, actions = DATA.columns["observations"], DATA.columns["actions"]
     past = model.first_past(observations[10:11])
     for row in (10, 11, 12):
-        np.testing.assert_allclose(model.inputs(observations[row : row + 1], actions[row : row + 1], past)[0], found[row - 10], rtol=1e-6)
+        np.testing.assert_allclose(
+            model.inputs(observations[row : row + 1], actions[row : row + 1], past)[0], found[row - 10], rtol=1e-6
+        )
         past = model.later_past(past, observations[row : row + 1], actions[row : row + 1])
 
 
@@ -322,9 +349,16 @@ def test_learnt_terminations_are_drawn_with_their_probability() -> None:
     n = 4000
     logit = torch.tensor([-20.0, -1.0, 0.0, 20.0]).repeat_interleave(n // 4)
     s = torch.zeros(n, OBS)
-    prediction = model.read({"scale": torch.ones(D)}, Raw(torch.zeros(1, n, D), torch.full((1, n, D), -10.0), logit.unsqueeze(0)), s)
+    prediction = model.read(
+        {"scale": torch.ones(D)}, Raw(torch.zeros(1, n, D), torch.full((1, n, D), -10.0), logit.unsqueeze(0)), s
+    )
     tree = {"low": torch.full((OBS,), -100.0), "high": torch.full((OBS,), 100.0)}
-    ended = model.outcome(tree, prediction, s, torch.zeros(n, A), rng.make_key(0)).terminations.reshape(4, -1).float().mean(1)
+    ended = (
+        model.outcome(tree, prediction, s, torch.zeros(n, A), rng.make_key(0))
+        .terminations.reshape(4, -1)
+        .float()
+        .mean(1)
+    )
     np.testing.assert_allclose(ended, [0.0, 1 / (1 + np.e), 0.5, 1.0], atol=0.05)
 
 
@@ -345,7 +379,8 @@ def test_no_row_of_a_test_episode_is_trained_on() -> None:
     assert torch.equal(found.train, again.train) and torch.equal(found.test, again.test)
     assert len(split(data, DynamicsSettings(test_share=0.0)).test) == 0
     assert (
-        len(split(DATA, DynamicsSettings(test_share=0.0)).held) == len(torch.nonzero(DATA.columns["successor_known"])) // 5
+        len(split(DATA, DynamicsSettings(test_share=0.0)).held)
+        == len(torch.nonzero(DATA.columns["successor_known"])) // 5
     )  # at most a fifth
 
 

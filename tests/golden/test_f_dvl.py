@@ -23,7 +23,14 @@ X = double(BATCH)
 
 def make(**settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "f_dvl")
-    own = {"hidden": [6, 5], "learning_rate": LR, "init": "torch", "value_layer_norm": False, "random_actions": 0, "greediness": LAMBDA}
+    own = {
+        "hidden": [6, 5],
+        "learning_rate": LR,
+        "init": "torch",
+        "value_layer_norm": False,
+        "random_actions": 0,
+        "greediness": LAMBDA,
+    }
     algorithm = kind(kind.Config(**{**own, **settings}), spec())
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)
@@ -35,9 +42,13 @@ def make(**settings: Any) -> tuple[Any, TrainState]:
 def dual(divergence: str, u: np.ndarray, weight: float) -> tuple[np.ndarray, np.ndarray]:
     """The loss of each row, and its derivative with respect to V: u falls as V rises."""
     if divergence == "total_variation":
-        return np.array([weight * max(x, 0.0) - (1 - weight) * x for x in u]), np.where(u > 0, 1 - 2 * weight, 1 - weight)
+        return np.array([weight * max(x, 0.0) - (1 - weight) * x for x in u]), np.where(
+            u > 0, 1 - 2 * weight, 1 - weight
+        )
     inside = u + u**2 / 4
-    return weight * np.maximum(inside, 0.0) - (1 - weight) * u, np.where(inside > 0, -weight * (1 + u / 2), 0.0) + 1 - weight
+    return weight * np.maximum(inside, 0.0) - (1 - weight) * u, np.where(
+        inside > 0, -weight * (1 + u / 2), 0.0
+    ) + 1 - weight
 
 
 @pytest.mark.parametrize("weight", [0.3, LAMBDA, 1.0])
@@ -47,16 +58,22 @@ def test_losses_and_their_gradients(divergence: str, weight: float) -> None:
     expected, slope = dual(divergence, U, weight)
     u = torch.tensor(U, dtype=torch.float32)
     np.testing.assert_allclose(algorithm.value_error(u), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(grad(lambda v: algorithm.value_error(u - v).sum())(torch.zeros(8)), slope, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        grad(lambda v: algorithm.value_error(u - v).sum())(torch.zeros(8)), slope, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_reverse_kl_is_the_loss_of_xql() -> None:
     algorithm, _ = make(divergence="reverse_kl", gumbel_temperature=1.5, gumbel_clip=2.0)
-    np.testing.assert_allclose(algorithm.value_error(torch.tensor(U, dtype=torch.float32)), gumbel(U, 1.5, 2.0)[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        algorithm.value_error(torch.tensor(U, dtype=torch.float32)), gumbel(U, 1.5, 2.0)[0], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_total_variation_gives_a_quantile() -> None:
-    """Where slopes balance, (2 lambda - 1) P(Q > V) = (1 - lambda) P(Q < V): a quarter of Q lies above V for lambda 0.8."""
+    """Where slopes balance, (2 lambda - 1) P(Q > V) = (1 - lambda) P(Q < V): a quarter of Q lies above V for lambda
+    0.8.
+    """
     algorithm, _ = make(divergence="total_variation", greediness=0.8)
     q, v = torch.arange(100.0), torch.linspace(0, 100, 1001)
     found = float(v[algorithm.value_error(q - v[:, None]).mean(-1).argmin()])
@@ -75,7 +92,9 @@ def test_updates_of_the_value(divergence: str) -> None:
     value, adam = ref.net(state.params["value"]), ref.Adam(lambda t: LR)
     q = q_values(critics(state.target["critic"]), X["observations"], X["actions"]).min(0)
     for _ in range(5):
-        ours = algorithm.critic.min_q(algorithm.critic.target_critics(state, KEY), BATCH["observations"], BATCH["actions"]).mean
+        ours = algorithm.critic.min_q(
+            algorithm.critic.target_critics(state, KEY), BATCH["observations"], BATCH["actions"]
+        ).mean
         state, metrics = algorithm.descend(state, "value", algorithm.value_loss, BATCH, ours)
         v, inputs = ref.forward(value, X["observations"])
         rows, slope = dual(divergence, q - v[:, 0], LAMBDA)
@@ -87,5 +106,11 @@ def test_updates_of_the_value(divergence: str) -> None:
 
 def test_published_defaults() -> None:
     c = registry.get("algo", "f_dvl").Config()
-    assert (c.divergence, c.batch_size, c.gumbel_clip, c.random_actions, c.huber_delta) == ("chi_square", 1024, 5.0, 1, 20.0)
+    assert (c.divergence, c.batch_size, c.gumbel_clip, c.random_actions, c.huber_delta) == (
+        "chi_square",
+        1024,
+        5.0,
+        1,
+        20.0,
+    )
     assert c.value_layer_norm and c.temperature == 3.0

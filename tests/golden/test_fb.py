@@ -1,5 +1,5 @@
-"""Forward-backward representations: tasks drawn, both losses and their joint gradient, the conservative penalties, the actor, the inferred
-task; in float64 NumPy."""
+"""Forward-backward representations: tasks drawn, both losses and their joint gradient, the conservative penalties, the
+actor, the inferred task; in float64 NumPy."""
 
 from __future__ import annotations
 
@@ -32,8 +32,17 @@ KEY = rng.make_key(3)
 
 def make(**settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "fb")
-    small = {"z_dim": D, "inputs_hidden": [7, 6], "hidden": [9], "backward_hidden": [8, 5], "inference_samples": 6, "actions": N}
-    algorithm = kind(kind.Config(**{**small, **settings}), DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A))
+    small = {
+        "z_dim": D,
+        "inputs_hidden": [7, 6],
+        "hidden": [9],
+        "backward_hidden": [8, 5],
+        "inference_samples": 6,
+        "actions": N,
+    }
+    algorithm = kind(
+        kind.Config(**{**small, **settings}), DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
+    )
     state, g = algorithm.init(0), torch.Generator().manual_seed(1)
 
     def moved(tree: Any, size: float) -> Any:
@@ -50,11 +59,18 @@ def noisy(mean: np.ndarray, key: torch.Tensor) -> np.ndarray:
 
 def core(algorithm: Any, state: TrainState, params: ref.Arrays) -> float:
     """The measure's and the orthonormality loss at these parameters of F and B."""
-    actor, target, z = ref.arrays(state.params["actor"]), ref.arrays(state.target["representation"]), Z.numpy().astype(np.float64)
+    actor, target, z = (
+        ref.arrays(state.params["actor"]),
+        ref.arrays(state.target["representation"]),
+        Z.numpy().astype(np.float64),
+    )
     following = noisy(ref.policy(actor, DATA["next_observations"], z), rng.split(KEY)[0])
     f, b = ref.forward(target, DATA["next_observations"], following, z), ref.backward(target, DATA["next_observations"])
     smallest = np.minimum(f[0] @ b.T, f[1] @ b.T)
-    f, b = ref.forward(params, DATA["observations"], DATA["actions"], z), ref.backward(params, DATA["next_observations"])
+    f, b = (
+        ref.forward(params, DATA["observations"], DATA["actions"], z),
+        ref.backward(params, DATA["next_observations"]),
+    )
     loss = ref.measure_loss(f, b, smallest, 0.98 * DATA["masks"])
     return float(loss + algorithm.config.orthonormality * ref.orthonormality(b))
 
@@ -82,7 +98,12 @@ def test_losses_and_their_joint_gradient() -> None:
         ref.orthonormality(ref.backward(params, DATA["next_observations"])), rel=1e-4
     )
     new, _ = algorithm.descend(state, "representation", algorithm.representation_loss, BATCH, Z, KEY)
-    for name in ("ahead.heads.head.weight", "ahead.task.layers.0.weight", "back.net.layers.1.weight", "back.net.head.bias"):
+    for name in (
+        "ahead.heads.head.weight",
+        "ahead.task.layers.0.weight",
+        "back.net.layers.1.weight",
+        "back.net.head.bias",
+    ):
         at, step = tuple(0 for _ in params[name].shape), 1e-6
         up, down = ({**params, name: params[name].copy()} for _ in range(2))
         up[name][at] += step
@@ -98,13 +119,22 @@ def test_losses_and_their_joint_gradient() -> None:
 
 @pytest.mark.parametrize("parts", [["inputs", "backward"], ["actor"], []])
 def test_networks_of_the_references(parts: list[str]) -> None:
-    """controllable_agent has LayerNorm and tanh in what reads the inputs and in B, zero-shot-rl in the actor's joint layers."""
+    """controllable_agent has LayerNorm and tanh in what reads the inputs and in B, zero-shot-rl in the actor's joint
+    layers.
+    """
     algorithm, state = make(norm_tanh=parts)
-    for module, names in {"actor": ("state", "task", "net"), "representation": ("ahead.action", "ahead.task", "back.net")}.items():
+    for module, names in {
+        "actor": ("state", "task", "net"),
+        "representation": ("ahead.action", "ahead.task", "back.net"),
+    }.items():
         for name in names:
             part = {"net": "actor", "back.net": "backward"}.get(name, "inputs")
             assert (f"{name}.norm.weight" in state.params[module]) == (part in parts)
-    p, actor, z = ref.arrays(state.params["representation"]), ref.arrays(state.params["actor"]), Z.numpy().astype(np.float64)
+    p, actor, z = (
+        ref.arrays(state.params["representation"]),
+        ref.arrays(state.params["actor"]),
+        Z.numpy().astype(np.float64),
+    )
     s, a = DATA["observations"], DATA["actions"]
     forward = algorithm.forward_map(state.params["representation"], BATCH["observations"], BATCH["actions"], Z)
     np.testing.assert_allclose(forward, ref.forward(p, s, a, z), rtol=1e-4, atol=1e-4)
@@ -117,11 +147,17 @@ def test_networks_of_the_references(parts: list[str]) -> None:
 @pytest.mark.parametrize("kind", ["value", "measure"])
 def test_conservative_penalty(kind: str) -> None:
     algorithm, state = make(conservative=kind, conservative_weight=0.6, penalty_target=2.0, orthonormality=0.7)
-    p, actor, z = ref.arrays(state.params["representation"]), ref.arrays(state.params["actor"]), Z.numpy().astype(np.float64)
+    p, actor, z = (
+        ref.arrays(state.params["representation"]),
+        ref.arrays(state.params["actor"]),
+        Z.numpy().astype(np.float64),
+    )
     s, a, s2 = DATA["observations"], DATA["actions"], DATA["next_observations"]
     keys = rng.split(rng.split(KEY)[1], 3)
     uniform = rng.uniform(keys[0], (3 * N, B, A), -1.0, 1.0).numpy()
-    here, there = (noisy(np.broadcast_to(ref.policy(actor, x, z), (N, B, A)), k) for x, k in ((s, keys[1]), (s2, keys[2])))
+    here, there = (
+        noisy(np.broadcast_to(ref.policy(actor, x, z), (N, B, A)), k) for x, k in ((s, keys[1]), (s2, keys[2]))
+    )
     tried = [ref.forward(p, s, u, z) for u in uniform] + [ref.forward(p, s, u, z) for u in here]
     tried += [ref.forward(p, s2, u, z) for u in there] + [ref.forward(p, s, a, z)] * N  # 12 for each row
     f, b, expected = ref.forward(p, s, a, z), ref.backward(p, s2), 0.0
@@ -146,7 +182,11 @@ def test_conservative_penalty(kind: str) -> None:
 def test_actor_loss() -> None:
     """-mean of the smaller F . z, at actions with noise; where an action is cut off, its gradient is not."""
     algorithm, state = make()
-    p, actor, z = ref.arrays(state.params["representation"]), ref.arrays(state.params["actor"]), Z.numpy().astype(np.float64)
+    p, actor, z = (
+        ref.arrays(state.params["representation"]),
+        ref.arrays(state.params["actor"]),
+        Z.numpy().astype(np.float64),
+    )
     action = noisy(ref.policy(actor, DATA["observations"], z), KEY)
     q = (ref.forward(p, DATA["observations"], action, z) * z).sum(-1)
     loss, _ = algorithm.actor_loss(state.params["actor"], state, BATCH, Z, KEY)
@@ -182,12 +222,16 @@ def test_the_inferred_task_decides_the_action() -> None:
 
 def test_a_goal_is_its_own_task() -> None:
     algorithm, state = make(task="goal")
-    assert algorithm.traits.goal_conditioned and not type(algorithm).traits_for(type(algorithm).Config()).goal_conditioned
+    assert (
+        algorithm.traits.goal_conditioned and not type(algorithm).traits_for(type(algorithm).Config()).goal_conditioned
+    )
     actor = algorithm.actor(state)
     carry = actor.set_goal(actor.start(B), BATCH["next_observations"])
     found, carry = actor.act(carry, BATCH["observations"], KEY, explore=False)
     z = ref.backward(ref.arrays(state.params["representation"]), DATA["next_observations"])
-    np.testing.assert_allclose(found.numpy(), ref.policy(ref.arrays(state.params["actor"]), DATA["observations"], z), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        found.numpy(), ref.policy(ref.arrays(state.params["actor"]), DATA["observations"], z), rtol=1e-3, atol=1e-4
+    )
     np.testing.assert_allclose(carry.numpy(), z, rtol=1e-3, atol=1e-4)
     with pytest.raises(UserError, match="was told none"):
         actor.act(actor.start(B), BATCH["observations"], KEY, explore=False)
@@ -195,7 +239,25 @@ def test_a_goal_is_its_own_task() -> None:
 
 def test_published_defaults() -> None:
     c = registry.get("algo", "fb").Config()
-    published = {"z_dim": 50, "learning_rate": 1e-4, "polyak": 0.01, "discount": 0.98, "batch_size": 512, "goal_share": 0.5}
-    published |= {"inputs_hidden": [1024, 512], "hidden": [1024, 1024], "backward_hidden": [256] * 3, "gradient_limit": 1.0}
-    published |= {"policy_noise": 0.2, "noise_clip": 0.3, "orthonormality": 1.0, "penalty_target": 50.0, "inference_samples": 10_000}
+    published = {
+        "z_dim": 50,
+        "learning_rate": 1e-4,
+        "polyak": 0.01,
+        "discount": 0.98,
+        "batch_size": 512,
+        "goal_share": 0.5,
+    }
+    published |= {
+        "inputs_hidden": [1024, 512],
+        "hidden": [1024, 1024],
+        "backward_hidden": [256] * 3,
+        "gradient_limit": 1.0,
+    }
+    published |= {
+        "policy_noise": 0.2,
+        "noise_clip": 0.3,
+        "orthonormality": 1.0,
+        "penalty_target": 50.0,
+        "inference_samples": 10_000,
+    }
     assert {k: getattr(c, k) for k in published} == published

@@ -1,5 +1,5 @@
-"""Flow cloning of chunks beside NumPy: the loss, what an episode's end leaves out, the average that acts, and integration; flows by hand
-are in test_fql.py. The control that clones chunks by their mean."""
+"""Flow cloning of chunks beside NumPy: the loss, what an episode's end leaves out, the average that acts, and
+integration; flows by hand are in test_fql.py. The control that clones chunks by their mean."""
 
 from __future__ import annotations
 
@@ -81,8 +81,14 @@ def test_a_chunk_is_integrated_from_noise() -> None:
 def test_the_average_follows_and_acts() -> None:
     algorithm, state = make("flow_bc", average=0.2, greedy="zero")
     zeros = {k: torch.zeros_like(v) for k, v in state.params["actor"].items()}
-    for done, rate in ((0, 1.0), (1, 9 / 11), (90, 0.2)):  # at first it is the network, then follows at 9 / (10 + updates), at last at 0.2
-        new, _ = algorithm.update(state._replace(step=torch.tensor(done), extra={"average": zeros}), BATCH, KEY, phase=0)
+    for done, rate in (
+        (0, 1.0),
+        (1, 9 / 11),
+        (90, 0.2),
+    ):  # at first it is the network, then follows at 9 / (10 + updates), at last at 0.2
+        new, _ = algorithm.update(
+            state._replace(step=torch.tensor(done), extra={"average": zeros}), BATCH, KEY, phase=0
+        )
         for name, value in new.params["actor"].items():
             torch.testing.assert_close(new.extra["average"][name], rate * value, rtol=1e-5, atol=1e-7)
     chunk = algorithm.actor(new).chunk(BATCH["observations"], KEY, False)
@@ -109,7 +115,11 @@ def test_diffusion_of_chunks_leaves_out_what_is_after_the_end() -> None:
     step, noise = rng.randint(choose, (B,), 5), rng.normal(draw, (B, H * A))
     abar = torch.tensor([remaining_signal(int(t), 5) for t in step], dtype=torch.float32).unsqueeze(1)
     noisy = abar.sqrt() * BATCH["actions"].flatten(1) + (1.0 - abar).sqrt() * noise
-    error = (algorithm.apply("actor", state.params["actor"], noisy, step, BATCH["observations"]) - noise).square().unflatten(1, (H, A))
+    error = (
+        (algorithm.apply("actor", state.params["actor"], noisy, step, BATCH["observations"]) - noise)
+        .square()
+        .unflatten(1, (H, A))
+    )
     expected = float((error * BATCH["valid"].unsqueeze(-1)).sum()) / (B * H * A)
     assert float(loss) == pytest.approx(expected, rel=1e-4)
     chunk = algorithm.actor(state).chunk(BATCH["observations"], KEY, True)
@@ -139,7 +149,10 @@ def test_chunks_by_their_mean() -> None:
 def test_chunks_by_a_gaussian() -> None:
     """Steps after the end are no part of the likelihood."""
     algorithm, state = make("chunk_bc", policy="gaussian")
-    mean, log_std = (x.double().numpy().reshape(B, H, A) for x in algorithm.apply("actor", state.params["actor"], BATCH["observations"]))
+    mean, log_std = (
+        x.double().numpy().reshape(B, H, A)
+        for x in algorithm.apply("actor", state.params["actor"], BATCH["observations"])
+    )
     terms = 0.5 * ((ACTIONS - mean) / np.exp(log_std)) ** 2 + log_std + 0.5 * np.log(2 * np.pi)
     loss = algorithm.actor_loss(state.params["actor"], state, BATCH, KEY)[0]
     assert float(loss) == pytest.approx((terms * VALID[..., None]).sum() / B, rel=1e-5)
@@ -154,14 +167,22 @@ def test_chunks_of_one_are_cloned_as_bc_does(policy: str) -> None:
     kind = registry.get("algo", "bc")
     bc = kind(kind.Config(hidden=[7, 7], policy=policy), SPEC)
     assert all(torch.equal(v, bc.init(0).params["actor"][k]) for k, v in chunks.init(0).params["actor"].items())
-    batch = {"observations": BATCH["observations"], "actions": BATCH["actions"][:, :1], "valid": torch.ones(B, 1, dtype=torch.bool)}
+    batch = {
+        "observations": BATCH["observations"],
+        "actions": BATCH["actions"][:, :1],
+        "valid": torch.ones(B, 1, dtype=torch.bool),
+    }
     loss = chunks.actor_loss(state.params["actor"], state, batch, KEY)[0]
-    torch.testing.assert_close(loss, bc.actor_loss(state.params["actor"], state, {**batch, "actions": batch["actions"][:, 0]}, KEY)[0])
+    torch.testing.assert_close(
+        loss, bc.actor_loss(state.params["actor"], state, {**batch, "actions": batch["actions"][:, 0]}, KEY)[0]
+    )
 
 
 @pytest.mark.nightly
 def test_two_chunks_in_one_state() -> None:
-    """Behaviour that goes one way or the other for three steps: what a flow draws keeps to one way, and the mean lies between."""
+    """Behaviour that goes one way or the other for three steps: what a flow draws keeps to one way, and the mean lies
+    between.
+    """
     sides = torch.where(torch.arange(256) % 2 == 0, -0.6, 0.6)
     batch = {
         "observations": torch.zeros(256, OBS),
@@ -175,6 +196,8 @@ def test_two_chunks_in_one_state() -> None:
         for t in range(400):
             state, _ = algorithm.update(state, batch, rng.fold_in(KEY, t), phase=0)
         drawn[name] = algorithm.actor(state).chunk(torch.zeros(400, OBS), KEY, False)
-    one_way = (drawn["flow_bc"].abs() > 0.3).flatten(1).all(1) & (drawn["flow_bc"].sign().flatten(1).sum(1).abs() == H * A)
+    one_way = (drawn["flow_bc"].abs() > 0.3).flatten(1).all(1) & (
+        drawn["flow_bc"].sign().flatten(1).sum(1).abs() == H * A
+    )
     assert float(one_way.float().mean()) > 0.85 and 0.3 < float((drawn["flow_bc"][:, 0, 0] > 0).float().mean()) < 0.7
     assert float(drawn["chunk_bc"].abs().max()) < 0.3

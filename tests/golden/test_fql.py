@@ -34,7 +34,9 @@ def test_euler_steps_by_hand() -> None:
     torch.testing.assert_close(x, torch.tensor([[0.47894275, 0.0861894]]), rtol=1e-6, atol=1e-7)
     # the time of a step is its beginning: 2 (0 + .1 + ... + .9) / 10
     assert float(flow.integrate(lambda x, t: 2.0 * t, torch.zeros(1, 1), 10)) == pytest.approx(0.9)
-    assert float(flow.integrate(lambda x, t: c - x, torch.full((1, 1), 9.0), 1, low=None, high=None)[0, 0]) == pytest.approx(0.2)
+    assert float(
+        flow.integrate(lambda x, t: c - x, torch.full((1, 1), 9.0), 1, low=None, high=None)[0, 0]
+    ) == pytest.approx(0.2)
 
 
 def test_points_are_cut_off_at_the_end_or_at_every_step() -> None:
@@ -98,9 +100,15 @@ def problem(**settings: object) -> tuple[FQL, dict[str, Tensor]]:
 def test_losses(pessimism: str) -> None:
     algorithm, batch = problem(pessimism=pessimism, alpha=3.0, discount=0.9)
     state, key = algorithm.init(5), rng.make_key(9)
-    state = state._replace(target={"critic": {k: v + 0.01 for k, v in state.params["critic"].items()}})  # targets of their own
-    s, a, r, m, s1 = (batch[k].double().numpy() for k in ("observations", "actions", "rewards", "masks", "next_observations"))
-    actor, field, critic, target = (numbers(p) for p in (*(state.params[k] for k in ("actor", "flow", "critic")), state.target["critic"]))
+    state = state._replace(
+        target={"critic": {k: v + 0.01 for k, v in state.params["critic"].items()}}
+    )  # targets of their own
+    s, a, r, m, s1 = (
+        batch[k].double().numpy() for k in ("observations", "actions", "rewards", "masks", "next_observations")
+    )
+    actor, field, critic, target = (
+        numbers(p) for p in (*(state.params[k] for k in ("actor", "flow", "critic")), state.target["critic"])
+    )
 
     z = algorithm.noise(batch["observations"], key).double().numpy()
     next_action = plain(actor, np.concatenate([s1, z], 1)).clip(-1, 1)
@@ -122,7 +130,9 @@ def test_losses(pessimism: str) -> None:
         x = x + plain(field, np.concatenate([s, x, np.full((16, 1), i / 3)], 1)) / 3
     action = plain(actor, np.concatenate([s, z], 1))
     distillation = ((action - x.clip(-1, 1)) ** 2).mean()
-    q = critics(critic, np.concatenate([s, action.clip(-1, 1)], 1)).mean(0)  # always the mean, and of the online critics
+    q = critics(critic, np.concatenate([s, action.clip(-1, 1)], 1)).mean(
+        0
+    )  # always the mean, and of the online critics
     loss, metrics = algorithm.actor_loss(state.params["actor"], state, batch, key)
     assert float(loss) == pytest.approx(3.0 * distillation - q.mean(), rel=1e-5)
     assert float(metrics["actor/distillation"]) == pytest.approx(distillation, rel=1e-5)
@@ -155,7 +165,9 @@ def test_a_large_alpha_distils_the_flow_and_a_small_one_climbs_q() -> None:
     """With alpha the policy follows what the flow does; without, it leaves the data for where Q promises more."""
     g = np.random.default_rng(0)
     s, a = g.normal(size=(512, 2)), np.where(g.random((512, 1)) < 0.5, -0.6, 0.2) + 0.02 * g.normal(size=(512, 1))
-    data = from_arrays(s, a, a[:, 0], np.ones(512, bool), action_low=-1.0, action_high=1.0)  # rewards that grow beyond the data
+    data = from_arrays(
+        s, a, a[:, 0], np.ones(512, bool), action_low=-1.0, action_high=1.0
+    )  # rewards that grow beyond the data
     found = {}
     for alpha in (0.0, 100.0):
         config = FQLConfig(hidden=[64, 64], alpha=alpha, learning_rate=3e-3, flow_steps=5)

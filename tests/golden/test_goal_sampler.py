@@ -27,7 +27,9 @@ def data(**extra: Any) -> Dataset:
     return from_arrays(r, r / 100, np.zeros(rows), episode_ends=ends, **limits, **extra)
 
 
-TRANSITIONS = [r for start, n in zip(np.cumsum((0, *LENGTHS)), LENGTHS, strict=False) for r in range(start, start + n - 1)]
+TRANSITIONS = [
+    r for start, n in zip(np.cumsum((0, *LENGTHS)), LENGTHS, strict=False) for r in range(start, start + n - 1)
+]
 LAST = {r: max(s for s in TRANSITIONS if s - r == TRANSITIONS.index(s) - TRANSITIONS.index(r)) for r in TRANSITIONS}
 
 
@@ -43,7 +45,14 @@ def ahead(r: int, geometric: bool, discount: float) -> dict[int, float]:
 
 
 @pytest.mark.parametrize(
-    "mix", [Mix(0.2, 0.5, 0.3, True, 0.7), Mix(0.0, 1.0, 0.0, False), Mix(0.0, 0.5, 0.5, False), Mix(0.0, 0.0, 1.0), Mix(1.0, 0.0, 0.0)]
+    "mix",
+    [
+        Mix(0.2, 0.5, 0.3, True, 0.7),
+        Mix(0.0, 1.0, 0.0, False),
+        Mix(0.0, 0.5, 0.5, False),
+        Mix(0.0, 0.0, 1.0),
+        Mix(1.0, 0.0, 0.0),
+    ],
 )
 def test_value_goals(mix: Mix) -> None:
     sampler = GoalSampler(value=mix)
@@ -65,7 +74,11 @@ def test_value_goals(mix: Mix) -> None:
 def test_two_levels_and_options() -> None:
     k, n = 2, 3
     sampler = GoalSampler(Mix(0.2, 0.5, 0.3, True, 0.7), Mix(0.0, 0.5, 0.5, False), subgoal_steps=k, option_steps=n)
-    batch = {name: c[:, 0].long().numpy() for name, c in sampler(sampler.prepare(data()), rng.make_key(4), 20_000).items() if c.ndim == 2}
+    batch = {
+        name: c[:, 0].long().numpy()
+        for name, c in sampler(sampler.prepare(data()), rng.make_key(4), 20_000).items()
+        if c.ndim == 2
+    }
     success = sampler(sampler.prepare(data()), rng.make_key(4), 20_000)["option_successes"].numpy()
     rows = batch["observations"]
     last = np.array([LAST[r] for r in rows])
@@ -90,7 +103,9 @@ def test_two_levels_and_options() -> None:
 
 
 def test_an_option_ends_at_its_waypoint_where_the_goal_is_current_too() -> None:
-    """OTA's code ends the option first and then takes its end for a current goal: so it may end before its n steps are over."""
+    """OTA's code ends the option first and then takes its end for a current goal: so it may end before its n steps are
+    over.
+    """
     n, discount = 3, 0.7
     sampler = GoalSampler(Mix(0.5, 0.5, 0.0, True, discount), option_steps=n)
     batch = sampler(sampler.prepare(data()), rng.make_key(4), 20_000)
@@ -118,9 +133,13 @@ def test_goals_of_their_own_and_weights() -> None:
 
 
 def test_shares_that_are_no_distribution() -> None:
-    with pytest.raises(UserError, match=r"algo.value_current=0.2 \+ algo.value_trajectory=0.5 \+ algo.value_random=0.5 is 1.2"):
+    with pytest.raises(
+        UserError, match=r"algo.value_current=0.2 \+ algo.value_trajectory=0.5 \+ algo.value_random=0.5 is 1.2"
+    ):
         Mix(0.2, 0.5, 0.5).check("value")
     with pytest.raises(UserError, match="discount factor below 1"):
         Mix(0.0, 1.0, 0.0, True, 1.0).check("actor")
     with pytest.raises(UserError, match="no transition to train on"):
-        GoalSampler(value=Mix(0.0, 1.0, 0.0)).prepare(from_arrays(np.zeros((3, 1)), np.zeros((3, 1)), np.zeros(3), episode_ends=[0, 1, 2]))
+        GoalSampler(value=Mix(0.0, 1.0, 0.0)).prepare(
+            from_arrays(np.zeros((3, 1)), np.zeros((3, 1)), np.zeros(3), episode_ends=[0, 1, 2])
+        )

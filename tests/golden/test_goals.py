@@ -23,9 +23,19 @@ B, OBS, A, DISCOUNT = 7, 3, 2, 0.9
 G = np.random.default_rng(2)
 BATCH: dict[str, Tensor] = {
     k: torch.tensor(G.normal(size=(B, OBS)), dtype=torch.float32)
-    for k in ("observations", "next_observations", "value_goals", "actor_goals", "low_goals", "high_goals", "high_targets",
-              "high_target_states", "option_goals", "option_states")
-}  # fmt: skip
+    for k in (
+        "observations",
+        "next_observations",
+        "value_goals",
+        "actor_goals",
+        "low_goals",
+        "high_goals",
+        "high_targets",
+        "high_target_states",
+        "option_goals",
+        "option_states",
+    )
+}
 BATCH["actions"] = torch.tensor(G.uniform(-1, 1, (B, A)), dtype=torch.float32)
 BATCH["successes"] = torch.tensor([0.0, 1, 0, 0, 1, 0, 0])
 BATCH["option_successes"] = torch.tensor([1.0, 0, 0, 0, 1, 0, 0])
@@ -95,7 +105,9 @@ def test_gciql() -> None:
 
     y = X["successes"] - 1.0 + DISCOUNT * (1.0 - X["successes"]) * value("next_observations", "value_goals")
     q = critic(state.params["critic"], "value_goals", X["actions"])
-    assert float(algorithm.critic_loss(state.params["critic"], state, BATCH)[0]) == pytest.approx(((q - y) ** 2).mean(1).sum(), rel=1e-5)
+    assert float(algorithm.critic_loss(state.params["critic"], state, BATCH)[0]) == pytest.approx(
+        ((q - y) ** 2).mean(1).sum(), rel=1e-5
+    )
 
     mean = ref.mlp(state.params["actor"], join("observations", "actor_goals"), "net.")
     q = critic(state.params["critic"], "actor_goals", np.clip(mean, -1, 1)).min(0)
@@ -158,7 +170,9 @@ def test_qrl() -> None:
     loss, _ = algorithm.value_loss(p, state, BATCH)
     assert float(loss) == pytest.approx(apart + lam * excess + lam * (0.05 - excess) + dynamics, rel=1e-5)
     slope = grad(lambda q: algorithm.value_loss(q, state, BATCH)[0])(p)
-    assert float(slope["log_multiplier"]) == pytest.approx(lam * (0.05 - excess), rel=1e-4), "rises while the step is too long"
+    assert float(slope["log_multiplier"]) == pytest.approx(lam * (0.05 - excess), rel=1e-4), (
+        "rises while the step is too long"
+    )
 
     mean = ref.mlp(state.params["actor"], join("observations", "actor_goals"), "net.")
     moved = here + ref.mlp(p, np.concatenate([here, np.clip(mean, -1, 1)], 1), "moves.")
@@ -187,7 +201,9 @@ def test_crl(contrast: str, energy: str) -> None:
     else:
         partition = np.log(np.exp(logits).sum(-1))
         expected = (partition - own).mean() + 0.1 * (partition**2).mean()
-    found, _ = algorithm.contrastive_loss(p, state, "critic", torch.cat([BATCH["observations"], BATCH["actions"]], 1), BATCH["value_goals"])
+    found, _ = algorithm.contrastive_loss(
+        p, state, "critic", torch.cat([BATCH["observations"], BATCH["actions"]], 1), BATCH["value_goals"]
+    )
     assert float(found) == pytest.approx(expected, rel=1e-4)
     q = algorithm.q(state, BATCH["observations"], BATCH["value_goals"], BATCH["actions"])
     np.testing.assert_allclose(q, own.min(0), rtol=1e-4, atol=1e-4)
@@ -206,7 +222,9 @@ def test_what_the_actor_of_crl_learns_from_may_have_a_floor(energy: str, floor: 
         phi, psi = ref.twins(twice, x, "near."), ref.twins(twice, X["actor_goals"], "far.")
         energies[name] = (phi * psi).sum(-1) / 4.0 if energy == "dot" else -np.sqrt(((phi - psi) ** 2).sum(-1))
     least = energies["critic"].min(0)
-    assert all((v < np.log(1e-6)).any() and (v > np.log(1e-6)).any() for v in (least, energies["value"])) or energy == "l2"
+    assert (
+        all((v < np.log(1e-6)).any() and (v > np.log(1e-6)).any() for v in (least, energies["value"])) or energy == "l2"
+    )
     floor = -np.inf if floor is None or energy == "l2" else floor
     expected = np.maximum(least, floor) - np.maximum(energies["value"][0], floor)
     np.testing.assert_allclose(algorithm.advantage(state, BATCH), expected, rtol=1e-4, atol=1e-4)
@@ -220,7 +238,9 @@ def test_what_the_actor_of_crl_learns_from_may_have_a_floor(energy: str, floor: 
 @pytest.mark.parametrize("name", ["gcbc", "gcivl", "gciql", "qrl", "crl", "hiql", "ota", "fb", "breeze"])
 def test_images_are_refused(name: str) -> None:
     kind = registry.get("algo", name)
-    spec = DataSpec((64, 64, 3), A, action_low=(-1.0,) * A, action_high=(1.0,) * A, name="visual-antmaze-medium-navigate-v0")
+    spec = DataSpec(
+        (64, 64, 3), A, action_low=(-1.0,) * A, action_high=(1.0,) * A, name="visual-antmaze-medium-navigate-v0"
+    )
     images = SimpleNamespace(spec=spec)
     with pytest.raises(UserError, match=rf"{name} learns from vectors.* of {spec.name} have shape \[64, 64, 3\]"):
         check_kind(kind, name, images)  # type: ignore[arg-type]
@@ -240,13 +260,21 @@ def level_value(p: Any, observations: str, goals: str, head: str = "low") -> np.
 def test_two_levels(name: str) -> None:
     algorithm, state = make(name, low_temperature=2.0, high_temperature=1.5, expectile=0.7)
     p = state.params["value"]
-    target = {k: p[k] if k.startswith("represent.") else v for k, v in state.target["value"].items()}  # one phi for both
+    target = {
+        k: p[k] if k.startswith("represent.") else v for k, v in state.target["value"].items()
+    }  # one phi for both
     o, n, g = "observations", "next_observations", "value_goals"
-    expected = ref.ivl(level_value(p, o, g), level_value(target, o, g), level_value(target, n, g), X["successes"], DISCOUNT, 0.7)
+    expected = ref.ivl(
+        level_value(p, o, g), level_value(target, o, g), level_value(target, n, g), X["successes"], DISCOUNT, 0.7
+    )
     head = "low"
     if name == "ota":
         head, after, g = "high", "option_states", "option_goals"
-        now, before, later = level_value(p, o, g, head), level_value(target, o, g, head), level_value(target, after, g, head)
+        now, before, later = (
+            level_value(p, o, g, head),
+            level_value(target, o, g, head),
+            level_value(target, after, g, head),
+        )
         expected += ref.ivl(now, before, later, X["option_successes"], DISCOUNT, 0.7)
     assert float(algorithm.value_loss(p, state, BATCH)[0]) == pytest.approx(expected, rel=1e-5)
 
@@ -255,7 +283,9 @@ def test_two_levels(name: str) -> None:
     expected = -(weight(advantage, 2.0) * ref.log_density(mean, X["actions"])).mean()
     assert float(algorithm.low_loss(state.params["actor"], state, BATCH)[0]) == pytest.approx(expected, rel=1e-5)
 
-    advantage = (level_value(p, "high_target_states", "high_goals", head) - level_value(p, o, "high_goals", head)).mean(0)
+    advantage = (level_value(p, "high_target_states", "high_goals", head) - level_value(p, o, "high_goals", head)).mean(
+        0
+    )
     mean = ref.mlp(state.params["high"], join(o, "high_goals"), "net.")
     expected = -(weight(advantage, 1.5) * ref.log_density(mean, represent(p, o, "high_targets"))).mean()
     assert float(algorithm.high_loss(state.params["high"], state, BATCH)[0]) == pytest.approx(expected, rel=1e-5)
@@ -302,7 +332,9 @@ def test_qrl_learns_latent_dynamics_where_the_policy_climbs_them(learner: str) -
         here, there = encode("observations"), encode("next_observations")
         far, step = between(here, encode("value_goals")), between(here, there)
         lam = np.exp(float(p["log_multiplier"]))
-        expected = (100 * np.log1p(np.exp(5 - far / 100))).mean() + lam * 0.05  # the multiplier's two terms in the excess cancel
+        expected = (
+            100 * np.log1p(np.exp(5 - far / 100))
+        ).mean() + lam * 0.05  # the multiplier's two terms in the excess cancel
         assert (step > 1).any() and float(algorithm.value_loss(p, state, BATCH)[0]) == pytest.approx(expected, rel=1e-5)
         goal = encode("actor_goals")
         advantage = algorithm.advantage(state, BATCH)
@@ -311,7 +343,9 @@ def test_qrl_learns_latent_dynamics_where_the_policy_climbs_them(learner: str) -
 
 @pytest.mark.parametrize("name", ["gcivl", "gciql", "qrl", "crl", "hiql"])
 def test_every_loss_looks_at_parameters_of_before_the_update(name: str) -> None:
-    """OGBench takes one gradient of the sum of all losses: each module's step must be the one that its loss alone asks for at first."""
+    """OGBench takes one gradient of the sum of all losses: each module's step must be the one that its loss alone asks
+    for at first.
+    """
     algorithm, state = make(name)
     after, _ = algorithm.update(state, BATCH, rng.make_key(0), phase=0)
     losses = {
@@ -331,7 +365,9 @@ def test_every_loss_looks_at_parameters_of_before_the_update(name: str) -> None:
 @pytest.mark.parametrize("step", ["before", "after"])
 def test_targets_move_towards_the_parameters_of_before_or_after_the_update(name: str, step: str) -> None:
     """OGBench's code averages the parameters that the update began with; that is the default."""
-    algorithm, state = make(name, polyak=0.3, learning_rate=0.1, **({} if step == "before" else {"target_update": step}))
+    algorithm, state = make(
+        name, polyak=0.3, learning_rate=0.1, **({} if step == "before" else {"target_update": step})
+    )
     after, _ = algorithm.update(state, BATCH, rng.make_key(0), phase=0)
     (module,) = state.target
     online, other = (state, after) if step == "before" else (after, state)

@@ -64,7 +64,11 @@ def c51(p: np.ndarray, reward: float, discount: float, low: float, high: float) 
 
 
 def expected(name: str, targets: np.ndarray, bins: int, low: float, high: float) -> np.ndarray:
-    one = (lambda y: hl_gauss(y, bins, low, high, 0.75)) if name == "hl_gauss" else (lambda y: two_hot(y, bins, low, high))
+    one = (
+        (lambda y: hl_gauss(y, bins, low, high, 0.75))
+        if name == "hl_gauss"
+        else (lambda y: two_hot(y, bins, low, high))
+    )
     return np.stack([one(float(y)) for y in targets])
 
 
@@ -74,7 +78,11 @@ def test_projection_cross_entropy_mean_and_gradient(name: str, bins: int, low: f
     head = make_head(name, bins, low, high)
     span = high - low
     targets = np.concatenate(
-        [[low, high, low - span, high + span, (low + high) / 2], G.uniform(low, high, 20), centres(name, bins, low, high)]
+        [
+            [low, high, low - span, high + span, (low + high) / 2],
+            G.uniform(low, high, 20),
+            centres(name, bins, low, high),
+        ]
     )
     targets = targets.astype(np.float32).astype(np.float64)
     p = expected(name, targets, bins, low, high)
@@ -219,7 +227,10 @@ def test_bfloat16_outputs(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         logits = x @ w
         assert logits.dtype == torch.bfloat16
-        value, loss = head.mean(logits), head.loss(logits, y, Bootstrap(logits, torch.full((8,), 0.9)) if name == "c51" else None)
+        value, loss = (
+            head.mean(logits),
+            head.loss(logits, y, Bootstrap(logits, torch.full((8,), 0.9)) if name == "c51" else None),
+        )
     assert value.dtype == loss.dtype == torch.float32
     p = softmax(logits.double().numpy())
     atoms = centres(name, 51, -10.0, 50.0)
@@ -233,7 +244,8 @@ def test_bfloat16_outputs(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bins", "low", "high"), [(1, 0.0, 1.0), (5, 1.0, 1.0), (5, 2.0, 1.0), (5, float("nan"), 1.0), (5, 0.0, float("inf"))]
+    ("bins", "low", "high"),
+    [(1, 0.0, 1.0), (5, 1.0, 1.0), (5, 2.0, 1.0), (5, float("nan"), 1.0), (5, 0.0, float("inf"))],
 )
 def test_an_empty_range_is_refused(bins: int, low: float, high: float) -> None:
     for name in BINNED:

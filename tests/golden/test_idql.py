@@ -27,7 +27,15 @@ X = double(BATCH)
 
 
 def make(**settings: object) -> tuple[IDQL, TrainState]:
-    small = {"hidden": [6, 5], "width": 8, "blocks": 2, "embedding": 6, "expectile": TAU, "discount": 0.9, "polyak": 0.1}
+    small = {
+        "hidden": [6, 5],
+        "width": 8,
+        "blocks": 2,
+        "embedding": 6,
+        "expectile": TAU,
+        "discount": 0.9,
+        "polyak": 0.1,
+    }
     algorithm = IDQL(IDQLConfig(**{**small, "learning_rate": 0.01, **settings}), spec())  # type: ignore[arg-type]
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)
@@ -40,7 +48,9 @@ def mish(x: np.ndarray) -> np.ndarray:
     return x * np.tanh(np.log1p(np.exp(x)))
 
 
-def denoiser(p: dict[str, np.ndarray], x: np.ndarray, step: np.ndarray, s: np.ndarray, masks: list[np.ndarray] | None = None) -> np.ndarray:
+def denoiser(
+    p: dict[str, np.ndarray], x: np.ndarray, step: np.ndarray, s: np.ndarray, masks: list[np.ndarray] | None = None
+) -> np.ndarray:
     def linear(name: str, x: np.ndarray) -> np.ndarray:
         return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
 
@@ -56,9 +66,14 @@ def denoiser(p: dict[str, np.ndarray], x: np.ndarray, step: np.ndarray, s: np.nd
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_actor_loss(dropout: float) -> None:
-    """Noise at the step that was drawn, squared errors summed over an action's entries, dropout before each block's LayerNorm."""
+    """Noise at the step that was drawn, squared errors summed over an action's entries, dropout before each block's
+    LayerNorm.
+    """
     algorithm, state = make(dropout=dropout)
-    params = {k: v + 0.1 * torch.randn(v.shape, generator=torch.Generator().manual_seed(1)) for k, v in state.params["actor"].items()}
+    params = {
+        k: v + 0.1 * torch.randn(v.shape, generator=torch.Generator().manual_seed(1))
+        for k, v in state.params["actor"].items()
+    }
     step_key, noise_key, dropout_key = rng.split(KEY, 3)
     step, noise = rng.randint(step_key, (B,), T).numpy(), rng.normal(noise_key, (B, A)).double().numpy()
     assert len(set(step.tolist())) > 2
@@ -121,7 +136,9 @@ def test_the_denoisers_rate_falls_and_its_parameters_decay() -> None:
     once, _ = algorithm.update(state, BATCH, KEY, phase=0)
     for k, v in before.items():
         g = gradient[k]
-        torch.testing.assert_close(once.params["actor"][k], v * (1.0 - 0.01 * 0.5) - 0.01 * g / (g.abs() + 1e-8), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            once.params["actor"][k], v * (1.0 - 0.01 * 0.5) - 0.01 * g / (g.abs() + 1e-8), atol=1e-5, rtol=1e-4
+        )
     assert float(algorithm.optimizer("actor").rate(torch.tensor(1.0))) == pytest.approx(0.005)
     assert float(algorithm.optimizer("critic").rate(torch.tensor(1.0))) == pytest.approx(0.01)
     assert algorithm.optimizer("critic").weight_decay == 0.0
@@ -151,7 +168,9 @@ def test_the_best_by_the_smallest_target_critic_is_played() -> None:
     actions, _ = algorithm.actor(state).act(None, BATCH["observations"], KEY, explore=False)
     np.testing.assert_allclose(actions, candidates[best, np.arange(B)], atol=1e-4)
     other = state._replace(params={**state.params, "actor": {k: v + 1.0 for k, v in state.params["actor"].items()}})
-    assert torch.equal(algorithm.actor(other).act(None, BATCH["observations"], KEY, explore=False)[0], actions)  # the average acts
+    assert torch.equal(
+        algorithm.actor(other).act(None, BATCH["observations"], KEY, explore=False)[0], actions
+    )  # the average acts
 
 
 def test_choice_by_the_weights_of_v() -> None:
@@ -161,7 +180,9 @@ def test_choice_by_the_weights_of_v() -> None:
     observations = BATCH["observations"][:1]
     v = mlp.forward(mlp.net(state.params["value"]), X["observations"][:1])[0][0, 0]
     q = q_values(critics(state.extra["target"]), X["observations"][:1], candidates.double().numpy()).min(0)[:, 0]
-    state.params["value"]["head.bias"] = state.params["value"]["head.bias"] - float(v - np.median(q)) - 1e-3  # V between the candidates
+    state.params["value"]["head.bias"] = (
+        state.params["value"]["head.bias"] - float(v - np.median(q)) - 1e-3
+    )  # V between the candidates
     weights = np.where(q - np.median(q) + 1e-3 < 0, 1.0 - TAU, TAU)
     assert sorted(weights.tolist()) == pytest.approx([1.0 - TAU, TAU, TAU])
     actor: Any = algorithm.actor(state)

@@ -39,7 +39,9 @@ def test_losses(pessimism: str) -> None:
     state = state._replace(target={"critic": target})
     x = double(batch)
     s, a = x["observations"], x["actions"]
-    v, critic, field, targets = (ref.arrays(p) for p in (*(state.params[k] for k in ("value", "critic", "actor")), target))
+    v, critic, field, targets = (
+        ref.arrays(p) for p in (*(state.params[k] for k in ("value", "critic", "actor")), target)
+    )
 
     q = ref.critics(targets, s, a)
     q = q.min(0) if pessimism == "min" else q.mean(0) - 0.7 * q.std(0)
@@ -50,7 +52,9 @@ def test_losses(pessimism: str) -> None:
 
     y = x["rewards"] + 0.9 * x["masks"] * ref.value(v, x["next_observations"])
     loss, _ = algorithm.critic_loss(state.params["critic"], state, batch, key)
-    assert float(loss) == pytest.approx(((ref.critics(critic, s, a) - y) ** 2).mean(1).sum(), rel=1e-4)  # summed over critics
+    assert float(loss) == pytest.approx(
+        ((ref.critics(critic, s, a) - y) ** 2).mean(1).sum(), rel=1e-4
+    )  # summed over critics
 
     noise_key, time_key = rng.split(key)
     x0, t = (v.double().numpy() for v in (rng.normal(noise_key, (16, 2)), rng.uniform(time_key, (16, 1))))
@@ -97,7 +101,9 @@ def test_the_best_of_the_flow_by_the_smallest_online_critic_is_played() -> None:
 
 @pytest.mark.nightly
 def test_candidates_make_a_policy_of_cloning() -> None:
-    """Two modes, of which one pays: one candidate clones both, 32 play the better one; a trained policy takes another number."""
+    """Two modes, of which one pays: one candidate clones both, 32 play the better one; a trained policy takes another
+    number.
+    """
     g = np.random.default_rng(0)
     s, a = g.normal(size=(1000, 2)), np.where(g.random((1000, 1)) < 0.5, -0.8, 0.8) + 0.02 * g.normal(size=(1000, 1))
     data = from_arrays(s, a, (a[:, 0] > 0).astype(np.float32), np.ones(1000, bool), action_low=-1.0, action_high=1.0)
@@ -122,5 +128,7 @@ def test_the_policy_file_holds_the_critics_that_choose(tmp_path: object) -> None
     loaded = TrainedPolicy.load(tmp_path / "policy.safetensors")  # type: ignore[operator]
     raw = batch["observations"].numpy()
     assert np.array_equal(loaded.act(raw), policy.act(raw))
-    assert np.array_equal(loaded.own_value(raw, batch["actions"].numpy()), policy.own_value(raw, batch["actions"].numpy()))  # type: ignore[arg-type]
+    assert np.array_equal(
+        loaded.own_value(raw, batch["actions"].numpy()), policy.own_value(raw, batch["actions"].numpy())
+    )  # type: ignore[arg-type]
     assert dataclasses.asdict(loaded.algorithm.config) == dataclasses.asdict(algorithm.config)

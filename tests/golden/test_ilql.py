@@ -1,4 +1,6 @@
-"""ILQL, MC returns and cloning of texts: losses in NumPy, token by token, from the outputs of the heads on each sequence by itself."""
+"""ILQL, MC returns and cloning of texts: losses in NumPy, token by token, from the outputs of the heads on each
+sequence by itself.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,23 @@ from offrl.lm.sampler import take, trim_padding
 TOLD: list[dict[str, Any]] = [
     {
         "turns": [{"obs": "ab", "action": "xy\n", "reward": -1.0}, {"obs": "c", "action": "y\n", "reward": 2.0}],
-        "final_obs": "dd", "terminated": True, "truncated": False,
+        "final_obs": "dd",
+        "terminated": True,
+        "truncated": False,
     },
-    {"turns": [{"obs": "ba", "action": "x\n", "reward": 0.5}], "final_obs": "cab", "terminated": False, "truncated": True},
-    {"turns": [{"obs": "d", "action": "yx\n", "reward": -3.0}], "final_obs": None, "terminated": False, "truncated": True},
-]  # fmt: skip
+    {
+        "turns": [{"obs": "ba", "action": "x\n", "reward": 0.5}],
+        "final_obs": "cab",
+        "terminated": False,
+        "truncated": True,
+    },
+    {
+        "turns": [{"obs": "d", "action": "yx\n", "reward": -3.0}],
+        "final_obs": None,
+        "terminated": False,
+        "truncated": True,
+    },
+]
 GAMMA, TAU, CQL = 0.8, 0.7, 0.3
 
 
@@ -47,7 +61,9 @@ def made(name: str, **settings: Any) -> tuple[Any, Any, Any]:
 
 
 def outputs(algorithm: Any, params: Any, text: str, *heads: str) -> list[np.ndarray]:
-    """What the heads (and the language model's, "policy") say after the start token and after each character of `text`, float64."""
+    """What the heads (and the language model's, "policy") say after the start token and after each character of `text`,
+    float64.
+    """
     tok = algorithm.tokenizer
     ids = torch.tensor([[tok.start, *tok.encode([text])[0].tolist()]])
     name = next(iter(params))
@@ -67,7 +83,9 @@ def softmax_loss(logits: np.ndarray, token: int) -> float:
 
 
 def tokens_of(history: int | None) -> Any:
-    """(text before, character, reward, done, text at whose end the next state is (None: unknown), where) of each action token."""
+    """(text before, character, reward, done, text at whose end the next state is (None: unknown), where) of each action
+    token.
+    """
     for episode in TOLD:
         turns = episode["turns"]
         for t, turn in enumerate(turns):
@@ -120,7 +138,9 @@ def test_ilql(history: int | None) -> None:
     }
     for name, expected in parts.items():
         assert float(metrics[name]) == pytest.approx(expected, rel=1e-4), name
-    whole = parts["value/q_loss"] + parts["value/v_loss"] + CQL * parts["value/conservative"] + 0.25 * parts["policy/loss"]
+    whole = (
+        parts["value/q_loss"] + parts["value/v_loss"] + CQL * parts["value/conservative"] + 0.25 * parts["policy/loss"]
+    )
     assert float(loss) == pytest.approx(whole, rel=1e-4)
 
 
@@ -131,15 +151,23 @@ def test_monte_carlo_returns() -> None:
     for before, letter, _, _, _, place in tokens_of(1):
         token = int(algorithm.tokenizer.encode([letter])[0][0])
         q, policy = (x[-1] for x in outputs(algorithm, state.params, before, "q1", "policy"))
-        total.append(0.5 * (q[token] - return_from(place)) ** 2 + CQL * softmax_loss(q, token) + 0.25 * softmax_loss(policy, token))
+        total.append(
+            0.5 * (q[token] - return_from(place)) ** 2
+            + CQL * softmax_loss(q, token)
+            + 0.25 * softmax_loss(policy, token)
+        )
     assert float(loss) == pytest.approx(np.mean(total), rel=1e-4)
 
 
 @pytest.mark.parametrize("large", [False, True])
 def test_hl_gauss_heads_mean_what_scalars_do(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The expectile's weight, CQL's logits and targets come from the mean of the bins; of a large vocabulary only V has bins."""
+    """The expectile's weight, CQL's logits and targets come from the mean of the bins; of a large vocabulary only V has
+    bins.
+    """
     monkeypatch.setattr(value_guided, "MOST_OUTPUTS", 10 if large else 10_000)
-    algorithm, state, batch = made("ilql", history=1, expectile=TAU, value_head="hl_gauss", bins=7, value_min=-4.0, value_max=3.0)
+    algorithm, state, batch = made(
+        "ilql", history=1, expectile=TAU, value_head="hl_gauss", bins=7, value_min=-4.0, value_max=3.0
+    )
     _, metrics = algorithm.value_loss(state.params["value"], state, batch)
     centres, edges = np.arange(7) - 3.5, np.arange(8) - 4.0
 

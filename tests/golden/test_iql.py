@@ -1,4 +1,6 @@
-"""IQL: each loss in float64 NumPy, and whole updates in the authors' order and OGBench's against an implementation of its own."""
+"""IQL: each loss in float64 NumPy, and whole updates in the authors' order and OGBench's against an implementation of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,20 @@ X = double(BATCH)
 
 def make(discrete: bool = False, **settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "iql")
-    defaults = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK, "init": "torch", "decay_steps": 20}
+    defaults = {
+        "hidden": [6, 5],
+        "learning_rate": LR,
+        "discount": DISCOUNT,
+        "polyak": POLYAK,
+        "init": "torch",
+        "decay_steps": 20,
+    }
     config = kind.Config(**{**defaults, "expectile": EXPECTILE, "temperature": TEMPERATURE, **settings})
     algorithm = kind(config, spec(K if discrete else 0))
     state = algorithm.init(3)
-    g = torch.Generator().manual_seed(5)  # larger than initial weights: advantages of both signs, some of them beyond the cap
+    g = torch.Generator().manual_seed(
+        5
+    )  # larger than initial weights: advantages of both signs, some of them beyond the cap
     for params in (state.params["critic"], state.params["value"], state.params["actor"], state.target["critic"]):
         redraw(params, g)
     return algorithm, state
@@ -40,7 +51,9 @@ def test_value_loss() -> None:
     ours = algorithm.critic.min_q(algorithm.critic.target_critics(state, KEY), BATCH["observations"], BATCH["actions"])
     np.testing.assert_allclose(ours.mean, q, atol=1e-5)
     expected = np.where(u < 0, 1 - EXPECTILE, EXPECTILE) * u**2
-    assert float(algorithm.value_loss(state.params["value"], state, BATCH, ours)[0]) == pytest.approx(expected.mean(), rel=1e-5)
+    assert float(algorithm.value_loss(state.params["value"], state, BATCH, ours)[0]) == pytest.approx(
+        expected.mean(), rel=1e-5
+    )
 
 
 def test_critic_loss_stops_at_terminations_and_sums_the_heads() -> None:
@@ -76,7 +89,9 @@ def test_deterministic_actor_loss() -> None:
     weight = np.exp(TEMPERATURE * (q - ref.forward(ref.net(state.params["value"]), X["observations"])[0][:, 0]))
     action = np.tanh(ref.forward(ref.net(state.params["actor"], "net."), X["observations"])[0])
     loss, _ = algorithm.actor_loss(state.params["actor"], state, BATCH, torch.tensor(q, dtype=torch.float32), KEY)
-    assert float(loss) == pytest.approx((weight.clip(max=100) * ((action - X["actions"]) ** 2).mean(1)).mean(), rel=1e-4)
+    assert float(loss) == pytest.approx(
+        (weight.clip(max=100) * ((action - X["actions"]) ** 2).mean(1)).mean(), rel=1e-4
+    )
 
 
 def test_a_deterministic_policy_explores_with_noise() -> None:
@@ -96,7 +111,11 @@ def test_discrete_actions_have_an_output_each() -> None:
     every = np.stack([ref.forward(n, X["observations"])[0] for n in critics(state.target["critic"])])  # [2, B, K]
     q = every[:, np.arange(B), actions].min(0)
     np.testing.assert_allclose(
-        algorithm.critic.min_q(algorithm.critic.target_critics(state, KEY), batch["observations"], batch["actions"]).mean, q, atol=1e-5
+        algorithm.critic.min_q(
+            algorithm.critic.target_critics(state, KEY), batch["observations"], batch["actions"]
+        ).mean,
+        q,
+        atol=1e-5,
     )
     v = ref.forward(ref.net(state.params["value"]), X["observations"])[0][:, 0]
     z = ref.forward(ref.net(state.params["actor"], "net."), X["observations"])[0]
@@ -122,7 +141,11 @@ class Reference:
     def update(self) -> None:
         q = q_values(self.targets, X["observations"], X["actions"]).min(0)  # of before
         v, inputs = ref.forward(self.value, X["observations"])
-        old_v, old_next_v, old_critics = v[:, 0], ref.forward(self.value, X["next_observations"])[0][:, 0], list(self.critics)
+        old_v, old_next_v, old_critics = (
+            v[:, 0],
+            ref.forward(self.value, X["next_observations"])[0][:, 0],
+            list(self.critics),
+        )
         u = q - v[:, 0]
         grads, _ = ref.backward(self.value, inputs, (-2 * np.where(u < 0, 1 - EXPECTILE, EXPECTILE) * u / B)[:, None])
         self.value = ref.unflat(self.adam["value"].step(ref.flat(self.value), grads))
@@ -168,7 +191,14 @@ def test_updates_in_the_authors_order_and_in_ogbenchs(order: str) -> None:
 
 def test_published_defaults() -> None:
     c = registry.get("algo", "iql").Config()
-    published = {"learning_rate": 3e-4, "batch_size": 256, "discount": 0.99, "polyak": 0.005, "expectile": 0.7, "temperature": 3.0}
+    published = {
+        "learning_rate": 3e-4,
+        "batch_size": 256,
+        "discount": 0.99,
+        "polyak": 0.005,
+        "expectile": 0.7,
+        "temperature": 3.0,
+    }
     assert {k: getattr(c, k) for k in published} == published
     assert c.max_weight == 100.0 and c.hidden == [256, 256] and c.policy == "gaussian" and c.init == "orthogonal"
     assert c.actor_schedule == "cosine" and c.decay_steps == 1_000_000 and c.dropout == 0.0

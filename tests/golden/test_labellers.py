@@ -26,7 +26,9 @@ def torch_batch(batch: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {k: torch.from_numpy(v) for k, v in batch.items()}
 
 
-def gaussian_loss(mean: Net, log_std: Net, batch: dict[str, np.ndarray]) -> tuple[float, list[np.ndarray], list[np.ndarray]]:
+def gaussian_loss(
+    mean: Net, log_std: Net, batch: dict[str, np.ndarray]
+) -> tuple[float, list[np.ndarray], list[np.ndarray]]:
     """-mean log p(0.95 a), p the density of tanh(u), u ~ N(mean, exp(log_std)^2); and its gradients."""
     x = np.concatenate([batch[k] for k in ("previous", "observations", "next_observations")], 1).astype(np.float64)
     (m, m_in), (s, s_in) = reference.forward(mean, x), reference.forward(log_std, x)
@@ -44,7 +46,9 @@ def test_inverse_dynamics_update() -> None:
     state = algorithm.init(0)
     params = state.params["inverse"]
     mean, log_std = reference.net(params, "mean."), reference.net(params, "log_std.")
-    log_std[-1][1][:] = params["log_std.head.bias"][:] = torch.tensor([3.0, 0.1])  # one beyond its bound, where it has no gradient
+    log_std[-1][1][:] = params["log_std.head.bias"][:] = torch.tensor(
+        [3.0, 0.1]
+    )  # one beyond its bound, where it has no gradient
     adam = reference.Adam(lambda t: 1e-2)
     for i in range(3):
         batch = {**states(), "actions": np.clip(R.normal(size=(B, A)), -1, 1).astype(np.float32)}
@@ -57,7 +61,9 @@ def test_inverse_dynamics_update() -> None:
     reference.close(log_std, state.params["inverse"], "log_std.")
     means = [torch.tensor([[0.2, -9.0]]), torch.tensor([[-0.3, -9.0]])]
     joint = algorithm.joint_action([(m, torch.zeros_like(m)) for m in means])
-    np.testing.assert_allclose(joint, [[np.tanh([0.2, -0.3]).mean() / 0.95, -1.0]], atol=2e-6)  # the edge itself is reached
+    np.testing.assert_allclose(
+        joint, [[np.tanh([0.2, -0.3]).mean() / 0.95, -1.0]], atol=2e-6
+    )  # the edge itself is reached
 
 
 def test_inverse_dynamics_of_discrete_actions() -> None:
@@ -68,15 +74,23 @@ def test_inverse_dynamics_of_discrete_actions() -> None:
     x = np.concatenate([batch[k] for k in ("previous", "observations", "next_observations")], 1).astype(np.float64)
     logits, _ = reference.forward(reference.net(state.params["inverse"], "net."), x)
     expected = -(logits - np.log(np.exp(logits).sum(1, keepdims=True)))[np.arange(B), batch["actions"]].mean()
-    assert float(algorithm.loss(state.params["inverse"], state, torch_batch(batch), None)[0]) == pytest.approx(expected, rel=1e-5)
+    assert float(algorithm.loss(state.params["inverse"], state, torch_batch(batch), None)[0]) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_dropout_is_on_in_updates_only() -> None:
     algorithm = InverseDynamics(InverseSettings(hidden=[64], dropout=0.5), SPEC)
     params = algorithm.init(0).params["inverse"]
     x = torch.randn(2, 3 * S, generator=torch.Generator().manual_seed(0))
-    a, b, c = (algorithm.apply("inverse", params, x, key) for key in (rng.make_key(0), rng.make_key(0), rng.make_key(1)))
-    assert torch.equal(a[0], b[0]) and not torch.equal(a[0], c[0]) and not torch.equal(a[0], algorithm.apply("inverse", params, x)[0])
+    a, b, c = (
+        algorithm.apply("inverse", params, x, key) for key in (rng.make_key(0), rng.make_key(0), rng.make_key(1))
+    )
+    assert (
+        torch.equal(a[0], b[0])
+        and not torch.equal(a[0], c[0])
+        and not torch.equal(a[0], algorithm.apply("inverse", params, x)[0])
+    )
 
 
 def test_preference_update() -> None:
@@ -87,7 +101,9 @@ def test_preference_update() -> None:
     for i in range(3):
         first, second = (R.normal(size=(B, H, width)).astype(np.float32) for _ in range(2))
         label = np.array([0, 1, 0.5, 1, 0, 0.5], np.float32)
-        (f, f_in), (s, s_in) = (reference.forward(net, x.reshape(-1, width).astype(np.float64)) for x in (first, second))
+        (f, f_in), (s, s_in) = (
+            reference.forward(net, x.reshape(-1, width).astype(np.float64)) for x in (first, second)
+        )
         logit = np.tanh(s).reshape(B, H).sum(1) - np.tanh(f).reshape(B, H).sum(1)
         p = 1 / (1 + np.exp(-logit))
         loss = -(label * np.log(p) + (1 - label) * np.log(1 - p)).mean()

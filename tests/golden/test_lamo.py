@@ -1,4 +1,6 @@
-"""LaMo in float64 NumPy: its embedding, LoRA, and a whole policy on a small GPT-2, with its loss and what that trains."""
+"""LaMo in float64 NumPy: its embedding, LoRA, and a whole policy on a small GPT-2, with its loss and what that
+trains.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,34 @@ X: dict[str, Any] = {
     STEPS: np.array([[5, 6, 7, 8], [0, 1, 0, 0], [8, 0, 0, 0]]),
     VALID: VALIDS,
 }
-BATCH = {k: torch.tensor(v) if v.dtype in (bool, np.int64) else torch.tensor(v, dtype=torch.float32) for k, v in X.items()}
+BATCH = {
+    k: torch.tensor(v) if v.dtype in (bool, np.int64) else torch.tensor(v, dtype=torch.float32) for k, v in X.items()
+}
 
 
 def make(**settings: Any) -> Any:
     kind = registry.get("algo", "lamo")
-    given = {"lm": "scratch", "width": D, "layers": 1, "heads": H, "rank": RANK, "lora_alpha": ALPHA, "context": K, "max_timestep": 9}
+    given = {
+        "lm": "scratch",
+        "width": D,
+        "layers": 1,
+        "heads": H,
+        "rank": RANK,
+        "lora_alpha": ALPHA,
+        "context": K,
+        "max_timestep": 9,
+    }
     given |= {"target_return": 1.0, "return_scale": SCALE, "dropout": 0.0, "warmup_steps": 4, **settings}
-    spec = DataSpec(name="toy", observation_shape=(OBS,), action_dim=A, num_actions=0, action_low=[-1.0] * A, action_high=[1.0] * A)
+    spec = DataSpec(
+        name="toy", observation_shape=(OBS,), action_dim=A, num_actions=0, action_low=[-1.0] * A, action_high=[1.0] * A
+    )
     return kind(kind.Config(**given), spec)
 
 
 def started(algorithm: Any, seed: int = 0) -> Any:
-    """The state before the first update, with all parameters moved away from where they begin: LoRA's B from 0, above all."""
+    """The state before the first update, with all parameters moved away from where they begin: LoRA's B from 0, above
+    all.
+    """
     state = algorithm.init(seed)
     g = torch.Generator().manual_seed(1)
     moved = {k: v + 0.3 * torch.randn(v.shape, generator=g) for k, v in state.params["actor"].items()}
@@ -52,7 +69,10 @@ def weights(algorithm: Any, state: Any) -> dict[str, np.ndarray]:
     """Learnt and frozen, by name in the trunk or in the policy."""
     actor = algorithm.networks["actor"]
     every = {**dict(actor.named_buffers()), **state.params["actor"]}
-    return {k.replace("steps.trunk.base.", "").replace(".default", ""): v.numpy().astype(np.float64) for k, v in every.items()}
+    return {
+        k.replace("steps.trunk.base.", "").replace(".default", ""): v.numpy().astype(np.float64)
+        for k, v in every.items()
+    }
 
 
 gelu = np.vectorize(lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))))
@@ -92,7 +112,11 @@ def gpt2(x: np.ndarray, w: dict[str, np.ndarray]) -> np.ndarray:
 def policy(w: dict[str, np.ndarray], b: int, first: int, last: int) -> np.ndarray:
     """Actions of steps `first` to `last` of row `b`, which are no padding."""
     rows = slice(first, last)
-    tokens = {"return": X[RETURNS][b, rows, None] / SCALE, "observation": X["observations"][b, rows], "action": X["actions"][b, rows]}
+    tokens = {
+        "return": X[RETURNS][b, rows, None] / SCALE,
+        "observation": X["observations"][b, rows],
+        "action": X["actions"][b, rows],
+    }
     x = np.stack([embed(tokens[kind], w, kind) for kind in tokens], 1).reshape(-1, D)
     x = norm(x, w, "steps.norm") + np.repeat(w["steps.time.weight"][X[STEPS][b, rows]], 3, 0)
     y = gpt2(x, w)[1::3]
@@ -104,7 +128,11 @@ def test_embedding() -> None:
     algorithm = make()
     w, x = weights(algorithm, algorithm.init(0)), G.normal(size=(5, OBS))
     module = algorithm.networks["actor"].steps.embed["observation"]
-    own = {k.removeprefix("steps.embed.observation."): v for k, v in algorithm.init(0).params["actor"].items() if "embed.obs" in k}
+    own = {
+        k.removeprefix("steps.embed.observation."): v
+        for k, v in algorithm.init(0).params["actor"].items()
+        if "embed.obs" in k
+    }
     found = torch.func.functional_call(module, own, torch.tensor(x, dtype=torch.float32))
     np.testing.assert_allclose(found.numpy(), embed(x, w, "observation"), atol=1e-5)
     plain = make(embedding="linear").networks["actor"].steps.embed["observation"]
@@ -135,7 +163,9 @@ def test_loss(padding: str) -> None:
     w, batch = weights(algorithm, state), BATCH
     if padding == "left":
         lengths = VALIDS.sum(1)
-        batch = {k: torch.stack([x.roll(K - int(n), 0) for x, n in zip(v, lengths, strict=True)]) for k, v in BATCH.items()}
+        batch = {
+            k: torch.stack([x.roll(K - int(n), 0) for x, n in zip(v, lengths, strict=True)]) for k, v in BATCH.items()
+        }
     errors = [(policy(w, b, 0, n) - X["actions"][b, :n]) ** 2 for b, n in enumerate(VALIDS.sum(1))]
     expected = np.concatenate([e.mean(-1) for e in errors]).mean()
     loss, _ = algorithm.actor_loss(state.params["actor"], state, batch, rng.make_key(0))
@@ -156,7 +186,9 @@ def test_actions_while_the_window_grows_and_slides() -> None:
 
 @pytest.mark.parametrize("tune", ["adapters", "all"])
 def test_positions_are_of_texts_alone(tune: str, tmp_path: Path) -> None:
-    """Whatever GPT-2 adds for a position, embedded tokens of any length and padding become the same; a text does not."""
+    """Whatever GPT-2 adds for a position, embedded tokens of any length and padding become the same; a text does
+    not.
+    """
     import transformers
 
     from offrl.lm.models.adapters import Trunk
@@ -164,17 +196,24 @@ def test_positions_are_of_texts_alone(tune: str, tmp_path: Path) -> None:
     from offrl.nn.transformer import visible
 
     words = {"vocab_size": 9, "bos_token_id": None, "eos_token_id": None}
-    transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=D, n_layer=2, n_head=H, **words)).save_pretrained(tmp_path)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=D, n_layer=2, n_head=H, **words)).save_pretrained(
+        tmp_path
+    )
     x = torch.tensor(G.normal(size=(2, 6, D)), dtype=torch.float32)
     mask = visible(torch.tensor([[True] * 6, [False, False, True, True, True, True]]), 6)
     for talks in (False, True):
         trunk = Trunk(find(str(tmp_path)), tune=tune, talks=talks)
-        own = {**dict(trunk.named_buffers(remove_duplicate=False)), **dict(trunk.named_parameters(remove_duplicate=False))}
+        own = {
+            **dict(trunk.named_buffers(remove_duplicate=False)),
+            **dict(trunk.named_parameters(remove_duplicate=False)),
+        }
         name = next(n for n in own if n.endswith("wpe.weight"))
         assert (name in dict(trunk.named_parameters())) == (talks and tune == "all")
         other = {**own, name: 50.0 * own[name]}
         for given in ((x, mask), (x, None), (x[:1, :3], None)):
-            torch.testing.assert_close(torch.func.functional_call(trunk, other, given, tie_weights=False), trunk(*given), atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                torch.func.functional_call(trunk, other, given, tie_weights=False), trunk(*given), atol=1e-5, rtol=0
+            )
     text = torch.arange(5).unsqueeze(0)
     before = float(trunk.text_loss(text).detach())
     (trunk.get_parameter if tune == "all" else trunk.get_buffer)(name).data.mul_(50.0)
@@ -189,25 +228,39 @@ def test_update_trains_adapters_and_heads_and_nothing_frozen() -> None:
     assert len(trunk) == 3 and not any("wpe" in k or "mlp" in k or "ln_" in k for k in trunk)
     gradient = torch.func.grad(lambda p, s: algorithm.actor_loss(p, s, BATCH, key)[0])
     first = gradient(state.params["actor"], state)
-    assert {k.split(".")[-3]: bool((first[k] != 0).any()) for k in trunk if "lora" in k} == {"lora_A": False, "lora_B": True}
+    assert {k.split(".")[-3]: bool((first[k] != 0).any()) for k in trunk if "lora" in k} == {
+        "lora_A": False,
+        "lora_B": True,
+    }
     later = started(algorithm)
     assert all(bool((g != 0).any()) for g in gradient(later.params["actor"], later).values())
     new, _ = algorithm.update(later, BATCH, key, phase=0)
     after = dict(algorithm.networks["actor"].named_buffers())
     assert list(after) == list(before) and all(torch.equal(after[k], before[k]) for k in before)
-    # AdamW by hand: eps 1e-6, the first of four warming updates, the gradient cut to a norm of 0.25, and decay of everything
+    # AdamW by hand: eps 1e-6, the first of four warming updates, the gradient cut to a norm of 0.25, and decay of
+    # everything
     grads = gradient(later.params["actor"], later)
     length = math.sqrt(sum(float(g.double().square().sum()) for g in grads.values()))
     assert length > 0.25
     for name, g in grads.items():
-        g, p = g.numpy().astype(np.float64) * 0.25 / (length + 1e-6), later.params["actor"][name].numpy().astype(np.float64)
+        g, p = (
+            g.numpy().astype(np.float64) * 0.25 / (length + 1e-6),
+            later.params["actor"][name].numpy().astype(np.float64),
+        )
         expected = p * (1 - 0.01 / 4 * 0.5) - 0.01 / 4 * g / (np.abs(g) + 1e-6)
         np.testing.assert_allclose(new.params["actor"][name].numpy(), expected, atol=2e-5)
 
 
 def test_published_defaults() -> None:
     c = registry.get("algo", "lamo").Config()
-    published = {"learning_rate": 1e-4, "weight_decay": 1e-5, "warmup_steps": 2500, "batch_size": 64, "context": 20, "clip_norm": 0.25}
+    published = {
+        "learning_rate": 1e-4,
+        "weight_decay": 1e-5,
+        "warmup_steps": 2500,
+        "batch_size": 64,
+        "context": 20,
+        "clip_norm": 0.25,
+    }
     assert {k: getattr(c, k) for k in published} == published
     assert (c.lm, c.rank, c.lora_alpha, c.dropout, c.embedding, c.tune) == ("gpt2", 16, 32.0, 0.1, "mlp", "adapters")
     assert c.text == "" and c.language_weight == 0.1

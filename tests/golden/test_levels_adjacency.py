@@ -1,5 +1,5 @@
-"""HRAC's adjacency constraint on two levels: the sampler's pairs and labels, the contrast and the penalty in float64 NumPy, and that
-nothing changes without it."""
+"""HRAC's adjacency constraint on two levels: the sampler's pairs and labels, the contrast and the penalty in float64
+NumPy, and that nothing changes without it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,16 @@ B, OBS, Z, K = 7, 3, 4, 2
 G = np.random.default_rng(1)
 KEY = rng.make_key(0)
 SPEC = DataSpec((OBS,), 2, action_low=(-1.0,) * 2, action_high=(1.0,) * 2)
-NAMES = ("observations", "near_states", "any_states", "near_goals", "any_goals", "high_goals", "high_targets", "high_target_states")
+NAMES = (
+    "observations",
+    "near_states",
+    "any_states",
+    "near_goals",
+    "any_goals",
+    "high_goals",
+    "high_targets",
+    "high_target_states",
+)
 X = {name: G.normal(size=(B, OBS)) for name in NAMES} | {ADJACENT: np.array([0, 1, 0, 0, 1, 0, 0.0])}
 BATCH = {name: torch.tensor(x, dtype=torch.float32) for name, x in X.items()}
 
@@ -50,7 +59,9 @@ def psi(p: Any, states: np.ndarray) -> np.ndarray:
 def far(p: Any, latents: np.ndarray) -> np.ndarray:
     """Distances from psi(s) to what is read out of (s, z)."""
     here = psi(p, X["observations"])
-    return np.linalg.norm(here - ref.forward(ref.net(p, "reads."), np.concatenate([X["observations"], latents], 1))[0], axis=1)
+    return np.linalg.norm(
+        here - ref.forward(ref.net(p, "reads."), np.concatenate([X["observations"], latents], 1))[0], axis=1
+    )
 
 
 def sphere(x: np.ndarray) -> np.ndarray:
@@ -77,7 +88,9 @@ def test_contrast_and_reading() -> None:
     assert float(metrics["adjacency/contrast"]) == pytest.approx((hinge[0].mean() + hinge[1].mean()) / 2, rel=1e-4)
     assert float(loss) == pytest.approx((hinge[0].mean() + hinge[1].mean()) / 2 + missed, rel=1e-4)
     assert float(metrics["adjacency/near_right"]) == pytest.approx((near < 1.1).mean())
-    assert float(metrics["adjacency/far_right"]) == pytest.approx(((other > 1.1) & (label == 0)).sum() / (label == 0).sum())
+    assert float(metrics["adjacency/far_right"]) == pytest.approx(
+        ((other > 1.1) & (label == 0)).sum() / (label == 0).sum()
+    )
 
 
 def test_the_high_level_pays_for_what_is_far() -> None:
@@ -95,7 +108,12 @@ def test_the_high_level_pays_for_what_is_far() -> None:
 def test_without_it_everything_is_as_it_was() -> None:
     _, plain = make()
     _, state = make(adjacency_weight=1.0)
-    assert sorted(plain.params) == ["actor", "high", "value"] and sorted(state.params) == ["actor", "adjacency", "high", "value"]
+    assert sorted(plain.params) == ["actor", "high", "value"] and sorted(state.params) == [
+        "actor",
+        "adjacency",
+        "high",
+        "value",
+    ]
     for name, params in plain.params.items():
         assert all(torch.equal(p, state.params[name][k]) for k, p in params.items())
 

@@ -24,7 +24,9 @@ def test_expectile() -> None:
 
 def test_advantage_weight() -> None:
     a = torch.tensor([-1.0, 0.0, 0.5, 1.5351, 10.0, 1e4])
-    assert losses.advantage_weight(a, 3.0).tolist() == pytest.approx([math.exp(-3), 1.0, math.exp(1.5), 100.0, 100.0, 100.0], rel=1e-3)
+    assert losses.advantage_weight(a, 3.0).tolist() == pytest.approx(
+        [math.exp(-3), 1.0, math.exp(1.5), 100.0, 100.0, 100.0], rel=1e-3
+    )
     assert losses.advantage_weight(a, 0.0).tolist() == [1.0] * 6
     assert float(losses.advantage_weight(torch.tensor(2.0), 3.0, 5.0)) == 5.0
 

@@ -1,4 +1,6 @@
-"""MBRCSL: which imagined episodes are kept, what they promise, what is asked for, and that the three parts are made once."""
+"""MBRCSL: which imagined episodes are kept, what they promise, what is asked for, and that the three parts are made
+once.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ LOW, HIGH = -1.0, 3.0
 
 
 class Line:
-    """A model of a point on a line: an action moves it, the reward is where it was plus noise, and beyond 1 the episode ends."""
+    """A model of a point on a line: an action moves it, the reward is where it was plus noise, and beyond 1 the episode
+    ends.
+    """
 
     learns_reward = True
 
@@ -46,7 +50,9 @@ class Line:
         return Outcome(inside, observations[:, 0] + 5.0 * noise, following[:, 0] > 1.0, clipped)
 
     def predict(self, tree: Any, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
-        one = torch.stack([observations[:, 0] - 1.0, observations[:, 0] + 1.0, torch.full((len(actions),), 1e6)])  # the third is no elite
+        one = torch.stack(
+            [observations[:, 0] - 1.0, observations[:, 0] + 1.0, torch.full((len(actions),), 1e6)]
+        )  # the third is no elite
         return Prediction(observations.unsqueeze(0), observations.unsqueeze(0), one, one)
 
 
@@ -54,7 +60,13 @@ def data(**options: Any) -> Dataset:
     """Two episodes on the line, from 0 and from 0.5, with returns 3 and 2."""
     observations = np.array([[0.0], [0.2], [0.5], [0.6]])
     return from_arrays(
-        observations, np.full((4, 1), 0.1), [1.0, 2.0, 1.0, 1.0], [False, True, False, True], action_low=-1.0, action_high=1.0, **options
+        observations,
+        np.full((4, 1), 0.1),
+        [1.0, 2.0, 1.0, 1.0],
+        [False, True, False, True],
+        action_low=-1.0,
+        action_high=1.0,
+        **options,
     )
 
 
@@ -80,11 +92,15 @@ def collect(steps: dict[float, float], dataset: Dataset | None = None, **options
 
 
 def test_only_better_episodes_are_kept_and_with_expected_rewards() -> None:
-    """From 0 by 0.1 the return is 0 + 0.1 + 0.2 + 0.3; from 0.5 by 0.3 it is 0.5 + 0.8, and the episode ends beyond 1."""
+    """From 0 by 0.1 the return is 0 + 0.1 + 0.2 + 0.3; from 0.5 by 0.3 it is 0.5 + 0.8, and the episode ends beyond
+    1.
+    """
     columns, about = collect({0.0: 0.1, 0.5: 0.3})
     assert (columns["lengths"] == 2).all() and len(columns["lengths"]) == about["beat"] >= 5
     np.testing.assert_allclose(columns["returns"].numpy(), 1.3, rtol=1e-5)
-    np.testing.assert_allclose(columns["rewards"].reshape(-1, 2).numpy(), [[0.5, 0.8]] * about["beat"], rtol=1e-5)  # without the noise
+    np.testing.assert_allclose(
+        columns["rewards"].reshape(-1, 2).numpy(), [[0.5, 0.8]] * about["beat"], rtol=1e-5
+    )  # without the noise
     assert columns["terminations"].reshape(-1, 2).tolist() == [[False, True]] * about["beat"]
     assert about["played"] % 6 == 0 and about["played"] < 60 and about["left"] == 0
     again, _ = collect({0.0: 0.1, 0.5: 0.3})
@@ -114,13 +130,19 @@ def test_returns_are_those_of_the_recorded_rewards() -> None:
     dataset = data()
     dataset = replace(dataset, spec=replace(dataset.spec, reward_scale=0.1, reward_shift=-1.0))
     columns, _ = collect({0.0: 0.1, 0.5: 0.3}, dataset, threshold=40.0)
-    np.testing.assert_allclose(columns["returns"].numpy(), 10 * (0.6 + 4), rtol=1e-5)  # 0.6 and 1.3, + 1 a step, / 0.1: 46 and 33
+    np.testing.assert_allclose(
+        columns["returns"].numpy(), 10 * (0.6 + 4), rtol=1e-5
+    )  # 0.6 and 1.3, + 1 a step, / 0.1: 46 and 33
 
 
 def file(path: Path, dataset: Dataset) -> str:
     """Ten episodes of two steps that promise 1 to 10."""
     rows = torch.arange(20.0)
-    columns = {"observations": rows.unsqueeze(1), "actions": torch.full((20, 1), 0.25), "next_observations": rows.unsqueeze(1) + 1}
+    columns = {
+        "observations": rows.unsqueeze(1),
+        "actions": torch.full((20, 1), 0.25),
+        "next_observations": rows.unsqueeze(1) + 1,
+    }
     columns |= {"rewards": torch.arange(1.0, 11.0).repeat_interleave(2) / 2, "terminations": rows % 4 == 1}
     columns |= {"lengths": torch.full((10,), 2), "returns": torch.arange(1.0, 11.0)}
     about = {"kind": imagined.KIND, "format": imagined.FORMAT, "spec": dataset.spec.to_json(), "best": 10.0}
@@ -179,13 +201,27 @@ def test_refuses_what_is_no_file_of_episodes(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_run_makes_its_parts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dynamics = offrl.train(
-        "dynamics", "point-stitch", seeds=1, steps=40, runs_dir=str(tmp_path), quiet=True, compile="eager",
+        "dynamics",
+        "point-stitch",
+        seeds=1,
+        steps=40,
+        runs_dir=str(tmp_path),
+        quiet=True,
+        compile="eager",
         settings={"algo.members": 2, "algo.hidden": [8], "algo.epoch": 20, "algo.reward": "auto", "compare": []},
-    )  # fmt: skip
+    )
     settings = {
-        "algo.world_model": str(dynamics.dir), "algo.behaviour_steps": 20, "algo.behaviour_hidden": [8], "algo.rollouts": 20,
-        "algo.rollout_batch": 20, "algo.horizon": 5, "algo.hidden": [8], "algo.range_margin": 9.0, "compare": [], "eval.every": 0,
-    }  # fmt: skip
+        "algo.world_model": str(dynamics.dir),
+        "algo.behaviour_steps": 20,
+        "algo.behaviour_hidden": [8],
+        "algo.rollouts": 20,
+        "algo.rollout_batch": 20,
+        "algo.horizon": 5,
+        "algo.hidden": [8],
+        "algo.range_margin": 9.0,
+        "compare": [],
+        "eval.every": 0,
+    }
     common: dict[str, Any] = {"seeds": 1, "steps": 10, "runs_dir": str(tmp_path), "quiet": True, "compile": "eager"}
     run = offrl.train("mbrcsl", "point-stitch", settings=settings, **common)
     made = sorted(p.name for p in tmp_path.iterdir())
@@ -200,10 +236,14 @@ def test_a_run_makes_its_parts_once(tmp_path: Path, capsys: pytest.CaptureFixtur
         offrl.train("mbrcsl", "point-stitch", settings={**settings, "algo.behaviour": str(run.dir)}, **common)
 
 
-@pytest.mark.parametrize(("steps", "given", "expected"), [(8_000, None, 100), (80_000, None, 100), (2_000, None, 25), (10, 7, 7)])
+@pytest.mark.parametrize(
+    ("steps", "given", "expected"), [(8_000, None, 100), (80_000, None, 100), (2_000, None, 25), (10, 7, 7)]
+)
 def test_updates_of_the_behaviour_policy(steps: int, given: int | None, expected: int) -> None:
     """50 times through 512 rows, in batches of 256, beside 8,000 updates."""
-    dataset = from_arrays(np.zeros((512, 1)), np.zeros((512, 1)), np.zeros(512), np.arange(512) == 511, action_low=-1.0, action_high=1.0)
+    dataset = from_arrays(
+        np.zeros((512, 1)), np.zeros((512, 1)), np.zeros(512), np.arange(512) == 511, action_low=-1.0, action_high=1.0
+    )
     kind = registry.get("algo", "mbrcsl")
     required = kind.requires(TrainConfig(algo=kind.Config(behaviour_steps=given), steps=steps), dataset)
     assert required["behaviour"].steps == expected

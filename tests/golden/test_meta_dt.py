@@ -34,7 +34,13 @@ def data(discrete: bool = False, **more: Any) -> Dataset:
     ends[np.cumsum(LENGTHS) - 1] = True
     actions = g.integers(0, 3, n) if discrete else g.uniform(-1, 1, (n, A))
     bounds: dict[str, Any] = {"num_actions": 3} if discrete else {"action_low": -1.0, "action_high": 1.0}
-    columns = {"truncations": ends, "terminations": np.zeros(n, bool), "tasks": np.repeat(TASKS, LENGTHS), **bounds, **more}
+    columns = {
+        "truncations": ends,
+        "terminations": np.zeros(n, bool),
+        "tasks": np.repeat(TASKS, LENGTHS),
+        **bounds,
+        **more,
+    }
     observations, after = g.normal(size=(2, n, OBS))
     after[:-1][~ends[:-1]] = observations[1:][~ends[:-1]]
     return from_arrays(observations, actions, g.normal(size=n), next_observations=after, **columns)
@@ -46,7 +52,12 @@ def test_gru_is_torchs() -> None:
     for parameter in ours.parameters():
         parameter.data = torch.randn(parameter.shape, generator=g)
     theirs.load_state_dict(
-        {"weight_ih_l0": ours.weight_in, "weight_hh_l0": ours.weight, "bias_ih_l0": ours.bias_in, "bias_hh_l0": ours.bias}
+        {
+            "weight_ih_l0": ours.weight_in,
+            "weight_hh_l0": ours.weight,
+            "bias_ih_l0": ours.bias_in,
+            "bias_hh_l0": ours.bias,
+        }
     )
     x = torch.randn(4, 6, 5, generator=g)
     torch.testing.assert_close(ours(x), theirs(x)[0][:, -1])
@@ -59,7 +70,13 @@ def test_histories() -> None:
     sampler = HistorySampler(3)
     batch = sampler.take(sampler.all_rows(dataset), torch.tensor([0, 1, 5, 6, 8]))
     c = dataset.columns
-    assert batch["past_valid"].tolist() == [[False] * 3, [False, False, True], [True] * 3, [False] * 3, [False, True, True]]
+    assert batch["past_valid"].tolist() == [
+        [False] * 3,
+        [False, False, True],
+        [True] * 3,
+        [False] * 3,
+        [False, True, True],
+    ]
     torch.testing.assert_close(batch["past_observations"][2], c["observations"][2:5])
     torch.testing.assert_close(batch["past_actions"][4], torch.cat([torch.zeros(1, A), c["actions"][6:8]]))
     torch.testing.assert_close(batch["past_rewards"][1], torch.tensor([0.0, 0.0, float(c["rewards"][0])]))
@@ -92,13 +109,21 @@ def test_task_model(predicts: str, discrete: bool) -> None:
         h = np.zeros(6)
         for at in (row - 2, row - 1):
             there = at >= start[row]
-            parts = [c["observations"][at] * there, acts[at] * there, c["rewards"][at : at + 1] * there if there else np.zeros(1)]
+            parts = [
+                c["observations"][at] * there,
+                acts[at] * there,
+                c["rewards"][at : at + 1] * there if there else np.zeros(1),
+            ]
             x = np.concatenate([relu(affine(part, p, f"parts.{i}")) for i, part in enumerate(parts)])
             a, b = p["gru.weight_in"] @ x + p["gru.bias_in"], p["gru.weight"] @ h + p["gru.bias"]
             r, z = sigmoid(a[:6] + b[:6]), sigmoid(a[6:12] + b[6:12])
             h = (1 - z) * np.tanh(a[12:] + r * b[12:]) + z * h
         task = affine(h, p, "out")
-        seen = ((c["observations"][row], "observation"), (acts[row], "action"), (c["next_observations"][row], "observation"))
+        seen = (
+            (c["observations"][row], "observation"),
+            (acts[row], "action"),
+            (c["next_observations"][row], "observation"),
+        )
         s, act, after = (relu(affine(v, p, name)) for v, name in seen)
         gaps = []
         if predicts != "observation":
@@ -121,7 +146,9 @@ def test_task_model(predicts: str, discrete: bool) -> None:
 
 
 def test_where_prompts_begin() -> None:
-    """By hand: of task 1 the second best episode is too short for a prompt after the history, of task 4 only the best is taken."""
+    """By hand: of task 1 the second best episode is too short for a prompt after the history, of task 4 only the best
+    is taken.
+    """
     rewards = np.zeros(sum(LENGTHS))
     rewards[[0, 6, 9, 16]] = [1.0, 5.0, 2.0, 3.0]  # returns 1 and 5 of task 4, 2 and 3 of task 1
     dataset = data()
@@ -169,17 +196,30 @@ def test_the_best_episodes_stay() -> None:
 
 def make(tmp_path: Path, dataset: Dataset, **settings: Any) -> Any:
     kind = registry.get("algo", "meta_dt")
-    small = {"width": 8, "layers": 2, "heads": 2, "context": 3, "dropout": 0.0, "prompt": 2, "history": 2, "batch_size": 6}
+    small = {
+        "width": 8,
+        "layers": 2,
+        "heads": 2,
+        "context": 3,
+        "dropout": 0.0,
+        "prompt": 2,
+        "history": 2,
+        "batch_size": 6,
+    }
     small |= {"prompt_warmup": 0, "prompt_skip": 0.0, "task_model_steps": 2}
     config = kind.Config(**{**small, **settings})
-    run = TrainConfig(algo=config, seeds=[0], steps=1, runs_dir=str(tmp_path), quiet=True, compile="eager", device="cpu")
+    run = TrainConfig(
+        algo=config, seeds=[0], steps=1, runs_dir=str(tmp_path), quiet=True, compile="eager", device="cpu"
+    )
     run, pretrained = ready(run, dataset)
     return kind(run.algo, dataset.spec, pretrained)
 
 
 @pytest.mark.parametrize("discrete", [False, True])
 def test_loss(tmp_path: Path, discrete: bool) -> None:
-    """The prompt's tokens, then the window's, observations with what was found of the task; only the window's actions count."""
+    """The prompt's tokens, then the window's, observations with what was found of the task; only the window's actions
+    count.
+    """
     dataset = data(discrete)
     algorithm = make(tmp_path, dataset)
     state, sampler = algorithm.init(0), algorithm.sampler()
@@ -193,13 +233,23 @@ def test_loss(tmp_path: Path, discrete: bool) -> None:
         observation = at[1] if prefix else np.concatenate([at[1], x["task"][b, t]])
         time = steps[f"{prefix}time.weight"][int(x[prefix + "timesteps"][b, t])]
         values = (np.array([at[0] / algorithm.config.return_scale]), observation, action)
-        return [affine(v, steps, f"{embed}.{n}") + time for v, n in zip(values, ("return", "observation", "action"), strict=True)]
+        return [
+            affine(v, steps, f"{embed}.{n}") + time
+            for v, n in zip(values, ("return", "observation", "action"), strict=True)
+        ]
 
     found = []
     for b in range(6):
-        prompt = [token for t in range(2) if batch["prompt_valid"][b, t] for token in tokens("prompt_", b, t, "prompt_embed")]
+        prompt = [
+            token for t in range(2) if batch["prompt_valid"][b, t] for token in tokens("prompt_", b, t, "prompt_embed")
+        ]
         own = [token for t in range(3) if batch["valid"][b, t] for token in tokens("", b, t, "embed")]
-        out = transformer(np.stack([*prompt, *norm(np.stack(own), steps, "norm")]), numpy_of(state.params["actor"], "steps.trunk."), 2, 2)
+        out = transformer(
+            np.stack([*prompt, *norm(np.stack(own), steps, "norm")]),
+            numpy_of(state.params["actor"], "steps.trunk."),
+            2,
+            2,
+        )
         for t, y in enumerate(out[len(prompt) + 1 :: 3]):
             z = affine(y, whole, "head.net.head")
             if discrete:
@@ -214,20 +264,25 @@ def test_loss(tmp_path: Path, discrete: bool) -> None:
         own, other = (rows[batch[n][b, 0].numpy().tobytes()] for n in ("observations", "prompt_observations"))
         assert tasks[own] == tasks[other]
         torch.testing.assert_close(
-            batch["task"][b, 0], algorithm.model.of_dataset(algorithm.pretrained["task_model"].state.params["model"], dataset)[0][own]
+            batch["task"][b, 0],
+            algorithm.model.of_dataset(algorithm.pretrained["task_model"].state.params["model"], dataset)[0][own],
         )
     late = dataclasses.replace(algorithm.config, prompt_warmup=10)
     algorithm.config = late
     early = algorithm.actor_loss(state.params["actor"], state, batch, rng.make_key(3))[0]
     changed = {**batch, "prompt_observations": batch["prompt_observations"] + 1.0}
-    assert early == algorithm.actor_loss(state.params["actor"], state, changed, rng.make_key(3))[0], "no prompt is seen before that"
+    assert early == algorithm.actor_loss(state.params["actor"], state, changed, rng.make_key(3))[0], (
+        "no prompt is seen before that"
+    )
     after = state._replace(step=torch.tensor(10))
     assert algorithm.actor_loss(state.params["actor"], after, batch, rng.make_key(3))[0] == loss
 
 
 @pytest.mark.parametrize("discrete", [False, True])
 def test_acts_as_it_was_trained(tmp_path: Path, discrete: bool) -> None:
-    """An episode of the data, played again: the window it acts on is the training window; then the next one's prompt is of that episode."""
+    """An episode of the data, played again: the window it acts on is the training window; then the next one's prompt is
+    of that episode.
+    """
     dataset = data(discrete)
     algorithm = make(tmp_path, dataset, target_return=0.0, context=4)
     state, steps = algorithm.init(0), LENGTHS[0]
@@ -242,7 +297,10 @@ def test_acts_as_it_was_trained(tmp_path: Path, discrete: bool) -> None:
         done = algorithm.spec.encode(c["actions"][t : t + 1])
         carry = dataclasses.replace(
             carry,
-            window={**carry.window, "actions": torch.cat([carry.window["actions"][:, :-1], c["actions"][t : t + 1].unsqueeze(1)], 1)},
+            window={
+                **carry.window,
+                "actions": torch.cat([carry.window["actions"][:, :-1], c["actions"][t : t + 1].unsqueeze(1)], 1),
+            },
             episode={**carry.episode, "actions": torch.cat([carry.episode["actions"][:, :-1], done.unsqueeze(1)], 1)},
         )
         carry = actor.observe_reward(carry, c["rewards"][t : t + 1])
@@ -255,10 +313,17 @@ def test_acts_as_it_was_trained(tmp_path: Path, discrete: bool) -> None:
     unread = late.actor(state).new_episode(carry, c["next_observations"][5:6], torch.tensor([steps]))
     assert not unread.prompt["valid"].any(), "a policy that never read a prompt is given none"
     last = state._replace(step=torch.tensor(10))  # the last update, number 9, had no prompt yet
-    assert not late.actor(last).new_episode(carry, c["next_observations"][5:6], torch.tensor([steps])).prompt["valid"].any()
+    assert (
+        not late.actor(last)
+        .new_episode(carry, c["next_observations"][5:6], torch.tensor([steps]))
+        .prompt["valid"]
+        .any()
+    )
     carry = actor.new_episode(carry, c["next_observations"][5:6], torch.tensor([steps]))
     at = int(carry.prompt["timesteps"][0, 0])
-    assert 2 <= at <= steps - 2 and carry.prompt["valid"].all() and carry.t == 0 and not carry.episode["rewards"].numel()
+    assert (
+        2 <= at <= steps - 2 and carry.prompt["valid"].all() and carry.t == 0 and not carry.episode["rewards"].numel()
+    )
     torch.testing.assert_close(carry.prompt["actions"][0], c["actions"][at : at + 2])
     torch.testing.assert_close(carry.prompt["observations"][0], c["observations"][at : at + 2])
 

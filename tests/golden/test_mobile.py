@@ -60,7 +60,8 @@ def test_elites_that_agree_are_not_penalised(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"min_target": 0.0}, {"entropy_in_target": True}, {"max_entropy_weight": None, "entropy_in_target": True}]
+    "settings",
+    [{}, {"min_target": 0.0}, {"entropy_in_target": True}, {"max_entropy_weight": None, "entropy_in_target": True}],
 )
 def test_critic_loss(settings: dict[str, Any], tmp_path: Path) -> None:
     algorithm, state, source = make(tmp_path, **settings)
@@ -82,7 +83,9 @@ def test_critic_loss(settings: dict[str, Any], tmp_path: Path) -> None:
     assert ("mobile/clipped" in metrics) == ("min_target" in settings)
 
 
-@pytest.mark.parametrize("settings", [{}, {"entropy_in_target": True}, {"value_head": "c51", "value_range": [-20.0, 20.0]}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"entropy_in_target": True}, {"value_head": "c51", "value_range": [-20.0, 20.0]}]
+)
 def test_the_best_of_several_actions_is_each_critics_own(settings: dict[str, Any], tmp_path: Path) -> None:
     """min over critics of max over actions, as in the authors' code; not max over actions of min over critics."""
     algorithm, state, _ = make(tmp_path, max_target_actions=5, critics=3, **settings)
@@ -93,11 +96,15 @@ def test_the_best_of_several_actions_is_each_critics_own(settings: dict[str, Any
         q = small.wide(algorithm.critic.head.mean(raw))
     else:
         q = q_values(critic, X["next_observations"], action)  # [E, M, B]
-        critic["head.bias"] -= torch.tensor(q.mean((1, 2)), dtype=torch.float32).view(-1, 1, 1)  # or one is the smallest everywhere
+        critic["head.bias"] -= torch.tensor(q.mean((1, 2)), dtype=torch.float32).view(
+            -1, 1, 1
+        )  # or one is the smallest everywhere
         q = q_values(critic, X["next_observations"], action)
     assert (q.max(1).min(0) > q.min(0).max(0) + 1e-3).any()
     chosen = q.argmax(1)
-    value = q.max(1) - (np.take_along_axis(log_p, chosen, 0) if settings.get("entropy_in_target") else 0.0)  # the weight counts as 1
+    value = q.max(1) - (
+        np.take_along_axis(log_p, chosen, 0) if settings.get("entropy_in_target") else 0.0
+    )  # the weight counts as 1
     expected = X["rewards"] + 0.9 * X["masks"] * value.min(0)
     found = algorithm.target(state, state.params["actor"], BATCH, KEY)
     np.testing.assert_allclose(found.value, expected, rtol=1e-3, atol=1e-3)
@@ -111,10 +118,12 @@ def test_the_actor_sees_the_clipped_weight(tmp_path: Path) -> None:
     algorithm, state, _ = make(tmp_path)
     action, log_p = small.sample(state.params["actor"], X["observations"], small.normal(KEY, 8, A))
     q = q_values(state.params["critic"], X["observations"], action).min(0)
-    assert float(algorithm.actor_loss(state.params["actor"], state, BATCH, KEY)[0]) == pytest.approx((log_p - q).mean(), rel=1e-3)
-    assert float(algorithm.weight(state)) == 1.0 and float(make(tmp_path, max_entropy_weight=None)[0].weight(state)) == pytest.approx(
-        math.exp(0.4)
+    assert float(algorithm.actor_loss(state.params["actor"], state, BATCH, KEY)[0]) == pytest.approx(
+        (log_p - q).mean(), rel=1e-3
     )
+    assert float(algorithm.weight(state)) == 1.0 and float(
+        make(tmp_path, max_entropy_weight=None)[0].weight(state)
+    ) == pytest.approx(math.exp(0.4))
 
 
 def test_a_fixed_weight_of_the_entropy(tmp_path: Path) -> None:
@@ -122,7 +131,9 @@ def test_a_fixed_weight_of_the_entropy(tmp_path: Path) -> None:
     state = algorithm.init(0)
     for i in range(3):
         state, metrics = algorithm.update(state, {k: v[:REAL] for k, v in BATCH.items()}, rng.make_key(i), phase=0)
-    assert float(algorithm.weight(state)) == pytest.approx(0.2) and float(metrics["entropy/weight"]) == pytest.approx(0.2)
+    assert float(algorithm.weight(state)) == pytest.approx(0.2) and float(metrics["entropy/weight"]) == pytest.approx(
+        0.2
+    )
 
 
 def test_what_it_cannot_take(tmp_path: Path) -> None:
@@ -139,6 +150,18 @@ def test_a_batch_without_imagined_rows(tmp_path: Path) -> None:
 
 def test_published_defaults() -> None:
     c = registry.get("algo", "mobile").Config()
-    assert (c.actor_learning_rate, c.learning_rate, c.real_share, c.backup_samples, c.hidden) == (1e-4, 3e-4, 0.05, 10, [256, 256])
-    assert (c.actor_schedule, c.decay_steps, c.rollouts, c.rollout_every, c.rollout_retain) == ("cosine", 3_000_000, 50_000, 1000, 5)
+    assert (c.actor_learning_rate, c.learning_rate, c.real_share, c.backup_samples, c.hidden) == (
+        1e-4,
+        3e-4,
+        0.05,
+        10,
+        [256, 256],
+    )
+    assert (c.actor_schedule, c.decay_steps, c.rollouts, c.rollout_every, c.rollout_retain) == (
+        "cosine",
+        3_000_000,
+        50_000,
+        1000,
+        5,
+    )
     assert not c.entropy_in_target and c.max_entropy_weight == 1.0

@@ -26,14 +26,18 @@ from tests.support.reference.world_model import OBS, A
 
 @pytest.mark.parametrize("penalty", [0.0, 1.5])
 def test_mopo_s_penalised_reward(penalty: float, tmp_path: Path) -> None:
-    """r - lambda max over all members of the norm of their standard deviations, the reward's among them; what is drawn stays the same."""
+    """r - lambda max over all members of the norm of their standard deviations, the reward's among them; what is drawn
+    stays the same.
+    """
     algorithm, state, source = small.make(tmp_path, "mopo", penalty=penalty, rollouts=20)
     assert algorithm.config.uncertainty == "aleatoric"
     told = algorithm.roll(state, source, rng.make_key(1))
     algorithm.penalised = lambda outcome, uncertainty: (outcome.rewards, outcome.terminations)
     plain = algorithm.roll(state, source, rng.make_key(1))
     assert torch.equal(told.next_observations, plain.next_observations)
-    _, std = small.predict(source.tree, small.wide(plain.observations).reshape(-1, OBS), small.wide(plain.actions).reshape(-1, A))
+    _, std = small.predict(
+        source.tree, small.wide(plain.observations).reshape(-1, OBS), small.wide(plain.actions).reshape(-1, A)
+    )
     u = np.sqrt((std**2).sum(-1)).max(0).reshape(3, 20)
     assert (std.argmax(0) == 1).any()  # a member that is no elite counts
     np.testing.assert_allclose(told.rewards, small.wide(plain.rewards) - penalty * u, rtol=1e-4, atol=1e-4)
@@ -56,7 +60,9 @@ def test_imagined_observations_stay_near_the_data(tmp_path: Path) -> None:
         found = algorithm.roll(state, source, rng.make_key(1))
         low, high = source.tree["low"], source.tree["high"]
         room = margin * (high - low)
-        assert (found.next_observations >= low - room - 1e-5).all() and (found.next_observations <= high + room + 1e-5).all()
+        assert (found.next_observations >= low - room - 1e-5).all() and (
+            found.next_observations <= high + room + 1e-5
+        ).all()
         outside = (found.next_observations == high + room) | (found.next_observations == low - room)
         assert outside.any() and torch.equal(outside.any(-1), found.clipped)
         assert 0 < float(describe(found)["rollout/clipped"]) <= 1
@@ -71,9 +77,16 @@ def steps(first: int, valid: list[list[bool]]) -> Imagined:
     number = first + torch.arange(mask.numel(), dtype=torch.float32).reshape(mask.shape)
     wide = number.unsqueeze(-1)
     return Imagined(
-        wide.expand(*mask.shape, OBS), wide.expand(*mask.shape, A), torch.zeros(*mask.shape, 0, OBS + A),
-        wide.expand(*mask.shape, OBS) + 0.5, number, number % 2 == 1, torch.zeros(mask.shape), torch.zeros(mask.shape).bool(), mask,
-    )  # fmt: skip
+        wide.expand(*mask.shape, OBS),
+        wide.expand(*mask.shape, A),
+        torch.zeros(*mask.shape, 0, OBS + A),
+        wide.expand(*mask.shape, OBS) + 0.5,
+        number,
+        number % 2 == 1,
+        torch.zeros(mask.shape),
+        torch.zeros(mask.shape).bool(),
+        mask,
+    )
 
 
 def rewards(algorithm: Any, ring: dict[str, Tensor]) -> list[float]:
@@ -106,7 +119,9 @@ def test_the_ring_against_a_list(tmp_path: Path) -> None:
 
 def test_draws_are_uniform_over_what_is_there(tmp_path: Path) -> None:
     algorithm, state, _ = small.make(tmp_path, "mopo", rollouts=4, horizon=2, rollout_retain=3)
-    ring = algorithm.rollouts.push(state.buffers["ring"], steps(1, [[True, True, False, True], [True, False, False, True]]))
+    ring = algorithm.rollouts.push(
+        state.buffers["ring"], steps(1, [[True, True, False, True], [True, False, False, True]])
+    )
     drawn = algorithm.rollouts.draw(state._replace(buffers={"ring": ring}), rng.make_key(5), 10_000)["rewards"]
     values, counts = drawn.unique(return_counts=True)
     assert values.tolist() == [1.0, 2.0, 4.0, 5.0, 8.0]  # 5 of 24 places hold something
@@ -146,7 +161,9 @@ def test_roll_outs_from_one_state_share_it(tmp_path: Path) -> None:
     assert whole.roll(state, source, rng.make_key(0)).valid[0].all()
 
 
-@pytest.mark.parametrize(("share", "members"), [(0.0, small.ELITES), (0.25, [2, 0, 3]), (0.5, [2, 0]), (0.75, [2]), (0.9, [2])])
+@pytest.mark.parametrize(
+    ("share", "members"), [(0.0, small.ELITES), (0.25, [2, 0, 3]), (0.5, [2, 0]), (0.75, [2]), (0.9, [2])]
+)
 def test_members_with_the_largest_errors_are_not_asked(share: float, members: list[int], tmp_path: Path) -> None:
     _, _, source = small.make(tmp_path, "mopo", model_dropout=share)
     assert small.HELD_OUT == [0.2, 0.9, 0.1, 0.3] and source.tree["elites"].tolist() == members
@@ -199,7 +216,11 @@ def test_the_first_action_of_the_best_future(penalty: float, discount: float) ->
         penalty=penalty,
         discount=discount,
     )
-    s, going, worth = np.tile(small.wide(start)[:, 0], (many, 1)), np.ones((many, rows), dtype=bool), np.zeros((many, rows))
+    s, going, worth = (
+        np.tile(small.wide(start)[:, 0], (many, 1)),
+        np.ones((many, rows), dtype=bool),
+        np.zeros((many, rows)),
+    )
     assert len(drawn) == horizon
     for t, a in enumerate(drawn):
         s = s + a
@@ -212,7 +233,9 @@ def test_the_first_action_of_the_best_future(penalty: float, discount: float) ->
 
 
 def test_roll_outs_choose_among_candidates(tmp_path: Path) -> None:
-    """One candidate is the policy's sample itself. With several and a large penalty the policy goes where the members agree more."""
+    """One candidate is the policy's sample itself. With several and a large penalty the policy goes where the members
+    agree more.
+    """
     found = {}
     for candidates, penalty in ((1, 2.0), (8, 1000.0)):
         algorithm, state, source = small.make(
@@ -229,9 +252,14 @@ def test_roll_outs_choose_among_candidates(tmp_path: Path) -> None:
     assert torch.equal(found[1].observations, found[8].observations)
     assert float(found[8].uncertainty.mean()) < 0.9 * float(found[1].uncertainty.mean())
     plain = branched(
-        source.model, source.tree, lambda o, p, k: algorithm.sample(state.params["actor"], o, k)[0], found[1].observations[0],
-        source.model.first_past(found[1].observations[0]), 1, rng.split(rng.make_key(0))[1],
-    )  # fmt: skip
+        source.model,
+        source.tree,
+        lambda o, p, k: algorithm.sample(state.params["actor"], o, k)[0],
+        found[1].observations[0],
+        source.model.first_past(found[1].observations[0]),
+        1,
+        rng.split(rng.make_key(0))[1],
+    )
     assert torch.equal(plain.actions, found[1].actions)
 
 
@@ -293,7 +321,9 @@ def test_what_it_refuses(tmp_path: Path) -> None:
 def test_look_back(tmp_path: Path) -> None:
     """A model that looks back is given what came before the data's states."""
     data = small.dataset()
-    algorithm, state, source = small.make(tmp_path, "mopo", data, model={"history": 3}, rollouts=40, candidates=2, lookahead=2)
+    algorithm, state, source = small.make(
+        tmp_path, "mopo", data, model={"history": 3}, rollouts=40, candidates=2, lookahead=2
+    )
     found = algorithm.roll(state, source, rng.make_key(0))
     assert found.past.shape == (3, 40, 2, OBS + A)
     rows = (found.observations[0].unsqueeze(1) == data.columns["observations"]).all(-1).float().argmax(1)

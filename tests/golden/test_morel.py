@@ -61,7 +61,9 @@ def test_halting(tmp_path: Path) -> None:
     told = algorithm.roll(state, source, rng.make_key(1))
     algorithm.halted = lambda source, outcome, uncertainty: (outcome.rewards, outcome.terminations)
     plain = algorithm.roll(state, source, rng.make_key(1))
-    u = disagreements(source, small.wide(plain.observations).reshape(-1, OBS), small.wide(plain.actions).reshape(-1, A)).reshape(4, 40)
+    u = disagreements(
+        source, small.wide(plain.observations).reshape(-1, OBS), small.wide(plain.actions).reshape(-1, A)
+    ).reshape(4, 40)
     np.testing.assert_allclose(plain.uncertainty, u, rtol=1e-3, atol=1e-4)
     assert torch.equal(told.observations, plain.observations)
     unknown = u > limit
@@ -77,10 +79,14 @@ def test_halting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "reward"), [({"halt_reward": -7.0}, -7.0), ({"halt_offset": 10.0}, float(X["rewards"].min()) - 10.0)], ids=str
+    ("settings", "reward"),
+    [({"halt_reward": -7.0}, -7.0), ({"halt_offset": 10.0}, float(X["rewards"].min()) - 10.0)],
+    ids=str,
 )
 def test_what_halting_costs(settings: dict[str, Any], reward: float, tmp_path: Path) -> None:
-    """The end of a rollout: its value is that one reward, whatever the next state; the model's own terminations stay."""
+    """The end of a rollout: its value is that one reward, whatever the next state; the model's own terminations
+    stay.
+    """
     algorithm, _, source = make(tmp_path, **settings)
     flags = torch.tensor([False, False, True])
     outcome = Outcome(torch.zeros(3, OBS), torch.tensor([1.0, 2.0, 3.0]), flags, ~flags)
@@ -91,7 +97,9 @@ def test_what_halting_costs(settings: dict[str, Any], reward: float, tmp_path: P
 
 def test_a_penalty_is_of_known_steps_alone(tmp_path: Path) -> None:
     algorithm, _, source = make(tmp_path, penalty=2.0, halt_reward=-50.0)
-    outcome = Outcome(torch.zeros(2, OBS), torch.ones(2), torch.zeros(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool))
+    outcome = Outcome(
+        torch.zeros(2, OBS), torch.ones(2), torch.zeros(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
+    )
     limit = algorithm.limit(source)
     rewards, _ = algorithm.halted(source, outcome, torch.stack([0.5 * limit, 2 * limit]))
     assert rewards.tolist() == [pytest.approx(1.0 - float(limit)), -50.0]
@@ -120,11 +128,18 @@ def test_one_that_did_not_begin_is_not_counted(tmp_path: Path) -> None:
 def test_the_bins_of_a_value_head_hold_halt(tmp_path: Path) -> None:
     kind, lowest = registry.get("algo", "morel"), float(X["rewards"].min())
     config = kind.Config(value_head="hl_gauss")
-    plain = registry.get("algo", "mopo").fit_config(registry.get("algo", "mopo").Config(value_head="hl_gauss"), DATA).value_range
+    plain = (
+        registry.get("algo", "mopo")
+        .fit_config(registry.get("algo", "mopo").Config(value_head="hl_gauss"), DATA)
+        .value_range
+    )
     assert kind.fit_config(config, DATA).value_range == [pytest.approx(lowest - 200.0), plain[1]]
     assert kind.fit_config(config, DATA, {"halt_offset": [1.0, 500.0]}).value_range[0] == pytest.approx(lowest - 500.0)
     own = kind.Config(value_head="hl_gauss", halt_reward=-1000.0)
-    assert kind.fit_config(own, DATA).value_range == [-1000.0, plain[1]] and kind.fit_config(kind.Config(), DATA).value_range == []
+    assert (
+        kind.fit_config(own, DATA).value_range == [-1000.0, plain[1]]
+        and kind.fit_config(kind.Config(), DATA).value_range == []
+    )
     assert kind.fit_config(kind.Config(value_head="hl_gauss", value_range=[-1.0, 1.0]), DATA).value_range == [-1.0, 1.0]
 
 
@@ -149,5 +164,11 @@ def test_what_it_refuses(tmp_path: Path) -> None:
 
 def test_published_defaults() -> None:
     c = registry.get("algo", "morel").Config()
-    assert (c.critics, c.hidden, c.learning_rate, c.actor_learning_rate, c.init) == (10, [256, 256, 256], 1e-4, 1e-4, "fixed_bias")
+    assert (c.critics, c.hidden, c.learning_rate, c.actor_learning_rate, c.init) == (
+        10,
+        [256, 256, 256],
+        1e-4,
+        1e-4,
+        "fixed_bias",
+    )
     assert (c.horizon, c.real_share, c.halt_offset, c.uncertainty, c.penalty) == (5, 0.01, 200.0, "disagreement", 0.0)

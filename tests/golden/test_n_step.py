@@ -1,5 +1,5 @@
-"""n-step targets by hand: the windows of a small dataset, and each algorithm's loss on them beside its loss of one step on a batch that has
-these sums for rewards; and the windows of values of goals, which end at the goal."""
+"""n-step targets by hand: the windows of a small dataset, and each algorithm's loss on them beside its loss of one step
+on a batch that has these sums for rewards; and the windows of values of goals, which end at the goal."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ from tests.support.reference import goals as ref
 N, DISCOUNT = 3, 0.5
 G = np.random.default_rng(7)
 OBSERVATIONS, ACTIONS = G.normal(size=(9, OBS)).astype(np.float32), G.uniform(-0.9, 0.9, (9, A)).astype(np.float32)
-REWARDS = np.array([1.0, 2, 4, 8, 16, 1, -1, 3, 5])  # an episode of five rows with a terminal, and one of four that was cut off
-# by hand, of the rows from which a transition is known, all but 8: sum of 0.5^k r_k, steps, row of the state after them, its action
+REWARDS = np.array(
+    [1.0, 2, 4, 8, 16, 1, -1, 3, 5]
+)  # an episode of five rows with a terminal, and one of four that was cut off
+# by hand, of the rows from which a transition is known, all but 8: sum of 0.5^k r_k, steps, row of the state after
+# them, its action
 SUMS = [3.0, 6, 12, 16, 16, 1.25, 0.5, 3]
 STEPS = [3, 3, 3, 2, 1, 3, 2, 1]
 AFTER = [3, 4, None, None, None, 8, 8, 8]
@@ -55,7 +58,9 @@ def by_hand() -> dict[str, Tensor]:
         "actions": torch.tensor(ACTIONS[:8]),
         "rewards": torch.tensor(SUMS),
         "masks": torch.tensor(mask),
-        "next_observations": torch.tensor(OBSERVATIONS[[0 if after is None else after for after in AFTER]]),  # not read where masked
+        "next_observations": torch.tensor(
+            OBSERVATIONS[[0 if after is None else after for after in AFTER]]
+        ),  # not read where masked
         "next_actions": torch.tensor(ACTIONS[NEXT_ACTION]),
     }
 
@@ -77,7 +82,8 @@ def test_windows() -> None:
         assert discounted(batch, torch.tensor(discount))[0].tolist() == sums
 
 
-# whose only use of the next state is their target: the penalties of CQL and Cal-QL, which have another, are weighted by 0
+# whose only use of the next state is their target: the penalties of CQL and Cal-QL, which have another, are weighted by
+# 0
 SETTINGS: dict[str, dict[str, Any]] = {
     "td3_bc": {},
     "rebrac": {"critic_bc": 0.7},
@@ -112,8 +118,13 @@ def critic_loss(algorithm: Any, state: Any, batch: dict[str, Tensor]) -> float:
 @pytest.mark.parametrize("head", ["scalar", "c51"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_targets_of_windows(name: str, head: str) -> None:
-    """The loss of n steps is that of one step whose reward is the sum and whose mask is 0.5^(m - 1), in each algorithm."""
-    settings = {**SETTINGS[name], **({} if head == "scalar" else {"value_head": head, "value_bins": 11, "value_range": [-5.0, 20.0]})}
+    """The loss of n steps is that of one step whose reward is the sum and whose mask is 0.5^(m - 1), in each
+    algorithm.
+    """
+    settings = {
+        **SETTINGS[name],
+        **({} if head == "scalar" else {"value_head": head, "value_bins": 11, "value_range": [-5.0, 20.0]}),
+    }
     one, state = make(name, **settings)
     many, _ = make(name, n_step=N, **settings)
     needed = tuple(x for x in one.sampler().extra if x == "next_actions")
@@ -141,7 +152,9 @@ def test_penalties_try_the_actions_of_the_very_next_state(name: str) -> None:
     many, _ = make(name, actions=3, n_step=N)
     steps = TransitionSampler().prepare(dataset()).take(torch.arange(8))
     inputs = [{**batch, "returns_to_go": torch.arange(8.0)} for batch in (steps, window_batch())]
-    first, second = (a.penalty(state.params["critic"], state, b, KEY)[0] for a, b in zip((one, many), inputs, strict=True))
+    first, second = (
+        a.penalty(state.params["critic"], state, b, KEY)[0] for a, b in zip((one, many), inputs, strict=True)
+    )
     assert torch.equal(first, second) and float(first) != 0.0
 
 
@@ -149,7 +162,16 @@ def test_the_returns_of_cal_ql_are_those_of_the_first_row() -> None:
     algorithm, _ = make("cal_ql", n_step=N)
     source = algorithm.sampler().prepare(dataset())
     batch = windows(source, torch.arange(8), N)
-    assert batch["returns_to_go"].tolist() == [5.0, 8.0, 12.0, 16.0, 16.0, 1.875, 1.75, 5.5]  # 1 + 0.5 (2 + 0.5 (4 + 0.5 (8 + 0.5 * 16)))
+    assert batch["returns_to_go"].tolist() == [
+        5.0,
+        8.0,
+        12.0,
+        16.0,
+        16.0,
+        1.875,
+        1.75,
+        5.5,
+    ]  # 1 + 0.5 (2 + 0.5 (4 + 0.5 (8 + 0.5 * 16)))
 
 
 def test_a_grid_over_the_discount() -> None:
@@ -193,19 +215,29 @@ def test_where_windows_of_goals_end(row: int, goal: int, beyond: int, steps: int
     assert (int(m), bool(reached)) == (steps, success)
 
 
-ROWS, GOALS = [0, 0, 4, 3, 2, 3, 1], [2, 7, 6, 5, 2, 1, 4]  # the last but two: the first row of the other episode, a goal behind
+ROWS, GOALS = (
+    [0, 0, 4, 3, 2, 3, 1],
+    [2, 7, 6, 5, 2, 1, 4],
+)  # the last but two: the first row of the other episode, a goal behind
 GOAL_SUMS = [-1.5, -1.75, -1.0, -1.5, 0.0, -1.5, -1.75]  # -1, -1 - 0.5, -1 - 0.5 - 0.25
 GOAL_STEPS, GOAL_MASKS = [2, 3, 1, 2, 0, 2, 3], [0.0, 1, 1, 1, 0, 1, 0]
 GOAL_AFTER = [None, 3, 5, 5, None, 5, None]  # of rows of `STATES`, whose row 5 is what follows the first episode's last
 
 
 def goal_batch() -> tuple[dict[str, Tensor], np.ndarray]:
-    """A batch of gciql's whose windows are those of `ROWS` and `GOALS`; and the states: of rows 0 to 4, and after the last."""
+    """A batch of gciql's whose windows are those of `ROWS` and `GOALS`; and the states: of rows 0 to 4, and after the
+    last.
+    """
     states = np.concatenate([OBSERVATIONS[:5], G.normal(size=(1, OBS)).astype(np.float32)])
     after = np.concatenate([states[1:], OBSERVATIONS[6:], OBSERVATIONS[:1]])
     limits = {"action_low": [-1.0] * A, "action_high": [1.0] * A}
     data = from_arrays(
-        np.concatenate([states[:5], OBSERVATIONS[5:]]), ACTIONS, REWARDS, episode_ends=[4, 8], next_observations=after, **limits
+        np.concatenate([states[:5], OBSERVATIONS[5:]]),
+        ACTIONS,
+        REWARDS,
+        episode_ends=[4, 8],
+        next_observations=after,
+        **limits,
     )
     sampler = GoalSampler(Mix(0.2, 0.5, 0.3), Mix(0.0, 1.0, 0.0), n_step=N)
     source, rows, goals = sampler.prepare(data), torch.tensor(ROWS), torch.tensor(GOALS)
@@ -242,7 +274,11 @@ def test_losses_of_values_of_goals(name: str) -> None:
         expected, found = ((q - y) ** 2).mean(1).sum(), algorithm.critic_loss(state.params["critic"], state, batch)[0]
     else:
         value = lambda p, s: ref.twins(p, np.concatenate([s, goals], 1))[..., 0]  # noqa: E731
-        now, before, later = value(state.params["value"], here), value(state.target["value"], here), value(state.target["value"], after)
+        now, before, later = (
+            value(state.params["value"], here),
+            value(state.target["value"], here),
+            value(state.target["value"], after),
+        )
         advantage = GOAL_SUMS + following * later.min(0) - before.mean(0)
         weight = np.where(advantage < 0, 0.2, 0.8)
         expected = (weight * (GOAL_SUMS + following * later - now) ** 2).mean(1).sum()
@@ -262,15 +298,22 @@ def test_hierarchical_values_learn_from_windows(name: str) -> None:
     assert sampler.n_step == N and int(batch[SPAN].max()) == N
     single = {**batch, SPAN: 1 - batch["successes"].long(), "window_states": batch["next_observations"]}
     plain = {k: v for k, v in single.items() if k != SPAN}
-    losses = [float(a.value_loss(state.params["value"], state, b)[0]) for a, b in ((one, plain), (many, single), (many, batch))]
+    losses = [
+        float(a.value_loss(state.params["value"], state, b)[0])
+        for a, b in ((one, plain), (many, single), (many, batch))
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6) and losses[2] != pytest.approx(losses[0], rel=1e-3)
-    assert torch.equal(one.low_loss(state.params["actor"], state, plain)[0], many.low_loss(state.params["actor"], state, batch)[0])
+    assert torch.equal(
+        one.low_loss(state.params["actor"], state, plain)[0], many.low_loss(state.params["actor"], state, batch)[0]
+    )
 
 
 @pytest.mark.parametrize("sampler", [TransitionSampler(n_step=2), GoalSampler(Mix(0.2, 0.5, 0.3), n_step=2)])
 def test_data_without_an_order_are_refused(sampler: Any) -> None:
     data = from_arrays(OBSERVATIONS, ACTIONS, REWARDS, np.ones(9, bool), action_low=[-1.0] * A, action_high=[1.0] * A)
-    with pytest.raises(UserError, match=r"algo\.n_step=2 sums the rewards of steps in a row.*dataset\.fields\.truncations"):
+    with pytest.raises(
+        UserError, match=r"algo\.n_step=2 sums the rewards of steps in a row.*dataset\.fields\.truncations"
+    ):
         sampler.prepare(data)
 
 
@@ -278,5 +321,7 @@ def test_data_without_an_order_are_refused(sampler: Any) -> None:
     "sampler", [TransitionSampler(("next_actions",), 3), GoalSampler(Mix(0.2, 0.5, 0.3), Mix(0.0, 1.0, 0.0), n_step=3)]
 )
 def test_columns_left_on_disk_give_the_same_windows(sampler: Any) -> None:
-    packed, mapped = (sampler(sampler.prepare(d), KEY, 64) for d in (dataset(), dataclasses.replace(dataset(), mapped=True)))
+    packed, mapped = (
+        sampler(sampler.prepare(d), KEY, 64) for d in (dataset(), dataclasses.replace(dataset(), mapped=True))
+    )
     assert set(packed) == set(mapped) and all(torch.equal(packed[k], mapped[k]) for k in packed)

@@ -44,12 +44,18 @@ def test_layer_norm_comes_after_the_activation(activation: str, epsilon: float) 
 
 
 @pytest.mark.parametrize(
-    ("layer_norm", "epsilon", "first"), [(False, 1e-5, False), (True, 1e-5, False), (True, 0.5, False), (True, 0.5, True)]
+    ("layer_norm", "epsilon", "first"),
+    [(False, 1e-5, False), (True, 1e-5, False), (True, 0.5, False), (True, 0.5, True)],
 )
 def test_ensemble_equals_separate_networks(layer_norm: bool, epsilon: float, first: bool) -> None:
     torch.manual_seed(2)
     size, x = 3, torch.randn(8, 4)
-    form: dict[str, Any] = {"layer_norm": layer_norm, "layer_norm_epsilon": epsilon, "norm_first": first, "activation": "mish"}
+    form: dict[str, Any] = {
+        "layer_norm": layer_norm,
+        "layer_norm_epsilon": epsilon,
+        "norm_first": first,
+        "activation": "mish",
+    }
     ensemble = EnsembleMLP(size, 4, [6, 5], 2, **form)
     for p in ensemble.parameters():
         p.data = torch.randn_like(p)
@@ -80,7 +86,10 @@ def test_actions_at_shared_states_give_what_their_rows_give(hidden: list[int], l
 
         def value(p: dict[str, torch.Tensor], make: Any = make) -> torch.Tensor:
             return (
-                call(net, {k: v for k, v in p.items() if k not in ("states", "actions")}, make(p["states"], p["actions"])) * weights
+                call(
+                    net, {k: v for k, v in p.items() if k not in ("states", "actions")}, make(p["states"], p["actions"])
+                )
+                * weights
             ).sum()
 
         results.append((call(net, params_of(net), make(states, actions)), torch.func.grad(value)(inputs)))
@@ -149,7 +158,9 @@ def test_dropout_keeps_the_mean_and_needs_a_key() -> None:
     net.head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     net(torch.randn(500, 4), key)
     masks = [h == 0 for h in seen]
-    agreement = float((masks[0] == masks[1]).double().mean())  # relu halves, dropout halves: each is 0 three times in four
+    agreement = float(
+        (masks[0] == masks[1]).double().mean()
+    )  # relu halves, dropout halves: each is 0 three times in four
     assert agreement < 0.75  # the layers' noise differs
     plain = MLP(4, [64], 2)
     assert torch.equal(plain(a), plain(a, key))  # rate 0: a key changes nothing

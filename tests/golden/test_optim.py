@@ -73,7 +73,9 @@ def test_decays_the_named_parameters_only() -> None:
         optimizer.step()
     named = ours(Adam(learning_rate=0.02, weight_decay=0.3, decayed=frozenset({"w"})), params, inputs)
     same(named, {k: v.detach() for k, v in leaves.items()})
-    assert float((named["b"] - ours(Adam(learning_rate=0.02, weight_decay=0.3), params, inputs)["b"]).abs().max()) > 1e-3
+    assert (
+        float((named["b"] - ours(Adam(learning_rate=0.02, weight_decay=0.3), params, inputs)["b"]).abs().max()) > 1e-3
+    )
 
 
 def test_first_update_is_one_learning_rate_long() -> None:
@@ -94,15 +96,40 @@ def test_first_update_is_one_learning_rate_long() -> None:
         ({}, {0: 1.0, 10**6: 1.0}),
         ({"schedule": "cosine", "decay_steps": 100}, {0: 1.0, 25: 0.853553, 50: 0.5, 75: 0.146447, 100: 0.0, 250: 0.0}),
         ({"schedule": "linear", "decay_steps": 100}, {0: 1.0, 25: 0.75, 99: 0.01, 100: 0.0, 101: 0.0}),
-        ({"schedule": "cosine", "decay_steps": 100, "floor": 0.1}, {0: 1.0, 25: 0.853553, 75: 0.146447, 90: 0.1, 100: 0.1, 250: 0.1}),
-        ({"schedule": "cosine", "decay_steps": 10, "floor": 0.1, "warmup_steps": 4}, {0: 0.25, 1: 0.487764, 9: 0.1, 20: 0.1}),
+        (
+            {"schedule": "cosine", "decay_steps": 100, "floor": 0.1},
+            {0: 1.0, 25: 0.853553, 75: 0.146447, 90: 0.1, 100: 0.1, 250: 0.1},
+        ),
+        (
+            {"schedule": "cosine", "decay_steps": 10, "floor": 0.1, "warmup_steps": 4},
+            {0: 0.25, 1: 0.487764, 9: 0.1, 20: 0.1},
+        ),
         ({"warmup_steps": 4}, {0: 0.25, 1: 0.5, 3: 1.0, 4: 1.0, 50: 1.0}),
         (  # the Trajectory Transformer's: 10 updates up, 100 down, 100 up again
             {"schedule": "cosine_cycle", "decay_steps": 100, "floor": 0.1, "warmup_steps": 10},
-            {0: 0.1, 4: 0.5, 9: 1.0, 34: 0.853553, 59: 0.5, 84: 0.146447, 109: 0.1, 134: 0.146447, 159: 0.5, 209: 1.0, 259: 0.5, 309: 0.1},
+            {
+                0: 0.1,
+                4: 0.5,
+                9: 1.0,
+                34: 0.853553,
+                59: 0.5,
+                84: 0.146447,
+                109: 0.1,
+                134: 0.146447,
+                159: 0.5,
+                209: 1.0,
+                259: 0.5,
+                309: 0.1,
+            },
         ),
-        ({"schedule": "cosine", "decay_steps": 100, "schedule_from": 40}, {0: 1.0, 40: 1.0, 65: 0.853553, 90: 0.5, 140: 0.0, 300: 0.0}),
-        ({"schedule": "linear", "decay_steps": 10, "warmup_steps": 4}, {0: 0.25, 1: 0.45, 2: 0.6, 3: 0.7, 4: 0.6, 10: 0.0}),
+        (
+            {"schedule": "cosine", "decay_steps": 100, "schedule_from": 40},
+            {0: 1.0, 40: 1.0, 65: 0.853553, 90: 0.5, 140: 0.0, 300: 0.0},
+        ),
+        (
+            {"schedule": "linear", "decay_steps": 10, "warmup_steps": 4},
+            {0: 0.25, 1: 0.45, 2: 0.6, 3: 0.7, 4: 0.6, 10: 0.0},
+        ),
     ],
 )
 def test_schedules_by_hand(settings: dict[str, object], rates: dict[int, float]) -> None:
@@ -130,7 +157,9 @@ def test_impossible_schedules_are_refused() -> None:
 
 
 def test_global_norm_is_over_all_tensors() -> None:
-    assert float(global_norm({"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]]), "c": torch.tensor(12.0)})) == 13.0
+    assert (
+        float(global_norm({"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]]), "c": torch.tensor(12.0)})) == 13.0
+    )
 
 
 def test_clipping_equals_torch() -> None:

@@ -1,4 +1,6 @@
-"""PETS: returns of plans against a model written out in float64 NumPy, ends, members, and policies that act without what they came from."""
+"""PETS: returns of plans against a model written out in float64 NumPy, ends, members, and policies that act without
+what they came from.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,14 @@ SMALL = {"plan_population": 20, "plan_elites": 5, "plan_iterations": 2, "plan_ho
 
 def make(**settings: Any) -> Any:
     kind = registry.get("algo", "pets")
-    defaults = {"members": MEMBERS, "hidden": [8], "activation": "relu", "termination": "never", "elites": 2, "plan_particles": PARTICLES}
+    defaults = {
+        "members": MEMBERS,
+        "hidden": [8],
+        "activation": "relu",
+        "termination": "never",
+        "elites": 2,
+        "plan_particles": PARTICLES,
+    }
     spec = DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
     return kind(kind.Config(**{**defaults, "plan_horizon": H, "plan_discount": 0.9, "epoch": 1, **settings}), spec)
 
@@ -46,8 +55,18 @@ def tree_of(algorithm: Any) -> dict[str, Any]:
     params = {k: 0.5 * torch.randn(v.shape, generator=g) for k, v in algorithm.init(0).params["dynamics"].items()}
     params |= {"max_log_var": torch.tensor([-0.5, 0.2, 0.1]), "min_log_var": torch.tensor([-3.0, -2.0, -4.0])}
     width = algorithm.model.in_dim
-    tree = {"params": params, "mean": torch.randn(width, generator=g), "std": torch.rand(width, generator=g) + 0.5, "elites": ELITES}
-    return {**tree, "low": torch.tensor([-1.5, -2.0]), "high": torch.tensor([2.0, 1.0]), "scale": torch.tensor([0.5, 2.0, 1.5])}
+    tree = {
+        "params": params,
+        "mean": torch.randn(width, generator=g),
+        "std": torch.rand(width, generator=g) + 0.5,
+        "elites": ELITES,
+    }
+    return {
+        **tree,
+        "low": torch.tensor([-1.5, -2.0]),
+        "high": torch.tensor([2.0, 1.0]),
+        "scale": torch.tensor([0.5, 2.0, 1.5]),
+    }
 
 
 def float64(x: Tensor) -> np.ndarray:
@@ -59,7 +78,9 @@ def softplus(x: np.ndarray) -> np.ndarray:
 
 
 def outputs(tree: dict[str, Any], x: np.ndarray, member: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """Mean [D], standard deviation [D] and probability of an end (0 where none is learnt) of one member for one input."""
+    """Mean [D], standard deviation [D] and probability of an end (0 where none is learnt) of one member for one
+    input.
+    """
     layers = ref.net(tree["params"], "net.", member)
     y = ref.forward(layers, ((x - float64(tree["mean"])) / float64(tree["std"]))[None])[0][0]
     high, low = float64(tree["params"]["max_log_var"]), float64(tree["params"]["min_log_var"])
@@ -102,7 +123,9 @@ def by_hand(tree: dict[str, Any], c: Any, chosen: np.ndarray, noise: np.ndarray)
     ids=str,
 )
 def test_returns_of_plans(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(rng), "normal", lambda key, shape: torch.tensor(NOISE[int(key)], dtype=torch.float32).reshape(shape))
+    monkeypatch.setitem(
+        vars(rng), "normal", lambda key, shape: torch.tensor(NOISE[int(key)], dtype=torch.float32).reshape(shape)
+    )
     algorithm = make(**settings)
     tree, (assign, noise) = tree_of(algorithm), rng.split(KEY)
     NOISE.clear()
@@ -134,7 +157,12 @@ def members_by_hand(key: Tensor) -> np.ndarray:
 def test_a_particle_keeps_its_member_or_does_not(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Members that drift left, not at all and right: where a particle gets in H steps tells whom it asked."""
     algorithm = make(members=3, elites=3, plan_members=how, plan_particles=12)
-    tree = {**tree_of(algorithm), "elites": torch.arange(3), "low": torch.full((OBS,), -99.0), "high": torch.full((OBS,), 99.0)}
+    tree = {
+        **tree_of(algorithm),
+        "elites": torch.arange(3),
+        "low": torch.full((OBS,), -99.0),
+        "high": torch.full((OBS,), 99.0),
+    }
     tree["params"] = {k: torch.zeros_like(v) for k, v in tree["params"].items()}
     tree["params"]["net.head.bias"][:, 0, 0] = torch.tensor([-1.0, 0.0, 1.0])
     tree["params"] |= {name: torch.full((OBS + 1,), -20.0) for name in ("max_log_var", "min_log_var")}
@@ -195,7 +223,9 @@ def data() -> Dataset:
 
 def trained(history: int = 1, **settings: Any) -> tuple[Any, TrainState, Dataset]:
     dataset, kind = data(), registry.get("algo", "pets")
-    config = kind.Config(**{"members": 3, "elites": 2, "hidden": [8], "epoch": 10, "history": history, **SMALL, **settings})
+    config = kind.Config(
+        **{"members": 3, "elites": 2, "hidden": [8], "epoch": 10, "history": history, **SMALL, **settings}
+    )
     algorithm = kind(kind.fit_config(config, dataset), dataset.spec)
     return algorithm, run(algorithm, dataset, 40), dataset
 
@@ -212,7 +242,9 @@ def walk(policy: TrainedPolicy, steps: int = 5) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"history": 2}, {"planner": "mppi", "penalty": 1.0, "uncertainty": "density", "plan_members": "drawn"}], ids=str
+    "settings",
+    [{"history": 2}, {"planner": "mppi", "penalty": 1.0, "uncertainty": "density", "plan_members": "drawn"}],
+    ids=str,
 )
 def test_a_policy_acts_alone_as_with_its_model(settings: dict[str, Any], tmp_path: Path) -> None:
     algorithm, state, dataset = trained(**settings)
@@ -224,8 +256,16 @@ def test_a_policy_acts_alone_as_with_its_model(settings: dict[str, Any], tmp_pat
     assert np.array_equal(walk(TrainedPolicy.load(tmp_path / "policy.safetensors")), expected)
 
     # and as one that was handed the model
-    path, tree = tmp_path / "model.safetensors", {**algorithm.tree(state), **data_range(dataset), "scale": torch.ones(OBS + 1)}
-    save(path, algorithm.model, tree, {"data": {"name": "x", "fingerprint": "y"}, "held_out": state.extra["error"].tolist(), "seed": 0})
+    path, tree = (
+        tmp_path / "model.safetensors",
+        {**algorithm.tree(state), **data_range(dataset), "scale": torch.ones(OBS + 1)},
+    )
+    save(
+        path,
+        algorithm.model,
+        tree,
+        {"data": {"name": "x", "fingerprint": "y"}, "held_out": state.extra["error"].tolist(), "seed": 0},
+    )
     kind = type(algorithm)
     other = kind.Config(world_model=str(path), **{k: v for k, v in settings.items() if k != "history"}, **SMALL)
     config, pretrained = ready(TrainConfig(algo=other), dataset)
@@ -246,7 +286,9 @@ def test_what_a_user_gets_wrong(tmp_path: Path) -> None:
     algorithm, state, dataset = trained()
     kind, path = type(algorithm), tmp_path / "model.safetensors"
     tree = {**algorithm.tree(state), **data_range(dataset), "scale": torch.ones(OBS + 1)}
-    save(path, algorithm.model, tree, {"data": {"name": "x", "fingerprint": "y"}, "held_out": [1.0, 2.0, 3.0], "seed": 0})
+    save(
+        path, algorithm.model, tree, {"data": {"name": "x", "fingerprint": "y"}, "held_out": [1.0, 2.0, 3.0], "seed": 0}
+    )
 
     def asked(**settings: Any) -> Any:
         return ready(TrainConfig(algo=kind.Config(**settings)), dataset)[0].algo

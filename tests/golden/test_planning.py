@@ -1,4 +1,6 @@
-"""Planners: iterations in float64 NumPy on the same draws, optimal control of a double integrator, and what must hold for any model."""
+"""Planners: iterations in float64 NumPy on the same draws, optimal control of a double integrator, and what must hold
+for any model.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,14 @@ MEAN[0, 0, 0] = 0.95  # so near a bound that the distance to it is what limits t
 PROPOSED = torch.tensor(G.uniform(-2, 2, (B, N, H, A)), dtype=torch.float32)  # some beyond the bounds
 GOALS = torch.tensor([[0.2, 0.7], [-0.6, 1.5]])
 CEM: dict[str, Any] = {"population": 200, "elites": 20, "iterations": 8, "alpha": 0.1}
-MPPI: dict[str, Any] = {"population": 200, "elites": 20, "iterations": 8, "temperature": 2.0, "std_min": 0.05, "std_max": 2.0}
+MPPI: dict[str, Any] = {
+    "population": 200,
+    "elites": 20,
+    "iterations": 8,
+    "temperature": 2.0,
+    "std_min": 0.05,
+    "std_max": 2.0,
+}
 BOTH = pytest.mark.parametrize(("planner", "settings"), [(cem, CEM), (mppi, MPPI)], ids=["cem", "mppi"])
 
 
@@ -42,7 +51,9 @@ def noisy(observations: Tensor, plans: Tensor, key: Tensor) -> Tensor:
 
 def np_noisy(plans: np.ndarray, key: Tensor) -> np.ndarray:
     goals, weight = GOALS.numpy().astype(np.float64), np.arange(1, H + 1)[:, None]
-    return -(weight * (plans - goals[:, None, None]) ** 2).sum((-1, -2)) + rng.normal(key, (B, P)).numpy().astype(np.float64)
+    return -(weight * (plans - goals[:, None, None]) ** 2).sum((-1, -2)) + rng.normal(key, (B, P)).numpy().astype(
+        np.float64
+    )
 
 
 def float64(x: Tensor) -> np.ndarray:
@@ -86,7 +97,18 @@ def test_cem_in_numpy(floor: float, proposals: Tensor | None) -> None:
     if proposals is None:
         assert any(len(s) == 1 for s in stopped) == (floor > 0.01)
     action, following = cem(
-        noisy, GOALS, MEAN, LOW, HIGH, KEY, population=P, elites=ELITES, iterations=4, alpha=alpha, floor=floor, proposals=proposals
+        noisy,
+        GOALS,
+        MEAN,
+        LOW,
+        HIGH,
+        KEY,
+        population=P,
+        elites=ELITES,
+        iterations=4,
+        alpha=alpha,
+        floor=floor,
+        proposals=proposals,
     )
     np.testing.assert_allclose(action.numpy(), mean[:, 0], atol=2e-6)
     np.testing.assert_allclose(following[:, :-1].numpy(), mean[:, 1:], atol=2e-6)
@@ -116,7 +138,11 @@ def test_mppi_in_numpy(pick: str, explore: bool) -> None:
     action = mean[:, 0]
     if pick == "elite":
         logits = torch.tensor(np.log(weight[..., 0, 0]), dtype=torch.float32)
-        drawn = rng.categorical(chosen, logits) if explore else torch.cat([rng.categorical(chosen, row).view(1) for row in logits])
+        drawn = (
+            rng.categorical(chosen, logits)
+            if explore
+            else torch.cat([rng.categorical(chosen, row).view(1) for row in logits])
+        )
         assert (drawn > 0).any()
         action = best[np.arange(B), drawn.numpy(), 0]
     if explore:
@@ -137,13 +163,24 @@ def test_mppi_with_all_plans_as_elites_and_one_std_has_fixed_noise() -> None:
         return noisy(observations, plans, key)
 
     wide = 100 * ONES
-    mppi(keep, GOALS, first_plan(B, H, -wide, wide), -wide, wide, KEY, **{**MPPI, "elites": 200, "std_min": 0.01, "std_max": 0.01})
+    mppi(
+        keep,
+        GOALS,
+        first_plan(B, H, -wide, wide),
+        -wide,
+        wide,
+        KEY,
+        **{**MPPI, "elites": 200, "std_min": 0.01, "std_max": 0.01},
+    )
     assert len(seen) == 8 and all(abs(plans.std(1).mean().item() - 1.0) < 0.05 for plans in seen)
 
 
 @BOTH
 def test_bounds_hold_exactly(planner: Callable[..., Any], settings: dict[str, Any]) -> None:
-    low, high = torch.tensor([-0.1, 0.3]), torch.tensor([0.7, 0.3])  # no binary fractions, and an action that has no choice
+    low, high = (
+        torch.tensor([-0.1, 0.3]),
+        torch.tensor([0.7, 0.3]),
+    )  # no binary fractions, and an action that has no choice
     seen: list[Tensor] = []
 
     def outwards(observations: Tensor, plans: Tensor, key: Tensor) -> Tensor:
@@ -161,7 +198,9 @@ def test_bounds_hold_exactly(planner: Callable[..., Any], settings: dict[str, An
 
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_finds_the_top_of_a_quadratic(planner: Callable[..., Any], settings: dict[str, Any], dtype: torch.dtype) -> None:
+def test_finds_the_top_of_a_quadratic(
+    planner: Callable[..., Any], settings: dict[str, Any], dtype: torch.dtype
+) -> None:
     goals = torch.tensor([[0.3, -0.5], [-0.8, 0.1], [1.5, -2.0]], dtype=dtype)  # the last beyond the bounds
     one, many = ONES.to(dtype), {**settings, "population": 500, "elites": 50, "iterations": 20}
     action, following = planner(quadratic, goals, first_plan(3, 2, -one, one), -one, one, KEY, **many)
@@ -169,7 +208,9 @@ def test_finds_the_top_of_a_quadratic(planner: Callable[..., Any], settings: dic
     tolerance = 0.1 if planner is mppi else 0.03  # an elite of a search that keeps a noise of 0.05
     for found in (action, following[:, 0]):
         np.testing.assert_allclose(found[:2], goals[:2], atol=tolerance)
-        np.testing.assert_allclose(found[2], [1.0, -1.0], atol=0.3)  # PETS's noise shrinks with the distance to the bound
+        np.testing.assert_allclose(
+            found[2], [1.0, -1.0], atol=0.3
+        )  # PETS's noise shrinks with the distance to the bound
 
 
 STEP, STEPS, FORCE = 0.2, 12, 5.0
@@ -241,7 +282,9 @@ def test_a_row_does_not_see_the_others(planner: Callable[..., Any], settings: di
         torch.testing.assert_close(alone[0][0], action[b], atol=1e-6, rtol=0)
         torch.testing.assert_close(alone[1][0], following[b], atol=1e-6, rtol=0)
     if planner is mppi:
-        same = mppi(quadratic, goals[:1].expand(4, -1), means[:1].expand(4, -1, -1), -ONES, ONES, KEY, **settings, explore=True)[0]
+        same = mppi(
+            quadratic, goals[:1].expand(4, -1), means[:1].expand(4, -1, -1), -ONES, ONES, KEY, **settings, explore=True
+        )[0]
         assert (same[0] != same[1]).any()  # noise of their own
 
 
@@ -287,11 +330,15 @@ def test_only_finite_elites_count(planner: Callable[..., Any], settings: dict[st
         return value
 
     more = {"pick": "mean"} if planner is mppi else {"alpha": 0.0}
-    action, following = planner(returns, GOALS, MEAN, LOW, HIGH, KEY, **{**settings, "population": P, "elites": 5, "iterations": 1, **more})
+    action, following = planner(
+        returns, GOALS, MEAN, LOW, HIGH, KEY, **{**settings, "population": P, "elites": 5, "iterations": 1, **more}
+    )
     torch.testing.assert_close(action[0], seen[0][0, [3, 8, 11]].mean(0)[0])
     assert torch.equal(action[1], MEAN[1, 0]) and torch.equal(following[1], shifted(MEAN, LOW, HIGH)[1])
     if planner is mppi:  # an elite: one of the three, or the plan that there was
-        action, _ = planner(returns, GOALS, MEAN, LOW, HIGH, KEY, **{**settings, "population": P, "elites": 5, "iterations": 1})
+        action, _ = planner(
+            returns, GOALS, MEAN, LOW, HIGH, KEY, **{**settings, "population": P, "elites": 5, "iterations": 1}
+        )
         assert any(torch.equal(action[0], seen[0][0, i, 0]) for i in (3, 8, 11)) and torch.equal(action[1], MEAN[1, 0])
 
 
@@ -311,7 +358,9 @@ def test_a_colder_mppi_acts_as_the_best_plan_and_a_hot_one_as_their_mean() -> No
     # returns as far apart as numbers go are still weights
     apart = lambda o, plans, key: torch.where(plans[:, :, 0, 0] > 0.0, 3e38, -3e38)  # noqa: E731
     for temperature in (0.0, 2.0):
-        assert torch.isfinite(mppi(apart, GOALS, MEAN, LOW, HIGH, KEY, **{**few, "elites": 200, "temperature": temperature})[0]).all()
+        assert torch.isfinite(
+            mppi(apart, GOALS, MEAN, LOW, HIGH, KEY, **{**few, "elites": 200, "temperature": temperature})[0]
+        ).all()
 
 
 @BOTH
@@ -320,7 +369,10 @@ def test_proposals_help_where_chance_does_not(planner: Callable[..., Any], setti
     goals, start = torch.tensor([[0.9, -0.9]]), first_plan(1, horizon, -ONES, ONES)
     proposed = goals.view(1, 1, 1, A).expand(1, 3, horizon, A)
     few = {**settings, "iterations": 2, "elites": 5}
-    miss = [(planner(quadratic, goals, start, -ONES, ONES, KEY, **few, proposals=p)[0] - goals).abs().max() for p in (None, proposed)]
+    miss = [
+        (planner(quadratic, goals, start, -ONES, ONES, KEY, **few, proposals=p)[0] - goals).abs().max()
+        for p in (None, proposed)
+    ]
     assert miss[1] < 0.5 * miss[0]
 
 
@@ -335,8 +387,19 @@ def test_plan_is_the_planner_of_the_settings() -> None:
     assert torch.equal(x[0], y[0]) and torch.equal(x[1], y[1])
     x = plan(PlanSettings("mppi"), noisy, GOALS, MEAN, LOW, HIGH, KEY, explore=True, proposals=PROPOSED)
     y = mppi(
-        noisy, GOALS, MEAN, LOW, HIGH, KEY, temperature=0.5, std_min=0.05, std_max=0.3, explore=True, proposals=PROPOSED, **shared
-    )  # fmt: skip
+        noisy,
+        GOALS,
+        MEAN,
+        LOW,
+        HIGH,
+        KEY,
+        temperature=0.5,
+        std_min=0.05,
+        std_max=0.3,
+        explore=True,
+        proposals=PROPOSED,
+        **shared,
+    )
     assert torch.equal(x[0], y[0]) and torch.equal(x[1], y[1])
 
 
@@ -350,4 +413,16 @@ def test_contradictions_are_refused() -> None:
     with pytest.raises(ValueError, match="returns of shape"):
         cem(lambda o, plans, key: plans.sum((-1, -2))[0], GOALS, MEAN, LOW, HIGH, KEY, **CEM)
     with pytest.raises(ValueError, match="3 proposals"):
-        cem(noisy, GOALS, MEAN, LOW, HIGH, KEY, population=2, elites=1, iterations=1, alpha=0.1, proposals=torch.zeros(B, 3, H, A))
+        cem(
+            noisy,
+            GOALS,
+            MEAN,
+            LOW,
+            HIGH,
+            KEY,
+            population=2,
+            elites=1,
+            iterations=1,
+            alpha=0.1,
+            proposals=torch.zeros(B, 3, H, A),
+        )

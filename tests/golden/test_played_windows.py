@@ -1,4 +1,6 @@
-"""Windows of what is played are those that the offline samplers draw of the same episodes, and policies of chunks play them online."""
+"""Windows of what is played are those that the offline samplers draw of the same episodes, and policies of chunks play
+them online.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ STEPS = 18
 
 
 def play() -> tuple[list[Turn], dict[int, Dataset]]:
-    """Turns of 2 x 2 environments whose observations say replica, environment and step; and the same as data of each replica."""
+    """Turns of 2 x 2 environments whose observations say replica, environment and step; and the same as data of each
+    replica.
+    """
     g, turns = np.random.default_rng(0), []
     episodes: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
     running: dict[tuple[int, int], list[Any]] = {seat: [] for seat in PLAYED}
@@ -39,7 +43,12 @@ def play() -> tuple[list[Turn], dict[int, Dataset]]:
         rows = []
         for n, e in PLAYED:
             size = left[n, e][0] if left[n, e] else 99
-            step = (n * 1000.0 + e * 100 + t, g.uniform(-1, 1, 2).astype(np.float32), float(g.normal()), n * 1000.0 + e * 100 + t + 0.5)
+            step = (
+                n * 1000.0 + e * 100 + t,
+                g.uniform(-1, 1, 2).astype(np.float32),
+                float(g.normal()),
+                n * 1000.0 + e * 100 + t + 0.5,
+            )
             running[n, e].append(step)
             over = len(running[n, e]) == abs(size)
             rows.append((*step, over and size < 0, over))
@@ -47,7 +56,19 @@ def play() -> tuple[list[Turn], dict[int, Dataset]]:
                 episodes[n].append({"rows": running[n, e], "died": over and size < 0})
                 running[n, e], left[n, e] = [], left[n, e][1:]
         observations, actions, rewards, after, died, over = (np.array(x) for x in zip(*rows, strict=True))
-        turns.append(Turn(observations[:, None], actions, rewards, after[:, None], died, over, np.ones(4, bool), [], np.full(4, np.nan)))
+        turns.append(
+            Turn(
+                observations[:, None],
+                actions,
+                rewards,
+                after[:, None],
+                died,
+                over,
+                np.ones(4, bool),
+                [],
+                np.full(4, np.nan),
+            )
+        )
     data = {}
     for n, parts in episodes.items():
         steps = [row for part in parts for row in part["rows"]]
@@ -72,7 +93,9 @@ def test_played_windows_are_those_of_the_data(sampler: Any) -> None:
     ring = Ring(rows.columns, 2, 200, torch.device("cpu"))
     for turn in turns:
         ring.add(*rows.take(turn))
-    last = dataclasses.replace(turns[-1], over=np.ones(4, bool), valid=np.zeros(4, bool))  # the episodes that still run are cut
+    last = dataclasses.replace(
+        turns[-1], over=np.ones(4, bool), valid=np.zeros(4, bool)
+    )  # the episodes that still run are cut
     ring.add(*rows.take(last))
     for n in range(2):
         source = sampler.prepare(data[n])
@@ -90,7 +113,9 @@ def test_played_windows_are_those_of_the_data(sampler: Any) -> None:
 def test_windows_wait_until_they_are_complete_and_none_is_torn_by_the_ring() -> None:
     turns, data = play()
     sampler = ChunkSampler(3)
-    rows = Rows(data[0].spec, columns_for(data[0].spec, sampler, torch.float32, "it"), 2, 2, returns_of(sampler, 0.9), sampler)
+    rows = Rows(
+        data[0].spec, columns_for(data[0].spec, sampler, torch.float32, "it"), 2, 2, returns_of(sampler, 0.9), sampler
+    )
     ring = Ring(rows.columns, 2, 5, torch.device("cpu"))  # full after a few steps
     counts = []
     for turn in turns:
@@ -101,7 +126,9 @@ def test_windows_wait_until_they_are_complete_and_none_is_torn_by_the_ring() -> 
             for i in range(int(ring.counts[n])):
                 window = {k: v[n, 0] for k, v in ring.take(torch.tensor([[i], [i]])).items()}
                 first, span = float(window["observations"][0]), int(window[SPAN])
-                assert float(window["next_observations"][0]) == first + span - 0.5  # of the same environment, step after step
+                assert (
+                    float(window["next_observations"][0]) == first + span - 0.5
+                )  # of the same environment, step after step
                 assert window[VALID].tolist() == [j < span for j in range(3)]
     assert counts[:3] == [1, 0, 3]  # an episode of one step, which is over; all others wait for a third step
     rows.drop(0)
@@ -112,8 +139,12 @@ def learner(algorithm: Any, data: Dataset) -> Learner:
     replicas = [Replica(0, ()), Replica(1, ())]
     state = first_state(algorithm, replicas)
     sampler = algorithm.sampler()
-    rows = Rows(data.spec, columns_for(data.spec, sampler, torch.float32, "it"), 2, 2, returns_of(sampler, 0.9), sampler)
-    batches = MixedBatches(Ring(rows.columns, 2, 10, torch.device("cpu")), sampler, sampler.prepare(data), state.key, 8, 1.0)
+    rows = Rows(
+        data.spec, columns_for(data.spec, sampler, torch.float32, "it"), 2, 2, returns_of(sampler, 0.9), sampler
+    )
+    batches = MixedBatches(
+        Ring(rows.columns, 2, 10, torch.device("cpu")), sampler, sampler.prepare(data), state.key, 8, 1.0
+    )
     result = Learner(Plan(algorithm, 8, "eager", "float32", 2), batches, replicas, torch.device("cpu"), {}, {})
     result.load(state, state, {})
     return result
@@ -121,8 +152,8 @@ def learner(algorithm: Any, data: Dataset) -> Learner:
 
 @pytest.mark.parametrize("kind", ["qc", "flow_bc"])
 def test_chunks_are_played_from_a_queue_for_each_environment(kind: str) -> None:
-    """A chunk is drawn where an episode begins and where the last one is used up, and played whatever is seen meanwhile; a memory that was
-    saved goes on with it."""
+    """A chunk is drawn where an episode begins and where the last one is used up, and played whatever is seen
+    meanwhile; a memory that was saved goes on with it."""
     _, data = play()
     make: Any = {
         "qc": lambda: QC(QCConfig(length=3, hidden=[8], flow_steps=2, candidates=2), data[0].spec),

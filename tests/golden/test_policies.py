@@ -1,4 +1,6 @@
-"""Policies' densities against float64 formulas, torch.distributions and numerical integration; samples against their densities."""
+"""Policies' densities against float64 formulas, torch.distributions and numerical integration; samples against their
+densities.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +55,17 @@ def test_gaussian_samples_are_clipped_not_squashed() -> None:
     mean, log_std = torch.tensor([0.2, -0.9]), torch.tensor([-3.0, 0.0])
     draws = policy.sample((mean.expand(n, 2), log_std.expand(n, 2)), rng.make_key(0))
     assert float(draws.abs().max()) == 1.0
-    assert float(draws[:, 0].mean()) == pytest.approx(0.2, abs=1e-3) and float(draws[:, 0].std()) == pytest.approx(math.exp(-3), rel=0.01)
+    assert float(draws[:, 0].mean()) == pytest.approx(0.2, abs=1e-3) and float(draws[:, 0].std()) == pytest.approx(
+        math.exp(-3), rel=0.01
+    )
     below = float((draws[:, 1] == -1.0).double().mean())  # P(N(-0.9, 1) < -1) = Phi(-0.1)
     assert below == pytest.approx(0.46017, abs=0.005)
 
 
 def test_tanh_gaussian_density_integrates_to_one() -> None:
-    """The density of the squashed variable itself, by the trapezoidal rule over (-1, 1); wrong Jacobians give other numbers."""
+    """The density of the squashed variable itself, by the trapezoidal rule over (-1, 1); wrong Jacobians give other
+    numbers.
+    """
     policy = TanhGaussian(3, 1, [8])
     a = torch.linspace(-1, 1, 400_001, dtype=torch.float64)[1:-1]
     for mean, log_std in ((0.0, 0.0), (0.5, -1.0), (-0.8, -0.3)):
@@ -81,7 +87,9 @@ def test_tanh_gaussian_equals_torch_distributions() -> None:
     normal = torch.distributions.Normal(dist[0].double(), dist[1].double().exp())
     squashed = torch.distributions.TransformedDistribution(normal, torch.distributions.TanhTransform(cache_size=1))
     actions = torch.linspace(-0.99, 0.99, 8).reshape(4, 2)
-    torch.testing.assert_close(policy.log_prob(dist, actions).double(), squashed.log_prob(actions.double()).sum(-1), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(
+        policy.log_prob(dist, actions).double(), squashed.log_prob(actions.double()).sum(-1), rtol=1e-4, atol=1e-3
+    )
     sampled, log_prob = policy.sample_with_log_prob(dist, rng.make_key(1))
     assert torch.equal(sampled, policy.sample(dist, rng.make_key(1)))
     inner = sampled.abs().amax(-1) < 0.999  # near the edge a float32 action no longer tells where it came from
@@ -99,9 +107,13 @@ def test_tanh_gaussian_samples() -> None:
     draws = policy.sample(dist, rng.make_key(2))
     assert float(draws.abs().max()) < 1.0
     u = torch.atanh(draws.double())
-    assert float(u.mean()) == pytest.approx(0.4, abs=0.006) and float(u.std()) == pytest.approx(math.exp(-0.5), rel=0.01)
+    assert float(u.mean()) == pytest.approx(0.4, abs=0.006) and float(u.std()) == pytest.approx(
+        math.exp(-0.5), rel=0.01
+    )
     mean = dist[0].clone().requires_grad_()
-    policy.sample((mean, dist[1]), rng.make_key(2)).sum().backward()  # reparametrised: d tanh(u) / d mean = 1 - tanh(u)**2
+    policy.sample(
+        (mean, dist[1]), rng.make_key(2)
+    ).sum().backward()  # reparametrised: d tanh(u) / d mean = 1 - tanh(u)**2
     assert mean.grad is not None
     torch.testing.assert_close(mean.grad, 1 - draws.square(), rtol=1e-4, atol=1e-5)
 
@@ -109,7 +121,9 @@ def test_tanh_gaussian_samples() -> None:
 def test_deterministic_policy() -> None:
     policy = randomised(Deterministic(3, 2, [8]))
     dist = policy(OBS)
-    assert torch.equal(dist[0], policy.net(OBS).tanh()) and torch.equal(policy.sample(dist, rng.make_key(0)), policy.mode(dist))
+    assert torch.equal(dist[0], policy.net(OBS).tanh()) and torch.equal(
+        policy.sample(dist, rng.make_key(0)), policy.mode(dist)
+    )
     loss = policy.bc_loss((torch.tensor([[0.5, -0.5]]),), torch.tensor([[0.0, 0.25]]))
     assert loss.tolist() == [(0.25 + 0.5625) / 2]  # the mean over action dimensions
     with pytest.raises(TypeError, match="no density"):
@@ -123,7 +137,9 @@ def test_categorical_policy() -> None:
     expected = raw - raw.exp().sum(-1, keepdim=True).log()
     torch.testing.assert_close(log_p.double(), expected, rtol=1e-5, atol=1e-5)
     actions = torch.tensor([0, 4, 2, 2])
-    torch.testing.assert_close(policy.log_prob((log_p,), actions).double(), expected[torch.arange(4), actions], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        policy.log_prob((log_p,), actions).double(), expected[torch.arange(4), actions], rtol=1e-5, atol=1e-5
+    )
     assert torch.equal(policy.bc_loss((log_p,), actions), -policy.log_prob((log_p,), actions))
     assert torch.equal(policy.mode((log_p,)), raw.argmax(-1)) and policy.mode((log_p,)).dtype == torch.int64
     n = 100_000
@@ -152,6 +168,8 @@ def test_a_critics_value_in_the_units_of_the_recorded_rewards() -> None:
     np.testing.assert_allclose(got, [3.0, 3.375])
     undiscounted = TrainedPolicy(iql(iql.Config(discount=1.0, hidden=[4]), spec), algorithm.init(0), 0)
     np.testing.assert_allclose(undiscounted.in_recorded_units(np.array([5.0]), np.array([3])), [4.0])
-    plain = dataclasses.replace(spec, reward_shift=0.0)  # without a shift the length, which may be endless, does not matter
+    plain = dataclasses.replace(
+        spec, reward_shift=0.0
+    )  # without a shift the length, which may be endless, does not matter
     undiscounted = TrainedPolicy(iql(iql.Config(discount=1.0, hidden=[4]), plain), algorithm.init(0), 0)
     np.testing.assert_allclose(undiscounted.in_recorded_units(np.array([5.0]), np.array([np.inf])), [2.5])

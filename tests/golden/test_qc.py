@@ -1,4 +1,6 @@
-"""Q-chunking: its losses and targets in float64 NumPy, FQL as a special case, the best of N, and the order of an update."""
+"""Q-chunking: its losses and targets in float64 NumPy, FQL as a special case, the best of N, and the order of an
+update.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,14 @@ def data() -> Dataset:
     ends = n % 10 == 9
     after = np.where(ends[:, None], g.normal(size=(40, 3)), np.roll(s, -1, 0))
     return from_arrays(
-        s, a, g.normal(size=40), ends & (n < 20), ends & (n >= 20), next_observations=after, action_low=-1.0, action_high=1.0
+        s,
+        a,
+        g.normal(size=40),
+        ends & (n < 20),
+        ends & (n >= 20),
+        next_observations=after,
+        action_low=-1.0,
+        action_high=1.0,
     )
 
 
@@ -79,8 +88,12 @@ def test_critic_loss(actor: str, short: str, chunked: bool) -> None:
         action = plain(numbers(state.params["actor"]), np.concatenate([s1, z], 1)).clip(-1, 1)
     else:
         z = noise_of(key, 4, B, width).double().numpy().reshape(4, B, width)
-        drawn = np.stack([integrated(numbers(state.params["flow"]), s1, z[n]) for n in range(4)])  # one candidate after another
-        score = np.stack([critics(critic, np.concatenate([s1, drawn[n]], 1)).mean(0) for n in range(4)])  # online critics choose
+        drawn = np.stack(
+            [integrated(numbers(state.params["flow"]), s1, z[n]) for n in range(4)]
+        )  # one candidate after another
+        score = np.stack(
+            [critics(critic, np.concatenate([s1, drawn[n]], 1)).mean(0) for n in range(4)]
+        )  # online critics choose
         action = drawn[score.argmax(0), np.arange(B)]
     value = critics(target, np.concatenate([s1, action], 1)).mean(0)
     y, weight = np.zeros(B), np.zeros(B)
@@ -89,7 +102,9 @@ def test_critic_loss(actor: str, short: str, chunked: bool) -> None:
         y[b] = sum(0.9**k * rewards[b, k] for k in range(steps)) + 0.9**steps * masks[b] * value[b]
         weight[b] = short == "bootstrap" or steps == H or masks[b] == 0
     assert weight.sum() > 0 and (weight.sum() < B) == (short == "drop")  # a few windows are cut by a time-out
-    expected = (weight * (critics(critic, np.concatenate([s, a], 1)) - y) ** 2).mean()  # the mean over critics, and over all rows
+    expected = (
+        weight * (critics(critic, np.concatenate([s, a], 1)) - y) ** 2
+    ).mean()  # the mean over critics, and over all rows
     loss, metrics = algorithm.critic_loss(state.params["critic"], state, batch, key)
     assert float(loss) == pytest.approx(expected, rel=1e-5)
     assert float(metrics["critic/whole"]) == pytest.approx(float(batch[WHOLE].mean()))
@@ -125,7 +140,9 @@ def test_flow_and_actor_losses(chunked: bool) -> None:
     error = (plain(field, np.concatenate([s, (1 - t) * x0 + t * a, t], 1)) - (a - x0)) ** 2
     total = sum(error[b, k] for b in range(B) for k in range(width) if valid[b, k // A])
     loss, _ = algorithm.flow_loss(state.params["flow"], state, batch, key)
-    assert float(loss) == pytest.approx(total / (B * width), rel=1e-5)  # steps that are not there count in the denominator alone
+    assert float(loss) == pytest.approx(
+        total / (B * width), rel=1e-5
+    )  # steps that are not there count in the denominator alone
     assert valid.all() == False and (not chunked or total < error.sum())  # noqa: E712
 
     z = rng.normal(key, (B, width)).double().numpy()
@@ -192,7 +209,9 @@ def test_the_best_of_one_is_the_flows_chunk_and_more_are_worth_more() -> None:
     state, key, s = with_targets(algorithm), rng.make_key(9), batch["observations"]
     one = algorithm.decide(state, s, key, 1)
     z = noise_of(key, 1, B, H * A).double().numpy()
-    np.testing.assert_allclose(one.numpy(), integrated(numbers(state.params["flow"]), s.double().numpy(), z), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        one.numpy(), integrated(numbers(state.params["flow"]), s.double().numpy(), z), rtol=1e-4, atol=1e-5
+    )
     critic = numbers(state.params["critic"])
     worth = [critics(critic, np.concatenate([s, algorithm.decide(state, s, key, n)], 1)).mean() for n in (1, 4, 32)]
     assert worth[0] < worth[1] < worth[2]
@@ -202,7 +221,9 @@ def test_the_best_of_one_is_the_flows_chunk_and_more_are_worth_more() -> None:
 
 
 def two_ways(g: np.random.Generator, h: int) -> Dataset:
-    """Episodes of h steps, whose actions all have the sign of the first, which no state tells; large ones are rewarded at the end."""
+    """Episodes of h steps, whose actions all have the sign of the first, which no state tells; large ones are rewarded
+    at the end.
+    """
     count = 400
     sign, large = np.where(g.random((2, count)) < 0.5, 1.0, -1.0)
     actions = np.repeat(sign * np.where(large > 0.0, 0.8, 0.2), h)[:, None] + 0.05 * g.normal(size=(count * h, 1))
@@ -214,11 +235,20 @@ def two_ways(g: np.random.Generator, h: int) -> Dataset:
 
 @pytest.mark.nightly
 def test_chunks_keep_to_one_way_where_single_actions_change_theirs() -> None:
-    """Q wants large actions, of either sign. A chunk has one sign throughout; single actions draw theirs anew at each step."""
+    """Q wants large actions, of either sign. A chunk has one sign throughout; single actions draw theirs anew at each
+    step.
+    """
     dataset, large, ways = two_ways(np.random.default_rng(0), 4), {}, {}
     for chunked in (True, False):
         config = QCConfig(
-            length=4, chunked=chunked, candidates=8, hidden=[64, 64], learning_rate=3e-3, flow_steps=5, discount=1.0, layer_norm=True
+            length=4,
+            chunked=chunked,
+            candidates=8,
+            hidden=[64, 64],
+            learning_rate=3e-3,
+            flow_steps=5,
+            discount=1.0,
+            layer_norm=True,
         )
         algorithm = QC(config, dataset.spec)
         step = make_step(algorithm, algorithm.sampler().prepare(dataset), batch_size=128, replicas=1)
@@ -260,7 +290,9 @@ def test_weeks_on_a_cpu_are_refused_with_the_cure(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cost, "pick_device", lambda name: torch.device("cuda"))
     run()
     # 8,192 rows, 10 times through 4 x 512, are 1.2 s as measured
-    assert cost.hours(TrainConfig(algo=QCConfig(), steps=1_000_000, seeds=[0]), 32, 28, 25) == pytest.approx(333, rel=0.2)
+    assert cost.hours(TrainConfig(algo=QCConfig(), steps=1_000_000, seeds=[0]), 32, 28, 25) == pytest.approx(
+        333, rel=0.2
+    )
 
 
 def test_n_step_is_another_setting_here() -> None:

@@ -40,11 +40,15 @@ def test_the_published_tokens_where_no_two_samples_are_equal() -> None:
     assert tokens(x, b) == theirs.tolist()
     middles = 0.5 * (thresholds[theirs] + thresholds[theirs + 1])
     gap = np.diff(np.sort(x))
-    np.testing.assert_allclose(back(x, b), middles, atol=0.5 * gap.max() + 1e-6)  # there a bin ends with the next one's first sample
+    np.testing.assert_allclose(
+        back(x, b), middles, atol=0.5 * gap.max() + 1e-6
+    )  # there a bin ends with the next one's first sample
     width = np.array([np.ptp(x[theirs == k]) for k in range(bins)])
     error = np.abs(back(x, b) - x)
     assert (error <= 0.5 * width[theirs] + 1e-6).all() and error.max() > 0
-    assert abs(float(back(x, fit(x, bins, meaning="mean")).astype(np.float64).mean() - x.astype(np.float64).mean())) < 1e-7
+    assert (
+        abs(float(back(x, fit(x, bins, meaning="mean")).astype(np.float64).mean() - x.astype(np.float64).mean())) < 1e-7
+    )
 
 
 @pytest.mark.parametrize("method", ["quantile", "uniform"])
@@ -77,7 +81,9 @@ def test_a_value_that_fills_a_bin_has_it_for_itself() -> None:
 
 
 def test_values_that_must_be_told_apart() -> None:
-    """A fall that costs 100 is too rare to fill a bin of its own: with the ordinary rewards beside it, it would come back as -49."""
+    """A fall that costs 100 is too rare to fill a bin of its own: with the ordinary rewards beside it, it would come
+    back as -49.
+    """
     x = np.where(np.arange(20_000) % 1000 == 0, -100.0, G.normal(1.0, 0.1, 20_000))
     assert back(np.array([-100.0]), fit(x, 100))[0] > -60
     b = fit(x, 100, singletons=[-100.0])
@@ -107,11 +113,19 @@ def test_several_dimensions_and_replicas() -> None:
     b = stack([fit(c, 10) for c in columns])
     x = torch.tensor(np.stack(columns, -1), dtype=torch.float32).reshape(20, 20, 3)
     found = encode(x, b.edges)
-    assert found.shape == x.shape and found[..., 1].unique().tolist() == [0, 1] and found[..., 2].unique().tolist() == list(range(10))
+    assert (
+        found.shape == x.shape
+        and found[..., 1].unique().tolist() == [0, 1]
+        and found[..., 2].unique().tolist() == list(range(10))
+    )
     for d, c in enumerate(columns):
         assert found[..., d].flatten().tolist() == tokens(c, fit(c, 10))
-    two = vmap(lambda x, e, v: decode(encode(x, e), v))(torch.stack([x, x + 1]), torch.stack([b.edges] * 2), torch.stack([b.values] * 2))
-    assert torch.equal(two[0], decode(found, b.values)) and torch.equal(two[1], decode(encode(x + 1, b.edges), b.values))
+    two = vmap(lambda x, e, v: decode(encode(x, e), v))(
+        torch.stack([x, x + 1]), torch.stack([b.edges] * 2), torch.stack([b.values] * 2)
+    )
+    assert torch.equal(two[0], decode(found, b.values)) and torch.equal(
+        two[1], decode(encode(x + 1, b.edges), b.values)
+    )
 
 
 def test_no_samples_are_refused() -> None:

@@ -1,4 +1,6 @@
-"""RAMBO: the likelihood of imagined transitions where densities underflow, each term of the model's loss in float64 NumPy, and its game."""
+"""RAMBO: the likelihood of imagined transitions where densities underflow, each term of the model's loss in float64
+NumPy, and its game.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,33 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def made(path: Path, **settings: Any) -> str:
     """The file of an untrained model with ReLU, which `reference` knows."""
-    chosen = {"members": E, "elites": 2, "hidden": HIDDEN, "activation": "relu", "weight_decay": DECAY, "termination": "never", **settings}
+    chosen = {
+        "members": E,
+        "elites": 2,
+        "hidden": HIDDEN,
+        "activation": "relu",
+        "weight_decay": DECAY,
+        "termination": "never",
+        **settings,
+    }
     torch.manual_seed(3)
     world = WorldModel(DynamicsSettings(**chosen), DATA.spec)
     params = {k: v.detach() + 0.1 * torch.randn_like(v) for k, v in world.network.named_parameters()}
     mean, std = torch.randn(world.in_dim), 0.5 + torch.rand(world.in_dim)
-    tree = {"params": params, "mean": mean, "std": std, "elites": torch.tensor([2, 0]), "scale": torch.ones(D), **data_range(DATA)}
-    save(path, world, tree, {"held_out": [0.2, 0.4, 0.1, 0.3], "data": {"name": "arrays", "fingerprint": DATA.fingerprint}})
+    tree = {
+        "params": params,
+        "mean": mean,
+        "std": std,
+        "elites": torch.tensor([2, 0]),
+        "scale": torch.ones(D),
+        **data_range(DATA),
+    }
+    save(
+        path,
+        world,
+        tree,
+        {"held_out": [0.2, 0.4, 0.1, 0.3], "data": {"name": "arrays", "fingerprint": DATA.fingerprint}},
+    )
     return str(path)
 
 
@@ -72,7 +94,9 @@ def make(model: str, dataset: Dataset = DATA, **settings: Any) -> tuple[Any, Tra
         "rollout_retain": 2,
         "clone_epochs": 0,
     }
-    run = TrainConfig(algo=kind.Config(**{**small, "world_model": model, **settings}), device="cpu", quiet=True, compile="eager")
+    run = TrainConfig(
+        algo=kind.Config(**{**small, "world_model": model, **settings}), device="cpu", quiet=True, compile="eager"
+    )
     run, pretrained = ready(dataclasses.replace(run, runs_dir=str(Path(model).parent)), dataset)
     algorithm = kind(run.algo, dataset.spec, pretrained)
     algorithm.runtime.source = algorithm.sampler().prepare(dataset)
@@ -128,7 +152,9 @@ def test_every_term_of_the_models_loss(tmp_path: Path, ending: bool) -> None:
     path = made(tmp_path / "m.safetensors", termination="learned" if ending else "never")
     algorithm, state = make(path, adversarial_weight=0.7, bounds_weight=0.05)
     tree, params = algorithm.runtime.source.tree, state.params["dynamics"]
-    inputs, drawn, advantage = (torch.tensor(G.normal(size=s), dtype=torch.float32) for s in ((B, OBS + A), (B, D), (B,)))
+    inputs, drawn, advantage = (
+        torch.tensor(G.normal(size=s), dtype=torch.float32) for s in ((B, OBS + A), (B, D), (B,))
+    )
     batches = [algorithm.real(algorithm.runtime.source, rng.make_key(i)) for i in range(20)]
     batch = next(b for b in batches if bool((b["known"] == 0).any()))
 
@@ -162,7 +188,9 @@ def test_what_the_model_learns_from_is_the_data(model: str) -> None:
     batch = algorithm.real(algorithm.runtime.source, KEY)
     x = {k: wide(v) for k, v in DATA.columns.items() if v.dtype == torch.float32}
     rows = DATA.transition_rows()
-    for inputs, target, end, known in zip(*(wide(batch[k]) for k in ("inputs", "targets", "ending", "known")), strict=True):
+    for inputs, target, end, known in zip(
+        *(wide(batch[k]) for k in ("inputs", "targets", "ending", "known")), strict=True
+    ):
         (row,) = np.nonzero((x["observations"] == inputs[:OBS]).all(1))[0]
         assert (
             row in rows
@@ -170,14 +198,19 @@ def test_what_the_model_learns_from_is_the_data(model: str) -> None:
             and bool(DATA.columns["successor_known"][row]) == bool(known)
         )
         np.testing.assert_allclose(inputs[OBS:], x["actions"][row])
-        np.testing.assert_allclose(target, [*(x["next_observations"][row] - x["observations"][row]), x["rewards"][row]], atol=1e-6)
+        np.testing.assert_allclose(
+            target, [*(x["next_observations"][row] - x["observations"][row]), x["rewards"][row]], atol=1e-6
+        )
     assert len(algorithm.runtime.source.extra["table"]) == len(rows) < len(DATA), "not the last row of a time-out"
 
 
 def test_the_advantage(model: str) -> None:
     algorithm, state = make(model, discount=0.9)
     s, following = (torch.tensor(G.normal(size=(B, OBS)), dtype=torch.float32) for _ in range(2))
-    a, r = torch.tensor(G.uniform(-1, 1, (B, A)), dtype=torch.float32), torch.tensor(G.normal(size=B), dtype=torch.float32)
+    a, r = (
+        torch.tensor(G.uniform(-1, 1, (B, A)), dtype=torch.float32),
+        torch.tensor(G.normal(size=B), dtype=torch.float32),
+    )
     ended = torch.tensor([0, 1, 0, 0, 1, 0, 0, 0], dtype=torch.bool)
     mode = np.tanh(ref.forward(ref.net(state.params["actor"], "net."), wide(following))[0][:, :A])
 
@@ -198,20 +231,25 @@ def test_what_raises_the_value_becomes_less_likely(model: str) -> None:
 
     def gap(params: dict[str, torch.Tensor]) -> float:
         raw = algorithm.runtime.source.model.raw(params, algorithm.runtime.source.tree, inputs)
-        mean, std = (x[algorithm.runtime.source.tree["elites"]] for x in algorithm.moments(algorithm.runtime.source.tree, raw))
+        mean, std = (
+            x[algorithm.runtime.source.tree["elites"]] for x in algorithm.moments(algorithm.runtime.source.tree, raw)
+        )
         log_p = log_mixture(mean, std, drawn)
         return float(log_p[advantage > 0].mean() - log_p[advantage < 0].mean())
 
     params = state.params["dynamics"]
     pull = {
-        w: torch.func.grad(lambda p, w=w: make_loss(algorithm, w)(p, state, inputs, drawn, advantage, batch)[0])(params) for w in (0.0, 1.0)
+        w: torch.func.grad(lambda p, w=w: make_loss(algorithm, w)(p, state, inputs, drawn, advantage, batch)[0])(params)
+        for w in (0.0, 1.0)
     }
     moved = {k: v - 1e-3 * (pull[1.0][k] - pull[0.0][k]) for k, v in params.items()}
     assert gap(moved) < gap(params)
 
 
 def make_loss(algorithm: Any, weight: float) -> Any:
-    own = registry.get("algo", "rambo")(dataclasses.replace(algorithm.config, adversarial_weight=weight), algorithm.spec)
+    own = registry.get("algo", "rambo")(
+        dataclasses.replace(algorithm.config, adversarial_weight=weight), algorithm.spec
+    )
     own.runtime.source = algorithm.runtime.source
     return own.model_loss
 
@@ -250,7 +288,9 @@ def starts_in_the_data(observations: torch.Tensor) -> torch.Tensor:
     return (observations.unsqueeze(1) == DATA.columns["observations"]).all(-1).any(-1)
 
 
-def test_imagined_states_begin_anew_after_horizon_steps_and_where_an_episode_ends(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imagined_states_begin_anew_after_horizon_steps_and_where_an_episode_ends(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     algorithm, state = make(model)
     assert starts_in_the_data(state.extra["imagined"]["observations"]).all()
     for step in range(7):
@@ -271,12 +311,16 @@ def test_each_replica_trains_a_model_of_its_own_and_the_shared_one_stays(model: 
     state, _ = step.run(stack([algorithm.init(s) for s in (0, 1)]), {}, 0, 5)
     for name, value in state.params["dynamics"].items():
         assert torch.equal(algorithm.runtime.source.tree["params"][name], before[name])
-        assert not torch.equal(value[0], value[1]) and float((value[0] - before[name]).abs().max()) < 5 * 3.1e-4  # Adam at 3e-4
+        assert (
+            not torch.equal(value[0], value[1]) and float((value[0] - before[name]).abs().max()) < 5 * 3.1e-4
+        )  # Adam at 3e-4
     assert float(state.opt["dynamics"]["count"][0]) == 5  # type: ignore[index]
 
 
 def test_a_model_that_does_not_learn_stays_the_shared_one(model: str) -> None:
-    """At rate 0 it is not even asked; beside other rates of a grid an update leaves it as it is. At weight 0 alone it goes on learning."""
+    """At rate 0 it is not even asked; beside other rates of a grid an update leaves it as it is. At weight 0 alone it
+    goes on learning.
+    """
     rates = {"model_learning_rate": torch.tensor([0.0, 3e-4])}
     shared = None
     for settings, grid in (({"model_learning_rate": 0.0}, {}), ({"adversarial_weight": 0.0}, {}), ({}, rates)):
@@ -295,7 +339,9 @@ def test_roll_outs_are_those_of_its_own_model(model: str) -> None:
     other = {k: v + 1.0 if k == "net.head.bias" else v for k, v in state.params["dynamics"].items()}
     moved = state._replace(params={**state.params, "dynamics": other})
     mine, theirs = (algorithm.roll(s, algorithm.runtime.source, KEY) for s in (state, moved))
-    torch.testing.assert_close(theirs.next_observations[0] - mine.next_observations[0], torch.ones(12, OBS), atol=2.0, rtol=0)
+    torch.testing.assert_close(
+        theirs.next_observations[0] - mine.next_observations[0], torch.ones(12, OBS), atol=2.0, rtol=0
+    )
     assert float((theirs.rewards[0] - mine.rewards[0]).mean()) > 0.4
     algorithm, state = make(model, random_rollouts=True, rollouts=2000, horizon=1)
     actions = algorithm.roll(state, algorithm.runtime.source, KEY).actions
@@ -309,7 +355,9 @@ def test_the_actor_clones_the_data_first(model: str) -> None:
     g, n = np.random.default_rng(0), 200
     s = g.uniform(-1, 1, (n, OBS))
     best = np.stack([0.5 * s[:, 0], -0.5 * s[:, 1]], 1)
-    data = from_arrays(s, best, np.zeros(n), np.zeros(n, bool), np.arange(n) % 20 == 19, action_low=-1.0, action_high=1.0)
+    data = from_arrays(
+        s, best, np.zeros(n), np.zeros(n, bool), np.arange(n) % 20 == 19, action_low=-1.0, action_high=1.0
+    )
     error = []
     for epochs in (0, 10):
         algorithm, state = make(model, data, hidden=[32, 32], clone_epochs=epochs, clone_learning_rate=1e-2)
@@ -321,7 +369,9 @@ def test_the_actor_clones_the_data_first(model: str) -> None:
 def test_the_clone_is_trained_for_so_many_times_through_the_data(model: str) -> None:
     kind = registry.get("algo", "rambo")
     config = kind.Config(world_model=model, batch_size=B, clone_epochs=3)
-    assert kind.requires(TrainConfig(algo=config), DATA)["behaviour"].steps == int(np.ceil(3 * len(DATA.transition_rows()) / B))
+    assert kind.requires(TrainConfig(algo=config), DATA)["behaviour"].steps == int(
+        np.ceil(3 * len(DATA.transition_rows()) / B)
+    )
 
 
 def test_another_network_is_no_clone(model: str) -> None:

@@ -1,4 +1,6 @@
-"""ReBRAC: each term in float64 NumPy, LayerNorm and its switch, and whole updates against an implementation of its own."""
+"""ReBRAC: each term in float64 NumPy, LayerNorm and its switch, and whole updates against an implementation of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,14 @@ def known_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(**settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "rebrac")
-    defaults = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK, "actor_bc": ACTOR_BC, "critic_bc": CRITIC_BC}
+    defaults = {
+        "hidden": [6, 5],
+        "learning_rate": LR,
+        "discount": DISCOUNT,
+        "polyak": POLYAK,
+        "actor_bc": ACTOR_BC,
+        "critic_bc": CRITIC_BC,
+    }
     algorithm = kind(kind.Config(**{**defaults, **settings}), spec())
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(2)  # larger than initial weights: values of both signs, actions beyond the bounds
@@ -64,7 +73,9 @@ def td_target(
 @pytest.mark.parametrize("critic_bc", [CRITIC_BC, 0.0])
 @pytest.mark.parametrize("layer_norm", [True, False])
 def test_critic_loss(layer_norm: bool, critic_bc: float) -> None:
-    """The penalty of the noisy target action is a sum over dimensions, discounted, and gone at terminals. LayerNorm comes after ReLU."""
+    """The penalty of the noisy target action is a sum over dimensions, discounted, and gone at terminals. LayerNorm
+    comes after ReLU.
+    """
     algorithm, state = make(layer_norm=layer_norm, critic_bc=critic_bc)
     kind: Any = norm if layer_norm else ref
     y = td_target(ref.net(state.target["actor"], "net."), critics(state.target["critic"], kind), critic_bc, kind, True)
@@ -91,8 +102,8 @@ def test_actor_loss(actor_bc: float, actor_q: float) -> None:
 class Reference:
     """ReBRAC in float64.
 
-    at_once: the critics' loss is their mean, the actor's is of the critics of before and its Adam goes on with a gradient of 0 in between,
-    and the targets follow what was before.
+    at_once: the critics' loss is their mean, the actor's is of the critics of before and its Adam goes on with a
+    gradient of 0 in between, and the targets follow what was before.
     """
 
     def __init__(self, state: TrainState, at_once: bool) -> None:
@@ -112,7 +123,9 @@ class Reference:
         judges = old_critics if self.at_once else self.critics
         if t % 2 == 0:
             if self.at_once:
-                self.actor = ref.unflat(self.adam["actor"].step(ref.flat(self.actor), [0.0 * x for x in ref.flat(self.actor)]))
+                self.actor = ref.unflat(
+                    self.adam["actor"].step(ref.flat(self.actor), [0.0 * x for x in ref.flat(self.actor)])
+                )
             return
         z, inputs = ref.forward(self.actor, X["observations"])
         action = np.tanh(z)
@@ -155,7 +168,9 @@ def test_layer_norm_bounds_what_critics_say_far_from_the_data() -> None:
         algorithm, state = make(layer_norm=layer_norm)
         assert any("scales" in k for k in state.params["critic"]) == layer_norm
         critic, actions = state.params["critic"], BATCH["actions"]
-        near, far = (algorithm.critic.q(critic, s * BATCH["observations"], actions).abs().max() for s in (10.0, 10_000.0))
+        near, far = (
+            algorithm.critic.q(critic, s * BATCH["observations"], actions).abs().max() for s in (10.0, 10_000.0)
+        )
         growth[layer_norm] = float(far / near)
     assert growth[True] < 1.5 and growth[False] > 500.0
 
@@ -188,7 +203,9 @@ def test_next_actions_come_from_the_data() -> None:
     actions = np.stack([np.linspace(-1, 1, n), np.zeros(n)], 1)
     ends = np.arange(n) % 10 == 9
     bounds: Any = {"action_low": [-1.0, -1.0], "action_high": [1.0, 1.0]}
-    dataset = from_arrays(np.arange(n * OBS).reshape(n, OBS) / n, actions, np.zeros(n), ends, np.zeros(n, bool), **bounds)
+    dataset = from_arrays(
+        np.arange(n * OBS).reshape(n, OBS) / n, actions, np.zeros(n), ends, np.zeros(n, bool), **bounds
+    )
     algorithm, _ = make(hidden=[4])
     sampler = algorithm.sampler()
     source = sampler.prepare(dataset)
@@ -207,9 +224,22 @@ def test_next_actions_come_from_the_data() -> None:
 def test_published_defaults_and_what_changes_online() -> None:
     kind = registry.get("algo", "rebrac")
     c = kind.Config()
-    published = {"learning_rate": 1e-3, "batch_size": 1024, "discount": 0.99, "polyak": 0.005, "policy_noise": 0.2, "noise_clip": 0.5}
+    published = {
+        "learning_rate": 1e-3,
+        "batch_size": 1024,
+        "discount": 0.99,
+        "polyak": 0.005,
+        "policy_noise": 0.2,
+        "noise_clip": 0.5,
+    }
     assert {k: getattr(c, k) for k in published} == published
-    assert c.hidden == [256, 256, 256] and c.layer_norm and not c.actor_layer_norm and c.init == "fixed_bias" and c.critics == 2
+    assert (
+        c.hidden == [256, 256, 256]
+        and c.layer_norm
+        and not c.actor_layer_norm
+        and c.init == "fixed_bias"
+        and c.critics == 2
+    )
     names = {f.name for f in dataclasses.fields(kind.Config)}
     assert finetune_settings("rebrac") == {"critic_bc": 0.0, "noise": 0.0, "anneal": {"actor_bc": [1.0, 0.5, 0.5]}}
     assert names >= {"critic_bc", "actor_bc"}

@@ -1,4 +1,6 @@
-"""ReCOIL: fixed targets, terminals, V by either implicit maximum, whole updates; that rewards are never read and the expert is imitated."""
+"""ReCOIL: fixed targets, terminals, V by either implicit maximum, whole updates; that rewards are never read and the
+expert is imitated.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,21 @@ Y = double(BATCH)
 
 def make(**settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "recoil")
-    own = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK, "init": "torch", "actor_schedule": "constant"}
-    fixed = {"reward_gap": GAP, "value_gap": BEST, "gumbel_temperature": BETA, "gumbel_clip": CLIP, "value_layer_norm": False}
+    own = {
+        "hidden": [6, 5],
+        "learning_rate": LR,
+        "discount": DISCOUNT,
+        "polyak": POLYAK,
+        "init": "torch",
+        "actor_schedule": "constant",
+    }
+    fixed = {
+        "reward_gap": GAP,
+        "value_gap": BEST,
+        "gumbel_temperature": BETA,
+        "gumbel_clip": CLIP,
+        "value_layer_norm": False,
+    }
     config = kind.Config(**{**own, **fixed, "temperature": 0.5, "expectile": TAU, "expert_weight": WEIGHT, **settings})
     algorithm = kind(config, spec())
     state = algorithm.init(3)
@@ -72,10 +87,11 @@ def test_critic_loss() -> None:
 
 
 def test_the_expert_counts_in_the_scale_of_the_value_loss() -> None:
-    """By hand: beta 2, V = 0 everywhere, Q - V = 2, -2 in the data and 4 at the expert's, so z = 1, -1 and m = 2 (1 without the expert).
+    """By hand: beta 2, V = 0 everywhere, Q - V = 2, -2 in the data and 4 at the expert's, so z = 1, -1 and m = 2 (1
+    without the expert).
 
-    e^(z-m) - (z + 1) e^(-m) = e^-1 - 2 e^-2 = 0.09720887, and e^-3 - 0 = 0.04978707; their mean is 0.07349797 (0.19978820 without).
-    """
+    e^(z-m) - (z + 1) e^(-m) = e^-1 - 2 e^-2 = 0.09720887, and e^-3 - 0 = 0.04978707; their mean is 0.07349797
+    (0.19978820 without)."""
     algorithm, state = make(gumbel_temperature=2.0, gumbel_clip=7.0)
     zero = {k: torch.zeros_like(v) for k, v in state.params["value"].items()}
     batch = {k: v[:2] for k, v in BATCH.items()}
@@ -91,7 +107,9 @@ def test_bins_cover_all_targets() -> None:
     assert algorithm.fit_config(config, dataset).value_range == pytest.approx([-1.1 * BEST, 1.1 * BEST])
     assert algorithm.fit_config(config, dataset, {"value_gap": [4.0, 10.0]}).value_range == pytest.approx([-11.0, 11.0])
     # away from the expert for ever: 2 / (1 - 0.9)
-    assert algorithm.fit_config(dataclasses.replace(config, reward_gap=2.0), dataset).value_range == pytest.approx([-22.0, 1.1 * BEST])
+    assert algorithm.fit_config(dataclasses.replace(config, reward_gap=2.0), dataset).value_range == pytest.approx(
+        [-22.0, 1.1 * BEST]
+    )
 
 
 class Reference:
@@ -101,7 +119,9 @@ class Reference:
         self.expectile = expectile
         self.value, self.actor = ref.net(state.params["value"]), ref.net(state.params["actor"], "net.")
         self.log_std = state.params["actor"]["log_std"].numpy().astype(np.float64)
-        self.critics, self.targets = ([ref.net(p, member=e) for e in range(2)] for p in (state.params["critic"], state.target["critic"]))
+        self.critics, self.targets = (
+            [ref.net(p, member=e) for e in range(2)] for p in (state.params["critic"], state.target["critic"])
+        )
         self.adam = {k: ref.Adam(lambda t: LR) for k in ("value", "actor", "critic0", "critic1")}
 
     def update(self) -> None:
@@ -110,7 +130,9 @@ class Reference:
         u = q - v[:, 0]
         expert_q = np.stack([ref.forward(n, pairs("expert_"))[0][:, 0] for n in self.targets]).min(0)
         expert_u = expert_q - ref.forward(self.value, Y["expert_observations"])[0][:, 0]
-        slope = -2 * np.where(u < 0, 1 - TAU, TAU) * u + WEIGHT if self.expectile else gumbel(u, BETA, CLIP, expert_u)[1]
+        slope = (
+            -2 * np.where(u < 0, 1 - TAU, TAU) * u + WEIGHT if self.expectile else gumbel(u, BETA, CLIP, expert_u)[1]
+        )
         grads, _ = ref.backward(self.value, inputs, (slope / B)[:, None])
         if self.expectile:  # minus the weight times the mean V of the expert's states
             _, inputs = ref.forward(self.value, Y["expert_observations"])
@@ -153,14 +175,18 @@ def test_updates(implicit_maximum: str) -> None:
 
 
 def data(rewards: float = 0.0) -> Dataset:
-    """300 episodes of 4 steps; the expert's 15 take a known action, the others any, near the expert's or far from it."""
+    """300 episodes of 4 steps; the expert's 15 take a known action, the others any, near the expert's or far from
+    it.
+    """
     g, episodes, steps = np.random.default_rng(0), 300, 4
     x = g.uniform(-1, 1, (episodes * steps, 2)).astype(np.float32)
     x[:, 1] = np.tile(np.arange(steps) / steps, episodes)
     best = (0.7 * np.sin(2 * x[:, :1])).astype(np.float32)
     expert = np.arange(episodes * steps) >= (episodes - 15) * steps
     near = np.repeat(g.random(episodes) < 0.2, steps)
-    actions = np.where((expert | near)[:, None], best + 0.05 * g.normal(size=best.shape), g.uniform(-1, 1, best.shape)).clip(-1, 1)
+    actions = np.where(
+        (expert | near)[:, None], best + 0.05 * g.normal(size=best.shape), g.uniform(-1, 1, best.shape)
+    ).clip(-1, 1)
     ends = np.arange(episodes * steps) % steps == steps - 1
     noise = rewards * g.normal(size=len(x))
     return from_arrays(x, actions, noise, truncations=ends, expert=expert, action_low=-1.0, action_high=1.0)
@@ -197,5 +223,12 @@ def test_imitates_the_expert_and_not_the_data() -> None:
 
 def test_published_defaults() -> None:
     c = registry.get("algo", "recoil").Config()
-    published = {"reward_gap": 2.0, "value_gap": 200.0, "gumbel_clip": 7.0, "temperature": 3.0, "batch_size": 1024, "expectile": 0.7}
+    published = {
+        "reward_gap": 2.0,
+        "value_gap": 200.0,
+        "gumbel_clip": 7.0,
+        "temperature": 3.0,
+        "batch_size": 1024,
+        "expectile": 0.7,
+    }
     assert {k: getattr(c, k) for k in published} == published and c.huber_delta == 0.0 and c.expert_weight == 0.1

@@ -22,7 +22,9 @@ ONES = torch.ones(3)
 
 
 def close(value: torch.Tensor, *expected: float, atol: float = 1e-7) -> None:
-    torch.testing.assert_close(value.double(), torch.tensor(expected, dtype=torch.float64).reshape(value.shape), rtol=1e-6, atol=atol)
+    torch.testing.assert_close(
+        value.double(), torch.tensor(expected, dtype=torch.float64).reshape(value.shape), rtol=1e-6, atol=atol
+    )
 
 
 def advantages(terminated: list[bool], over: list[bool], decay: float = 0.95) -> torch.Tensor:
@@ -82,7 +84,14 @@ def test_density_and_action_by_hand() -> None:
     close(algorithm.log_prob(torch.tensor([0.2, -0.1]), u), -0.3181657128)
     close(algorithm.combine(torch.tensor([0.3, -0.4]), u), 0.35, -0.39)
     close(algorithm.combine(torch.tensor([0.98, -1.0]), u), 1.0, -0.99)
-    close(residual(observation_clip=3.0).features({"mean": 1.0, "std": 2.0}, torch.tensor([9.0, 0.0]), torch.tensor([0.5])), 3.0, -0.5, 0.5)
+    close(
+        residual(observation_clip=3.0).features(
+            {"mean": 1.0, "std": 2.0}, torch.tensor([9.0, 0.0]), torch.tensor([0.5])
+        ),
+        3.0,
+        -0.5,
+        0.5,
+    )
     assert residual(scale=0.5, log_sigma=None).sigma * 0.5 == pytest.approx(0.0368)
     assert residual().sigma * 0.1 == pytest.approx(0.0368, abs=2e-5)
 
@@ -119,7 +128,10 @@ def begin(algorithm: Residual) -> tuple[TrainState, dict[str, torch.Tensor]]:
     g = torch.Generator().manual_seed(3)
     state = algorithm.init(0)
     state.params["actor"].update({k: 0.5 * torch.randn(v.shape, generator=g) for k, v in state.params["actor"].items()})
-    batch = {"observations": 2.0 * torch.randn(10, 2, generator=g), "base_actions": torch.rand(10, 1, generator=g) - 0.5}
+    batch = {
+        "observations": 2.0 * torch.randn(10, 2, generator=g),
+        "base_actions": torch.rand(10, 1, generator=g) - 0.5,
+    }
     batch["u"] = 0.6 * torch.randn(10, 1, generator=g)
     batch["log_prob"] = -1.0 + 0.3 * torch.randn(10, generator=g)
     batch["advantages"], batch["returns"] = torch.randn(10, generator=g), torch.randn(10, generator=g)
@@ -127,7 +139,9 @@ def begin(algorithm: Residual) -> tuple[TrainState, dict[str, torch.Tensor]]:
     return state, batch
 
 
-def numpy_loss(params: dict[str, dict[str, np.ndarray]], batch: dict[str, np.ndarray], sigma: float) -> tuple[float, float, float]:
+def numpy_loss(
+    params: dict[str, dict[str, np.ndarray]], batch: dict[str, np.ndarray], sigma: float
+) -> tuple[float, float, float]:
     """(loss of both, KL estimate, share outside of the clip)."""
 
     def net(p: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
@@ -152,7 +166,9 @@ def test_an_update_beside_numpy() -> None:
     rows = {k: v.double().numpy() for k, v in batch.items()}
     loss, kl, outside = numpy_loss(params, rows, math.exp(-1))
     assert float(metrics["actor/loss"] + metrics["critic/loss"]) == pytest.approx(loss, rel=1e-5)
-    assert float(metrics["actor/kl"]) == pytest.approx(kl, rel=1e-5) and float(metrics["actor/clipped"]) == pytest.approx(outside)
+    assert float(metrics["actor/kl"]) == pytest.approx(kl, rel=1e-5) and float(
+        metrics["actor/clipped"]
+    ) == pytest.approx(outside)
 
     grads: dict[str, dict[str, np.ndarray]] = {}
     for m, leaves in params.items():
@@ -214,15 +230,26 @@ class Known:
 
 
 def played(over: int, terminated: bool) -> list[RolloutStep]:
-    """Three steps of one environment that see .5, .25, .1; its episode is over after step `over`, at .3, and the last state is .8."""
+    """Three steps of one environment that see .5, .25, .1; its episode is over after step `over`, at .3, and the last
+    state is .8.
+    """
     rows = []
     for t, value in enumerate((0.5, 0.25, 0.1)):
         flag, zero = torch.tensor([[t == over]]), torch.zeros(1, 1)
         row = RolloutStep(
-            torch.tensor([[[value, 9.0]]]), zero[..., None], zero[..., None], zero, zero + float(t == 1), flag & terminated, flag, zero + 1
+            torch.tensor([[[value, 9.0]]]),
+            zero[..., None],
+            zero[..., None],
+            zero,
+            zero + float(t == 1),
+            flag & terminated,
+            flag,
+            zero + 1,
         )
         after = 0.8 if t == 2 else 0.3 if t == over else None
-        rows.append(row if after is None else dataclasses.replace(row, after=(torch.tensor([[[after, 9.0]]]), zero[..., None])))
+        rows.append(
+            row if after is None else dataclasses.replace(row, after=(torch.tensor([[[after, 9.0]]]), zero[..., None]))
+        )
     return rows
 
 

@@ -51,7 +51,13 @@ def chi_square(counts: Tensor, expected: Tensor | float) -> float:
 
 
 def test_known_answers() -> None:
-    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    published = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
     assert unsigned(rng.bits(torch.tensor(1234567), (5,))) == published == splitmix64(1234567, 5)
     for seed in (0, 1, -1, 1 << 62, -(1 << 63), 0x123456789ABCDEF):
         assert unsigned(rng.bits(torch.tensor(seed), (3, 2))) == splitmix64(seed & M64, 6)
@@ -60,12 +66,20 @@ def test_known_answers() -> None:
 def test_streams_are_frozen() -> None:
     """A change of these numbers changes every run that anyone has recorded."""
     key = rng.make_key(0)
-    assert [rng.make_key(s).item() for s in (0, 1, -1)] == [7693236706760674463, -8248713972426653981, 5051166515907053146]
+    assert [rng.make_key(s).item() for s in (0, 1, -1)] == [
+        7693236706760674463,
+        -8248713972426653981,
+        5051166515907053146,
+    ]
     assert rng.fold_in(key, 7).item() == -6777275430917563391
     assert [k.item() for k in rng.split(key)] == [7094905645110172254, -3860539749626061630]
     assert rng.randint(key, (6,), 1000).tolist() == [640, 25, 188, 255, 76, 123]
-    np.testing.assert_allclose(rng.uniform(key, (3,)), [0.6407484412193298, 0.025274336338043213, 0.18876540660858154], rtol=0, atol=0)
-    np.testing.assert_allclose(rng.normal(key, (3,)), [-0.9397704601287842, -0.38699793815612793, -1.7526427507400513], rtol=1e-5)
+    np.testing.assert_allclose(
+        rng.uniform(key, (3,)), [0.6407484412193298, 0.025274336338043213, 0.18876540660858154], rtol=0, atol=0
+    )
+    np.testing.assert_allclose(
+        rng.normal(key, (3,)), [-0.9397704601287842, -0.38699793815612793, -1.7526427507400513], rtol=1e-5
+    )
 
 
 def test_fold_in_takes_integers_and_tensors_alike() -> None:
@@ -104,7 +118,8 @@ def test_normal_moments_and_quantiles() -> None:
     z = rng.normal(rng.make_key(3), (n,)).double()
     for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96), (6, 15, 10170)):
         assert abs(float((z**power).mean()) - moment) < 4 * math.sqrt(variance / n), power
-    # Kolmogorov-Smirnov: the largest distance between the distribution functions is above 1.95 / sqrt(n) once in a thousand times
+    # Kolmogorov-Smirnov: the largest distance between the distribution functions is above 1.95 / sqrt(n) once in a
+    # thousand times
     distance = (torch.special.ndtr(z.sort().values) - (torch.arange(n) + 0.5) / n).abs().max()
     assert float(distance) < 1.95 / math.sqrt(n)
     assert 4.5 < float(z.abs().max()) < 6.8
@@ -142,7 +157,10 @@ def test_bernoulli_and_categorical_frequencies() -> None:
     assert draws.shape == (n, 2)
     p = logits.double().softmax(-1)
     assert abs(chi_square(torch.bincount(draws[:, 0], minlength=4).double(), n * p[0])) < 4
-    assert abs(chi_square(torch.bincount(draws[:, 1], minlength=4)[:3].double(), n / 3)) < 4 and int(draws[:, 1].max()) == 2
+    assert (
+        abs(chi_square(torch.bincount(draws[:, 1], minlength=4)[:3].double(), n / 3)) < 4
+        and int(draws[:, 1].max()) == 2
+    )
     shifted = rng.categorical(rng.make_key(5), (logits + 100.0).expand(n, 2, 4))  # unnormalised
     assert float((shifted == draws).double().mean()) > 0.999
 
@@ -197,7 +215,11 @@ def test_flipping_a_bit_of_the_input_flips_half_of_the_output() -> None:
         [rng.fold_in(keys, 3) ^ rng.fold_in(keys, 3 ^ (1 << b)) for b in range(63)],
     ):
         ones = sum(((torch.stack(flipped) >> i) & 1).double() for i in range(64)) / 64  # type: ignore[union-attr]
-        assert abs(float(ones.mean()) - 0.5) < 0.003 and float(ones.mean(1).min()) > 0.48 and float(ones.mean(1).max()) < 0.52
+        assert (
+            abs(float(ones.mean()) - 0.5) < 0.003
+            and float(ones.mean(1).min()) > 0.48
+            and float(ones.mean(1).max()) < 0.52
+        )
 
 
 def test_batched_equals_alone() -> None:
@@ -237,7 +259,13 @@ def test_compiled_equals_eager_bit_for_bit() -> None:
     def draw(key: Tensor, step: Tensor) -> tuple[Tensor, ...]:
         first, second = rng.split(rng.fold_in(key, step))
         plain = rng._stream(rng._fold(first, step), 6)  # what a GPU would run, traced
-        return rng.bits(first, (3, 5)), rng.randint(second, (64,), 1000), rng.uniform(first, (9,)), rng.fold_in(second, 3), plain
+        return (
+            rng.bits(first, (3, 5)),
+            rng.randint(second, (64,), 1000),
+            rng.uniform(first, (9,)),
+            rng.fold_in(second, 3),
+            plain,
+        )
 
     compiled = torch.compile(draw, fullgraph=True, backend="aot_eager")
     batched = torch.compile(vmap(draw, in_dims=(0, None)), fullgraph=True, backend="aot_eager")

@@ -1,4 +1,6 @@
-"""RvS and RCSL: what the network sees, the loss and an update in float64 NumPy, and what is asked for while an episode goes on."""
+"""RvS and RCSL: what the network sees, the loss and an update in float64 NumPy, and what is asked for while an episode
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def data(scale: float = 1.0, shift: float = 0.0) -> Dataset:
     n = 12
     ends = np.zeros(n, bool)
     ends[[3, 6]] = True
-    dataset = from_arrays(G.normal(size=(n, 3)), G.uniform(-1, 1, (n, 2)), np.arange(1.0, n + 1), ends, action_low=-1.0, action_high=1.0)
+    dataset = from_arrays(
+        G.normal(size=(n, 3)), G.uniform(-1, 1, (n, 2)), np.arange(1.0, n + 1), ends, action_low=-1.0, action_high=1.0
+    )
     assert dataset.complete.tolist() == [True, True, False]
     return dataset
 
@@ -40,12 +44,20 @@ def make(dataset: Dataset, **settings: Any) -> tuple[Any, TrainState]:
 
 
 def test_found_in_the_data() -> None:
-    """Returns are 10, 18 and 50: the last episode goes on beyond the data, so neither its return nor its steps count."""
+    """Returns are 10, 18 and 50: the last episode goes on beyond the data, so neither its return nor its steps
+    count.
+    """
     algorithm, _ = make(data())
-    assert algorithm.config.target_return == 18.0 and algorithm.config.return_scale == 18.0 and algorithm.config.max_length == 4
+    assert (
+        algorithm.config.target_return == 18.0
+        and algorithm.config.return_scale == 18.0
+        and algorithm.config.max_length == 4
+    )
     source = algorithm.sampler().prepare(data())
     batch = algorithm.sampler()(source, KEY, 200)
-    found = {(int(t), float(r)) for t, r in zip(batch["timesteps"].flatten(), batch["returns_to_go"].flatten(), strict=True)}
+    found = {
+        (int(t), float(r)) for t, r in zip(batch["timesteps"].flatten(), batch["returns_to_go"].flatten(), strict=True)
+    }
     assert found == {(0, 10.0), (1, 9.0), (2, 7.0), (3, 4.0), (0, 18.0), (1, 13.0), (2, 7.0)}
 
 
@@ -117,5 +129,11 @@ def test_rewards_are_counted_as_they_were_recorded() -> None:
 
 def test_published_defaults() -> None:
     c = registry.get("algo", "rvs").Config()
-    published = {"learning_rate": 1e-3, "hidden": [1024, 1024], "dropout": 0.0, "policy": "gaussian", "condition": "average"}
+    published = {
+        "learning_rate": 1e-3,
+        "hidden": [1024, 1024],
+        "dropout": 0.0,
+        "policy": "gaussian",
+        "condition": "average",
+    }
     assert {k: getattr(c, k) for k in published} == published

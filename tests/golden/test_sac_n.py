@@ -1,4 +1,6 @@
-"""SAC-N and EDAC: each loss in float64 NumPy, the diversity term by numerical differentiation, and whole updates in the authors' order."""
+"""SAC-N and EDAC: each loss in float64 NumPy, the diversity term by numerical differentiation, and whole updates in the
+authors' order.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,18 @@ NOISE = G.normal(size=(6, B, A)).astype(np.float32)
 @pytest.fixture(autouse=True)
 def known_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The generator has tests of its own; here the noise is known: the first rows of NOISE, whatever the key."""
-    monkeypatch.setattr(rng, "normal", lambda key, shape: torch.tensor(NOISE[0] if len(shape) == 2 else NOISE[: shape[0]]))
+    monkeypatch.setattr(
+        rng, "normal", lambda key, shape: torch.tensor(NOISE[0] if len(shape) == 2 else NOISE[: shape[0]])
+    )
 
 
 def make(name: str = "sac_n", discrete: bool = False, **settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", name)
     defaults: dict[str, Any] = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK}
     defaults |= {"critics": N, "entropy_weight": WEIGHT}
-    algorithm = kind(kind.Config(**{**defaults, **({"eta": ETA} if name == "edac" else {}), **settings}), spec(K if discrete else 0))
+    algorithm = kind(
+        kind.Config(**{**defaults, **({"eta": ETA} if name == "edac" else {}), **settings}), spec(K if discrete else 0)
+    )
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)  # larger than initial weights: each critic is the smallest somewhere
     for params in (state.params["critic"], state.target["critic"], state.params["actor"]):
@@ -48,7 +54,14 @@ def sample(actor: ref.Net, observations: np.ndarray, noise: np.ndarray) -> dict[
     u = out[:, :A] + np.exp(log_std) * noise
     a = np.tanh(u)
     log_p = (-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - a**2)).sum(-1)
-    return {"a": a, "log_p": log_p, "inputs": inputs, "log_std": log_std, "inside": (out[:, A:] > -5) & (out[:, A:] < 2), "noise": noise}
+    return {
+        "a": a,
+        "log_p": log_p,
+        "inputs": inputs,
+        "log_std": log_std,
+        "inside": (out[:, A:] > -5) & (out[:, A:] < 2),
+        "noise": noise,
+    }
 
 
 def td_target(actor: ref.Net, targets: list[ref.Net], weight: float, entropy: bool = True) -> np.ndarray:
@@ -67,12 +80,17 @@ def test_the_weight_of_the_entropy_counts_up_to_its_limit(limit: float | None, c
     expected = (counts * s["log_p"] - q_values(nets, X["observations"], s["a"]).min(0)).mean()
     assert float(algorithm.actor_loss(state.params["actor"], state, BATCH, KEY)[0]) == pytest.approx(expected, rel=1e-4)
     y = td_target(actor, critics(state.target["critic"]), counts)
-    np.testing.assert_allclose(algorithm.target(state, state.params["actor"], BATCH, KEY).value, y, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        algorithm.target(state, state.params["actor"], BATCH, KEY).value, y, rtol=1e-4, atol=1e-4
+    )
     assert float(algorithm.update(state, BATCH, KEY, phase=0)[1]["entropy/weight"]) == pytest.approx(1.5)
 
 
 def test_model_based_methods_limit_it_as_offlinerl_kit_does() -> None:
-    limits = {name: registry.get("algo", name).Config().max_entropy_weight for name in ("mopo", "rambo", "mobile", "combo", "sac_n")}
+    limits = {
+        name: registry.get("algo", name).Config().max_entropy_weight
+        for name in ("mopo", "rambo", "mobile", "combo", "sac_n")
+    }
     assert limits == {"mopo": 1.0, "rambo": 1.0, "mobile": 1.0, "combo": None, "sac_n": None}
 
 
@@ -118,7 +136,9 @@ def test_the_gradients_by_numerical_differentiation() -> None:
     nets, step = critics(state.params["critic"]), 1e-6
     for i in range(A):
         move = step * np.eye(A)[i]
-        slope = q_values(nets, X["observations"], X["actions"] + move) - q_values(nets, X["observations"], X["actions"] - move)
+        slope = q_values(nets, X["observations"], X["actions"] + move) - q_values(
+            nets, X["observations"], X["actions"] - move
+        )
         np.testing.assert_allclose(action_gradients(nets)[:, :, i], slope / (2 * step), atol=1e-7)
 
 
@@ -181,7 +201,9 @@ def test_diversity_and_its_gradient() -> None:
     assert float(loss - plain) == pytest.approx(ETA * diversity(nets), rel=1e-3)
     assert float(metrics["critic/alignment"]) == pytest.approx(diversity(nets) / N, rel=1e-4)  # the mean cosine
     assert float(watched["critic/alignment"]) == pytest.approx(diversity(nets) / N, rel=1e-4)
-    ours, without = (torch.func.grad(lambda p, a=a: a.critic_loss(p, state, BATCH, KEY)[0])(critic) for a in (edac, sac_n))
+    ours, without = (
+        torch.func.grad(lambda p, a=a: a.critic_loss(p, state, BATCH, KEY)[0])(critic) for a in (edac, sac_n)
+    )
     mine = diversity_gradient(nets)
     difference = {k: (ours[k] - without[k]) / ETA for k in ours}
     assert float(difference["layers.0.weight"].abs().max()) > 0.01
@@ -193,7 +215,8 @@ def test_diversity_and_its_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"layer_norm": True}, {"residual": True, "hidden": [6, 6]}, {"value_head": "two_hot", "value_range": [-9.0, 9.0]}]
+    "options",
+    [{"layer_norm": True}, {"residual": True, "hidden": [6, 6]}, {"value_head": "two_hot", "value_range": [-9.0, 9.0]}],
 )
 def test_gradients_with_the_critics_options(options: dict[str, Any]) -> None:
     """By central differences of the network itself, one critic at a time."""
@@ -206,7 +229,9 @@ def test_gradients_with_the_critics_options(options: dict[str, Any]) -> None:
     step, tolerance = (1e-3, 2e-2) if "value_head" in options else (1e-6, 1e-4)
     for i in range(A):
         move = step * torch.eye(A, dtype=torch.float64)[i]
-        up, down = (algorithm.critic.q(wide, observations.double(), actions.double() + s * move).double() for s in (1, -1))
+        up, down = (
+            algorithm.critic.q(wide, observations.double(), actions.double() + s * move).double() for s in (1, -1)
+        )
         np.testing.assert_allclose(found[:, :, i], (up - down) / (2 * step), atol=tolerance)
 
 
@@ -217,13 +242,19 @@ def test_a_subset_of_critics_estimates_the_diversity_of_all() -> None:
     expected, metrics = whole.critic_loss(critic, state, BATCH, KEY)
     assert np.mean([float(loss) for loss, _ in found]) == pytest.approx(float(expected), abs=0.25)
     each = {round(float(m["critic/alignment"]), 4) for _, m in found}
-    assert len(each) == N * (N - 1) // 2 and np.mean(list(each)) == pytest.approx(float(metrics["critic/alignment"]), abs=1e-4)
+    assert len(each) == N * (N - 1) // 2 and np.mean(list(each)) == pytest.approx(
+        float(metrics["critic/alignment"]), abs=1e-4
+    )
 
 
 def test_discrete_expectations_are_exact() -> None:
     algorithm, state = make(discrete=True)
     batch = {**BATCH, "actions": torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])}
-    actor, online, targets = ref.net(state.params["actor"], "net."), critics(state.params["critic"]), critics(state.target["critic"])
+    actor, online, targets = (
+        ref.net(state.params["actor"], "net."),
+        critics(state.params["critic"]),
+        critics(state.target["critic"]),
+    )
 
     def soft(nets: list[ref.Net], observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         z = ref.forward(actor, observations)[0]
@@ -232,22 +263,26 @@ def test_discrete_expectations_are_exact() -> None:
         return (np.exp(log_p) * (q - WEIGHT * log_p)).sum(1), (np.exp(log_p) * log_p).sum(1)
 
     value, negative = soft(online, X["observations"])
-    assert float(algorithm.actor_loss(state.params["actor"], state, batch, KEY)[0]) == pytest.approx(-value.mean(), rel=1e-4)
+    assert float(algorithm.actor_loss(state.params["actor"], state, batch, KEY)[0]) == pytest.approx(
+        -value.mean(), rel=1e-4
+    )
     y = X["rewards"] + DISCOUNT * X["masks"] * soft(targets, X["next_observations"])[0]
     q = np.stack([ref.forward(n, X["observations"])[0] for n in online])[:, np.arange(B), batch["actions"]]
     assert float(algorithm.critic_loss(state.params["critic"], state, batch, KEY)[0]) == pytest.approx(
         ((q - y) ** 2).mean(1).sum(), rel=1e-4
     )
     new, metrics = algorithm.update(state, batch, KEY, phase=0)
-    assert algorithm.target_entropy == pytest.approx(0.1 * np.log(K)) and float(metrics["entropy/policy"]) == pytest.approx(
-        -negative.mean(), rel=1e-4
-    )
+    assert algorithm.target_entropy == pytest.approx(0.1 * np.log(K)) and float(
+        metrics["entropy/policy"]
+    ) == pytest.approx(-negative.mean(), rel=1e-4)
     up = -negative.mean() < 0.1 * np.log(K)  # too little entropy raises its weight
     assert (float(new.params["entropy"]["log"]) > np.log(WEIGHT)) == up
 
 
 class Reference:
-    """SAC-N and EDAC in float64: the entropy's weight, the actor with the new weight, the critics with both new, the targets."""
+    """SAC-N and EDAC in float64: the entropy's weight, the actor with the new weight, the critics with both new, the
+    targets.
+    """
 
     def __init__(self, state: TrainState, eta: float) -> None:
         self.actor, self.log, self.eta = ref.net(state.params["actor"], "net."), np.array(np.log(WEIGHT)), eta
@@ -265,7 +300,8 @@ class Reference:
         into = np.zeros((B, A))  # of the mean of -min Q with respect to the action
         for e, (_, inputs) in enumerate(passes):
             into += ref.backward(self.critics[e], inputs, -1.0 / B * (least == e)[:, None])[1][:, OBS:]
-        # d log p / du = 2 a (the correction alone: the Gaussian's own part does not move with its mean or scale), d / d log_std = -1
+        # d log p / du = 2 a (the correction alone: the Gaussian's own part does not move with its mean or scale), d / d
+        # log_std = -1
         du = into * (1 - s["a"] ** 2) + weight / B * 2 * s["a"]
         d_log_std = (du * np.exp(s["log_std"]) * s["noise"] - weight / B) * s["inside"]
         grads, _ = ref.backward(self.actor, s["inputs"], np.concatenate([du, d_log_std], 1))
@@ -300,7 +336,11 @@ def test_updates_in_the_authors_order(name: str) -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    for name, settings in (("edac", {"critics": 1}), ("edac", {"compared_critics": 1}), ("edac", {"compared_critics": 6})):
+    for name, settings in (
+        ("edac", {"critics": 1}),
+        ("edac", {"compared_critics": 1}),
+        ("edac", {"compared_critics": 6}),
+    ):
         with pytest.raises(UserError, match="critics="):
             make(name, **settings)
     for discrete, settings in ((True, {}), (False, {"critics": 1})):
@@ -311,7 +351,14 @@ def test_what_cannot_be_compared_is_refused() -> None:
 @pytest.mark.parametrize("name", ["sac_n", "edac"])
 def test_published_defaults(name: str) -> None:
     c = registry.get("algo", name).Config()
-    published = {"learning_rate": 3e-4, "batch_size": 256, "discount": 0.99, "polyak": 0.005, "critics": 10, "entropy_weight": 1.0}
+    published = {
+        "learning_rate": 3e-4,
+        "batch_size": 256,
+        "discount": 0.99,
+        "polyak": 0.005,
+        "critics": 10,
+        "entropy_weight": 1.0,
+    }
     assert {k: getattr(c, k) for k in published} == published
     assert c.hidden == [256, 256, 256] and c.init == "fixed_bias" and c.entropy_in_target and c.target_entropy is None
     if name == "edac":

@@ -1,4 +1,6 @@
-"""Which transitions are drawn from a hand-made dataset with every kind of episode end, and that disk and memory give the same batches."""
+"""Which transitions are drawn from a hand-made dataset with every kind of episode end, and that disk and memory give
+the same batches.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,19 @@ def draw(dataset: Dataset, n: int = 20_000, sampler: TransitionSampler | None = 
 
 def test_without_stored_successors() -> None:
     batch, row = draw(hand_made())
-    assert sorted(set(row.tolist())) == [i for i in range(ROWS) if i not in (7, 15)]  # their successors are not in the file
+    assert sorted(set(row.tolist())) == [
+        i for i in range(ROWS) if i not in (7, 15)
+    ]  # their successors are not in the file
     counts = torch.bincount(row, minlength=ROWS)[[i for i in range(ROWS) if i not in (7, 15)]].double()
-    assert float(((counts - 20_000 / 14) ** 2 / (20_000 / 14)).sum()) < 34.5  # chi-square with 13 degrees of freedom, p = 0.001
+    assert (
+        float(((counts - 20_000 / 14) ** 2 / (20_000 / 14)).sum()) < 34.5
+    )  # chi-square with 13 degrees of freedom, p = 0.001
     terminal = torch.isin(row, torch.tensor(TERMINALS))
     assert torch.equal(batch["masks"], (~terminal).float())
     assert torch.equal(batch["next_observations"][~terminal], torch.stack([row + 1.0, -row - 1.0], 1)[~terminal])
-    assert torch.equal(batch["rewards"], 10.0 * row) and torch.equal(batch["actions"][:, 0], torch.tensor(ACTIONS).float()[row])
+    assert torch.equal(batch["rewards"], 10.0 * row) and torch.equal(
+        batch["actions"][:, 0], torch.tensor(ACTIONS).float()[row]
+    )
     assert {k: v.dtype for k, v in batch.items()} == dict.fromkeys(batch, torch.float32)
     assert {k: tuple(v.shape[1:]) for k, v in batch.items()} == {
         "observations": (2,),
@@ -71,7 +79,9 @@ def test_with_stored_successors() -> None:
     batch, row = draw(hand_made(next_observations=after))
     assert sorted(set(row.tolist())) == list(range(ROWS))
     assert torch.equal(batch["next_observations"], torch.tensor(after)[row])
-    assert torch.equal(batch["masks"] == 0.0, torch.isin(row, torch.tensor(TERMINALS)))  # a time-out goes on: 7 has mask 1
+    assert torch.equal(
+        batch["masks"] == 0.0, torch.isin(row, torch.tensor(TERMINALS))
+    )  # a time-out goes on: 7 has mask 1
 
 
 @pytest.mark.parametrize("offset", [0, MOST_VALUES - ROWS])
@@ -100,7 +110,11 @@ def test_extra_columns_and_images() -> None:
     packed = pack({"goal": goal, "label": torch.tensor([[7], [9]])}, torch.tensor([1]))
     assert packed is not None
     taken = packed.take(torch.tensor([0, 0]))
-    assert torch.equal(taken["goal"], goal[[1, 1]]) and taken["label"].tolist() == [[9], [9]] and taken["label"].dtype == torch.int64
+    assert (
+        torch.equal(taken["goal"], goal[[1, 1]])
+        and taken["label"].tolist() == [[9], [9]]
+        and taken["label"].dtype == torch.int64
+    )
 
 
 def test_batches_depend_on_the_key_alone() -> None:
@@ -132,9 +146,13 @@ def on_disk(tmp_path: Path) -> tuple[Dataset, Dataset]:
     i = np.arange(3000, dtype=np.float32)
     terminals = (i % 97 == 96).astype(bool)
     np.savez(
-        tmp_path / "data.npz", observations=np.stack([i, -i], 1), actions=np.sin(i)[:, None], rewards=i, terminations=terminals,
+        tmp_path / "data.npz",
+        observations=np.stack([i, -i], 1),
+        actions=np.sin(i)[:, None],
+        rewards=i,
+        terminations=terminals,
         truncations=i % 250 == 249,
-    )  # fmt: skip
+    )
     config = {"name": str(tmp_path / "data.npz"), "format": "columns", "cache_dir": str(tmp_path / "cache")}
     memory, disk = (load_dataset(DatasetConfig(**config, memory=m)) for m in ("device", "mmap"))  # type: ignore[arg-type]
     assert disk.mapped and not memory.mapped
@@ -159,12 +177,19 @@ def test_prefetched_batches_are_those_the_step_samples_itself(on_disk: tuple[Dat
             a, _ = own.run(a, {}, step, 1)
             b, _ = fed.run(b, {}, step, 1)
             assert sorted(a.extra) == sorted(b.extra) and a.extra["rewards"].shape == (replicas, 32)
-            assert all(torch.equal(x, y) for x, y in zip(pytree.tree_leaves(a), pytree.tree_leaves(b), strict=True)), step
+            assert all(torch.equal(x, y) for x, y in zip(pytree.tree_leaves(a), pytree.tree_leaves(b), strict=True)), (
+                step
+            )
             seen.append(a.extra["rewards"])
-            keys += a.extra["key"].tolist() + vmap(lambda k, t: rng.split(rng.fold_in(k, t))[0])(first.key, b.step - 1).tolist()
+            keys += (
+                a.extra["key"].tolist()
+                + vmap(lambda k, t: rng.split(rng.fold_in(k, t))[0])(first.key, b.step - 1).tolist()
+            )
     finally:
         prefetcher.close()
-    assert len(torch.stack(seen).flatten(0, 1).unique(dim=0)) == 7 * replicas  # another batch at every update of every replica
+    assert (
+        len(torch.stack(seen).flatten(0, 1).unique(dim=0)) == 7 * replicas
+    )  # another batch at every update of every replica
     assert len(set(keys)) == 2 * 7 * replicas  # and other noise
 
 
@@ -201,7 +226,9 @@ def test_prefetcher_says_what_goes_wrong_and_stops(on_disk: tuple[Dataset, Datas
     assert threading.active_count() == before
 
 
-AFTER = [i for i in range(ROWS) if i not in (7, 15)]  # rows whose next action is in their episode, or not needed: the terminals 3 and 11
+AFTER = [
+    i for i in range(ROWS) if i not in (7, 15)
+]  # rows whose next action is in their episode, or not needed: the terminals 3 and 11
 
 
 def expected_next(row: Tensor) -> Tensor:
@@ -212,7 +239,9 @@ def expected_next(row: Tensor) -> Tensor:
 @pytest.mark.parametrize("stored", [False, True])
 def test_next_actions_are_those_of_the_same_episode(stored: bool) -> None:
     i = np.arange(ROWS, dtype=np.float32)
-    after = {"next_observations": np.stack([i + 1, -i - 1], 1)} if stored else {}  # 7 and 15 then have a successor, but no next action
+    after = (
+        {"next_observations": np.stack([i + 1, -i - 1], 1)} if stored else {}
+    )  # 7 and 15 then have a successor, but no next action
     batch, row = draw(hand_made(**after), sampler=TransitionSampler(extra=("next_actions",)))
     assert sorted(set(row.tolist())) == AFTER
     assert torch.equal(batch["next_actions"][:, 0], expected_next(row)) and batch["next_actions"].shape == (20_000, 1)
@@ -250,7 +279,9 @@ def test_a_column_that_is_not_there_is_an_error() -> None:
         TransitionSampler(extra=("returns_to_go",)).prepare(hand_made())
     with pytest.raises(UserError, match="lack"):
         TransitionSampler(extra=("weight",)).prepare(hand_made(weights=np.ones(ROWS)))
-    alone = from_arrays(np.ones((3, 1)), np.zeros((3, 1)), np.ones(3), truncations=np.ones(3), next_observations=np.ones((3, 1)))
+    alone = from_arrays(
+        np.ones((3, 1)), np.zeros((3, 1)), np.ones(3), truncations=np.ones(3), next_observations=np.ones((3, 1))
+    )
     with pytest.raises(UserError, match="no transition"):
         TransitionSampler(extra=("next_actions",)).prepare(alone)
 
@@ -260,7 +291,8 @@ def weighted(dataset: Dataset, *weights: float) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    "shares", [[1.0], [1.0, 1.0], [5.0, 1.0, 0.5], [1e-30, 1.0, 3.0, 1e-3], list(np.random.default_rng(0).exponential(1.0, 257))]
+    "shares",
+    [[1.0], [1.0, 1.0], [5.0, 1.0, 0.5], [1e-30, 1.0, 3.0, 1e-3], list(np.random.default_rng(0).exponential(1.0, 257))],
 )
 def test_alias_tables_hold_the_exact_probabilities(shares: list[float]) -> None:
     keep, other = alias_table(np.array(shares))
@@ -270,14 +302,17 @@ def test_alias_tables_hold_the_exact_probabilities(shares: list[float]) -> None:
 
 
 def test_rows_are_drawn_in_proportion_to_their_episodes_weight() -> None:
-    # without stored successors rows 7 and 15 may not be drawn: the weight is the row's, so that the other rows keep theirs
+    # without stored successors rows 7 and 15 may not be drawn: the weight is the row's, so that the other rows keep
+    # theirs
     batch, row = draw(weighted(hand_made(), 0.5, 3.0, 0.0, 1.0))
     weight = np.repeat([0.5, 3.0, 0.0, 1.0], 4) * ~np.isin(np.arange(ROWS), [7, 15])
     expected = 20_000 * weight / weight.sum()
     counts = torch.bincount(row, minlength=ROWS).double().numpy()
     assert not counts[expected == 0.0].any()
     there = expected > 0.0
-    assert ((counts - expected)[there] ** 2 / expected[there]).sum() < 27.9  # chi-square with 9 degrees of freedom, p = 0.001
+    assert (
+        (counts - expected)[there] ** 2 / expected[there]
+    ).sum() < 27.9  # chi-square with 9 degrees of freedom, p = 0.001
     assert torch.equal(batch["rewards"], 10.0 * row)
 
 
@@ -285,7 +320,9 @@ def test_equal_weights_draw_what_no_weights_draw() -> None:
     plain, _ = draw(hand_made())
     equal, _ = draw(weighted(hand_made(), 2.0, 2.0, 2.0, 2.0))
     assert all(torch.equal(plain[name], equal[name]) for name in plain)
-    _, row = draw(weighted(hand_made(), 0.0, 2.0, 0.0, 2.0))  # as dataset.weighting=top makes them: uniform over what is left
+    _, row = draw(
+        weighted(hand_made(), 0.0, 2.0, 0.0, 2.0)
+    )  # as dataset.weighting=top makes them: uniform over what is left
     assert sorted(set(row.tolist())) == [4, 5, 6, 12, 13, 14]
     counts = torch.bincount(row)[torch.tensor([4, 5, 6, 12, 13, 14])].double()
     assert float(((counts - 20_000 / 6) ** 2 / (20_000 / 6)).sum()) < 20.5

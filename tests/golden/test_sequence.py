@@ -75,7 +75,13 @@ def affine(x: np.ndarray, p: dict[str, np.ndarray], name: str) -> np.ndarray:
 
 
 def reference(
-    x: np.ndarray, p: dict[str, np.ndarray], layers: int, heads: int, valid: np.ndarray, post_norm: bool = False, shown: Any = None
+    x: np.ndarray,
+    p: dict[str, np.ndarray],
+    layers: int,
+    heads: int,
+    valid: np.ndarray,
+    post_norm: bool = False,
+    shown: Any = None,
 ) -> np.ndarray:
     """Token by token, head by head. shown: which tokens of a batch are attended to at all."""
     batch, tokens, width = x.shape
@@ -90,7 +96,9 @@ def reference(
                 for h in range(heads):
                     part = slice(h * size, (h + 1) * size)
                     q = qkv[b, t, part]
-                    k, v = (qkv[b, may][:, offset + h * size : offset + (h + 1) * size] for offset in (width, 2 * width))
+                    k, v = (
+                        qkv[b, may][:, offset + h * size : offset + (h + 1) * size] for offset in (width, 2 * width)
+                    )
                     scores = np.exp(k @ q / math.sqrt(size))
                     seen[b, t, part] = scores / scores.sum() @ v
         x = x + affine(seen, p, f"{at}.out")
@@ -176,7 +184,11 @@ def test_windows_stay_in_their_episode() -> None:
         batch = windows(sampler.prepare(dataset), torch.tensor([1, 3, 7, 10]), 4, left)
         rows = [[1, 2], [3, 4, 5, 6], [7, 8], [10]]
         for b, expected in enumerate(rows):
-            at = [False] * (4 - len(expected)) + [True] * len(expected) if left else [True] * len(expected) + [False] * (4 - len(expected))
+            at = (
+                [False] * (4 - len(expected)) + [True] * len(expected)
+                if left
+                else [True] * len(expected) + [False] * (4 - len(expected))
+            )
             assert batch["valid"][b].tolist() == at
             mask = batch["valid"][b]
             assert batch["returns_to_go"][b][mask].tolist() == [returns[r] for r in expected]
@@ -216,7 +228,11 @@ def dt_actions(p: dict[str, np.ndarray], batch: dict[str, Tensor], scale: float)
     """tanh of the head at each observation's token, [B, K, A], by NumPy."""
     b = {k: v.double().numpy() for k, v in batch.items()}
     time = p["steps.time.weight"][batch["timesteps"].numpy()]
-    kinds = ("return", b["returns_to_go"][..., None] / scale), ("observation", b["observations"]), ("action", b["actions"])
+    kinds = (
+        ("return", b["returns_to_go"][..., None] / scale),
+        ("observation", b["observations"]),
+        ("action", b["actions"]),
+    )
     tokens = [affine(x, p, f"steps.embed.{kind}") + time for kind, x in kinds]
     x = layer_norm(np.stack(tokens, 2).reshape(len(time), -1, time.shape[-1]), p, "steps.norm")
     trunk = {k.removeprefix("steps.trunk."): v for k, v in p.items()}
@@ -227,7 +243,9 @@ def dt_actions(p: dict[str, np.ndarray], batch: dict[str, Tensor], scale: float)
 def test_dt_loss() -> None:
     dataset = data()
     algorithm = make("dt", dataset)
-    assert algorithm.config.target_return == 33.0 == algorithm.config.return_scale and algorithm.config.max_timestep == 6
+    assert (
+        algorithm.config.target_return == 33.0 == algorithm.config.return_scale and algorithm.config.max_timestep == 6
+    )
     p = scramble(algorithm.networks["actor"])
     params = {k: torch.tensor(v, dtype=torch.float32) for k, v in p.items()}
     batch = batch_of(algorithm, dataset, [0, 1, 4, 8, 10])
@@ -246,7 +264,9 @@ def test_no_action_sees_itself_or_what_comes_later(name: str) -> None:
     batch = batch_of(algorithm, dataset, [3, 4])
 
     def actions(changed: dict[str, Tensor]) -> Tensor:
-        out = algorithm.apply("actor", state.params["actor"], algorithm.tokens(changed), changed["timesteps"], changed["valid"], None)
+        out = algorithm.apply(
+            "actor", state.params["actor"], algorithm.tokens(changed), changed["timesteps"], changed["valid"], None
+        )
         return (out[0] if isinstance(out[0], tuple) else out)[0].detach()
 
     before = actions(batch)
@@ -263,8 +283,8 @@ def test_no_action_sees_itself_or_what_comes_later(name: str) -> None:
 @pytest.mark.parametrize("name", ["dt", "edt", "modt"])
 @pytest.mark.parametrize("discrete", [False, True])
 def test_acting_is_the_forward_of_training(name: str, discrete: bool) -> None:
-    """Step by step through an episode longer than the context, the policy gives what the network gives for the whole window, padded on
-    either side."""
+    """Step by step through an episode longer than the context, the policy gives what the network gives for the whole
+    window, padded on either side."""
     dataset = data(discrete)
     if discrete and name == "modt":
         pytest.skip("continuous actions only")
@@ -340,7 +360,9 @@ def test_edt_losses(units: str) -> None:
     valid, returns = batch["valid"].numpy(), batch["returns_to_go"].double().numpy()
     share = ((returns - 2.0) / 31.0).clip(0.0, 1.0)
     index = (np.floor(share * 4) if scaled else np.round(share * 4)).astype(int)
-    np.testing.assert_allclose(tokens["return"][..., 0][valid], ((index - 2.5) / 2.5 if scaled else index / 2 - 1)[valid], atol=1e-6)
+    np.testing.assert_allclose(
+        tokens["return"][..., 0][valid], ((index - 2.5) / 2.5 if scaled else index / 2 - 1)[valid], atol=1e-6
+    )
     error = (returns / 33.0 if scaled else 2 * share - 1) - best.double().numpy()
     promise = (np.where(error > 0, 0.9, 0.1) * error**2)[valid].mean()
     logits = bins.double().numpy()
@@ -348,13 +370,20 @@ def test_edt_losses(units: str) -> None:
     imitation = ((mean - batch["actions"]).double().numpy() ** 2).mean(-1)[valid].mean()
     gap = ((following[:, :-1] - batch["observations"][:, 1:]).double().numpy() ** 2).mean(-1)
     model = gap[valid[:, 1:] & valid[:, :-1]].mean()
-    for name, value in (("loss", imitation), ("return", promise), ("return_bins", entropy[valid].mean()), ("next", model)):
+    for name, value in (
+        ("loss", imitation),
+        ("return", promise),
+        ("return_bins", entropy[valid].mean()),
+        ("next", model),
+    ):
         assert float(metrics[f"actor/{name}"]) == pytest.approx(value, rel=1e-4), name
     assert float(loss) == pytest.approx(imitation + 0.5 * promise + 0.001 * entropy[valid].mean() + model, rel=1e-4)
 
 
 def test_edt_counts_the_published_share_of_its_return_loss() -> None:
-    """With the published `return_scale` a return of 3,234 that is estimated as 0 costs 0.5 * 0.99 * 3.234^2, whatever the range is."""
+    """With the published `return_scale` a return of 3,234 that is estimated as 0 costs 0.5 * 0.99 * 3.234^2, whatever
+    the range is.
+    """
     algorithm = make("edt", data(), return_scale=1000.0, return_range=[-20.272305, 3234.3])
     estimate = algorithm.to_units(torch.tensor([3234.3, 12_135.0]))
     np.testing.assert_allclose(estimate, [3.2343, 12.135], rtol=1e-6)  # not cut off at the range
@@ -374,7 +403,9 @@ def test_edt_draws_good_returns() -> None:
     algorithm = make("edt", data(), return_bins=6, expert_temperature=2.0, expert_cut=0.5)
     policy = algorithm.actor(algorithm.init(0))
     bins = torch.tensor([1.0, -3.0, 0.5, 1.2, 0.0, -1.0])
-    drawn = algorithm.bin_of(policy.requested_returns(torch.zeros(1, 1, 6000), bins.expand(1, 1, 6000, 6), rng.make_key(0)))[0]
+    drawn = algorithm.bin_of(
+        policy.requested_returns(torch.zeros(1, 1, 6000), bins.expand(1, 1, 6000, 6), rng.make_key(0))
+    )[0]
     logits = bins.numpy() + 2.0 * np.linspace(0.0, 1.0, 6)
     kept = logits >= np.quantile(logits, 0.5)
     assert kept.sum() == 3
@@ -420,11 +451,15 @@ def test_edt_hides_returns_but_the_first(padding: str) -> None:
     valid = batch["valid"].numpy()
 
     def outputs(batch: dict[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
-        (mean,), _, _, following = algorithm.apply("actor", actor, algorithm.tokens(batch), batch["timesteps"], batch["valid"], None)
+        (mean,), _, _, following = algorithm.apply(
+            "actor", actor, algorithm.tokens(batch), batch["timesteps"], batch["valid"], None
+        )
         return mean.numpy(), following.numpy()
 
     time = p["steps.time.weight"][batch["timesteps"].numpy()]
-    tokens = [affine(x.double().numpy(), p, f"steps.embed.{kind}") + time for kind, x in algorithm.tokens(batch).items()]
+    tokens = [
+        affine(x.double().numpy(), p, f"steps.embed.{kind}") + time for kind, x in algorithm.tokens(batch).items()
+    ]
     x = layer_norm(np.stack(tokens, 2).reshape(3, -1, 8), p, "steps.norm")
     shown = np.ones((3, 4, 4), bool)
     shown[:, :, 1] = valid & (valid.cumsum(1) == 1)
@@ -434,7 +469,9 @@ def test_edt_hides_returns_but_the_first(padding: str) -> None:
     mean, following = outputs(batch)
     np.testing.assert_allclose(mean[valid], np.tanh(affine(h[:, 1::4], p, "head.net.head"))[valid], atol=2e-5)
     np.testing.assert_allclose(following[valid], affine(h[:, 3::4], p, "next")[valid], atol=5e-5)
-    for step in range(4):  # of the window of 4 steps: the first return tells of all that comes, a later one of its own action
+    for step in range(
+        4
+    ):  # of the window of 4 steps: the first return tells of all that comes, a later one of its own action
         moved = {**batch, "returns_to_go": batch["returns_to_go"].clone()}
         moved["returns_to_go"][0, step] = 2.0
         changed = np.abs(outputs(moved)[0] - mean)[0].max(-1) > 1e-6
@@ -449,7 +486,9 @@ def test_edt_takes_the_history_that_promises_most() -> None:
     state = algorithm.init(0)._replace(params={"actor": actor})
     g = torch.Generator().manual_seed(0)
     shapes = {"observations": (8, 4, 3), "actions": (8, 4, 2), "rewards": (8, 4), "returns_to_go": (8, 4)}
-    window = {k: torch.randn(shape, generator=g) for k, shape in shapes.items()} | {"timesteps": torch.arange(4).expand(8, 4)}
+    window = {k: torch.randn(shape, generator=g) for k, shape in shapes.items()} | {
+        "timesteps": torch.arange(4).expand(8, 4)
+    }
     (mean,), looked = algorithm.actor(state).search(window, rng.make_key(0))
     chosen = set()
 
@@ -489,7 +528,9 @@ def test_modt_learns_actions_where_nothing_follows() -> None:
     """With a context of one step no next observation is in a window; the action is learnt all the same."""
     algorithm = make("modt", data(), context=1)
     state = algorithm.init(0)
-    loss, metrics = algorithm.actor_loss(state.params["actor"], state, batch_of(algorithm, data(), [0, 1, 4, 8]), rng.make_key(0))
+    loss, metrics = algorithm.actor_loss(
+        state.params["actor"], state, batch_of(algorithm, data(), [0, 1, 4, 8]), rng.make_key(0)
+    )
     assert float(metrics["actor/weight"]) == 1.0
     assert float(loss) == pytest.approx(float(metrics["actor/loss"]))
 
@@ -529,10 +570,17 @@ def test_qdt_mends_returns() -> None:
 
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_qdt_returns_add_up_within_a_window(padding: str) -> None:
-    """The relabelled return counts at a window's last step, wherever that is drawn; those before it are rewards and that."""
+    """The relabelled return counts at a window's last step, wherever that is drawn; those before it are rewards and
+    that.
+    """
     dataset = scale_rewards(data(), 0.5, 0.0)
     algorithm = make("qdt", dataset, padding=padding, target_return=10.0, return_scale=5.0)
-    batch = windows(SequenceSampler(4, left=padding == "left").prepare(dataset), torch.tensor([3, 1, 10] * 200), 4, padding == "left")
+    batch = windows(
+        SequenceSampler(4, left=padding == "left").prepare(dataset),
+        torch.tensor([3, 1, 10] * 200),
+        4,
+        padding == "left",
+    )
     g = torch.Generator().manual_seed(0)
     batch["returns_to_go"] = torch.where(batch["valid"], 10.0 * torch.rand(600, 4, generator=g), 0.0)  # relabelled
     key = rng.make_key(3)
@@ -563,26 +611,40 @@ def test_qdt_returns_add_up_within_a_window(padding: str) -> None:
 @pytest.mark.parametrize(
     ("name", "steps", "given", "expected"),
     [
-        ("vadt", 100, None, 1_000), ("qdt", 100, None, 500), ("gadt", 100, None, 100), ("vadt", 100_000, None, 1_000_000),
-        ("qdt", 100_000, None, 500_000), ("vadt", 200_000, None, 1_000_000), ("vadt", 3_000_000, None, 3_000_000), ("qdt", 100, 7, 7),
+        ("vadt", 100, None, 1_000),
+        ("qdt", 100, None, 500),
+        ("gadt", 100, None, 100),
+        ("vadt", 100_000, None, 1_000_000),
+        ("qdt", 100_000, None, 500_000),
+        ("vadt", 200_000, None, 1_000_000),
+        ("vadt", 3_000_000, None, 3_000_000),
+        ("qdt", 100, 7, 7),
     ],
-)  # fmt: skip
-def test_values_that_come_first_have_their_published_share(name: str, steps: int, given: int | None, expected: int) -> None:
+)
+def test_values_that_come_first_have_their_published_share(
+    name: str, steps: int, given: int | None, expected: int
+) -> None:
     kind = registry.get("algo", name)
     required = kind.requires(TrainConfig(algo=kind.Config(values_steps=given), steps=steps), data())
     assert list(required) == ["values"] and required["values"].steps == expected
 
 
 def test_a_policy_holds_the_values_it_is_asked_with(tmp_path: Path) -> None:
-    """V-ADT's V is in the policy's file: without the run it came from, or with another in its place, it acts the same."""
+    """V-ADT's V is in the policy's file: without the run it came from, or with another in its place, it acts the
+    same.
+    """
     dataset = data()
     kind = registry.get("algo", "vadt")
     small = {"width": 8, "layers": 1, "heads": 1, "context": 2, "value_hidden": [4], "values_steps": 3}
-    run = TrainConfig(algo=kind.Config(**small), seeds=[0], runs_dir=str(tmp_path / "runs"), quiet=True, compile="eager", device="cpu")
+    run = TrainConfig(
+        algo=kind.Config(**small), seeds=[0], runs_dir=str(tmp_path / "runs"), quiet=True, compile="eager", device="cpu"
+    )
     fitted, pretrained = stages.ready(run, dataset)
     config = fitted.algo
     algorithm = kind(config, dataset.spec, pretrained)
-    assert copy.copy(algorithm).pretrained and not pickle.loads(pickle.dumps(algorithm)).pretrained, "other processes are not sent the run"
+    assert copy.copy(algorithm).pretrained and not pickle.loads(pickle.dumps(algorithm)).pretrained, (
+        "other processes are not sent the run"
+    )
     policy = TrainedPolicy(algorithm, algorithm.init(0), 0)
     assert not policy.uses_rewards, "no token holds a reward"
     policy.save(tmp_path / "policy.safetensors")
@@ -599,7 +661,9 @@ def test_a_policy_holds_the_values_it_is_asked_with(tmp_path: Path) -> None:
     weight = algorithm.weight(batch)[0]
     np.testing.assert_allclose(weight, np.minimum(np.exp(3.0 * (q - v).double().numpy()), 100.0), rtol=1e-4)
     run = dataclasses.replace(run, algo=dataclasses.replace(run.algo, temperature=10.0))
-    assert stages.ready(run, dataset)[0].algo.values == config.values, "how greedy the policy is does not change the values"
+    assert stages.ready(run, dataset)[0].algo.values == config.values, (
+        "how greedy the policy is does not change the values"
+    )
     with pytest.raises(UserError, match=r"trained on rewards times 1 plus 0, and those .* are times 2 plus 1"):
         stages.ready(dataclasses.replace(run, algo=config), scale_rewards(dataset, 2.0, 1.0))
     shutil.rmtree(tmp_path / "runs")

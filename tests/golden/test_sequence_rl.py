@@ -1,4 +1,6 @@
-"""Sequence RL from data: windows, the recurrent actor and its three losses in float64 NumPy, the model's states, updates, and acting."""
+"""Sequence RL from data: windows, the recurrent actor and its three losses in float64 NumPy, the model's states,
+updates, and acting.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,14 @@ SPEC = spec()
 
 def make(spec: DataSpec = SPEC, **settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "sequence_rl")
-    defaults = {"hidden": [6, 5], "learning_rate": 0.01, "alpha": ALPHA, "length": J, "recurrent_width": WIDTH, "sequence_decay_steps": 100}
+    defaults = {
+        "hidden": [6, 5],
+        "learning_rate": 0.01,
+        "alpha": ALPHA,
+        "length": J,
+        "recurrent_width": WIDTH,
+        "sequence_decay_steps": 100,
+    }
     algorithm = kind(kind.Config(**{**defaults, **settings}), spec)
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)
@@ -64,7 +73,9 @@ def make(spec: DataSpec = SPEC, **settings: Any) -> tuple[Any, TrainState]:
 
 
 def unroll(params: dict[str, Tensor], observation: np.ndarray, before: np.ndarray, steps: int) -> np.ndarray:
-    """[steps, A] in float64: a network of Patel and Siegelmann's class, whose own actions follow those of `before` [K, A]."""
+    """[steps, A] in float64: a network of Patel and Siegelmann's class, whose own actions follow those of `before` [K,
+    A].
+    """
     p = {k: v.numpy().astype(np.float64) for k, v in params.items()}
     h = p["second.weight"] @ np.maximum(p["first.weight"] @ observation + p["first.bias"], 0.0) + p["second.bias"]
     actions: list[np.ndarray] = []
@@ -84,7 +95,13 @@ def test_windows_begin_with_td3_bcs_transitions() -> None:
     """An episode of 4 rows that is cut off (3 transitions), and one of 2 that terminates."""
     rows = np.arange(6.0)
     dataset = from_arrays(
-        rows[:, None], 0.1 * rows[:, None] + 0.1, rows, np.arange(6) == 5, np.arange(6) == 3, action_low=-1.0, action_high=1.0
+        rows[:, None],
+        0.1 * rows[:, None] + 0.1,
+        rows,
+        np.arange(6) == 5,
+        np.arange(6) == 3,
+        action_low=-1.0,
+        action_high=1.0,
     )
     source = RecallSampler(3).prepare(dataset)
     key = rng.make_key(1)
@@ -110,7 +127,9 @@ def test_windows_begin_with_td3_bcs_transitions() -> None:
 
 
 def test_data_without_windows_are_refused() -> None:
-    alone = from_arrays(np.zeros((4, 1)), np.zeros((4, 1)), np.zeros(4), np.ones(4, bool), action_low=-1.0, action_high=1.0)
+    alone = from_arrays(
+        np.zeros((4, 1)), np.zeros((4, 1)), np.zeros(4), np.ones(4, bool), action_low=-1.0, action_high=1.0
+    )
     with pytest.raises(UserError, match="no window of 2 steps"):
         RecallSampler(3).prepare(alone)
     assert RecallSampler(1).prepare(alone).transitions.count == 4
@@ -125,7 +144,9 @@ def test_data_without_windows_are_refused() -> None:
 def test_the_actor_unrolls_its_own_actions(known: int) -> None:
     algorithm, state = make()
     before = G.uniform(-1, 1, (B, known, A))
-    ours = algorithm.apply("sequence", state.params["sequence"], BATCH["observations"], torch.tensor(before, dtype=torch.float32), 5)
+    ours = algorithm.apply(
+        "sequence", state.params["sequence"], BATCH["observations"], torch.tensor(before, dtype=torch.float32), 5
+    )
     expected = [unroll(state.params["sequence"], o, b, 5) for o, b in zip(X["observations"], before, strict=True)]
     np.testing.assert_allclose(ours, np.stack(expected), rtol=2e-4, atol=2e-5)
 
@@ -140,7 +161,9 @@ def fixed(monkeypatch: pytest.MonkeyPatch, algorithm: Any, q: Any) -> None:
 
 
 @pytest.mark.parametrize(("valid", "loss", "imitation"), [([1.0, 1.0], -0.7333333333, 0.1), ([1.0, 0.0], -2.46, 0.04)])
-def test_the_loss_of_the_specification(monkeypatch: pytest.MonkeyPatch, valid: list[float], loss: float, imitation: float) -> None:
+def test_the_loss_of_the_specification(
+    monkeypatch: pytest.MonkeyPatch, valid: list[float], loss: float, imitation: float
+) -> None:
     """J.8 no. 4: Q = (2, -1), a = (0.5, 0.2), data (0.3, -0.2): lambda is 1.6666667, of the first step alone 1.25."""
     algorithm, state = make(DataSpec((1,), 1, action_low=(-1.0,), action_high=(1.0,)), length=2)
     fixed(monkeypatch, algorithm, lambda s, a: torch.tensor([2.0, -1.0]))
@@ -154,11 +177,15 @@ def test_the_loss_of_the_specification(monkeypatch: pytest.MonkeyPatch, valid: l
         }
     )
     value, metrics = algorithm.sequence_loss({"a": torch.tensor([[[0.5], [0.2]]])}, state, batch, KEY)
-    assert float(value) == pytest.approx(loss, rel=1e-5) and float(metrics["sequence/bc"]) == pytest.approx(imitation, rel=1e-5)
+    assert float(value) == pytest.approx(loss, rel=1e-5) and float(metrics["sequence/bc"]) == pytest.approx(
+        imitation, rel=1e-5
+    )
 
 
 class Sum:
-    """A model whose next state is s + a; an episode ends beyond `wall`, and two of three members, one of them no elite, err by 0.3 a."""
+    """A model whose next state is s + a; an episode ends beyond `wall`, and two of three members, one of them no elite,
+    err by 0.3 a.
+    """
 
     def __init__(self, wall: float = 100.0) -> None:
         self.wall = wall
@@ -174,7 +201,9 @@ class Sum:
     def choose(self, prediction: Prediction, member: Tensor) -> Prediction:
         return Prediction(*(x[member, torch.arange(len(member))].unsqueeze(0) for x in prediction[:4]))  # type: ignore[index]
 
-    def settle(self, tree: Any, prediction: Any, observations: Tensor, actions: Tensor, following: Tensor, *_: Any) -> Outcome:
+    def settle(
+        self, tree: Any, prediction: Any, observations: Tensor, actions: Tensor, following: Tensor, *_: Any
+    ) -> Outcome:
         return Outcome(following, following[:, 0], following[:, 0] > self.wall, following[:, 0] < 0)
 
 
@@ -183,9 +212,12 @@ def recalling(algorithm: Any, elites: tuple[int, ...] = (0,), wall: float = 100.
 
 
 def test_no_gradient_passes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """J.8 no. 2: Q = -(s + a)^2, next state s + a, from 1 by -0.5 and 0.25: the sum of -Q is 0.8125, its gradient (1, 1.5); through the
-    model it would be (2.5, 1.5). alpha = 0.8125 makes lambda 2, so that a mean over two steps is their sum."""
-    algorithm, state = make(DataSpec((1,), 1, action_low=(-1.0,), action_high=(1.0,)), length=2, recall="model", alpha=0.8125)
+    """J.8 no. 2: Q = -(s + a)^2, next state s + a, from 1 by -0.5 and 0.25: the sum of -Q is 0.8125, its gradient (1,
+    1.5); through the model it would be (2.5, 1.5). alpha = 0.8125 makes lambda 2, so that a mean over two steps is
+    their sum."""
+    algorithm, state = make(
+        DataSpec((1,), 1, action_low=(-1.0,), action_high=(1.0,)), length=2, recall="model", alpha=0.8125
+    )
     recalling(algorithm)
     fixed(monkeypatch, algorithm, lambda s, a: -(s + a).square()[:, 0])
     a = torch.tensor([[[-0.5], [0.25]]])
@@ -205,7 +237,9 @@ def test_no_gradient_passes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
         ((0, 1), 100.0, 0.2, [1, 1, 1]),  # the member that differs is no elite
     ],
 )
-def test_states_count_until_the_model_does_not_know(elites: tuple[int, ...], wall: float, cutoff: float | None, weights: list[int]) -> None:
+def test_states_count_until_the_model_does_not_know(
+    elites: tuple[int, ...], wall: float, cutoff: float | None, weights: list[int]
+) -> None:
     algorithm, _ = make(DataSpec((1,), 1, action_low=(-1.0,), action_high=(1.0,)), recall="model", cutoff=cutoff)
     recalling(algorithm, elites, wall)
     chosen = torch.tensor([0.6, 0.8, 0.1])
@@ -226,14 +260,20 @@ def test_one_elite_for_all_steps() -> None:
 def test_the_loss_by_the_datas_states() -> None:
     algorithm, state = make()
     before = np.concatenate([X[PREVIOUS][:, None], X[WINDOW_ACTIONS][:, :-1]], 1)
-    actions = np.stack([unroll(state.params["sequence"], o, b, J) for o, b in zip(X["observations"], before, strict=True)])
-    q = q_values(critics(state.params["critic"])[:1], X[WINDOW_OBSERVATIONS].reshape(-1, OBS), actions.reshape(-1, A))[0].reshape(B, J)
+    actions = np.stack(
+        [unroll(state.params["sequence"], o, b, J) for o, b in zip(X["observations"], before, strict=True)]
+    )
+    q = q_values(critics(state.params["critic"])[:1], X[WINDOW_OBSERVATIONS].reshape(-1, OBS), actions.reshape(-1, A))[
+        0
+    ].reshape(B, J)
     assert (q < 0).any() and (q > 0).any()
     count = VALID.sum()
     imitation = (VALID * ((actions - X[WINDOW_ACTIONS]) ** 2).mean(-1)).sum() / count
     expected = imitation - ALPHA / ((VALID * np.abs(q)).sum() / count) * (VALID * q).sum() / count
     loss, metrics = algorithm.sequence_loss(state.params["sequence"], state, BATCH, KEY)
-    assert float(loss) == pytest.approx(expected, rel=1e-4) and float(metrics["sequence/bc"]) == pytest.approx(imitation, rel=1e-4)
+    assert float(loss) == pytest.approx(expected, rel=1e-4) and float(metrics["sequence/bc"]) == pytest.approx(
+        imitation, rel=1e-4
+    )
     assert float(metrics["sequence/steps"]) == count / B
 
 
@@ -267,7 +307,9 @@ def test_td3_bc_is_as_it_was() -> None:
 
 
 def test_order_of_an_update() -> None:
-    """Critic, pi, then sigma by the new critic and the new pi, targets last; sigma's rate falls from update to update."""
+    """Critic, pi, then sigma by the new critic and the new pi, targets last; sigma's rate falls from update to
+    update.
+    """
     algorithm, state = make(sequence_learning_rate=0.01, sequence_decay_steps=8)
     before = state
     state, metrics = algorithm.update(state, BATCH, KEY, phase=0)
@@ -277,19 +319,30 @@ def test_order_of_an_update() -> None:
     for n in range(3):
         state = algorithm.update(state, BATCH, KEY, phase=0)[0] if n else state
         fresh = algorithm.descend(state, "critic", algorithm.critic_loss, BATCH, KEY)[0]
-        params = {k: torch.tensor(v, dtype=torch.float32) for k, v in zip(state.params["sequence"], values, strict=True)}
+        params = {
+            k: torch.tensor(v, dtype=torch.float32) for k, v in zip(state.params["sequence"], values, strict=True)
+        }
         grads, (loss, _) = torch.func.grad_and_value(algorithm.sequence_loss, has_aux=True)(params, fresh, BATCH, KEY)
         values = adam.step(values, [g.numpy().astype(np.float64) for g in grads.values()])
         stale = algorithm.sequence_loss(params, state, BATCH, KEY)[0]
         state, metrics = algorithm.update(state, BATCH, KEY, phase=1)
-        assert float(metrics["sequence/loss"]) == pytest.approx(float(loss), rel=1e-5) and abs(float(stale - loss)) > 1e-4
+        assert (
+            float(metrics["sequence/loss"]) == pytest.approx(float(loss), rel=1e-5) and abs(float(stale - loss)) > 1e-4
+        )
         for k, value in zip(state.params["sequence"], values, strict=True):
             np.testing.assert_allclose(state.params["sequence"][k], value, rtol=1e-3, atol=2e-4, err_msg=k)
 
 
 def test_defaults() -> None:
     c = registry.get("algo", "sequence_rl").Config()
-    assert (c.length, c.execute, c.alpha, c.recall, c.recurrent_width, c.sequence_learning_rate) == (8, None, 2.5, "data", 128, 1e-3)
+    assert (c.length, c.execute, c.alpha, c.recall, c.recurrent_width, c.sequence_learning_rate) == (
+        8,
+        None,
+        2.5,
+        "data",
+        128,
+        1e-3,
+    )
 
 
 # ---- acting
@@ -327,7 +380,9 @@ def test_episodes_that_begin_at_different_times() -> None:
 def test_execute_0_is_td3_bc() -> None:
     policy, observations = acting(execute=0)
     assert type(policy.actor) is NoisyActor and policy.start(2) is None
-    expected = np.tanh(ref.forward(ref.net(policy.state.params["actor"], "net."), observations[0].astype(np.float64))[0])
+    expected = np.tanh(
+        ref.forward(ref.net(policy.state.params["actor"], "net."), observations[0].astype(np.float64))[0]
+    )
     np.testing.assert_allclose(policy.step(None, observations[0], 0)[0], expected, rtol=1e-4, atol=1e-5)
     assert HeldPolicy(policy, 4).own == 1 and HeldPolicy(policy.with_settings({"execute": 2}), 9).own == 9
 

@@ -1,4 +1,6 @@
-"""SHARSA: its windows by hand, each loss in float64 NumPy, the order of an update, and the choice among many subgoals."""
+"""SHARSA: its windows by hand, each loss in float64 NumPy, the order of an update, and the choice among many
+subgoals.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from tests.support.reference import goals as ref
 B, OBS, A, GOAL, N, DISCOUNT = 6, 3, 2, 2, 4, 0.9
 R = np.random.default_rng(3)
 BATCH: dict[str, Tensor] = {
-    k: torch.tensor(R.normal(size=(B, OBS)), dtype=torch.float32) for k in ("observations", "next_observations", "window_states")
+    k: torch.tensor(R.normal(size=(B, OBS)), dtype=torch.float32)
+    for k in ("observations", "next_observations", "window_states")
 }
 BATCH |= {
     k: torch.tensor(R.normal(size=(B, GOAL)), dtype=torch.float32)
@@ -92,7 +95,9 @@ def test_values_of_subgoals(kind: str, pessimism: str) -> None:
 
 
 def test_values_of_actions() -> None:
-    """Double SHARSA's low level: single steps with discount 1 - 1 / n, and a goal that is the row's own state ends them."""
+    """Double SHARSA's low level: single steps with discount 1 - 1 / n, and a goal that is the row's own state ends
+    them.
+    """
     algorithm, state = make(low_values=True)
     level = algorithm.levels(BATCH)["low_"]
     after = sigma(ref.mlp(state.params["low_value"], join("next_observations", "low_value_goals"))[:, 0])
@@ -117,8 +122,10 @@ def test_the_cross_entropy_is_least_at_the_target() -> None:
     np.testing.assert_allclose(slope, [0.5 - 0.2, 0.5 - 0.9], atol=1e-6)  # sigma(l) - y
 
 
-@pytest.mark.parametrize(("name", "inputs", "data"), [("high", ("observations", "high_goals"), "high_targets"),
-                                                       ("actor", ("observations", "low_goals"), "actions")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "inputs", "data"),
+    [("high", ("observations", "high_goals"), "high_targets"), ("actor", ("observations", "low_goals"), "actions")],
+)
 def test_flows(name: str, inputs: tuple[str, ...], data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm, state = make()
     noise, t = R.normal(size=(B, 2)), R.uniform(size=(B, 1))
@@ -138,10 +145,26 @@ def test_every_loss_reads_the_parameters_of_before_the_update(low: bool) -> None
     algorithm, state = make(low_values=low, learning_rate=0.1, polyak=0.3)
     after, metrics = algorithm.update(state, BATCH, KEY, phase=0)
     keys = rng.split(KEY)
-    alone = dict(algorithm.descend(state, "high", algorithm.flow_loss, torch.cat([BATCH["observations"], BATCH["high_goals"]], -1),
-                                   BATCH["high_targets"], keys[0], "high")[0].params)  # fmt: skip
-    alone["actor"] = algorithm.descend(state, "actor", algorithm.flow_loss, torch.cat([BATCH["observations"], BATCH["low_goals"]], -1),
-                                       BATCH["actions"], keys[1], "actor")[0].params["actor"]  # fmt: skip
+    alone = dict(
+        algorithm.descend(
+            state,
+            "high",
+            algorithm.flow_loss,
+            torch.cat([BATCH["observations"], BATCH["high_goals"]], -1),
+            BATCH["high_targets"],
+            keys[0],
+            "high",
+        )[0].params
+    )
+    alone["actor"] = algorithm.descend(
+        state,
+        "actor",
+        algorithm.flow_loss,
+        torch.cat([BATCH["observations"], BATCH["low_goals"]], -1),
+        BATCH["actions"],
+        keys[1],
+        "actor",
+    )[0].params["actor"]
     for prefix, level in algorithm.levels(BATCH).items():
         for name, loss in ((f"{prefix}critic", algorithm.critic_loss), (f"{prefix}value", algorithm.value_loss)):
             alone[name] = algorithm.descend(state, name, loss, BATCH, level, prefix)[0].params[name]
@@ -155,7 +178,9 @@ def test_every_loss_reads_the_parameters_of_before_the_update(low: bool) -> None
 
 
 def test_the_best_of_many_subgoals_is_pursued(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flows that stand still leave the noise as it is: the subgoal is the draw with the largest smaller Q, the action the noise cut off."""
+    """Flows that stand still leave the noise as it is: the subgoal is the draw with the largest smaller Q, the action
+    the noise cut off.
+    """
     algorithm, state = make(candidates=3, greedy="sample")
     for name in ("high", "actor"):
         state.params[name] = {k: torch.zeros_like(v) for k, v in state.params[name].items()}
@@ -190,7 +215,13 @@ def test_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     following[[9, 12], 2] = 0.5  # a state that is not the next episode's first
     limits: dict[str, Any] = {"action_low": [-1.0] * A, "action_high": [1.0] * A}
     data = from_arrays(
-        observations, np.zeros((13, A)), np.zeros(13), episode_ends=[9, 12], next_observations=following, achieved_goals=places, **limits
+        observations,
+        np.zeros((13, A)),
+        np.zeros(13),
+        episode_ends=[9, 12],
+        next_observations=following,
+        achieved_goals=places,
+        **limits,
     )
     picked = torch.tensor([2, 2, 2, 8, 9, 2, 9, 10])
     goals = torch.tensor([4, 9, 6, 11, 11, 2, 9, 9])
@@ -211,8 +242,17 @@ def test_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_cannot_be() -> None:
-    data = from_arrays(np.zeros((5, OBS)), np.zeros((5, A)), np.zeros(5), np.ones(5, bool), action_low=[-1.0] * A, action_high=[1.0] * A)
-    with pytest.raises(UserError, match=r"algo\.subgoal_steps=4 looks ahead in the data, each of whose episodes has one transition"):
+    data = from_arrays(
+        np.zeros((5, OBS)),
+        np.zeros((5, A)),
+        np.zeros(5),
+        np.ones(5, bool),
+        action_low=[-1.0] * A,
+        action_high=[1.0] * A,
+    )
+    with pytest.raises(
+        UserError, match=r"algo\.subgoal_steps=4 looks ahead in the data, each of whose episodes has one transition"
+    ):
         HorizonSampler(Mix(0.2, 0.5, 0.3), Mix(0.0, 1.0, 0.0), 4).prepare(data)
     with pytest.raises(UserError, match=r"algo\.subgoal_steps=1: .*algo\.low_values.* 2 or more ahead"):
         make(low_values=True, subgoal_steps=1)

@@ -1,4 +1,6 @@
-"""SINDy: systems whose equations are known, the solver against pysindy and by hand, and the model as a function of tensors."""
+"""SINDy: systems whose equations are known, the solver against pysindy and by hand, and the model as a function of
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ def pendulum(rows: int = 3000) -> Data:
     faster = w + 0.75 * np.sin(angle) + 0.15 * u
     later = angle + 0.05 * faster
     s = np.stack([np.cos(angle), np.sin(angle), w], 1).astype(np.float32)
-    return s, u[:, None].astype(np.float32), -(w**2), np.stack([np.cos(later), np.sin(later), faster], 1).astype(np.float32)
+    return (
+        s,
+        u[:, None].astype(np.float32),
+        -(w**2),
+        np.stack([np.cos(later), np.sin(later), faster], 1).astype(np.float32),
+    )
 
 
 def coefficient(tree: Tree, output: int, *variables: int) -> float:
@@ -71,7 +78,9 @@ def test_a_linear_system(target: str) -> None:
 
 
 def test_noise_is_not_explained() -> None:
-    """Values within 1e-3 of each observation's own scale, and no spurious term, from noisy data and with the bagging of terms."""
+    """Values within 1e-3 of each observation's own scale, and no spurious term, from noisy data and with the bagging of
+    terms.
+    """
     tree, _ = sindy.fit(*linear(10_000, noise=0.01), SindyConfig(threshold=2e-4))
     found = np.array([[coefficient(tree, i, j + 1) for j in range(6)] for i in range(4)])
     truth = np.concatenate([A - np.eye(4), B], 1)
@@ -84,7 +93,9 @@ def test_noise_is_not_explained() -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 def test_van_der_pol(noise: float) -> None:
-    """Exactly the true terms among 14, also where the noise is a quarter of a step (steps have a standard deviation of 0.04 and 0.2)."""
+    """Exactly the true terms among 14, also where the noise is a quarter of a step (steps have a standard deviation of
+    0.04 and 0.2).
+    """
     tree, _ = sindy.fit(*van_der_pol(noise=noise), SindyConfig(degree=3))
     where = {(0, (2,)): 0.02, (1, (1,)): -0.02, (1, (2,)): 0.04, (1, (1, 1, 2)): -0.04, (1, (3,)): 0.02}
     for (output, variables), value in where.items():
@@ -113,7 +124,9 @@ def test_a_constant_and_a_large_offset() -> None:
 
 
 def test_pendulum() -> None:
-    """cos^2 + sin^2 = 1 makes terms redundant; the speed's equation is linear in sin and u; cosines and sines stay on the circle."""
+    """cos^2 + sin^2 = 1 makes terms redundant; the speed's equation is linear in sin and u; cosines and sines stay on
+    the circle.
+    """
     data = pendulum()
     tree, notes = sindy.fit(*data, SindyConfig())
     assert any("cosine and a sine" in n for n in notes) and any("left out" in n and "obs[1]^2" in n for n in notes)
@@ -121,7 +134,9 @@ def test_pendulum() -> None:
     nexts, _ = sindy.predict(tree, *(torch.tensor(x) for x in data[:2]))
     torch.testing.assert_close(nexts[:, 0] ** 2 + nexts[:, 1] ** 2, torch.ones(len(nexts)))
     error = (nexts - torch.tensor(data[3])).square().mean(0).sqrt()
-    assert (error / torch.tensor(data[3] - data[0]).std(0) < torch.tensor([0.1, 0.1, 1e-4])).all()  # one step is no polynomial
+    assert (
+        error / torch.tensor(data[3] - data[0]).std(0) < torch.tensor([0.1, 0.1, 1e-4])
+    ).all()  # one step is no polynomial
 
 
 def test_sine_and_cosine_of_an_angle() -> None:
@@ -151,13 +166,17 @@ def test_thresholding_by_hand() -> None:
     targets = columns @ torch.tensor([[2.0, 0.0], [0.05, 0.3], [-1.0, 0.2]], dtype=torch.float64)
     offered = torch.tensor([[True, True, True], [True, True, False]])
     found = sindy.stlsq(columns, targets, offered, threshold=0.1, ridge=torch.ones(3).double(), iterations=10)
-    np.testing.assert_allclose(found, [[2.0, 0.0, -1.0], [0.0, 0.3, 0.0]], atol=1e-12)  # without the ridge's shrinking by 4 / 5
+    np.testing.assert_allclose(
+        found, [[2.0, 0.0, -1.0], [0.0, 0.3, 0.0]], atol=1e-12
+    )  # without the ridge's shrinking by 4 / 5
     ridge = sindy.stlsq(columns, targets, offered, threshold=0.25, ridge=torch.ones(3).double(), iterations=10)
     assert ridge[1, 1] == 0.0  # which chooses: 0.3 * 4 / 5 is below 0.25
 
 
 def test_one_fit_agrees_with_pysindy() -> None:
-    """Terms, coefficients and predictions of pysindy's discrete model, on noisy data where thresholding takes several rounds."""
+    """Terms, coefficients and predictions of pysindy's discrete model, on noisy data where thresholding takes several
+    rounds.
+    """
     ps = pytest.importorskip("pysindy", reason="pysindy is not installed")
     s, a, r, nexts = van_der_pol(3000, noise=0.02)
     config = SindyConfig(degree=3, full=True, members=1, threshold=0.02, ridge=0.05)
@@ -179,9 +198,13 @@ def test_one_fit_agrees_with_pysindy() -> None:
     model = ps.DiscreteSINDy(optimizer=ps.STLSQ(threshold=0.0, alpha=0.0), feature_library=library)
     model.fit(s, t=1, x_next=nexts, u=a, feature_names=["x", "v", "u"])
     dense, _ = sindy.fit(s, a, r, nexts, SindyConfig(degree=3, full=True, members=1, threshold=0.0, ridge=0.0))
-    np.testing.assert_allclose(sindy.predict(dense, torch.tensor(s), torch.tensor(a))[0], model.predict(s, u=a), atol=1e-6)
+    np.testing.assert_allclose(
+        sindy.predict(dense, torch.tensor(s), torch.tensor(a))[0], model.predict(s, u=a), atol=1e-6
+    )
     model.optimizer.coef_ = part["median"].numpy() + sindy._own(terms, 2).numpy()
-    np.testing.assert_allclose(sindy.predict(tree, torch.tensor(s), torch.tensor(a))[0], model.predict(s, u=a), atol=1e-6)
+    np.testing.assert_allclose(
+        sindy.predict(tree, torch.tensor(s), torch.tensor(a))[0], model.predict(s, u=a), atol=1e-6
+    )
 
 
 def test_the_library_by_hand() -> None:
@@ -191,7 +214,12 @@ def test_the_library_by_hand() -> None:
     expected = [1, 2, 3, sin, cos, 5, 4, 6, 9, 10, 15, 5 * sin, 5 * cos]
     np.testing.assert_allclose(sindy.library(terms, s, a, torch.tensor([1]))[0], expected, rtol=1e-6)
     assert len(terms) == sindy.terms(2, 1, config)
-    for config in (SindyConfig(degree=3), SindyConfig(full=True, degree=4), SindyConfig(control_degree=0), SindyConfig(control_degree=3)):
+    for config in (
+        SindyConfig(degree=3),
+        SindyConfig(full=True, degree=4),
+        SindyConfig(control_degree=0),
+        SindyConfig(control_degree=3),
+    ):
         assert len(sindy.factors(3, 2, config)) == sindy.terms(3, 2, config)
 
 
@@ -225,13 +253,18 @@ def test_under_vmap_and_compile(model: Tree) -> None:
     stacked = torch.utils._pytree.tree_map(lambda t: torch.stack([t, t]), model)  # a model for each of two replicas
     twice = torch.vmap(sindy.predict, in_dims=(0, None, None))(stacked, s, a)
     torch.testing.assert_close(twice[0][1], expected[0])
-    compiled: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.compile(sindy.predict, fullgraph=True, backend="eager")
+    compiled: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.compile(
+        sindy.predict, fullgraph=True, backend="eager"
+    )
     torch.testing.assert_close(compiled(model, s, a), expected)
 
 
 def test_derivatives(model: Tree) -> None:
     """What a planner needs: finite, also where an observation is 0, and right."""
-    s, a = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True), torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
+    s, a = (
+        torch.zeros(1, 3, dtype=torch.float64, requires_grad=True),
+        torch.zeros(1, 1, dtype=torch.float64, requires_grad=True),
+    )
     (jacobian,) = torch.autograd.grad(sindy.predict(model, s, a)[0][0, 2], a)
     assert float(jacobian) == pytest.approx(0.15, abs=1e-4)
     grads = torch.autograd.grad(sindy.predict(model, s, a)[0].sum(), [s, a])
@@ -255,7 +288,9 @@ def test_the_same_seed_gives_the_same_model_and_files_hold_it(model: Tree, tmp_p
 
 def test_mistakes() -> None:
     s, a, r, nexts = van_der_pol(200)
-    with pytest.raises(UserError, match=r"71,270 terms for 376 observations and 17 actions.*degree=1 control_degree=0 has 394"):
+    with pytest.raises(
+        UserError, match=r"71,270 terms for 376 observations and 17 actions.*degree=1 control_degree=0 has 394"
+    ):
         sindy.factors(376, 17, SindyConfig(control_degree=0, max_terms=400))
     with pytest.raises(UserError, match=r"angles names observation 2, and there are 2: 0 to 1"):
         sindy.fit(s, a, r, nexts, SindyConfig(angles=[2]))

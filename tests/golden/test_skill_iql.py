@@ -1,4 +1,6 @@
-"""Skills and IQL over them: the auto-encoder's loss, spans of steps, targets and the high level's loss in float64 NumPy."""
+"""Skills and IQL over them: the auto-encoder's loss, spans of steps, targets and the high level's loss in float64
+NumPy.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def episodes() -> Dataset:
     terminations = np.isin(np.arange(n), (4, 10))
     ends = np.isin(np.arange(n), (4, 8, 10))
     observations = np.repeat(np.arange(n, dtype=np.float32)[:, None], OBS, 1)
-    after = observations + 1 + 0.5 * ends[:, None]  # else an end's successor is taken for the next episode's start, which tells nothing
+    after = (
+        observations + 1 + 0.5 * ends[:, None]
+    )  # else an end's successor is taken for the next episode's start, which tells nothing
     options: dict[str, Any] = {"action_low": -1.0, "action_high": 1.0, "next_observations": after}
     return from_arrays(observations, G.uniform(-1, 1, (n, A)), 2.0 ** np.arange(n), terminations, ends, **options)
 
@@ -113,7 +117,14 @@ def test_targets_and_the_high_level(within: bool) -> None:
     state.extra["skills"].update({k: 0.5 * torch.randn(v.shape, generator=g) for k, v in state.extra["skills"].items()})
     s, after, gains = G.normal(size=(B, OBS)), G.normal(size=(B, OBS)), G.normal(size=(B, H))
     mean, log_std, masks = G.normal(size=(B, Z)), 0.3 * G.normal(size=(B, Z)), np.array([1, 0, 1, 1, 0, 1])
-    batch = {"observations": s, "next_observations": after, "rewards": gains, "masks": masks, "skill_mean": mean, "skill_log_std": log_std}
+    batch = {
+        "observations": s,
+        "next_observations": after,
+        "rewards": gains,
+        "masks": masks,
+        "skill_mean": mean,
+        "skill_log_std": log_std,
+    }
     made = algorithm.one_step({k: tensor(v) for k, v in batch.items()}, KEY)
     z = mean + np.exp(log_std) * double(draw((torch.zeros(B, Z), torch.zeros(B, Z)), KEY))
     np.testing.assert_allclose(made["actions"], z, atol=1e-5)
@@ -129,7 +140,8 @@ def test_targets_and_the_high_level(within: bool) -> None:
     best = q.min(0)
     weight = np.minimum(np.exp(2.0 * (best - ref.forward(value, s)[0][:, 0])), 100.0)
     pair = [
-        np.split(ref.forward(n, s)[0], 2, 1) for n in (ref.net(state.params["actor"], "net."), ref.net(state.extra["skills"], "prior.net."))
+        np.split(ref.forward(n, s)[0], 2, 1)
+        for n in (ref.net(state.params["actor"], "net."), ref.net(state.extra["skills"], "prior.net."))
     ]
     (m, l), (m0, l0) = pair  # noqa: E741
     log_p = (-0.5 * ((z - m) / np.exp(l)) ** 2 - l - 0.5 * np.log(2 * np.pi)).sum(1)
@@ -140,7 +152,9 @@ def test_targets_and_the_high_level(within: bool) -> None:
 
 
 def test_a_skill_is_held_and_its_decoder_knows_the_step() -> None:
-    algorithm, state = make("skill_iql", skill_length=H, skill_dim=Z, hidden=[6], skill_hidden=[7], recurrent_width=W, init="torch")
+    algorithm, state = make(
+        "skill_iql", skill_length=H, skill_dim=Z, hidden=[6], skill_hidden=[7], recurrent_width=W, init="torch"
+    )
     s = G.normal(size=(2 * H, B, OBS))
     actor = algorithm.actor(state)
     carry = actor.start(B)

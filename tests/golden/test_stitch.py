@@ -31,11 +31,17 @@ AHEAD = Mix(0.0, 1.0, 0.0, geometric=False)
 
 
 def chain(cluster: list[int], lengths: list[int], probability: float, **columns: np.ndarray) -> Dataset:
-    """Trajectories whose rows, the last ones too, hold transitions, with clusters as given; the observation is the row's number."""
+    """Trajectories whose rows, the last ones too, hold transitions, with clusters as given; the observation is the
+    row's number.
+    """
     rows = np.arange(len(cluster))
     ends = np.isin(rows, np.cumsum(lengths) - 1)
-    data = from_arrays(rows[:, None], np.zeros((len(rows), 1)), np.zeros(len(rows)), ends, action_low=-1.0, action_high=1.0, **columns)  # type: ignore[arg-type]
-    return Dataset(**{**data.__dict__, "columns": {**data.columns, CLUSTERS: torch.tensor(cluster)}, "stitch": probability})
+    data = from_arrays(
+        rows[:, None], np.zeros((len(rows), 1)), np.zeros(len(rows)), ends, action_low=-1.0, action_high=1.0, **columns
+    )  # type: ignore[arg-type]
+    return Dataset(
+        **{**data.__dict__, "columns": {**data.columns, CLUSTERS: torch.tensor(cluster)}, "stitch": probability}
+    )
 
 
 def draws(data: Dataset, sampler: GoalSampler, count: int = 200_000) -> dict[str, Tensor]:
@@ -56,8 +62,8 @@ def draws(data: Dataset, sampler: GoalSampler, count: int = 200_000) -> dict[str
     ],
 )
 def test_probabilities_by_hand(probability: float, row: int, expected: list[float]) -> None:
-    """Rows 0-3 and 4-6 are trajectories, of clusters 0, 1, 2, 3 and 2, 1, 4. From row 0: j is 1, 2 or 3; w any row of its cluster, rows 1
-    or 5, 2 or 4, or 3; the goal any row from w to its trajectory's end."""
+    """Rows 0-3 and 4-6 are trajectories, of clusters 0, 1, 2, 3 and 2, 1, 4. From row 0: j is 1, 2 or 3; w any row of
+    its cluster, rows 1 or 5, 2 or 4, or 3; the goal any row from w to its trajectory's end."""
     batch = draws(chain([0, 1, 2, 3, 2, 1, 4], [4, 3], probability), GoalSampler(actor=AHEAD))
     goals = batch[ACTOR_GOALS][batch["observations"][:, 0] == row, 0]
     share = torch.bincount(goals.long(), minlength=7) / len(goals)
@@ -66,7 +72,9 @@ def test_probabilities_by_hand(probability: float, row: int, expected: list[floa
 
 
 def test_only_the_actors_goals_that_are_ahead_are_stitched() -> None:
-    """Values' goals stay in the trajectory or are random; "reached" stays the row itself. Current and random goals are not replaced."""
+    """Values' goals stay in the trajectory or are random; "reached" stays the row itself. Current and random goals are
+    not replaced.
+    """
     data = chain([0, 1, 2, 3, 2, 1, 4], [4, 3], 1.0)
     batch = draws(data, GoalSampler(value=AHEAD, actor=Mix(0.5, 0.5, 0.0, geometric=False)), 20_000)
     rows = batch["observations"][:, 0]
@@ -75,7 +83,9 @@ def test_only_the_actors_goals_that_are_ahead_are_stitched() -> None:
     last = (rows == 3) | (rows == 6)
     assert torch.equal(batch[SUCCESSES] == 1.0, last)
     goals = batch[ACTOR_GOALS][:, 0]
-    assert float((goals == rows)[rows == 0].float().mean()) == pytest.approx(0.5, abs=0.05)  # none of the stitched ones is row 0
+    assert float((goals == rows)[rows == 0].float().mean()) == pytest.approx(
+        0.5, abs=0.05
+    )  # none of the stitched ones is row 0
     plain, unstitched = draws(chain([0] * 7, [4, 3], 0.0), GoalSampler(actor=AHEAD), 100), GoalSampler(actor=AHEAD)
     bare = chain([0] * 7, [4, 3], 0.0)
     bare.columns.pop(CLUSTERS)
@@ -83,21 +93,33 @@ def test_only_the_actors_goals_that_are_ahead_are_stitched() -> None:
 
 
 def test_subgoals_stop_at_the_goal_of_their_own_trajectory() -> None:
-    """k = 2: the high target is min(row + 2, j), j the goal before it was stitched, so from row 0 it is row 1 (j = 1, a third) or 2."""
+    """k = 2: the high target is min(row + 2, j), j the goal before it was stitched, so from row 0 it is row 1 (j = 1, a
+    third) or 2.
+    """
     batch = draws(chain([0, 1, 2, 3, 2, 1, 4], [4, 3], 1.0), GoalSampler(actor=AHEAD, subgoal_steps=2), 60_000)
     first = batch["observations"][:, 0] == 0
     targets, goals, low = (batch[name][first, 0] for name in (HIGH_TARGETS, HIGH_GOALS, LOW_GOALS))
-    assert float((targets == 1).float().mean()) == pytest.approx(1 / 3, abs=0.02) and set(targets.tolist()) == {1.0, 2.0}
+    assert float((targets == 1).float().mean()) == pytest.approx(1 / 3, abs=0.02) and set(targets.tolist()) == {
+        1.0,
+        2.0,
+    }
     assert set(low.tolist()) == {2.0}
     share = torch.bincount(goals.long(), minlength=7) / len(goals)
-    assert share.tolist() == pytest.approx([0.0, 0.0555556, 0.1388889, 0.4722222, 0.0555556, 0.1388889, 0.1388889], abs=0.025)
+    assert share.tolist() == pytest.approx(
+        [0.0, 0.0555556, 0.1388889, 0.4722222, 0.0555556, 0.1388889, 0.1388889], abs=0.025
+    )
     # where the target is row 1 the goal is of the future of rows 1 or 5, so never row 4
     assert 4.0 not in goals[targets == 1].tolist()
 
 
 # ---- the smallest problem: right actions for goals that no trajectory from there reaches
 
-PATHS = [([0, 1, 2], 0), ([0, 5, 6], 1), ([2, 3, 4], 0), ([6, 7, 8], 1)]  # states, and the action all along: 0 right, 1 up
+PATHS = [
+    ([0, 1, 2], 0),
+    ([0, 5, 6], 1),
+    ([2, 3, 4], 0),
+    ([6, 7, 8], 1),
+]  # states, and the action all along: 0 right, 1 up
 
 
 def crossing(probability: float) -> Dataset:
@@ -105,7 +127,9 @@ def crossing(probability: float) -> Dataset:
     actions = np.repeat([a for _, a in PATHS], 3)
     one_hot = np.eye(9)[states]
     data = from_arrays(one_hot, actions, np.zeros(12), np.arange(12) % 3 == 2, num_actions=2)
-    settings = DatasetConfig(augment="stitch", augment_probability=probability, augment_clusters=9, augment_on="observations")
+    settings = DatasetConfig(
+        augment="stitch", augment_probability=probability, augment_clusters=9, augment_on="observations"
+    )
     return add_clusters(data, settings) if probability else data
 
 
@@ -134,7 +158,9 @@ def window_draws(data: Dataset, length: int, count: int = 60_000, left: bool = F
 
 
 def test_goals_are_after_the_window() -> None:
-    """Rows 0-4, windows of 2: from row 0 the goal is 2, 3 or 4, from row 2 it is 4; one that reaches the end has the last row."""
+    """Rows 0-4, windows of 2: from row 0 the goal is 2, 3 or 4, from row 2 it is 4; one that reaches the end has the
+    last row.
+    """
     batch = window_draws(chain([0] * 5, [5], 0.0), 2)
     first, goals = batch["observations"][:, 0, 0], batch[ACTOR_GOALS][:, 0]
     for row, expected in {0: {2, 3, 4}, 1: {3, 4}, 2: {4}, 3: {4}, 4: {4}}.items():
@@ -146,9 +172,10 @@ def test_goals_are_after_the_window() -> None:
 
 
 def test_windows_go_on_in_another_trajectory() -> None:
-    """K = 3. Rows 0-3 and 4-8; row 2 and row 5 are one cluster, every other row is its own. From row 0: j = 1 goes on at 1; j = 3 is the
-    end, after which nothing follows within the window (3 - 0 < 3 is false, so the window stays and the goal is 3); j = 2 goes on at
-    2 (after it one more row is needed, row 3: window 0, 1, 2, goal 3) or at 5: window 0, 1, 5, and the goal 6, 7 or 8."""
+    """K = 3. Rows 0-3 and 4-8; row 2 and row 5 are one cluster, every other row is its own. From row 0: j = 1 goes on
+    at 1; j = 3 is the end, after which nothing follows within the window (3 - 0 < 3 is false, so the window stays and
+    the goal is 3); j = 2 goes on at 2 (after it one more row is needed, row 3: window 0, 1, 2, goal 3) or at 5: window
+    0, 1, 5, and the goal 6, 7 or 8."""
     batch = window_draws(chain([0, 1, 2, 3, 4, 2, 6, 7, 8], [4, 5], 1.0), 3)
     of_first = batch["observations"][:, 0, 0] == 0
     windows, goals = batch["observations"][of_first, :, 0], batch[ACTOR_GOALS][of_first, 0]
@@ -166,8 +193,8 @@ def test_windows_go_on_in_another_trajectory() -> None:
 
 
 def test_a_window_with_nothing_to_follow_is_drawn_anew() -> None:
-    """K = 3, rows 0-3 and 4-5, cluster of rows 2 and 5: (j, w) = (2, 5) leaves no row for a goal and is drawn again; (2, 2), (1, 1) and
-    (3, 3) stay. Their windows are 0, 1, 2 with goal 3."""
+    """K = 3, rows 0-3 and 4-5, cluster of rows 2 and 5: (j, w) = (2, 5) leaves no row for a goal and is drawn again;
+    (2, 2), (1, 1) and (3, 3) stay. Their windows are 0, 1, 2 with goal 3."""
     batch = window_draws(chain([0, 1, 2, 3, 4, 2], [4, 2], 1.0), 3)
     of_first = batch["observations"][:, 0, 0] == 0
     assert bool((batch["observations"][of_first, :, 0] == torch.tensor([0.0, 1.0, 2.0])).all())
@@ -175,7 +202,9 @@ def test_a_window_with_nothing_to_follow_is_drawn_anew() -> None:
 
 
 def test_prompted_and_goal_conditioned_policies_see_the_same_goals() -> None:
-    """RvS with condition=goal learns by GoalSampler, DT with prompt=goal by windows; at one step they are asked for the goal alone."""
+    """RvS with condition=goal learns by GoalSampler, DT with prompt=goal by windows; at one step they are asked for the
+    goal alone.
+    """
     data = crossing(0.5)
     for name, settings in (
         ("rvs", {"condition": "goal", "hidden": [8]}),
@@ -191,7 +220,9 @@ def test_prompted_and_goal_conditioned_policies_see_the_same_goals() -> None:
         _, metrics = algorithm.update(state, batch, rng.make_key(1), phase=0)
         assert bool(metrics["actor/loss"].isfinite())
         with pytest.raises(UserError, match="acts towards a goal"):
-            algorithm.actor(state).act(algorithm.actor(state).start(2), torch.eye(9)[:2], rng.make_key(0), explore=False)
+            algorithm.actor(state).act(
+                algorithm.actor(state).start(2), torch.eye(9)[:2], rng.make_key(0), explore=False
+            )
         check_stitching(algorithm.config, algorithm, data)
         plain = kind(kind.fit_config(kind.Config(), data), data.spec)
         with pytest.raises(UserError, match=f"{name} has none; {name} does with algo.(condition|prompt)=goal"):
@@ -199,15 +230,27 @@ def test_prompted_and_goal_conditioned_policies_see_the_same_goals() -> None:
 
 
 def test_dt_acts_on_places_in_the_window_and_the_goal_of_now() -> None:
-    """The distribution at the last of three steps is that of a training window with the same goal, though the episode is older."""
+    """The distribution at the last of three steps is that of a training window with the same goal, though the episode
+    is older.
+    """
     g = np.random.default_rng(0)
     data = from_arrays(
-        g.normal(size=(40, 3)), g.uniform(-1, 1, (40, 2)), np.zeros(40), np.arange(40) % 20 == 19, action_low=-1.0, action_high=1.0
+        g.normal(size=(40, 3)),
+        g.uniform(-1, 1, (40, 2)),
+        np.zeros(40),
+        np.arange(40) % 20 == 19,
+        action_low=-1.0,
+        action_high=1.0,
     )
     kind = registry.get("algo", "dt")
-    algorithm = kind(kind.fit_config(kind.Config(prompt="goal", context=2, width=8, layers=1, dropout=0.0), data), data.spec)
+    algorithm = kind(
+        kind.fit_config(kind.Config(prompt="goal", context=2, width=8, layers=1, dropout=0.0), data), data.spec
+    )
     state = algorithm.init(0)
-    params = {k: v + 0.1 * rng.normal(rng.make_key(i), tuple(v.shape)) for i, (k, v) in enumerate(state.params["actor"].items())}
+    params = {
+        k: v + 0.1 * rng.normal(rng.make_key(i), tuple(v.shape))
+        for i, (k, v) in enumerate(state.params["actor"].items())
+    }
     actor = algorithm.actor(state._replace(params={"actor": params}))
     goal, seen = torch.randn(1, 3), data.columns["observations"][:3]
     carry, actions = actor.set_goal(actor.start(1), torch.zeros(1, 3)), []
@@ -215,7 +258,11 @@ def test_dt_acts_on_places_in_the_window_and_the_goal_of_now() -> None:
         carry = actor.set_goal(carry, goal if t == 2 else torch.zeros(1, 3))
         action, carry = actor.act(carry, seen[t : t + 1], rng.make_key(0), explore=False)
         actions.append(action)
-    window = {"observations": seen[1:3].unsqueeze(0), "actions": torch.stack([actions[1], torch.zeros(1, 2)], 1), ACTOR_GOALS: goal}
+    window = {
+        "observations": seen[1:3].unsqueeze(0),
+        "actions": torch.stack([actions[1], torch.zeros(1, 2)], 1),
+        ACTOR_GOALS: goal,
+    }
     dist = algorithm.apply("actor", params, algorithm.tokens(window), torch.tensor([[0, 1]]))
     torch.testing.assert_close(actions[2], algorithm.policy.mode(tuple(x[:, -1] for x in dist)))
 
@@ -232,7 +279,9 @@ def test_others_refuse_it() -> None:
 
 
 def test_clusters_are_those_of_lloyd() -> None:
-    """Three heaps far apart; a wide but meaningless scale of one number does not decide, for each is divided by its deviation."""
+    """Three heaps far apart; a wide but meaningless scale of one number does not decide, for each is divided by its
+    deviation.
+    """
     g = np.random.default_rng(0)
     heaps = np.repeat([[0.0, 0.0], [0.0, 9.0], [9.0, 0.0]], 50, 0) + g.normal(size=(150, 2)) * 0.1
     count, which = clusters(torch.tensor(heaps * [1.0, 1000.0]), 3)
@@ -240,7 +289,9 @@ def test_clusters_are_those_of_lloyd() -> None:
     again = clusters(torch.tensor(heaps * [1.0, 1000.0]), 3)[1]
     assert torch.equal(which, again)
     _, one_axis = clusters(torch.tensor(heaps), 2, dims=1)
-    assert torch.equal(one_axis[:50], one_axis[50:100]) and int(one_axis[100]) != int(one_axis[0])  # the second number is not looked at
+    assert torch.equal(one_axis[:50], one_axis[50:100]) and int(one_axis[100]) != int(
+        one_axis[0]
+    )  # the second number is not looked at
 
 
 def test_centres_are_means_where_lloyd_stops() -> None:
@@ -252,15 +303,24 @@ def test_centres_are_means_where_lloyd_stops() -> None:
 
 
 def test_share_of_draws_that_leave_their_trajectory() -> None:
-    """Clusters 0, 0, 1 | 1, 2: rows of cluster 1 leave with probability 1/2, the others never: 2 of 5 rows times 1/2."""
+    """Clusters 0, 0, 1 | 1, 2: rows of cluster 1 leave with probability 1/2, the others never: 2 of 5 rows times
+    1/2.
+    """
     assert leaving(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([3, 2])) == pytest.approx(0.2)
 
 
 def test_the_goals_column_is_clustered_where_there_is_one() -> None:
     g = np.random.default_rng(0)
     places = np.repeat([[0.0], [5.0]], 20, 0)
-    data = from_arrays(g.normal(size=(40, 3)), g.uniform(-1, 1, (40, 1)), np.zeros(40), np.arange(40) % 20 == 19, achieved_goals=places,
-                       action_low=-1.0, action_high=1.0)  # fmt: skip
+    data = from_arrays(
+        g.normal(size=(40, 3)),
+        g.uniform(-1, 1, (40, 1)),
+        np.zeros(40),
+        np.arange(40) % 20 == 19,
+        achieved_goals=places,
+        action_low=-1.0,
+        action_high=1.0,
+    )
     config = DatasetConfig(augment="stitch", augment_clusters=2)
     done = apply_transforms([data], config)
     assert done.stitch == 0.5 and len(done.columns[CLUSTERS][:20].unique()) == 1
@@ -288,7 +348,12 @@ def test_mistakes_are_one_line(settings: dict[str, object], message: str) -> Non
     config = DatasetConfig(**{"augment": "stitch", **settings})  # type: ignore[arg-type]
     g = np.random.default_rng(0)
     data = from_arrays(
-        g.normal(size=(40, 3)), g.uniform(-1, 1, (40, 1)), np.zeros(40), np.arange(40) % 20 == 19, action_low=-1.0, action_high=1.0
+        g.normal(size=(40, 3)),
+        g.uniform(-1, 1, (40, 1)),
+        np.zeros(40),
+        np.arange(40) % 20 == 19,
+        action_low=-1.0,
+        action_high=1.0,
     )
     with pytest.raises(UserError, match=message) as raised:
         config.validate()
@@ -299,7 +364,14 @@ def test_mistakes_are_one_line(settings: dict[str, object], message: str) -> Non
 def test_nothing_to_stitch_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     g = np.random.default_rng(0)
     ends = np.arange(40) % 20 == 19
-    apart = from_arrays(np.repeat([[0.0], [5.0]], 20, 0), g.uniform(-1, 1, (40, 1)), np.zeros(40), ends, action_low=-1.0, action_high=1.0)
+    apart = from_arrays(
+        np.repeat([[0.0], [5.0]], 20, 0),
+        g.uniform(-1, 1, (40, 1)),
+        np.zeros(40),
+        ends,
+        action_low=-1.0,
+        action_high=1.0,
+    )
     add_clusters(apart, DatasetConfig(augment="stitch", augment_clusters=2))
     assert "0.0% of the draws from a cluster are of another trajectory" in capsys.readouterr().err
     add_clusters(apart, DatasetConfig(augment="stitch", augment_clusters=21))

@@ -24,7 +24,9 @@ def make(name: str = "td3_awr", **settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", name)
     if name == "td3_awr":
         settings = {"expectile": EXPECTILE, "temperature": TEMPERATURE, **settings}
-    config = kind.Config(**{"hidden": [6, 5], "learning_rate": LR, "actor_bc": ACTOR_BC, "actor_layer_norm": True, **settings})
+    config = kind.Config(
+        **{"hidden": [6, 5], "learning_rate": LR, "actor_bc": ACTOR_BC, "actor_layer_norm": True, **settings}
+    )
     algorithm = kind(config, spec())
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)  # larger than initial weights: advantages of both signs
@@ -59,7 +61,9 @@ def test_value_loss() -> None:
     assert float(algorithm.value_loss(state.params["value"], state, BATCH)[0]) == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize(("temperature", "capped", "actor_q"), [(TEMPERATURE, False, 1.0), (10.0, True, 1.0), (TEMPERATURE, False, 0.0)])
+@pytest.mark.parametrize(
+    ("temperature", "capped", "actor_q"), [(TEMPERATURE, False, 1.0), (10.0, True, 1.0), (TEMPERATURE, False, 0.0)]
+)
 def test_actor_loss_weighs_the_distance_alone(temperature: float, capped: bool, actor_q: float) -> None:
     algorithm, state = make(temperature=temperature, actor_q=actor_q)
     _, u = advantage(state)
@@ -70,7 +74,9 @@ def test_actor_loss_weighs_the_distance_alone(temperature: float, capped: bool, 
     action = np.tanh(norm.forward(norm.net(state.params["actor"], "net."), X["observations"])[0])
     distance, q = ((action - X["actions"]) ** 2).sum(1), least_q(state, action)
     loss, metrics = algorithm.actor_loss(state.params["actor"], state, BATCH)
-    assert float(loss) == pytest.approx((ACTOR_BC * weight * distance - actor_q * q / np.abs(q).mean()).mean(), rel=1e-4)
+    assert float(loss) == pytest.approx(
+        (ACTOR_BC * weight * distance - actor_q * q / np.abs(q).mean()).mean(), rel=1e-4
+    )
     assert float(metrics["actor/weight"]) == pytest.approx(weight.mean(), rel=1e-4)
 
 
@@ -109,5 +115,7 @@ def test_order_of_an_update() -> None:
 def test_phase_0_moves_the_critics_alone() -> None:
     algorithm, before = make()
     state, metrics = algorithm.update(before, BATCH, KEY, phase=0)
-    assert all(state.params[name] is before.params[name] for name in ("actor", "value")) and state.target is before.target
+    assert (
+        all(state.params[name] is before.params[name] for name in ("actor", "value")) and state.target is before.target
+    )
     assert not any(k.startswith(("actor/", "value/")) for k in metrics)

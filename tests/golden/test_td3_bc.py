@@ -43,7 +43,11 @@ def td_target(target_actor: ref.Net, targets: list[ref.Net], std: float = 0.2, c
     mode = np.tanh(ref.forward(target_actor, X["next_observations"])[0])
     action = np.clip(mode + noise, -1, 1)
     if std:
-        assert (np.abs(std * NOISE) > clip).any() and (np.abs(std * NOISE) < clip).any() and (np.abs(mode + noise) > 1).any()
+        assert (
+            (np.abs(std * NOISE) > clip).any()
+            and (np.abs(std * NOISE) < clip).any()
+            and (np.abs(mode + noise) > 1).any()
+        )
     next_q = q_values(targets, X["next_observations"], action)
     assert (next_q[0] < next_q[1]).any() and (next_q[0] > next_q[1]).any()
     return X["rewards"] + DISCOUNT * X["masks"] * next_q.min(0)

@@ -1,4 +1,6 @@
-"""Algorithms of whole turns in float64 NumPy: ArCHer, A-LoL and DigiRL's filter, from the states that their language models give."""
+"""Algorithms of whole turns in float64 NumPy: ArCHer, A-LoL and DigiRL's filter, from the states that their language
+models give.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ from offrl.data.text.dataset import from_episodes
 from offrl.lm.utterances import first_of, trim, with_actions, with_rates
 
 DISCOUNT = 0.9
-SMALL: dict[str, Any] = {"width": 8, "layers": 1, "heads": 2, "history": 3, "length": 30, "batch_size": 12, "tokenizer": "words"}
+SMALL: dict[str, Any] = {
+    "width": 8,
+    "layers": 1,
+    "heads": 2,
+    "history": 3,
+    "length": 30,
+    "batch_size": 12,
+    "tokenizer": "words",
+}
 
 
 def texts() -> Any:
@@ -38,11 +48,15 @@ def texts() -> Any:
     )
 
 
-def make(name: str, pretrained: dict[str, Any] | None = None, **settings: Any) -> tuple[Any, Any, Any, dict[str, torch.Tensor]]:
+def make(
+    name: str, pretrained: dict[str, Any] | None = None, **settings: Any
+) -> tuple[Any, Any, Any, dict[str, torch.Tensor]]:
     """(algorithm, its state moved away from where it begins, what the sampler prepared, a batch of all turns)."""
     kind, data = registry.get("algo", name), texts()
     known = {f.name for f in dataclasses.fields(kind.Config)}
-    config = kind.fit_config(kind.Config(**{k: v for k, v in {**SMALL, "discount": DISCOUNT, **settings}.items() if k in known}), data)
+    config = kind.fit_config(
+        kind.Config(**{k: v for k, v in {**SMALL, "discount": DISCOUNT, **settings}.items() if k in known}), data
+    )
     algorithm = kind(config, data.spec, pretrained)
     state = algorithm.init(0)
     g = torch.Generator().manual_seed(1)
@@ -57,7 +71,9 @@ def make(name: str, pretrained: dict[str, Any] | None = None, **settings: Any) -
 
 
 def rows(batch: dict[str, torch.Tensor]) -> list[dict[str, np.ndarray]]:
-    """Each turn by itself, without padding: tokens of the state, of the action and of the state after it, with the start token."""
+    """Each turn by itself, without padding: tokens of the state, of the action and of the state after it, with the
+    start token.
+    """
     found = []
     for n in range(len(batch["ids"])):
         ids, valid, action = (batch[k][n].numpy() for k in ("ids", "valid", "action"))
@@ -65,7 +81,9 @@ def rows(batch: dict[str, torch.Tensor]) -> list[dict[str, np.ndarray]]:
         whole = ids[valid]
         at = np.flatnonzero(action)
         assert (np.diff(at) == 1).all() and at[-1] == len(whole) - 1
-        found.append({"whole": whole, "state": whole[: at[0]], "action": np.append(ids[:1], whole[at]), "later": later, "at": at})
+        found.append(
+            {"whole": whole, "state": whole[: at[0]], "action": np.append(ids[:1], whole[at]), "later": later, "at": at}
+        )
     return found
 
 
@@ -77,7 +95,11 @@ def encoded(algorithm: Any, critic: Any, ids: np.ndarray) -> np.ndarray:
 
 def head(params: Any, name: str, x: np.ndarray) -> np.ndarray:
     """Three layers by hand."""
-    w = {k.removeprefix(f"heads.{name}."): v.double().numpy() for k, v in params.items() if k.startswith(f"heads.{name}.")}
+    w = {
+        k.removeprefix(f"heads.{name}."): v.double().numpy()
+        for k, v in params.items()
+        if k.startswith(f"heads.{name}.")
+    }
     for layer in ("layers.0", "layers.1"):
         x = np.maximum(w[f"{layer}.weight"] @ x + w[f"{layer}.bias"], 0.0)
     return w["head.weight"] @ x + w["head.bias"]
@@ -136,7 +158,9 @@ def test_turns_are_transitions() -> None:
 
 
 def test_archer_learns_at_the_rates_of_its_authors() -> None:
-    """submit_OfflineArcher_TwentyQuestions.sh of OfflineArcher: actor_lr=1e-4, critic_lr=1e-5, for gpt2 and roberta-base."""
+    """submit_OfflineArcher_TwentyQuestions.sh of OfflineArcher: actor_lr=1e-4, critic_lr=1e-5, for gpt2 and
+    roberta-base.
+    """
     rates = with_rates(registry.get("algo", "archer").Config(lm="gpt2"), RATES)
     assert (rates.actor_learning_rate, rates.critic_learning_rate) == (1e-4, 1e-5)
 
@@ -147,7 +171,9 @@ def test_archer(clip: float) -> None:
     critic, policy = state.params["critic"], state.params["policy"]
     q_loss = v_loss = actor = 0.0
     for n, row in enumerate(rows(batch)):
-        q, v, bar = (values(algorithm, p, row, k) for p, k in ((critic, "q"), (critic, "v"), (state.target["critic"], "q")))
+        q, v, bar = (
+            values(algorithm, p, row, k) for p, k in ((critic, "q"), (critic, "v"), (state.target["critic"], "q"))
+        )
         q_loss += float(batch["known"][n]) * ((q - target_of(algorithm, state, batch, n, row)) ** 2).sum() / 12
         v_loss += (np.where(bar < v, 0.2, 0.8) * (bar - v) ** 2).sum() / 12
         weight = min(np.exp(2.0 * (q.min() - v.min())), clip)
@@ -161,7 +187,9 @@ def test_archer(clip: float) -> None:
 
 def test_archer_with_distributions() -> None:
     """HL-Gauss: V's target is the mean of Qbar's distribution, and its loss is weighed as a squared error's is."""
-    algorithm, state, _, batch = make("archer", value_head="hl_gauss", bins=7, value_min=-3.0, value_max=3.0, expectile=0.8)
+    algorithm, state, _, batch = make(
+        "archer", value_head="hl_gauss", bins=7, value_min=-3.0, value_max=3.0, expectile=0.8
+    )
     critic, low, width = state.params["critic"], -3.0, 6.0 / 7
     centres = low + width * (np.arange(7) + 0.5)
 
@@ -192,13 +220,19 @@ def test_archer_online(baseline: bool) -> None:
     bars = algorithm.critic.target_q(state.target["critic"], fresh)
     for n, (row, old) in enumerate(zip(rows(fresh), rows(batch), strict=True)):
         assert (row["action"][1:] == words[n % 3]).all() and (row["state"] == old["state"]).all()
-        q, v, bar = (values(algorithm, p, row, k) for p, k in ((critic, "q"), (critic, "v"), (state.target["critic"], "q")))
+        q, v, bar = (
+            values(algorithm, p, row, k) for p, k in ((critic, "q"), (critic, "v"), (state.target["critic"], "q"))
+        )
         np.testing.assert_allclose(bars[:, n].numpy(), bar, rtol=2e-4, atol=2e-5)
         v_loss += ((v - bar) ** 2).sum() / 12
         rest = np.full(len(row["at"]), q.min() - v.min())
         if baseline:
             with torch.no_grad():
-                hidden = algorithm.apply("policy", policy, "hidden", torch.tensor(row["whole"]).unsqueeze(0))[0].double().numpy()
+                hidden = (
+                    algorithm.apply("policy", policy, "hidden", torch.tensor(row["whole"]).unsqueeze(0))[0]
+                    .double()
+                    .numpy()
+                )
             rest -= np.array([head(policy, "baseline", hidden[t - 1])[0] for t in row["at"]])
             fit += (rest**2).sum() / tokens
         actor -= (rest * policy_log_probs(algorithm, policy, row)).sum() / 12
@@ -232,7 +266,9 @@ def test_alol(variant: str, clone: dict[str, Any], monkeypatch: pytest.MonkeyPat
     np.testing.assert_allclose(np.bincount(drawn.numpy(), minlength=5) / 20_000, weights / weights.sum(), atol=0.015)
     policy, expected = state.params["policy"], 0.0
     reference = algorithm.init(0).params["policy"]
-    assert all(torch.equal(v, clone["pretrained"]["policy"][k]) for k, v in reference.items())  # the actor begins as the reference
+    assert all(
+        torch.equal(v, clone["pretrained"]["policy"][k]) for k, v in reference.items()
+    )  # the actor begins as the reference
     for n, row in enumerate(rows(batch)):
         own, before = policy_log_probs(algorithm, policy, row), policy_log_probs(algorithm, reference, row)
         a = weights[int(batch["row"][n])]
@@ -277,7 +313,8 @@ def test_digirl(outcome: float, margin: float) -> None:
     for n, row in enumerate(rows(batch)):
         good = int(column(batch, "return")[n] > 0.5)
         now, later = (
-            np.array([softmax(head(critic, f"v{i}", encoded(algorithm, critic, row[k]))) for i in (1, 2)]) for k in ("state", "later")
+            np.array([softmax(head(critic, f"v{i}", encoded(algorithm, critic, row[k]))) for i in (1, 2)])
+            for k in ("state", "later")
         )
         known = float(batch["known"][n])
         loss -= (np.log(now[:, good]).sum() + known * np.log(later[:, good]).sum()) / 12

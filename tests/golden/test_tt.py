@@ -1,4 +1,6 @@
-"""The Trajectory Transformer: network, loss and targets in float64 NumPy; beam search in a tree that can be searched by hand."""
+"""The Trajectory Transformer: network, loss and targets in float64 NumPy; beam search in a tree that can be searched by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,12 @@ def by_hand(p: dict[str, np.ndarray], tokens: np.ndarray, dims: int, bins: int) 
         return x @ p[name + ".weight"].T + p[name + ".bias"]
 
     erf, b = np.vectorize(math.erf), "trunk.blocks.0."
-    x = np.stack([p["embed.weight"][dims * bins if k == bins else k + bins * (i % dims)] + p["position"][i] for i, k in enumerate(tokens)])
+    x = np.stack(
+        [
+            p["embed.weight"][dims * bins if k == bins else k + bins * (i % dims)] + p["position"][i]
+            for i, k in enumerate(tokens)
+        ]
+    )
     q, k, v = np.split(affine(norm(x, b + "norm1"), b + "qkv"), 3, -1)
     seen = np.zeros_like(x)
     for i in range(len(x)):
@@ -154,7 +161,9 @@ def test_windows_and_values(terminal: float | None) -> None:
     for t in range(60):
         rest = r[t + 1 : 20 * (t // 20 + 1)]
         value = (0.8 ** np.arange(len(rest)) * rest).sum()
-        numbers.append([*dataset.columns["observations"][t].tolist(), *dataset.columns["actions"][t].tolist(), r[t], value])
+        numbers.append(
+            [*dataset.columns["observations"][t].tolist(), *dataset.columns["actions"][t].tolist(), r[t], value]
+        )
     expected = encode(torch.tensor(np.array(numbers, np.float32)), source.bins.edges)
     assert torch.equal(source.windows.made["tokens"].long(), expected)
     if terminal is not None:
@@ -168,15 +177,40 @@ def test_windows_and_values(terminal: float | None) -> None:
             left = 20 - start % 20
             assert torch.equal(window[:left], expected[start : start + min(left, 5)])
             assert (window[left:] == 7).all()
-            assert counted[:left].all() and (counted[left:] == (start // 20 != 1)).all()  # the second episode was cut off
+            assert (
+                counted[:left].all() and (counted[left:] == (start // 20 != 1)).all()
+            )  # the second episode was cut off
     assert len(seen) > 55
 
 
 def test_published_defaults() -> None:
     c = KIND.Config()
-    published = {"learning_rate": 6e-4, "weight_decay": 0.1, "clip_norm": 1.0, "batch_size": 256, "context": 10, "width": 128, "layers": 4}
-    published |= {"heads": 4, "dropout": 0.1, "bins": 100, "discount": 0.99, "action_weight": 5, "reward_weight": 1, "value_weight": 1}
-    published |= {"beam_expand": 2, "action_cdf": 0.6, "observation_top_k": 1, "plan_context": 5, "plan_every": 1, "plan_max_length": None}
+    published = {
+        "learning_rate": 6e-4,
+        "weight_decay": 0.1,
+        "clip_norm": 1.0,
+        "batch_size": 256,
+        "context": 10,
+        "width": 128,
+        "layers": 4,
+    }
+    published |= {
+        "heads": 4,
+        "dropout": 0.1,
+        "bins": 100,
+        "discount": 0.99,
+        "action_weight": 5,
+        "reward_weight": 1,
+        "value_weight": 1,
+    }
+    published |= {
+        "beam_expand": 2,
+        "action_cdf": 0.6,
+        "observation_top_k": 1,
+        "plan_context": 5,
+        "plan_every": 1,
+        "plan_max_length": None,
+    }
     assert {k: getattr(c, k) for k in published} == published
     adam = make(data(), batch_size=8).optimizer("trajectory")
     assert (adam.beta1, adam.beta2, adam.warmup_steps, adam.decay_steps, adam.floor) == (0.9, 0.95, 8, 152, 0.1)
@@ -193,7 +227,12 @@ def test_the_whole_loss_weighs_by_kind() -> None:
     loss, metrics = algorithm.trajectory_loss(state.params["trajectory"], state, batch, rng.make_key(0))
     total, counted = 0.0, batch["counted"].view(8, 5, 6).clone()
     counted[:, 0, 0] = False  # nothing predicts the first token
-    for kind, weight, dims in (("observation", 1, [0, 1]), ("action", 3, [2, 3]), ("reward", 2, [4]), ("value", 0.5, [5])):
+    for kind, weight, dims in (
+        ("observation", 1, [0, 1]),
+        ("action", 3, [2, 3]),
+        ("reward", 2, [4]),
+        ("value", 0.5, [5]),
+    ):
         total += weight * float(metrics[f"trajectory/{kind}"]) * float(counted[..., dims].sum())
     assert float(loss) == pytest.approx(total / (8 * 29), rel=1e-4)
 
@@ -240,7 +279,9 @@ REWARDS, VALUES = np.array([-1.0, 0.5, 3.0]), np.array([0.0, 4.0, -2.0])
 
 
 def walk(tree: Tree, prefix: tuple[int, ...], actions: tuple[int, ...], discount: float, context: int) -> list[float]:
-    """Scores after each step of a plan, in a window that forgets all but the last context - 1 steps when it has `context` of them."""
+    """Scores after each step of a plan, in a window that forgets all but the last context - 1 steps when it has
+    `context` of them.
+    """
 
     def probabilities(tokens: tuple[int, ...]) -> np.ndarray:
         x = np.exp(tree.logits(tokens))
@@ -286,7 +327,9 @@ def test_a_wide_beam_finds_the_best_of_all_plans(steps: int) -> None:
         best = max(all_scores.values(), key=lambda s: s[-1])[-1]
         assert float(plans.score[e, 0]) == pytest.approx(best, abs=1e-5)
         for actions, score in zip(plans.actions[e, :, :, 0].tolist(), plans.score[e].tolist(), strict=True):
-            assert score == pytest.approx(all_scores[tuple(actions)][-1], abs=1e-5)  # each beam has the score of its own plan
+            assert score == pytest.approx(
+                all_scores[tuple(actions)][-1], abs=1e-5
+            )  # each beam has the score of its own plan
         assert (plans.score[e, 1:] <= plans.score[e, 0] + 1e-6).all()
     assert ended, "some plans must end an episode, or this tests less than it says"
     assert max(tree.calls) < 12  # the window
@@ -321,11 +364,15 @@ def test_unseen_tokens_and_ends_are_not_drawn() -> None:
         return torch.tensor([5.0, 4.0, 1.0, 9.0]).expand(len(tokens), 4), tokens[:, :1]
 
     values = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 1.0, 1.0])
-    plans = beam_search(sure, torch.zeros(1, 1, dtype=torch.int64), (1, 1), values, seen, search(horizon=2), rng.make_key(0))
+    plans = beam_search(
+        sure, torch.zeros(1, 1, dtype=torch.int64), (1, 1), values, seen, search(horizon=2), rng.make_key(0)
+    )
     assert set(plans.actions.flatten().tolist()) == {1, 2}  # not 0, which does not occur, nor an end within a step
     p = np.exp([5, 4, 1, 9.0])
     p /= p.sum()
-    assert float(plans.score[0, 0]) == pytest.approx(p[:3] @ [1, 2, 3], rel=1e-5)  # the next observation says that it is over
+    assert float(plans.score[0, 0]) == pytest.approx(
+        p[:3] @ [1, 2, 3], rel=1e-5
+    )  # the next observation says that it is over
 
 
 @pytest.mark.parametrize(("steps", "longest"), [(0, 3), (2, 3), (2, 4), (1, 5)])
@@ -341,7 +388,9 @@ def test_cached_planning_equals_recomputation(steps: int, longest: int) -> None:
         return algorithm.apply("trajectory", state.params["trajectory"], whole)[:, -1], whole
 
     bins = Bins(**state.extra)
-    plain = beam_search(again, prefix, (2, 2), (bins.values[-2], bins.values[-1]), bins.seen, actor.search, rng.make_key(1))
+    plain = beam_search(
+        again, prefix, (2, 2), (bins.values[-2], bins.values[-1]), bins.seen, actor.search, rng.make_key(1)
+    )
     assert torch.equal(cached.actions, plain.actions)
     torch.testing.assert_close(cached.score, plain.score, rtol=1e-5, atol=1e-5)
 
@@ -363,7 +412,9 @@ def test_planning_knows_the_last_steps(discrete: bool, monkeypatch: pytest.Monke
         obs, reward = torch.randn(2, 2), torch.tensor([0.3, -0.6]) * t
         action, carry = actor.act(carry, obs, rng.make_key(9), explore=False)
         now = encode(obs, edges[:o])
-        assert torch.equal(prefixes[-1], torch.cat([*expected[-2:], now], -1)), t  # two whole steps and this observation
+        assert torch.equal(prefixes[-1], torch.cat([*expected[-2:], now], -1)), (
+            t
+        )  # two whole steps and this observation
         numbers = torch.cat([action.view(2, a).float(), reward.unsqueeze(-1)], -1)
         expected.append(torch.cat([now, encode(numbers, edges[o:-1]), torch.zeros(2, 1, dtype=torch.int64)], -1))
         carry = actor.observe_reward(carry, reward)

@@ -17,7 +17,12 @@ MODEL = SimpleNamespace(members=E, config=SimpleNamespace(loss="likelihood"), en
 @pytest.fixture
 def prediction():
     draw = np.random.Generator(np.random.PCG64(0))
-    values = [draw.normal(size=(E, B, O)), draw.uniform(0.1, 2.0, (E, B, O)), draw.normal(size=(E, B)), draw.uniform(0.1, 2.0, (E, B))]
+    values = [
+        draw.normal(size=(E, B, O)),
+        draw.uniform(0.1, 2.0, (E, B, O)),
+        draw.normal(size=(E, B)),
+        draw.uniform(0.1, 2.0, (E, B)),
+    ]
     return Prediction(*(torch.from_numpy(x) for x in values))
 
 
@@ -33,7 +38,9 @@ def test_aleatoric_is_the_largest_norm_of_all_standard_deviations(prediction):
 
 def test_ensemble_std_is_the_root_of_the_mean_variance(prediction):
     mean = prediction.mean.numpy()
-    expected = [np.sqrt(np.mean([np.mean((mean[:, b, d] - mean[:, b, d].mean()) ** 2) for d in range(O)])) for b in range(B)]
+    expected = [
+        np.sqrt(np.mean([np.mean((mean[:, b, d] - mean[:, b, d].mean()) ** 2) for d in range(O)])) for b in range(B)
+    ]
     np.testing.assert_allclose(ask("ensemble_std", prediction), expected, rtol=1e-12)
 
 
@@ -47,7 +54,9 @@ def test_deviation_is_the_largest_distance_from_the_mean(prediction):
 def test_disagreement_is_the_largest_distance_of_any_two(members):
     mean = np.random.Generator(np.random.PCG64(members)).normal(size=(members, B, O))
     nothing = torch.zeros(members, B)
-    expected = [max(np.linalg.norm(mean[i, b] - mean[j, b]) for i in range(members) for j in range(members)) for b in range(B)]
+    expected = [
+        max(np.linalg.norm(mean[i, b] - mean[j, b]) for i in range(members) for j in range(members)) for b in range(B)
+    ]
     found = ask("disagreement", Prediction(torch.from_numpy(mean), torch.zeros(members, B, O), nothing, nothing))
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
@@ -69,7 +78,9 @@ def test_the_density_score_is_the_inverse_christoffel_function():
     tree = {"density": uncertainty.fit_density(torch.from_numpy(z))}
     points = np.concatenate([z[:20], z[:20] + draw.normal(size=(20, 5)) * [3.0, 60.0, 0.3, 3.0, 3.0]])
 
-    def monomials(x):  # of standardised, not rotated, inputs: the function is the same for every basis of the same polynomials
+    def monomials(
+        x,
+    ):  # of standardised, not rotated, inputs: the function is the same for every basis of the same polynomials
         x = (x - z.mean(0)) / z.std(0)
         products = [x[:, i] * x[:, j] for i in range(5) for j in range(i, 5)]
         return np.stack([np.ones(len(x)), *x.T, *products], 1)

@@ -1,4 +1,6 @@
-"""VaGraM's weights: gradients of trained critics by central differences in float64 NumPy, other units, and what weights are good for."""
+"""VaGraM's weights: gradients of trained critics by central differences in float64 NumPy, other units, and what weights
+are good for.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,23 @@ def arrays(seed: int = 0, observations: int = OBS, scale: float = 1.0) -> Datase
     g, n = np.random.default_rng(seed), 200
     s = scale * (2.0 + 3.0 * g.normal(size=(n, observations)) * np.arange(1, observations + 1))
     options: dict[str, Any] = {"action_low": -1.0, "action_high": 1.0}
-    return from_arrays(s, g.uniform(-1, 1, (n, A)), g.normal(size=n), np.arange(n) % 50 == 49, np.arange(n) % 50 == 24, **options)
+    return from_arrays(
+        s, g.uniform(-1, 1, (n, A)), g.normal(size=n), np.arange(n) % 50 == 49, np.arange(n) % 50 == 24, **options
+    )
 
 
 def agent(folder: Path, name: str = "td3_bc", dataset: Dataset | None = None, **settings: Any) -> offrl.Run:
     given = {**AGENT, **settings}
     data = arrays() if dataset is None else dataset
     return offrl.train(
-        name, data, seeds=2, steps=2, runs_dir=str(folder), name=f"{name}-{len(list(folder.iterdir()))}", settings=given, **QUIET
+        name,
+        data,
+        seeds=2,
+        steps=2,
+        runs_dir=str(folder),
+        name=f"{name}-{len(list(folder.iterdir()))}",
+        settings=given,
+        **QUIET,
     )
 
 
@@ -63,14 +74,20 @@ def known(dataset: Dataset) -> torch.Tensor:
 
 
 def np_squares(run: offrl.Run, raw: np.ndarray, unit: np.ndarray | float) -> np.ndarray:
-    """[R, O]: the mean over seeds and critics of (dQ(s, pi(s)) / ds)^2 at raw observations, with the step along each entry in `unit`s."""
+    """[R, O]: the mean over seeds and critics of (dQ(s, pi(s)) / ds)^2 at raw observations, with the step along each
+    entry in `unit`s.
+    """
     tensors, _ = checkpoint.load_latest(run.dir)  # type: ignore[misc]
     spec = run.record["spec"]
     mean, std = (np.array(spec[k]) if spec[k] else d for k, d in (("observation_mean", 0.0), ("observation_std", 1.0)))
     found, step = [], 1e-5
     for seed in range(2):
         nets = {
-            m: {k.removeprefix(f"state/params/{m}/"): v[seed] for k, v in tensors.items() if k.startswith(f"state/params/{m}/")}
+            m: {
+                k.removeprefix(f"state/params/{m}/"): v[seed]
+                for k, v in tensors.items()
+                if k.startswith(f"state/params/{m}/")
+            }
             for m in ("actor", "critic")
         }
         actor = ref.net(nets["actor"], "net.")
@@ -114,7 +131,10 @@ def test_long_gradients_are_shortened(run: offrl.Run) -> None:
     expected = square * np.minimum(1.0, np.quantile(length, 0.7) / length)
     assert (expected < square).mean() > 0.2
     np.testing.assert_allclose(
-        weights(critics(run.dir, data), data, rows, quantile=0.7)[:, :-1], expected / expected.mean(), rtol=5e-3, atol=5e-3
+        weights(critics(run.dir, data), data, rows, quantile=0.7)[:, :-1],
+        expected / expected.mean(),
+        rtol=5e-3,
+        atol=5e-3,
     )
 
 
@@ -130,7 +150,10 @@ def test_other_units_follow_the_chain_rule(tmp_path: Path, agents: bool, models:
     unit = np.array(data.spec.observation_std) if models else 1.0
     expected = np_squares(run, following(recorded, rows), unit)
     np.testing.assert_allclose(
-        weights(critics(run.dir, data), data, rows, quantile=1.0)[:, :-1], expected / expected.mean(), rtol=5e-3, atol=5e-3
+        weights(critics(run.dir, data), data, rows, quantile=1.0)[:, :-1],
+        expected / expected.mean(),
+        rtol=5e-3,
+        atol=5e-3,
     )
 
 
@@ -172,7 +195,9 @@ def test_what_has_no_values_is_refused(tmp_path: Path, run: offrl.Run) -> None:
 
 def test_a_value_that_does_not_move_says_nothing(run: offrl.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     data = arrays()
-    monkeypatch.setattr(value_gradient, "slopes", lambda algorithm, state, observations: torch.zeros(2, *observations.shape))
+    monkeypatch.setattr(
+        value_gradient, "slopes", lambda algorithm, state, observations: torch.zeros(2, *observations.shape)
+    )
     with pytest.raises(UserError, match="do not change with the observation"):
         weights(critics(run.dir, data), data, known(data))
 
@@ -185,13 +210,17 @@ def system(rows: int = 1500) -> Dataset:
     g = np.random.default_rng(0)
     s = g.uniform(-1, 1, (rows, 3))
     a = g.uniform(-1, 1, (rows, 1))
-    following = np.stack([0.3 * np.tanh(3 * s[:, 0]) + 0.3 * a[:, 0], 2 * np.sin(6 * s[:, 1]), 2 * np.cos(6 * s[:, 2])], 1)
+    following = np.stack(
+        [0.3 * np.tanh(3 * s[:, 0]) + 0.3 * a[:, 0], 2 * np.sin(6 * s[:, 1]), 2 * np.cos(6 * s[:, 2])], 1
+    )
     ends, cut = np.zeros(rows, bool), np.ones(rows, bool)  # episodes of one step
     return from_arrays(s, a, -(s[:, 0] ** 2), ends, cut, next_observations=following, action_low=-1.0, action_high=1.0)
 
 
 def steep(run: Path, values: np.ndarray) -> None:
-    """Make the critics of a run's checkpoint the linear function values . (s, a) + 1000, with one hidden layer that stays open."""
+    """Make the critics of a run's checkpoint the linear function values . (s, a) + 1000, with one hidden layer that
+    stays open.
+    """
     path = newest(run)
     tensors, meta = checkpoint.read(path)
     width = tensors["state/params/critic/layers.0.weight"].shape[-1]
@@ -254,9 +283,25 @@ def test_which_critics_is_part_of_what_the_model_is(tmp_path: Path, run: offrl.R
 
 
 def test_a_model_is_trained_with_them(tmp_path: Path, run: offrl.Run) -> None:
-    settings = {"algo.hidden": [4], "algo.members": 2, "algo.epoch": 2, "algo.loss": "value_gradient", "algo.value_run": str(run.dir)}
-    found = offrl.train("dynamics", arrays(), seeds=1, steps=4, runs_dir=str(tmp_path), settings={**settings, "compile": "eager"}, **QUIET)
+    settings = {
+        "algo.hidden": [4],
+        "algo.members": 2,
+        "algo.epoch": 2,
+        "algo.loss": "value_gradient",
+        "algo.value_run": str(run.dir),
+    }
+    found = offrl.train(
+        "dynamics",
+        arrays(),
+        seeds=1,
+        steps=4,
+        runs_dir=str(tmp_path),
+        settings={**settings, "compile": "eager"},
+        **QUIET,
+    )
     identity = found.record["identity"]["algo"]
-    assert "value_run" not in identity and len(identity["value_run_id"]) == 16  # where it lies is no part of what the model is
+    assert (
+        "value_run" not in identity and len(identity["value_run_id"]) == 16
+    )  # where it lies is no part of what the model is
     model = load(found.dir)
     assert torch.isfinite(model.tree["scale"]).all() and model.model.config.loss == "value_gradient"

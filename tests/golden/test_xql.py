@@ -25,7 +25,14 @@ X = double(BATCH)
 
 def make(discrete: int = 0, **settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "xql")
-    own = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK, "init": "torch", "actor_schedule": "constant"}
+    own = {
+        "hidden": [6, 5],
+        "learning_rate": LR,
+        "discount": DISCOUNT,
+        "polyak": POLYAK,
+        "init": "torch",
+        "actor_schedule": "constant",
+    }
     steep = {"gumbel_temperature": BETA, "gumbel_clip": CLIP, "temperature": TEMPERATURE, "huber_delta": DELTA}
     algorithm = kind(kind.Config(**{**own, **steep, **settings}), spec(discrete))
     state = algorithm.init(3)
@@ -48,14 +55,18 @@ def test_gumbel_loss_and_its_gradient(shift: float) -> None:
     np.testing.assert_allclose(losses.gumbel(tensor, 2.0, 2.0), expected, rtol=1e-5, atol=1e-6)
     ours = grad(lambda v: losses.gumbel(tensor - v, 2.0, 2.0).sum())(torch.zeros(8))
     np.testing.assert_allclose(ours, slope, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(losses.gumbel(tensor, torch.tensor(2.0), torch.tensor(2.0)), losses.gumbel(tensor, 2.0, 2.0))
+    torch.testing.assert_close(
+        losses.gumbel(tensor, torch.tensor(2.0), torch.tensor(2.0)), losses.gumbel(tensor, 2.0, 2.0)
+    )
 
 
 def test_the_rescaled_loss_is_the_plain_one_times_a_constant() -> None:
     u = torch.linspace(-3.0, 2.0, 11)
     torch.testing.assert_close(losses.gumbel(u, 1.0, 7.0), (u.exp() - u - 1.0) * np.exp(-2.0))
     algorithm, state = make(gumbel_temperature=1.0, gumbel_clip=1.5, gumbel_rescaled=False)
-    torch.testing.assert_close(losses.gumbel(u, 1.0, 1.5, rescaled=False), u.clamp(max=1.5).exp() - u.clamp(max=1.5) - 1.0)
+    torch.testing.assert_close(
+        losses.gumbel(u, 1.0, 1.5, rescaled=False), u.clamp(max=1.5).exp() - u.clamp(max=1.5) - 1.0
+    )
     q = torch.linspace(-1.0, 3.0, B)
     v = algorithm.value(state.params["value"], BATCH["observations"]).mean
     plain = losses.gumbel(q - v, 1.0, 1.5, rescaled=False).mean()
@@ -65,7 +76,9 @@ def test_the_rescaled_loss_is_the_plain_one_times_a_constant() -> None:
 def test_its_minimum_is_the_soft_maximum() -> None:
     q = torch.tensor([0.0, 1.0, 3.0])
     v = torch.linspace(0.0, 3.0, 3001)
-    plain = torch.stack([losses.gumbel(q - x, 0.5, 50.0).mean() * ((q - x) / 0.5).max().clamp(min=-1.0).exp() for x in v])
+    plain = torch.stack(
+        [losses.gumbel(q - x, 0.5, 50.0).mean() * ((q - x) / 0.5).max().clamp(min=-1.0).exp() for x in v]
+    )
     assert float(v[plain.argmin()]) == pytest.approx(float(0.5 * (q / 0.5).exp().mean().log()), abs=2e-3)
 
 
@@ -89,7 +102,9 @@ def test_value_loss_and_what_shows_spikes() -> None:
     v = norm.forward(norm.net(state.params["value"]), X["observations"], True)[0][:, 0]
     assert ((q - v) / BETA > CLIP).any() and (q < v).any()
     rows, _ = gumbel(q - v, BETA, CLIP)
-    ours = algorithm.critic.min_q(algorithm.critic.target_critics(state, KEY), BATCH["observations"], BATCH["actions"]).mean
+    ours = algorithm.critic.min_q(
+        algorithm.critic.target_critics(state, KEY), BATCH["observations"], BATCH["actions"]
+    ).mean
     loss, metrics = algorithm.value_loss(state.params["value"], state, BATCH, ours)
     assert float(loss) == pytest.approx(rows.mean(), rel=1e-4)
     assert float(metrics["value/largest"]) == pytest.approx(rows.max(), rel=1e-4)
@@ -102,7 +117,9 @@ def test_value_loss_of_a_binned_head_is_that_of_its_mean() -> None:
     logits = algorithm.apply("value", state.params["value"], BATCH["observations"])
     expected = losses.gumbel(q - algorithm.critic.head.mean(logits), BETA, CLIP).mean()
     torch.testing.assert_close(algorithm.value_loss(state.params["value"], state, BATCH, q)[0], expected)
-    assert huber_objective(algorithm.config, algorithm.critic) is None  # its critics learn by cross-entropy, which knows no Huber
+    assert (
+        huber_objective(algorithm.config, algorithm.critic) is None
+    )  # its critics learn by cross-entropy, which knows no Huber
 
 
 def test_layer_norm_is_in_v_alone_before_its_activation() -> None:
@@ -113,7 +130,9 @@ def test_layer_norm_is_in_v_alone_before_its_activation() -> None:
         y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5)
         x = np.maximum(y * p[f"norms.{i}.weight"] + p[f"norms.{i}.bias"], 0.0)
     expected = x @ p["head.weight"].T + p["head.bias"]
-    np.testing.assert_allclose(algorithm.apply("value", state.params["value"], BATCH["observations"]), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        algorithm.apply("value", state.params["value"], BATCH["observations"]), expected, rtol=1e-4, atol=1e-5
+    )
     assert any("norms" in k for k in state.params["value"]) and not any("scales" in k for k in state.params["critic"])
     assert not any("norms" in k for k in make(value_layer_norm=False)[1].params["value"])
     assert any("norms" in k for k in make(value_layer_norm=False, layer_norm=True)[1].params["value"])
@@ -121,12 +140,16 @@ def test_layer_norm_is_in_v_alone_before_its_activation() -> None:
 
 def test_the_values_batch_with_noise_and_random_actions() -> None:
     algorithm, state = make(random_actions=2, action_noise=0.3)
-    q = algorithm.critic.min_q(algorithm.critic.target_critics(state, KEY), BATCH["observations"], BATCH["actions"]).mean
+    q = algorithm.critic.min_q(
+        algorithm.critic.target_critics(state, KEY), BATCH["observations"], BATCH["actions"]
+    ).mean
     batch, values = value_batch(algorithm.config, algorithm.critic, state.target["critic"], BATCH, q, KEY)
     assert batch["observations"].shape == (3 * B, OBS) and values.shape == (3 * B,)
     np.testing.assert_array_equal(batch["observations"], np.tile(X["observations"], (3, 1)).astype(np.float32))
     noise, random = rng.split(KEY)
-    near = (BATCH["actions"] + (0.3 * rng.normal(noise, (B, A))).clamp(-0.5, 0.5)).clamp(-1, 1).numpy().astype(np.float64)
+    near = (
+        (BATCH["actions"] + (0.3 * rng.normal(noise, (B, A))).clamp(-0.5, 0.5)).clamp(-1, 1).numpy().astype(np.float64)
+    )
     far = rng.uniform(random, (2 * B, A), -1.0, 1.0).numpy().astype(np.float64)
     twice = np.tile(X["observations"], (2, 1))
     targets = critics(state.target["critic"])
@@ -142,7 +165,9 @@ def test_the_values_batch_with_noise_and_random_actions() -> None:
 def test_random_discrete_actions_are_any_of_them() -> None:
     algorithm, state = make(discrete=4, random_actions=1, action_noise=0.3)  # noise is for continuous actions
     batch = {**BATCH, "actions": torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])}
-    q = algorithm.critic.min_q(algorithm.critic.target_critics(state, KEY), batch["observations"], batch["actions"]).mean
+    q = algorithm.critic.min_q(
+        algorithm.critic.target_critics(state, KEY), batch["observations"], batch["actions"]
+    ).mean
     _, values = value_batch(algorithm.config, algorithm.critic, state.target["critic"], batch, q, KEY)
     every = np.stack([ref.forward(ref.net(state.target["critic"], member=e), X["observations"])[0] for e in range(2)])
     drawn = rng.randint(rng.split(KEY)[1], (B,), 4).numpy()
@@ -204,6 +229,18 @@ def test_updates_in_the_authors_order(value_updates: int) -> None:
 
 def test_published_defaults() -> None:
     c = registry.get("algo", "xql").Config()
-    published = {"gumbel_temperature": 2.0, "gumbel_clip": 7.0, "batch_size": 256, "temperature": 3.0, "huber_delta": 20.0}
+    published = {
+        "gumbel_temperature": 2.0,
+        "gumbel_clip": 7.0,
+        "batch_size": 256,
+        "temperature": 3.0,
+        "huber_delta": 20.0,
+    }
     assert {k: getattr(c, k) for k in published} == published
-    assert c.value_layer_norm and not c.layer_norm and c.value_updates == 1 and c.random_actions == 0 and c.action_noise == 0.0
+    assert (
+        c.value_layer_norm
+        and not c.layer_norm
+        and c.value_updates == 1
+        and c.random_actions == 0
+        and c.action_noise == 0.0
+    )

@@ -1,4 +1,6 @@
-"""Every algorithm's captured update on an imitated GPU: no host reads, no CPU tensors, no sums without an order, the CPU's numbers."""
+"""Every algorithm's captured update on an imitated GPU: no host reads, no CPU tensors, no sums without an order, the
+CPU's numbers.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def first(case: Any) -> bool:
 
 @cases.each([pytest.param(c, marks=() if first(c) else pytest.mark.nightly) for c in cases.ALL])
 def test_update_can_be_captured(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raises where the host would wait for a value, copy, or mix devices inside the graph; replays give the CPU's eager numbers."""
+    """Raises where the host would wait for a value, copy, or mix devices inside the graph; replays give the CPU's eager
+    numbers.
+    """
     # rollouts of one replica at a time round otherwise, and a ReLU at its kink makes much of that
     monkeypatch.setattr(Step, "_refreshed_together", lambda self, state: self.batched)
     algorithm, dataset = case.make(), cases.data(case.discrete)
@@ -63,11 +67,15 @@ def test_the_table_of_another_commit_stands_beside(
     main(["bc"])
     first = capsys.readouterr().out
     assert list(kernels_of(first)) == ["bc", "bc-discrete"]
-    (tmp_path / "before.md").write_text(re.sub(r"\| bc \| \d+", "| bc | 987", first.replace("| bc-discrete |", "| gone |")))
+    (tmp_path / "before.md").write_text(
+        re.sub(r"\| bc \| \d+", "| bc | 987", first.replace("| bc-discrete |", "| gone |"))
+    )
     main(["bc", "--before", str(tmp_path / "before.md")])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[-1] for line in lines if " | " in line] == ["kernels before |", "987 |", "- |"]
-    assert [line.rpartition(" | ")[0] for line in lines[2:]] == [line.removesuffix(" |") for line in first.splitlines()[2:]]
+    assert [line.rpartition(" | ")[0] for line in lines[2:]] == [
+        line.removesuffix(" |") for line in first.splitlines()[2:]
+    ]
 
 
 def test_the_machine_sees_what_no_graph_can_hold() -> None:
@@ -134,7 +142,15 @@ def test_batches_from_outside_are_replayed() -> None:
 
     def train(put: Any, mode: str) -> Any:
         alpha = [put(torch.tensor([1.0, 2.0])), put(torch.tensor([9.0, 2.0]))]
-        step = make_step(algorithm, None, batch_size=cases.BATCH, replicas=2, mode=mode, batches=Given(put), hyper={"alpha": alpha[0]})
+        step = make_step(
+            algorithm,
+            None,
+            batch_size=cases.BATCH,
+            replicas=2,
+            mode=mode,
+            batches=Given(put),
+            hyper={"alpha": alpha[0]},
+        )
         state = pytree.tree_map(put, stack([algorithm.init(s) for s in (0, 1)]))
         state, sums = step.run(state, {}, 0, 6)
         state, sums = step.run(state, sums, 6, 6, 0, {"alpha": alpha[1]})
@@ -164,7 +180,14 @@ def test_online_actions_and_updates_are_graphs(noise: float | None) -> None:
         ring = Ring({n: (layout[n][2], layout[n][3]) for n in names}, 2, 50, device)
         state = first_state(algorithm, them)
         batches = MixedBatches(ring, sampler, source, state.key, cases.BATCH, 0.5)
-        learner = Learner(Plan(algorithm, cases.BATCH, mode, "float32", 2), batches, them, device, {}, {"temperature": (2.0, 1.0, 1.0)})
+        learner = Learner(
+            Plan(algorithm, cases.BATCH, mode, "float32", 2),
+            batches,
+            them,
+            device,
+            {},
+            {"temperature": (2.0, 1.0, 1.0)},
+        )
         learner.load(state, state, {})
         g, found = np.random.default_rng(1), []
         for t in range(4):
@@ -193,7 +216,9 @@ def test_groups_share_memory_and_keep_their_numbers() -> None:
     pools = []
 
     def train(mode: str, device: torch.device) -> Any:
-        engine = LocalEngine(Plan(algorithm, cases.BATCH, mode, "float32", 2), backend.move(source, device), them, device)
+        engine = LocalEngine(
+            Plan(algorithm, cases.BATCH, mode, "float32", 2), backend.move(source, device), them, device
+        )
         state = first_state(algorithm, them)
         engine.load(state, state, {})
         for at in (0, 3):
@@ -211,7 +236,9 @@ def test_groups_share_memory_and_keep_their_numbers() -> None:
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-10)])
 def test_inverse_by_products(dtype: torch.dtype, limit: float) -> None:
-    """C8: BREEZE's covariance, half of whose coordinates repeat: its inverse, and the gradient through it, under vmap."""
+    """C8: BREEZE's covariance, half of whose coordinates repeat: its inverse, and the gradient through it, under
+    vmap.
+    """
     g = torch.Generator().manual_seed(0)
     b = torch.randn(3, 256, 50, generator=g, dtype=dtype) @ torch.randn(50, 50, generator=g, dtype=dtype)
     b[..., 25:] = b[..., :25]
@@ -234,5 +261,7 @@ def test_running_maximum_is_cummax() -> None:
     weight = torch.arange(1.0, 6.0)
     torch.testing.assert_close(_running_maximum(x)[[0, 2]], x.cummax(-1).values[[0, 2]])
     assert _running_maximum(x)[1].isnan().any()
-    ours, theirs = (grad(lambda x, f=f: (f(x)[[0, 2]] * weight).sum())(x) for f in (_running_maximum, lambda x: x.cummax(-1).values))
+    ours, theirs = (
+        grad(lambda x, f=f: (f(x)[[0, 2]] * weight).sum())(x) for f in (_running_maximum, lambda x: x.cummax(-1).values)
+    )
     torch.testing.assert_close(ours[[0, 2]], theirs[[0, 2]])

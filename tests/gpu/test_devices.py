@@ -85,7 +85,9 @@ def test_modes_on_a_gpu(triton: SimpleNamespace) -> None:
         choose_mode("cudagraph", CPU, 10, iql)
 
 
-def test_without_headers_the_step_is_captured_as_it_is(triton: SimpleNamespace, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_headers_the_step_is_captured_as_it_is(
+    triton: SimpleNamespace, capfd: pytest.CaptureFixture[str]
+) -> None:
     """C9: found out with one line of code, once."""
     triton.fails = "fatal error: Python.h: No such file or directory"
     assert choose_mode("auto", CUDA, 10_000) == choose_mode("auto", CUDA, 10_000) == "cudagraph"
@@ -176,7 +178,9 @@ def test_a_group_is_what_fits(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -
     algorithm, source = small()
     plan, used, ran = Plan(algorithm, cases.BATCH, "cudagraph", "float32", 64), [0], []
     kind = type(make_step(algorithm, source, batch_size=4, replicas=1))
-    monkeypatch.setattr(kind, "run", lambda self, *a, **k: (ran.append(self.replicas), used.__setitem__(0, 10_000_000 * self.replicas)))
+    monkeypatch.setattr(
+        kind, "run", lambda self, *a, **k: (ran.append(self.replicas), used.__setitem__(0, 10_000_000 * self.replicas))
+    )
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *a: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *a: 5_000_000)

@@ -1,4 +1,6 @@
-"""Whole runs on an imitated GPU: data, groups, metrics, checkpoints, a resume and what is left at the end, as on the CPU."""
+"""Whole runs on an imitated GPU: data, groups, metrics, checkpoints, a resume and what is left at the end, as on the
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,16 @@ SMALL: dict[str, dict[str, Any]] = {
 def data() -> Dataset:
     g, n = np.random.default_rng(0), 300
     ends = np.arange(n) % 30 == 29
-    return from_arrays(g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), ends, action_low=-1.0, action_high=1.0)
+    return from_arrays(
+        g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), ends, action_low=-1.0, action_high=1.0
+    )
 
 
 def train(folder: Path, algo: str, steps: int, name: str, **more: Any) -> offrl.Run:
     own = {**SMALL[algo], "eval.every": 0, "checkpoint.every": 5, "log_every": 5, "group": 2, **more}
-    return offrl.train(algo=algo, dataset=data(), seeds=3, steps=steps, runs_dir=str(folder), name=name, quiet=True, **own)
+    return offrl.train(
+        algo=algo, dataset=data(), seeds=3, steps=steps, runs_dir=str(folder), name=name, quiet=True, **own
+    )
 
 
 def left(run: offrl.Run) -> dict[str, dict[str, torch.Tensor]]:
@@ -58,7 +64,9 @@ def test_a_run_and_its_resume(algo: str, tmp_path: Path, monkeypatch: pytest.Mon
     for name, tensors in ours.items():
         for key, value in tensors.items():
             torch.testing.assert_close(theirs[name][key], value, atol=1e-5, rtol=0)
-    rows = [[json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()] for run in (expected, found)]
+    rows = [
+        [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()] for run in (expected, found)
+    ]
     assert [row["step"] for row in rows[1]] == [5, 10, 15, 20]
     for a, b in zip(*rows, strict=True):
         assert a.keys() == b.keys()

@@ -57,7 +57,9 @@ def update_code(case: Any) -> str:
 def test_random_numbers_are_no_index_arithmetic() -> None:
     assert not index_constants(code_for(draws, KEYS, TABLE))
 
-    def naive(table: Tensor) -> Tensor:  # the check sees what it is for: without `^ 0` the product is taken for an index
+    def naive(
+        table: Tensor,
+    ) -> Tensor:  # the check sees what it is for: without `^ 0` the product is taken for an index
         return table[(torch.arange(256, device=META) * rng._GAMMA) % 1000]
 
     assert index_constants(code_for(naive, TABLE))

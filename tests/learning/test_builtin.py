@@ -1,4 +1,6 @@
-"""Does it learn? On the dataset that ships with offrl, most of it bad: IQL must beat cloning, and must not without its key ideas."""
+"""Does it learn? On the dataset that ships with offrl, most of it bad: IQL must beat cloning, and must not without its
+key ideas.
+"""
 
 from __future__ import annotations
 

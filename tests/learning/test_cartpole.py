@@ -42,7 +42,9 @@ def episode(env: Any, seed: int, act: Any) -> tuple[list[Any], list[int], list[f
 
 @functools.lru_cache
 def behaviour() -> tuple[Dataset, float]:
-    """Episodes of a policy that pushes towards where the pole leans, three times in four at random; and its mean return."""
+    """Episodes of a policy that pushes towards where the pole leans, three times in four at random; and its mean
+    return.
+    """
     g, env = np.random.default_rng(0), gymnasium.make("CartPole-v1")
 
     def act(observation: np.ndarray) -> int:

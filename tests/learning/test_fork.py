@@ -1,5 +1,6 @@
-"""Two ways round an obstacle: cloning their mean crashes, cloning both gets there, values take the better one; and where the way cannot be
-seen from step to step, chunks keep to one. docs/benchmarks/generative.md has five seeds of each, trained for longer."""
+"""Two ways round an obstacle: cloning their mean crashes, cloning both gets there, values take the better one; and
+where the way cannot be seen from step to step, chunks keep to one. docs/benchmarks/generative.md has five seeds of
+each, trained for longer."""
 
 from __future__ import annotations
 
@@ -12,8 +13,20 @@ import offrl
 from offrl.envs import fork
 
 pytestmark = pytest.mark.nightly
-COMMON: dict[str, Any] = {"compare": [], "quiet": True, "eval.every": 0, "eval.episodes": 100, "eval.workers": 0, "workers": 1}
-COMMON |= {"algo.hidden": [128, 128], "algo.batch_size": 128, "algo.learning_rate": 1e-3, "dataset.normalize_observations": False}
+COMMON: dict[str, Any] = {
+    "compare": [],
+    "quiet": True,
+    "eval.every": 0,
+    "eval.episodes": 100,
+    "eval.workers": 0,
+    "workers": 1,
+}
+COMMON |= {
+    "algo.hidden": [128, 128],
+    "algo.batch_size": 128,
+    "algo.learning_rate": 1e-3,
+    "dataset.normalize_observations": False,
+}
 FLOW = {"algo.average": 0.005}
 FQL = {
     "algo.flow_steps": 5,

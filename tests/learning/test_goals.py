@@ -1,4 +1,6 @@
-"""Values of goals against shortest paths and exact occupancies in a small maze, and signs of the high level's advantage in a corridor."""
+"""Values of goals against shortest paths and exact occupancies in a small maze, and signs of the high level's advantage
+in a corridor.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,17 @@ from offrl.training.step import make_step
 
 pytestmark = pytest.mark.nightly
 
-MAZE = ["#########", "#...#...#", "#.#.#.#.#", "#.#...#.#", "#.#####.#", "#.......#", "#.#.#.#.#", "#...#...#", "#########"]
+MAZE = [
+    "#########",
+    "#...#...#",
+    "#.#.#.#.#",
+    "#.#...#.#",
+    "#.#####.#",
+    "#.......#",
+    "#.#.#.#.#",
+    "#...#...#",
+    "#########",
+]
 CELLS = [(i, j) for i, line in enumerate(MAZE) for j, c in enumerate(line) if c == "."]
 NUMBER = {c: n for n, c in enumerate(CELLS)}
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
@@ -96,22 +108,28 @@ def test_values_rank_goals_by_shortest_paths(name: str) -> None:
     found, exact = distances(algorithm, states[0]), shortest()
     each = [spearmanr(found[c], exact[c]).statistic for c in range(len(CELLS))]
     print(f"{name}: rank correlation with shortest paths, mean over starts: {np.mean(each):.3f}")
-    # a goal counts as reached in the very row it was taken from, not wherever one stands there: that blurs what is learnt from rewards
+    # a goal counts as reached in the very row it was taken from, not wherever one stands there: that blurs what is
+    # learnt from rewards
     assert np.mean(each) > (0.95 if name == "qrl" else 0.8)
     if name == "qrl":  # d(s, g) <= d(s, w) + d(w, g), for all w
         assert (found[:, None, :] <= found[:, :, None] + found[None, :, :] + 1e-3).all()
-        # in proportion; the multiplier, which learns as slowly as the rest, still rises, so that a step is not yet 1 long
+        # in proportion; the multiplier, which learns as slowly as the rest, still rises, so that a step is not yet 1
+        # long
         assert np.corrcoef(found.ravel(), exact.ravel())[0, 1] > 0.97
 
 
 def test_contrastive_values_rank_by_discounted_occupancy() -> None:
-    """Q(s, a, g) is log p(g | s, a) - log p(g) up to a constant, p(g | s, a) the discounted occupancy of the data's policy."""
+    """Q(s, a, g) is log p(g | s, a) - log p(g) up to a constant, p(g | s, a) the discounted occupancy of the data's
+    policy.
+    """
     discount, length = 0.9, 60
     dataset = walks(episodes=1500, length=length)
     algorithm, states = trained("crl", dataset, 4000, discount=discount, latent=64)
     uniform = np.stack([np.eye(len(CELLS))[TABLE[:, m]] for m in range(4)])  # [moves, cells, cells]
     walk = uniform.mean(0)
-    ahead = (1 - discount) * np.linalg.inv(np.eye(len(CELLS)) - discount * walk)  # of what follows a state, that one included
+    ahead = (1 - discount) * np.linalg.inv(
+        np.eye(len(CELLS)) - discount * walk
+    )  # of what follows a state, that one included
     marginal = np.linalg.matrix_power(walk, 1000).mean(0)
     found, exact = [], []
     with torch.no_grad():
@@ -138,11 +156,15 @@ def corridor(length: int = 300, episodes: int = 60, seed: int = 0) -> Dataset:
     observations = np.stack([position, 0.3 * g.standard_normal(len(position))], 1).astype(np.float32)
     ends = np.arange(len(position)) % 500 == 499
     actions = np.stack(moves, 1).ravel()[:, None].astype(np.float32)
-    return from_arrays(observations, actions, np.zeros(len(position)), episode_ends=ends, action_low=[-1.0], action_high=[1.0])
+    return from_arrays(
+        observations, actions, np.zeros(len(position)), episode_ends=ends, action_low=[-1.0], action_high=[1.0]
+    )
 
 
 def sign_errors(algorithm: Any, state: Any, length: int, steps: int, least: int) -> float:
-    """The share of far goals for which V(w, g) - V(s, g) has the wrong sign, with w `steps` places nearer to g than s."""
+    """The share of far goals for which V(w, g) - V(s, g) has the wrong sign, with w `steps` places nearer to g than
+    s.
+    """
     g = np.random.default_rng(1)
     start, goal = g.integers(length, size=4000), g.integers(length, size=4000)
     gap = goal - start
@@ -161,12 +183,17 @@ def sign_errors(algorithm: Any, state: Any, length: int, steps: int, least: int)
 
 
 def test_options_have_fewer_signs_wrong_in_a_long_corridor() -> None:
-    """OTA, arXiv 2505.12737, section 4: with values of options the high level's advantage points the right way more often."""
+    """OTA, arXiv 2505.12737, section 4: with values of options the high level's advantage points the right way more
+    often.
+    """
     length, dataset = 300, corridor()
     errors = {}
     for name, own in (("hiql", {}), ("ota", {"option_steps": 15})):
         algorithm, states = trained(name, dataset, 2500, seeds=2, discount=0.97, subgoal_steps=25, **own)
         errors[name] = [sign_errors(algorithm, s, length, 25, 100) for s in states]
-    print(f"share of wrong signs, goals more than 100 places away: { ({k: np.round(v, 3).tolist() for k, v in errors.items()}) }")
+    print(
+        "share of wrong signs, goals more than 100 places away: "
+        f"{ ({k: np.round(v, 3).tolist() for k, v in errors.items()}) }"
+    )
     assert np.mean(errors["ota"]) < 0.5 * np.mean(errors["hiql"])
     assert max(errors["ota"]) < min(errors["hiql"])

@@ -1,4 +1,6 @@
-"""Shorter horizons: what n-step targets and values of far subgoals do in a corridor, in the updates that it takes to learn."""
+"""Shorter horizons: what n-step targets and values of far subgoals do in a corridor, in the updates that it takes to
+learn.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def observed(place: np.ndarray, length: int) -> np.ndarray:
 
 
 def corridor() -> Dataset:
-    """Walks of 60 steps at most on a line of 40 places, to the right with probability 0.7; a reward of 1 at the end of the line."""
+    """Walks of 60 steps at most on a line of 40 places, to the right with probability 0.7; a reward of 1 at the end of
+    the line.
+    """
     g, rows = np.random.default_rng(0), []
     for _ in range(150):
         place = int(g.integers(0, LENGTH))
@@ -40,7 +44,9 @@ def corridor() -> Dataset:
                 break
     place, move, reward, done, cut, following = (np.array(column) for column in zip(*rows, strict=True))
     states, after = observed(place, LENGTH), observed(following, LENGTH)
-    return from_arrays(states, move[:, None], reward, done, cut, next_observations=after, action_low=[-1.0], action_high=[1.0])
+    return from_arrays(
+        states, move[:, None], reward, done, cut, next_observations=after, action_low=[-1.0], action_high=[1.0]
+    )
 
 
 def exact() -> np.ndarray:
@@ -66,8 +72,17 @@ def trained(name: str, dataset: Dataset, updates: int, **settings: Any) -> tuple
 
 
 def error(n_step: int) -> np.ndarray:
-    """Root mean square error of Q over all places, of each seed: IQL with an expectile of 0.5, which values the data's behaviour."""
-    own = {"expectile": 0.5, "discount": DISCOUNT, "polyak": 0.02, "learning_rate": 1e-3, "batch_size": 128, "n_step": n_step}
+    """Root mean square error of Q over all places, of each seed: IQL with an expectile of 0.5, which values the data's
+    behaviour.
+    """
+    own = {
+        "expectile": 0.5,
+        "discount": DISCOUNT,
+        "polyak": 0.02,
+        "learning_rate": 1e-3,
+        "batch_size": 128,
+        "n_step": n_step,
+    }
     algorithm, states = trained("iql", corridor(), 800, **own)
     places = torch.tensor(observed(np.arange(LENGTH), LENGTH))
     with torch.no_grad():
@@ -96,7 +111,9 @@ def walks(turn: float = 0.15, episodes: int = 200, steps: int = 60, length: int 
 
 
 def test_sharsa_chooses_the_subgoals_that_lead_to_the_goal() -> None:
-    """Its flows alone do what the data do, which walk about: it is the choice of the best among many that goes somewhere."""
+    """Its flows alone do what the data do, which walk about: it is the choice of the best among many that goes
+    somewhere.
+    """
     dataset = walks()
     own = {"discount": 0.9, "subgoal_steps": 5, "learning_rate": 3e-3, "polyak": 0.05, "batch_size": 256}
     algorithm, states = trained("sharsa", dataset, 1000, **own)
@@ -106,6 +123,8 @@ def test_sharsa_chooses_the_subgoals_that_lead_to_the_goal() -> None:
     right = {}
     for count in (1, 32):
         chosen = with_config(algorithm, dataclasses.replace(algorithm.config, candidates=count))
-        right[count] = [float((np.sign(TrainedPolicy(chosen, s, 0).act(here, goal=there)[:, 0]) == way).mean()) for s in states]
+        right[count] = [
+            float((np.sign(TrainedPolicy(chosen, s, 0).act(here, goal=there)[:, 0]) == way).mean()) for s in states
+        ]
     print(f"steps towards the goal, seeds: one subgoal {right[1]}, the best of 32 {right[32]}")
     assert max(right[1]) < 0.7 and min(right[32]) > 0.75

@@ -1,4 +1,6 @@
-"""A residual learns to correct what a clone of demonstrations cannot: a push that they lack, within chunks that are played open-loop."""
+"""A residual learns to correct what a clone of demonstrations cannot: a push that they lack, within chunks that are
+played open-loop.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +58,28 @@ def demonstrations() -> Any:
 
 
 def test_a_residual_lifts_a_clone(tmp_path: Path) -> None:
-    common: dict[str, Any] = {"quiet": True, "device": "cpu", "eval.episodes": 100, "eval.workers": 0, "compile": "eager"}
-    shape = {"algo.length": 8, "algo.hidden": [32, 32], "dataset.normalize_observations": True, "algo.learning_rate": 1e-3}
+    common: dict[str, Any] = {
+        "quiet": True,
+        "device": "cpu",
+        "eval.episodes": 100,
+        "eval.workers": 0,
+        "compile": "eager",
+    }
+    shape = {
+        "algo.length": 8,
+        "algo.hidden": [32, 32],
+        "dataset.normalize_observations": True,
+        "algo.learning_rate": 1e-3,
+    }
     clone = offrl.train(
-        "flow_bc", demonstrations(), seeds=2, steps=1500, env=Pushed, runs_dir=str(tmp_path), name="clone", settings={**common, **shape}
+        "flow_bc",
+        demonstrations(),
+        seeds=2,
+        steps=1500,
+        env=Pushed,
+        runs_dir=str(tmp_path),
+        name="clone",
+        settings={**common, **shape},
     )
     more = {
         "mode": "residual",

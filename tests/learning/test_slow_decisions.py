@@ -42,10 +42,20 @@ def recorded() -> Dataset:
         following, rewards = push(states, actions)
         rows.append((states, actions, rewards, following))
         states = following
-    observations, actions, rewards, following = (np.stack(column, 1).reshape(count * STEPS, -1) for column in zip(*rows, strict=True))
+    observations, actions, rewards, following = (
+        np.stack(column, 1).reshape(count * STEPS, -1) for column in zip(*rows, strict=True)
+    )
     ends = np.arange(count * STEPS) % STEPS == STEPS - 1
     return normalize_observations(
-        from_arrays(observations, actions, rewards[:, 0], truncations=ends, next_observations=following, action_low=-1.0, action_high=1.0)
+        from_arrays(
+            observations,
+            actions,
+            rewards[:, 0],
+            truncations=ends,
+            next_observations=following,
+            action_low=-1.0,
+            action_high=1.0,
+        )
     )
 
 
@@ -63,7 +73,13 @@ def played(policy: TrainedPolicy, every: int) -> float:
 def learnt(dataset: Dataset, kind: Any = None, **settings: Any) -> list[TrainedPolicy]:
     kind = kind or registry.get("algo", "sequence_rl")
     config = kind.Config(
-        hidden=[64, 64], recurrent_width=48, discount=0.95, learning_rate=1e-3, sequence_decay_steps=4000, batch_size=128, **settings
+        hidden=[64, 64],
+        recurrent_width=48,
+        discount=0.95,
+        learning_rate=1e-3,
+        sequence_decay_steps=4000,
+        batch_size=128,
+        **settings,
     )
     algorithm = kind(config, dataset.spec)
     state, step = start(algorithm, SEEDS, dataset, batch_size=128)
@@ -78,7 +94,10 @@ class Unrecalled(registry.get("algo", "sequence_rl")):  # type: ignore[misc]
         class FirstStates(RecallSampler):
             def __call__(self, source: Any, key: torch.Tensor, batch_size: int) -> Any:
                 batch = super().__call__(source, key, batch_size)
-                return {**batch, WINDOW_OBSERVATIONS: batch["observations"].unsqueeze(1).expand_as(batch[WINDOW_OBSERVATIONS])}
+                return {
+                    **batch,
+                    WINDOW_OBSERVATIONS: batch["observations"].unsqueeze(1).expand_as(batch[WINDOW_OBSERVATIONS]),
+                }
 
         return FirstStates(self.config.length)
 

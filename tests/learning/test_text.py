@@ -1,4 +1,6 @@
-"""The maze in words (arXiv 2311.18232): values stitch what cloning cannot; without CQL's term they write nonsense. A quarter of an hour."""
+"""The maze in words (arXiv 2311.18232): values stitch what cloning cannot; without CQL's term they write nonsense. A
+quarter of an hour.
+"""
 
 from __future__ import annotations
 

@@ -22,9 +22,17 @@ pytestmark = pytest.mark.nightly
 PROMPTS = ("the sea is\n", "the wood is\n")
 WORDS, LENGTH = ("blue", "green", "old"), 5
 SMALL: dict[str, Any] = {
-    "algo.width": 16, "algo.layers": 1, "algo.heads": 2, "algo.tokenizer": "words", "algo.batch_size": 32, "algo.learning_rate": 3e-3,
-    "eval.every": 0, "eval.episodes": 300, "compare": [], "quiet": True,
-}  # fmt: skip
+    "algo.width": 16,
+    "algo.layers": 1,
+    "algo.heads": 2,
+    "algo.tokenizer": "words",
+    "algo.batch_size": 32,
+    "algo.learning_rate": 3e-3,
+    "eval.every": 0,
+    "eval.episodes": 300,
+    "compare": [],
+    "quiet": True,
+}
 
 
 def worth(prompt: str, text: str) -> float:

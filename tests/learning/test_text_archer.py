@@ -32,11 +32,24 @@ def earned(run: Any) -> float:
 def test_archer_crosses_the_maze_where_clones_get_lost(tmp_path: Path) -> None:
     """Cloning earns about -80; about a minute and a half."""
     settings = {
-        **COMMON, "runs_dir": str(tmp_path), "eval.episodes": 50, "algo.history": 1, "algo.tokenizer": "words", "algo.width": 64,
-        "algo.layers": 1, "algo.batch_size": 64, "algo.observation_weight": 1.0, "algo.learning_rate": 2e-3,
-    }  # fmt: skip
+        **COMMON,
+        "runs_dir": str(tmp_path),
+        "eval.episodes": 50,
+        "algo.history": 1,
+        "algo.tokenizer": "words",
+        "algo.width": 64,
+        "algo.layers": 1,
+        "algo.batch_size": 64,
+        "algo.observation_weight": 1.0,
+        "algo.learning_rate": 2e-3,
+    }
     clone = offrl.train("lm_bc", "text-maze-compact", seeds=1, steps=300, settings=settings)
-    own = {"algo.start": "cloned", "algo.policy": str(clone.dir), "algo.actor_learning_rate": 1e-3, "algo.temperature": 2.0}
+    own = {
+        "algo.start": "cloned",
+        "algo.policy": str(clone.dir),
+        "algo.actor_learning_rate": 1e-3,
+        "algo.temperature": 2.0,
+    }
     run = offrl.train("archer", "text-maze-compact", seeds=1, steps=1_000, settings={**settings, **own})
     print(f"lm_bc {earned(clone):.1f}, archer {earned(run):.1f}")
     assert earned(run) > earned(clone) + 15.0
@@ -73,9 +86,15 @@ def test_archer_online_learns_a_game(tmp_path: Path) -> None:
     }  # fmt: skip
     clone = offrl.train("lm_bc", data, seeds=1, steps=100, settings=settings)
     own = {
-        "algo.policy": str(clone.dir), "algo.rollouts": 48, "algo.critic_steps": 15, "algo.actor_steps": 15, "algo.warmup_iterations": 4,
-        "algo.capacity": 512, "algo.actor_learning_rate": 1.5e-3, "algo.critic_learning_rate": 5e-3,
-    }  # fmt: skip
+        "algo.policy": str(clone.dir),
+        "algo.rollouts": 48,
+        "algo.critic_steps": 15,
+        "algo.actor_steps": 15,
+        "algo.warmup_iterations": 4,
+        "algo.capacity": 512,
+        "algo.actor_learning_rate": 1.5e-3,
+        "algo.critic_learning_rate": 5e-3,
+    }
     run = offrl.train("archer_online", data, seeds=1, steps=720, settings={**settings, **own})
     print(f"lm_bc {earned(clone):.2f}, archer_online {earned(run):.2f}")
     assert earned(clone) < 0.35 and earned(run) > earned(clone) + 0.12

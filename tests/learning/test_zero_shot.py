@@ -16,10 +16,23 @@ from offrl.api import Run
 from offrl.envs.point_mass import PointMass
 
 pytestmark = pytest.mark.nightly
-COMMON: dict[str, Any] = {"compare": [], "quiet": True, "eval.every": 0, "eval.episodes": 20, "eval.workers": 0, "compile": "eager"}
+COMMON: dict[str, Any] = {
+    "compare": [],
+    "quiet": True,
+    "eval.every": 0,
+    "eval.episodes": 20,
+    "eval.workers": 0,
+    "compile": "eager",
+}
 FB = {"algo.z_dim": 32, "algo.inputs_hidden": [128, 64], "algo.hidden": [128], "algo.backward_hidden": [64, 64]}
 FB |= {"algo.batch_size": 256, "algo.learning_rate": 1e-3, "algo.discount": 0.95, "algo.polyak": 0.02}
-ALONE = {"algo.hidden": [128, 128], "algo.learning_rate": 1e-3, "algo.discount": 0.95, "algo.polyak": 0.02, "algo.alpha": 20.0}
+ALONE = {
+    "algo.hidden": [128, 128],
+    "algo.learning_rate": 1e-3,
+    "algo.discount": 0.95,
+    "algo.polyak": 0.02,
+    "algo.alpha": 20.0,
+}
 UNSEEN = ["corner", "side"]  # a peak inside the table, a band or a ring is finer than B is after so short a training
 EPISODES = 20
 
@@ -31,7 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def fb(folder: str) -> Run:
-    return offrl.train("fb", "point-mass", seeds=4, steps=5000, runs_dir=folder, settings={**COMMON, **FB, "compile": "auto"})
+    return offrl.train(
+        "fb", "point-mass", seeds=4, steps=5000, runs_dir=folder, settings={**COMMON, **FB, "compile": "auto"}
+    )
 
 
 def at_random(name: str) -> float:

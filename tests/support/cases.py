@@ -38,12 +38,34 @@ ALGORITHMS = {
     name: kind for name, kind in registry.names("algo").items() if name not in FITTED + ABSENT and not kind.traits.text
 }  # texts: test_text.py
 BATCH = 32
-IMITATION = ("act", "bc", "chunk_bc", "diffusion_bc", "dpt", "flow_bc", "recoil")  # clone the data's actions, whatever their rewards
-DESCENDANTS = ("edt", "lamo", "meta_dt", "modt", "qdt", "vadt")  # of DT, which stands for them where discrete actions are concerned
+IMITATION = (
+    "act",
+    "bc",
+    "chunk_bc",
+    "diffusion_bc",
+    "dpt",
+    "flow_bc",
+    "recoil",
+)  # clone the data's actions, whatever their rewards
+DESCENDANTS = (
+    "edt",
+    "lamo",
+    "meta_dt",
+    "modt",
+    "qdt",
+    "vadt",
+)  # of DT, which stands for them where discrete actions are concerned
 WAITING = ("lamo",)  # whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
-    "act": {"length": 1, "width": 32, "feed_forward": 64, "layers": 1, "dropout": 0.0, "weight_decay": 0.0},  # its episodes are of one step
+    "act": {
+        "length": 1,
+        "width": 32,
+        "feed_forward": 64,
+        "layers": 1,
+        "dropout": 0.0,
+        "weight_decay": 0.0,
+    },  # its episodes are of one step
     "chunk_bc": {"length": 1},
     "flow_bc": {"greedy": "zero", "average": 0.05, "hidden": [64, 64], "learning_rate": 5e-3},
     "arsq": {"entropy_weight": 0.2, "bc_weight": 0.0, "polyak": 0.05, "bins": 9},
@@ -56,7 +78,14 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "edt": {"dropout": 0.0, "context": 2, "stride": 1},
     "modt": {"dropout": 0.0, "context": 2},
     "qdt": {"dropout": 0.0, "context": 2, "values_steps": 700, "conservative_weight": 0.1},
-    "vadt": {"dropout": 0.0, "context": 2, "values_steps": 2000, "temperature": 10.0, "expectile": 0.95, "value_learning_rate": 3e-3},
+    "vadt": {
+        "dropout": 0.0,
+        "context": 2,
+        "values_steps": 2000,
+        "temperature": 10.0,
+        "expectile": 0.95,
+        "value_learning_rate": 3e-3,
+    },
     "breeze": {
         "polyak": 0.05,
         "inference_samples": 3000,
@@ -67,7 +96,14 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
         "weight_decay": 0.0,
         "orthonormality": 1.0,
     },
-    "gadt": {"dropout": 0.0, "context": 2, "temperature": 3.0, "values_steps": 1200, "value_learning_rate": 3e-3, "weight_decay": 0.0},
+    "gadt": {
+        "dropout": 0.0,
+        "context": 2,
+        "temperature": 3.0,
+        "values_steps": 1200,
+        "value_learning_rate": 3e-3,
+        "weight_decay": 0.0,
+    },
     "decision_diffuser": {"plan_horizon": 2, "guidance": 2.0, "noise_scale": 0.05, "polyak": 0.05},
     "diffuser": {"plan_horizon": 2, "candidates": 64, "guide_scale": 1.0, "termination_penalty": 0.0, "polyak": 0.05},
     "diffusion_ql": {"polyak": 0.05, "average": 0.1, "average_from": 0, "choice": "best", "clip_norm": 0.0},
@@ -86,7 +122,13 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     },
     "lamo": {"dropout": 0.0, "context": 2, "layers": 1},
     # what promises more than this problem's best return, which the data hold, is the error of a small model: few of it
-    "mbrcsl": {"rollouts": 200, "accepted_episodes": 50, "real_share": 0.95, "target_quantile": 0.5, "weight_decay": 0.0},
+    "mbrcsl": {
+        "rollouts": 200,
+        "accepted_episodes": 50,
+        "real_share": 0.95,
+        "target_quantile": 0.5,
+        "weight_decay": 0.0,
+    },
     "pets": {
         "loss": "squared",
         "epoch": 100,
@@ -100,7 +142,13 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     },
     "qc": {"length": 2, "polyak": 0.05, "flow_steps": 5},
     "sac_n": {"polyak": 0.05, "critics": 3},
-    "sequence_rl": {"polyak": 0.05, "length": 2, "execute": 1, "sequence_decay_steps": 3000, "sequence_learning_rate": 3e-3},
+    "sequence_rl": {
+        "polyak": 0.05,
+        "length": 2,
+        "execute": 1,
+        "sequence_decay_steps": 3000,
+        "sequence_learning_rate": 3e-3,
+    },
     "skill_iql": {
         "temperature": 10.0,
         "polyak": 0.05,
@@ -153,16 +201,30 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "dynamics": [{"history": 2, "loss": "squared"}],
     "lamo": [{"tune": "all", "policy": "gaussian", "padding": "left", "embedding": "linear"}],
     "mobile": [{"min_target": 0.0}],
-    "mopo": [{"candidates": 2, "lookahead": 2, "uncertainty": "density"}, {"sample_dropout": 0.5, "repeats": 4, "model_dropout": 0.4}],
+    "mopo": [
+        {"candidates": 2, "lookahead": 2, "uncertainty": "density"},
+        {"sample_dropout": 0.5, "repeats": 4, "model_dropout": 0.4},
+    ],
     "morel": [{"threshold": "quantile", "threshold_scale": 0.5}],
     "pets": [{"history": 2, "planner": "mppi", "penalty": 1.0, "plan_members": "drawn"}],
     "qc": [{"actor": "distil", "length": 3}, {"chunked": False, "short": "bootstrap", "pessimism": "std"}],
     "recoil": [{"implicit_maximum": "expectile", "value_head": "c51"}],
     "fb": [{"conservative": "value"}, {"conservative": "measure", "penalty_target": None}],
     "breeze": [{"data_share": 0.3}, {"attention": False, "samples": 1}],
-    "sequence_rl": [{"recall": "model", "cutoff": 1.0}, {"recall": "distil", "execute": 9}, {"execute": 0, "n_step": 3}],
+    "sequence_rl": [
+        {"recall": "model", "cutoff": 1.0},
+        {"recall": "distil", "execute": 9},
+        {"execute": 0, "n_step": 3},
+    ],
     "tt": [
-        {"discretizer": "uniform", "bin_value": "mean", "terminal_reward": -9.0, "plan_every": 2, "plan_max_length": 3, "plan_context": 2}
+        {
+            "discretizer": "uniform",
+            "bin_value": "mean",
+            "terminal_reward": -9.0,
+            "plan_every": 2,
+            "plan_max_length": 3,
+            "plan_context": 2,
+        }
     ],
 }
 
@@ -263,20 +325,30 @@ class Case:
         return kind(config, dataset.spec, pretrained)
 
 
-BASE = [Case(n, d) for n, kind in ALGORITHMS.items() for d in ([False, True] if kind.traits.discrete and n not in DESCENDANTS else [False])]
+BASE = [
+    Case(n, d)
+    for n, kind in ALGORITHMS.items()
+    for d in ([False, True] if kind.traits.discrete and n not in DESCENDANTS else [False])
+]
 ALL = BASE + [Case(n, False, tuple(v.items())) for n in ALGORITHMS for v in VARIANTS.get(n, [])]
-ACTING = [c for c in ALL if ALGORITHMS[c.name].traits.policy_modules]  # the others are trained for something else, such as world models
+ACTING = [
+    c for c in ALL if ALGORITHMS[c.name].traits.policy_modules
+]  # the others are trained for something else, such as world models
 GOALS = [c for c in BASE if ALGORITHMS[c.name].traits.goal_conditioned]
 BATCHED = [c for c in BASE if ALGORITHMS[c.name].traits.vectorized]
 each = functools.partial(pytest.mark.parametrize, "case", ids=str)
-# one of each mechanism: plain, delayed actors, values with policies, discrete actions, sequences, refreshed models, goals, flows
+# one of each mechanism: plain, delayed actors, values with policies, discrete actions, sequences, refreshed models,
+# goals, flows
 REPRESENTATIVES = ("bc", "td3_bc", "iql", "iql-discrete", "dt", "mopo", "gciql", "fql")
 
 
 def representatives(cases: list[Case]) -> list[Any]:
     """The cases, all but those of the representatives, and of algorithms from a plugin, marked `nightly`."""
     shipped = {name for name, kind in ALGORITHMS.items() if kind.__module__.startswith("offrl.")}
-    return [pytest.param(c, marks=pytest.mark.nightly if c.name in shipped and str(c) not in REPRESENTATIVES else ()) for c in cases]
+    return [
+        pytest.param(c, marks=pytest.mark.nightly if c.name in shipped and str(c) not in REPRESENTATIVES else ())
+        for c in cases
+    ]
 
 
 @functools.lru_cache
@@ -304,10 +376,14 @@ _completed: dict[tuple[str, int], tuple[Dataset, tuple[Any, dict[str, Any]]]] = 
 
 
 def completed(config: Any, dataset: Dataset) -> tuple[Any, dict[str, Any]]:
-    """The config with what the data decide, and the runs that it builds on: trained and read once in a session, then the same objects."""
+    """The config with what the data decide, and the runs that it builds on: trained and read once in a session, then
+    the same objects.
+    """
     key = (repr(config), id(dataset))
     if key not in _completed:
-        run = TrainConfig(algo=config, seeds=[0], steps=1, runs_dir=str(scratch()), quiet=True, compile="eager", device="cpu")
+        run = TrainConfig(
+            algo=config, seeds=[0], steps=1, runs_dir=str(scratch()), quiet=True, compile="eager", device="cpu"
+        )
         run, pretrained = ready(run, dataset)
         _completed[key] = dataset, (run.algo, pretrained)  # with the dataset, lest another has its id
     return _completed[key][1]
@@ -324,13 +400,18 @@ def world_model(dataset: Dataset) -> str:
         replica = select(state, 0)
         tree = {**algorithm.tree(replica), **data_range(dataset), "scale": torch.ones(dataset.spec.observation_dim + 1)}  # type: ignore[attr-defined]
         path = scratch() / f"{dataset.fingerprint}.safetensors"
-        about = {"data": {"name": dataset.spec.name, "fingerprint": dataset.fingerprint}, "held_out": replica.extra["error"].tolist()}
+        about = {
+            "data": {"name": dataset.spec.name, "fingerprint": dataset.fingerprint},
+            "held_out": replica.extra["error"].tolist(),
+        }
         save(path, algorithm.model, tree, about)  # type: ignore[attr-defined]
         _models[dataset.fingerprint] = str(path)
     return _models[dataset.fingerprint]
 
 
-def start(algorithm: Algorithm, seeds: list[int], dataset: Dataset | None = None, **options: Any) -> tuple[TrainState, Step]:
+def start(
+    algorithm: Algorithm, seeds: list[int], dataset: Dataset | None = None, **options: Any
+) -> tuple[TrainState, Step]:
     source = algorithm.sampler().prepare(dataset or data(algorithm.spec.discrete))
     options = {"batch_size": BATCH, "replicas": len(seeds), **options}
     return stack([algorithm.init(s) for s in seeds]), make_step(algorithm, source, **options)
@@ -354,7 +435,9 @@ def close(a: Any, b: Any, atol: float = 1e-4, rtol: float = 0.0) -> None:
     left, right = checkpoint.flatten(a), checkpoint.flatten(b)
     assert list(left) == list(right)
     for name in left:
-        torch.testing.assert_close(left[name], right[name], rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            left[name], right[name], rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}"
+        )
 
 
 def begin(actor: Actor, count: int) -> Any:

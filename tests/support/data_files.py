@@ -64,7 +64,12 @@ def minari(folder: Path, shape: tuple[int, ...] = (4,), dtype: str = "float64", 
     space = {"type": "Box", "dtype": dtype, "shape": list(shape), "low": np.full(shape, 0 if image else -1).tolist()}
     space["high"] = np.full(shape, 255 if image else 1).tolist()
     action = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-1, -1], "high": [1, 1]}
-    meta = {"action_space": json.dumps(action), "observation_space": json.dumps(space), "total_steps": 30, "total_episodes": 3}
+    meta = {
+        "action_space": json.dumps(action),
+        "observation_space": json.dumps(space),
+        "total_steps": 30,
+        "total_episodes": 3,
+    }
     meta |= {"data_format": "hdf5", "dataset_id": "set-v0", "jpeg_encoding": True}
     (place / "data" / "metadata.json").write_text(json.dumps(meta))
     with h5py.File(place / "data" / "main_data.hdf5", "w") as file:
@@ -89,9 +94,19 @@ def text_minari(folder: Path, **changed: np.ndarray) -> Path:
     data = folder / "set" / "data"
     data.mkdir(parents=True)
     space = json.dumps({"type": "Text", "max_length": 50, "min_length": 0, "charset": "ab"})
-    meta = {"action_space": space, "observation_space": space, "total_steps": 1, "total_episodes": 1, "data_format": "hdf5"}
+    meta = {
+        "action_space": space,
+        "observation_space": space,
+        "total_steps": 1,
+        "total_episodes": 1,
+        "data_format": "hdf5",
+    }
     (data / "metadata.json").write_text(json.dumps(meta | {"dataset_id": "set-v0"}))
-    values: dict[str, Any] = {"observations": np.array([b"a\n", b"b"]), "actions": np.array([b"x"]), "rewards": np.ones(1)}
+    values: dict[str, Any] = {
+        "observations": np.array([b"a\n", b"b"]),
+        "actions": np.array([b"x"]),
+        "rewards": np.ones(1),
+    }
     values |= {"terminations": np.ones(1, bool), "truncations": np.zeros(1, bool)} | changed
     with h5py.File(data / "main_data.hdf5", "w") as file:
         for key, value in values.items():
@@ -104,7 +119,12 @@ def minari_arrow(folder: Path, observations: Any, rewards: Any) -> Path:
     pa = pytest.importorskip("pyarrow")
     box = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-1, -1], "high": [1, 1]}
     space = {"type": "Dict", "subspaces": {"x": box}}
-    meta = {"action_space": json.dumps(box), "observation_space": json.dumps(space), "total_steps": 2, "total_episodes": 1}
+    meta = {
+        "action_space": json.dumps(box),
+        "observation_space": json.dumps(space),
+        "total_steps": 2,
+        "total_episodes": 1,
+    }
     (folder / "0").mkdir(parents=True)
     (folder / "metadata.json").write_text(json.dumps(meta | {"data_format": "arrow", "dataset_id": "set-v0"}))
     ends = {"terminations": [False] * 3, "truncations": [False, True, True]}

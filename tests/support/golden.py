@@ -1,4 +1,6 @@
-"""The setting of the golden tests of critics: a batch of noise, its float64 twin, the data's description, and critics in float64."""
+"""The setting of the golden tests of critics: a batch of noise, its float64 twin, the data's description, and critics
+in float64.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,17 @@ def transitions(g: np.random.Generator, next_scale: float = 1.0) -> dict[str, Te
 
 def spec(discrete: int = 0) -> DataSpec:
     """Actions in [-1, 1]^A, or one of so many."""
-    return DataSpec((OBS,), 1, True, discrete) if discrete else DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
+    return (
+        DataSpec((OBS,), 1, True, discrete)
+        if discrete
+        else DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
+    )
 
 
 def redraw(params: dict[str, Tensor], g: torch.Generator, scale: float = 0.7) -> None:
-    """Replace a module's parameters, in place, by larger ones than it starts with, so that its outputs lie on both sides of every bound."""
+    """Replace a module's parameters, in place, by larger ones than it starts with, so that its outputs lie on both
+    sides of every bound.
+    """
     params.update({k: scale * torch.randn(v.shape, generator=g) for k, v in params.items()})
 
 
@@ -57,5 +65,7 @@ def critics(params: dict[str, Any], kind: ModuleType = mlp) -> list[Any]:
 
 def q_values(nets: list[Any], observations: np.ndarray, actions: np.ndarray, kind: ModuleType = mlp) -> np.ndarray:
     """[E, B] at actions [B, A], or [E, M, B] at actions [M, B, A]."""
-    inputs = np.concatenate([np.broadcast_to(observations, (*actions.shape[:-1], OBS)), actions], -1).reshape(-1, OBS + A)
+    inputs = np.concatenate([np.broadcast_to(observations, (*actions.shape[:-1], OBS)), actions], -1).reshape(
+        -1, OBS + A
+    )
     return np.stack([kind.forward(net, inputs)[0][:, 0].reshape(actions.shape[:-1]) for net in nets])

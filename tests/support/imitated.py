@@ -1,13 +1,16 @@
 """A GPU's paths through the code, without a GPU.
 
-A tensor of class `Held` claims another device ("meta") and keeps its numbers on the CPU: the code takes the paths of a GPU, and what comes
-out can be compared. `Machine` sees every operation that reaches a kernel, so it notices what no CUDA graph can hold (the host waits for a
-value, a copy between host and GPU, a tensor that lies on the CPU). CUDA graphs are imitated: capturing notes the operations, replaying
-repeats them in the same memory. Not imitated: streams, memory, CUDA's kernels.
+A tensor of class `Held` claims another device ("meta") and keeps its numbers on the CPU: the code takes the paths of a
+GPU, and what comes out can be compared. `Machine` sees every operation that reaches a kernel, so it notices what no
+CUDA graph can hold (the host waits for a value, a copy between host and GPU, a tensor that lies on the CPU). CUDA
+graphs are imitated: capturing notes the operations, replaying repeats them in the same memory. Not imitated: streams,
+memory, CUDA's kernels.
 
-    python -m tests.support.imitated             # every algorithm of tests/conformance: a Markdown table, in a few minutes
+    python -m tests.support.imitated             # every algorithm of tests/conformance: a Markdown table, in a few
+    minutes
     python -m tests.support.imitated iql dt      # these only
-    python -m tests.support.imitated --before TABLE.md    # beside what the first command wrote in a checkout of another commit
+    python -m tests.support.imitated --before TABLE.md    # beside what the first command wrote in a checkout of another
+    commit
 """
 
 from __future__ import annotations
@@ -36,9 +39,28 @@ from offrl.system import backend
 from offrl.training.step import make_step
 
 META, ROOT = torch.device("meta"), Path(__file__).resolve().parents[2]
-FREE = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "_unsafe_view", "lift_fresh", "_reshape_alias"}  # no kernel
+FREE = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "detach",
+    "alias",
+    "_unsafe_view",
+    "lift_fresh",
+    "_reshape_alias",
+}  # no kernel
 SIZES = {"sym_size", "size", "sym_stride", "stride", "sym_numel", "numel", "dim", "sym_storage_offset", "is_contiguous"}
-READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_consecutive", "bincount"}
+READS = {
+    "_local_scalar_dense",
+    "equal",
+    "is_nonzero",
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_consecutive",
+    "bincount",
+}
 SOLVERS = (
     "linalg_inv",
     "linalg_lu",
@@ -49,7 +71,12 @@ SOLVERS = (
     "linalg_qr",
 )  # CUDA's may wait for the host
 ADDING = {"scatter_add", "scatter_add_", "index_add", "index_add_", "scatter_reduce"}  # CUDA adds in no fixed order
-LOOKUPS = {"index_put", "index_put_", "_index_put_impl_", "embedding_dense_backward"}  # sorted when eager, in no fixed order when compiled
+LOOKUPS = {
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "embedding_dense_backward",
+}  # sorted when eager, in no fixed order when compiled
 
 
 class Held(Tensor):
@@ -96,11 +123,18 @@ class Machine(TorchDispatchMode):
         a, k = inside(args, tensors), inside(kwargs, tensors)
         if name in SIZES:
             return func(*a, **k)
-        held, to = [x for x in tensors if isinstance(x, Held)], kwargs["device"].type if kwargs.get("device") is not None else None
+        held, to = (
+            [x for x in tensors if isinstance(x, Held)],
+            kwargs["device"].type if kwargs.get("device") is not None else None,
+        )
         if not held and to != "meta":
             return func(*args, **kwargs)
-        crosses = name in ("_to_copy", "copy_") and (len(held) < len(tensors) or (to is not None and (to == "meta") != bool(held)))
-        masked = name.startswith("index") and any(isinstance(x, Tensor) and x.dtype == torch.bool for x in pytree.tree_leaves(args[1:2]))
+        crosses = name in ("_to_copy", "copy_") and (
+            len(held) < len(tensors) or (to is not None and (to == "meta") != bool(held))
+        )
+        masked = name.startswith("index") and any(
+            isinstance(x, Tensor) and x.dtype == torch.bool for x in pytree.tree_leaves(args[1:2])
+        )
         if name in READS or masked or crosses or name.lstrip("_").startswith(SOLVERS):
             what = f"{'copy between host and GPU' if crosses else f'the host waits for a value ({name})'} at {place()}"
             self.seen[what] += 1
@@ -135,7 +169,11 @@ def adds_up(name: str, args: Any, kwargs: Any) -> bool:
     """True where this adds several numbers to one place, in an order that CUDA leaves open, eager or compiled."""
     if name in ADDING:
         base, dim, index = args[:3]
-        index = index if index.ndim == base.ndim else index.view(*[-1 if d == dim % base.ndim else 1 for d in range(base.ndim)])
+        index = (
+            index
+            if index.ndim == base.ndim
+            else index.view(*[-1 if d == dim % base.ndim else 1 for d in range(base.ndim)])
+        )
         return bool((torch.zeros(base.shape).scatter_add(dim, index, torch.ones(index.shape)) > 1).any())
     if name == "embedding_dense_backward":
         return True
@@ -147,7 +185,9 @@ def adds_up(name: str, args: Any, kwargs: Any) -> bool:
 
 
 def inside(x: Any, tensors: list[Tensor] | None = None) -> Any:
-    """The numbers of every `Held` in what an operation is handed; anything else as it is. Tensors are noted in `tensors`."""
+    """The numbers of every `Held` in what an operation is handed; anything else as it is. Tensors are noted in
+    `tensors`.
+    """
     if isinstance(x, Tensor):
         if tensors is not None:
             tensors.append(x)
@@ -199,11 +239,15 @@ def capture(graph: Graph, **settings: Any) -> Iterator[None]:
 
 
 def imitated() -> contextlib.ExitStack:
-    """torch.cuda as the project uses it; and what makes tensors of Python numbers, which on CUDA is a copy from the host."""
+    """torch.cuda as the project uses it; and what makes tensors of Python numbers, which on CUDA is a copy from the
+    host.
+    """
     stream, many = SimpleNamespace(wait_stream=lambda other: None), contextlib.ExitStack()
 
     def from_host(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda data, *a, device=None, **k: make(data, *a, **k) if device is None else make(data, *a, **k).to(device)
+        return lambda data, *a, device=None, **k: (
+            make(data, *a, **k) if device is None else make(data, *a, **k).to(device)
+        )
 
     def new_tensor(x: Tensor, data: Any, dtype: Any = None, device: Any = None) -> Tensor:
         return torch.tensor(data, dtype=dtype or x.dtype).to(device or x.device)
@@ -248,7 +292,8 @@ class Trace:
 
 
 def trace(algorithm: Any, dataset: Any, batch: int, early: bool = False) -> Trace:
-    """Some updates of a captured step. early: the data are prepared on the device, not on the CPU and moved then, as worker processes do.
+    """Some updates of a captured step. early: the data are prepared on the device, not on the CPU and moved then, as
+    worker processes do.
 
     Raises RuntimeError for what no CUDA graph can hold.
     """
@@ -258,7 +303,9 @@ def trace(algorithm: Any, dataset: Any, batch: int, early: bool = False) -> Trac
         sampler = algorithm.sampler()
         source = sampler.prepare(dataset.to(META)) if early else backend.move(sampler.prepare(dataset), META)
         state = moved(stack([algorithm.init(s) for s in seeds]))
-        state, _ = make_step(algorithm, source, batch_size=batch, replicas=len(seeds), mode="cudagraph").run(state, {}, 0, updates)
+        state, _ = make_step(algorithm, source, batch_size=batch, replicas=len(seeds), mode="cudagraph").run(
+            state, {}, 0, updates
+        )
     counts = (machine.captured[k] / algorithm.traits.period for k in ("kernels", "integer", "unordered"))
     return Trace(numbers(state), updates, *counts)
 
@@ -278,7 +325,9 @@ def kernels_of(table: str) -> dict[str, str]:
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="algorithms (default: all)")
-    parser.add_argument("--before", type=Path, metavar="TABLE", help="what this printed at another commit: a column of its kernels")
+    parser.add_argument(
+        "--before", type=Path, metavar="TABLE", help="what this printed at another commit: a column of its kernels"
+    )
     options = parser.parse_args(words)
     before = None if options.before is None else kernels_of(options.before.read_text())
     warnings.simplefilter("ignore")

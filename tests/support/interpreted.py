@@ -1,4 +1,6 @@
-"""Run by test_triton.py: Inductor's kernels for random numbers by Triton's interpreter; prints differences from the CPU's."""
+"""Run by test_triton.py: Inductor's kernels for random numbers by Triton's interpreter; prints differences from the
+CPU's.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ TABLE = torch.randn(1000, 17, generator=torch.Generator().manual_seed(0))
 
 
 def carried_out(f: Callable[[Tensor, Tensor], Tensor], key: Tensor) -> Tensor:
-    """`f` of keys and the table, which becomes kernels that are carried out one after the other, their buffers made as the file says."""
+    """`f` of keys and the table, which becomes kernels that are carried out one after the other, their buffers made as
+    the file says.
+    """
     code = code_for(f, torch.empty_like(key, device=META), torch.empty_like(TABLE, device=META))
     sources, folder = kernels(code), Path(tempfile.mkdtemp())
     values: dict[str, Any] = {"arg0_1": key, "arg1_1": TABLE}
@@ -53,7 +57,10 @@ def main() -> None:
     }
     print(
         json.dumps(
-            {name: float((carried_out(f, key).reshape(f(key, TABLE).shape) - f(key, TABLE)).abs().max()) for name, f in ways.items()}
+            {
+                name: float((carried_out(f, key).reshape(f(key, TABLE).shape) - f(key, TABLE)).abs().max())
+                for name, f in ways.items()
+            }
         )
     )
 

@@ -1,4 +1,6 @@
-"""World models that are linear and all but free of noise, written by hand, so that what is made of them can be worked out."""
+"""World models that are linear and all but free of noise, written by hand, so that what is made of them can be worked
+out.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def rows(episodes: int = 3, length: int = 7, **spec: Any) -> Dataset:
     actions = draw.uniform(LOW, HIGH, (episodes * length, 1)).astype(np.float32)
     ends = np.arange(1, episodes * length + 1) % length == 0
     following = np.where(ends[:, None], observations, np.roll(observations, -1, 0))
-    made = from_arrays(observations, actions, rewards, truncations=ends, next_observations=following, action_low=LOW, action_high=HIGH)
+    made = from_arrays(
+        observations, actions, rewards, truncations=ends, next_observations=following, action_low=LOW, action_high=HIGH
+    )
     return dataclasses.replace(made, spec=dataclasses.replace(made.spec, **spec))
 
 
@@ -51,7 +55,9 @@ def write(
     """The file of a model of the linear dynamics `members`; `log_var` is the logarithm of the variance of its noise."""
     dataset = rows() if dataset is None else dataset
     spec = spec or dataset.spec
-    config = DynamicsSettings(members=len(members), elites=len(members), hidden=[], termination="never", reward="learned")
+    config = DynamicsSettings(
+        members=len(members), elites=len(members), hidden=[], termination="never", reward="learned"
+    )
     config = dataclasses.replace(config, **(settings or {}))
     model = WorldModel(config, spec)
     width, out = model.in_dim, model.out_dim
@@ -59,7 +65,10 @@ def write(
     bias = torch.zeros(len(members), 1, weight.shape[-1])
     for e, (dynamics, reward) in enumerate(members):
         last = width - len(reward)  # where a model looks back, only the present counts
-        weight[e, last:, : out - 1], weight[e, last:, out - 1] = torch.from_numpy(dynamics).float(), torch.from_numpy(reward).float()
+        weight[e, last:, : out - 1], weight[e, last:, out - 1] = (
+            torch.from_numpy(dynamics).float(),
+            torch.from_numpy(reward).float(),
+        )
         bias[e, 0, out - 1], bias[e, 0, out : 2 * out] = 1.0, log_var
     bounds = {"max_log_var": torch.full((out,), log_var + 20.0), "min_log_var": torch.full((out,), log_var - 20.0)}
     tree = {

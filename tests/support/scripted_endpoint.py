@@ -15,7 +15,9 @@ Reply = tuple[int, dict[str, str], bytes]  # status, headers, body
 
 def completion(text: Any) -> bytes:
     """The body of an answer."""
-    return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}).encode()
+    return json.dumps(
+        {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
+    ).encode()
 
 
 @dataclass
@@ -23,7 +25,9 @@ class Scripted:
     """The endpoint's script, and the requests that it has seen."""
 
     rule: Callable[[str], Any]  # prompt -> answer
-    before: Callable[[int], Reply | str | None] = lambda n: None  # request n (from 0) -> another reply, "drop", or None for the rule's
+    before: Callable[[int], Reply | str | None] = lambda n: (
+        None
+    )  # request n (from 0) -> another reply, "drop", or None for the rule's
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -35,7 +39,9 @@ class Scripted:
 
 
 @contextlib.contextmanager
-def serving(rule: Callable[[str], Any], before: Callable[[int], Reply | str | None] = lambda n: None) -> Iterator[Scripted]:
+def serving(
+    rule: Callable[[str], Any], before: Callable[[int], Reply | str | None] = lambda n: None
+) -> Iterator[Scripted]:
     """A running endpoint."""
     script = Scripted(rule, before)
 

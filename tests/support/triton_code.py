@@ -1,4 +1,5 @@
-"""The Triton code that Inductor writes for a GPU that is not there, and, where Triton is installed, its compilation for that GPU.
+"""The Triton code that Inductor writes for a GPU that is not there, and, where Triton is installed, its compilation for
+that GPU.
 
 Private names of torch are used, which other versions may lack: `needed` skips the tests then.
 """
@@ -50,7 +51,9 @@ def needed() -> SimpleNamespace:
 
 
 def code_for(f: Callable[..., Any], *inputs: Tensor, **options: Any) -> str:
-    """Inductor's Python file for `f` of tensors like `inputs` (which lie on "meta"), as if there were an H100. options: of Inductor."""
+    """Inductor's Python file for `f` of tensors like `inputs` (which lie on "meta"), as if there were an H100. options:
+    of Inductor.
+    """
     t, cuda, result = needed(), torch.device("cuda", 0), []
     pure = torch.func.functionalize(lambda *x: tuple(pytree.tree_leaves(f(*x))))
     traced = t.make_fx(pure, decomposition_table=t.select_decomp_table())(*inputs)
@@ -89,12 +92,16 @@ def code_for(f: Callable[..., Any], *inputs: Tensor, **options: Any) -> str:
         mock.patch.object(t.scheduler, "has_triton", lambda *a: True),
         mock.patch.object(t.triton, "triton_hash_with_backend", lambda: ""),
         mock.patch.object(t.graph.GraphLowering, "compile_to_module", stop),
-        mock.patch.object(t.reinplace, "canonicalize_view_scatter_ops", lambda graph: None),  # tries a copy, which needs a build for CUDA
+        mock.patch.object(
+            t.reinplace, "canonicalize_view_scatter_ops", lambda graph: None
+        ),  # tries a copy, which needs a build for CUDA
         t.config.patch(fx_graph_cache=False, **options),
         t.FakeTensorMode(allow_non_fake_inputs=True),
         contextlib.suppress(KeyboardInterrupt),
     ):
-        t.compile_fx.compile_fx_inner(traced, [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=cuda) for x in given])
+        t.compile_fx.compile_fx_inner(
+            traced, [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=cuda) for x in given]
+        )
     return str(result[0])
 
 
@@ -109,7 +116,9 @@ def kernels(code: str) -> dict[str, str]:
 
 
 def loaded(name: str, source: str, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """(the kernel as Triton's own function, what Inductor says of its arguments), without Inductor's decorator, which looks for a GPU."""
+    """(the kernel as Triton's own function, what Inductor says of its arguments), without Inductor's decorator, which
+    looks for a GPU.
+    """
     from torch._inductor.runtime.hints import DeviceProperties
 
     head, at, body = source.partition("@triton.jit")
@@ -126,7 +135,9 @@ def loaded(name: str, source: str, folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def compiled(code: str, folder: Path) -> dict[str, str]:
-    """The PTX of each kernel in a file of Inductor's, compiled for `CAPABILITY` by Triton, which needs no GPU for that."""
+    """The PTX of each kernel in a file of Inductor's, compiled for `CAPABILITY` by Triton, which needs no GPU for
+    that.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -136,6 +147,8 @@ def compiled(code: str, folder: Path) -> dict[str, str]:
         kernel, meta = loaded(name, source, folder)
         blocks = {arg: 64 for arg in kernel.arg_names if meta["signature"].get(arg, "constexpr") == "constexpr"}
         signature = {**meta["signature"], **dict.fromkeys(blocks, "constexpr")}
-        made = triton.compile(ASTSource(kernel, signature, {**blocks, **meta["constants"]}), target=GPUTarget("cuda", CAPABILITY, 32))
+        made = triton.compile(
+            ASTSource(kernel, signature, {**blocks, **meta["constants"]}), target=GPUTarget("cuda", CAPABILITY, 32)
+        )
         result[name] = made.asm["ptx"]
     return result

@@ -23,7 +23,9 @@ SMALL: dict[str, Any] = {"action_free_members": 1, "action_free_updates": 20, "a
 
 
 def walks(episodes: int = 12, length: int = 20, seed: int = 0, discrete: bool = False) -> dict[str, np.ndarray]:
-    """s' = s + a in two dimensions (or the unit vector that a discrete action names); every other episode ends in a terminal."""
+    """s' = s + a in two dimensions (or the unit vector that a discrete action names); every other episode ends in a
+    terminal.
+    """
     rng = np.random.default_rng(seed)
     actions = rng.integers(0, 4, (episodes, length)) if discrete else rng.uniform(-1, 1, (episodes, length, 2))
     steps = np.array([[1, 0], [-1, 0], [0, 1], [0, -1]])[actions] if discrete else actions
@@ -53,9 +55,14 @@ def test_labels_are_close_to_the_actions_that_were_hidden() -> None:
     true = torch.tensor(there["actions"] / 2.0).float()  # scaled by the labelled data's range
     error = (both.columns["actions"][240:] - true).square().mean().sqrt()
     assert float(error) < 0.1 < 0.25 < float(true.std())
-    assert both.spec == known.spec and torch.equal(both.columns["observations"][240:], torch.tensor(there["observations"]))
+    assert both.spec == known.spec and torch.equal(
+        both.columns["observations"][240:], torch.tensor(there["observations"])
+    )
     assert both.raw_returns.tolist() == [20.0 * e for e in range(12)] * 2
-    assert "12 episodes (240 rows) are labelled by inverse dynamics learnt from 12 episodes" in both.notes[-1] and "RMSE" in both.notes[-1]
+    assert (
+        "12 episodes (240 rows) are labelled by inverse dynamics learnt from 12 episodes" in both.notes[-1]
+        and "RMSE" in both.notes[-1]
+    )
     assert len({known.fingerprint, other.fingerprint, both.fingerprint}) == 3
     brief = replace(SETTINGS, members=2, updates=5)
     a, b, c = (label_actions(known, other, s, quiet=True) for s in (brief, brief, replace(brief, seed=7)))
@@ -88,7 +95,10 @@ def test_states_before_an_episode_are_zeros_put_in_before_normalising() -> None:
 def test_a_row_without_a_successor_repeats_the_action_before_it() -> None:
     known = from_arrays(**without(walks(), "next_observations"), action_low=-1.0, action_high=1.0)
     both = label_actions(
-        known, action_free_dataset(known.spec, **without(walks(seed=1), "next_observations", "actions")), SETTINGS, quiet=True
+        known,
+        action_free_dataset(known.spec, **without(walks(seed=1), "next_observations", "actions")),
+        SETTINGS,
+        quiet=True,
     )
     labels = both.columns["actions"][240:]
     last = torch.arange(19, 240, 20)
@@ -111,10 +121,16 @@ def test_split_is_the_papers_protocol() -> None:
         split_labelled(from_arrays(**walks(episodes=1)), 0.5)
 
 
-def test_settings_label_the_hidden_episodes_and_the_labels_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_label_the_hidden_episodes_and_the_labels_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     np.savez(tmp_path / "walks.npz", **walks())
     config = DatasetConfig(
-        name=str(tmp_path / "walks.npz"), cache_dir=str(tmp_path), labelled_fraction=0.5, labelled_quantile=0.75, **SMALL
+        name=str(tmp_path / "walks.npz"),
+        cache_dir=str(tmp_path),
+        labelled_fraction=0.5,
+        labelled_quantile=0.75,
+        **SMALL,
     )
     first = load_dataset(config, quiet=True)
     labelled, rest = split_labelled(load_dataset(config.name), 0.5, 0.75)
@@ -129,7 +145,11 @@ def test_settings_label_the_hidden_episodes_and_the_labels_are_kept(tmp_path: Pa
     again = load_dataset(config, quiet=True)
     assert torch.equal(again.columns["actions"], first.columns["actions"]) and again.notes == first.notes
     mapped = load_dataset(replace(config, memory="mmap"), quiet=True)
-    assert mapped.mapped and torch.equal(mapped.columns["actions"], first.columns["actions"]) and mapped.fingerprint == first.fingerprint
+    assert (
+        mapped.mapped
+        and torch.equal(mapped.columns["actions"], first.columns["actions"])
+        and mapped.fingerprint == first.fingerprint
+    )
     monkeypatch.undo()
     kept[0].write_bytes(kept[0].read_bytes()[:-40] + b"0" * 40)  # damaged: made anew, the same
     anew = load_dataset(config, quiet=True)
@@ -151,7 +171,9 @@ def test_files_without_actions(tmp_path: Path, kind: str) -> None:
     else:
         np.savez(path, **{{"observations": "obs"}.get(k, k): v for k, v in values.items()})  # type: ignore[arg-type]
     known = walks()
-    np.savez(tmp_path / "known.npz", **{{"observations": "obs", "actions": "act"}.get(k, k): v for k, v in known.items()})  # type: ignore[arg-type]
+    np.savez(
+        tmp_path / "known.npz", **{{"observations": "obs", "actions": "act"}.get(k, k): v for k, v in known.items()}
+    )  # type: ignore[arg-type]
     config = DatasetConfig(
         name=str(tmp_path / "known.npz"),
         cache_dir=str(tmp_path),
@@ -160,10 +182,14 @@ def test_files_without_actions(tmp_path: Path, kind: str) -> None:
         **SMALL,
     )
     both = load_dataset(config, quiet=True)
-    assert both.num_episodes == 24 and torch.equal(both.columns["observations"][240:], torch.tensor(there["observations"]))
+    assert both.num_episodes == 24 and torch.equal(
+        both.columns["observations"][240:], torch.tensor(there["observations"])
+    )
     assert both.columns["actions"].abs().max() < 1.0
     plain = load_dataset(replace(config, action_free=[]))
-    assert torch.equal(plain.columns["actions"], both.columns["actions"][:240]) and plain.fingerprint != both.fingerprint
+    assert (
+        torch.equal(plain.columns["actions"], both.columns["actions"][:240]) and plain.fingerprint != both.fingerprint
+    )
 
 
 def test_minari_without_actions(tmp_path: Path) -> None:
@@ -171,8 +197,15 @@ def test_minari_without_actions(tmp_path: Path) -> None:
     box = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-9.0, -9.0], "high": [9.0, 9.0]}
     folder = tmp_path / "watched-v0" / "data"
     folder.mkdir(parents=True)
-    meta = {"total_steps": 240, "total_episodes": 12, "dataset_id": "watched-v0", "data_format": "hdf5", "minari_version": "0.5",
-            "observation_space": json.dumps(box), "action_space": json.dumps({**box, "low": [-1.0, -1.0], "high": [1.0, 1.0]})}  # fmt: skip
+    meta = {
+        "total_steps": 240,
+        "total_episodes": 12,
+        "dataset_id": "watched-v0",
+        "data_format": "hdf5",
+        "minari_version": "0.5",
+        "observation_space": json.dumps(box),
+        "action_space": json.dumps({**box, "low": [-1.0, -1.0], "high": [1.0, 1.0]}),
+    }
     (folder / "metadata.json").write_text(json.dumps(meta))
     with h5py.File(folder / "main_data.hdf5", "w") as file:
         for e in range(12):
@@ -181,9 +214,13 @@ def test_minari_without_actions(tmp_path: Path) -> None:
             for name in ("rewards", "terminations", "truncations"):
                 group[name] = there[name][part]
     np.savez(tmp_path / "known.npz", **walks())
-    config = DatasetConfig(name=str(tmp_path / "known.npz"), cache_dir=str(tmp_path), action_free=[str(tmp_path / "watched-v0")], **SMALL)
+    config = DatasetConfig(
+        name=str(tmp_path / "known.npz"), cache_dir=str(tmp_path), action_free=[str(tmp_path / "watched-v0")], **SMALL
+    )
     both = load_dataset(config, quiet=True)
-    assert both.num_episodes == 24 and torch.equal(both.columns["next_observations"][240:], torch.tensor(there["next_observations"]))
+    assert both.num_episodes == 24 and torch.equal(
+        both.columns["next_observations"][240:], torch.tensor(there["next_observations"])
+    )
 
 
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -192,7 +229,9 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     wide = action_free_dataset(
         known.spec, **{**without(other, "actions", "next_observations"), "observations": np.ones((240, 5))}, name="wide"
     )
-    with pytest.raises(UserError, match=r"cannot label wide by known: its observations have shape \[5\] instead of \[2\]"):
+    with pytest.raises(
+        UserError, match=r"cannot label wide by known: its observations have shape \[5\] instead of \[2\]"
+    ):
         label_actions(known, wide)
     image = from_arrays(np.zeros((4, 2, 2), np.uint8), np.zeros((4, 1)), np.zeros(4), name="image")
     with pytest.raises(UserError, match=r"image: .*these are uint8"):
@@ -202,7 +241,9 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         label_actions(one, known)
     np.savez(tmp_path / "known.npz", **walks())
     np.savez(tmp_path / "bare.npz", **without(other, "actions", "rewards"))
-    config = DatasetConfig(name=str(tmp_path / "known.npz"), cache_dir=str(tmp_path), action_free=[str(tmp_path / "bare.npz")], **SMALL)
+    config = DatasetConfig(
+        name=str(tmp_path / "known.npz"), cache_dir=str(tmp_path), action_free=[str(tmp_path / "bare.npz")], **SMALL
+    )
     with pytest.raises(UserError, match=r"bare\.npz has no rewards.*dataset\.reward_labels="):
         load_dataset(config)
     with pytest.raises(UserError, match=r"no file .*missing"):

@@ -93,7 +93,9 @@ def test_zoo_zips_act_as_sb3s_own_actor(name: str) -> None:
     from stable_baselines3.sac.policies import SACPolicy
 
     env = gym.make(name.split("-")[1] + "-v5")
-    tensors = torch.load(io.BytesIO(zipfile.ZipFile(POLICIES / f"{name}.zip").read("policy.pth")), weights_only=True, map_location="cpu")
+    tensors = torch.load(
+        io.BytesIO(zipfile.ZipFile(POLICIES / f"{name}.zip").read("policy.pth")), weights_only=True, map_location="cpu"
+    )
     policy = SACPolicy(env.observation_space, env.action_space, lambda _: 1e-3)
     policy.load_state_dict({k: v for k, v in tensors.items() if k.startswith("actor.")}, strict=False)
     same(load(POLICIES / f"{name}.zip", env), policy, env.observation_space)
@@ -226,7 +228,13 @@ def test_vecnormalize_arrays_are_used(tmp_path: Path) -> None:
     for p in model.policy.parameters():
         p.data.mul_(3.0)
     model.save(tmp_path / "m")
-    np.savez(tmp_path / "vecnormalize.npz", mean=env.obs_rms.mean, var=env.obs_rms.var, epsilon=env.epsilon, clip_obs=env.clip_obs)
+    np.savez(
+        tmp_path / "vecnormalize.npz",
+        mean=env.obs_rms.mean,
+        var=env.obs_rms.var,
+        epsilon=env.epsilon,
+        clip_obs=env.clip_obs,
+    )
     observations = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
     expected = model.predict(env.normalize_obs(observations), deterministic=True)[0]
     agent = load(tmp_path / "m.zip", Wide())

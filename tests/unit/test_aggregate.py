@@ -98,7 +98,8 @@ def test_unequal_numbers_of_runs_give_each_task_the_same_weight() -> None:
     assert aggregate.probability_of_improvement(ragged, [[-1.0, -1.0], [2.0]], reps=10).value == 0.5
     # five runs: floor(5/4) / 5 = 0.2 of the weight goes at either end; 0 keeps 0.3 of its 0.5, the ones 0.3 of theirs
     assert aggregate.iqm(ragged, reps=10).value == pytest.approx(0.5)
-    # doubling the runs of five of six tasks changes nothing: a quarter of the weight, 6 of 24 or 11 of 44 scores, still goes at either end
+    # doubling the runs of five of six tasks changes nothing: a quarter of the weight, 6 of 24 or 11 of 44 scores, still
+    # goes at either end
     x = scores(4, 6)
     tasks = [t[None] for t in aggregate.tasks_of(x)]
     uneven = [np.concatenate([t, t], 1) if i else t for i, t in enumerate(tasks)]
@@ -128,7 +129,11 @@ def test_expected_online_performance_over_seeds() -> None:
     table = np.array([[0.2, 0.8], [0.4, np.nan]])  # [runs, settings]: means 0.3 and 0.8
     found = aggregate.expected_online_performance(table, (1, 2, 15), reps=400)
     assert found.x.tolist() == [1, 2] and found.value.tolist() == pytest.approx([0.55, 0.8])
-    assert found.low[0] == pytest.approx(0.5) and found.high[0] == pytest.approx(0.6) and found.low[1] == found.high[1] == 0.8
+    assert (
+        found.low[0] == pytest.approx(0.5)
+        and found.high[0] == pytest.approx(0.6)
+        and found.low[1] == found.high[1] == 0.8
+    )
     with pytest.raises(ValueError, match="no number of draws"):
         aggregate.expected_online_performance(table, (3,))
 
@@ -156,9 +161,9 @@ def test_different_tasks_are_not_compared() -> None:
 def test_coverage_of_the_interval() -> None:
     """The share of experiments whose 95% interval holds the true mean, 10 tasks: below 95% for 3 seeds, near it for 10.
 
-    For the mean the truth is known exactly. A bootstrap of n runs sees (n - 1) / n of their variance, so the interval of 3 seeds is
-    sqrt(2/3) as wide as it should be, and covers about 2 Phi(1.96 sqrt(2/3)) - 1 = 0.89; of 10 about 0.94. 600 experiments tell shares
-    apart to 0.013 (standard error).
+    For the mean the truth is known exactly. A bootstrap of n runs sees (n - 1) / n of their variance, so the interval
+    of 3 seeds is sqrt(2/3) as wide as it should be, and covers about 2 Phi(1.96 sqrt(2/3)) - 1 = 0.89; of 10 about
+    0.94. 600 experiments tell shares apart to 0.013 (standard error).
     """
     rng = np.random.default_rng(5)
     covered = {}

@@ -38,7 +38,10 @@ def test_the_same_settings_have_the_same_name_whatever_the_first_weights() -> No
 
 
 def test_another_setting_has_another_name() -> None:
-    names = {name(*compiled_problem(**settings)) for settings in ({}, {"temperature": 3.5}, {"hidden": [16, 17]}, {"expectile": 0.71})}
+    names = {
+        name(*compiled_problem(**settings))
+        for settings in ({}, {"temperature": 3.5}, {"hidden": [16, 17]}, {"expectile": 0.71})
+    }
     assert len(names) == 4
 
 
@@ -81,7 +84,9 @@ def test_what_an_update_reads_from_elsewhere_becomes_an_input() -> None:
     assert float(leaves[0]) == 20.0 and float(leaves[1]) == 50.0
 
 
-def test_compiling_pays_by_the_time_of_updates_not_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_pays_by_the_time_of_updates_not_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     small, large = (worth.Cost(seconds, ahead.compiling_seconds(500)) for seconds in (0.0005, 0.5))
     assert not small.compiling_pays(6000, 1) and large.compiling_pays(300, 2)
@@ -103,7 +108,9 @@ def test_costs_are_measured_once_for_the_same_settings(tmp_path: Path, monkeypat
     ahead._note_seconds(1e3, 500)
     monkeypatch.setattr(worth, "_measured", lambda *x: worth.Cost(1.0, 2.0))
     assert worth.cost(plan, source, [Replica(0), Replica(1)]) == measured
-    assert worth.cost(dataclasses.replace(plan, batch_size=16), source, [Replica(0), Replica(1)]) == worth.Cost(1.0, 2.0)
+    assert worth.cost(dataclasses.replace(plan, batch_size=16), source, [Replica(0), Replica(1)]) == worth.Cost(
+        1.0, 2.0
+    )
     for file in tmp_path.glob("cost-*"):
         file.write_text('{"seconds": "many"}')
     assert worth.cost(plan, source, [Replica(0), Replica(1)]) == worth.Cost(1.0, 2.0)
@@ -125,7 +132,7 @@ algorithm, source = compiled_problem()
 step = make_step(algorithm, source, batch_size=8, replicas=2, mode=sys.argv[1])
 state, sums = step.run(stack([algorithm.init(s) for s in (0, 1)]), {}, 0, 6)
 print(json.dumps([step.mode, "torch._inductor" in sys.modules, "torch._dynamo" in sys.modules, {k: v.tolist() for k, v in sums.items()}]))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow

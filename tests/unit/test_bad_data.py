@@ -89,10 +89,16 @@ def test_actions_outside_the_range(tmp_path: Path) -> None:
     actions[12, 1] = 1.5
     name = write(tmp_path / "hopper_x.hdf5", actions=actions)
     text = refused(name)
-    assert "dimension 1 is 1.5, outside [-1, 1]" in text and "episode 1, row 12" in text and "dataset.clip_actions=true" in text
+    assert (
+        "dimension 1 is 1.5, outside [-1, 1]" in text
+        and "episode 1, row 12" in text
+        and "dataset.clip_actions=true" in text
+    )
     clipped = load_dataset(DatasetConfig(name=name, clip_actions=True))
     assert clipped.columns["actions"][12, 1] == 1.0 and float(clipped.columns["actions"].abs().max()) <= 1.0
-    assert load_dataset(DatasetConfig(name=name, action_low=[-2.0], action_high=[2.0])).columns["actions"][12, 1] == 0.75
+    assert (
+        load_dataset(DatasetConfig(name=name, action_low=[-2.0], action_high=[2.0])).columns["actions"][12, 1] == 0.75
+    )
 
 
 def test_rounding_of_actions_is_forgiven(tmp_path: Path) -> None:
@@ -161,7 +167,10 @@ def test_missing_keys_are_named_with_those_that_are_there(tmp_path: Path) -> Non
     assert "its columns are sensors, actions, rewards; which of them are observations is not clear" in text
     assert f'offrl data inspect {tmp_path / "y.npz"} "dataset.fields.observations=sensors"' in text
     name = write(tmp_path / "x.hdf5", terminals=None)
-    assert load_dataset(DatasetConfig(name=name, format="d4rl")).episode_lengths().tolist() == load_dataset(name).episode_lengths().tolist()
+    assert (
+        load_dataset(DatasetConfig(name=name, format="d4rl")).episode_lengths().tolist()
+        == load_dataset(name).episode_lengths().tolist()
+    )
 
 
 def test_columns_that_are_no_numbers(tmp_path: Path) -> None:
@@ -232,7 +241,9 @@ def test_sound_data_have_no_faults(tmp_path: Path) -> None:
 
 def test_final_observations_must_match_the_episodes() -> None:
     values = {k: v for k, v in columns().items() if k not in ("terminals", "timeouts")}
-    raw = RawData(values | {"terminations": np.arange(N) % 10 == 9}, name="x", final_observations=np.zeros((2, 11), np.float32))
+    raw = RawData(
+        values | {"terminations": np.arange(N) % 10 == 9}, name="x", final_observations=np.zeros((2, 11), np.float32)
+    )
     assert [f.message for f in find_faults(raw)] == ["'final_observations' has 2 rows but there are 3 episodes"]
 
 

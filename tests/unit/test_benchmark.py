@@ -34,7 +34,8 @@ def cells(tmp_path: Path, **values: Any) -> tuple[plan.Command, suites.Suite, li
     return asked, suite, plan.cells_of(asked, suite, plan.folder_of(asked, suite))
 
 
-# ------------------------------------------------------------------------------------------------------------------ suites
+# ------------------------------------------------------------------------------------------------------------------
+# suites
 
 
 @pytest.mark.parametrize("name", [n for n in config_names("suite") if n != "own"])
@@ -59,9 +60,18 @@ def test_sizes_of_the_suites() -> None:
     sizes = {n: len(suites.load(n).entries) for n in config_names("suite") if n != "own"}
     # OGBench's table has 8 + 8 + 3 maze, 6 humanoid, 4 soccer, 8 cube, 2 scene and 8 puzzle datasets with states
     assert sizes == {
-        "d4rl-gym": 9, "d4rl-antmaze": 6, "d4rl-maze2d": 3, "d4rl-adroit": 8, "d4rl-kitchen": 3, "minari-mujoco": 9, "neorl2": 7,
-        "ogbench": 47, "ogbench-singletask": 50, "ogbench-singletask-default": 10, "ogbench-chunking": 25,
-    }  # fmt: skip
+        "d4rl-gym": 9,
+        "d4rl-antmaze": 6,
+        "d4rl-maze2d": 3,
+        "d4rl-adroit": 8,
+        "d4rl-kitchen": 3,
+        "minari-mujoco": 9,
+        "neorl2": 7,
+        "ogbench": 47,
+        "ogbench-singletask": 50,
+        "ogbench-singletask-default": 10,
+        "ogbench-chunking": 25,
+    }
 
 
 def test_episodes_follow_the_protocol() -> None:
@@ -122,17 +132,27 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "data.hdf5").touch()
         names.append(str(tmp_path / folder / "data.hdf5"))
-    assert [e.label for e in suites.load("own", [*names, "hopper-medium-v2"]).entries] == ["one-data", "two-data", "hopper-medium-v2"]
+    assert [e.label for e in suites.load("own", [*names, "hopper-medium-v2"]).entries] == [
+        "one-data",
+        "two-data",
+        "hopper-medium-v2",
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------------------- cells
+# -------------------------------------------------------------------------------------------------------------------
+# cells
 
 
 def test_settings_go_where_they_belong(tmp_path: Path) -> None:
     asked, _, found = cells(
-        tmp_path, algos=["bc", "percent-bc", "iql"], seeds=2, iql__temperature=5.0, iql__dataset__reward_scale=2.0, algo__batch_size=32,
+        tmp_path,
+        algos=["bc", "percent-bc", "iql"],
+        seeds=2,
+        iql__temperature=5.0,
+        iql__dataset__reward_scale=2.0,
+        algo__batch_size=32,
         launcher__partition="gpu",
-    )  # fmt: skip
+    )
     assert asked.launcher == {"partition": "gpu"}
     assert [c.run for c in found] == ["bc-builtin", "percent_bc-builtin", "iql-builtin"]
     bc, percent, iql = (c.config for c in found)
@@ -144,7 +164,9 @@ def test_settings_go_where_they_belong(tmp_path: Path) -> None:
 
 def test_experiments_and_protocol(tmp_path: Path) -> None:
     def iql(**values: Any) -> Any:
-        return cells(tmp_path, suite="d4rl-antmaze", datasets=["antmaze-umaze-v2"], algos=["iql"], **values)[2][0].config
+        return cells(tmp_path, suite="d4rl-antmaze", datasets=["antmaze-umaze-v2"], algos=["iql"], **values)[2][
+            0
+        ].config
 
     config = iql()
     assert (config.experiment, config.algo.expectile, config.eval.episodes, config.dataset.reward_shift) == (
@@ -200,7 +222,8 @@ def test_settings_of_offrl_train_are_checked_before_anything_runs(tmp_path: Path
         cells(tmp_path, compile="fast")
 
 
-# -------------------------------------------------------------------------------------------------------------- the folder
+# -------------------------------------------------------------------------------------------------------------- the
+# folder
 
 
 def begin(tmp_path: Path, **values: Any) -> dict[str, Any]:
@@ -256,7 +279,9 @@ def test_a_strange_folder_and_a_damaged_record(tmp_path: Path) -> None:
 
 
 def test_published_scores_are_written_down(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("name: own\ndatasets: [builtin]\nreferences: {builtin: {bc: 12}}\nreference_source: me\n")
+    (tmp_path / "mine.yaml").write_text(
+        "name: own\ndatasets: [builtin]\nreferences: {builtin: {bc: 12}}\nreference_source: me\n"
+    )
     record = begin(tmp_path, suite=str(tmp_path / "mine.yaml"), datasets=[])
     assert record["references"] == {"builtin": {"bc": 12.0}} and record["reference_source"] == "me"
 
@@ -298,7 +323,8 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     assert not plan.at_work(tmp_path, "x")
 
 
-# -------------------------------------------------------------------------------------------------------------------- cell
+# --------------------------------------------------------------------------------------------------------------------
+# cell
 
 
 def orders(steps: int = 10) -> dict[str, Any]:
@@ -385,7 +411,8 @@ def test_group_sizes_depend_on_no_machine(tmp_path: Path, monkeypatch: pytest.Mo
     assert cell.group_size(config(seeds=2, grid={"learning_rate": [1e-3, 1e-4]}), "cpu") == 2
 
 
-# --------------------------------------------------------------------------------------------------------------- launchers
+# ---------------------------------------------------------------------------------------------------------------
+# launchers
 
 
 def test_unknown_launchers_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,7 +455,9 @@ def test_slurm_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ray", {}, "ray_cfg.remote.max_retries", 0),
     ],
 )
-def test_settings_reach_the_plugins(tmp_path: Path, name: str, settings: dict[str, Any], path: str, expected: Any) -> None:
+def test_settings_reach_the_plugins(
+    tmp_path: Path, name: str, settings: dict[str, Any], path: str, expected: Any
+) -> None:
     pytest.importorskip({"ray": "ray", "slurm": "submitit"}[name])
     at: Any = launch.HydraJobs(launch.load(name, settings), tmp_path / "it's here", 3).hydra
     for part in path.split("."):
@@ -460,7 +489,9 @@ class _Jobs(launch.Jobs):
         return error
 
 
-def play(tmp_path: Path, rounds: list[tuple[dict[str, str], str]], batch: int | None = None) -> tuple[list[list[str]], dict[str, str]]:
+def play(
+    tmp_path: Path, rounds: list[tuple[dict[str, str], str]], batch: int | None = None
+) -> tuple[list[list[str]], dict[str, str]]:
     (tmp_path / "cells").mkdir()
     jobs = _Jobs(tmp_path, rounds, batch)
     jobs.run(["a", "b", "c"], "t")
@@ -498,19 +529,24 @@ def test_local_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         begun.append((run, subprocess.Popen(["sh", "-c", scripts[run]])))
         at_once.append(sum(process.poll() is None for _, process in begun))
         if run != "c":
-            plan.write_status(tmp_path, run, status="running" if run == "b" else "done", error="", seconds=1.0, token="t")
+            plan.write_status(
+                tmp_path, run, status="running" if run == "b" else "done", error="", seconds=1.0, token="t"
+            )
         return begun[-1][1]
 
     monkeypatch.setattr(launch.LocalJobs, "_start", start)
     launch.LocalJobs("local", tmp_path, 2).run(list(scripts), "t")
-    assert [run for run, _ in begun] == ["a", "b", "c", "d", "c"] and max(at_once) == 2  # c, which had not begun, was sent again
+    assert [run for run, _ in begun] == ["a", "b", "c", "d", "c"] and max(
+        at_once
+    ) == 2  # c, which had not begun, was sent again
     found = {run: plan.read_status(tmp_path, run) for run in scripts}
     assert [found[run]["status"] for run in scripts] == ["done", "failed", "failed", "done"]
     assert found["b"]["error"].startswith("its worker died (it was killed by SIGKILL")
     assert found["c"]["error"] == "the launcher local did not begin it (it ended with status 3)"
 
 
-# ----------------------------------------------------------------------------------------------------------------- NeoRL-2
+# -----------------------------------------------------------------------------------------------------------------
+# NeoRL-2
 
 
 def neorl2_file(path: Path, trajectories: int = 3, truncated: bool = True) -> None:
@@ -539,7 +575,11 @@ def test_neorl2_data_are_found_and_scored_as_published(tmp_path: Path, monkeypat
     assert int(data.columns["terminations"].sum()) == 50
     assert any("the first 100 of 120 trajectories" in n for n in data.notes)
     task = data.spec.task
-    assert task is not None and task.ref_label == "NeoRL-2" and torch.isclose(torch.tensor(task.normalise(16.0)), torch.tensor(50.0))
+    assert (
+        task is not None
+        and task.ref_label == "NeoRL-2"
+        and torch.isclose(torch.tensor(task.normalise(16.0)), torch.tensor(50.0))
+    )
     assert (task.env_id is None) == (not neorl2.importlib.util.find_spec("neorl2"))
     assert task.env_id is not None or "neorl2 package, which is not installed" in task.note
 

@@ -39,7 +39,15 @@ def test_every_part_composes_and_its_variants_differ(tmp_path: Path, monkeypatch
 
     for name, part in ablations.PARTS.items():
         options = argparse.Namespace(
-            data=str(tmp_path), files=[], seeds=3, steps=None, runs="runs", set={}, plain=False, verbose=False, part_name=name
+            data=str(tmp_path),
+            files=[],
+            seeds=3,
+            steps=None,
+            runs="runs",
+            set={},
+            plain=False,
+            verbose=False,
+            part_name=name,
         )
         todo = ablations.plan(part, options)
         assert len(todo) == len(part.files) * len(part.variants)
@@ -51,7 +59,9 @@ def test_every_part_composes_and_its_variants_differ(tmp_path: Path, monkeypatch
         assert all((c.steps, c.seeds) == (part.steps, 3) for c in configs)
         names = [c.label for c in configs]
         assert len(set(names)) == len(names)
-        for (variant, _, settings), config in zip(one, configs, strict=True):  # published settings do not undo what a part fixes
+        for (variant, _, settings), config in zip(
+            one, configs, strict=True
+        ):  # published settings do not undo what a part fixes
             for key in {**part.common, **part.variants[variant]}:
                 if key.startswith("algo."):
                     assert getattr(config.algo, key.removeprefix("algo.")) == settings[key]
@@ -85,9 +95,25 @@ def test_a_part_trains_reads_back_and_goes_on(tmp_path: Path, capsys: pytest.Cap
     from bench import ablations
 
     page = tmp_path / "ablations.md"
-    command = ["weighting", "--files", str(SCRIPTS.parent / "offrl" / "assets" / "hopper-mixed-v0.hdf5"), "--seeds", "2", "--steps", "4"]
+    command = [
+        "weighting",
+        "--files",
+        str(SCRIPTS.parent / "offrl" / "assets" / "hopper-mixed-v0.hdf5"),
+        "--seeds",
+        "2",
+        "--steps",
+        "4",
+    ]
     command += ["--runs", str(tmp_path / "runs"), "--out", str(page)]
-    command += ["--set", "eval.episodes=1", "eval.max_steps=5", "eval.env=none", "log_every=2", "algo.batch_size=4", "algo.hidden=[4]"]
+    command += [
+        "--set",
+        "eval.episodes=1",
+        "eval.max_steps=5",
+        "eval.env=none",
+        "log_every=2",
+        "algo.batch_size=4",
+        "algo.hidden=[4]",
+    ]
     part = ablations.PARTS["weighting"]
     few = {k: v for k, v in part.variants.items() if k in ("TD3+BC, uniform", "TD3+BC, top 10%")}
     changed = ablations.Part(part.title, part.claim, part.files, part.steps, few)
@@ -136,11 +162,35 @@ def test_page_of_all_algorithms() -> None:
     from offrl.runs.results import Missing, Results, Score
 
     def score(algorithm: str, dataset: str, seed: int, value: float, step: int = 100) -> Score:
-        return Score("", dataset, "Hopper-v4", "", "D4RL", "return", algorithm, algorithm, seed, step, 10, 10 * value, value, None, "",
-                     f"runs/{algorithm}-{dataset}", True)  # fmt: skip
+        return Score(
+            "",
+            dataset,
+            "Hopper-v4",
+            "",
+            "D4RL",
+            "return",
+            algorithm,
+            algorithm,
+            seed,
+            step,
+            10,
+            10 * value,
+            value,
+            None,
+            "",
+            f"runs/{algorithm}-{dataset}",
+            True,
+        )
 
-    scores = [score(a, d, s, v + s) for a, d, v in (("iql", "x", 30.0), ("bc", "x", 10.0), ("bc", "y", 20.0)) for s in range(3)]
-    text = page(Results(scores, missing=[Missing("y", "iql", "iql", None, "runs/iql-y", "unfinished: step 5 of 100")]), "COMMAND")
+    scores = [
+        score(a, d, s, v + s)
+        for a, d, v in (("iql", "x", 30.0), ("bc", "x", 10.0), ("bc", "y", 20.0))
+        for s in range(3)
+    ]
+    text = page(
+        Results(scores, missing=[Missing("y", "iql", "iql", None, "runs/iql-y", "unfinished: step 5 of 100")]),
+        "COMMAND",
+    )
     assert "| | updates: **1/10000** of the published | x | y | mean |" in text
     assert (
         "| bc | 100 of 1,000,000 | 11.0 [8.5, 13.5] (3) | **21.0** [18.5, 23.5] (3) | 16.0 |" in text

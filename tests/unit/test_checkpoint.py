@@ -92,7 +92,10 @@ def test_latest_and_keep(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(everything, step)
     assert checkpoint.steps(everything) == [1, 2, 3]
-    assert sorted(p.name for p in (everything / "checkpoints").iterdir()) == ["latest", *(file(everything, s).name for s in (1, 2, 3))]
+    assert sorted(p.name for p in (everything / "checkpoints").iterdir()) == [
+        "latest",
+        *(file(everything, s).name for s in (1, 2, 3)),
+    ]
 
 
 def test_the_pointer_decides(tmp_path: Path) -> None:
@@ -109,14 +112,18 @@ def test_the_pointer_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "bit", "text"])
-def test_a_damaged_file_is_passed_over_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+def test_a_damaged_file_is_passed_over_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
     path = file(tmp_path, 2)
     content = bytearray(path.read_bytes())
     if damage == "bit":
         content[-3] ^= 1  # inside a tensor: only the checksum knows
-    path.write_bytes({"truncated": bytes(content[:-7]), "empty": b"", "bit": bytes(content), "text": b"hello" * 100}[damage])
+    path.write_bytes(
+        {"truncated": bytes(content[:-7]), "empty": b"", "bit": bytes(content), "text": b"hello" * 100}[damage]
+    )
     with pytest.raises(UserError, match="checksum does not match" if damage == "bit" else "damaged"):
         checkpoint.read(path)
     assert loaded(tmp_path) == 1
@@ -137,7 +144,9 @@ def test_missing_foreign_and_newer_files(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(checkpoint, "VERSION", 7)
     checkpoint.write(tmp_path / "future", {"w": torch.ones(2)}, {})
     monkeypatch.undo()
-    with pytest.raises(UserError, match=rf"written by a newer offrl \(layout 7, this one reads up to {checkpoint.VERSION}\); upgrade"):
+    with pytest.raises(
+        UserError, match=rf"written by a newer offrl \(layout 7, this one reads up to {checkpoint.VERSION}\); upgrade"
+    ):
         checkpoint.read(tmp_path / "future")
     save(tmp_path / "run", 1)
     os.replace(tmp_path / "future", file(tmp_path / "run", 2))
@@ -162,7 +171,9 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     flat = checkpoint.flatten(tree())
     with pytest.raises(UserError, match="run x has no 'params/actor/w': it was written by another version"):
         checkpoint.unflatten(tree(), {k: v for k, v in flat.items() if k != "params/actor/w"}, "run x")
-    with pytest.raises(UserError, match=r"run x: 'params/actor/w' is torch.float32 \(3, 3\) where these settings need .* \(2, 3\)"):
+    with pytest.raises(
+        UserError, match=r"run x: 'params/actor/w' is torch.float32 \(3, 3\) where these settings need .* \(2, 3\)"
+    ):
         checkpoint.unflatten(tree(), {**flat, "params/actor/w": torch.ones(3, 3)}, "run x")
     with pytest.raises(UserError, match=r"'step' is torch.float32"):
         checkpoint.unflatten(tree(), {**flat, "step": torch.tensor(1.0)}, "run x")
@@ -179,7 +190,9 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pyte
     content = file(tmp_path, 1).read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(os, function, disk_full)
-        with pytest.raises(UserError, match=r"step_000000002\.safetensors: No space left on device.* checkpoint of step 1 survives"):
+        with pytest.raises(
+            UserError, match=r"step_000000002\.safetensors: No space left on device.* checkpoint of step 1 survives"
+        ):
             save(tmp_path, 2, keep=1)
         with pytest.raises(UserError, match="No space left"):
             save(tmp_path, 1, keep=1)  # over itself
@@ -190,7 +203,9 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_disk_that_fills_up_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pointer's turn comes after the file's: when only that fails, nothing is deleted and what it points at is whole."""
+    """The pointer's turn comes after the file's: when only that fails, nothing is deleted and what it points at is
+    whole.
+    """
     save(tmp_path, 1)
     real, calls = os.replace, []
 

@@ -18,7 +18,8 @@ import pytest
 from offrl.system import children
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for processes in /proc")
-BUSY = "import ctypes, os; print(os.getpid(), flush=True); ctypes.PyDLL(None).sleep(100)"  # holds Python's lock: no other thread runs
+# holds Python's lock: no other thread runs
+BUSY = "import ctypes, os; print(os.getpid(), flush=True); ctypes.PyDLL(None).sleep(100)"
 
 
 @pytest.fixture
@@ -31,7 +32,9 @@ def parent(tmp_path: Path) -> Iterator[object]:
         script.write_text(textwrap.dedent(code))
         path = os.pathsep.join(p for p in sys.path if p)
         command = [sys.executable, "-S", str(script)]
-        started.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True))
+        started.append(
+            subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True)
+        )
         assert started[-1].stdout is not None
         return started[-1], int(started[-1].stdout.readline())
 
@@ -88,7 +91,7 @@ def test_without_the_kernels_help(parent) -> None:  # type: ignore[no-untyped-de
         code += f"children.live_with_parent({children._own_side().read}); print(os.getpid(), flush=True); signal.pause()"
         subprocess.Popen([sys.executable, "-c", code], pass_fds=[children._own_side().read], start_new_session=True)
         signal.pause()
-    """)
+    """)  # noqa: E501
     assert alive(child)
     process.kill()
     assert_gone(child)
@@ -96,11 +99,15 @@ def test_without_the_kernels_help(parent) -> None:  # type: ignore[no-untyped-de
 
 def test_the_end_of_a_thread_is_not_the_end_of_the_parent() -> None:
     started: list[subprocess.Popen[bytes]] = []
-    thread = threading.Thread(target=lambda: started.append(children.start("time:sleep", ["100"], stderr=subprocess.PIPE)))
+    thread = threading.Thread(
+        target=lambda: started.append(children.start("time:sleep", ["100"], stderr=subprocess.PIPE))
+    )
     thread.start()
     thread.join()
     (child,) = started
-    assert child.stderr is not None and b"TypeError" in child.stderr.read()  # it got as far as `sleep`, which takes no text
+    assert (
+        child.stderr is not None and b"TypeError" in child.stderr.read()
+    )  # it got as far as `sleep`, which takes no text
     assert child.wait() == 1
 
 
@@ -135,7 +142,9 @@ def test_a_job_of_another_system_ends_with_the_command_that_began_it(parent) -> 
     code = "from offrl.system import children; import signal; children.PATIENCE = children.GRACE = 0.1\n"
     code += "signal.signal(signal.SIGTERM, lambda *_: print('saved', flush=True))\n"
     code += f"children.live_with_parent(other={where!r}); "
-    job = subprocess.Popen([sys.executable, "-c", code + "print(1, flush=True)\nwhile True: signal.pause()"], stdout=subprocess.PIPE)
+    job = subprocess.Popen(
+        [sys.executable, "-c", code + "print(1, flush=True)\nwhile True: signal.pause()"], stdout=subprocess.PIPE
+    )
     assert job.stdout is not None and job.stdout.readline() and job.poll() is None
     process.kill()
     process.wait()

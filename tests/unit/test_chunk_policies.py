@@ -1,5 +1,5 @@
-"""Policies that play chunks of actions from a queue, wherever a policy acts: one step after another, in scores and their processes, in
-recordings, in files of other runtimes, and in off-policy evaluation."""
+"""Policies that play chunks of actions from a queue, wherever a policy acts: one step after another, in scores and
+their processes, in recordings, in files of other runtimes, and in off-policy evaluation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ from offrl.tasks.episodes import reset_seed
 from offrl.tasks.task import Task
 from tests.support import linear_model
 
-SPEC = DataSpec((2,), 1, action_low=(-2.0,), action_high=(2.0,), name="it", observation_mean=(1.0, 0.5), observation_std=(2.0, 3.0))
+SPEC = DataSpec(
+    (2,), 1, action_low=(-2.0,), action_high=(2.0,), name="it", observation_mean=(1.0, 0.5), observation_std=(2.0, 3.0)
+)
 
 
 class Echo(gym.Env):
@@ -63,7 +65,9 @@ gym.register("TestEcho-v0", Echo, max_episode_steps=20)
 
 def policy(spec: DataSpec = SPEC, **settings: Any) -> TrainedPolicy:
     """Chunks of four, of which three are played; random weights, without noise unless asked for."""
-    config = QCConfig(**{"length": 4, "execute": 3, "actor": "distil", "greedy": "zero", "hidden": [16], "flow_steps": 2, **settings})
+    config = QCConfig(
+        **{"length": 4, "execute": 3, "actor": "distil", "greedy": "zero", "hidden": [16], "flow_steps": 2, **settings}
+    )
     algorithm = QC(config, spec)
     return TrainedPolicy(algorithm, algorithm.init(1), 1)
 
@@ -100,7 +104,16 @@ def test_three_of_four_actions_are_played() -> None:
         actions, carry = actor.act(carry, torch.full((2, 1), float(t)), key, explore=False)
         played.append(actions[:, 0].tolist())
     assert [a for a, _ in played] == [0, 1, 2, 30, 31, 32, 60, 61]
-    assert [b for _, b in played] == [0, 1, 2, 30, 31, 50, 51, 52]  # after its reset a new chunk, and no rest of the old one
+    assert [b for _, b in played] == [
+        0,
+        1,
+        2,
+        30,
+        31,
+        50,
+        51,
+        52,
+    ]  # after its reset a new chunk, and no rest of the old one
     assert actor.asked == 4  # at 0, 3, 5 and 6
 
 
@@ -153,11 +166,15 @@ def test_predict_begins_some_episodes_anew() -> None:
     observations = g.normal(size=(6, 2, 2)).astype(np.float32)
     state, found = None, []
     for t in range(6):
-        actions, state = acts.predict(observations[t], state, episode_start=np.array([t == 0, t in (0, 2)]), deterministic=True)
+        actions, state = acts.predict(
+            observations[t], state, episode_start=np.array([t == 0, t in (0, 2)]), deterministic=True
+        )
         assert isinstance(state, PredictState)
         found.append(actions)
     first, second = observations[:, 0], observations[:, 1]
-    expected = np.stack([by_hand(acts, first), np.concatenate([by_hand(acts, second[:2]), by_hand(acts, second[2:])])], 1)
+    expected = np.stack(
+        [by_hand(acts, first), np.concatenate([by_hand(acts, second[:2]), by_hand(acts, second[2:])])], 1
+    )
     np.testing.assert_allclose(np.stack(found), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -181,7 +198,10 @@ def test_scores() -> None:
 
 @pytest.mark.slow
 def test_scores_of_processes() -> None:
-    task, policies = Task("echo", f"{__name__}:TestEcho-v0"), [policy(), policy(execute=2, actor="best", greedy="sample")]
+    task, policies = (
+        Task("echo", f"{__name__}:TestEcho-v0"),
+        [policy(), policy(execute=2, actor="best", greedy="sample")],
+    )
     result = evaluate(policies, [0, 1], task, EvalConfig(episodes=5))
     with EvaluationPool(task, EvalConfig(episodes=5), 1) as pool:
         other = pool.evaluate(policies, [0, 1])
@@ -191,11 +211,23 @@ def test_scores_of_processes() -> None:
 def test_recordings(tmp_path: Path) -> None:
     acts = policy()
     episodes = record(
-        look("TestEcho-v0"), acts, tmp_path, rows=None, episodes=6, seed=1, explore=False, noise=0.0, parallel=3, title="", quiet=True,
+        look("TestEcho-v0"),
+        acts,
+        tmp_path,
+        rows=None,
+        episodes=6,
+        seed=1,
+        explore=False,
+        noise=0.0,
+        parallel=3,
+        title="",
+        quiet=True,
         stop=Stop(),
-    )  # fmt: skip
+    )
     for episode in episodes:
-        np.testing.assert_allclose(episode.columns["actions"], by_hand(acts, episode.columns["observations"]), rtol=1e-5)
+        np.testing.assert_allclose(
+            episode.columns["actions"], by_hand(acts, episode.columns["observations"]), rtol=1e-5
+        )
     assert len({len(e.columns["rewards"]) for e in episodes}) > 1  # of several lengths, side by side
 
 
@@ -248,9 +280,15 @@ def test_a_mean_of_chunks_is_the_callers(tmp_path: Path) -> None:
     acts = TrainedPolicy(algorithm, algorithm.init(1), 1)
     done = export_policy(acts, tmp_path / "policy.pt2", "pt2")
     output = json.loads(done.description.read_text())["outputs"][0]
-    assert output["ensemble"] == 0.01 and output["execute"] == 1 and "the mean of what all chunks so far say" in output["meaning"]
+    assert (
+        output["ensemble"] == 0.01
+        and output["execute"] == 1
+        and "the mean of what all chunks so far say" in output["meaning"]
+    )
     o = np.zeros((2, 2), np.float32)
-    np.testing.assert_allclose(torch.export.load(done.path).module()(torch.from_numpy(o)).numpy(), acts.chunk(o), rtol=1e-6)
+    np.testing.assert_allclose(
+        torch.export.load(done.path).module()(torch.from_numpy(o)).numpy(), acts.chunk(o), rtol=1e-6
+    )
 
 
 def test_a_check_sees_a_wrong_action_at_the_end_of_a_chunk() -> None:
@@ -294,7 +332,9 @@ def test_values_by_state_are_refused_and_a_model_plays_chunks_out(tmp_path: Path
                 total += 0.9**t * reward
             totals.append(total)
     assert estimates.value[0] == pytest.approx(np.mean(totals), rel=1e-3, abs=1e-4)
-    one = ope.evaluate_policies(data, {"a": acts.with_settings({"execute": 1})}, "fqe", ope.OPEConfig(updates=5, seeds=1))
+    one = ope.evaluate_policies(
+        data, {"a": acts.with_settings({"execute": 1})}, "fqe", ope.OPEConfig(updates=5, seeds=1)
+    )
     assert np.isfinite(one.estimates["fqe"].value).all()  # it decides at each step
 
 

@@ -33,7 +33,9 @@ REFERENCE = SHARED / "ogbench" / "pointmaze-medium-navigate-v0.npz"
 
 
 class Counter(gym.Env):
-    """Observation: (episode, step). Even episodes end after 3 steps by a termination, odd ones by the limit of 5. Choices 4 and 5."""
+    """Observation: (episode, step). Even episodes end after 3 steps by a termination, odd ones by the limit of 5.
+    Choices 4 and 5.
+    """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2, 1), np.float64)
     action_space = gym.spaces.Discrete(2, start=4)
@@ -159,7 +161,9 @@ def test_mujoco_state_is_that_before_the_action() -> None:
     np.testing.assert_array_equal(episode.columns["infos/qpos"][0], start.astype(np.float32))
     both = np.concatenate([episode.columns["infos/qpos"], episode.columns["infos/qvel"]], 1)
     np.testing.assert_array_equal(both, episode.columns["observations"])  # this environment observes just that
-    assert episode.columns["terminations"][-1] and not np.array_equal(episode.final, episode.columns["observations"][-1])
+    assert episode.columns["terminations"][-1] and not np.array_equal(
+        episode.final, episode.columns["observations"][-1]
+    )
 
 
 def play(folder: Path, **changes: Any) -> list[Episode]:
@@ -189,7 +193,9 @@ def same(a: list[Episode], b: list[Episode]) -> bool:
     )
 
 
-def test_a_recording_that_was_stopped_goes_on_to_the_same_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_that_was_stopped_goes_on_to_the_same_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("offrl.collect.recorder.SHARD_ROWS", 100)
     whole = play(tmp_path / "a")
     assert sum(map(len, whole)) >= 2000 > sum(map(len, whole[:-1]))
@@ -213,7 +219,9 @@ def test_short_episodes_are_not_preferred(tmp_path: Path) -> None:
     """Lengths are uniform on 1..12: their mean is 6.5, with a standard error of 0.09 here."""
     lengths = [len(e) for e in play(tmp_path, rows=10_000, parallel=16)]
     assert abs(np.mean(lengths) - 6.5) < 0.35
-    assert all(len(e) == e.columns["observations"][0, 0] == e.final[1] for e in play(tmp_path, rows=10_000, parallel=16))
+    assert all(
+        len(e) == e.columns["observations"][0, 0] == e.final[1] for e in play(tmp_path, rows=10_000, parallel=16)
+    )
 
 
 def test_actions_are_recorded_as_the_environment_got_them(tmp_path: Path) -> None:
@@ -230,7 +238,9 @@ def test_shards_keep_every_bit(tmp_path: Path) -> None:
 
     def episode(length: int) -> Episode:
         return Episode(
-            {"rewards": rng.normal(size=length).astype(np.float32), "actions": rng.integers(3, size=length)}, np.float32([length]), length
+            {"rewards": rng.normal(size=length).astype(np.float32), "actions": rng.integers(3, size=length)},
+            np.float32([length]),
+            length,
         )
 
     episodes = [episode(n) for n in (3, 1, 4)]
@@ -238,7 +248,9 @@ def test_shards_keep_every_bit(tmp_path: Path) -> None:
     write_shard(tmp_path, 2, 3, episodes[2:])
     write_shard(tmp_path, 4, 5, [])  # after a gap
     back = read_shards(p for *_, p in shards(tmp_path))
-    assert [list(e.columns) for e in back] == [list(e.columns) for e in episodes[:3]], "the order of a dataset's columns is theirs"
+    assert [list(e.columns) for e in back] == [list(e.columns) for e in episodes[:3]], (
+        "the order of a dataset's columns is theirs"
+    )
     assert same(back, episodes) and [e.mark for e in back] == [3, 1, 4]
     assert [len(e) for e in first_rows(back, 4)] == [3, 1] and [len(e) for e in first_rows(back, 5)] == [3, 1, 4]
     path = shards(tmp_path)[0][2]
@@ -253,12 +265,20 @@ def test_choice_of_policies() -> None:
     def found(*means: float) -> list[Snapshot]:
         return [Snapshot(100 * i, (m - 1, m + 1), Path()) for i, m in enumerate(means)]
 
-    assert choose(found(0, 10, 28, 60, 30, 90), 1 / 3, "last").medium.step == 200  # nearest before the first that reaches 30
+    assert (
+        choose(found(0, 10, 28, 60, 30, 90), 1 / 3, "last").medium.step == 200
+    )  # nearest before the first that reaches 30
     choice = choose(found(0, 10, 20, 33, 29, 90), 1 / 3, "last")
-    assert (choice.medium.step, choice.expert.step, choice.random.step) == (300, 500, 0) and choice.level == pytest.approx(33 / 90)
+    assert (choice.medium.step, choice.expert.step, choice.random.step) == (
+        300,
+        500,
+        0,
+    ) and choice.level == pytest.approx(33 / 90)
     assert choose(found(0, 10, 28, 120, 90), 1 / 3, "best").expert.step == 300
     assert choose(found(0, 5, 90), 1 / 3, "last").medium.step == 100  # never the untrained policy
-    assert choose(found(-300, -200, -250, -90), 1 / 3, "last").medium.step == 100  # negative returns: a third of the way, not of the number
+    assert (
+        choose(found(-300, -200, -250, -90), 1 / 3, "last").medium.step == 100
+    )  # negative returns: a third of the way, not of the number
     assert np.isnan(choose(found(5, 3, 1), 1 / 3, "last").level)
 
 
@@ -279,8 +299,12 @@ def fails(capsys: pytest.CaptureFixture[str], command: str, *words: str) -> None
     assert error.count("\n") == 1 and all(w in error for w in words), error
 
 
-def test_mistakes_are_told_in_one_line(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    (home / "p.py").write_text("import numpy as np\ndef one(observations, rng): return np.ones(len(observations), int)\n")
+def test_mistakes_are_told_in_one_line(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "p.py").write_text(
+        "import numpy as np\ndef one(observations, rng): return np.ones(len(observations), int)\n"
+    )
     one = "policy=p.py:one"
     fails(capsys, "collect env=Hoper-v5 recipe=d4rl", "Hopper-v5")
     fails(capsys, "collect recipe=d4rl", "name the environment")
@@ -303,14 +327,20 @@ def test_mistakes_are_told_in_one_line(home: Path, capsys: pytest.CaptureFixture
     fails(capsys, "collect env=CartPole-v1 recipe=d4rl out=a", "another collection", "recipe")
     fails(capsys, f"collect env=CartPole-v1 {one} rows=50 out=.", "not empty")
     fails(capsys, f"collect env=CartPole-v1 {one} rows=50 out=p.py", "is a file")
-    (home / "p.py").write_text("import numpy as np\ndef one(observations, rng): return np.zeros(len(observations), int)\n")
+    (home / "p.py").write_text(
+        "import numpy as np\ndef one(observations, rng): return np.zeros(len(observations), int)\n"
+    )
     fails(capsys, f"collect env=CartPole-v1 {one} rows=50 out=a", "policy_file")  # the same name, another policy
     monkeypatch.setitem(__import__("sys").modules, "stable_baselines3", None)
     fails(capsys, "collect env=Pendulum-v1 recipe=d4rl", "offrl[collect]")
 
 
-def test_a_full_disk_leaves_what_was_there(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    (home / "p.py").write_text("import numpy as np\ndef one(observations, rng): return np.ones(len(observations), int)\n")
+def test_a_full_disk_leaves_what_was_there(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "p.py").write_text(
+        "import numpy as np\ndef one(observations, rng): return np.ones(len(observations), int)\n"
+    )
     command = "collect env=CartPole-v1 policy=p.py:one rows=100 out=a quiet=true"
     real = __import__("os").fsync
 
@@ -332,15 +362,23 @@ def test_a_policy_is_recorded_in_both_formats(home: Path) -> None:
     import minari
 
     sb3 = pytest.importorskip("stable_baselines3", reason="needs the extra `collect`")
-    sb3.SAC("MlpPolicy", "InvertedPendulum-v5", device="cpu", buffer_size=10, seed=0, policy_kwargs={"net_arch": [8]}).save("m")
+    sb3.SAC(
+        "MlpPolicy", "InvertedPendulum-v5", device="cpu", buffer_size=10, seed=0, policy_kwargs={"net_arch": [8]}
+    ).save("m")
     command = "collect env=InvertedPendulum-v5 policy=m.zip rows=300 out=a format=both name=mine/pole quiet=true"
     assert main(command.split()) == 0
     with h5py.File("a/inverted" + "pendulum-v5-data.hdf5") as file:
-        columns = {k: file[k][()] for k in ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")}
+        columns = {
+            k: file[k][()] for k in ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
+        }
         columns |= {k: file[f"infos/{k}"][()] for k in ("qpos", "qvel", "action_log_probs")}
         assert file.attrs["env_id"] == "InvertedPendulum-v5"
     assert all(c.dtype == np.float32 for k, c in columns.items() if k not in ("terminals", "timeouts"))
-    assert len(columns["rewards"]) >= 300 and (np.abs(columns["actions"]) <= 3).all() and np.abs(columns["actions"]).max() > 1
+    assert (
+        len(columns["rewards"]) >= 300
+        and (np.abs(columns["actions"]) <= 3).all()
+        and np.abs(columns["actions"]).max() > 1
+    )
     np.testing.assert_array_equal(np.concatenate([columns["qpos"], columns["qvel"]], 1), columns["observations"])
     inner = np.flatnonzero(~(columns["terminals"] | columns["timeouts"]))
     np.testing.assert_array_equal(columns["next_observations"][inner], columns["observations"][inner + 1])
@@ -366,12 +404,15 @@ def test_a_policy_is_recorded_in_both_formats(home: Path) -> None:
 
 
 def test_d4rl_recipe_with_a_stop_on_the_way(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pendulum, episodes of 50 steps, stopped at step 70: sets of whole episodes, none lost or twice, and a replay buffer as SB3 had it."""
+    """Pendulum, episodes of 50 steps, stopped at step 70: sets of whole episodes, none lost or twice, and a replay
+    buffer as SB3 had it.
+    """
     sb3 = pytest.importorskip("stable_baselines3", reason="needs the extra `collect`")
     from offrl.collect import train
 
     command = (
-        "collect env=Pendulum-v1 recipe=d4rl steps=160 max_steps=50 snapshot_every=40 rows=100 eval_episodes=1 out=a format=both quiet=true"
+        "collect env=Pendulum-v1 recipe=d4rl steps=160 max_steps=50 snapshot_every=40 rows=100 "
+        "eval_episodes=1 out=a format=both quiet=true"
     )
     seen: list[Any] = []
     make = train._model
@@ -410,7 +451,9 @@ def test_d4rl_recipe_with_a_stop_on_the_way(home: Path, monkeypatch: pytest.Monk
     assert list(cards) == ["random", "medium-replay", "medium", "medium-expert", "expert", "full-replay"]
     assert cards["medium-expert"]["rows"] == 200 and cards["full-replay"]["rows"] == 100
     for name in cards:
-        ours = [load_dataset(DatasetConfig(name=n)) for n in (f"a/pendulum-v1-{name}.hdf5", f"offrl/pendulum-v1/{name}-v0")]
+        ours = [
+            load_dataset(DatasetConfig(name=n)) for n in (f"a/pendulum-v1-{name}.hdf5", f"offrl/pendulum-v1/{name}-v0")
+        ]
         assert ours[0].fingerprint == ours[1].fingerprint and len(ours[0].columns["rewards"]) == cards[name]["rows"]
     assert sb3 is not None
 
@@ -420,7 +463,9 @@ def test_state_of_training_is_restored_to_the_bit(home: Path) -> None:
     from offrl.collect.train import _restore, _state
 
     def made(seed: int) -> Any:
-        return sb3.SAC("MlpPolicy", "Pendulum-v1", device="cpu", seed=seed, learning_starts=5, batch_size=8, buffer_size=100)
+        return sb3.SAC(
+            "MlpPolicy", "Pendulum-v1", device="cpu", seed=seed, learning_starts=5, batch_size=8, buffer_size=100
+        )
 
     one, two = made(0), made(1)
     one.learn(20)
@@ -431,13 +476,17 @@ def test_state_of_training_is_restored_to_the_bit(home: Path) -> None:
     assert set(again) == set(tensors) and all(torch.equal(again[k], tensors[k]) for k in tensors)
     assert two.num_timesteps == 20 and two._n_updates == one._n_updates > 0
     two.learn(3, reset_num_timesteps=False)
-    assert not torch.equal(two.log_ent_coef, tensors["log_ent_coef"])  # the optimiser still holds the tensor that is trained
+    assert not torch.equal(
+        two.log_ent_coef, tensors["log_ent_coef"]
+    )  # the optimiser still holds the tensor that is trained
 
 
 @pytest.mark.slow
 def test_discrete_recipe(home: Path) -> None:
     pytest.importorskip("stable_baselines3", reason="needs the extra `collect`")
-    command = "collect env=CartPole-v1 recipe=d4rl steps=700 snapshot_every=300 rows=200 eval_episodes=2 out=a quiet=true"
+    command = (
+        "collect env=CartPole-v1 recipe=d4rl steps=700 snapshot_every=300 rows=200 eval_episodes=2 out=a quiet=true"
+    )
     assert main(command.split()) == 0
     data = load_dataset(DatasetConfig(name="a/cartpole-v1-full-replay.hdf5"))
     assert data.spec.discrete and data.spec.num_actions == 2
@@ -457,14 +506,19 @@ def test_cells_of_a_maze() -> None:
     assert mazes.at_distance(maze, (1, 1), 9) == [] and mazes.at_distance(maze, (1, 1), 0) == [(1, 1)]
 
 
-def test_point_maze_is_recorded_as_ogbench_does(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_point_maze_is_recorded_as_ogbench_does(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ogbench", reason="needs the extra `ogbench`")
     monkeypatch.setattr(goals, "LENGTH", 301)
     command = "collect env=pointmaze-medium-v0 recipe=ogbench episodes=10 quiet=true"
     assert main([*command.split(), "out=a"]) == 0
     with np.load("a/pointmaze-medium-navigate-v0.npz") as file:
         data = dict(file)
-    assert set(data) == {"observations", "actions", "terminals", "qpos", "qvel"} and data["observations"].dtype == np.float32
+    assert (
+        set(data) == {"observations", "actions", "terminals", "qpos", "qvel"}
+        and data["observations"].dtype == np.float32
+    )
     np.testing.assert_array_equal(np.flatnonzero(data["terminals"]), 301 * np.arange(1, 11) - 1)
     np.testing.assert_array_equal(data["qpos"], data["observations"])  # the point observes where it is
     inner = np.flatnonzero(~data["terminals"])
@@ -520,14 +574,18 @@ def test_scene_and_puzzle_oracles(kind: str) -> None:
         env = gym.make(name, terminate_at_goal=False, mode="data_collection", max_episode_steps=steps)
         config = CollectConfig(env=name, kind=kind)
         cube, drawer = 0.0, 0.0
-        for seed in range(2, 7):  # which parts an episode moves depends on the processor's last digits: one in ten leaves some alone
+        for seed in range(
+            2, 7
+        ):  # which parts an episode moves depends on the processor's last digits: one in ten leaves some alone
             with goals.numpy_seed(seed):
                 found = joined([player(config, env)(env, config, seed)])
             assert found["terminals"].sum() == 1 and found["button_states"].dtype == np.int64
             pressed = len(np.unique(found["button_states"], axis=0)) >= 3
             if name == "scene-v0":
                 assert in_sight(found["qpos"])
-                cube, drawer = (np.ptp(found["qpos"][:, part], axis=0).max() for part in (slice(14, 17), slice(-2, None)))  # or window
+                cube, drawer = (
+                    np.ptp(found["qpos"][:, part], axis=0).max() for part in (slice(14, 17), slice(-2, None))
+                )  # or window
             if pressed and (name != "scene-v0" or (cube > 0.1 and drawer > 0.05)):  # metres
                 break
         else:

@@ -1,4 +1,6 @@
-"""Which column is what, alike in all containers; and what the names, units, scales and labels of columns are kept for."""
+"""Which column is what, alike in all containers; and what the names, units, scales and labels of columns are kept
+for.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def refused(folder: Path, kind: str, columns: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("names", ["terminals truncated", "terminated timeouts", "terminations timeout", "done truncations"])
+@pytest.mark.parametrize(
+    "names", ["terminals truncated", "terminated timeouts", "terminations timeout", "done truncations"]
+)
 def test_flags_by_any_usual_name(tmp_path: Path, kind: str, names: str) -> None:
     flags = dict(zip(names.split(), (np.isin(ROW, (3, 11)), ROW == 7), strict=True))
     data = read(tmp_path, kind, CORE | flags)
@@ -64,8 +68,14 @@ def test_rows_are_sorted_by_ids_and_times(tmp_path: Path, kind: str) -> None:
     ids = np.array(["b", "a", "10"])[ROW // 4]
     columns = {**CORE, "trajectory": ids, "timestamp": ROW % 4 * 1.5, "dones": np.isin(ROW, (3, 7, 11))}
     data = read(tmp_path, kind, {name: values[order] for name, values in columns.items()})
-    assert data.columns["observations"].flatten().tolist() == ROW.tolist() and data.episode_lengths().tolist() == [4, 4, 4]
-    assert data.columns["terminations"].sum() == 3 and any("rows are sorted by trajectory and timestamp" in n for n in data.notes)
+    assert data.columns["observations"].flatten().tolist() == ROW.tolist() and data.episode_lengths().tolist() == [
+        4,
+        4,
+        4,
+    ]
+    assert data.columns["terminations"].sum() == 3 and any(
+        "rows are sorted by trajectory and timestamp" in n for n in data.notes
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,7 +98,9 @@ def test_a_column_whose_meaning_is_not_taken_is_refused(tmp_path: Path, kind: st
 
 def test_starts_of_episodes_are_no_ends(tmp_path: Path) -> None:
     starts = {"is_first": ROW % 4 == 0}
-    assert "holds starts of episodes by its name: write numpy.append(is_first[1:], True)" in refused(tmp_path, "npz", CORE | starts)
+    assert "holds starts of episodes by its name: write numpy.append(is_first[1:], True)" in refused(
+        tmp_path, "npz", CORE | starts
+    )
     assert read(tmp_path, "npz", {**CORE, **starts, "episode": ROW // 4}).num_episodes == 3
 
 
@@ -101,7 +113,9 @@ def test_columns_that_nothing_takes_are_named(tmp_path: Path, kind: str) -> None
 @pytest.mark.parametrize("kind", ["npz", "hdf5", "parquet"])
 def test_done_beside_other_flags(tmp_path: Path, kind: str) -> None:
     both = read(tmp_path, kind, {**CORE, "done": np.isin(ROW, (3, 7, 11)), "terminated": ROW == 7})
-    assert both.columns["truncations"].nonzero().flatten().tolist() == [3, 11] and both.columns["terminations"].sum() == 1
+    assert (
+        both.columns["truncations"].nonzero().flatten().tolist() == [3, 11] and both.columns["terminations"].sum() == 1
+    )
     columns = {**CORE, "done": np.isin(ROW, (3, 7, 11)), "terminated": ROW == 7, "truncated": ROW == 11}
     assert "'done' marks row 3, which neither 'terminated' nor 'truncated' marks" in refused(tmp_path, kind, columns)
     columns = {**CORE, "done": ROW == 11, "terminated": ROW == 7}
@@ -109,12 +123,21 @@ def test_done_beside_other_flags(tmp_path: Path, kind: str) -> None:
 
 
 def test_marks_of_another_length(tmp_path: Path) -> None:
-    assert "'episode_ids' has shape [5]; one value for each of 12 rows is due" in refused(tmp_path, "npz", {**CORE, "episode_ids": ROW[:5]})
-    numbered = {"obs_0": ROW * 1.0, "obs_1": ROW[:4] * 1.0, "actions": CORE["actions"], "rewards": CORE["rewards"], "dones": ROW == 11}
+    assert "'episode_ids' has shape [5]; one value for each of 12 rows is due" in refused(
+        tmp_path, "npz", {**CORE, "episode_ids": ROW[:5]}
+    )
+    numbered = {
+        "obs_0": ROW * 1.0,
+        "obs_1": ROW[:4] * 1.0,
+        "actions": CORE["actions"],
+        "rewards": CORE["rewards"],
+        "dones": ROW == 11,
+    }
     assert "column 'obs_1' has 4 rows, and 'obs_0' has 12" in refused(tmp_path, "npz", numbered)
 
 
-# ---------------------------------------------------------------------------------------------------- labels and columns
+# ---------------------------------------------------------------------------------------------------- labels and
+# columns
 
 
 def choices(folder: Path, name: str, words: list[Any], columns: str = "obs_temp", scale: float = 1.0) -> str:
@@ -130,9 +153,15 @@ def test_choices_are_numbered_alike_where_files_are_joined(tmp_path: Path) -> No
     assert joined.columns["actions"].tolist() == due and joined.spec.action_labels == ("auto", "cool", "heat")
     assert main(["data", "merge", b, a, str(tmp_path / "m.hdf5")]) == 0
     merged = load_dataset(str(tmp_path / "m.hdf5"))
-    assert merged.columns["actions"].tolist() == due[18:] + due[:18] and merged.spec.action_labels == ("auto", "cool", "heat")
+    assert merged.columns["actions"].tolist() == due[18:] + due[:18] and merged.spec.action_labels == (
+        "auto",
+        "cool",
+        "heat",
+    )
     numbers = choices(tmp_path, "n.csv", [0, 1])
-    with pytest.raises(UserError, match="are called 0 auto, 1 cool, 2 heat, and those in n are numbers: which is which is not known"):
+    with pytest.raises(
+        UserError, match="are called 0 auto, 1 cool, 2 heat, and those in n are numbers: which is which is not known"
+    ):
         load_dataset(DatasetConfig(name=a, concatenate=[numbers]))
 
 
@@ -144,14 +173,19 @@ def test_files_whose_columns_stand_in_another_order_are_not_joined(tmp_path: Pat
     with pytest.raises(UserError, match="its columns are obs_temp, obs_flow instead of obs_flow, obs_temp"):
         load_dataset(DatasetConfig(name=a, concatenate=[b]))
     fields = {"observations": ["obs_flow", "obs_temp"]}
-    assert load_dataset(DatasetConfig(name=b, fields=fields)).spec.observation_columns == load_dataset(a).spec.observation_columns
+    assert (
+        load_dataset(DatasetConfig(name=b, fields=fields)).spec.observation_columns
+        == load_dataset(a).spec.observation_columns
+    )
 
 
 def test_a_policy_is_held_against_the_columns_of_other_data() -> None:
     labelled = DataSpec((1,), 1, True, 2, action_labels=("off", "on"), name="a")
     with pytest.raises(UserError, match="its choices of actions are 0 off, 1 on, and those of b are 0 on, 1 standby"):
         check_columns(labelled, DataSpec((1,), 1, True, 2, action_labels=("on", "standby"), name="b"), "candidate x")
-    kelvin, celsius = (DataSpec((1,), 1, observation_columns=(ColumnSpec("temp", unit),), name=unit) for unit in ("K", "°C"))
+    kelvin, celsius = (
+        DataSpec((1,), 1, observation_columns=(ColumnSpec("temp", unit),), name=unit) for unit in ("K", "°C")
+    )
     with pytest.raises(UserError, match="was trained on the columns temp in K, and °C has temp in °C"):
         check_columns(kelvin, celsius, "candidate x")
     check_columns(kelvin, DataSpec((1,), 1, observation_columns=(ColumnSpec("temp"),)), "candidate x")
@@ -170,6 +204,8 @@ def test_specifications_keep_columns_and_labels_in_json() -> None:
 @pytest.mark.parametrize("kind", ["parquet", "frame", "npz"])
 def test_times_are_no_actions_and_infinity_no_id(tmp_path: Path, kind: str) -> None:
     times = np.datetime64("2024-01-01") + ROW.astype("timedelta64[h]")
-    assert "column 'actions' holds times, where numbers are due" in refused(tmp_path, kind, CORE | {"actions": times, "dones": ROW == 11})
+    assert "column 'actions' holds times, where numbers are due" in refused(
+        tmp_path, kind, CORE | {"actions": times, "dones": ROW == 11}
+    )
     ids = np.where(ROW < 6, 1.0, np.inf)
     assert "column 'episode_ids' has no value in row 6" in refused(tmp_path, kind, CORE | {"episode_ids": ids})

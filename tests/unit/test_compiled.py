@@ -1,4 +1,6 @@
-"""What is compiled is trusted only once it computed what the uncompiled step does; and it is kept apart for each kind of machine."""
+"""What is compiled is trusted only once it computed what the uncompiled step does; and it is kept apart for each kind
+of machine.
+"""
 
 from __future__ import annotations
 
@@ -78,12 +80,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_garbage_is_set_aside_and_the_run_goes_on(cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_garbage_is_set_aside_and_the_run_goes_on(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(torch, "compile", half)
     algorithm, source = compiled_problem()
     state, sums, step = steps(algorithm, source, "compiled", 5)
     said = capfd.readouterr().err
-    assert said.count("\n") == 1 and "computes something else than the uncompiled one" in said and "goes on without compilation" in said
+    assert (
+        said.count("\n") == 1
+        and "computes something else than the uncompiled one" in said
+        and "goes on without compilation" in said
+    )
     assert not cache.exists() and (cache.parent / "0123.aside0" / "code.so").exists() and "0123.aside0" in said
     assert step.mode == "eager"
     expected, expected_sums, _ = steps(algorithm, source, "eager", 5)
@@ -91,7 +99,9 @@ def test_garbage_is_set_aside_and_the_run_goes_on(cache: Path, monkeypatch: pyte
         torch.testing.assert_close(a, b)
 
 
-def test_a_cache_of_the_users_own_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_of_the_users_own_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     own = tmp_path / "mine"
     own.mkdir()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(own))
@@ -100,7 +110,9 @@ def test_a_cache_of_the_users_own_is_left_alone(tmp_path: Path, monkeypatch: pyt
     assert own.exists() and f"remove {own}" in capfd.readouterr().err
 
 
-def test_a_compiler_that_fails_is_no_traceback(cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_compiler_that_fails_is_no_traceback(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(torch, "compile", refused)
     _, _, step = steps(*compiled_problem(), "compiled", 3)
     said = capfd.readouterr().err
@@ -114,7 +126,9 @@ def test_rounding_is_no_reason(cache: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert step.mode == "compiled" and not capfd.readouterr().err and cache.exists()
 
 
-@pytest.mark.parametrize(("what", "named"), [("opt", "moments of"), ("extra", "targets or statistics"), ("key", "number or key")])
+@pytest.mark.parametrize(
+    ("what", "named"), [("opt", "moments of"), ("extra", "targets or statistics"), ("key", "number or key")]
+)
 def test_what_differs_is_named(what: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(program: Callable[..., None], **options: Any) -> Callable[..., None]:
         def run(state: Any, sums: Any, *rest: Any) -> None:
@@ -150,10 +164,18 @@ def test_a_run_that_diverges_asks_the_compiled_step_first(
 ) -> None:
     monkeypatch.setattr(LocalEngine, "doubt", lambda self: found)
     g, n = np.random.default_rng(0), 200
-    data = from_arrays(g.normal(size=(n, 2)), g.uniform(-1, 1, (n, 1)), g.normal(size=n), np.arange(n) % 20 == 19, action_low=-1.0,
-                               action_high=1.0)  # fmt: skip
+    data = from_arrays(
+        g.normal(size=(n, 2)),
+        g.uniform(-1, 1, (n, 1)),
+        g.normal(size=n),
+        np.arange(n) % 20 == 19,
+        action_low=-1.0,
+        action_high=1.0,
+    )
     settings: dict[str, Any] = {"algo.hidden": [8], "algo.learning_rate": 1e30, "device": "cpu", "compile": "eager"}
-    offrl.train(algo="td3_bc", dataset=data, seeds=1, steps=20, log_every=10, runs_dir=str(tmp_path), quiet=True, **settings)
+    offrl.train(
+        algo="td3_bc", dataset=data, seeds=1, steps=20, log_every=10, runs_dir=str(tmp_path), quiet=True, **settings
+    )
     said = capfd.readouterr().err
     assert "seed 0 diverged" in said
     assert ("A smaller algo.learning_rate" in said) == (found is None)
@@ -171,7 +193,8 @@ def chosen(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> str:
         m.setattr(torch.backends.cpu, "get_cpu_capability", lambda: facts.get("capability", "AVX512"))
         m.setenv("ATEN_CPU_CAPABILITY", facts.get("asked", ""))
         text = (
-            f"processor: 0\nmodel name: {facts.get('cpu', 'one')}\nflags: {facts.get('flags', 'avx2')}\ncpu MHz: {facts.get('clock', 1)}\n"
+            f"processor: 0\nmodel name: {facts.get('cpu', 'one')}\nflags: {facts.get('flags', 'avx2')}\ncpu "
+            f"MHz: {facts.get('clock', 1)}\n"
         )
         m.setattr(Path, "read_text", lambda self, **k: text)
         compiler = type("Done", (), {"stdout": facts.get("compiler", "g++ 12")})

@@ -1,4 +1,6 @@
-"""The critics' options, and every value head under every algorithm with critics: against NumPy, exact frequencies and known values."""
+"""The critics' options, and every value head under every algorithm with critics: against NumPy, exact frequencies and
+known values.
+"""
 
 from __future__ import annotations
 
@@ -67,12 +69,20 @@ def layers(params: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", ["td3_bc", "iql"])
 def test_no_layer_grows_beyond_the_spectral_bound(name: str) -> None:
     bound = 0.8
-    state, _ = cases.train(cases.Case(name, False, (("spectral_norm", bound), ("learning_rate", 1e-2))).make(), [0, 1], 150)
+    state, _ = cases.train(
+        cases.Case(name, False, (("spectral_norm", bound), ("learning_rate", 1e-2))).make(), [0, 1], 150
+    )
     free, _ = cases.train(cases.Case(name, False, (("learning_rate", 1e-2),)).make(), [0, 1], 150)
     for key, w in layers(state.params["critic"]).items():
         largest = torch.linalg.svdvals(w)[..., 0]  # [replicas, critics]
-        assert float(largest.max()) <= 1.2 * bound, key  # one power iteration an update lags behind, in one run of 15 by 7%
-    assert all(float(torch.linalg.svdvals(w).max()) > 1.5 * bound for k, w in layers(free.params["critic"]).items() if "head" not in k)
+        assert float(largest.max()) <= 1.2 * bound, (
+            key
+        )  # one power iteration an update lags behind, in one run of 15 by 7%
+    assert all(
+        float(torch.linalg.svdvals(w).max()) > 1.5 * bound
+        for k, w in layers(free.params["critic"]).items()
+        if "head" not in k
+    )
 
 
 def test_power_iterations_go_on_from_update_to_update() -> None:
@@ -85,12 +95,18 @@ def test_power_iterations_go_on_from_update_to_update() -> None:
         _, sigma, right = np.linalg.svd(w.double().numpy())
         v = state.extra["spectral"][key].double().numpy()
         np.testing.assert_allclose(np.abs((v * right[:, 0]).sum(-1)), 1.0, atol=1e-4, err_msg=key)
-        np.testing.assert_allclose(np.linalg.norm(np.einsum("eio,eo->ei", w.double().numpy(), v), axis=-1), sigma[:, 0], rtol=1e-4)
-    bounded = with_config(algorithm, dataclasses.replace(algorithm.config, spectral_norm=0.1)).critic.spectral_normalise(state)
+        np.testing.assert_allclose(
+            np.linalg.norm(np.einsum("eio,eo->ei", w.double().numpy(), v), axis=-1), sigma[:, 0], rtol=1e-4
+        )
+    bounded = with_config(
+        algorithm, dataclasses.replace(algorithm.config, spectral_norm=0.1)
+    ).critic.spectral_normalise(state)
     for key, w in layers(state.params["critic"]).items():
         largest = np.linalg.svd(w.double().numpy())[1][:, 0].reshape(-1, 1, 1)
         np.testing.assert_allclose(bounded.params["critic"][key], w * np.minimum(1, 0.1 / largest), atol=1e-5)
-    assert all(torch.equal(v, bounded.params["critic"][k]) for k, v in state.params["critic"].items() if k.endswith("bias"))
+    assert all(
+        torch.equal(v, bounded.params["critic"][k]) for k, v in state.params["critic"].items() if k.endswith("bias")
+    )
     cases.identical(bounded._replace(params=state.params, extra=state.extra), state)
 
 
@@ -103,7 +119,9 @@ def test_a_layer_of_zeros_stays_finite() -> None:
     state.params["critic"]["head.weight"].fill_(9.0)
     for _ in range(30):
         state = algorithm.critic.spectral_normalise(state)
-    assert float(torch.linalg.svdvals(state.params["critic"]["head.weight"]).max()) <= 1.001, "it takes up again what grows later"
+    assert float(torch.linalg.svdvals(state.params["critic"]["head.weight"]).max()) <= 1.001, (
+        "it takes up again what grows later"
+    )
 
 
 # ---- Lipschitz penalty
@@ -129,7 +147,9 @@ def test_lipschitz_penalty_and_its_gradient() -> None:
     critic = {k: 0.7 * torch.randn(v.shape, generator=g) for k, v in state.params["critic"].items()}
     nets = [ref.net(critic, member=e) for e in range(2)]
     change, moves = steepest(nets, radius)
-    assert float(algorithm.critic.fgsm_change(critic, BATCH["observations"], BATCH["actions"])) == pytest.approx(float(change), rel=1e-4)
+    assert float(algorithm.critic.fgsm_change(critic, BATCH["observations"], BATCH["actions"])) == pytest.approx(
+        float(change), rel=1e-4
+    )
 
     target = algorithm.critic.td_target(BATCH, Values(torch.ones(B)))
     loss, metrics = algorithm.critic.loss(critic, BATCH, target, KEY)
@@ -165,7 +185,11 @@ def test_the_penalty_makes_critics_smoother(head: str) -> None:
         algorithm = cases.Case("iql", False, settings).make()
         state, _ = cases.train(algorithm, [0], 150)
         batch = cases.a_batch(algorithm)
-        change.append(float(algorithm.critic.fgsm_change(select(state, 0).params["critic"], batch["observations"], batch["actions"])))
+        change.append(
+            float(
+                algorithm.critic.fgsm_change(select(state, 0).params["critic"], batch["observations"], batch["actions"])
+            )
+        )
     assert change[1] < 0.65 * change[0]  # 0.2 to 0.41 over seeds
 
 
@@ -195,24 +219,34 @@ def constant(algorithm: Any, params: dict[str, Tensor], values: list[float]) -> 
 
 def test_each_subset_of_target_critics_is_asked_equally_often() -> None:
     algorithm, state = make(critics=4, target_critics=2)
-    state = state._replace(target={**state.target, "critic": constant(algorithm, state.target["critic"], [0.0, 1.0, 2.0, 3.0])})
+    state = state._replace(
+        target={**state.target, "critic": constant(algorithm, state.target["critic"], [0.0, 1.0, 2.0, 3.0])}
+    )
     n = 6000
     keys = rng.fold_in(KEY, torch.arange(n))
     asked = vmap(lambda key: algorithm.critic.target_critics(state, key)["head.bias"].flatten())(keys)
     pairs = Counter(tuple(sorted(p)) for p in asked.tolist())
     assert set(pairs) == set(itertools.combinations([0.0, 1.0, 2.0, 3.0], 2)), "two different ones, and every pair"
-    assert sum((count - n / 6) ** 2 / (n / 6) for count in pairs.values()) < 20.5  # chi-square with 5 degrees of freedom, p = 0.001
+    assert (
+        sum((count - n / 6) ** 2 / (n / 6) for count in pairs.values()) < 20.5
+    )  # chi-square with 5 degrees of freedom, p = 0.001
 
     def target(key: Tensor) -> Tensor:  # and the target is the smaller of the two that are asked
-        return algorithm.critic.min_q(algorithm.critic.target_critics(state, key), BATCH["observations"], BATCH["actions"]).mean[0]
+        return algorithm.critic.min_q(
+            algorithm.critic.target_critics(state, key), BATCH["observations"], BATCH["actions"]
+        ).mean[0]
 
     least = Counter(vmap(target)(keys[:600]).tolist())
     assert least == Counter(min(p) for p in asked[:600].tolist()) and set(least) == {0.0, 1.0, 2.0}
 
 
-@pytest.mark.parametrize("name", [n for n in TD if n not in ("td3_awr", "dtql")])  # DTQL's target critics serve acting alone
+@pytest.mark.parametrize(
+    "name", [n for n in TD if n not in ("td3_awr", "dtql")]
+)  # DTQL's target critics serve acting alone
 def test_a_critic_that_is_not_asked_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With two of four critics in the targets, NaN in one reaches the other critics in those updates only in which it is asked."""
+    """With two of four critics in the targets, NaN in one reaches the other critics in those updates only in which it
+    is asked.
+    """
     algorithm = cases.Case(name, False, (("critics", 4), ("target_critics", 2))).make()
     state, batch = algorithm.init(0), cases.a_batch(algorithm)
     kept = {k: v.clone() for k, v in state.target["critic"].items()}
@@ -233,7 +267,9 @@ def spy(algorithm: Any, kept: dict[str, Tensor], asked: list[list[int]], real: A
     def target_critics(self: Any, state: TrainState, key: Tensor) -> dict[str, Tensor]:
         chosen = real(self, state, key)
         weights = kept["layers.0.weight"]
-        asked.append([i for i in range(len(weights)) if any(torch.equal(weights[i], w) for w in chosen["layers.0.weight"])])
+        asked.append(
+            [i for i in range(len(weights)) if any(torch.equal(weights[i], w) for w in chosen["layers.0.weight"])]
+        )
         assert len(asked[-1]) == len(chosen["layers.0.weight"]) == algorithm.config.target_critics
         return chosen
 
@@ -245,11 +281,17 @@ def test_any_number_of_critics(critics: int) -> None:
     algorithm, state = make(critics=critics)
     nets = [ref.net(state.params["critic"], member=e) for e in range(critics)]
     q = np.stack([ref.forward(n, INPUT)[0][:, 0] for n in nets])
-    np.testing.assert_allclose(algorithm.critic.q(state.params["critic"], BATCH["observations"], BATCH["actions"]), q, atol=1e-5)
+    np.testing.assert_allclose(
+        algorithm.critic.q(state.params["critic"], BATCH["observations"], BATCH["actions"]), q, atol=1e-5
+    )
     np.testing.assert_allclose(algorithm.q_value(state, BATCH["observations"], BATCH["actions"]), q.min(0), atol=1e-5)
     y = X["rewards"] + 0.99 * X["masks"]
-    loss, _ = algorithm.critic.loss(state.params["critic"], BATCH, algorithm.critic.td_target(BATCH, Values(torch.ones(B))), KEY)
-    assert float(loss) == pytest.approx(((q - y) ** 2).mean(1).sum(), rel=1e-4), "a mean over the batch, a sum over critics"
+    loss, _ = algorithm.critic.loss(
+        state.params["critic"], BATCH, algorithm.critic.td_target(BATCH, Values(torch.ones(B))), KEY
+    )
+    assert float(loss) == pytest.approx(((q - y) ** 2).mean(1).sum(), rel=1e-4), (
+        "a mean over the batch, a sum over critics"
+    )
     state, metrics = algorithm.update(state, BATCH, KEY, phase=1)
     assert all(m.isfinite() for m in metrics.values())
 
@@ -261,7 +303,10 @@ def test_many_actions_for_each_observation_are_one_batch() -> None:
     assert out.shape == (3, 5, B, 4)
     for m in range(5):
         torch.testing.assert_close(
-            out[:, m], algorithm.critic.logits(state.params["critic"], BATCH["observations"], many[m]), atol=1e-6, rtol=0
+            out[:, m],
+            algorithm.critic.logits(state.params["critic"], BATCH["observations"], many[m]),
+            atol=1e-6,
+            rtol=0,
         )
 
 
@@ -297,7 +342,9 @@ def test_layer_norm_and_residual_against_numpy(norm: bool, residual: bool) -> No
                 y = np.maximum(h @ w + b, 0)
                 if norm:
                     y = (y - y.mean(1, keepdims=True)) / np.sqrt(y.var(1, keepdims=True) + 1e-5)
-                    keys = (f"norms.{i}.weight", f"norms.{i}.bias") if member is None else (f"scales.{i}", f"shifts.{i}")
+                    keys = (
+                        (f"norms.{i}.weight", f"norms.{i}.bias") if member is None else (f"scales.{i}", f"shifts.{i}")
+                    )
                     scale, shift = (params[k].double().numpy() for k in keys)
                     y = y * scale + shift if member is None else y * scale[member] + shift[member]
                 h = y + h if residual and i in (1, 3) else y
@@ -309,9 +356,13 @@ def test_options_reach_critics_and_values_and_not_the_actor() -> None:
     algorithm, state = make("iql", layer_norm=True, residual=True, critic_hidden=[7, 7], critics=3)
     for name in ("critic", "value"):
         module = algorithm.networks[name]
-        assert module.residual and [v.shape[-1] for k, v in state.params[name].items() if k.endswith("layers.0.bias")] == [7]
+        assert module.residual and [
+            v.shape[-1] for k, v in state.params[name].items() if k.endswith("layers.0.bias")
+        ] == [7]
     assert "scales.1" in state.params["critic"] and "norms.1.weight" in state.params["value"]
-    assert not any("norm" in k for k in state.params["actor"]) and state.params["actor"]["net.layers.0.bias"].shape == (6,)
+    assert not any("norm" in k for k in state.params["actor"]) and state.params["actor"]["net.layers.0.bias"].shape == (
+        6,
+    )
 
 
 EPSILON_CASES: list[tuple[str, dict[str, Any]]] = [
@@ -365,7 +416,14 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("td3_bc", {"spectral_norm": 2.0, "lipschitz": 0.5, "critics": 3, "target_critics": 2, "value_head": "c51"}),
     (
         "iql",
-        {"spectral_norm": 2.0, "lipschitz": 0.5, "critic_dropout": 0.2, "residual": True, "layer_norm": True, "value_head": "hl_gauss"},
+        {
+            "spectral_norm": 2.0,
+            "lipschitz": 0.5,
+            "critic_dropout": 0.2,
+            "residual": True,
+            "layer_norm": True,
+            "value_head": "hl_gauss",
+        },
     ),
     ("iql", {"value_head": "c51", "critic_hidden": [16, 16, 16], "target_critics": 1}),
 ]
@@ -394,7 +452,9 @@ def test_options_in_one_graph(name: str, settings: dict[str, Any], monkeypatch: 
         graphs.append(module)
         return module
 
-    monkeypatch.setattr(torch, "compile", lambda f, **kw: real(f, backend=backend, **{k: v for k, v in kw.items() if k != "backend"}))
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **kw: real(f, backend=backend, **{k: v for k, v in kw.items() if k != "backend"})
+    )
     traced, sums = cases.train(algorithm, [0, 1, 2], 6, mode="compiled")
     assert len(graphs) == 1 and all(v.isfinite().all() for v in sums.values())
     cases.close(among, traced, atol=1e-5)
@@ -436,7 +496,13 @@ PAIRS = [
 @pytest.mark.parametrize(("name", "head"), PAIRS)
 def test_critics_of_every_algorithm_find_a_constant(name: str, head: str) -> None:
     known = registry.get("algo", name).Config.__dataclass_fields__
-    easy: dict[str, Any] = {"learning_rate": 1e-2, "polyak": 0.2, "value_head": head, "value_bins": 21, "conservative_weight": 0.01}
+    easy: dict[str, Any] = {
+        "learning_rate": 1e-2,
+        "polyak": 0.2,
+        "value_head": head,
+        "value_bins": 21,
+        "conservative_weight": 0.01,
+    }
     easy |= {"critics": 3, "value_range": [-2.0, 6.0], "hidden": [16], "batch_size": 32}
     easy |= {"length": 1} if name == "qc" else {}  # episodes of the data have one step
     for discrete in (False, True):
@@ -455,11 +521,18 @@ def test_critics_of_every_algorithm_find_a_constant(name: str, head: str) -> Non
 
 
 def chain() -> Dataset:
-    """Two states: from the first, reward 1, to the second; from there, reward 2, to the end. At 0.9 they are worth 2.8 and 2."""
+    """Two states: from the first, reward 1, to the second; from there, reward 2, to the end. At 0.9 they are worth 2.8
+    and 2.
+    """
     n = 200
     observations = np.tile(np.eye(2), (n, 1))
     return from_arrays(
-        observations, G.uniform(-1, 1, (2 * n, 1)), np.tile([1.0, 2.0], n), np.tile([False, True], n), action_low=-1.0, action_high=1.0
+        observations,
+        G.uniform(-1, 1, (2 * n, 1)),
+        np.tile([1.0, 2.0], n),
+        np.tile([False, True], n),
+        action_low=-1.0,
+        action_high=1.0,
     )
 
 
@@ -480,5 +553,7 @@ def test_every_head_finds_the_exact_value_of_a_chain(name: str, head: str) -> No
     if name == "iql":
         np.testing.assert_allclose(algorithm.value(one.params["value"], torch.eye(2)).mean, [2.8, 2.0], atol=0.1)
     _, late = step.run(state, {}, 300, 10)
-    if head != "scalar":  # values start in the middle of the range, so that some first targets lie beyond it, and no late ones
+    if (
+        head != "scalar"
+    ):  # values start in the middle of the range, so that some first targets lie beyond it, and no late ones
         assert 0.0 < float(sums["critic/saturation"]) < 100 and float(late["critic/saturation"]) == 0.0

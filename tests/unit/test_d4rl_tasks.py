@@ -1,4 +1,6 @@
-"""D4RL's names: reference scores against spec E.1, the environments behind them, and the guesses made from file names."""
+"""D4RL's names: reference scores against spec E.1, the environments behind them, and the guesses made from file
+names.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,12 @@ from offrl.settings.evaluation import EvalConfig
 from offrl.tasks import task as tasks
 from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
 
-GYM = [(robot, f"{level}-{v}") for robot in ("halfcheetah", "hopper", "walker2d", "ant")
-       for v in ("v0", "v1", "v2") for level in ("random", "medium", "expert", "medium-replay", "medium-expert")]  # fmt: skip
+GYM = [
+    (robot, f"{level}-{v}")
+    for robot in ("halfcheetah", "hopper", "walker2d", "ant")
+    for v in ("v0", "v1", "v2")
+    for level in ("random", "medium", "expert", "medium-replay", "medium-expert")
+]
 GYM += [(r, f"full-replay-{v}") for r in ("halfcheetah", "hopper", "walker2d", "ant") for v in ("v1", "v2")]
 GYM_SCORES = {
     "halfcheetah": (-280.178953, 12135.0),
@@ -33,7 +39,9 @@ BULLET = {
     "walker2d": (16.523877, 1623.6476303317536),
 }
 ROWS = {f"{r}-{rest}": (*GYM_SCORES[r], 1000) for r, rest in GYM}
-ROWS |= {f"{h}-{d}-{v}": s for h, s in ADROIT_SCORES.items() for d in ("human", "cloned", "expert") for v in ("v0", "v1")}
+ROWS |= {
+    f"{h}-{d}-{v}": s for h, s in ADROIT_SCORES.items() for d in ("human", "cloned", "expert") for v in ("v0", "v1")
+}
 ROWS |= {
     f"antmaze-{m}-{v}": (0.0, 1.0, 700 if "umaze" in m else 1000)
     for m in ("umaze", "umaze-diverse", "medium-play", "medium-diverse", "large-play", "large-diverse")
@@ -41,7 +49,9 @@ ROWS |= {
 }
 ROWS |= {f"kitchen-{k}-v0": (0.0, 4.0, 280) for k in ("complete", "partial", "mixed")}
 ROWS |= {
-    f"bullet-{r}-{d}-v0": (*s, 1000) for r, s in BULLET.items() for d in ("random", "medium", "expert", "medium-expert", "medium-replay")
+    f"bullet-{r}-{d}-v0": (*s, 1000)
+    for r, s in BULLET.items()
+    for d in ("random", "medium", "expert", "medium-expert", "medium-replay")
 }
 ROWS |= {
     "maze2d-open-v0": (0.01, 20.66, 150),
@@ -116,7 +126,12 @@ def test_guesses_from_file_names() -> None:
     ant = d4rl.guess("Ant_maze_hardest-maze_noisy_multistart_True_multigoal_False_sparse_fixed.hdf5")
     assert ant is not None and ant.env_kwargs == {"maze": "large"} and ant.ref_max == 1.0
     kitchen = d4rl.guess("mini_kitchen_microwave_kettle_light_slider-v0")
-    assert kitchen is not None and kitchen.env_kwargs["tasks"] == ["microwave", "kettle", "light switch", "slide cabinet"]
+    assert kitchen is not None and kitchen.env_kwargs["tasks"] == [
+        "microwave",
+        "kettle",
+        "light switch",
+        "slide cabinet",
+    ]
     maze = d4rl.guess("maze2d-large-dense-more-of-it")
     assert maze is not None and maze.env_kwargs == {"maze": "large", "dense": True} and maze.max_episode_steps == 800
     for other in ("pendulum_v1.1.0", "my_robot", "antenna-1", "maze", ""):
@@ -172,7 +187,9 @@ class Uniform:
     def start(self, episodes: int) -> np.random.Generator:
         return np.random.default_rng(0)
 
-    def step(self, carry: np.random.Generator, observations: np.ndarray, t: int) -> tuple[np.ndarray, np.random.Generator]:
+    def step(
+        self, carry: np.random.Generator, observations: np.ndarray, t: int
+    ) -> tuple[np.ndarray, np.random.Generator]:
         return carry.uniform(-1, 1, (len(observations), self.actions)), carry
 
 
@@ -189,7 +206,9 @@ class Uniform:
     ],
 )
 def test_random_actions_score_zero(name: str, episodes: int, slack: float) -> None:
-    """D4RL's reference minimum is a random policy's return: here the rebuilt environments and rewards must agree with D4RL's."""
+    """D4RL's reference minimum is a random policy's return: here the rebuilt environments and rewards must agree with
+    D4RL's.
+    """
     task = tasks.lookup(name)
     assert task is not None and task.action_dim is not None and task.ref_min is not None
     if "offrl.envs.compat" in str(task.env_id):
@@ -220,9 +239,16 @@ def test_kitchen_observation_and_reward() -> None:
     env = make_env(task)
     observation = env.reset(seed=0)[0]
     data = env.unwrapped.data  # type: ignore[attr-defined]
-    assert np.allclose(observation[9:30], data.qpos[9:], atol=0.02) and np.allclose(observation[:9], data.qpos[:9], atol=0.02)
+    assert np.allclose(observation[9:30], data.qpos[9:], atol=0.02) and np.allclose(
+        observation[:9], data.qpos[:9], atol=0.02
+    )
     goal = np.zeros(30)
-    goal[22], goal[19], goal[17:19], goal[23:30] = -0.75, 0.37, (-0.69, -0.05), (-0.23, 0.75, 1.62, 0.99, 0.0, 0.0, -0.06)
+    goal[22], goal[19], goal[17:19], goal[23:30] = (
+        -0.75,
+        0.37,
+        (-0.69, -0.05),
+        (-0.23, 0.75, 1.62, 0.99, 0.0, 0.0, -0.06),
+    )
     assert np.array_equal(observation[30:], goal)
     data.qpos[22] = -0.75  # the microwave's door open
     data.qpos[19] = 0.37  # the cabinet slid
@@ -261,7 +287,9 @@ def test_antmaze_coordinates_goal_and_end() -> None:
         goals.append(env.unwrapped.goal.copy())  # type: ignore[attr-defined]
     assert np.abs(starts).max() <= 0.1 and np.std(starts) > 0.02  # the start cell is the origin
     low, high = np.min(goals, axis=0), np.max(goals, axis=0)
-    assert (low >= [0.0, 8.0]).all() and (high <= [1.5, 9.5]).all() and (high - low > 0.5).all()  # two cells down, up to 1.5 m of noise
+    assert (
+        (low >= [0.0, 8.0]).all() and (high <= [1.5, 9.5]).all() and (high - low > 0.5).all()
+    )  # two cells down, up to 1.5 m of noise
     base = env.unwrapped
     qpos = base.data.qpos.copy()  # type: ignore[attr-defined]
     qpos[:2] = goals[-1]

@@ -1,4 +1,6 @@
-"""`offrl data convert`, `subset` and `merge` as functions: against arrays put together by hand, and on the real datasets."""
+"""`offrl data convert`, `subset` and `merge` as functions: against arrays put together by hand, and on the real
+datasets.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def columns(shift: float = 0.0) -> dict[str, np.ndarray]:
-    """Ten rows in four episodes with returns 3, 3, 22, 17: the first and the third terminate, the last row is no end."""
+    """Ten rows in four episodes with returns 3, 3, 22, 17: the first and the third terminate, the last row is no
+    end.
+    """
     ends = np.zeros(10, bool)
     ends[[2, 3, 7]] = True
     return {
@@ -52,7 +56,9 @@ def hdf5(path: Path, attributes: dict[str, Any] | None = None, **values: np.ndar
 @pytest.fixture
 def source(tmp_path: Path) -> str:
     return hdf5(
-        tmp_path / "a.hdf5", **columns(), **{"infos/qpos": np.arange(10.0) * 2, "metadata/algorithm": "SAC", "wear": np.arange(10.0)}
+        tmp_path / "a.hdf5",
+        **columns(),
+        **{"infos/qpos": np.arange(10.0) * 2, "metadata/algorithm": "SAC", "wear": np.arange(10.0)},
     )
 
 
@@ -67,14 +73,16 @@ def load(name: str | Path, **settings: Any) -> Dataset:
 def equal(a: Dataset, b: Dataset) -> None:
     assert a.columns.keys() == b.columns.keys()
     for name in a.columns:
-        assert a.columns[name].dtype == b.columns[name].dtype and a.columns[name].numpy().tobytes() == b.columns[name].numpy().tobytes(), (
-            name
-        )
+        assert (
+            a.columns[name].dtype == b.columns[name].dtype
+            and a.columns[name].numpy().tobytes() == b.columns[name].numpy().tobytes()
+        ), name
     assert a.episode_end.tolist() == b.episode_end.tolist() and a.complete.equal(b.complete)
     assert (a.spec.action_low, a.spec.action_high, a.spec.task) == (b.spec.action_low, b.spec.action_high, b.spec.task)
 
 
-# ---------------------------------------------------------------------------------------------------------------- convert
+# ----------------------------------------------------------------------------------------------------------------
+# convert
 
 
 @real
@@ -82,10 +90,15 @@ def equal(a: Dataset, b: Dataset) -> None:
     "name",
     nightly_but(
         ("d3rlpy/pendulum_v1.1.0.h5",),
-        ("d4rl/hopper_medium.hdf5", "d4rl/halfcheetah_medium_replay.hdf5", "minari/D4RL/door/human-v2", "d3rlpy/pendulum_v1.1.0.h5",
-         "ogbench/pointmaze-medium-navigate-v0-val.npz"),
+        (
+            "d4rl/hopper_medium.hdf5",
+            "d4rl/halfcheetah_medium_replay.hdf5",
+            "minari/D4RL/door/human-v2",
+            "d3rlpy/pendulum_v1.1.0.h5",
+            "ogbench/pointmaze-medium-navigate-v0-val.npz",
+        ),
     ),
-)  # fmt: skip
+)
 def test_real_data_through_both_layouts(name: str, tmp_path: Path) -> None:
     first = load(SHARED / name)
     minari = convert(config(SHARED / name), "real/data-v0")
@@ -100,7 +113,9 @@ def test_real_data_through_both_layouts(name: str, tmp_path: Path) -> None:
 
 @real
 def test_a_minari_data_set_comes_back_whole(tmp_path: Path) -> None:
-    """Minari -> D4RL -> Minari, seen by Minari: observations, actions, rewards, flags, infos, environment, author, scores."""
+    """Minari -> D4RL -> Minari, seen by Minari: observations, actions, rewards, flags, infos, environment, author,
+    scores.
+    """
     library = pytest.importorskip("minari")
     there = convert(config(SHARED / "minari/D4RL/door/human-v2"), str(tmp_path / "x.hdf5"))
     convert(config(there.path), "D4RL/door/mine-v2")
@@ -114,7 +129,15 @@ def test_a_minari_data_set_comes_back_whole(tmp_path: Path) -> None:
             np.testing.assert_array_equal(getattr(a, part), getattr(b, part))
         np.testing.assert_array_equal(a.infos["success"], b.infos["success"])
     a, b = old.storage.metadata, new.storage.metadata
-    for key in ("author", "author_email", "code_permalink", "ref_min_score", "ref_max_score", "requirements", "description"):
+    for key in (
+        "author",
+        "author_email",
+        "code_permalink",
+        "ref_min_score",
+        "ref_max_score",
+        "requirements",
+        "description",
+    ):
         assert a[key] == b[key], key
 
 
@@ -123,7 +146,11 @@ def test_every_column_of_every_file_is_kept(tmp_path: Path, source: str) -> None
     flags = {"terminations": columns()["terminals"], "truncations": columns()["timeouts"]}
     np.savez(tmp_path / "n.npz", **plain, **flags, wear=np.arange(10.0))
     np.savez(
-        tmp_path / "og.npz", observations=plain["observations"], actions=plain["actions"], terminals=columns()["timeouts"], qpos=np.eye(10)
+        tmp_path / "og.npz",
+        observations=plain["observations"],
+        actions=plain["actions"],
+        terminals=columns()["timeouts"],
+        qpos=np.eye(10),
     )
     for name, kept in (
         (source, {"infos/qpos", "infos/wear"}),
@@ -179,7 +206,8 @@ def test_more_memory_than_allowed_goes_to_files_that_are_removed(tmp_path: Path)
     assert list((tmp_path / "cache" / "mapped").iterdir()) == []
 
 
-# ----------------------------------------------------------------------------------------------------------------- subset
+# -----------------------------------------------------------------------------------------------------------------
+# subset
 
 
 def rows_of(data: Dataset) -> list[int]:
@@ -209,7 +237,9 @@ def test_subset(choice: Choice, rows: list[int], lengths: list[int], out: str, t
     whole = load(source)
     for name in ("actions", "rewards", "terminations"):
         np.testing.assert_array_equal(part.columns[name], whole.columns[name][rows])
-    np.testing.assert_array_equal(read_raw(str(written.path), DatasetConfig(fields={"q": "infos/qpos"})).columns["q"], np.array(rows) * 2.0)
+    np.testing.assert_array_equal(
+        read_raw(str(written.path), DatasetConfig(fields={"q": "infos/qpos"})).columns["q"], np.array(rows) * 2.0
+    )
 
 
 def test_subset_by_share_is_what_the_transforms_keep(source: str, tmp_path: Path) -> None:
@@ -225,9 +255,13 @@ def test_subset_by_share_is_what_the_transforms_keep(source: str, tmp_path: Path
 
 
 def test_what_is_known_of_ends_survives_a_subset(tmp_path: Path) -> None:
-    """Where rows are cut inside an episode the next row is known; a successor that was another episode's start stays unknown."""
+    """Where rows are cut inside an episode the next row is known; a successor that was another episode's start stays
+    unknown.
+    """
     data = columns()
-    data["next_observations"] = np.concatenate([data["observations"][1:], data["observations"][:1]])  # shifted: wrong at time-outs
+    data["next_observations"] = np.concatenate(
+        [data["observations"][1:], data["observations"][:1]]
+    )  # shifted: wrong at time-outs
     data["next_observations"][[2, 7]] = -1.0  # true last observations where the episode terminates
     name = hdf5(tmp_path / "a.hdf5", **data)
     whole = load(name)
@@ -244,7 +278,9 @@ def test_what_is_known_of_ends_survives_a_subset(tmp_path: Path) -> None:
             )
 
 
-def test_terminals_that_lead_elsewhere_survive_subset_and_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminals_that_lead_elsewhere_survive_subset_and_merge(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = columns()
     data["next_observations"] = np.concatenate([data["observations"][1:], data["observations"][:1]])
     name = hdf5(tmp_path / "a.hdf5", **data)
@@ -261,15 +297,27 @@ def test_terminals_that_lead_elsewhere_survive_subset_and_merge(tmp_path: Path, 
 def test_final_observations_survive_a_subset(tmp_path: Path) -> None:
     data = columns() | {"final_observations": np.array([[-1, -1], [-2, -2], [-3, -3], [-4, -4]], np.float32)}
     data["timeouts"][-1] = True
-    part = load(subset(config(hdf5(tmp_path / "a.hdf5", **data)), str(tmp_path / "x-v0"), Choice(rows="2:6", episodes=[0, 2])).path)
+    part = load(
+        subset(
+            config(hdf5(tmp_path / "a.hdf5", **data)), str(tmp_path / "x-v0"), Choice(rows="2:6", episodes=[0, 2])
+        ).path
+    )
     assert rows_of(part) == [2, 4, 5] and part.columns["next_observations"].tolist() == [[-1, -1], [10, 11], [12, 13]]
     assert part.columns["successor_known"].all() and part.complete.tolist() == [True, False]
 
 
 def test_a_part_keeps_the_range_of_the_whole(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", **{k: v for k, v in columns().items() if k != "actions"}, actions=columns()["actions"] * 3)
-    whole, part = load(tmp_path / "a.npz"), load(subset(config(tmp_path / "a.npz"), str(tmp_path / "x.hdf5"), Choice(episodes=[1])).path)
-    assert part.spec.action_low == whole.spec.action_low == (-3.0,) and part.columns["actions"].item() == whole.columns["actions"][3].item()
+    np.savez(
+        tmp_path / "a.npz", **{k: v for k, v in columns().items() if k != "actions"}, actions=columns()["actions"] * 3
+    )
+    whole, part = (
+        load(tmp_path / "a.npz"),
+        load(subset(config(tmp_path / "a.npz"), str(tmp_path / "x.hdf5"), Choice(episodes=[1])).path),
+    )
+    assert (
+        part.spec.action_low == whole.spec.action_low == (-3.0,)
+        and part.columns["actions"].item() == whole.columns["actions"][3].item()
+    )
     discrete = {k: v for k, v in columns().items() if k != "actions"} | {"actions": np.arange(10)}
     np.savez(tmp_path / "d.npz", **discrete)
     assert load(subset(config(tmp_path / "d.npz"), "d-v0", Choice(episodes=[0])).path).spec.num_actions == 10
@@ -309,7 +357,8 @@ def test_bad_choices(choice: Choice, message: str, tmp_path: Path, source: str) 
     assert not (tmp_path / "x.hdf5").exists()
 
 
-# ------------------------------------------------------------------------------------------------------------------ merge
+# ------------------------------------------------------------------------------------------------------------------
+# merge
 
 
 @pytest.mark.parametrize("out", ["m.hdf5", "m-v0"])
@@ -317,7 +366,9 @@ def test_merge(out: str, tmp_path: Path) -> None:
     a, b = hdf5(tmp_path / "a.hdf5", **columns()), hdf5(tmp_path / "b.hdf5", **columns(100.0))
     written = merge([config(a), config(b)], str(tmp_path / out))
     both = load(written.path)
-    np.testing.assert_array_equal(both.columns["observations"], np.concatenate([columns()["observations"], columns(100.0)["observations"]]))
+    np.testing.assert_array_equal(
+        both.columns["observations"], np.concatenate([columns()["observations"], columns(100.0)["observations"]])
+    )
     assert both.episode_end.tolist() == [3, 4, 8, 10, 13, 14, 18, 20]
     assert both.columns["successor_known"].tolist() == [*load(a).columns["successor_known"].tolist()] * 2
     assert both.columns["truncations"].nonzero().reshape(-1).tolist() == [3, 9, 13, 19] and not both.complete[-1]
@@ -326,12 +377,20 @@ def test_merge(out: str, tmp_path: Path) -> None:
     assert len(raw.about["history"]) == 2 and "merged from" in raw.about["history"][0]
     three = merge([config(written.path), config(b)], str(tmp_path / f"3{out}"))  # the parts of a part are kept
     raw = read_raw(str(three.path), DatasetConfig(fields={"from": "infos/source"}))
-    assert raw.columns["from"].tolist() == [0] * 10 + [1] * 10 + [2] * 10 and raw.about["combined_datasets"] == ["a", "b", "b"]
+    assert raw.columns["from"].tolist() == [0] * 10 + [1] * 10 + [2] * 10 and raw.about["combined_datasets"] == [
+        "a",
+        "b",
+        "b",
+    ]
 
 
 def test_merging_data_that_know_different_ends(tmp_path: Path) -> None:
-    """One with next_observations (one of them shifted), one with final observations, one that knows none: each keeps what it knew."""
-    first = columns() | {"next_observations": np.concatenate([columns()["observations"][1:], columns()["observations"][:1]])}
+    """One with next_observations (one of them shifted), one with final observations, one that knows none: each keeps
+    what it knew.
+    """
+    first = columns() | {
+        "next_observations": np.concatenate([columns()["observations"][1:], columns()["observations"][:1]])
+    }
     first["next_observations"][[2, 7]] = -1.0
     second = columns(100.0) | {"final_observations": np.full((4, 2), -5, np.float32)}
     second["timeouts"][-1] = True
@@ -339,8 +398,17 @@ def test_merging_data_that_know_different_ends(tmp_path: Path) -> None:
     parts = [load(name) for name in names]
     for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
         both = load(merge([config(names[i]) for i in order], str(tmp_path / "m-v0"), force=True).path)
-        for column in ("observations", "next_observations", "successor_known", "terminations", "truncations", "rewards"):
-            np.testing.assert_array_equal(both.columns[column], np.concatenate([parts[i].columns[column] for i in order]))
+        for column in (
+            "observations",
+            "next_observations",
+            "successor_known",
+            "terminations",
+            "truncations",
+            "rewards",
+        ):
+            np.testing.assert_array_equal(
+                both.columns[column], np.concatenate([parts[i].columns[column] for i in order])
+            )
 
 
 def test_what_does_not_belong_together_is_not_merged(tmp_path: Path) -> None:
@@ -357,8 +425,12 @@ def test_what_does_not_belong_together_is_not_merged(tmp_path: Path) -> None:
     refused(make("wide", observations=np.zeros((10, 3))), r"wide.*plain.*observations of shape \[3\] instead of \[2\]")
     refused(make("two", actions=np.zeros((10, 2))), "2 continuous actions instead of 1 continuous actions")
     refused(make("discrete", actions=np.zeros(10, int)), "discrete actions instead of 1 continuous actions")
-    refused(make("pixels", observations=np.zeros((10, 2, 2), np.uint8)), r"observations of shape \[2, 2\] instead of \[2\]")
-    np.savez(tmp_path / "big.npz", **{k: v for k, v in columns().items() if k != "actions"}, actions=columns()["actions"] * 2)
+    refused(
+        make("pixels", observations=np.zeros((10, 2, 2), np.uint8)), r"observations of shape \[2, 2\] instead of \[2\]"
+    )
+    np.savez(
+        tmp_path / "big.npz", **{k: v for k, v in columns().items() if k != "actions"}, actions=columns()["actions"] * 2
+    )
     refused(config(tmp_path / "big.npz"), r"the actions range from -2 to 2 instead of -1 to 1.*dataset\.action_low")
     with pytest.raises(UserError, match="two datasets at least"):
         merge([plain], str(tmp_path / "m.hdf5"))
@@ -367,13 +439,21 @@ def test_what_does_not_belong_together_is_not_merged(tmp_path: Path) -> None:
         merge([hopper, walker], str(tmp_path / "m.hdf5"))
     written = merge([hopper, make("h5", {"env_id": "Mine/A-v5"})], str(tmp_path / "m.hdf5"))
     assert written.notes[-1] == "recorded in Mine/A-v4 and Mine/A-v5; scores will be measured in Mine/A-v4"
-    wide = [config(tmp_path / "big.npz", action_low=[-2.0], action_high=[2.0]), config(plain.name, action_low=[-2.0], action_high=[2.0])]
-    np.testing.assert_allclose(load(merge(wide, str(tmp_path / "n.hdf5")).path).columns["actions"][10:, 0] * 2, columns()["actions"][:, 0])
+    wide = [
+        config(tmp_path / "big.npz", action_low=[-2.0], action_high=[2.0]),
+        config(plain.name, action_low=[-2.0], action_high=[2.0]),
+    ]
+    np.testing.assert_allclose(
+        load(merge(wide, str(tmp_path / "n.hdf5")).path).columns["actions"][10:, 0] * 2, columns()["actions"][:, 0]
+    )
 
 
 def test_infos_that_not_all_have_are_left_out_with_a_note(tmp_path: Path, source: str) -> None:
     written = merge([config(source), config(hdf5(tmp_path / "b.hdf5", **columns()))], str(tmp_path / "m.hdf5"))
     assert "a.hdf5 has no end there; merged, it counts as whole" in " ".join(written.notes)
-    assert written.notes[:2] == ("left out: infos/qpos, which not all of them have", "left out: infos/wear, which not all of them have")
+    assert written.notes[:2] == (
+        "left out: infos/qpos, which not all of them have",
+        "left out: infos/wear, which not all of them have",
+    )
     with pytest.raises(UserError, match="the column 'wear' is in one of them only"):
         merge([config(source, fields={"wear": "wear"}), config(tmp_path / "b.hdf5")], str(tmp_path / "n.hdf5"))

@@ -1,4 +1,6 @@
-"""Rows, episodes and successors of hand-made data: terminals, time-outs and both, with and without the optional columns."""
+"""Rows, episodes and successors of hand-made data: terminals, time-outs and both, with and without the optional
+columns.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,16 @@ from offrl.data.raw import RawData
 from offrl.errors import UserError
 from offrl.tasks.task import Task
 
-# Three episodes: rows 0-2 end in a terminal, rows 3-4 in a time-out, rows 5-6 in both at once. Observation of row i is [i, 10 i].
+# Three episodes: rows 0-2 end in a terminal, rows 3-4 in a time-out, rows 5-6 in both at once. Observation of row i is
+# [i, 10 i].
 OBS = np.array([[i, 10.0 * i] for i in range(7)], np.float32)
 ACT = np.linspace(-1, 1, 7, dtype=np.float32)[:, None]
 REW = np.array([1, 2, 3, 4, 5, 6, 7], np.float32)
 TERM = np.array([0, 0, 1, 0, 0, 0, 1], bool)
 TIME = np.array([0, 0, 0, 0, 1, 0, 1], bool)
-NEXT = np.array([[1, 10], [2, 20], [92, 920], [4, 40], [94, 940], [6, 60], [96, 960]], np.float32)  # 9x: true successors at the ends
+NEXT = np.array(
+    [[1, 10], [2, 20], [92, 920], [4, 40], [94, 940], [6, 60], [96, 960]], np.float32
+)  # 9x: true successors at the ends
 
 
 def write(path: Path, **columns: np.ndarray) -> Path:
@@ -42,10 +47,33 @@ def test_rows_and_successors_without_stored_ones(tmp_path: Path) -> None:
     data = load_dataset(str(write(tmp_path / "a.hdf5", **core(timeouts=TIME))))
     assert data.episode_start.tolist() == [0, 3, 5] and data.episode_end.tolist() == [3, 5, 7]
     assert data.columns["terminations"].tolist() == [False, False, True, False, False, False, True]
-    assert data.columns["truncations"].tolist() == [False, False, False, False, True, False, False]  # a termination wins over a time-out
-    assert data.columns["next_observations"][:, 0].tolist() == [1, 2, 2, 4, 4, 6, 6]  # never the next episode's first observation
+    assert data.columns["truncations"].tolist() == [
+        False,
+        False,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]  # a termination wins over a time-out
+    assert data.columns["next_observations"][:, 0].tolist() == [
+        1,
+        2,
+        2,
+        4,
+        4,
+        6,
+        6,
+    ]  # never the next episode's first observation
     assert data.columns["successor_known"].tolist() == [True, True, False, True, False, True, False]
-    assert data.transition_rows().tolist() == [0, 1, 2, 3, 5, 6]  # the time-out of row 4 is unusable, the terminals are usable
+    assert data.transition_rows().tolist() == [
+        0,
+        1,
+        2,
+        3,
+        5,
+        6,
+    ]  # the time-out of row 4 is unusable, the terminals are usable
     assert data.raw_returns.tolist() == [6, 9, 13] and data.episode_returns().tolist() == [6, 9, 13]
     assert data.episode_lengths().tolist() == [3, 2, 2]
     assert data.complete.tolist() == [True, True, True]
@@ -68,7 +96,9 @@ def test_shifted_successors_at_a_timeout_are_unknown(tmp_path: Path) -> None:
     columns = core(timeouts=timeouts, next_observations=shifted) | {"terminals": terminals}
     data = load_dataset(str(write(tmp_path / "a.hdf5", **columns)))
     assert data.columns["successor_known"].tolist() == [True, True, True, True, False, True, False]
-    assert data.columns["next_observations"][4].tolist() == [4, 40] and data.columns["next_observations"][6].tolist() == [6, 60]
+    assert data.columns["next_observations"][4].tolist() == [4, 40] and data.columns["next_observations"][
+        6
+    ].tolist() == [6, 60]
 
 
 def test_shifted_successors_at_terminals_are_unknown(tmp_path: Path) -> None:
@@ -85,8 +115,14 @@ def test_shifted_successors_at_terminals_are_unknown(tmp_path: Path) -> None:
 
 
 def test_ends_of_episodes_by_the_names_of_plain_files(tmp_path: Path) -> None:
-    """An HDF5 file that has D4RL's columns, and its time-outs under Gymnasium's name, or ends or numbers of episodes."""
-    other: dict[str, np.ndarray] = {"truncations": TIME, "episode_ends": TERM | TIME, "episode_ids": np.array([0, 0, 0, 1, 1, 2, 2])}
+    """An HDF5 file that has D4RL's columns, and its time-outs under Gymnasium's name, or ends or numbers of
+    episodes.
+    """
+    other: dict[str, np.ndarray] = {
+        "truncations": TIME,
+        "episode_ends": TERM | TIME,
+        "episode_ids": np.array([0, 0, 0, 1, 1, 2, 2]),
+    }
     for name, values in other.items():
         data = load_dataset(str(write(tmp_path / f"{name}.hdf5", **core(**{name: values}))))
         assert data.episode_end.tolist() == [3, 5, 7], name
@@ -99,15 +135,20 @@ def test_flags_without_a_value_are_no_ends(tmp_path: Path) -> None:
     for name in ("terminals", "timeouts", "episode_ids"):
         columns = core(timeouts=TIME) | {name: holes}
         with pytest.raises(
-            UserError, match=r"a.hdf5: column '(terminations|truncations|episode_ids)' has no value in row 1 \(1 such rows\)"
+            UserError,
+            match=r"a.hdf5: column '(terminations|truncations|episode_ids)' has no value in row 1 \(1 such rows\)",
         ):
             load_dataset(str(write(tmp_path / "a.hdf5", **columns)))
 
 
 def test_bytes_in_vectors_are_numbers() -> None:
     data = from_arrays(np.full((7, 2), 200, np.uint8), ACT, REW, TERM, TIME)
-    assert data.columns["observations"].dtype == torch.float32 and float(data.columns["next_observations"].max()) == 200.0
-    assert from_arrays(np.zeros((7, 4, 4, 3), np.uint8), ACT, REW, TERM, TIME).columns["observations"].dtype == torch.uint8
+    assert (
+        data.columns["observations"].dtype == torch.float32 and float(data.columns["next_observations"].max()) == 200.0
+    )
+    assert (
+        from_arrays(np.zeros((7, 4, 4, 3), np.uint8), ACT, REW, TERM, TIME).columns["observations"].dtype == torch.uint8
+    )
 
 
 def test_arrays_that_are_none() -> None:
@@ -135,10 +176,18 @@ def test_without_timeouts_jumps_end_episodes(tmp_path: Path) -> None:
 
 def test_without_timeouts_the_tasks_step_limit_ends_episodes() -> None:
     rows = 9
-    columns: dict = {"observations": np.arange(rows, dtype=np.float32)[:, None], "actions": np.zeros((rows, 1), np.float32)}
+    columns: dict = {
+        "observations": np.arange(rows, dtype=np.float32)[:, None],
+        "actions": np.zeros((rows, 1), np.float32),
+    }
     columns |= {"rewards": np.ones(rows, np.float32), "terminations": np.isin(np.arange(rows), [1])}
     raw = RawData(columns, source="d4rl", task=Task("t", max_episode_steps=3))
-    assert np.flatnonzero(find_ends(raw)).tolist() == [1, 4, 7, 8]  # terminal after 2, then the limit of 3 twice, then the rest
+    assert np.flatnonzero(find_ends(raw)).tolist() == [
+        1,
+        4,
+        7,
+        8,
+    ]  # terminal after 2, then the limit of 3 twice, then the rest
     data = assemble(raw)
     assert data.complete.tolist() == [True, True, True, False]
     assert data.columns["terminations"].sum() == 1 and data.columns["truncations"].sum() == 3
@@ -146,7 +195,11 @@ def test_without_timeouts_the_tasks_step_limit_ends_episodes() -> None:
 
 
 def test_episodes_are_not_cut_at_a_limit_when_timeouts_are_given() -> None:
-    columns = {"observations": np.zeros((6, 1), np.float32), "actions": np.zeros((6, 1), np.float32), "rewards": np.ones(6, np.float32)}
+    columns = {
+        "observations": np.zeros((6, 1), np.float32),
+        "actions": np.zeros((6, 1), np.float32),
+        "rewards": np.ones(6, np.float32),
+    }
     columns |= {"terminations": np.zeros(6, bool), "truncations": np.arange(6) == 5}
     assert np.flatnonzero(find_ends(RawData(columns, task=Task("t", max_episode_steps=3)))).tolist() == [5]
 
@@ -182,7 +235,9 @@ def test_actions_are_scaled_from_the_range() -> None:
     np.testing.assert_allclose(data.columns["actions"].numpy(), [[-1, -1], [0, 1 / 3], [1, 1]], rtol=1e-6)
     assert data.spec.action_low == (0.0, -3.0) and data.spec.action_high == (10.0, 3.0)
     inside = from_arrays(np.zeros((3, 2)), actions / 20, np.zeros(3))
-    assert inside.spec.action_low == (-1.0, -1.0) and torch.equal(inside.columns["actions"], torch.from_numpy(actions / 20))
+    assert inside.spec.action_low == (-1.0, -1.0) and torch.equal(
+        inside.columns["actions"], torch.from_numpy(actions / 20)
+    )
 
 
 def test_an_unknown_range_is_the_datas_own_and_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +271,9 @@ def test_dict_observations_are_joined_sorted_and_goals_kept() -> None:
 
 def test_columns_have_the_promised_types_and_images_stay_bytes() -> None:
     images = np.arange(7 * 4 * 4 * 3, dtype=np.uint8).reshape(7, 4, 4, 3)
-    data = from_arrays(images, ACT.astype(np.float64), REW.astype(np.float64)[:, None], TERM.astype(int), TIME.astype(float), cost=REW)
+    data = from_arrays(
+        images, ACT.astype(np.float64), REW.astype(np.float64)[:, None], TERM.astype(int), TIME.astype(float), cost=REW
+    )
     kinds = {k: str(c.dtype).removeprefix("torch.") for k, c in data.columns.items()}
     assert kinds == {
         "observations": "uint8",
@@ -228,7 +285,9 @@ def test_columns_have_the_promised_types_and_images_stay_bytes() -> None:
         "successor_known": "bool",
         "cost": "float32",
     }
-    assert data.spec.observation_shape == (4, 4, 3) and all(len(c) == 7 and c.is_contiguous() for c in data.columns.values())
+    assert data.spec.observation_shape == (4, 4, 3) and all(
+        len(c) == 7 and c.is_contiguous() for c in data.columns.values()
+    )
 
 
 def test_fingerprint_follows_the_data_and_nothing_else(tmp_path: Path) -> None:
@@ -244,7 +303,9 @@ def test_fingerprint_follows_the_data_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_spec_survives_json() -> None:
-    task = Task("hopper", env_id="Hopper-v4", ref_min=1.5, ref_max=2.5, observation_keys=("a", "b"), env_factory=lambda: None)
+    task = Task(
+        "hopper", env_id="Hopper-v4", ref_min=1.5, ref_max=2.5, observation_keys=("a", "b"), env_factory=lambda: None
+    )
     data = from_arrays(OBS, ACT, REW, TERM, TIME, task=task)
     plain = json.loads(json.dumps(data.spec.to_json()))
     back = DataSpec.from_json(plain)
@@ -256,7 +317,11 @@ def test_spec_survives_json() -> None:
 def test_memory_mapped_columns_are_the_same_and_their_files_are_safe(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     n = 4000
-    columns: dict = {"observations": rng.normal(size=(n, 5)), "actions": rng.uniform(-1, 1, (n, 2)), "rewards": rng.normal(size=n)}
+    columns: dict = {
+        "observations": rng.normal(size=(n, 5)),
+        "actions": rng.uniform(-1, 1, (n, 2)),
+        "rewards": rng.normal(size=n),
+    }
     columns |= {"terminals": rng.random(n) < 0.01, "timeouts": rng.random(n) < 0.01}
     path = str(write(tmp_path / "big.hdf5", **columns))
     common = {"name": path, "cache_dir": str(tmp_path / "cache"), "normalize_observations": True}
@@ -311,7 +376,9 @@ def test_an_unmarked_jump_ends_an_episode() -> None:
     successors[4] = 50.0  # row 4 ended an episode that nobody marked
     truncations = np.zeros(12, bool)
     truncations[11] = True
-    data = from_arrays(observations, np.zeros((12, 1)), np.ones(12), truncations=truncations, next_observations=successors)
+    data = from_arrays(
+        observations, np.zeros((12, 1)), np.ones(12), truncations=truncations, next_observations=successors
+    )
     assert data.episode_start.tolist() == [0, 5] and data.episode_end.tolist() == [5, 12]
     assert data.episode_returns().tolist() == [5.0, 7.0]
     assert bool(data.columns["successor_known"][4]) and float(data.columns["next_observations"][4, 0]) == 50.0
@@ -323,4 +390,8 @@ def test_data_in_which_no_episode_times_out() -> None:
     observations = np.arange(8.0).reshape(4, 2)
     flags = [False, True, False, True]
     data = from_arrays(observations, np.zeros((4, 1)), np.ones(4), flags, [False] * 4, observations + 2.0)
-    assert data.columns["successor_known"].all() and data.num_episodes == 2 and data.columns["terminations"].tolist() == flags
+    assert (
+        data.columns["successor_known"].all()
+        and data.num_episodes == 2
+        and data.columns["terminations"].tolist() == flags
+    )

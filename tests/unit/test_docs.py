@@ -23,7 +23,9 @@ def text_of(page: Path) -> str:
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives to the headings of a page."""
     lines = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S).splitlines()
-    titles = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line.lstrip("# ")) for line in lines if re.match(r"#{1,6} ", line)]
+    titles = [
+        re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line.lstrip("# ")) for line in lines if re.match(r"#{1,6} ", line)
+    ]
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 

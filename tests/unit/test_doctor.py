@@ -1,4 +1,6 @@
-"""`offrl data doctor`: a page for any data that can be read, sound or not, whose words and numbers are those of the report."""
+"""`offrl data doctor`: a page for any data that can be read, sound or not, whose words and numbers are those of the
+report.
+"""
 
 from __future__ import annotations
 
@@ -75,9 +77,13 @@ def test_sound_data(tmp_path: Path) -> None:
 
 
 FAULTY: dict[str, Callable[[Data], Data]] = {
-    "nan observation": lambda d: d | {"observations": np.where(np.arange(40)[:, None] == 13, np.nan, d["observations"])},
+    "nan observation": lambda d: (
+        d | {"observations": np.where(np.arange(40)[:, None] == 13, np.nan, d["observations"])}
+    ),
     "nan reward": lambda d: d | {"rewards": np.where(np.arange(40) == 13, np.nan, d["rewards"]).astype(np.float32)},
-    "all nan": lambda d: d | {"observations": np.full((40, 3), np.nan, np.float32), "rewards": np.full(40, np.inf, np.float32)},
+    "all nan": lambda d: (
+        d | {"observations": np.full((40, 3), np.nan, np.float32), "rewards": np.full(40, np.inf, np.float32)}
+    ),
     "actions outside": lambda d: d | {"actions": d["actions"] * 5},
     "short rewards": lambda d: d | {"rewards": d["rewards"][:30]},
     "short observations": lambda d: d | {"observations": d["observations"][:7]},
@@ -90,7 +96,9 @@ FAULTY: dict[str, Callable[[Data], Data]] = {
 @pytest.mark.parametrize("name", FAULTY)
 def test_faults_come_first_with_their_cures(tmp_path: Path, name: str) -> None:
     with undrawn(name):
-        findings, text = examined(tmp_path, FAULTY[name](columns()), format="columns" if name.startswith("no ") else "auto")
+        findings, text = examined(
+            tmp_path, FAULTY[name](columns()), format="columns" if name.startswith("no ") else "auto"
+        )
     assert findings.corrupting, findings.faults
     assert "offrl refuses this dataset as it is" in text
     for fault in findings.faults:
@@ -113,7 +121,8 @@ def made(**values: np.ndarray) -> RawData:
 VARIANTS: dict[str, tuple[RawData, str]] = {
     "one episode": (
         raw_from_arrays(
-            {"observations": np.eye(5), "actions": np.ones((5, 1)), "rewards": np.ones(5), "episode_ends": [4]}, DatasetConfig(name="one")
+            {"observations": np.eye(5), "actions": np.ones((5, 1)), "rewards": np.ones(5), "episode_ends": [4]},
+            DatasetConfig(name="one"),
         ),
         "one episode only",
     ),
@@ -133,12 +142,19 @@ VARIANTS: dict[str, tuple[RawData, str]] = {
         "dimension 2 varies 500 times as much as dimension 0; dataset.normalize_observations=true",
     ),
     "rising": (made(rewards=np.arange(300.0)), "Returns rise in the order of the file (rank correlation 1.00)"),
-    "edge": (made(actions=np.tile([[1.0, 0.1]], (30, 1))), "Action dimension 0 lies on an end of its range in 100% of the rows"),
-    "huge numbers": (made(observations=np.random.default_rng(0).normal(size=(30, 4)) * [1e-8, 1, 1e8, 1e30]), "axis is logarithmic"),
+    "edge": (
+        made(actions=np.tile([[1.0, 0.1]], (30, 1))),
+        "Action dimension 0 lies on an end of its range in 100% of the rows",
+    ),
+    "huge numbers": (
+        made(observations=np.random.default_rng(0).normal(size=(30, 4)) * [1e-8, 1, 1e8, 1e30]),
+        "axis is logarithmic",
+    ),
     "many actions": (made(actions=np.random.default_rng(0).uniform(-1, 1, (30, 40))), "The first 3 of 40 dimensions"),
     "few rows": (
         raw_from_arrays(
-            {"observations": np.eye(2), "actions": np.ones((2, 1)), "rewards": np.ones(2), "episode_ends": [1]}, DatasetConfig(name="two")
+            {"observations": np.eye(2), "actions": np.ones((2, 1)), "rewards": np.ones(2), "episode_ends": [1]},
+            DatasetConfig(name="two"),
         ),
         "too few finite rows",
     ),
@@ -157,9 +173,14 @@ def test_unusual_data(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 def test_what_normalising_does_is_true_of_small_units(tmp_path: Path) -> None:
     """Published data keep the published floor, which small units do not get over."""
     raw = made(observations=np.random.default_rng(0).normal(size=(300, 2)) * [1.0, 2e-6])
-    for source, words in (("file", "normalize_observations=true makes them alike"), ("builtin", "leaves it a standard deviation of 0.002")):
+    for source, words in (
+        ("file", "normalize_observations=true makes them alike"),
+        ("builtin", "leaves it a standard deviation of 0.002"),
+    ):
         own = replace(raw, source=source)
-        assert any(words in text for text in module._remarks(own, report(own), module._sample(own, report(own)))), source
+        assert any(words in text for text in module._remarks(own, report(own), module._sample(own, report(own)))), (
+            source
+        )
 
 
 def test_large_data_are_sampled_and_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +210,9 @@ def test_coverage_names_the_variance() -> None:
 
     rng = np.random.default_rng(0)
     shared = rng.normal(size=4000)
-    values = np.stack([shared, shared, shared, rng.normal(size=4000)], 1)  # three of four dimensions are one: 75% and 25%
+    values = np.stack(
+        [shared, shared, shared, rng.normal(size=4000)], 1
+    )  # three of four dimensions are one: 75% and 25%
     figure, caption = coverage(values, None, "return")
     assert figure is not None and "100% of the variance; 90% need 2 of 4 components" in caption
     assert [axes.get_xlabel() for axes in figure.axes if axes.get_xlabel()] == ["component 1 (75% of the variance)"]

@@ -1,4 +1,6 @@
-"""The pages: their commands, their code, README's figures, tables of settings, and what describes the package to others."""
+"""The pages: their commands, their code, README's figures, tables of settings, and what describes the package to
+others.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ GIVEN = {"FILE", "RUN", "NAME", "FOLDER"}  # what a reader puts in place of thes
 
 
 def test_bash_blocks_mean_the_same_in_zsh() -> None:
-    """Where zsh finds a bracket or a star outside quotes it looks for files of that name, and stops with "no matches found"."""
+    """Where zsh finds a bracket or a star outside quotes it looks for files of that name, and stops with "no matches
+    found".
+    """
     for page in PAGES:
         for line in lines(page):
             bare = re.sub(r"\"[^\"]*\"|'[^']*'", "", line)
@@ -40,8 +44,15 @@ def settings(words: list[str]) -> list[str]:
 def test_commands_of_the_pages_are_known() -> None:
     """Commands exist, and the settings of `offrl train`."""
     known = set(vars(TrainConfig())) | {"dataset", "world_model", "trust"}
-    of_algorithms = {name for algorithm in registry.names("algo") for name in vars(registry.get("algo", algorithm).Config())}
-    groups = {"algo": of_algorithms, "grid": of_algorithms, "eval": set(vars(EvalConfig())), "dataset": set(vars(DatasetConfig()))}
+    of_algorithms = {
+        name for algorithm in registry.names("algo") for name in vars(registry.get("algo", algorithm).Config())
+    }
+    groups = {
+        "algo": of_algorithms,
+        "grid": of_algorithms,
+        "eval": set(vars(EvalConfig())),
+        "dataset": set(vars(DatasetConfig())),
+    }
     for page in PAGES:
         for name, *words in commands(page):
             where = f"{page.relative_to(ROOT)}: offrl {name} {' '.join(words)}"
@@ -55,10 +66,12 @@ def test_commands_of_the_pages_are_known() -> None:
 
 @pytest.mark.slow
 def test_training_commands_of_the_pages_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all that is checked before data are read, as if the loggers' packages were installed. Commands with a reader's own code are
-    run where the page is (test_tutorials, test_python_page, test_own_data_page)."""
+    """With all that is checked before data are read, as if the loggers' packages were installed. Commands with a
+    reader's own code are run where the page is (test_tutorials, test_python_page, test_own_data_page)."""
     find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: find("torch" if name in OPTIONAL else name, *more))
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *more: find("torch" if name in OPTIONAL else name, *more)
+    )
     for page in PAGES:
         for name, *words in commands(page):
             if name != "train" or any(word.startswith(("config=", "resume=")) or ".py" in word for word in words):
@@ -81,7 +94,12 @@ def test_python_of_the_pages_can_be_read() -> None:
 def test_settings_beside_those_of_other_libraries_exist() -> None:
     """Every `algo.NAME`, `dataset.NAME`, `eval.NAME`, `checkpoint.NAME` of the tables."""
     names = {name for algorithm in registry.names("algo") for name in vars(registry.get("algo", algorithm).Config())}
-    groups = {"algo": names, "dataset": vars(DatasetConfig()), "eval": vars(EvalConfig()), "checkpoint": vars(CheckpointConfig())}
+    groups = {
+        "algo": names,
+        "dataset": vars(DatasetConfig()),
+        "eval": vars(EvalConfig()),
+        "checkpoint": vars(CheckpointConfig()),
+    }
     for page in (DOCS / "coming-from").glob("*.md"):
         for group, name in re.findall(r"`(algo|dataset|eval|checkpoint)\.(\w+)", page.read_text()):
             assert name in groups[group], f"{page.name}: {group}.{name}"
@@ -97,9 +115,19 @@ def test_figures_of_readme_are_on_the_pages_it_names() -> None:
 
 
 def test_parity_is_as_readme_counts_it() -> None:
-    rows = [row for row in (DOCS / "benchmarks" / "parity.md").read_text().splitlines() if re.match(r"\| [a-z].*github\.com", row)]
-    counts = re.search(r"updates of (\d+) methods and variants \|.*\| (\d+) other repositories", (ROOT / "README.md").read_text())
-    assert counts and int(counts[1]) == len(rows) and int(counts[2]) == len({re.search(r"\[([^]]+)\]", row)[1] for row in rows})  # type: ignore[index]
+    rows = [
+        row
+        for row in (DOCS / "benchmarks" / "parity.md").read_text().splitlines()
+        if re.match(r"\| [a-z].*github\.com", row)
+    ]
+    counts = re.search(
+        r"updates of (\d+) methods and variants \|.*\| (\d+) other repositories", (ROOT / "README.md").read_text()
+    )
+    assert (
+        counts
+        and int(counts[1]) == len(rows)
+        and int(counts[2]) == len({re.search(r"\[([^]]+)\]", row)[1] for row in rows})
+    )  # type: ignore[index]
     assert max(float(cell) for row in rows for cell in row.split(" | ")[2:4]) <= 1e-10
 
 
@@ -126,8 +154,15 @@ def test_recipe_asks_for_what_pyproject_asks_for() -> None:
     """With conda-forge's names of the packages."""
     text = (ROOT / "packaging" / "conda-forge" / "recipe.yaml").read_text()
     project = (ROOT / "pyproject.toml").read_text()
-    needed = re.findall(r'^    "([\w-]+)(?:\[[\w,]+\])?([^"]*)",', project.split("\ndependencies = [")[1].split("\n]")[0], re.M)
-    names = {"torch": "pytorch", "gymnasium": "gymnasium-mujoco", "mujoco": "mujoco-python", "matplotlib": "matplotlib-base"}
+    needed = re.findall(
+        r'^    "([\w-]+)(?:\[[\w,]+\])?([^"]*)",', project.split("\ndependencies = [")[1].split("\n]")[0], re.M
+    )
+    names = {
+        "torch": "pytorch",
+        "gymnasium": "gymnasium-mujoco",
+        "mujoco": "mujoco-python",
+        "matplotlib": "matplotlib-base",
+    }
     assert len(needed) > 9
     for name, bounds in needed:
         assert f"- {names.get(name, name)} {bounds}\n" in text, name
@@ -143,7 +178,9 @@ def test_dockerfile_installs_the_torch_of_readme() -> None:
 def test_site_has_every_page(tmp_path: Path) -> None:
     """The navigation names what there is; algorithms and benchmarks are added by scripts/site_hooks.py."""
     named = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
-    pages = {p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md") if p.parent.name not in ("algorithms", "benchmarks")}
+    pages = {
+        p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md") if p.parent.name not in ("algorithms", "benchmarks")
+    }
     assert pages <= named, pages - named
     assert named - pages == {"contributing.md", "changelog.md", "reporting.md"}
 

@@ -165,7 +165,9 @@ def test_what_is_no_data_set_is_not_kept(server: Server, tmp_path: Path) -> None
     assert leftovers(tmp_path) == []
 
 
-def test_a_truncated_file_in_the_cache_is_downloaded_again(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_truncated_file_in_the_cache_is_downloaded_again(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = fetch(f"{server.url}/sets/a.hdf5", tmp_path, d4rl.verify)
     path.write_bytes(DATA[:1000])
     assert fetch(f"{server.url}/sets/a.hdf5", tmp_path, d4rl.verify).read_bytes() == DATA
@@ -178,7 +180,12 @@ def test_offline_says_what_to_do(server: Server, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         fetch(f"{server.url}/sets/a.hdf5", tmp_path, d4rl.verify, what="D4RL dataset a")
     text = str(caught.value)
-    assert f"{server.url}/sets/a.hdf5" in text and str(tmp_path / "a.hdf5") in text and "dataset.mirror" in text and "\n" not in text
+    assert (
+        f"{server.url}/sets/a.hdf5" in text
+        and str(tmp_path / "a.hdf5") in text
+        and "dataset.mirror" in text
+        and "\n" not in text
+    )
 
 
 def test_a_missing_file_is_asked_for_once(server: Server, tmp_path: Path) -> None:
@@ -191,7 +198,9 @@ def test_mirrors(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     official = "http://unreachable.invalid/root/sets/a.hdf5"
     assert fetch(official, tmp_path / "1", d4rl.verify, mirror=server.url).read_bytes() == DATA  # prefix/sets/a.hdf5
     server.files = {"/flat/a.hdf5": DATA}
-    assert fetch(official, tmp_path / "2", d4rl.verify, mirror=f"{server.url}/flat/").read_bytes() == DATA  # prefix/a.hdf5
+    assert (
+        fetch(official, tmp_path / "2", d4rl.verify, mirror=f"{server.url}/flat/").read_bytes() == DATA
+    )  # prefix/a.hdf5
     folder = tmp_path / "disk" / "sets"
     folder.mkdir(parents=True)
     (folder / "a.hdf5").write_bytes(DATA)
@@ -203,7 +212,13 @@ def test_mirrors(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_loading_by_name(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task(
-        "made-up-v2", url=f"{server.url}/sets/a.hdf5", observation_dim=11, action_dim=3, ref_min=0.0, ref_max=10.0, ref_label="D4RL"
+        "made-up-v2",
+        url=f"{server.url}/sets/a.hdf5",
+        observation_dim=11,
+        action_dim=3,
+        ref_min=0.0,
+        ref_max=10.0,
+        ref_label="D4RL",
     )
     registry.names("task")
     monkeypatch.setitem(registry._table["task"], "test", lambda name: task if name == "made-up-v2" else None)

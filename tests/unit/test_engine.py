@@ -31,7 +31,9 @@ CPU = torch.device("cpu")
 def plan(name: str = "iql", group: int = 4, **settings: Any) -> tuple[Plan, Any]:
     g, n = np.random.default_rng(0), 2_000
     flags = np.zeros(n, bool), np.arange(n) % 100 == 99
-    data = from_arrays(g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), *flags, action_low=-1.0, action_high=1.0)
+    data = from_arrays(
+        g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), *flags, action_low=-1.0, action_high=1.0
+    )
     kind = registry.get("algo", name)
     algorithm = kind(kind.Config(**{"hidden": [16, 16], "batch_size": 8, **settings}), data.spec)
     return Plan(algorithm, 8, "eager", "float32", group), algorithm.sampler().prepare(data)
@@ -50,7 +52,9 @@ def same(a: Any, b: Any) -> None:
         assert torch.equal(value, right[name]), name
 
 
-@pytest.mark.parametrize(("replicas", "largest", "sizes"), [(1, 4, [1]), (4, 2, [2, 2]), (5, 4, [3, 2]), (24, 4, [4] * 6), (7, 1, [1] * 7)])
+@pytest.mark.parametrize(
+    ("replicas", "largest", "sizes"), [(1, 4, [1]), (4, 2, [2, 2]), (5, 4, [3, 2]), (24, 4, [4] * 6), (7, 1, [1] * 7)]
+)
 def test_groups_cover_the_replicas_evenly(replicas: int, largest: int, sizes: list[int]) -> None:
     assert group_sizes(replicas, largest) == sizes
 
@@ -151,7 +155,9 @@ def test_large_tensors_are_shared_and_gone_afterwards() -> None:
     folder = shared.folder
     shared.close()
     assert not folder.exists()
-    assert torch.equal(thing["big"], big) and torch.equal(thing["small"], small) and torch.equal(thing["flag"], big > 5.0)
+    assert (
+        torch.equal(thing["big"], big) and torch.equal(thing["small"], small) and torch.equal(thing["flag"], big > 5.0)
+    )
 
 
 def test_a_grid_over_what_an_update_branches_on_is_refused() -> None:

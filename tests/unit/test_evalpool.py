@@ -109,7 +109,9 @@ def test_the_policies_are_those_of_the_moment_they_were_handed_in(pool: Evaluati
     assert not np.array_equal(evaluator(mine, [0, 1]).returns, expected.returns)
 
 
-def test_neither_threads_nor_the_arithmetic_of_training_change_a_score(pool: EvaluationPool, evaluator: Evaluator) -> None:
+def test_neither_threads_nor_the_arithmetic_of_training_change_a_score(
+    pool: EvaluationPool, evaluator: Evaluator
+) -> None:
     big, threads = policies(1, hidden=256), torch.get_num_threads()
     matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)  # None before PyTorch 2.9
     expected = evaluator(big, [0])
@@ -173,7 +175,11 @@ def test_warnings_are_shown_once(pool: EvaluationPool, evaluator: Evaluator, cap
         pytree.tree_map(lambda x: x.fill_(np.nan), policy.state.params)
     result = pool.evaluate(broken, [0, 1, 2, 3])
     err = capfd.readouterr().err
-    assert result.faults == 20 and err.count("\n") == 1 and err.startswith("offrl: warning: evaluation in Hopper-v4: a policy gave NaN")
+    assert (
+        result.faults == 20
+        and err.count("\n") == 1
+        and err.startswith("offrl: warning: evaluation in Hopper-v4: a policy gave NaN")
+    )
     assert same(evaluator(broken, [0, 1, 2, 3]), result)
 
 
@@ -208,7 +214,9 @@ def test_a_worker_killed_at_work() -> None:
     task = Task("cheetah", env_id="HalfCheetah-v4", max_episode_steps=10_000_000)
     with EvaluationPool(task, EvalConfig(episodes=2), 1) as pool:
         pool.submit(policies(1), [0])
-        with pytest.raises(RuntimeError, match="invalid for input of size 34"):  # a mistake in a program keeps its traceback
+        with pytest.raises(
+            RuntimeError, match="invalid for input of size 34"
+        ):  # a mistake in a program keeps its traceback
             pool.wait()
         pool.submit(policies(1, 17, 6), [0])
         until(lambda: pool._workers[0].unit)
@@ -223,14 +231,21 @@ def test_what_other_processes_cannot_make() -> None:
     assert not poolable(Task("x", env_factory=lambda: None)) and not poolable(Task("x"))
     assert not poolable(Task("x", env_id="Hopper-v4", env_kwargs={"f": lambda: None}))
     gym.register("OfTheScript-v0", entry_point="__main__:Environment")
-    gym.register("OfThisTest-v0", entry_point=lambda **kwargs: gym.make("Hopper-v4", **kwargs).unwrapped, max_episode_steps=9)
+    gym.register(
+        "OfThisTest-v0", entry_point=lambda **kwargs: gym.make("Hopper-v4", **kwargs).unwrapped, max_episode_steps=9
+    )
     try:
         assert not poolable(Task("x", env_id="OfTheScript-v0"))
         mine = Task("x", env_id="OfThisTest-v0", ref_min=0.0, ref_max=1.0)
         expected = evaluate_parallel(policies(1), [0], mine, CONFIG, workers=0)
-        with EvaluationPool(mine, CONFIG, 1) as pool, pytest.raises(PoolUnavailable, match=r"OfThisTest-v0.*eval\.workers=0"):
+        with (
+            EvaluationPool(mine, CONFIG, 1) as pool,
+            pytest.raises(PoolUnavailable, match=r"OfThisTest-v0.*eval\.workers=0"),
+        ):
             pool.evaluate(policies(1), [0])
-        assert same(evaluate_parallel(policies(1), [0], mine, CONFIG, workers=1), expected)  # this process does it alone
+        assert same(
+            evaluate_parallel(policies(1), [0], mine, CONFIG, workers=1), expected
+        )  # this process does it alone
     finally:
         del gym.registry["OfTheScript-v0"], gym.registry["OfThisTest-v0"]
 
@@ -279,7 +294,9 @@ def test_the_script_is_not_run_again_and_nothing_outlives_it(tmp_path: Path) -> 
         """)
     )
     path = os.pathsep.join(p for p in (str(Path(evalpool.__file__).parents[1]), os.environ.get("PYTHONPATH", "")) if p)
-    result = subprocess.run([sys.executable, script], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, script], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60
+    )
     words = result.stdout.split()
     assert result.returncode == -signal.SIGKILL and words[0] == "begun" and len(words) == 2, result.stderr
 
@@ -292,7 +309,9 @@ def test_the_script_is_not_run_again_and_nothing_outlives_it(tmp_path: Path) -> 
     until(gone, 5.0)
 
 
-@pytest.mark.parametrize(("count", "episodes", "hands"), [(1, 10, 2), (4, 10, 2), (3, 10, 2), (5, 3, 4), (2, 1, 8), (64, 10, 8), (1, 1, 1)])
+@pytest.mark.parametrize(
+    ("count", "episodes", "hands"), [(1, 10, 2), (4, 10, 2), (3, 10, 2), (5, 3, 4), (2, 1, 8), (64, 10, 8), (1, 1, 1)]
+)
 def test_the_work_is_shared_out(count: int, episodes: int, hands: int) -> None:
     shares = evalpool._shares(count, episodes, hands)
     pairs = [(n, e) for n, es in shares for e in es]
@@ -321,5 +340,6 @@ def test_weights_cut_out_of_a_stack_act_as_those_sent_to_a_process(hidden: int) 
         for t in (0, 5, 2_000):
             assert policy.step(None, observations, t)[0].tobytes() == sent.step(None, observations, t)[0].tobytes()
             assert (
-                policy.step(None, observations, t, explore=True)[0].tobytes() == sent.step(None, observations, t, explore=True)[0].tobytes()
+                policy.step(None, observations, t, explore=True)[0].tobytes()
+                == sent.step(None, observations, t, explore=True)[0].tobytes()
             )

@@ -41,9 +41,13 @@ class Linear:
 
 
 class Corridor(gym.Env):
-    """Five steps long. Reward is the action; success at the second step when the first action was above 0.5; a Dict observation."""
+    """Five steps long. Reward is the action; success at the second step when the first action was above 0.5; a Dict
+    observation.
+    """
 
-    observation_space = spaces.Dict({"b": spaces.Box(-9, 9, (2,)), "a": spaces.Box(-9, 9, (1,)), "c": spaces.Discrete(3)})
+    observation_space = spaces.Dict(
+        {"b": spaces.Box(-9, 9, (2,)), "a": spaces.Box(-9, 9, (1,)), "c": spaces.Discrete(3)}
+    )
     action_space = spaces.Box(-2.0, 2.0, (1,))
 
     def __init__(self, key: str = "success", length: int = 5, fail_at: int = -1, nan_at: int = -1) -> None:
@@ -158,13 +162,23 @@ def test_idle_rows_hold_zeros_and_progress_counts_episodes() -> None:
 
     calls: list[tuple[int, int]] = []
     task = Task("corridor", env_factory=Corridor)
-    evaluate([Watching(0.0)], [0], task, EvalConfig(episodes=3, parallel=2), progress=lambda done, total: calls.append((done, total)))
+    evaluate(
+        [Watching(0.0)],
+        [0],
+        task,
+        EvalConfig(episodes=3, parallel=2),
+        progress=lambda done, total: calls.append((done, total)),
+    )
     assert sorted(calls) == calls and {0, 3} <= {done for done, _ in calls} <= {0, 1, 2, 3}
     assert calls[-1] == (3, 3) and len(calls) == len(seen)
-    assert len(seen) == 10 and not seen[0][2].any() and seen[0][:2, 1].all() and not seen[5][:2].any() and seen[5][2].any()
+    assert (
+        len(seen) == 10 and not seen[0][2].any() and seen[0][:2, 1].all() and not seen[5][:2].any() and seen[5][2].any()
+    )
     seen.clear()
     lengths = iter((2, 4))
-    evaluate([Watching(0.0)], [0], Task("ragged", env_factory=lambda: Corridor(length=next(lengths))), EvalConfig(episodes=2))
+    evaluate(
+        [Watching(0.0)], [0], Task("ragged", env_factory=lambda: Corridor(length=next(lengths))), EvalConfig(episodes=2)
+    )
     assert [rows.any(axis=1).tolist() for rows in seen] == [[True, True]] * 2 + [[False, True]] * 2
 
 
@@ -178,7 +192,10 @@ def test_success_at_any_step_counts(key: str) -> None:
     assert result.scores is not None and result.scores[0] == pytest.approx([20.0, 30.0, 50.0, -100.0])
     assert result.lengths.tolist() == [[5, 5, 5, 5]]
     assert (
-        evaluate([Constant(0.0)], [0], Task("x", env_factory=functools.partial(Corridor, "word")), EvalConfig(episodes=1)).successes is None
+        evaluate(
+            [Constant(0.0)], [0], Task("x", env_factory=functools.partial(Corridor, "word")), EvalConfig(episodes=1)
+        ).successes
+        is None
     )
 
 
@@ -191,7 +208,9 @@ def test_dict_observations_flatten_in_order() -> None:
     env = Corridor()
     observation, _ = env.reset(seed=0)
     flatten, shape, _ = flattener(env)
-    assert shape == (6,) and flatten(observation) == pytest.approx([0.0, env.start, 0.0, 0, 0, 1])  # a, b, c (one of three)
+    assert shape == (6,) and flatten(observation) == pytest.approx(
+        [0.0, env.start, 0.0, 0, 0, 1]
+    )  # a, b, c (one of three)
     flatten, shape, _ = flattener(env, ("b", "a"))
     assert shape == (3,) and flatten(observation) == pytest.approx([env.start, 0.0, 0.0])
     with pytest.raises(UserError, match="no entry 'z'"):
@@ -206,22 +225,41 @@ def test_nan_actions_end_that_episode_only(capsys: pytest.CaptureFixture[str]) -
                 actions[1] = np.nan
             return actions, None
 
-    result = evaluate([Broken(1.0), Constant(1.0)], [0, 1], Task("corridor", env_factory=Corridor), EvalConfig(episodes=3))
-    assert result.returns.tolist() == [[5.0, 2.0, 5.0], [5.0, 5.0, 5.0]] and result.lengths.tolist() == [[5, 2, 5], [5, 5, 5]]
+    result = evaluate(
+        [Broken(1.0), Constant(1.0)], [0, 1], Task("corridor", env_factory=Corridor), EvalConfig(episodes=3)
+    )
+    assert result.returns.tolist() == [[5.0, 2.0, 5.0], [5.0, 5.0, 5.0]] and result.lengths.tolist() == [
+        [5, 2, 5],
+        [5, 5, 5],
+    ]
     assert result.faults == 1
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and "NaN" in message and "seed 0, episode 1, step 2" in message
 
 
 def test_environment_trouble_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    result = evaluate([Constant(1.0)], [0], Task("corridor", env_factory=functools.partial(Corridor, nan_at=3)), EvalConfig(episodes=2))
+    result = evaluate(
+        [Constant(1.0)],
+        [0],
+        Task("corridor", env_factory=functools.partial(Corridor, nan_at=3)),
+        EvalConfig(episodes=2),
+    )
     assert result.returns.tolist() == [[2.0, 2.0]] and result.faults == 2
     assert capsys.readouterr().err.count("\n") == 1  # told once
-    with pytest.raises(UserError, match=r"corridor failed \(seed 8, episode 0, step 4\): ZeroDivisionError: corridor collapsed"):
-        evaluate([Constant(1.0)], [8], Task("corridor", env_factory=functools.partial(Corridor, fail_at=4)), EvalConfig(episodes=1))
+    with pytest.raises(
+        UserError, match=r"corridor failed \(seed 8, episode 0, step 4\): ZeroDivisionError: corridor collapsed"
+    ):
+        evaluate(
+            [Constant(1.0)],
+            [8],
+            Task("corridor", env_factory=functools.partial(Corridor, fail_at=4)),
+            EvalConfig(episodes=1),
+        )
 
 
-def test_unstable_physics_end_the_episode(capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unstable_physics_end_the_episode(
+    capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Explosion(gym.Wrapper):
         def reset(self, **arguments: Any) -> Any:
             self.t = 0
@@ -236,7 +274,9 @@ def test_unstable_physics_end_the_episode(capsys: pytest.CaptureFixture[str], tm
     monkeypatch.chdir(tmp_path)
     task = Task("cheetah", env_factory=lambda: Explosion(make_env(Task("c", env_id="HalfCheetah-v4"))))
     result = evaluate([Linear(0, 17, 6)], [0], task, EvalConfig(episodes=2))
-    assert result.lengths.tolist() == [[4, 4]] and np.isfinite(result.returns).all() and np.abs(result.returns).max() < 50
+    assert (
+        result.lengths.tolist() == [[4, 4]] and np.isfinite(result.returns).all() and np.abs(result.returns).max() < 50
+    )
     assert "physics became unstable" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())  # no MUJOCO_LOG.TXT
 
@@ -250,7 +290,9 @@ def test_actions_of_the_wrong_shape_or_choice() -> None:
             return np.full(len(observations), int(self.values[0])), None
 
     pole = Task("pole", env_id="CartPole-v1")
-    assert evaluate([Choice(1)], [0], pole, EvalConfig(episodes=2)).returns.min() >= 8  # one side falls after about ten steps
+    assert (
+        evaluate([Choice(1)], [0], pole, EvalConfig(episodes=2)).returns.min() >= 8
+    )  # one side falls after about ten steps
     with pytest.raises(UserError, match=r"choices 0\.\.1"):
         evaluate([Choice(2)], [0], pole, EvalConfig(episodes=2))
 
@@ -259,7 +301,13 @@ def test_limits_on_steps(capsys: pytest.CaptureFixture[str]) -> None:
     endless = Task("endless", env_factory=functools.partial(Corridor, length=-1))
     assert evaluate([Constant(0.0)], [0], endless, EvalConfig(episodes=1, max_steps=12)).lengths.tolist() == [[12]]
     assert (
-        evaluate([Constant(0.0)], [0], Task("e", env_factory=endless.env_factory, max_episode_steps=7), EvalConfig(episodes=1)).lengths == 7
+        evaluate(
+            [Constant(0.0)],
+            [0],
+            Task("e", env_factory=endless.env_factory, max_episode_steps=7),
+            EvalConfig(episodes=1),
+        ).lengths
+        == 7
     )
     assert capsys.readouterr().err == ""
     assert evaluate([Constant(0.0)], [0], endless, EvalConfig(episodes=1)).lengths.tolist() == [[10_000]]
@@ -329,7 +377,10 @@ def test_discounted_returns_and_what_the_critic_expected() -> None:
     np.testing.assert_allclose(result.discounted, [[1.75, 3.5], [2.9701, 2.9701]], rtol=1e-12)
     np.testing.assert_allclose(result.estimates[0], [(10 - 1.75) / 2, (20 - 1.75) / 2])
     rows = result.rows()
-    assert rows[0]["q_overestimation"] == pytest.approx((4.125 - 1.75 + 9.125 - 3.5) / 2) and rows[1]["q_overestimation"] is None
+    assert (
+        rows[0]["q_overestimation"] == pytest.approx((4.125 - 1.75 + 9.125 - 3.5) / 2)
+        and rows[1]["q_overestimation"] is None
+    )
 
 
 def test_rows_and_intervals() -> None:
@@ -337,7 +388,9 @@ def test_rows_and_intervals() -> None:
     result = Evaluation(returns, np.full((2, 2), 5), None, 10 * returns, "task", Provenance(), (3, 7))
     assert result.per_seed().tolist() == [20.0, 60.0]
     mean, low, high = result.interval()
-    assert mean == 40.0 and low == pytest.approx(40 - 12.7062 * 20, abs=1e-2) and high - mean == pytest.approx(mean - low)
+    assert (
+        mean == 40.0 and low == pytest.approx(40 - 12.7062 * 20, abs=1e-2) and high - mean == pytest.approx(mean - low)
+    )
     assert result.rows()[1] == {
         "seed": 7, "episodes": 2, "score": 60.0, "return": 6.0, "return_std": 2.0, "length": 5.0, "success": None,
         "discounted": None, "q_overestimation": None, "success_by_task": None,
@@ -353,7 +406,9 @@ def test_reset_seeds_are_fixed_and_distinct() -> None:
 
 def test_minari_door_and_the_mazes_of_gymnasium_robotics() -> None:
     pytest.importorskip("gymnasium_robotics")
-    door = Task("D4RL/door/human-v2", env_id="AdroitHandDoor-v1", env_kwargs={"reward_type": "dense"}, max_episode_steps=200)
+    door = Task(
+        "D4RL/door/human-v2", env_id="AdroitHandDoor-v1", env_kwargs={"reward_type": "dense"}, max_episode_steps=200
+    )
     check_fit(DataSpec((39,), 28, name="door"), door)
     maze = Task("maze", env_id="PointMaze_UMaze-v3", max_episode_steps=30)
     check_fit(DataSpec((8,), 2, name="maze"), maze)  # achieved_goal, desired_goal, observation

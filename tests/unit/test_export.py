@@ -65,7 +65,10 @@ def trained(name: str, spec: DataSpec = CONTINUOUS, seed: int = 3, **settings: A
     kind = registry.get("algo", name)
     algorithm = kind(kind.Config(hidden=[16, 16], **settings), spec)
     state = algorithm.init(seed)
-    actor = {k: 1.3 * v + 0.1 * rng.normal(rng.make_key(i), tuple(v.shape)) for i, (k, v) in enumerate(state.params["actor"].items())}
+    actor = {
+        k: 1.3 * v + 0.1 * rng.normal(rng.make_key(i), tuple(v.shape))
+        for i, (k, v) in enumerate(state.params["actor"].items())
+    }
     return TrainedPolicy(algorithm, state._replace(params={**state.params, "actor": actor}), seed)
 
 
@@ -131,7 +134,9 @@ def run_foreign(given: dict[Path, dict[str, np.ndarray]]) -> list[np.ndarray]:
 def test_files_agree_with_numpy_in_a_process_without_offrl(policies: list[str], tmp_path: Path) -> None:
     """Gaussian (iql), deterministic (td3_bc), squashed Gaussian (bc) and categorical (iql) policies."""
     draw = np.random.default_rng(1)
-    observations = (draw.normal(size=(50, 5)) * CONTINUOUS.observation_std + CONTINUOUS.observation_mean).astype(np.float32)
+    observations = (draw.normal(size=(50, 5)) * CONTINUOUS.observation_std + CONTINUOUS.observation_mean).astype(
+        np.float32
+    )
     expected: dict[Path, np.ndarray] = {}
     given: dict[Path, dict[str, np.ndarray]] = {}
     for name in policies:
@@ -148,16 +153,25 @@ def test_files_agree_with_numpy_in_a_process_without_offrl(policies: list[str], 
         expected[result.path], given[result.path] = mlp(discrete, states).argmax(1), {"observations": states}
         assert len(set(expected[result.path].tolist())) > 1
     assert result.about["outputs"] == [
-        {"name": "actions", "shape": ["batch"], "dtype": "int64", "choices": 3, "meaning": "the action's number, 0 to 2"}
+        {
+            "name": "actions",
+            "shape": ["batch"],
+            "dtype": "int64",
+            "choices": 3,
+            "meaning": "the action's number, 0 to 2",
+        }
     ]
-    # a stochastic file: with noise 0 a Gaussian's sample is its mean, with noise z it is the mean plus exp(log_std) z, clipped
+    # a stochastic file: with noise 0 a Gaussian's sample is its mean, with noise z it is the mean plus exp(log_std) z,
+    # clipped
     gaussian = trained("iql")
     result = export_policy(gaussian, tmp_path / "s.onnx", stochastic=True)
     same = np.tile(np.array(CONTINUOUS.observation_mean, np.float32), (3, 1))
     noise = np.array([[0, 0], [1, -1], [50, -50]], np.float32)
     given[result.path] = {"observations": same, "noise": noise}
     step = np.array([0.4, 1.5]) * np.exp(np.clip(gaussian.state.params["actor"]["log_std"].double().numpy(), -5.0, 2.0))
-    expected[result.path] = np.clip(by_numpy(gaussian, same) + step * noise, CONTINUOUS.action_low, CONTINUOUS.action_high)
+    expected[result.path] = np.clip(
+        by_numpy(gaussian, same) + step * noise, CONTINUOUS.action_low, CONTINUOUS.action_high
+    )
     assert expected[result.path][2] == pytest.approx([0.4, 0.0])
     for path, found in zip(given, run_foreign(given), strict=True):
         if path.parent.name == "discrete":
@@ -170,7 +184,9 @@ def test_files_agree_with_numpy_in_a_process_without_offrl(policies: list[str], 
 def test_stochastic_files_take_noise_as_an_input(format: str, tmp_path: Path) -> None:
     policy = trained("iql")
     result = export_policy(policy, tmp_path / f"p{SUFFIX[format]}", format, stochastic=True)
-    assert [i["name"] for i in result.about["inputs"]] == ["observations", "noise"] and "sample" in result.about["policy"]["acts"]
+    assert [i["name"] for i in result.about["inputs"]] == ["observations", "noise"] and "sample" in result.about[
+        "policy"
+    ]["acts"]
 
 
 @pytest.mark.nightly
@@ -203,7 +219,14 @@ def test_description(tmp_path: Path) -> None:
     low, high = (-1.0,) * 3, (1.0,) * 3
     mean, std = (0.1,) * 11, (2.0,) * 11
     spec = DataSpec(
-        (11,), 3, action_low=low, action_high=high, observation_mean=mean, observation_std=std, name="h", task=Task("h", "Hopper-v5")
+        (11,),
+        3,
+        action_low=low,
+        action_high=high,
+        observation_mean=mean,
+        observation_std=std,
+        name="h",
+        task=Task("h", "Hopper-v5"),
     )
     policy = trained("td3_bc", spec)
     result = export_policy(policy, tmp_path / "hopper.pt2", "pt2")
@@ -213,12 +236,26 @@ def test_description(tmp_path: Path) -> None:
     assert observations["shape"] == ["batch", 11] and observations["dtype"] == "float32"
     # Hopper's observation: z, angle of the torso, three joints; then six velocities (Gymnasium's documentation)
     assert observations["dimensions"][0] == {"index": 0, "name": "rootz position", "unit": "m", "mean": 0.1, "std": 2.0}
-    assert observations["dimensions"][1]["unit"] == "rad" and observations["dimensions"][10]["name"] == "foot_joint velocity"
-    assert observations["dimensions"][5] == {"index": 5, "name": "rootx velocity", "unit": "m/s", "mean": 0.1, "std": 2.0}
+    assert (
+        observations["dimensions"][1]["unit"] == "rad"
+        and observations["dimensions"][10]["name"] == "foot_joint velocity"
+    )
+    assert observations["dimensions"][5] == {
+        "index": 5,
+        "name": "rootx velocity",
+        "unit": "m/s",
+        "mean": 0.1,
+        "std": 2.0,
+    }
     (actions,) = about["outputs"]
     assert actions["dimensions"][2] == {
-        "index": 2, "name": "foot_joint", "meaning": "torque on foot_joint", "unit": "200 N m", "low": -1.0, "high": 1.0,
-    }  # fmt: skip
+        "index": 2,
+        "name": "foot_joint",
+        "meaning": "torque on foot_joint",
+        "unit": "200 N m",
+        "low": -1.0,
+        "high": 1.0,
+    }
     assert about["environment"] == {"id": "Hopper-v5", "note": "", "steps_limit": 1000, "actions_per_second": 125}
     assert about["policy"]["seed"] == 3 and about["policy"]["settings"] == dataclasses.asdict(policy.algorithm.config)
     entry = about["files"]["hopper.pt2"]
@@ -264,12 +301,20 @@ def test_check_sees_what_is_wrong() -> None:
         return right(x, noise)
 
     assert check(policy, False, right, (), "here").passed
-    assert "nan is the largest" in check(policy, False, lambda x, n: right(x, n) * np.float32(np.nan), (), "here").failure
+    assert (
+        "nan is the largest" in check(policy, False, lambda x, n: right(x, n) * np.float32(np.nan), (), "here").failure
+    )
     assert "far" not in check(policy, False, failing, (), "here").failure
-    assert check(policy, False, failing, (), "here").failure == "a batch of 1 fails in here (RuntimeError: batch of one)"
+    assert (
+        check(policy, False, failing, (), "here").failure == "a batch of 1 fails in here (RuntimeError: batch of one)"
+    )
     assert "float64 (1000, 2)" in check(policy, False, lambda x, n: right(x, n).astype(np.float64), (), "here").failure
     unclipped = check(
-        policy, False, lambda x, n: np.where(np.abs(x).max(1, keepdims=True) > 1e4, 9.0, right(x, n)).astype("f4"), (), "here"
+        policy,
+        False,
+        lambda x, n: np.where(np.abs(x).max(1, keepdims=True) > 1e4, 9.0, right(x, n)).astype("f4"),
+        (),
+        "here",
     )
     assert "standard deviations from the mean" in unclipped.failure
     assert check(discrete, False, lambda x, n: choose(torch.from_numpy(x)).numpy(), (), "here").passed
@@ -305,7 +350,10 @@ def test_goals_are_an_input(tmp_path: Path, format: str, name: str, spec: DataSp
         draw = np.random.default_rng(0)
         observations, goals = (draw.normal(size=(6, n)).astype("f4") for n in (spec.observation_dim, told["shape"][1]))
         file = torch.export.load(result.path).module()
-        found = [file(torch.from_numpy(observations), torch.from_numpy(g)).numpy() for g in (goals, 30.0 * goals[::-1].copy())]
+        found = [
+            file(torch.from_numpy(observations), torch.from_numpy(g)).numpy()
+            for g in (goals, 30.0 * goals[::-1].copy())
+        ]
         assert not np.allclose(*found)
         for actions, g in zip(found, (goals, 30.0 * goals[::-1]), strict=True):
             policy.reset()
@@ -443,7 +491,8 @@ def test_float64_observations_are_refused_by_the_runtimes(tmp_path: Path) -> Non
 
 @needs_onnx
 @pytest.mark.parametrize(
-    "opset", [pytest.param(18, marks=pytest.mark.slow), pytest.param(20, marks=NIGHTLY), pytest.param(21, marks=NIGHTLY)]
+    "opset",
+    [pytest.param(18, marks=pytest.mark.slow), pytest.param(20, marks=NIGHTLY), pytest.param(21, marks=NIGHTLY)],
 )
 def test_opsets(opset: int, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="needs pip install 'offrl[export]'")

@@ -1,4 +1,6 @@
-"""The flat cache gives what the first load gave, notices change and damage, keeps within its bounds, and never fails a load."""
+"""The flat cache gives what the first load gave, notices change and damage, keeps within its bounds, and never fails a
+load.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ N = 600
 
 
 def make(path: Path, seed: int = 0) -> Path:
-    """A file of 30 episodes whose action range is unknown and whose last episode is cut: loading it has something to say."""
+    """A file of 30 episodes whose action range is unknown and whose last episode is cut: loading it has something to
+    say.
+    """
     rng = np.random.default_rng(seed)
     with h5py.File(path, "w") as file:
         file["observations"], file["actions"] = rng.normal(size=(N, 4)), rng.uniform(-3, 3, (N, 2))
@@ -38,7 +42,15 @@ def make(path: Path, seed: int = 0) -> Path:
 
 
 def config(path: Path, **settings: Any) -> DatasetConfig:
-    return DatasetConfig(**{"name": str(path), "format": "columns", "cache": "always", "cache_dir": str(path.parent / "cache"), **settings})
+    return DatasetConfig(
+        **{
+            "name": str(path),
+            "format": "columns",
+            "cache": "always",
+            "cache_dir": str(path.parent / "cache"),
+            **settings,
+        }
+    )
 
 
 def entries(path: Path) -> list[Path]:
@@ -49,8 +61,14 @@ def same(a: Dataset, b: Dataset) -> bool:
     columns = list(a.columns) == list(b.columns) and all(
         a.columns[k].dtype == b.columns[k].dtype and torch.equal(a.columns[k], b.columns[k]) for k in a.columns
     )
-    episodes = all(torch.equal(getattr(a, k), getattr(b, k)) for k in ("episode_start", "episode_end", "raw_returns", "complete"))
-    return columns and episodes and all(getattr(a, k) == getattr(b, k) for k in ("fingerprint", "spec", "notes", "transforms", "mapped"))
+    episodes = all(
+        torch.equal(getattr(a, k), getattr(b, k)) for k in ("episode_start", "episode_end", "raw_returns", "complete")
+    )
+    return (
+        columns
+        and episodes
+        and all(getattr(a, k) == getattr(b, k) for k in ("fingerprint", "spec", "notes", "transforms", "mapped"))
+    )
 
 
 @pytest.fixture
@@ -68,7 +86,9 @@ def no_reading(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda: monkeypatch.setattr("offrl.data.read.read_raw", refuse)
 
 
-def test_the_second_load_is_the_same_without_the_file(file: Path, no_reading: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_second_load_is_the_same_without_the_file(
+    file: Path, no_reading: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = load_dataset(config(file))
     said = capsys.readouterr().err
     assert "action range is not known" in said and "no end mark" in said and first.notes
@@ -179,7 +199,9 @@ def test_damage_is_noticed_and_repaired(file: Path, what: str, damage: Any, no_r
     assert entries(file) == [folder] and same(first, load_dataset(config(file)))
 
 
-@pytest.mark.parametrize("trouble", ["a file is in the way", "the disk is full", "the disk is nearly full", "it is too large"])
+@pytest.mark.parametrize(
+    "trouble", ["a file is in the way", "the disk is full", "the disk is nearly full", "it is too large"]
+)
 def test_a_cache_that_cannot_be_written_fails_nothing(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trouble: str
 ) -> None:
@@ -272,6 +294,8 @@ def test_normalising_in_place_touches_nobody_elses_data(file: Path, monkeypatch:
     monkeypatch.setitem(registry._table.setdefault("dataset", {}), "mine", lambda config: data)
     assert same(made, load_dataset(DatasetConfig(name="mine", normalize_observations=True)))
     assert torch.equal(data.columns["observations"], before)
-    assert same(made, load_dataset(config(file, cache="never", normalize_observations=True)))  # this one is done in place
+    assert same(
+        made, load_dataset(config(file, cache="never", normalize_observations=True))
+    )  # this one is done in place
     inside = normalize_observations(data, in_place=True)
     assert same(made, inside) and inside.columns["observations"].data_ptr() == data.columns["observations"].data_ptr()

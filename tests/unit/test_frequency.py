@@ -1,4 +1,6 @@
-"""Policies that decide once in several steps: what they see and play, the frequency score, the table and the picture."""
+"""Policies that decide once in several steps: what they see and play, the frequency score, the table and the
+picture.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ TWICE = {"algo.hidden": [8], "grid.learning_rate": [1e-3, 1e-2]}
 
 @pytest.fixture(scope="module")
 def bc(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return offrl.train("bc", "chain-stitch", seeds=2, steps=3, runs_dir=str(tmp_path_factory.mktemp("runs")), settings={**SMALL, **TWICE})
+    return offrl.train(
+        "bc",
+        "chain-stitch",
+        seeds=2,
+        steps=3,
+        runs_dir=str(tmp_path_factory.mktemp("runs")),
+        settings={**SMALL, **TWICE},
+    )
 
 
 def policy(name: str, **settings: Any) -> TrainedPolicy:
@@ -72,7 +81,9 @@ def test_a_policy_with_a_queue_plays_it_and_then_holds_the_last(every: int) -> N
     for t in range(9):
         decision, place = t - t % every, t % every
         carry = own.start(2)
-        for k in range(min(place, 3) + 1):  # the whole chunk, from what was seen at the decision, with its random numbers
+        for k in range(
+            min(place, 3) + 1
+        ):  # the whole chunk, from what was seen at the decision, with its random numbers
             expected, carry = own.step(carry, observations[decision], decision + k)
         np.testing.assert_array_equal(actions[t], expected)
     assert len(np.unique(actions[:every, 0], axis=0)) == min(every, 4)
@@ -84,7 +95,10 @@ def test_a_memory_counts_decisions_and_hears_what_they_earned() -> None:
     _, observations, carry = played(held, 6, reward=1.0)
     scale, shift = own.algorithm.spec.reward_scale, own.algorithm.spec.reward_shift
     assert (scale, shift) == (1.0, 0.0)
-    assert carry.inner.remaining.tolist() == [94.0, 94.0] and carry.earned.tolist() == [15.0, 15.0]  # 1 + 2 + 3, then 4 + 5 + 6
+    assert carry.inner.remaining.tolist() == [94.0, 94.0] and carry.earned.tolist() == [
+        15.0,
+        15.0,
+    ]  # 1 + 2 + 3, then 4 + 5 + 6
     _, carry = held.step(carry, observations[0], 6)
     assert carry.inner.remaining.tolist() == [79.0, 79.0]
     assert carry.inner.window["timesteps"][0].tolist() == [0, 1, 2]
@@ -106,7 +120,9 @@ def test_the_same_start_states_and_bits_as_every_evaluation(bc: Run) -> None:
     assert scores.values.shape == (3, 4) and scores.decisions[0].tolist() == alone.lengths.mean(1).tolist()
     expected = np.ceil(scores.evaluations[2].lengths / 4).mean(1)
     assert scores.decisions[2].tolist() == expected.tolist()
-    np.testing.assert_allclose(scores.frequency_score, (scores.values[0] / 2 + 1.5 * scores.values[1] + scores.values[2]) / 3)
+    np.testing.assert_allclose(
+        scores.frequency_score, (scores.values[0] / 2 + 1.5 * scores.values[1] + scores.values[2]) / 3
+    )
     assert bc.evaluate_frequency([5], episodes=1).frequency_score is None
 
 
@@ -124,7 +140,10 @@ def test_handed_to_another_process(bc: Run) -> None:
 def test_command(bc: Run, capsys: pytest.CaptureFixture[str], pictures: dict[str, Any]) -> None:
     assert main(["evaluate", str(bc.dir), "frequency=1,2,4", "episodes=2"]) == 0
     out = capsys.readouterr().out
-    assert out.count("decisions per episode") == 2 and "frequency score, the mean score from 1 to 4 steps per decision" in out
+    assert (
+        out.count("decisions per episode") == 2
+        and "frequency score, the mean score from 1 to 4 steps per decision" in out
+    )
     with open(Path(bc.dir) / "frequency.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert (
@@ -133,7 +152,10 @@ def test_command(bc: Run, capsys: pytest.CaptureFixture[str], pictures: dict[str
         and {r["learning_rate"] for r in rows} == {"0.001", "0.01"}
     )
     lines = pictures["frequency.png"].axes[0].lines
-    first = [np.mean([float(r["score"]) for r in rows if r["steps_per_decision"] == d and r["learning_rate"] == "0.001"]) for d in "124"]
+    first = [
+        np.mean([float(r["score"]) for r in rows if r["steps_per_decision"] == d and r["learning_rate"] == "0.001"])
+        for d in "124"
+    ]
     np.testing.assert_allclose(lines[0].get_ydata(), first, rtol=1e-5)
     assert list(lines[0].get_xdata()) == [1, 2, 4]
 

@@ -1,4 +1,6 @@
-"""The picture of a goal-conditioned run: what it is drawn for, which subgoals it shows, walls in their places, and never an error."""
+"""The picture of a goal-conditioned run: what it is drawn for, which subgoals it shows, walls in their places, and
+never an error.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,12 @@ def walks(normal: bool = False, name: str = "my-maze", **columns: Any) -> Datase
     if not normal:
         return data
     mean, std = (1.0, -1.0, 0.0, 0.0), (2.0, 0.5, 1.0, 1.0)
-    shown = {k: (v - torch.tensor(mean)) / torch.tensor(std) if "observations" in k else v for k, v in data.columns.items()}
-    return dataclasses.replace(data, columns=shown, spec=dataclasses.replace(data.spec, observation_mean=mean, observation_std=std))
+    shown = {
+        k: (v - torch.tensor(mean)) / torch.tensor(std) if "observations" in k else v for k, v in data.columns.items()
+    }
+    return dataclasses.replace(
+        data, columns=shown, spec=dataclasses.replace(data.spec, observation_mean=mean, observation_std=std)
+    )
 
 
 def trained(name: str, data: Dataset) -> tuple[Any, Any]:
@@ -51,7 +57,9 @@ def trained(name: str, data: Dataset) -> tuple[Any, Any]:
 
 def test_which_data_are_of_a_maze() -> None:
     spec = DataSpec((4,), 2, name="x", task=Task("D4RL/pointmaze/umaze-v2"))
-    assert goal_map.is_maze(spec) and goal_map.is_maze(dataclasses.replace(spec, task=Task("x", env_id="AntMaze_UMaze-v4")))
+    assert goal_map.is_maze(spec) and goal_map.is_maze(
+        dataclasses.replace(spec, task=Task("x", env_id="AntMaze_UMaze-v4"))
+    )
     assert goal_map.is_maze(dataclasses.replace(spec, task=ogbench.lookup("humanoidmaze-giant-stitch-v0")))
     for other in (ogbench.lookup("antsoccer-arena-navigate-v0"), ogbench.lookup("cube-single-play-v0"), None):
         assert not goal_map.is_maze(dataclasses.replace(spec, task=other))
@@ -95,7 +103,9 @@ def test_without_an_environment_long_episodes_are_shown(tmp_path: Path, normal: 
     np.testing.assert_allclose(first.goal, plain.columns["observations"][44].numpy(), atol=1e-5)  # as the data had it
     np.testing.assert_allclose(first.way, plain.columns["observations"][36:45, :2].numpy(), atol=1e-5)
     algorithm, state = trained("hiql" if normal else "gcbc", data)  # with distances and subgoals, and without
-    goal_map.draw(tmp_path / "a.png", algorithm, state, policies_of(algorithm, stacked(state), [Replica(0)])[0], data, "seed 0")
+    goal_map.draw(
+        tmp_path / "a.png", algorithm, state, policies_of(algorithm, stacked(state), [Replica(0)])[0], data, "seed 0"
+    )
     header = (tmp_path / "a.png").read_bytes()[:24]
     assert header[1:4] == b"PNG" and int.from_bytes(header[16:20], "big") > 1000
     assert not list(tmp_path.glob("*.part"))
@@ -105,11 +115,16 @@ def stacked(state: Any) -> Any:
     return pytree.tree_map(lambda x: x.unsqueeze(0), state)
 
 
-def test_a_picture_that_fails_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_that_fails_is_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = walks()
     algorithm, state = trained("gcbc", data)
     run = FinishedRun(tmp_path, algorithm, data, [Replica(0)], stacked(state), "auto", True)
-    for error, words in ((UserError("disk\nfull"), "no goal_map.png: disk full"), (ValueError("odd"), "ValueError: odd")):
+    for error, words in (
+        (UserError("disk\nfull"), "no goal_map.png: disk full"),
+        (ValueError("odd"), "ValueError: odd"),
+    ):
 
         def fail(*x: Any, error: Exception = error) -> None:
             raise error
@@ -133,6 +148,9 @@ def test_walls_stand_where_the_maze_has_them() -> None:
     walls = goal_map._walls(env, first[:2])
     maze = env.unwrapped.maze_map
     centres = {(round(x + w / 2, 4), round(y + h / 2, 4)) for x, y, w, h in walls}
-    assert centres == {(4.0 * j - 4, 4.0 * i - 4) for i, j in np.argwhere(maze == 1).tolist()} and (walls[:, 2:] == 4.0).all()
+    assert (
+        centres == {(4.0 * j - 4, 4.0 * i - 4) for i, j in np.argwhere(maze == 1).tolist()}
+        and (walls[:, 2:] == 4.0).all()
+    )
     shifted = goal_map._walls(env, first[:2] + 3.0)  # an observation that counts from elsewhere
     np.testing.assert_allclose(shifted[:, :2], walls[:, :2] + 3.0, atol=1e-6)

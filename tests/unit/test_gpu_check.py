@@ -1,4 +1,6 @@
-"""scripts/gpu_check.py on a CPU: its measurements, its verdicts, its order, and that it ends with its report whatever happens."""
+"""scripts/gpu_check.py on a CPU: its measurements, its verdicts, its order, and that it ends with its report whatever
+happens.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,11 @@ def options(**changes: Any) -> argparse.Namespace:
 @pytest.mark.nightly
 def test_the_whole_check_in_small(check: Any) -> None:
     only = ["equality", "speed", "timed", "draws", "precision", "memory", "kernels", "replica", "texts"]
-    jobs = [j for j in check.plan(options(only=only)) if not (j.get("options") or (j["job"] == "draws" and j["mode"] == "compiled"))]
+    jobs = [
+        j
+        for j in check.plan(options(only=only))
+        if not (j.get("options") or (j["job"] == "draws" and j["mode"] == "compiled"))
+    ]
     for job in jobs:
         small = {"seconds": 0.05, "rows": 1_000, "updates": 20, "looks": [4, 8]}
         job.update({k: v for k, v in small.items() if k in job})
@@ -70,7 +76,9 @@ def test_the_whole_check_in_small(check: Any) -> None:
     assert "| bc | small | eager | 0.0e+00 | - | 0.0e+00 |" in text and "| equal |" in text
     assert "| iql | eager | 2 |" in text
     assert "- 2 seeds: 20 updates" in text and "EXTRAPOLATED to 1,000,000 updates" in text
-    assert "| random numbers and batches (eager) | right | bits, uniform, randint and 5 columns of a batch equal" in text
+    assert (
+        "| random numbers and batches (eager) | right | bits, uniform, randint and 5 columns of a batch equal" in text
+    )
     assert "| precision (tf32, eager) |  | needs a GPU |" in text
     assert "### kernels (iql, eager, 1)" in text and "`aten::" in text
     assert "Nothing that was compared is wrong." in text and text.rstrip().endswith("## Failures\n\nNone.")
@@ -111,7 +119,9 @@ def test_plan_on_a_gpu(check: Any) -> None:
     assert {(a, n, modes[1]) for a in ("iql", "td3_bc") for n in (1, 8, 64)} <= set(speed)
     assert {a for a, _, _ in speed} == set(FIRST) and {m for _, _, m in speed} == {"eager", *modes}
     timed_in_compiled = {(a, n) for a, n, m in speed if m == modes[1]}
-    assert {(j["algo"], j["replicas"]) for j in jobs if j["job"] == "warm"} == timed_in_compiled  # compiled before they are timed
+    assert {
+        (j["algo"], j["replicas"]) for j in jobs if j["job"] == "warm"
+    } == timed_in_compiled  # compiled before they are timed
     assert {next(iter(j["options"])) for j in jobs if j["job"] == "speed" and "options" in j} == {
         "deterministic",
         "combo_kernels",
@@ -140,7 +150,9 @@ def test_a_difference_is_seen(check: Any) -> None:
     assert worst == pytest.approx((0.3**2 + 0.5**2) ** 0.5 / 13**0.5) and where == "params/actor"
     theirs["params"]["actor"]["b"][0, 0] = float("nan")
     assert difference(ours, theirs) == (float("inf"), "params/actor/b")
-    assert largest([{"loss": 4.0}], [{"loss": 5.0}]) == 0.25 and largest([{"loss": 1.0}], [{"loss": float("nan")}]) == float("inf")
+    assert largest([{"loss": 4.0}], [{"loss": 5.0}]) == 0.25 and largest(
+        [{"loss": 1.0}], [{"loss": float("nan")}]
+    ) == float("inf")
 
 
 @pytest.mark.parametrize(
@@ -157,10 +169,18 @@ def test_a_difference_is_seen(check: Any) -> None:
         (0.0, 0.0, None, 0.0, None, "equal"),
     ],
 )
-def test_verdict(check: Any, early: float, late: float, rounding: float | None, modules: float, cpu: float | None, word: str) -> None:
+def test_verdict(
+    check: Any, early: float, late: float, rounding: float | None, modules: float, cpu: float | None, word: str
+) -> None:
     from gpu.report import summary, verdict
 
-    answer = {"parameters early": early, "parameters late": late, "rounding early": 1e-7, "rounding late": rounding, "where": "x"}
+    answer = {
+        "parameters early": early,
+        "parameters late": late,
+        "rounding early": 1e-7,
+        "rounding late": rounding,
+        "where": "x",
+    }
     answer |= {"modules": modules, "cpu": cpu, "cpu where": "y", "losses": 0.0}
     assert verdict(answer) == word
     told = summary([({"job": "equality", "algo": "bc", "mode": "eager"}, answer)])[1]
@@ -204,7 +224,9 @@ def test_worker_is_replaced_when_it_hangs_dies_or_fails(check: Any) -> None:
         assert "when its time was over" in late["error"] and late["late"]
         second = worker.ask({"job": "ok"}, 20.0)["pid"]
         died = worker.ask({"job": "die"}, 20.0)
-        assert died["error"] == "the process ended with status 1: out of memory" and died["trace"].endswith("one line\nout of memory")
+        assert died["error"] == "the process ended with status 1: out of memory" and died["trace"].endswith(
+            "one line\nout of memory"
+        )
         third = worker.ask({"job": "ok"}, 20.0)["pid"]
         assert worker.ask({"job": "fail"}, 20.0) == {"error": "failed", "trace": "where\noffrl: warning: of job fail"}
         assert len({first, second, third, worker.ask({"job": "ok"}, 20.0)["pid"]}) == 4
@@ -226,17 +248,24 @@ def test_where_it_hung_and_where_it_failed(check: Any) -> None:
     places = ("scripts/gpu/measures.py:9 history", "offrl/step.py:7 run", "site-packages/torch/x.py:3 compile")
     assert check.hung(said) == [f"it was at {place}" for place in places]
     with pytest.raises(Exception, match="nonsense") as caught:
-        check.run({"job": "speed", "algo": "nonsense", "replicas": 1, "mode": "eager", "rows": 100, "seconds": 0.1}, "cpu")
+        check.run(
+            {"job": "speed", "algo": "nonsense", "replicas": 1, "mode": "eager", "rows": 100, "seconds": 0.1}, "cpu"
+        )
     told = check.failure(caught.value)
     assert "\n" not in told["error"] and "nonsense" in told["error"]
     frames = told["trace"].splitlines()
     assert (
-        any("scripts/gpu/measures.py" in f for f in frames) and any("offrl/registry.py" in f for f in frames) and "nonsense" in frames[-1]
+        any("scripts/gpu/measures.py" in f for f in frames)
+        and any("offrl/registry.py" in f for f in frames)
+        and "nonsense" in frames[-1]
     )
 
 
 def test_failures_are_kept_in_full(check: Any) -> None:
-    jobs = [{"job": "machine", "share": 1.0}, {"job": "equality", "algo": "bc", "mode": "cudagraph", "size": "small", "share": 1.0}]
+    jobs = [
+        {"job": "machine", "share": 1.0},
+        {"job": "equality", "algo": "bc", "mode": "cudagraph", "size": "small", "share": 1.0},
+    ]
     failed = {"error": "ValueError: a | b", "trace": "offrl/step.py:1 run\nValueError: a | b\nsecond line"}
     answers = check.measure(jobs, [Instant({"machine": {"text": "a machine"}, "equality": failed})], 60.0)
     text = check.report(jobs, answers, 1.0, "cuda")
@@ -256,7 +285,11 @@ def test_failures_can_be_asked_for(check: Any, monkeypatch: pytest.MonkeyPatch) 
 
 def test_limits_and_shares(check: Any) -> None:
     worker = Instant()
-    jobs = [{"job": "equality", "share": 0.5}, {"job": "command", "share": 0.5}, {"job": "timed", "updates": 1_000_000, "share": 1.0}]
+    jobs = [
+        {"job": "equality", "share": 0.5},
+        {"job": "command", "share": 0.5},
+        {"job": "timed", "updates": 1_000_000, "share": 1.0},
+    ]
     check.measure(jobs, [worker], 480.0)
     assert [s for _, s in worker.seen] == pytest.approx([60.0, 240.0, 480.0], abs=1.0)
     assert 0.0 < worker.seen[2][0]["seconds"] < 480.0
@@ -296,7 +329,12 @@ def test_the_report_so_far_is_there_after_every_job(check: Any, tmp_path: Path) 
         check.write(out, check.report(jobs, answers, 1.0, "cpu"))
         seen.append(out.read_text())
 
-    check.measure(jobs, [Instant({"machine": {"text": "a machine"}, "draws": {"verdict": "right", "text": "fine"}})], 60.0, after=after)
+    check.measure(
+        jobs,
+        [Instant({"machine": {"text": "a machine"}, "draws": {"verdict": "right", "text": "fine"}})],
+        60.0,
+        after=after,
+    )
     assert len(seen) == 2 and all("a machine" in text for text in seen)
     assert "not reached" in seen[0].partition("## Checks")[2] and "| right | fine |" in seen[1]
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith("report")] == ["report.md"]
@@ -312,7 +350,9 @@ def test_lanes_share_what_is_not_timed(check: Any) -> None:
     jobs = [{"job": "equality", "number": i, "share": 1.0} for i in range(6)] + [{"job": "speed", "share": 1.0}] * 2
     assert check.measure(jobs, [first, second], 60.0) == [{}] * 8
     assert {j.get("number") for j, _ in second.seen} < set(range(6)) and second.seen
-    assert [j["job"] for j, _ in first.seen][-2:] == ["speed"] * 2 and second.closed == 1  # its memory is the others' then
+    assert [j["job"] for j, _ in first.seen][-2:] == [
+        "speed"
+    ] * 2 and second.closed == 1  # its memory is the others' then
 
 
 def test_a_signal_ends_it_with_what_was_measured(check: Any) -> None:
@@ -325,7 +365,11 @@ def test_a_signal_ends_it_with_what_was_measured(check: Any) -> None:
                 return {"error": "the process ended with status -9: "}
             return {"text": "a machine"}
 
-    jobs = [{"job": "machine", "share": 1.0}, {"job": "draws", "mode": "eager", "share": 1.0}, {"job": "pair", "share": 1.0}]
+    jobs = [
+        {"job": "machine", "share": 1.0},
+        {"job": "draws", "mode": "eager", "share": 1.0},
+        {"job": "pair", "share": 1.0},
+    ]
     answers = check.measure(jobs, [Stopped()], 60.0, stop=stop)
     assert answers == [{"text": "a machine"}, {"missed": "stopped by a signal"}, None]
     assert "## Failures\n\nNone." in check.report(jobs, answers, 1.0, "cpu")
@@ -343,7 +387,12 @@ def test_words_for_gaps_between_kernels(check: Any) -> None:
     def kernel(first: float, last: float) -> Any:
         return argparse.Namespace(time_range=argparse.Namespace(start=first, end=last))
 
-    spans = [kernel(0.0, 10.0), kernel(5.0, 20.0), kernel(30.0, 40.0), kernel(42.0, 50.0)]  # two at a time, then gaps of 10 and 2
+    spans = [
+        kernel(0.0, 10.0),
+        kernel(5.0, 20.0),
+        kernel(30.0, 40.0),
+        kernel(42.0, 50.0),
+    ]  # two at a time, then gaps of 10 and 2
     assert gaps(spans, 2) == "gaps 6 µs an update (24% of the time), median 6.0 µs, longest 10 µs"
     assert gaps(spans[:2], 1) == "no gaps between kernels"
 
@@ -351,7 +400,9 @@ def test_words_for_gaps_between_kernels(check: Any) -> None:
 def test_what_compute_sanitizer_says(check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from gpu.checks import sanitizer
 
-    assert check.run({"job": "warm", "algo": "bc", "replicas": 1, "mode": "eager", "rows": 500}, "cpu")["warm"] > 0.0  # what it runs
+    assert (
+        check.run({"job": "warm", "algo": "bc", "replicas": 1, "mode": "eager", "rows": 500}, "cpu")["warm"] > 0.0
+    )  # what it runs
     assert "skipped" in sanitizer("cpu", "eager", 500)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "not installed" in sanitizer("cuda", "eager", 500)["skipped"]
@@ -365,7 +416,9 @@ def test_what_compute_sanitizer_says(check: Any, monkeypatch: pytest.MonkeyPatch
         sanitizer("cuda", "eager", 500)
 
 
-def test_what_runs_in_another_mode_than_asked_for_is_no_measurement(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_in_another_mode_than_asked_for_is_no_measurement(
+    check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from offrl.training.compiling import program
 
     def refuse(*arguments: Any, **settings: Any) -> Any:

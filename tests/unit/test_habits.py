@@ -82,7 +82,10 @@ def test_counts_have_units_and_lists_may_have_one_entry() -> None:
 def test_notes_say_what_was_understood_and_python_is_as_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert compose({"lr": 1e-4, "gamma": 0.9}).algo.learning_rate == 1e-4
     shown = capsys.readouterr().err
-    assert "note: lr=0.0001 is read as algo.learning_rate=0.0001" in shown and "note: gamma=0.9 is read as algo.discount=0.9" in shown
+    assert (
+        "note: lr=0.0001 is read as algo.learning_rate=0.0001" in shown
+        and "note: gamma=0.9 is read as algo.discount=0.9" in shown
+    )
     assert understood({"algo.temperature": 3.0, "steps": 5}) == {"algo.temperature": 3.0, "steps": 5}
     assert capsys.readouterr().err == ""
 
@@ -104,7 +107,9 @@ def test_the_index_is_what_the_algorithms_say() -> None:
         entries = {known.index()["settings"][key]["name"]: known.index()["settings"][key] for key in about["settings"]}
         cure = "python scripts/known_names.py"
         assert entries.keys() == own.keys(), cure
-        assert all(entries[f]["help"] == m.get("help", "") and entries[f].get("low") == m.get("low") for f, m in own.items()), cure
+        assert all(
+            entries[f]["help"] == m.get("help", "") and entries[f].get("low") == m.get("low") for f, m in own.items()
+        ), cure
     assert {*known.index()["algorithms"]} == {*config_names("algo")}
     lines = {line.split("=")[0]: line for line in describe(IQLConfig(), "algo.")}
     assert lines["  algo.expectile"] in describe(known.schema("iql"), "algo.")
@@ -119,7 +124,10 @@ def test_the_index_is_up_to_date() -> None:
 
 def test_old_names() -> None:
     assert "hopper-medium-v2" in hint("Hopper-v2") and "eval.env=Hopper-v5" in hint("Hopper-v2")
-    assert "Hopper-v5 works" in environment_hint("Hopper-v2") and environment_hint("Hopper-v5") == environment_hint("Maze-v0") == ""
+    assert (
+        "Hopper-v5 works" in environment_hint("Hopper-v2")
+        and environment_hint("Hopper-v5") == environment_hint("Maze-v0") == ""
+    )
     assert "hopper-medium-v2" in hint("hopper-medium-v9") and hint("nothing") == ""
 
 
@@ -157,7 +165,11 @@ def test_help_begins_with_what_people_need_and_folds_the_rest() -> None:
     assert order == sorted(order) and "dataset.fields.observations=obs" in text and "  dataset.format=" not in text
     assert "  dataset.format=" in train_help.text(["dataset"]) and "  algo.expectile=" in train_help.text(["algo=IQL"])
     everything = train_help.text(["all"])
-    assert not [line for line in describe(TrainConfig()) if line not in everything and "dataset=" not in line and ".name=" not in line]
+    assert not [
+        line
+        for line in describe(TrainConfig())
+        if line not in everything and "dataset=" not in line and ".name=" not in line
+    ]
     with pytest.raises(UserError, match="Did you mean 'dataset'"):
         train_help.text(["datset"])
 
@@ -165,7 +177,9 @@ def test_help_begins_with_what_people_need_and_folds_the_rest() -> None:
 def test_each_action_of_data_has_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "merge", "--help"]) == 0
     merge = capsys.readouterr().out
-    assert merge.startswith("usage: offrl data merge A B [...] OUT") and "force=false" in merge and "top=1.0" not in merge
+    assert (
+        merge.startswith("usage: offrl data merge A B [...] OUT") and "force=false" in merge and "top=1.0" not in merge
+    )
     assert main(["data", "subset", "--help"]) == 0 and "top=1.0" in capsys.readouterr().out
     assert main(["data", "label", "--help"]) == 0 and "kind=" in capsys.readouterr().out
     for action in data_help.USES:
@@ -184,9 +198,13 @@ def test_candidates(folder: Path) -> None:
     (folder / "runs" / "first" / "run.json").write_text("{}")
     assert candidates("offrl tra") == ["train"]
     assert candidates("offrl train algo=i") == ["algo=idql", "algo=ifql", "algo=ilql", "algo=iql"]
-    assert candidates("offrl train algo.expec") == ["algo.expectile="] and candidates("offrl train td3_bc algo.alp") == ["algo.alpha="]
+    assert candidates("offrl train algo.expec") == ["algo.expectile="] and candidates(
+        "offrl train td3_bc algo.alp"
+    ) == ["algo.alpha="]
     assert candidates("offrl train --algo td3_b") == ["td3_bc"] and candidates("offrl train --dev") == ["--device="]
-    assert candidates("offrl train dataset=mine") == ["dataset=mine.hdf5"] and "builtin" in candidates("offrl train bui")
+    assert candidates("offrl train dataset=mine") == ["dataset=mine.hdf5"] and "builtin" in candidates(
+        "offrl train bui"
+    )
     assert "dataset=hopper-medium-v2" in candidates("offrl train dataset=hopper-med")
     assert candidates("offrl train compile=c") == ["compile=compiled", "compile=cudagraph"]
     assert candidates("offrl benchmark algos=bc,iq") == ["algos=bc,iql"]
@@ -198,7 +216,11 @@ def test_candidates(folder: Path) -> None:
 
 WORDS_OF = "offrl train algo=iq"
 SHELLS = {
-    "bash": (BASH, 'COMP_LINE="offrl train algo=iq"; COMP_POINT=${#COMP_LINE}; _offrl offrl; printf "%s\\n" "${COMPREPLY[@]}"', "iql"),
+    "bash": (
+        BASH,
+        'COMP_LINE="offrl train algo=iq"; COMP_POINT=${#COMP_LINE}; _offrl offrl; printf "%s\\n" "${COMPREPLY[@]}"',
+        "iql",
+    ),
     "zsh": (
         f"compdef() {{ }}; {ZSH}",
         'compadd() { print -rl -- $closed }; words=(offrl train algo=iq); CURRENT=3; PREFIX="algo=iq"; _offrl',
@@ -235,11 +257,22 @@ for command in json.loads(sys.argv[1]):
 
 def test_lists_completion_and_mistakes_need_no_torch(tmp_path: Path) -> None:
     commands = [
-        ["list"], ["list", "algo=iql"], ["train", "bogus=1"], ["train", "algo.expectile=2"], ["train", "algo=td3_bc", "expectile=1"],
-        ["train", "--help", "algo=cql"], ["completion", "bash"], ["completion", "candidates", "offrl train algo."],
-        ["completion", "candidates", "offrl benchmark "], ["benchmark", "--help"], ["train", "seeds=0"], ["train", "grid.expectile=2"],
-    ]  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", LIGHT, json.dumps(commands)], cwd=tmp_path, capture_output=True, text=True)
+        ["list"],
+        ["list", "algo=iql"],
+        ["train", "bogus=1"],
+        ["train", "algo.expectile=2"],
+        ["train", "algo=td3_bc", "expectile=1"],
+        ["train", "--help", "algo=cql"],
+        ["completion", "bash"],
+        ["completion", "candidates", "offrl train algo."],
+        ["completion", "candidates", "offrl benchmark "],
+        ["benchmark", "--help"],
+        ["train", "seeds=0"],
+        ["train", "grid.expectile=2"],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT, json.dumps(commands)], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 

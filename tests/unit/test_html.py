@@ -1,4 +1,6 @@
-"""The toolkit of pages: everything is escaped, nothing is loaded from anywhere, and what was filled in is there once."""
+"""The toolkit of pages: everything is escaped, nothing is loaded from anywhere, and what was filled in is there
+once.
+"""
 
 from __future__ import annotations
 
@@ -101,8 +103,8 @@ def test_every_text_is_escaped(png: Path) -> None:
     assert sum(tag == "style" for tag, _ in reader.elements) == 2  # the page's and the drawing's
     assert not re.search("[\x00\x1b\ud800]", page)
     shown = NASTY.translate({0: "\ufffd", 0x1B: "\ufffd", 0xD800: "\ufffd"})
-    # title, h1, subtitle, 2 x (heading, contents), p, 2 items, box and line, pre, table (3 headers, 2 + 1 cells, small, note, caption,
-    # footnote), legend, summary, 3 captions: each once as text
+    # title, h1, subtitle, 2 x (heading, contents), p, 2 items, box and line, pre, table (3 headers, 2 + 1 cells, small,
+    # note, caption, footnote), legend, summary, 3 captions: each once as text
     assert sum(t == shown for t in reader.texts) == 3 + 4 + 1 + 2 + 2 + 1 + (3 + 3 + 2 + 2) + 1 + 1 + 3
     assert escape("\x00<&\"'>") == "\ufffd&lt;&amp;&quot;&#x27;&gt;"
 
@@ -148,9 +150,14 @@ def test_colours_of_the_pictures_are_known_to_the_style_sheet() -> None:
 
 def test_columns_of_numbers_are_aligned() -> None:
     page = Page("x")
-    page.table(["name", "count", "mixed", "mean"], [["a", 1234, "1", Cell("1.5", value=1.5)], ["b", None, "two", "-3e-05"]])
+    page.table(
+        ["name", "count", "mixed", "mean"], [["a", 1234, "1", Cell("1.5", value=1.5)], ["b", None, "two", "-3e-05"]]
+    )
     cells = [(tag, a.get("class") or "") for tag, a in Reader(page.html()).elements if tag in ("th", "td")]
-    assert cells == [("th", ""), ("th", "n"), ("th", ""), ("th", "n")] + [("th", ""), ("td", "n"), ("td", ""), ("td", "n")] * 2
+    assert (
+        cells
+        == [("th", ""), ("th", "n"), ("th", ""), ("th", "n")] + [("th", ""), ("td", "n"), ("td", ""), ("td", "n")] * 2
+    )
     assert ">1,234<" in page.html() and 'data-v="1.5"' in page.html()
     with pytest.raises(ValueError, match="a row of 1 cells in a table of 2"):
         page.table(["a", "b"], [["only one"]])

@@ -28,7 +28,10 @@ ROLLOUTS: dict[str, Any] = {
     "masks": MASKS,
 }
 TEXTS = np.array(["go left", "go right", "jump", "go left"])
-ENCODED = {"instructions": np.array(["go right", "go left", "jump"]), "encodings": np.arange(6, dtype=np.float32).reshape(3, 2)}
+ENCODED = {
+    "instructions": np.array(["go right", "go left", "jump"]),
+    "encodings": np.arange(6, dtype=np.float32).reshape(3, 2),
+}
 
 
 def write(path: Path, form: str, **arrays: Any) -> str:
@@ -75,7 +78,9 @@ def test_padded_rollouts(form: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert data.columns["terminations"].tolist() == [False, False, True, False, False, False, False, False, True]
     assert data.columns["truncations"].nonzero().flatten().tolist() == [7]
     assert not data.columns["successor_known"][7] and len(data.transition_rows()) == 8
-    assert any("1 of 4 rollouts fill all 5 steps" in n for n in data.notes) and any("1 rollouts without a valid" in n for n in data.notes)
+    assert any("1 of 4 rollouts fill all 5 steps" in n for n in data.notes) and any(
+        "1 rollouts without a valid" in n for n in data.notes
+    )
     plain = load_dataset(DatasetConfig(name, cache="never"))
     assert plain.spec.observation_shape == (D,) and any("instruction_encodings" in n for n in plain.notes)
 
@@ -84,8 +89,16 @@ def test_encodings_and_flags_in_the_file_itself(tmp_path: Path) -> None:
     codes = np.arange(N * 2).reshape(N, 2)
     flags = np.zeros((N, T), bool)
     flags[1, 4] = True
-    more = {**ROLLOUTS, "actions": np.full((N, T), 3), "instruction_encodings": codes, "terminals": flags, "action_masks": MASKS[..., 0]}
-    data = load_dataset(DatasetConfig(write(tmp_path, "npz", **{k: v for k, v in more.items() if k != "masks"}), cache="never"))
+    more = {
+        **ROLLOUTS,
+        "actions": np.full((N, T), 3),
+        "instruction_encodings": codes,
+        "terminals": flags,
+        "action_masks": MASKS[..., 0],
+    }
+    data = load_dataset(
+        DatasetConfig(write(tmp_path, "npz", **{k: v for k, v in more.items() if k != "masks"}), cache="never")
+    )
     assert data.spec.discrete and data.spec.num_actions == 4
     assert data.columns["observations"][:, D:].tolist() == np.repeat(codes, LENGTHS, 0).tolist()
     assert data.columns["terminations"].nonzero().flatten().tolist() == [7]
@@ -96,7 +109,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "none": ({"masks": 0 * MASKS}, "mark no step as valid"),
     "shape": ({"rewards": np.zeros((N, T - 1))}, r"'rewards' has shape \[4, 4\]; \[4, 5\]"),
     "lacking": ({"rewards": None}, "has no 'rewards'"),
-    "unknown": ({"instructions": np.array(["go up"] * N)}, r"has no encoding of the instruction of rollout 0, 'go up'. Did you mean"),
+    "unknown": (
+        {"instructions": np.array(["go up"] * N)},
+        r"has no encoding of the instruction of rollout 0, 'go up'. Did you mean",
+    ),
     "texts": ({"rewards": np.full((N, T), "a")}, "holds .* values, not numbers"),
 }
 
@@ -106,7 +122,9 @@ def test_faults_are_named(kind: str, tmp_path: Path) -> None:
     change, words = FAULTS[kind]
     np.savez(tmp_path / "codes.npz", **ENCODED)
     arrays = {k: v for k, v in {**ROLLOUTS, "instructions": TEXTS, **change}.items() if v is not None}
-    config = DatasetConfig(write(tmp_path, "npz", **arrays), cache="never", instruction_encodings=str(tmp_path / "codes.npz"))
+    config = DatasetConfig(
+        write(tmp_path, "npz", **arrays), cache="never", instruction_encodings=str(tmp_path / "codes.npz")
+    )
     with pytest.raises(UserError, match=words):
         load_dataset(config)
 
@@ -116,7 +134,9 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Python objects, a pickle, which may run code and is not read"):
         load_dataset(str(tmp_path / "real.npy"))
     name = write(tmp_path, "npz", **ROLLOUTS, instructions=TEXTS)
-    np.savez(tmp_path / "codes.npz", instructions=ENCODED["instructions"].astype(object), encodings=ENCODED["encodings"])
+    np.savez(
+        tmp_path / "codes.npz", instructions=ENCODED["instructions"].astype(object), encodings=ENCODED["encodings"]
+    )
     with pytest.raises(UserError, match=r"codes.npz cannot be read .*an npz file with the arrays instructions"):
         load_dataset(DatasetConfig(name, cache="never", instruction_encodings=str(tmp_path / "codes.npz")))
 
@@ -149,7 +169,9 @@ def drawn(dataset: Dataset, count: int = 20_000) -> float:
 @pytest.mark.parametrize("share", [None, 0.0, 0.2, 1.0])
 def test_imagined_rows_have_their_share_of_the_draws(share: float | None, tmp_path: Path) -> None:
     real, made = files(tmp_path)
-    config = DatasetConfig(real, imagined=[made], imagined_share=share, action_low=[-2.0], action_high=[2.0], cache="never")
+    config = DatasetConfig(
+        real, imagined=[made], imagined_share=share, action_low=[-2.0], action_high=[2.0], cache="never"
+    )
     data = load_dataset(config)
     assert len(data) == 160 and data.columns["imagined"].tolist() == [False] * 40 + [True] * 120
     assert data.columns["actions"][50].item() == 0.125 and data.spec.action_high == (2.0,)
@@ -157,14 +179,21 @@ def test_imagined_rows_have_their_share_of_the_draws(share: float | None, tmp_pa
     marks = data.columns["imagined"][data.episode_start]
     assert float(data.episode_shares()[marks].sum()) == pytest.approx(want, abs=1e-12)
     assert float(data.row_weights().mean()) == pytest.approx(1.0)
-    assert drawn(data) == pytest.approx(want, abs=0.0 if want in (0.0, 1.0) else 5 * (want * (1 - want) / 20_000) ** 0.5)
+    assert drawn(data) == pytest.approx(
+        want, abs=0.0 if want in (0.0, 1.0) else 5 * (want * (1 - want) / 20_000) ** 0.5
+    )
 
 
 def test_the_share_goes_with_other_settings(tmp_path: Path) -> None:
     real, made = files(tmp_path)
     (tmp_path / "mine.py").write_text("def count(columns):\n    return columns['observations'][:, 0]\n")
     config = DatasetConfig(
-        real, imagined=[made, made], imagined_share=0.3, weighting="return", reward_labels=f"{tmp_path}/mine.py:count", cache="never"
+        real,
+        imagined=[made, made],
+        imagined_share=0.3,
+        weighting="return",
+        reward_labels=f"{tmp_path}/mine.py:count",
+        cache="never",
     )
     data = load_dataset(replace(config, subsample=0.5))
     marks = data.columns["imagined"][data.episode_start]
@@ -176,7 +205,9 @@ def test_the_share_goes_with_other_settings(tmp_path: Path) -> None:
     mapped = load_dataset(replace(config, memory="mmap", cache_dir=str(tmp_path / "cache")))
     again = load_dataset(replace(config, memory="mmap", cache_dir=str(tmp_path / "cache")))
     assert (
-        mapped.mapped and torch.equal(mapped.weights, again.weights) and torch.equal(again.columns["imagined"], mapped.columns["imagined"])
+        mapped.mapped
+        and torch.equal(mapped.weights, again.weights)
+        and torch.equal(again.columns["imagined"], mapped.columns["imagined"])
     )  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"no real episode is left to draw 0.7"):
         load_dataset(replace(config, weighting="none", top_fraction=0.1))

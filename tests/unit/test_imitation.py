@@ -1,4 +1,6 @@
-"""Demonstrations: appended and marked as the settings say, drawn beside everything else, and errors that name the cure."""
+"""Demonstrations: appended and marked as the settings say, drawn beside everything else, and errors that name the
+cure.
+"""
 
 from __future__ import annotations
 
@@ -58,19 +60,25 @@ def test_what_does_not_fit_is_refused() -> None:
         append_expert(ours, expert, 3, unmarked=1)
     with pytest.raises(UserError, match="column 'expert' of its own"):
         append_expert(dataset(2, 0.0, expert=np.ones(10, bool)), expert)
-    wide = from_arrays(np.zeros((5, 3)), np.zeros((5, 1)), np.zeros(5), episode_ends=[4], action_low=-1.0, action_high=1.0)
+    wide = from_arrays(
+        np.zeros((5, 3)), np.zeros((5, 1)), np.zeros(5), episode_ends=[4], action_low=-1.0, action_high=1.0
+    )
     with pytest.raises(UserError, match="cannot append"):
         append_expert(ours, wide)
 
 
 def test_batches_hold_everything_and_as_many_of_the_expert() -> None:
-    joined = append_expert(dataset(3, 0.0), dataset(4, 100.0), 2)  # the second of the expert's episodes ends in a time-out
+    joined = append_expert(
+        dataset(3, 0.0), dataset(4, 100.0), 2
+    )  # the second of the expert's episodes ends in a time-out
     sampler = ExpertSampler()
     source = sampler.prepare(joined)
     batch = sampler(source, rng.make_key(0), 4000)
     assert "rewards" not in batch and "expert_rewards" not in batch
     assert {k: tuple(v.shape) for k, v in batch.items()} == {
-        **dict.fromkeys(("observations", "next_observations", "expert_observations", "expert_next_observations"), (4000, 2)),
+        **dict.fromkeys(
+            ("observations", "next_observations", "expert_observations", "expert_next_observations"), (4000, 2)
+        ),
         **dict.fromkeys(("actions", "expert_actions"), (4000, 1)),
         **dict.fromkeys(("masks", "expert_masks"), (4000,)),
     }
@@ -113,18 +121,31 @@ def save(path: Path, values: dict[str, Any]) -> str:
 def test_settings(tmp_path: Path) -> None:
     ours = save(tmp_path / "ours.npz", episodes(3, 0.0))
     expert = save(tmp_path / "expert.npz", episodes(4, 100.0))
-    common: dict[str, Any] = {"name": ours, "action_low": [-1.0], "action_high": [1.0], "cache": "never", "memory": "device"}
+    common: dict[str, Any] = {
+        "name": ours,
+        "action_low": [-1.0],
+        "action_high": [1.0],
+        "cache": "never",
+        "memory": "device",
+    }
     joined = load_dataset(DatasetConfig(**common, expert=expert, expert_choice="best", subsample=0.5, reward_scale=2.0))
-    assert joined.num_episodes == 2 and firsts(joined)[1] == 115.0  # a share of ours, and the whole of what is to be imitated
+    assert (
+        joined.num_episodes == 2 and firsts(joined)[1] == 115.0
+    )  # a share of ours, and the whole of what is to be imitated
     assert joined.columns["rewards"][-1] == 6.0 and joined.columns["expert"].tolist() == [False] * 5 + [True] * 5
     other = load_dataset(DatasetConfig(**common, expert=expert, subsample=0.5))
     assert other.transforms != joined.transforms
     normal = load_dataset(DatasetConfig(**common, expert=expert, normalize_observations=True))
     assert abs(float(normal.columns["observations"].mean())) < 1e-4  # statistics of all rows, the expert's too
-    mapped = load_dataset(DatasetConfig(**{**common, "memory": "mmap"}, expert=expert, cache_dir=str(tmp_path / "cache")))
+    mapped = load_dataset(
+        DatasetConfig(**{**common, "memory": "mmap"}, expert=expert, cache_dir=str(tmp_path / "cache"))
+    )
     assert mapped.mapped and mapped.columns["expert"].sum() == 5
     sampler = ExpertSampler()
-    a, b = (sampler(sampler.prepare(d), rng.make_key(3), 64) for d in (mapped, load_dataset(DatasetConfig(**common, expert=expert))))
+    a, b = (
+        sampler(sampler.prepare(d), rng.make_key(3), 64)
+        for d in (mapped, load_dataset(DatasetConfig(**common, expert=expert)))
+    )
     assert all(torch.equal(a[k], b[k]) for k in a)
     with pytest.raises(UserError, match="no-such"):
         load_dataset(DatasetConfig(**common, expert=str(tmp_path / "no-such.npz")))
@@ -132,7 +153,9 @@ def test_settings(tmp_path: Path) -> None:
 
 def test_rewards_need_not_be_there(tmp_path: Path) -> None:
     bare = [{k: v for k, v in episodes(3, at).items() if k != "rewards"} for at in (0.0, 100.0)]
-    ours, expert = (save(tmp_path / f"{name}.npz", values) for name, values in zip(("ours", "expert"), bare, strict=True))
+    ours, expert = (
+        save(tmp_path / f"{name}.npz", values) for name, values in zip(("ours", "expert"), bare, strict=True)
+    )
     common: dict[str, Any] = {"name": ours, "action_low": [-1.0], "action_high": [1.0], "cache": "never"}
     joined = load_dataset(DatasetConfig(**common, expert=expert, expert_choice="best"))  # of equals the first
     assert firsts(joined) == [0.0, 5.0, 10.0, 100.0] and not joined.columns["rewards"].any()

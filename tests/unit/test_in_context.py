@@ -111,7 +111,9 @@ def test_regret_is_the_sum_of_the_gaps() -> None:
 
 @pytest.mark.parametrize("features", [None, 2])
 def test_thompson_samplings_posterior(features: int | None) -> None:
-    """Mean and covariance by summing over all that was seen, one observation after another (Bayesian linear regression)."""
+    """Mean and covariance by summing over all that was seen, one observation after another (Bayesian linear
+    regression).
+    """
     env = bandits.Bandit(features=features)
     learner = env.learners()["Thompson sampling"]
     g = np.random.default_rng(0)
@@ -182,7 +184,10 @@ def test_mistakes() -> None:
     env = make_env(Task("cart", "CartPole-v1"))
     with pytest.raises(UserError, match=r"no attribute held_out\); name some: tasks=\[7,8,9\]"):
         unseen(env, 3, "CartPole-v1")
-    with pytest.raises(UserError, match="takes its task as an argument, task=NUMBER"), Arena(Task("cart", "CartPole-v1"), [1]):
+    with (
+        pytest.raises(UserError, match="takes its task as an argument, task=NUMBER"),
+        Arena(Task("cart", "CartPole-v1"), [1]),
+    ):
         pass
     room = Task("darkroom", "offrl.envs.darkroom:offrl/Darkroom-v0")
     with pytest.raises(UserError, match="has 20 tasks that are in no data; tasks=21 asks for more"):
@@ -195,7 +200,10 @@ def test_mistakes() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = "algo.context=6 algo.width=8 algo.layers=1 algo.batch_size=4 steps=3 seeds=2 eval.every=0 eval.episodes=1 eval.max_steps=5"
+    small = (
+        "algo.context=6 algo.width=8 algo.layers=1 algo.batch_size=4 steps=3 seeds=2 eval.every=0 "
+        "eval.episodes=1 eval.max_steps=5"
+    )
     where = f"runs_dir={tmp_path} name=x quiet=true compile=eager workers=1"
     assert main(["train", "algo=dpt", "dataset=bandits", *small.split(), *where.split()]) == 0
     capsys.readouterr()
@@ -207,6 +215,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["adapt", str(tmp_path / "x"), "tasks=3", "max_steps=4", "episodes=2", f"out={tmp_path / 'y'}"]) == 0
     assert len(list(csv.DictReader((tmp_path / "y" / "in_context.csv").read_text().splitlines()))) == 10
     capsys.readouterr()
-    for wrong, message in ((["adapt"], "usage: offrl adapt"), (["adapt", str(tmp_path / "x"), "task=3"], "has no setting 'task'")):
+    for wrong, message in (
+        (["adapt"], "usage: offrl adapt"),
+        (["adapt", str(tmp_path / "x"), "task=3"], "has no setting 'task'"),
+    ):
         assert main(wrong) == 2
         assert message in capsys.readouterr().err

@@ -20,7 +20,9 @@ def columns() -> dict[str, np.ndarray]:
     """Clean D4RL columns: a state that counts up within its episode, and a successor for each row."""
     rng = np.random.default_rng(0)
     t = np.tile(np.arange(10), 4)
-    observations = np.stack([t + 0.25 * np.repeat(np.arange(4), 10), rng.normal(size=ROWS), np.full(ROWS, 3.0)], axis=1).astype(np.float32)
+    observations = np.stack(
+        [t + 0.25 * np.repeat(np.arange(4), 10), rng.normal(size=ROWS), np.full(ROWS, 3.0)], axis=1
+    ).astype(np.float32)
     successors = np.roll(observations, -1, axis=0)
     successors[9::10] = 77.0
     terminals, timeouts = np.zeros(ROWS, bool), np.zeros(ROWS, bool)
@@ -61,7 +63,8 @@ def test_clean_file(tmp_path: Path) -> None:
     assert by_name["observations"].std == pytest.approx(observations.std(), abs=1e-5)
     assert (by_name["rewards"].low, by_name["rewards"].high) == (1.0, 4.0)
     text = str(report)
-    for words in ("40 rows, 4 episodes (2 terminated, 2 timed out or cut)", "constant: 1 of 3 dimensions of observations never change (2)",
+    for words in ("40 rows, 4 episodes (2 terminated, 2 timed out or cut)", "constant: 1 of 3 dimensions of "
+                                                                            "observations never change (2)",
                   "episode returns: mean 25, ", "no faults found", "made.hdf5"):  # fmt: skip
         assert words in text, words
     assert text.count("####") >= 4  # the histogram's bars
@@ -69,7 +72,12 @@ def test_clean_file(tmp_path: Path) -> None:
 
 def test_each_sensor_has_a_row_by_its_name(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    numbers = {"TI_101": rng.normal(60, 2, 50), "dP": rng.normal(0, 1e-3, 50), "FC_SP": np.full(50, 7.0), "valve": rng.uniform(0, 1, 50)}
+    numbers = {
+        "TI_101": rng.normal(60, 2, 50),
+        "dP": rng.normal(0, 1e-3, 50),
+        "FC_SP": np.full(50, 7.0),
+        "valve": rng.uniform(0, 1, 50),
+    }
     table = np.stack([*numbers.values(), rng.normal(size=50)], 1)
     np.savetxt(tmp_path / "x.csv", table, "%.17g", ",", header=",".join([*numbers, "reward"]), comments="")
     fields = {"observations": ["TI_101", "dP", "FC_SP"], "actions": "valve"}
@@ -77,7 +85,9 @@ def test_each_sensor_has_a_row_by_its_name(tmp_path: Path) -> None:
     rows = [line.split() for line in text.splitlines()]
     for name, column in numbers.items():
         (row,) = [r[1:] for r in rows if r[:1] == [name]]
-        assert [float(v) for v in row] == pytest.approx([column.min(), column.max(), column.mean(), column.std()], rel=6e-4, abs=1e-12)
+        assert [float(v) for v in row] == pytest.approx(
+            [column.min(), column.max(), column.mean(), column.std()], rel=6e-4, abs=1e-12
+        )
     assert "1 of 3 dimensions of observations never change (FC_SP)" in text
 
 
@@ -88,19 +98,26 @@ def test_rows_of_dimensions_are_bounded(tmp_path: Path, width: int) -> None:
     data["next_observations"] = data["observations"].copy()
     data["observations"][3, 5] = np.nan
     text = str(inspected(tmp_path, data))
-    rows = [line.split() for line in text.splitlines() if line.startswith("    ") and " to " not in line and len(line.split()) == 5]
+    rows = [
+        line.split()
+        for line in text.splitlines()
+        if line.startswith("    ") and " to " not in line and len(line.split()) == 5
+    ]
     fifth = [float(v) for v in next(r for r in rows if r[0] == "5")[1:]]
     finite = np.delete(data["observations"][:, 5].astype(np.float64), 3)
     assert fifth == pytest.approx([finite.min(), finite.max(), finite.mean(), finite.std()], rel=6e-4)
     assert len(rows) == 30 + 2 and (f"{width - 30} more" in text) == (width > 30)
 
 
-def test_settings_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     rows = "".join(f"{i},{i // 10},{i * i % 7},{i % 3},{i % 5 * 25}.5,1\n" for i in range(30))
     Path("x.csv").write_text(f"t,house,x1,x2,u_pct,profit\n{rows}")
     Path("plant.yaml").write_text(
-        "algo: {name: iql, temperature: 5}\nsteps: 9\ndataset:\n  name: x.csv\n  fields: {observations: [x1, x2], rewards: profit,\n"
+        "algo: {name: iql, temperature: 5}\nsteps: 9\ndataset:\n  name: x.csv\n  fields: {observations: [x1, x2], "
+        "rewards: profit,\n"
         "    actions: [{column: u_pct, scale: 0.01}], episode_ids: house}\n"
     )
     printed = []
@@ -113,12 +130,16 @@ def test_settings_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     report = inspect_dataset("out.hdf5")
     assert isinstance(report, Report) and report.rows == 30
     Path("other.yaml").write_text("steps: 9\n")
-    assert main(["data", "doctor", "config=other.yaml"]) == 2 and "config=other.yaml names no dataset" in capsys.readouterr().err
+    assert (
+        main(["data", "doctor", "config=other.yaml"]) == 2
+        and "config=other.yaml names no dataset" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (np.inf, "infinite")])
 @pytest.mark.parametrize(
-    ("key", "row", "episode"), [("rewards", 23, 2), ("observations", 0, 0), ("actions", 39, 3), ("next_observations", 10, 1)]
+    ("key", "row", "episode"),
+    [("rewards", 23, 2), ("observations", 0, 0), ("actions", 39, 3), ("next_observations", 10, 1)],
 )
 def test_not_finite(tmp_path: Path, value: float, word: str, key: str, row: int, episode: int) -> None:
     data = columns()
@@ -209,7 +230,9 @@ def test_real_file() -> None:
     assert report.returns is not None and report.lengths is not None
     whole = np.cumsum(report.lengths) % 50_000 != 0  # the last episode of each of four parts is cut by the row limit
     assert whole.sum() == 2281 and len(whole) == 2285
-    assert report.returns[whole].mean() == pytest.approx(210.6, abs=0.05) and report.returns.max() == pytest.approx(2966.2, abs=0.05)
+    assert report.returns[whole].mean() == pytest.approx(210.6, abs=0.05) and report.returns.max() == pytest.approx(
+        2966.2, abs=0.05
+    )
     assert report.scores is not None and "Hopper-v4" in report.environment
 
 

@@ -1,4 +1,6 @@
-"""Judges that need data only: losses against numbers worked by hand, critics against exact ones, and what cannot be judged."""
+"""Judges that need data only: losses against numbers worked by hand, critics against exact ones, and what cannot be
+judged.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from offrl.ope.judges.fits import lstd, variants
 from offrl.ope.judges.tournament import bvft_losses, lstd_losses, winner
 from offrl.ope.problem import make_problem
 
-# ------------------------------------------------------------------------------------------------------------ tournaments
+# ------------------------------------------------------------------------------------------------------------
+# tournaments
 
 GOLDEN_Q = np.array([[1.0, 2.0, 3.0], [1.5, 2.0, 2.0], [0.0, 0.0, 0.0]])
 GOLDEN_V = np.array([[2.0, 3.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
@@ -31,7 +34,9 @@ GOLDEN_R, GOLDEN_DISCOUNT = np.array([-0.8, -0.7, 3.0]), 0.9
 
 
 def test_lstd_by_hand() -> None:
-    """d_2 = (.5, .9, -1), d_3 = (.8, .7, -3); std q_1 = .81650, std q_2 = .23570, std (q_2 - q_1) = .62361, std q_3 = 0."""
+    """d_2 = (.5, .9, -1), d_3 = (.8, .7, -3); std q_1 = .81650, std q_2 = .23570, std (q_2 - q_1) = .62361, std q_3 =
+    0.
+    """
     losses = lstd_losses(GOLDEN_Q, GOLDEN_V, GOLDEN_R, GOLDEN_DISCOUNT)
     assert set(losses) == set(LSTD_LOSSES)
     expected = {
@@ -39,7 +44,8 @@ def test_lstd_by_hand() -> None:
         "plain": [0.0, 0.7 / 3, 6.8 / 3],
         "td_square": [0.0, 2.06 / 3, 10.13 / 3],
         "avg_bellman": [0.0, 0.4, 1.5],
-        # candidate 2: .41667 / .62361 against 1, .18333 / .23570 against 3; candidate 3: 2.26667 / .81650 and 1.13333 / .23570
+        # candidate 2: .41667 / .62361 against 1, .18333 / .23570 against 3; candidate 3: 2.26667 / .81650 and 1.13333 /
+        # .23570
         "minus_std": [0.0, 0.777817, 4.808326],
         # candidate 2: .23333 / .81650 and .18333 / .23570
         "plain_std": [0.0, 0.777817, 4.808326],
@@ -50,8 +56,8 @@ def test_lstd_by_hand() -> None:
     assert winner(losses["minus_std"]) == 0
 
 
-# A -> G or B by chance, G earns 10 and ends, B earns -10 and ends. The halved function has the smaller squared error: where A leads is
-# chance, and it varies less. d of the right one: -9, 9, 0, 0; of the halved one: -4.5, 4.5, -5, 5
+# A -> G or B by chance, G earns 10 and ends, B earns -10 and ends. The halved function has the smaller squared error:
+# where A leads is chance, and it varies less. d of the right one: -9, 9, 0, 0; of the halved one: -4.5, 4.5, -5, 5
 CHANCE_R = np.array([0.0, 0.0, 10.0, -10.0])
 RIGHT, HALVED = np.array([0.0, 0.0, 10.0, -10.0]), np.array([0.0, 0.0, 5.0, -5.0])
 
@@ -70,7 +76,9 @@ def test_td_square_prefers_the_flatter_and_tournaments_do_not() -> None:
 
 
 def test_bvft_by_hand() -> None:
-    """Width 1 puts q = (0, .4, 2, 3) on the grid 1, 2: cells {0, .4}, {2, 3}, beside an opponent with cells {0, 2}, {.4, 3}."""
+    """Width 1 puts q = (0, .4, 2, 3) on the grid 1, 2: cells {0, .4}, {2, 3}, beside an opponent with cells {0, 2},
+    {.4, 3}.
+    """
     q = np.array([[0.0, 0.4, 2.0, 3.0], [0.0, 3.0, 0.0, 3.0]])
     alone = bvft_losses(q[:1], np.zeros((1, 4)), np.array([1.0, 3.0, 2.0, 4.0]), 0.9, [1.0])
     # means of the targets 2 and 3: errors -2, -1.6, -1, 0
@@ -78,7 +86,9 @@ def test_bvft_by_hand() -> None:
     both = bvft_losses(q, np.zeros((2, 4)), np.array([1.0, 3.0, 2.0, 4.0]), 0.9, [1.0])
     # against the other each row is a group: errors -1, -2.6, 0, -1, whose mean square 8.76 / 4 is larger than 7.56 / 4
     assert both.losses[0] == pytest.approx(math.sqrt(8.76 / 4))
-    other = np.array([-1.5, -0.5, -1.5, -0.5])  # the opponent's own cells have the means 1.5 and 3.5; with the first's: -1, 0, -2, -1
+    other = np.array(
+        [-1.5, -0.5, -1.5, -0.5]
+    )  # the opponent's own cells have the means 1.5 and 3.5; with the first's: -1, 0, -2, -1
     assert both.losses[1] == pytest.approx(math.sqrt(max((other**2).mean(), 6 / 4)))
 
 
@@ -112,7 +122,9 @@ def test_equal_and_lost_candidates() -> None:
     twice = lambda x: np.concatenate([x, x[:1]])  # noqa: E731
     losses = lstd_losses(twice(GOLDEN_Q), twice(GOLDEN_V), GOLDEN_R, GOLDEN_DISCOUNT)
     np.testing.assert_allclose(losses["minus_std"], [0.0, 0.777817, 4.808326, 0.0], atol=1e-6)
-    shifted = lstd_losses(np.stack([GOLDEN_Q[0], GOLDEN_Q[0] + 0.1]), np.stack([GOLDEN_V[0]] * 2), GOLDEN_R, GOLDEN_DISCOUNT)
+    shifted = lstd_losses(
+        np.stack([GOLDEN_Q[0], GOLDEN_Q[0] + 0.1]), np.stack([GOLDEN_V[0]] * 2), GOLDEN_R, GOLDEN_DISCOUNT
+    )
     assert (shifted["minus_std"] == 0.0).all() and shifted["minus"][1] == pytest.approx(0.01)
     lost = GOLDEN_Q.copy()
     lost[0, 1] = np.nan
@@ -130,7 +142,11 @@ def test_what_is_no_tournament() -> None:
         lstd_losses(np.zeros((1, 2)), np.zeros((1, 2)), np.array([0.0, np.nan]), 0.9)
     with pytest.raises(UserError, match=r"bvft: flat has the same value in all of 3 rows"):
         bvft_losses(GOLDEN_Q, GOLDEN_V, GOLDEN_R, GOLDEN_DISCOUNT, names=["a", "b", "flat"])
-    for q, v in ((np.zeros(3), np.zeros(3)), (np.zeros((2, 3)), np.zeros((1, 3))), (np.zeros((0, 3)), np.zeros((0, 3)))):
+    for q, v in (
+        (np.zeros(3), np.zeros(3)),
+        (np.zeros((2, 3)), np.zeros((1, 3))),
+        (np.zeros((0, 3)), np.zeros((0, 3))),
+    ):
         with pytest.raises(ValueError, match="q and v are"):
             lstd_losses(q, v, np.zeros(3), 0.9)
     for widths in ([], [0.0], [-1.0], [np.nan]):
@@ -145,7 +161,8 @@ def test_fine_grids_are_sorted_rather_than_counted() -> None:
     np.testing.assert_allclose(fine.losses, np.sqrt(((q - rewards - 0.9 * v) ** 2).mean(1)))
 
 
-# ------------------------------------------------------------------------------------------------------------ own critics
+# ------------------------------------------------------------------------------------------------------------ own
+# critics
 
 
 class Critic:
@@ -180,7 +197,9 @@ class Plain:
 
 
 def data(rewards: tuple[float, ...] = (1.0, 2.0, 3.0), ended: bool = True) -> Dataset:
-    """Observations 0, 1 with rewards 1, 2 and an end; observation 2 with reward 3, an end, or a time-out before observation 3."""
+    """Observations 0, 1 with rewards 1, 2 and an end; observation 2 with reward 3, an end, or a time-out before
+    observation 3.
+    """
     return from_arrays(
         np.arange(3, dtype=np.float32)[:, None],
         np.zeros((3, 1), np.float32),
@@ -209,7 +228,9 @@ def test_td_error_by_hand() -> None:
     estimates = result.estimates["td"]
     np.testing.assert_allclose(estimates.value, [0.0, 0.0, -(1 + 4 + 0) / 3, np.nan], atol=1e-12)
     assert result.best == "exact" and result.order[-1] == 3
-    assert estimates.low[2] == pytest.approx(-2.5) and estimates.high[2] == pytest.approx(0.0)  # one episode errs, the other does not
+    assert estimates.low[2] == pytest.approx(-2.5) and estimates.high[2] == pytest.approx(
+        0.0
+    )  # one episode errs, the other does not
     np.testing.assert_allclose(result.estimates["q"].value, result.own)
     np.testing.assert_allclose(result.own[[0, 2]], [(2 + 5) / 2, (2 + 5) / 2])
 
@@ -231,10 +252,17 @@ def test_gates_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.finite.tolist() == [True, True, True, False, False, True]
     assert found.passed.tolist() == [True, True, False, False, False, True]
     assert found.reasons()[2] == "max |Q| is 1.58 times what the rewards allow" and "not finite" in found.reasons()[4]
-    assert found.rows()[2]["candidate"] == "huge" and found.rows()[2]["q_largest"] == 9.5 and found.rows()[3]["finite"] is False
+    assert (
+        found.rows()[2]["candidate"] == "huge"
+        and found.rows()[2]["q_largest"] == 9.5
+        and found.rows()[3]["finite"] is False
+    )
     earlier = dataclasses.replace(found, td_error=np.full(6, 1.0))
     later = dataclasses.replace(found, td_error=np.array([2.5, 1.9, 0, 0, 0, np.nan]))
-    assert later.reasons(earlier)[0] == "its TD error grew from 1 to 2.5" and later.reasons(earlier)[1] == "" == later.reasons(earlier)[5]
+    assert (
+        later.reasons(earlier)[0] == "its TD error grew from 1 to 2.5"
+        and later.reasons(earlier)[1] == "" == later.reasons(earlier)[5]
+    )
     monkeypatch.setattr(critics, "ROWS", 2)  # a part of the episodes, and of their rows
     assert ope.gates(data(ended=False), {"exact": Critic(EXACT)}).td_error[0] == pytest.approx(0.0)
 
@@ -248,7 +276,9 @@ def test_what_cannot_be_judged() -> None:
             ope.evaluate_policies(data((7.0,) * 3), {"a": Critic(EXACT)}, method, quick)
     with pytest.raises(UserError, match="every reward is 0"):
         ope.gates(data((0.0,) * 3), {"a": Critic(EXACT)})
-    survival = ope.evaluate_policies(data((1.0, 1.0, 1.0)), {"a": Critic(EXACT)}, "td")  # how long an episode lasts is something
+    survival = ope.evaluate_policies(
+        data((1.0, 1.0, 1.0)), {"a": Critic(EXACT)}, "td"
+    )  # how long an episode lasts is something
     assert np.isfinite(survival.estimates["td"].value).all()
     for method in ("td", "q"):
         with pytest.raises(UserError, match=f"method={method} asks each candidate's own critic, and none of 1 has one"):
@@ -268,7 +298,8 @@ def test_what_cannot_be_judged() -> None:
         ope.evaluate_policies(data(), {"a": Plain()}, [])
 
 
-# ------------------------------------------------------------------------------------------------------------ tournaments of fits
+# ------------------------------------------------------------------------------------------------------------
+# tournaments of fits
 
 
 class Left(Plain):
@@ -294,12 +325,24 @@ def corridor(episodes: int = 60) -> Dataset:
                 break
     o, a, r, end, cut = map(np.array, zip(*rows, strict=True))
     return from_arrays(
-        np.eye(3, dtype=np.float32)[o.astype(int)], a, r.astype(np.float32), terminations=end, truncations=cut, num_actions=2
+        np.eye(3, dtype=np.float32)[o.astype(int)],
+        a,
+        r.astype(np.float32),
+        terminations=end,
+        truncations=cut,
+        num_actions=2,
     )
 
 
 QUICK = OPEConfig(
-    discount=0.8, updates=300, hidden=[16], learning_rate=3e-3, polyak=0.1, compile="eager", seeds=2, fits=["base", "narrow", "short"]
+    discount=0.8,
+    updates=300,
+    hidden=[16],
+    learning_rate=3e-3,
+    polyak=0.1,
+    compile="eager",
+    seeds=2,
+    fits=["base", "narrow", "short"],
 )
 
 
@@ -339,6 +382,12 @@ def test_methods_share_their_fits(tmp_path: Path) -> None:
             assert result.estimates[method].value[k] == result.estimates[method].details["values"][fitted][k]
     result.write(tmp_path / "select.csv")
     header, first, *_ = (tmp_path / "select.csv").read_text().splitlines()
-    assert "lstd_chosen,bvft_chosen" in header and first.split(",")[header.split(",").index("lstd_chosen")] in QUICK.fits
+    assert (
+        "lstd_chosen,bvft_chosen" in header and first.split(",")[header.split(",").index("lstd_chosen")] in QUICK.fits
+    )
     own = variants(OPEConfig(hidden=[64, 1], updates=9, fits=["narrow", "wide", "norm", "short"]))
-    assert [own[n].hidden for n in ("narrow", "wide")] == [[32, 1], [128, 2]] and not own["norm"].layer_norm and own["short"].updates == 4
+    assert (
+        [own[n].hidden for n in ("narrow", "wide")] == [[32, 1], [128, 2]]
+        and not own["norm"].layer_norm
+        and own["short"].updates == 4
+    )

@@ -49,7 +49,9 @@ def test_products_are_those_of_float64(rows: int, depth: int, columns: int) -> N
         assert_near(kernels.vector_product(left, vector), (left.double() @ vector.double()[..., None])[..., 0], depth)
 
 
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(256, 256, 256), (40, 33, 70), (64, 200, 200), (33, 7, 16), (1, 40, 3)])
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(256, 256, 256), (40, 33, 70), (64, 200, 200), (33, 7, 16), (1, 40, 3)]
+)
 def test_gated_products_are_those_of_float64(rows: int, depth: int, columns: int) -> None:
     draw = torch.Generator().manual_seed(0)
     outer, inner = torch.randn(2, rows, 2, generator=draw)[..., 0], torch.randn(2, depth, generator=draw)
@@ -63,7 +65,9 @@ def test_gated_products_are_those_of_float64(rows: int, depth: int, columns: int
 def test_a_unit_at_zero_is_off_and_one_that_is_no_number_is_on() -> None:
     """As in torch's gradient of ReLU."""
     gate = torch.tensor([[[-1.0, 0.0, 1e-30, float("nan")]]])
-    ours = kernels.gated_product(gate, torch.ones(1, 1), torch.ones(1, 4), torch.tensor([[[1.0], [2.0], [4.0], [8.0]]]), False)
+    ours = kernels.gated_product(
+        gate, torch.ones(1, 1), torch.ones(1, 4), torch.tensor([[[1.0], [2.0], [4.0], [8.0]]]), False
+    )
     assert float(ours) == 12.0
 
 
@@ -116,7 +120,9 @@ def test_products_with_vectors_and_small_ones() -> None:
     x = [torch.randn(shape) for shape in ((1, 64, 96), (1, 96, 32), (1, 96, 1), (1, 1, 64), (1, 1, 1))]
     module = simpler(update, *x, own=OWN)
     assert [count(module, k) for k in (kernels.product, kernels.vector_product, aten.bmm.default)] == [1, 2, 1]
-    assert count(simpler(update, *x, own=("gated",)), aten.bmm.default) == 2  # dense ones where the library is the faster
+    assert (
+        count(simpler(update, *x, own=("gated",)), aten.bmm.default) == 2
+    )  # dense ones where the library is the faster
 
 
 def test_they_are_compiled_beside_other_work_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

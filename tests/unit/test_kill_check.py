@@ -11,7 +11,8 @@ import pytest
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /proc")
 LEAVES = "import subprocess, time; subprocess.Popen(['sleep', '100'], start_new_session=True, env={}); time.sleep(100)"
-TAKES = "import ctypes, subprocess, time; subprocess.Popen(['cat'], stdin=subprocess.PIPE); time.sleep(100)"  # cat ends with its input
+# cat ends with its input
+TAKES = "import ctypes, subprocess, time; subprocess.Popen(['cat'], stdin=subprocess.PIPE); time.sleep(100)"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -58,7 +59,9 @@ def test_files_that_differ_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_killed_benchmark_leaves_nothing_and_ends_the_same(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_benchmark_leaves_nothing_and_ends_the_same(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     import kill_check
 
     monkeypatch.setattr(sys, "argv", ["kill_check.py", "--kills", "2", "--only", "benchmark"])

@@ -71,7 +71,9 @@ def test_a_server_that_asks_for_a_pause_gets_it_or_the_work_ends(monkeypatch: py
 
     waits: list[float] = []
     real = threading.Event.wait
-    monkeypatch.setattr(threading.Event, "wait", lambda self, s=None: (waits.append(s), False)[1] if s and s > 5 else real(self, s))
+    monkeypatch.setattr(
+        threading.Event, "wait", lambda self, s=None: (waits.append(s), False)[1] if s and s > 5 else real(self, s)
+    )
     with serving(lambda p: "yes", lambda n: (429, {"Retry-After": "17"}, b"") if n == 0 else None) as there:
         assert client(there.url).complete(["a"]) == ["yes"]
     assert waits == [17.0]
@@ -86,12 +88,17 @@ REFUSED = {
     "404": ((404, {}, b'{"error": {"message": "no model m"}}'), "knows no model 'm'.*no model m"),
     "400": ((400, {}, b'{"detail": "bad"}'), "refuses the request: status 400"),
     "quota": ((429, {}, b'{"error": {"message": "pay", "code": "insufficient_quota"}}'), "status 429 .pay"),
-    "redirect": ((302, {"Location": "http://elsewhere.example/v1?key=1"}, b""), "redirects to http://elsewhere.example/v1,"),
+    "redirect": (
+        (302, {"Location": "http://elsewhere.example/v1?key=1"}, b""),
+        "redirects to http://elsewhere.example/v1,",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_will_not_pass_is_not_tried_again_and_no_message_has_the_key(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_will_not_pass_is_not_tried_again_and_no_message_has_the_key(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OFFRL_LLM_KEY", KEY)
     reply, words = REFUSED[kind]
     with serving(lambda p: "yes", lambda n: reply) as there, pytest.raises(UserError, match=words) as caught:
@@ -141,7 +148,9 @@ def test_nothing_is_asked_twice_and_nothing_is_lost(tmp_path: Path, monkeypatch:
         assert (counts.prompts, counts.cached) == (9, 5)
         again, counts = ask(client(there.url), prompts, Answers(path), quiet=True)
         assert again == found and counts.cached == 9 and len(there.bodies) == 4
-        assert ask(client(there.url, key_env="ABSENT"), prompts, Answers(path), quiet=True)[0] == found  # no key for what is known
+        assert (
+            ask(client(there.url, key_env="ABSENT"), prompts, Answers(path), quiet=True)[0] == found
+        )  # no key for what is known
         ask(client(there.url, temperature=0.5), prompts[:1], Answers(path), quiet=True)  # other settings, other answers
         assert len(there.bodies) == 5
         with pytest.raises(UserError, match="2 questions are to be asked, more than max_prompts=1"):
@@ -174,7 +183,10 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Answers, "_append", full)
-    with serving(lambda p: p) as there, pytest.raises(UserError, match=r"cannot write the answers to .*No space left.*cache="):
+    with (
+        serving(lambda p: p) as there,
+        pytest.raises(UserError, match=r"cannot write the answers to .*No space left.*cache="),
+    ):
         ask(client(there.url), ["a"], Answers(tmp_path / "a.jsonl"), quiet=True)
 
 
@@ -197,14 +209,35 @@ def test_a_labeller_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("answer", "value"),
     [
-        ("1", 0.0), ("2.", 1.0), (" Tie ", 0.5), ("**2**", 1.0), ("Segment 2", 1.0), ("Answer: 1", 0.0), ('{"answer": 2}', 1.0),
-        ("<think>1 falls, so 1... no</think>\n2", 1.0), ("Segment 1 falls after 2 steps.\n\nAnswer: 2", 1.0), ("I prefer segment 1.", 0.0),
-        ("Segment 2 is clearly better because it moves 1 m.", 1.0), ("The answer is tie", 0.5), ("2\n\nIt runs faster.", 1.0),
-        ("", None), ("I cannot say.", None), ("Segment 1 has 2 falls", None), ("1 or 2", None), ("12", None), ("answer: 1.5", None),
-        ("Answer: 1 or 2", None), ("It is hard to say which is better. 2 m is far", None), ("<think>2", None), ("1\n2", None),
-        ("I do not prefer 1", None), ("I wouldn't choose 1", None), ("Segment 1 is hardly better", None), ("{'answer': '2'}", 1.0),
+        ("1", 0.0),
+        ("2.", 1.0),
+        (" Tie ", 0.5),
+        ("**2**", 1.0),
+        ("Segment 2", 1.0),
+        ("Answer: 1", 0.0),
+        ('{"answer": 2}', 1.0),
+        ("<think>1 falls, so 1... no</think>\n2", 1.0),
+        ("Segment 1 falls after 2 steps.\n\nAnswer: 2", 1.0),
+        ("I prefer segment 1.", 0.0),
+        ("Segment 2 is clearly better because it moves 1 m.", 1.0),
+        ("The answer is tie", 0.5),
+        ("2\n\nIt runs faster.", 1.0),
+        ("", None),
+        ("I cannot say.", None),
+        ("Segment 1 has 2 falls", None),
+        ("1 or 2", None),
+        ("12", None),
+        ("answer: 1.5", None),
+        ("Answer: 1 or 2", None),
+        ("It is hard to say which is better. 2 m is far", None),
+        ("<think>2", None),
+        ("1\n2", None),
+        ("I do not prefer 1", None),
+        ("I wouldn't choose 1", None),
+        ("Segment 1 is hardly better", None),
+        ("{'answer': '2'}", 1.0),
     ],
-)  # fmt: skip
+)
 def test_choices(answer: str, value: float | None) -> None:
     assert parse.choice(answer) == value
 
@@ -212,11 +245,24 @@ def test_choices(answer: str, value: float | None) -> None:
 @pytest.mark.parametrize(
     ("answer", "value"),
     [
-        ("7", 7.0), ("0", 0.0), ("7/10", 7.0), ("**8.5** out of 10.", 8.5), ("Score: 3", 3.0), ("It goes 2.1 m, 8 steps.\nScore: 6.", 6.0),
-        ('{"reward": 4}', 4.0), ("It earns 9", 9.0), ("10 steps, 2 falls\n3", 3.0), ("<think>5? 6?</think>7", 7.0),
-        ("11", None), ("-1", None), ("good", None), ("between 3 and 5", None), ("", None), ("nan", None),
+        ("7", 7.0),
+        ("0", 0.0),
+        ("7/10", 7.0),
+        ("**8.5** out of 10.", 8.5),
+        ("Score: 3", 3.0),
+        ("It goes 2.1 m, 8 steps.\nScore: 6.", 6.0),
+        ('{"reward": 4}', 4.0),
+        ("It earns 9", 9.0),
+        ("10 steps, 2 falls\n3", 3.0),
+        ("<think>5? 6?</think>7", 7.0),
+        ("11", None),
+        ("-1", None),
+        ("good", None),
+        ("between 3 and 5", None),
+        ("", None),
+        ("nan", None),
     ],
-)  # fmt: skip
+)
 def test_numbers(answer: str, value: float | None) -> None:
     assert parse.number(answer, 0.0, 10.0) == value
 
@@ -252,13 +298,18 @@ def walks(episodes: int = 12, length: int = 10, seed: int = 0) -> dict[str, np.n
 
 def test_rows_in_words() -> None:
     data = from_arrays(
-        np.array([[1.23456, -2.0], [0.0, 1e-9], [5.0, 6.0]]), np.array([1, 0, 1]), np.zeros(3), num_actions=2, terminations=[0, 0, 1]
+        np.array([[1.23456, -2.0], [0.0, 1e-9], [5.0, 6.0]]),
+        np.array([1, 0, 1]),
+        np.zeros(3),
+        num_actions=2,
+        terminations=[0, 0, 1],
     )
     from offrl.data.transforms.reward_labels import episode_columns
 
     columns = episode_columns(data, 0, 3)
     assert (
-        Renderer(data.spec, ["x", "-"], ["left", "right"], steps=2)(columns) == "step 0: x 1.23 | action right\nstep 2: x 5 | action right"
+        Renderer(data.spec, ["x", "-"], ["left", "right"], steps=2)(columns)
+        == "step 0: x 1.23 | action right\nstep 2: x 5 | action right"
     )
     assert Renderer(data.spec, function=lambda c: f"{len(c['rewards'])} rows")(columns) == "3 rows"
     with pytest.raises(UserError, match="names= has 1 names and an observation of arrays 2 numbers"):
@@ -268,7 +319,12 @@ def test_rows_in_words() -> None:
         Renderer(wide.spec)
     hopper = load_dataset(DatasetConfig())
     text = Renderer(hopper.spec)(episode_columns(hopper, 0, 25))
-    assert text.count("\n") == 7 and text.startswith("step 0: height 1.2") and "forward velocity" in text and "| action " in text
+    assert (
+        text.count("\n") == 7
+        and text.startswith("step 0: height 1.2")
+        and "forward velocity" in text
+        and "| action " in text
+    )
 
 
 # ---- preferences
@@ -303,7 +359,9 @@ def test_the_order_of_the_segments_cancels() -> None:
     assert labels.tolist() == [0.5, 0.5, 0.5] and (counts.swapped, counts.agreed) == (3, 0)
     assert compare(data, pairs, 5, Rule(lambda p: "1"), "x", render, swap=False)[0].tolist() == [0.0, 0.0, 0.0]
     seen = []
-    labels, counts = compare(data, pairs[:1], 5, Rule(lambda p: (seen.append(p), "1" if len(seen) == 1 else "who knows")[1]), "x", render)
+    labels, counts = compare(
+        data, pairs[:1], 5, Rule(lambda p: (seen.append(p), "1" if len(seen) == 1 else "who knows")[1]), "x", render
+    )
     assert np.isnan(labels).all() and (counts.swapped, counts.unparsable, counts.example) == (0, 1, "who knows")
 
 
@@ -313,8 +371,24 @@ def test_preferences_of_an_endpoint_become_a_reward(
     monkeypatch.setenv("OFFRL_LLM_KEY", KEY)
     monkeypatch.chdir(tmp_path)
     np.savez("walks.npz", **{k: v for k, v in walks(30).items() if k != "rewards"})  # type: ignore[arg-type] - without rewards
-    command = ["data", "label", "walks.npz", "kind=preferences", "task=have a large x, 'always'", "model=m", "names=[x,y]", "pairs=80"]
-    command += ["length=5", "fit.members=1", "fit.hidden=[32]", "fit.updates=120", "fit.learning_rate=0.01", "dataset.cache_dir=cache"]
+    command = [
+        "data",
+        "label",
+        "walks.npz",
+        "kind=preferences",
+        "task=have a large x, 'always'",
+        "model=m",
+        "names=[x,y]",
+        "pairs=80",
+    ]
+    command += [
+        "length=5",
+        "fit.members=1",
+        "fit.hidden=[32]",
+        "fit.updates=120",
+        "fit.learning_rate=0.01",
+        "dataset.cache_dir=cache",
+    ]
     command += ["out=model.safetensors", "backoff=0.001", "--quiet"]
     with serving(larger_x, lambda n: (500, {}, b"") if n % 7 == 0 else None) as there:
         assert cli.main([*command, f"url={there.url}"]) == 0, capsys.readouterr().err
@@ -334,8 +408,24 @@ def test_preferences_of_an_endpoint_become_a_reward(
 def test_a_model_that_prefers_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(tmp_path / "w.npz", **walks())  # type: ignore[arg-type]
     with serving(lambda p: "As an assistant I cannot") as there:
-        assert cli.main(["data", "label", str(tmp_path / "w.npz"), "task=x", "model=m", f"url={there.url}", "pairs=3", "-q", "length=5",
-                         f"cache={tmp_path}/a", f"out={tmp_path}/o.safetensors"]) == 2  # fmt: skip
+        assert (
+            cli.main(
+                [
+                    "data",
+                    "label",
+                    str(tmp_path / "w.npz"),
+                    "task=x",
+                    "model=m",
+                    f"url={there.url}",
+                    "pairs=3",
+                    "-q",
+                    "length=5",
+                    f"cache={tmp_path}/a",
+                    f"out={tmp_path}/o.safetensors",
+                ]
+            )
+            == 2
+        )
     error = capsys.readouterr().err
     assert "0 of 3 pairs" in error and "As an assistant I cannot" in error and error.count("offrl: error") == 1
     assert not (tmp_path / "o.safetensors").exists()
@@ -347,25 +437,41 @@ def test_a_model_that_prefers_nothing_is_told(tmp_path: Path, capsys: pytest.Cap
 def test_rewards_of_stretches_and_what_has_none(tmp_path: Path) -> None:
     data = from_arrays(**{**walks(2, 5), "rewards": np.arange(10)})
     with serving(lambda p: str(len(re.findall("step", p)))) as there:
-        rewards, counts = label_by_score(data, client(there.url), "t", render=Renderer(data.spec, ["x", "y"], steps=9), length=3)
+        rewards, counts = label_by_score(
+            data, client(there.url), "t", render=Renderer(data.spec, ["x", "y"], steps=9), length=3
+        )
         assert rewards.tolist() == [0, 0, 4, 0, 3, 0, 0, 4, 0, 3]  # "steps" in the question counts, too
         assert counts.prompts == 4 and "Answer with one number" in there.prompts[0]
     with serving(lambda p: "11" if "step 4" in p else "5") as there:
-        with pytest.raises(UserError, match=r"2 of the answers do not hold a number from 0 to 10; the first of them: '11'.*missing=zero"):
+        with pytest.raises(
+            UserError,
+            match=r"2 of the answers do not hold a number from 0 to 10; the first of them: '11'.*missing=zero",
+        ):
             label_by_score(data, client(there.url), "t")
         assert label_by_score(data, client(there.url), "t", missing="recorded")[0].tolist() == list(range(10))
         assert label_by_score(data, client(there.url), "t", length=1, missing="zero")[0].tolist() == [5.0] * 10
 
 
-def test_reward_labels_are_found_wherever_the_episode_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reward_labels_are_found_wherever_the_episode_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     values = walks(6, 5)
     np.savez(tmp_path / "w.npz", **values)  # type: ignore[arg-type]
     out = tmp_path / "labels.safetensors"
-    common = ["task=@" + str(tmp_path / "task.txt"), "model=m", f"cache={tmp_path}/a.jsonl", f"out={out}", "--quiet", "dataset.cache=never"]
+    common = [
+        "task=@" + str(tmp_path / "task.txt"),
+        "model=m",
+        f"cache={tmp_path}/a.jsonl",
+        f"out={out}",
+        "--quiet",
+        "dataset.cache=never",
+    ]
     (tmp_path / "task.txt").write_text("move, please\n")
     with serving(lambda p: str(round(abs(float(re.findall(r"s0 (\S+),", p)[-1])) % 10, 3))) as there:
         name = str(tmp_path / "w.npz")
-        assert cli.main(["data", "label", name, "kind=rewards", f"url={there.url}", *common]) == 0, capsys.readouterr().err
+        assert cli.main(["data", "label", name, "kind=rewards", f"url={there.url}", *common]) == 0, (
+            capsys.readouterr().err
+        )
         assert "Task: move, please\n" in there.prompts[0]
     labels = RewardLabels.load(out)
     assert labels.about["kind"] == "rewards" and "m" in labels.about["labeller"] and len(labels.rewards) == 6
@@ -374,7 +480,11 @@ def test_reward_labels_are_found_wherever_the_episode_stands(tmp_path: Path, cap
     want[4::5] = [float(f"{abs(float(f'{v:.3g}')) % 10:.3f}") for v in values["observations"][4::5, 0]]
     np.testing.assert_allclose(whole.columns["rewards"], want, atol=1e-6)
     part = load_dataset(DatasetConfig(name=name, reward_labels=str(out), subsample=0.5, reward_scale=2.0))
-    kept = [i for i in range(6) if torch.isin(torch.from_numpy(values["observations"][5 * i + 4]), part.columns["observations"]).all()]
+    kept = [
+        i
+        for i in range(6)
+        if torch.isin(torch.from_numpy(values["observations"][5 * i + 4]), part.columns["observations"]).all()
+    ]
     np.testing.assert_allclose(part.columns["rewards"][4::5], 2 * want[4::5][kept], atol=1e-6)
     np.savez(tmp_path / "other.npz", **walks(2, 5, seed=1))  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"episode 0|no rewards for an episode of these data; it was made for w"):
@@ -399,7 +509,9 @@ def test_subgoals_by_hand() -> None:
         np.stack([x, 9 + x], 1), np.ones((8, 1)), np.full(8, 0.5), next_observations=np.stack([after, 9 + after], 1),
         truncations=np.arange(8) % 4 == 3,
     )  # fmt: skip
-    with serving(lambda p: "First [2], then [4]." if "[x]" in p else '["far"]' if "JSON list of texts" in p else "?") as there:
+    with serving(
+        lambda p: "First [2], then [4]." if "[x]" in p else '["far"]' if "JSON list of texts" in p else "?"
+    ) as there:
         options: dict[str, Any] = {"render": Renderer(data.spec, ["x", "-"]), "entries": [0], "radius": 0.25}
         rewards, counts = label_subgoals(data, client(there.url), "go right", **options)
         assert rewards.tolist() == [0.5, 1.5, 0.5, 1.5, 0.5, 0.5, 0.5, 1.5]
@@ -407,7 +519,11 @@ def test_subgoals_by_hand() -> None:
         only = label_subgoals(data, client(there.url), "go right", **options, bonus=2.0, add=False)[0]
         assert only.tolist() == [0, 2, 0, 2, 0, 0, 0, 2]
         found = label_subgoals(
-            data, client(there.url), "go", reached=lambda c, goal: (c["next_observations"][:, 0] > 2) & (goal == "far"), add=False
+            data,
+            client(there.url),
+            "go",
+            reached=lambda c, goal: (c["next_observations"][:, 0] > 2) & (goal == "far"),
+            add=False,
         )[0]
         assert found.tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
         with pytest.raises(UserError, match="subgoals of the form that was asked for; the first of them: '\\?'"):
@@ -443,7 +559,9 @@ def test_mistakes_are_told_in_one_line(arguments: list[str], words: str, capsys:
 
 
 def test_parts_of_an_answer_are_joined() -> None:
-    with serving(lambda p: [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}] if p == "list" else None) as there:
+    with serving(
+        lambda p: [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}] if p == "list" else None
+    ) as there:
         assert client(there.url).complete(["list", "nothing"]) == ["ab", ""]
     assert json.loads(completion("x"))["choices"]
 
@@ -452,7 +570,9 @@ def test_parts_of_an_answer_are_joined() -> None:
 
 
 def tiny(folder: Path, template: str | None = None) -> str:
-    """A random GPT-2 that knows the characters of a few words, saved with its tokenizer, which has no token for padding."""
+    """A random GPT-2 that knows the characters of a few words, saved with its tokenizer, which has no token for
+    padding.
+    """
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     letters = sorted(set("abcdefghijklmnopqrstuvwxyz :?.")) + ["<end>"]
@@ -463,7 +583,9 @@ def tiny(folder: Path, template: str | None = None) -> str:
     torch.manual_seed(0)
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
     end = len(letters) - 1
-    config = transformers.GPT2Config(vocab_size=len(letters), **sizes, bos_token_id=end, eos_token_id=end, initializer_range=0.5)
+    config = transformers.GPT2Config(
+        vocab_size=len(letters), **sizes, bos_token_id=end, eos_token_id=end, initializer_range=0.5
+    )
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
     return str(folder)
 
@@ -476,7 +598,9 @@ def test_a_local_model_answers_the_same_in_a_batch_and_alone(tmp_path: Path) -> 
     answers = model.complete(prompts)
     assert answers == [model.complete([p])[0] for p in prompts] and any(answers)
     chat = LocalModel(
-        tiny(tmp_path / "chat", "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"), max_tokens=6, system="be"
+        tiny(tmp_path / "chat", "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"),
+        max_tokens=6,
+        system="be",
     )
     assert chat.tokenizer.decode(chat._tokens("go")).replace(" ", "") == "system:beuser:go"
     assert chat.identity != model.identity == LocalModel(str(tmp_path / "plain"), max_tokens=6).identity

@@ -40,7 +40,7 @@ def words(columns):
 def broken(columns):
     return columns["reward"]
 seven = 7
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -53,16 +53,25 @@ def place(tmp_path: Path) -> Path:
 def config(place: Path, function: str | None, **more: object) -> DatasetConfig:
     labels = None if function is None else f"{place}/mine.py:{function}"
     return DatasetConfig(
-        name=str(place / "data.npz"), action_low=[-3.0], action_high=[3.0], cache_dir=str(place), reward_labels=labels, **more
+        name=str(place / "data.npz"),
+        action_low=[-3.0],
+        action_high=[3.0],
+        cache_dir=str(place),
+        reward_labels=labels,
+        **more,
     )  # type: ignore[arg-type]
 
 
 def test_a_function_of_an_episodes_columns(place: Path) -> None:
     plain, found = load_dataset(config(place, None)), load_dataset(config(place, "energy"))
-    np.testing.assert_allclose(found.columns["rewards"], -(VALUES["actions"][:, 0] ** 2), rtol=1e-5)  # actions in the environment's units
+    np.testing.assert_allclose(
+        found.columns["rewards"], -(VALUES["actions"][:, 0] ** 2), rtol=1e-5
+    )  # actions in the environment's units
     assert torch.equal(found.columns["observations"], plain.columns["observations"])
     assert found.raw_returns.tolist() == plain.raw_returns.tolist() == [10.0, 56.0]
-    np.testing.assert_allclose(found.episode_returns(), np.add.reduceat(-(VALUES["actions"][:, 0] ** 2), [0, 5]), rtol=1e-5)
+    np.testing.assert_allclose(
+        found.episode_returns(), np.add.reduceat(-(VALUES["actions"][:, 0] ** 2), [0, 5]), rtol=1e-5
+    )
     assert found.fingerprint != plain.fingerprint and found.transforms[-1].startswith("reward_labels ")
     assert "rewards are those of" in found.notes[-1]
 
@@ -79,7 +88,9 @@ def test_a_function_that_changes_makes_other_data(place: Path) -> None:
     first = load_dataset(config(place, "half", memory="mmap"))
     (place / "mine.py").write_text(CODE.replace("0.5 *", "0.25 *"))
     second = load_dataset(config(place, "half", memory="mmap"))
-    assert torch.equal(second.columns["rewards"], first.columns["rewards"] / 2) and second.fingerprint != first.fingerprint
+    assert (
+        torch.equal(second.columns["rewards"], first.columns["rewards"] / 2) and second.fingerprint != first.fingerprint
+    )
 
 
 def test_files_without_rewards(place: Path) -> None:
@@ -138,7 +149,9 @@ def test_a_preference_model_finds_the_teachers_reward(tmp_path: Path, discrete: 
     assert torch.equal(again.columns["rewards"], labelled.columns["rewards"])
     assert model.digest() == PreferenceModel.load(tmp_path / "model.safetensors").digest()
     brief = replace(settings, updates=3)
-    a, b = (PreferenceModel.fit(data, pairs, preferred_by_return(data, pairs, 8), 8, brief, quiet=True) for _ in range(2))
+    a, b = (
+        PreferenceModel.fit(data, pairs, preferred_by_return(data, pairs, 8), 8, brief, quiet=True) for _ in range(2)
+    )
     assert a.digest() == b.digest() != model.digest()
     narrow = from_arrays(np.ones((4, 1)), other.columns["actions"][:4], np.ones(4))
     with pytest.raises(UserError, match="learnt on observations of 2 numbers; these have 1"):

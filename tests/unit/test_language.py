@@ -1,4 +1,6 @@
-"""Language models as trunks: where they come from, what is refused, what learns, and how a policy finds its model elsewhere."""
+"""Language models as trunks: where they come from, what is refused, what learns, and how a policy finds its model
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,16 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("models") / "llama"
     config = transformers.LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=32, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     torch.manual_seed(3)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
@@ -61,7 +70,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dataset() -> Dataset:
     g, n = np.random.default_rng(0), 200
     return from_arrays(
-        g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), np.arange(n) % 20 == 19, action_low=-1.0, action_high=1.0
+        g.normal(size=(n, 4)),
+        g.uniform(-1, 1, (n, 2)),
+        g.normal(size=n),
+        np.arange(n) % 20 == 19,
+        action_low=-1.0,
+        action_high=1.0,
     )
 
 
@@ -135,7 +149,9 @@ def test_memory_is_shared_and_copies_are_small(llama: Path) -> None:
         frozen = [b for n, b in other.named_buffers() if "layers" in n]
         assert len(frozen) > 10 and all(b.data_ptr() in own for b in frozen)
         assert not {p.data_ptr() for p in other.parameters()} & (own | {p.data_ptr() for p in made.parameters()})
-    assert list(made.state_dict()) == [n for n, _ in made.named_parameters()] and all("lora" in n for n in made.state_dict())
+    assert list(made.state_dict()) == [n for n, _ in made.named_parameters()] and all(
+        "lora" in n for n in made.state_dict()
+    )
     assert size < 4 * sum(p.numel() for p in language.model.parameters()), "a pickle says where the model lies"
     x = torch.randn(1, 4, 16)
     with torch.no_grad():
@@ -148,7 +164,9 @@ def test_all_learns_but_words(llama: Path) -> None:
     made = Trunk(language, tune="all", talks=True)
     names = {n.removeprefix("base.") for n, _ in made.named_parameters()}
     assert names == {n for n, _ in language.base.named_parameters()} - {"embed_tokens.weight"}
-    assert Trunk(language, biases=False).drops and not any("bias" in n for n, _ in Trunk(language, biases=False).named_parameters())
+    assert Trunk(language, biases=False).drops and not any(
+        "bias" in n for n, _ in Trunk(language, biases=False).named_parameters()
+    )
 
 
 # ---- language beside acting
@@ -166,7 +184,13 @@ def test_loss_on_text_is_transformers_own(llama: Path) -> None:
 def test_text_is_learnt_and_resumed_exactly(llama: Path, dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abcdefgh" * 40)
     (tmp_path / "b.txt").write_text("hgfedcba" * 40)
-    given = {"text": str(tmp_path / "a.txt"), "text_length": 16, "learning_rate": 3e-2, "language_weight": 1.0, "tune": "all"}
+    given = {
+        "text": str(tmp_path / "a.txt"),
+        "text_length": 16,
+        "learning_rate": 3e-2,
+        "language_weight": 1.0,
+        "tune": "all",
+    }
     algorithm = make(dataset, llama, **given)
     assert algorithm.config.text_id != make(dataset, llama, **{**given, "text": str(tmp_path / "b.txt")}).config.text_id
     source = algorithm.sampler().prepare(dataset)
@@ -293,11 +317,16 @@ def test_folders_that_hold_no_model(llama: Path, tmp_path: Path) -> None:
     refused("describes no model known here", tmp_path / "text")
 
 
-def test_settings_that_do_not_fit(llama: Path, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_do_not_fit(
+    llama: Path, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for settings, match in (
         ({"width": 64}, "algo.width=64, but algo.lm=.*llama has 16"),
         ({"context": 11}, "33 tokens, and algo.lm=.* looks back 32"),
-        ({"lora_layers": ["q_proj", "fc"]}, "no linear layers called algo.lora_layers=q_proj,fc: fc; those it has: down_proj, gate_proj"),
+        (
+            {"lora_layers": ["q_proj", "fc"]},
+            "no linear layers called algo.lora_layers=q_proj,fc: fc; those it has: down_proj, gate_proj",
+        ),
         ({"text": str(tmp_path / "none.txt")}, "algo.text=.*none.txt cannot be read"),
     ):
         with pytest.raises(UserError, match=match):
@@ -321,7 +350,9 @@ def test_settings_that_do_not_fit(llama: Path, dataset: Dataset, tmp_path: Path,
 def test_models_that_look_ahead_or_at_padding_are_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, forward = trunk(languages.find(str(llama))), Trunk.forward
     probe(made, left_padding=True)
-    monkeypatch.setattr(Trunk, "forward", lambda self, x, mask=None, key=None: forward(self, x + x.mean(1, keepdim=True), mask, key))
+    monkeypatch.setattr(
+        Trunk, "forward", lambda self, x, mask=None, key=None: forward(self, x + x.mean(1, keepdim=True), mask, key)
+    )
     with pytest.raises(UserError, match="depends on later ones"):
         probe(made, left_padding=False)
     monkeypatch.setattr(Trunk, "forward", lambda self, x, mask=None, key=None: forward(self, x, None, key))
@@ -345,7 +376,9 @@ def test_packages_and_networks_that_are_missing(
         raise OSError("no network\nand more")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(UserError, match=r"algo.lm=gpt2: no such folder here, and the Hugging Face Hub did not give it \(no network\)"):
+    with pytest.raises(
+        UserError, match=r"algo.lm=gpt2: no such folder here, and the Hugging Face Hub did not give it \(no network\)"
+    ):
         make(dataset, "gpt2")
     algorithm = make(dataset, "gpt2", lm_fallback=True, width=8, layers=1, heads=1)
     assert algorithm.runtime.notes[0].startswith(
@@ -353,7 +386,11 @@ def test_packages_and_networks_that_are_missing(
     ) and algorithm.config.lm_id.startswith("scratch-")
     libraries.packages.cache_clear()
     real = languages.importlib.import_module
-    monkeypatch.setattr(languages.importlib, "import_module", lambda name: real(name) if name != "peft" else real("peft_that_is_not_here"))
+    monkeypatch.setattr(
+        languages.importlib,
+        "import_module",
+        lambda name: real(name) if name != "peft" else real("peft_that_is_not_here"),
+    )
     try:
         with pytest.raises(UserError, match=r"need the package peft .*pip install 'offrl\[text\]'"):
             libraries.packages()

@@ -89,7 +89,9 @@ def test_a_service_that_fails_loses_nothing(tmp_path: Path, wandb: Wandb, capsys
         wandb.fails = True
         for step in (20, 30):
             log.metrics(step, {"loss": [1.0, 3.0]})
-    assert capsys.readouterr().err == "offrl: warning: logger=wandb is left out from here on: ConnectionError: no route\n"
+    assert (
+        capsys.readouterr().err == "offrl: warning: logger=wandb is left out from here on: ConnectionError: no route\n"
+    )
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 

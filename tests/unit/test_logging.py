@@ -29,16 +29,31 @@ def no_tensorboard(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
 
 
 def start(path: Path, resume_step: int | None = None, **kwargs: Any) -> log.RunLog:
-    options: dict[str, Any] = {"quiet": True, "total_steps": 100, "replicas": [Replica(3), Replica(7)], "title": "a run"}
+    options: dict[str, Any] = {
+        "quiet": True,
+        "total_steps": 100,
+        "replicas": [Replica(3), Replica(7)],
+        "title": "a run",
+    }
     return log.RunLog(path, resume_step=resume_step, **(options | kwargs))
 
 
 def write(run: log.RunLog, steps: range) -> None:
     for step in steps:
         run.metrics(step, {"critic/loss": [step / 3, 0.1 + 0.2], "actor/loss": [float("nan"), float("inf")]})
-        row = {"episodes": 10, "return_mean": step / 7, "return_std": 1e-17, "length_mean": 1000.0, "success": None, "score": float("nan")}
+        row = {
+            "episodes": 10,
+            "return_mean": step / 7,
+            "return_std": 1e-17,
+            "length_mean": 1000.0,
+            "success": None,
+            "score": float("nan"),
+        }
         run.scores(
-            step, [{"seed": s, **row, "dataset": "d, x", "env_id": "E-v4"} for s in (3, 7)], np.array([[step / 7, 0.1]] * 2), [[5, 6]] * 2
+            step,
+            [{"seed": s, **row, "dataset": "d, x", "env_id": "E-v4"} for s in (3, 7)],
+            np.array([[step / 7, 0.1]] * 2),
+            [[5, 6]] * 2,
         )
         run.timing(step, train=0.5)
 
@@ -89,7 +104,9 @@ def test_a_grid_has_columns_of_its_own(tmp_path: Path) -> None:
             run.scores(step, [{"seed": r.seed, "return_mean": float(i), "dataset": "d"} for i, r in enumerate(grid)])
     lines = (tmp_path / "scores.csv").read_text().splitlines()
     assert lines[0] == ",".join((*log.SCORE_COLUMNS[:2], "temperature", "learning_rate", *log.SCORE_COLUMNS[2:]))
-    assert lines[1:4] == [f"1,{start},,,,,d,,,,,,," for start in ("3,1.0,1e-05,,0.0", "7,1.0,1e-05,,1.0", "3,30.0,1e-05,,2.0")]
+    assert lines[1:4] == [
+        f"1,{start},,,,,d,,,,,,," for start in ("3,1.0,1e-05,,0.0", "7,1.0,1e-05,,1.0", "3,30.0,1e-05,,2.0")
+    ]
     assert len(lines) == 9
     with start(tmp_path, replicas=grid, resume_step=1) as run, pytest.raises(ValueError, match="zip"):
         run.scores(2, [{"seed": 3}])
@@ -146,7 +163,9 @@ def test_tensorboard_has_means_and_seeds_and_resumes(tmp_path: Path) -> None:
     with start(tmp_path) as run:
         for step in (10, 20, 30):
             run.metrics(step, {"loss": [1.0, 3.0]})
-    time.sleep(1.1)  # TensorBoard reads its files in the order of their names: the second, and then a number, 10 before 9
+    time.sleep(
+        1.1
+    )  # TensorBoard reads its files in the order of their names: the second, and then a number, 10 before 9
     with start(tmp_path, resume_step=20) as run:
         run.metrics(30, {"loss": [5.0, float("nan")]})
     board = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -156,18 +175,36 @@ def test_tensorboard_has_means_and_seeds_and_resumes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("saved", [20, 25])
-def test_scores_that_come_again_after_their_checkpoint_stand_once_in_files_and_tensorboard(tmp_path: Path, saved: int) -> None:
-    """The checkpoint of step 20, or of a signal at step 25, was written before the scores of step 20; the run was killed after them."""
+def test_scores_that_come_again_after_their_checkpoint_stand_once_in_files_and_tensorboard(
+    tmp_path: Path, saved: int
+) -> None:
+    """The checkpoint of step 20, or of a signal at step 25, was written before the scores of step 20; the run was
+    killed after them.
+    """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for name in ("whole", "killed"):
         with start(tmp_path / name) as run:
             write(run, range(10, 21 if name == "killed" else 41, 10))
     with start(tmp_path / "killed", resume_step=saved, unscored=20) as run:
-        assert [line.split(b",")[0] for line in contents(tmp_path / "killed")[1].splitlines()] == [b"step", b"10", b"10"]
-        row = {"episodes": 10, "return_mean": 20 / 7, "return_std": 1e-17, "length_mean": 1000.0, "success": None, "score": float("nan")}
+        assert [line.split(b",")[0] for line in contents(tmp_path / "killed")[1].splitlines()] == [
+            b"step",
+            b"10",
+            b"10",
+        ]
+        row = {
+            "episodes": 10,
+            "return_mean": 20 / 7,
+            "return_std": 1e-17,
+            "length_mean": 1000.0,
+            "success": None,
+            "score": float("nan"),
+        }
         run.scores(
-            20, [{"seed": s, **row, "dataset": "d, x", "env_id": "E-v4"} for s in (3, 7)], np.array([[20 / 7, 0.1]] * 2), [[5, 6]] * 2
+            20,
+            [{"seed": s, **row, "dataset": "d, x", "env_id": "E-v4"} for s in (3, 7)],
+            np.array([[20 / 7, 0.1]] * 2),
+            [[5, 6]] * 2,
         )
         write(run, range(30, 41, 10))
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
@@ -198,7 +235,10 @@ def test_tensorboard_has_returns_and_hparams(tmp_path: Path) -> None:
         session.Reload()
         assert session.Scalars("final/score")[0].value == mean
         content = session.summary_metadata["_hparams_/session_start_info"].plugin_data.content
-        given = {k: v.number_value or v.string_value for k, v in HParamsPluginData.FromString(content).session_start_info.hparams.items()}
+        given = {
+            k: v.number_value or v.string_value
+            for k, v in HParamsPluginData.FromString(content).session_start_info.hparams.items()
+        }
         assert given == {"learning_rate": 1e-3, "hidden": "[4, 4]", "temperature": float(cell[-1]), "name": "null"}
 
 
@@ -283,7 +323,9 @@ def test_final_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_to_look_at_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Commands that a shell takes as they stand; the low scores of the dataset that ships with the package are explained."""
+    """Commands that a shell takes as they stand; the low scores of the dataset that ships with the package are
+    explained.
+    """
     import shlex
 
     from offrl.cli.main import main
@@ -307,7 +349,10 @@ def test_what_to_look_at_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert places == [str(iql.dir), str(bc.dir)]
     assert main(["report", *places, f"out={tmp_path / 'out'}", "bootstrap=100", "quiet=true"]) == 0  # as it stands
     assert len(tables.next_commands([iql, *[bc] * 9])[0]) < len(lines[0])  # of many runs their folder
-    iql.record["identity"]["algo"] |= {"actor_schedule": "cosine", "decay_steps": 300}  # the updates it had: nothing is left to learn
+    iql.record["identity"]["algo"] |= {
+        "actor_schedule": "cosine",
+        "decay_steps": 300,
+    }  # the updates it had: nothing is left to learn
     assert len(tables.next_commands([iql])) == 2
     unscored = tables.next_commands([saved("c", "bc", None)])
     assert ["select" in unscored[0], "env=ID" in unscored[1]] == [True, True]
@@ -320,7 +365,15 @@ def test_what_to_look_at_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_final_table_of_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
-        tables.Result("iql", 2, (0.0, 0.0, 0.0), (score, score - 1, score + 1), None, 22.0, (("temperature", t), ("expectile", 0.7)))
+        tables.Result(
+            "iql",
+            2,
+            (0.0, 0.0, 0.0),
+            (score, score - 1, score + 1),
+            None,
+            22.0,
+            (("temperature", t), ("expectile", 0.7)),
+        )
         for t, score in ((10.0, 5.0), (1.0, 60.0))
     ]
     tables.final_table([*rows, tables.Result("bc", 2, (0.0, 0.0, 0.0), (20.0, 19.0, 21.0))])
@@ -334,7 +387,9 @@ def test_final_table_of_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
     assert note == tables.CHOICE
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(3.4, "3 s"), (75, "1 min 15 s"), (7500, "2 h 05 min"), (float("inf"), "?")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3.4, "3 s"), (75, "1 min 15 s"), (7500, "2 h 05 min"), (float("inf"), "?")]
+)
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 

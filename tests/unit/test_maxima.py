@@ -15,7 +15,9 @@ def test_expected_maximum() -> None:
     assert [round(expected_maximum(k), 3) for k in (1, 2, 4, 8, 16, 32)] == [0.0, 0.564, 1.029, 1.424, 1.766, 2.070]
     assert expected_maximum(2) == pytest.approx(1 / math.sqrt(math.pi), abs=1e-10)  # in closed form
     assert expected_maximum(3) == pytest.approx(1.5 / math.sqrt(math.pi), abs=1e-10)
-    assert math.sqrt(2 * math.log(8)) / expected_maximum(8) == pytest.approx(1.43, abs=0.005)  # the bound is 43% too large
+    assert math.sqrt(2 * math.log(8)) / expected_maximum(8) == pytest.approx(
+        1.43, abs=0.005
+    )  # the bound is 43% too large
     with pytest.raises(ValueError, match="at least 1"):
         expected_maximum(0)
 
@@ -38,13 +40,21 @@ def test_chances() -> None:
     low = 0.5 * math.erfc(1.0 / math.hypot(1.0, 2.0) / math.sqrt(2.0))
     assert chance_best([0.0, 1.0], [1.0, 2.0]) == pytest.approx([low, 1 - low], abs=1e-8)
     assert chance_best([0.0] * 5, [2.0] * 5) == pytest.approx([0.2] * 5)
-    assert chance_best([0.0, 0.0], [1.0, 1.0], margin=0.5) == pytest.approx([float(normal_cdf(0.5 / math.sqrt(2.0)))] * 2)
+    assert chance_best([0.0, 0.0], [1.0, 1.0], margin=0.5) == pytest.approx(
+        [float(normal_cdf(0.5 / math.sqrt(2.0)))] * 2
+    )
     assert chance_best([0.0, 1.0, -1.0, 2.0], [1.0, 0.01, 0.02, 3.0]).sum() == pytest.approx(1.0, abs=1e-4)
     draws = np.random.default_rng(0).normal([0.0, 0.5, 0.3], [1.0, 0.2, 0.6], (200_000, 3))
     shares = (draws >= draws.max(1, keepdims=True) - 0.1).mean(0)
-    assert chance_best([0.0, 0.5, 0.3], [1.0, 0.2, 0.6], 0.1) == pytest.approx(shares, abs=0.006)  # five standard errors
+    assert chance_best([0.0, 0.5, 0.3], [1.0, 0.2, 0.6], 0.1) == pytest.approx(
+        shares, abs=0.006
+    )  # five standard errors
     assert chance_within([0.0, 1.0], [1.0, 2.0], 1, 0.0) == pytest.approx(1 - low)
-    for means, errors, message in (([1.0], [0.0], "above 0"), ([1.0, math.nan], [1.0, 1.0], "finite"), ([], [], "not empty")):
+    for means, errors, message in (
+        ([1.0], [0.0], "above 0"),
+        ([1.0, math.nan], [1.0, 1.0], "finite"),
+        ([], [], "not empty"),
+    ):
         with pytest.raises(ValueError, match=message):
             chance_best(means, errors)
 

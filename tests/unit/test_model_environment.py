@@ -1,4 +1,6 @@
-"""A model as an environment: against dynamics worked out by hand, and under the checkers of Gymnasium and stable-baselines3."""
+"""A model as an environment: against dynamics worked out by hand, and under the checkers of Gymnasium and
+stable-baselines3.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_steps_are_those_of_the_model_in_the_environments_units(single: Path) -> None:
     env = offrl.ModelEnv(single, horizon=20)
-    assert isinstance(env.action_space, gym.spaces.Box) and (env.action_space.low[0], env.action_space.high[0]) == (-2.0, 4.0)
+    assert isinstance(env.action_space, gym.spaces.Box) and (env.action_space.low[0], env.action_space.high[0]) == (
+        -2.0,
+        4.0,
+    )
     s, _ = env.reset(seed=0)
     rng = np.random.default_rng(0)
     for t in range(20):
@@ -59,13 +64,17 @@ def test_normalised_observations_and_transformed_rewards_are_undone(tmp_path: Pa
     s, r, *_ = env.step(np.array([1.5]))
     np.testing.assert_allclose(s, expected * std + mean, rtol=1e-5)
     assert r == pytest.approx((reward + 1.0) / 0.1, rel=1e-5)
-    lost = linear_model.write(tmp_path / "lost.safetensors", plain, spec=dataclasses.replace(plain.spec, reward_scale=0.0))
+    lost = linear_model.write(
+        tmp_path / "lost.safetensors", plain, spec=dataclasses.replace(plain.spec, reward_scale=0.0)
+    )
     with pytest.raises(UserError, match="rewards multiplied by 0"):
         offrl.ModelEnv(lost)
 
 
 def test_penalty_is_the_uncertainty_in_recorded_units(tmp_path: Path) -> None:
-    path = linear_model.write(tmp_path / "m.safetensors", spec=dataclasses.replace(linear_model.rows().spec, reward_scale=0.5))
+    path = linear_model.write(
+        tmp_path / "m.safetensors", spec=dataclasses.replace(linear_model.rows().spec, reward_scale=0.5)
+    )
     at = np.array([0.3, -0.4], np.float32)
     rewards = []
     for penalty in (0.0, 2.0):
@@ -98,7 +107,9 @@ def test_leaving_the_range_truncates_or_clips(single: Path, tmp_path: Path) -> N
 
 
 def test_known_terminations_end_episodes(tmp_path: Path) -> None:
-    path = linear_model.write(tmp_path / "m.safetensors", settings={"termination": "inverted_pendulum"})  # entry 1 beyond 0.2
+    path = linear_model.write(
+        tmp_path / "m.safetensors", settings={"termination": "inverted_pendulum"}
+    )  # entry 1 beyond 0.2
     env = offrl.ModelEnv(path, horizon=1)
     env.reset(options={"observation": np.array([0.0, 5.0], np.float32)})
     _, _, terminated, truncated, info = env.step(np.array([0.0]))
@@ -158,7 +169,11 @@ def test_many_states_are_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     data = linear_model.rows(episodes=8)
     trained = load(linear_model.write(tmp_path / "m.safetensors", data, settings={"history": 3}))
     observations, past = starts.of(trained, None, "data")
-    assert observations.shape == (5, 2) and past.shape == (5, 2, 3) and starts.of(trained, None, "initial")[1].shape == (5, 2, 3)
+    assert (
+        observations.shape == (5, 2)
+        and past.shape == (5, 2, 3)
+        and starts.of(trained, None, "initial")[1].shape == (5, 2, 3)
+    )
     everything = data.columns["observations"]
     for o, before in zip(observations, past, strict=True):
         (row,) = np.flatnonzero((everything == o).all(-1).numpy())
@@ -170,7 +185,11 @@ def test_many_states_are_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_horizon_is_the_tasks(tmp_path: Path) -> None:
-    for task, expected in ((Task("x", env_id="Pendulum-v1"), 200), (Task("x", env_id="Pendulum-v1", max_episode_steps=33), 33), (None, 7)):
+    for task, expected in (
+        (Task("x", env_id="Pendulum-v1"), 200),
+        (Task("x", env_id="Pendulum-v1", max_episode_steps=33), 33),
+        (None, 7),
+    ):
         data = linear_model.rows(task=task)
         assert offrl.ModelEnv(linear_model.write(tmp_path / "m.safetensors", data)).simulator.horizon == expected
 
@@ -252,7 +271,9 @@ def test_disabled_autoreset_asks_for_a_mask(single: Path) -> None:
 
 def test_batches_are_reproducible(model: Path) -> None:
     def play(seed: Any) -> np.ndarray:
-        envs = gym.make_vec("offrl.world_models.environment:offrl/Model-v0", num_envs=4, model=str(model), horizon=3, device="cpu")
+        envs = gym.make_vec(
+            "offrl.world_models.environment:offrl/Model-v0", num_envs=4, model=str(model), horizon=3, device="cpu"
+        )
         return np.stack([envs.reset(seed=seed)[0], *(envs.step(np.ones((4, 1), np.float32))[0] for _ in range(8))])
 
     np.testing.assert_array_equal(play(3), play(3))
@@ -263,7 +284,10 @@ def test_batches_are_reproducible(model: Path) -> None:
 def test_discrete_actions(tmp_path: Path) -> None:
     data = linear_model.rows()
     spec = dataclasses.replace(data.spec, discrete=True, num_actions=2, action_dim=1, action_low=(), action_high=())
-    weights = np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.0, -1.0]]), np.array([0.0, 0.0, 2.0, 0.0])  # choice 0 moves right, 1 down
+    weights = (
+        np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.0, -1.0]]),
+        np.array([0.0, 0.0, 2.0, 0.0]),
+    )  # choice 0 moves right, 1 down
     columns = {**data.columns, "actions": (data.columns["actions"][:, 0] > 0).long()}
     data = dataclasses.replace(data, spec=spec, columns=columns)
     env = offrl.ModelEnv(linear_model.write(tmp_path / "m.safetensors", data, [weights]))
@@ -303,7 +327,11 @@ def test_stable_baselines3_takes_it(model: Path) -> None:
     for _ in range(6):
         last = s
         s, r, done, infos = envs.step(np.zeros((4, 1), np.float32))
-    assert done.all() and r.dtype == np.float32 and all(i["TimeLimit.truncated"] and i["truncation"] == "horizon" for i in infos)
+    assert (
+        done.all()
+        and r.dtype == np.float32
+        and all(i["TimeLimit.truncated"] and i["truncation"] == "horizon" for i in infos)
+    )
     ends = np.stack([i["terminal_observation"] for i in infos])
     possible = [[linear_model.step(m, x.astype(float), 0.0)[0] for m in (0, 1)] for x in last]
     assert all(min(np.abs(e - p).max() for p in options) < 1e-5 for e, options in zip(ends, possible, strict=True))

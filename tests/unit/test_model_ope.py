@@ -72,10 +72,13 @@ def test_values_of_linear_policies_by_hand(tmp_path: Path) -> None:
     data = small()
     estimates = found(linear_model.write(tmp_path / "m.safetensors", data), data)
     first = data.columns["observations"][data.episode_start].numpy()
-    values = np.array([[[by_hand(m, p, s, 12) for p in CANDIDATES.values()] for s in first] for m in (0, 1)])  # [E, M, K]
+    values = np.array(
+        [[[by_hand(m, p, s, 12) for p in CANDIDATES.values()] for s in first] for m in (0, 1)]
+    )  # [E, M, K]
     np.testing.assert_allclose(estimates.value, values.mean((0, 1)), rtol=1e-4)
     np.testing.assert_allclose(estimates.details["members"], values.mean(1), rtol=1e-4)
-    # the interval: variance of the mean over 4 states, and that between 2 members; Welch and Satterthwaite's degrees of freedom
+    # the interval: variance of the mean over 4 states, and that between 2 members; Welch and Satterthwaite's degrees of
+    # freedom
     over_states, between = values.mean(0).var(0, ddof=1) / 4, values.mean(1).var(0, ddof=1)
     freedom = ((over_states + between) ** 2 / (over_states**2 / 3 + between**2)).astype(int).clip(1)
     half = np.array([student_t(0.95, int(f)) for f in freedom]) * np.sqrt(over_states + between)
@@ -102,10 +105,15 @@ def test_units_of_the_models_data_are_undone(tmp_path: Path) -> None:
     plain = found(linear_model.write(tmp_path / "plain.safetensors", data), data)
     mean, std, scale, shift = np.array([0.5, -1.0]), np.array([2.0, 0.5]), 0.1, -3.0
     members = []
-    for dynamics, reward in linear_model.MEMBERS:  # s = mean + std z; what the mean adds is put into the action's weight, which is then 1
+    for (
+        dynamics,
+        reward,
+    ) in linear_model.MEMBERS:  # s = mean + std z; what the mean adds is put into the action's weight, which is then 1
         into = np.diag([*std, 1.0])
         members.append((into @ dynamics / std, scale * into @ reward))
-    spec = dataclasses.replace(data.spec, observation_mean=tuple(mean), observation_std=tuple(std), reward_scale=scale, reward_shift=shift)
+    spec = dataclasses.replace(
+        data.spec, observation_mean=tuple(mean), observation_std=tuple(std), reward_scale=scale, reward_shift=shift
+    )
     path = linear_model.write(tmp_path / "other.safetensors", data, members, spec=spec)
     # the constants: s' gains mean @ W, r' becomes scale (mean . w + 1) + shift
     from offrl.world_models.model import load, save
@@ -128,14 +136,18 @@ def test_rewards_and_states_are_cut_off_at_the_datas_range(tmp_path: Path) -> No
     estimates = found(path, narrow, horizon=200)
     bound = (1.0 - DISCOUNT**200) / (1.0 - DISCOUNT)
     assert (estimates.value <= 0.2 * bound + 1e-9).all() and (estimates.value >= -0.1 * bound - 1e-9).all()
-    runaway = [(np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]), np.array([0.0, 0.0, 0.0]))]  # doubles: 0.5 reaches 20 after 5.3 steps
+    runaway = [
+        (np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]), np.array([0.0, 0.0, 0.0]))
+    ]  # doubles: 0.5 reaches 20 after 5.3 steps
     estimates = found(linear_model.write(tmp_path / "r.safetensors", data, runaway), data, rollouts=1)
     assert estimates.details["clipped"] == [pytest.approx(7 / 12)] * 3
 
 
 def test_terminations_end_the_sum(tmp_path: Path) -> None:
     data = linear_model.rows(episodes=30)
-    path = linear_model.write(tmp_path / "m.safetensors", data, linear_model.MEMBERS[:1], settings={"termination": "inverted_pendulum"})
+    path = linear_model.write(
+        tmp_path / "m.safetensors", data, linear_model.MEMBERS[:1], settings={"termination": "inverted_pendulum"}
+    )
     estimates = found(path, data, rollouts=30)
     first = data.columns["observations"][data.episode_start].numpy()
     values = np.array([[by_hand(0, p, s, 12, falls=True) for s in first] for p in CANDIDATES.values()])
@@ -155,7 +167,9 @@ def test_noise_and_propagation(tmp_path: Path) -> None:
     mixed = found(path, data, noise=False, propagation="ts1", rollouts=400)
     assert len(mixed.details["members"]) == 1
     members = np.array(exact.details["members"])
-    assert ((mixed.value > members.min(0)) & (mixed.value < members.max(0))).all()  # members mixed along the way: in between, here
+    assert (
+        (mixed.value > members.min(0)) & (mixed.value < members.max(0))
+    ).all()  # members mixed along the way: in between, here
 
 
 def test_all_has_it_where_a_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +180,9 @@ def test_all_has_it_where_a_model_is_named(tmp_path: Path, monkeypatch: pytest.M
     for name in ("fqe", "wis", "dr"):
         monkeypatch.setitem(selection.METHODS, name, lambda work, name=name: asked.append(name) or real(work))
     data = small()
-    settings = ope.OPEConfig(world_model=str(linear_model.write(tmp_path / "m.safetensors", data)), rollouts=2, horizon=3)
+    settings = ope.OPEConfig(
+        world_model=str(linear_model.write(tmp_path / "m.safetensors", data)), rollouts=2, horizon=3
+    )
     assert list(ope.evaluate_policies(data, CANDIDATES, "all", settings).estimates) == ["fqe", "wis", "dr", "model"]
     result = ope.evaluate_policies(data, CANDIDATES, "model", settings)
     result.write(tmp_path / "select.csv")
@@ -184,7 +200,9 @@ def test_models_that_do_not_fit(tmp_path: Path) -> None:
         found(path, other)
     with pytest.raises(UserError, match="does not exist"):
         found(tmp_path / "none.safetensors", data)
-    lost = linear_model.write(tmp_path / "lost.safetensors", data, spec=dataclasses.replace(data.spec, reward_scale=0.0))
+    lost = linear_model.write(
+        tmp_path / "lost.safetensors", data, spec=dataclasses.replace(data.spec, reward_scale=0.0)
+    )
     with pytest.raises(UserError, match="rewards multiplied by 0"):
         found(lost, data)
 
@@ -202,7 +220,9 @@ def test_without_a_model_one_is_trained_first(tmp_path: Path, monkeypatch: pytes
     data, asked = small(), []
 
     def train_first(config: Any, dataset: Dataset, name: str, requirement: Requirement) -> Path:
-        asked.append((requirement.algo, config.runs_dir, config.device, config.compile, config.quiet, dataset.fingerprint))
+        asked.append(
+            (requirement.algo, config.runs_dir, config.device, config.compile, config.quiet, dataset.fingerprint)
+        )
         return linear_model.write(tmp_path / "m.safetensors", data)
 
     monkeypatch.setattr("offrl.ope.model_based.train_first", train_first)

@@ -26,7 +26,9 @@ def draws(seed):
 
 
 def episodes(count=12, length=40, seed=0, noise=NOISE, offset=0.0, successors=True):
-    """s' = 0.9 s + 0.5 a + noise in two dimensions, r = s[0]; whole episodes that end by a time limit, the first one in a termination."""
+    """s' = 0.9 s + 0.5 a + noise in two dimensions, r = s[0]; whole episodes that end by a time limit, the first one in
+    a termination.
+    """
     draw = draws(seed)
     rows = count * length
     observations, following = np.zeros((rows, 2), np.float32), np.zeros((rows, 2), np.float32)
@@ -38,9 +40,16 @@ def episodes(count=12, length=40, seed=0, noise=NOISE, offset=0.0, successors=Tr
     terminations = np.zeros(rows, bool)
     terminations[length - 1] = True
     return from_arrays(
-        observations, actions, observations[:, 0], terminations, ends & ~terminations, following if successors else None,
-        action_low=-1.0, action_high=1.0, name="linear",
-    )  # fmt: skip
+        observations,
+        actions,
+        observations[:, 0],
+        terminations,
+        ends & ~terminations,
+        following if successors else None,
+        action_low=-1.0,
+        action_high=1.0,
+        name="linear",
+    )
 
 
 class Exact:
@@ -61,8 +70,15 @@ class Exact:
         return past
 
     def predict(self, tree, observations, actions, past):
-        mean = (0.9 * observations + 0.5 * actions).expand(3, -1, -1) + self.wrong * torch.tensor([-1.0, 0.0, 1.0]).view(3, 1, 1)
-        return Prediction(mean, torch.full_like(mean, self.std), mean[..., 0] * 0 + observations[:, 0], torch.full(mean.shape[:2], 0.01))
+        mean = (0.9 * observations + 0.5 * actions).expand(3, -1, -1) + self.wrong * torch.tensor(
+            [-1.0, 0.0, 1.0]
+        ).view(3, 1, 1)
+        return Prediction(
+            mean,
+            torch.full_like(mean, self.std),
+            mean[..., 0] * 0 + observations[:, 0],
+            torch.full(mean.shape[:2], 0.01),
+        )
 
     def settle(self, tree, prediction, observations, actions, following, rewards, key):
         ended = torch.zeros_like(rewards, dtype=torch.bool)
@@ -75,7 +91,12 @@ class Exact:
         return observations, actions, following
 
 
-TREE = {"elites": torch.tensor([0, 2]), "scale": torch.ones(3), "low": torch.full((2,), -9.0), "high": torch.full((2,), 9.0)}
+TREE = {
+    "elites": torch.tensor([0, 2]),
+    "scale": torch.ones(3),
+    "low": torch.full((2,), -9.0),
+    "high": torch.full((2,), 9.0),
+}
 
 
 def test_scales_make_intervals_cover_what_they_should():
@@ -93,7 +114,10 @@ def test_scales_make_intervals_cover_what_they_should():
 
 def test_levels_recalibrate_what_no_factor_can():
     data = episodes(60)
-    rows, model = data.transition_rows(), Exact(NOISE, wrong=2 * NOISE)  # elites that disagree more than they err: too narrow and too wide
+    rows, model = (
+        data.transition_rows(),
+        Exact(NOISE, wrong=2 * NOISE),
+    )  # elites that disagree more than they err: too narrow and too wide
     half = torch.arange(len(rows)) % 2 == 0
     tree = {**TREE, "scale": quality.scales(model, TREE, data, rows[half])}
     asked = quality.levels(model, tree, data, rows[half])
@@ -106,7 +130,8 @@ def test_levels_recalibrate_what_no_factor_can():
 
 
 def test_scales_of_a_mixture_and_of_what_has_no_error():
-    # elites that lie 0.4 apart around the truth, of whose errors they know nothing: two spikes would match some levels, and be unlikely
+    # elites that lie 0.4 apart around the truth, of whose errors they know nothing: two spikes would match some levels,
+    # and be unlikely
     data = episodes(30)
     rows, model = data.transition_rows(), Exact(2 * NOISE, wrong=0.2)
     scale = quality.scales(model, TREE, data, rows)
@@ -129,7 +154,9 @@ def test_one_step_numbers_against_numpy():
     data, model = episodes(20), Exact(2 * NOISE, wrong=0.1)
     rows = data.transition_rows()
     found = quality.one_step(model, {**TREE, "scale": torch.tensor([0.5, 0.5, 1.0])}, data, rows)
-    s, a, y = (data.columns[n][rows].numpy().astype(np.float64) for n in ("observations", "actions", "next_observations"))
+    s, a, y = (
+        data.columns[n][rows].numpy().astype(np.float64) for n in ("observations", "actions", "next_observations")
+    )
     error = y - (0.9 * s + 0.5 * a)
     assert found["rmse"][:2] == pytest.approx(np.sqrt((error**2).mean(0)), rel=1e-5)
     assert found["r2"][:2] == pytest.approx(1 - (error**2).mean(0) / y.var(0), rel=1e-5)
@@ -140,7 +167,10 @@ def test_one_step_numbers_against_numpy():
 
     assert found["nll"][:2] == pytest.approx(-np.log(density(2 * NOISE)).mean(0), rel=1e-4)
     assert found["nll_calibrated"][:2] == pytest.approx(-np.log(density(NOISE)).mean(0), rel=1e-4)
-    cdf = sum(0.5 * np.vectorize(lambda x: 0.5 * (1 + math.erf(x / math.sqrt(2))))((error - m) / (2 * NOISE)) for m in (-0.1, 0.1))
+    cdf = sum(
+        0.5 * np.vectorize(lambda x: 0.5 * (1 + math.erf(x / math.sqrt(2))))((error - m) / (2 * NOISE))
+        for m in (-0.1, 0.1)
+    )
     inside = np.stack([(np.abs(2 * cdf - 1) <= p).mean(0) for p in quality.LEVELS], -1)
     assert np.array(found["coverage"][:2]) == pytest.approx(inside, abs=2e-3)
 
@@ -150,7 +180,9 @@ def test_many_steps_follow_the_recorded_actions():
     everywhere = torch.ones(len(exact), dtype=torch.bool)
     found = quality.many_steps(Exact(), TREE, exact, everywhere)
     assert found["horizon"] == quality.HORIZON and len(found["mean"]["median"]) == quality.HORIZON
-    assert max(found["mean"]["high"]) < 1e-5 and max(found["return_rmse"]) < 1e-4  # the truth has no error at any horizon
+    assert (
+        max(found["mean"]["high"]) < 1e-5 and max(found["return_rmse"]) < 1e-4
+    )  # the truth has no error at any horizon
     assert min(found["unchanged"]["median"]) > 0.1
     data = episodes(12, 62)
     noisy = quality.many_steps(Exact(), TREE, data, everywhere)
@@ -181,7 +213,15 @@ def test_auroc_by_hand():
 
 def ensemble(data, **settings):
     """An untrained one and its tensors."""
-    wanted = {"hidden": [8], "members": 3, "elites": 2, "termination": "never", "reward": "learned", "epoch": 1, **settings}
+    wanted = {
+        "hidden": [8],
+        "members": 3,
+        "elites": 2,
+        "termination": "never",
+        "reward": "learned",
+        "epoch": 1,
+        **settings,
+    }
     model = WorldModel(DynamicsSettings(**wanted), data.spec)
     tree = {
         "params": dict(model.network.named_parameters()),
@@ -206,7 +246,9 @@ def wide():
     draw, ends = draws(3), np.arange(300) % 30 == 29
     observations = draw.normal(size=(300, 50))
     observations[:, 3] = 2.0
-    return from_arrays(observations, draw.uniform(-1, 1, (300, 1)), draw.normal(size=300), ends, action_low=-1.0, action_high=1.0)
+    return from_arrays(
+        observations, draw.uniform(-1, 1, (300, 1)), draw.normal(size=300), ends, action_low=-1.0, action_high=1.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,7 +266,9 @@ def test_every_kind_of_ensemble_has_a_report(data, settings, tmp_path, capsys, p
     quality_report.report(tmp_path, model, [(Replica(0), tree)], data, split(data, DynamicsSettings()), quiet=False)
     found = json.loads((tmp_path / "model.json").read_text(), parse_constant=pytest.fail)  # NaN is no JSON
     assert (
-        found["dimensions"][0] == "obs[0]" and found["dimensions"][-1] == "reward" and "that it was not trained on" in found["measured_on"]
+        found["dimensions"][0] == "obs[0]"
+        and found["dimensions"][-1] == "reward"
+        and "that it was not trained on" in found["measured_on"]
     )
     explained, coverage, many, each, *_ = pictures["model.png"].axes
     one = found["models"][0]["one_step"]
@@ -251,7 +295,14 @@ def test_ood_sees_what_is_far_and_density_is_not_fitted_to_what_it_judges():
     model, tree = ensemble(data)
     rows = data.transition_rows()
     areas = quality.ood(model, tree, data, far, rows[::3])
-    assert areas["density"] > 0.8 and set(areas) == {"aleatoric", "ensemble_std", "deviation", "disagreement", "density", "single"}
+    assert areas["density"] > 0.8 and set(areas) == {
+        "aleatoric",
+        "ensemble_std",
+        "deviation",
+        "disagreement",
+        "density",
+        "single",
+    }
     assert areas["density"] != quality.ood(model, tree, data, far)["density"]
 
 
@@ -306,10 +357,26 @@ def trained(tmp_path_factory, quickly):
         with h5py.File(folder / f"{name}.hdf5", "w") as file:
             for key in ("observations", "next_observations", "actions", "rewards", "terminations", "truncations"):
                 column = made.columns[key].numpy()
-                column = np.concatenate([column, column], -1) if name == "wide" and key.endswith("observations") else column
+                column = (
+                    np.concatenate([column, column], -1) if name == "wide" and key.endswith("observations") else column
+                )
                 file[{"terminations": "terminals", "truncations": "timeouts"}.get(key, key)] = column
-    small = ["algo.hidden=[8]", "algo.members=3", "algo.elites=2", "algo.batch_size=16", "steps=12", "algo.epoch=4", "seeds=2"]
-    where = [f"dataset={folder}/mine.hdf5", "dataset.action_low=[-1]", "dataset.action_high=[1]", f"runs_dir={folder}", "name=run"]
+    small = [
+        "algo.hidden=[8]",
+        "algo.members=3",
+        "algo.elites=2",
+        "algo.batch_size=16",
+        "steps=12",
+        "algo.epoch=4",
+        "seeds=2",
+    ]
+    where = [
+        f"dataset={folder}/mine.hdf5",
+        "dataset.action_low=[-1]",
+        "dataset.action_high=[1]",
+        f"runs_dir={folder}",
+        "name=run",
+    ]
     assert cli.main(["train", "algo=dynamics", "compile=eager", "quiet=true", *small, *where]) == 0
     return folder
 

@@ -23,7 +23,11 @@ from offrl.tasks.environments import make_env
 
 def small(**columns: Any) -> Dataset:
     rows = 6
-    base: dict[str, Any] = {"actions": np.arange(rows) % 3, "rewards": np.zeros(rows), "terminations": np.arange(rows) % 3 == 2}
+    base: dict[str, Any] = {
+        "actions": np.arange(rows) % 3,
+        "rewards": np.zeros(rows),
+        "terminations": np.arange(rows) % 3 == 2,
+    }
     return from_arrays(np.eye(rows), num_actions=3, **base, **columns)
 
 
@@ -74,7 +78,11 @@ def test_a_users_file(tmp_path: Path, suffix: str) -> None:
     """D4RL's layout with one more column, or one that is called otherwise."""
     rows = 8
     arrays = {"observations": np.eye(rows, dtype=np.float32), "actions": np.zeros((rows, 2), np.float32)}
-    arrays |= {"rewards": np.zeros(rows, np.float32), "terminals": np.arange(rows) % 2 == 1, "task_id": np.repeat([5, 9], 4)}
+    arrays |= {
+        "rewards": np.zeros(rows, np.float32),
+        "terminals": np.arange(rows) % 2 == 1,
+        "task_id": np.repeat([5, 9], 4),
+    }
     path = tmp_path / f"mine.{suffix}"
     if suffix == "npz":
         np.savez(path, **arrays)

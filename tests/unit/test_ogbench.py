@@ -50,7 +50,13 @@ def test_names_and_tasks() -> None:
     if importlib.util.find_spec("ogbench") is not None:
         assert task.env_id == "offrl.envs.ogbench_env:offrl/antmaze-large-v0"
         assert single.env_id == "offrl.envs.ogbench_env:offrl/cube-double-singletask-task2-v0"
-    for name in ("antmaze-large-v0", "antmaze-large-stitch-v0-val", "antmaze-large-stitch", "antmaze-umaze-v2", "hopper-medium-v2"):
+    for name in (
+        "antmaze-large-v0",
+        "antmaze-large-stitch-v0-val",
+        "antmaze-large-stitch",
+        "antmaze-umaze-v2",
+        "hopper-medium-v2",
+    ):
         assert ogbench.lookup(name) is None
 
 
@@ -85,7 +91,11 @@ def write(folder: Path, places: np.ndarray, ends: tuple[int, ...] = ()) -> None:
     """pointmaze-medium-navigate-v0.npz whose states are these, [R, 2]."""
     stop = np.zeros(len(places), bool)
     stop[[*ends, -1]] = True
-    columns = {"observations": places.astype(np.float32), "actions": np.zeros((len(places), 2), np.float32), "terminals": stop}
+    columns = {
+        "observations": places.astype(np.float32),
+        "actions": np.zeros((len(places), 2), np.float32),
+        "terminals": stop,
+    }
     np.savez(folder / "pointmaze-medium-navigate-v0.npz", **columns)
 
 
@@ -110,7 +120,9 @@ def test_rewards_of_a_single_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @needs_package
 @pytest.mark.filterwarnings("ignore:.*precision lowered")
 def test_sparse_rewards_are_minus_one_until_all_parts_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a puzzle's 9 buttons: one less for each that is wrong, and sparse -1; the environment's rewards are those of its data."""
+    """Of a puzzle's 9 buttons: one less for each that is wrong, and sparse -1; the environment's rewards are those of
+    its data.
+    """
     monkeypatch.setenv("OGBENCH_DATASET_DIR", str(tmp_path))
     plain, sparse = (f"puzzle-3x3-play{word}-singletask-task1-v0" for word in ("", "-sparse"))
     task = ogbench.lookup(sparse)
@@ -127,7 +139,11 @@ def test_sparse_rewards_are_minus_one_until_all_parts_are_done(tmp_path: Path, m
         env.close()
     assert steps[plain][0] < -1.0 and steps[sparse] == [-1.0] * 3
     states = np.stack([1 - goal, goal, np.where(np.arange(9) == 4, 1 - goal, goal), 1 - goal])
-    columns = {"observations": np.zeros((4, 55), np.float32), "actions": np.zeros((4, 5), np.float32), "terminals": np.arange(4) == 3}
+    columns = {
+        "observations": np.zeros((4, 55), np.float32),
+        "actions": np.zeros((4, 5), np.float32),
+        "terminals": np.arange(4) == 3,
+    }
     np.savez(tmp_path / "puzzle-3x3-play-v0.npz", **columns, button_states=states.astype(np.int64))
     assert load_dataset(plain).columns["rewards"].tolist() == [-9.0, 0.0, -1.0, -9.0]
     assert load_dataset(sparse).columns["rewards"].tolist() == [-1.0, 0.0, -1.0, -1.0]
@@ -174,7 +190,9 @@ def test_the_seed_of_a_reset_decides_the_episode() -> None:
     np.testing.assert_array_equal(play(two, 7), a)
     assert np.abs(play(one, 8) - a).max() > 1e-3
     start, goal = a[:2], a[2:4]
-    assert np.abs(start - [0, 20]).max() <= 1.001 and np.abs(goal - [20, 0]).max() <= 1.001  # cells (6, 1)... in x, y, and noise
+    assert (
+        np.abs(start - [0, 20]).max() <= 1.001 and np.abs(goal - [20, 0]).max() <= 1.001
+    )  # cells (6, 1)... in x, y, and noise
 
 
 class Told(gym.Env):
@@ -215,7 +233,11 @@ def test_starts_are_taken_in_turn_and_scores_are_success_rates() -> None:
     found = evaluate([Obeys(), Obeys()], [0, 1], task, EvalConfig(episodes=7, parallel=2))
     assert Told.seen == [starts[e % 3] for _ in range(2) for e in range(7)]
     row = found.rows()[1]
-    assert row["success_by_task"] == "1 1 0" and row["success"] == pytest.approx(5 / 7) and row["score"] == pytest.approx(500 / 7)
+    assert (
+        row["success_by_task"] == "1 1 0"
+        and row["success"] == pytest.approx(5 / 7)
+        and row["score"] == pytest.approx(500 / 7)
+    )
     assert found.by_task(0) == [1.0, 1.0, 0.0] and row["return"] == -1.0
     few = evaluate([Obeys()], [0], task, EvalConfig(episodes=2))
     assert np.isnan(few.by_task(0)[2])
@@ -261,7 +283,10 @@ def test_kitchen_like_goals_become_columns(tmp_path: Path) -> None:
     buffers = Buffers(2, leaves, found, {"type": "Box", "shape": [1]}, Memory(float("inf"), tmp_path), "k", 1 << 20, {})
     buffers.add(2, read, "episode_0")
     columns = buffers.result().columns
-    assert columns["achieved_goals"].tolist() == [[7, 1, 2], [8, 3, 4]] and columns["desired_goals"].tolist() == [[1, 0, 0]] * 2
+    assert (
+        columns["achieved_goals"].tolist() == [[7, 1, 2], [8, 3, 4]]
+        and columns["desired_goals"].tolist() == [[1, 0, 0]] * 2
+    )
     assert columns["observations"].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -281,14 +306,23 @@ def test_d4rl_s_mazes_tell_their_goal(name: str, width: int) -> None:
 
 
 def test_an_episode_towards_a_goal_ends_there() -> None:
-    """PointMaze goes on after its goal unless it is told otherwise; reference scores are returns of episodes that do."""
+    """PointMaze goes on after its goal unless it is told otherwise; reference scores are returns of episodes that
+    do.
+    """
     pytest.importorskip("gymnasium_robotics", reason="needs the extra `robotics`")
     keys = ("achieved_goal", "observation")
     way = ({"reset_cell": np.array([1, 1]), "goal_cell": np.array([1, 2])},)
     recorded = Task(
-        "D4RL/pointmaze/umaze-v2", env_id="PointMaze_UMaze-v3", env_kwargs={"continuing_task": True, "reset_target": True},
-        max_episode_steps=150, ref_min=1.0, ref_max=2.0, ref_label="Minari", observation_keys=keys, starts=way,
-    )  # fmt: skip
+        "D4RL/pointmaze/umaze-v2",
+        env_id="PointMaze_UMaze-v3",
+        env_kwargs={"continuing_task": True, "reset_target": True},
+        max_episode_steps=150,
+        ref_min=1.0,
+        ref_max=2.0,
+        ref_label="Minari",
+        observation_keys=keys,
+        starts=way,
+    )
 
     class Right:
         def start(self, episodes: int) -> None:
@@ -309,7 +343,9 @@ def test_an_episode_towards_a_goal_ends_there() -> None:
         assert (found.scores is not None and found.scores[0, 0] == 100.0) == goals
     assert lengths[False] == 150 and lengths[True] < 100
     other = resolve_task(recorded, EvalConfig(env="FetchReach-v4"), goals=True)
-    assert other is not None and other.env_kwargs == {} and other.observation_keys == keys and other.scored_by == "success"
+    assert (
+        other is not None and other.env_kwargs == {} and other.observation_keys == keys and other.scored_by == "success"
+    )
     assert resolve_task(recorded, EvalConfig(env="none"), goals=True) is None
 
 
@@ -324,7 +360,9 @@ def policy(goal_dim: int = 0, **spec: Any) -> TrainedPolicy:
     return TrainedPolicy(algorithm, state, 0)
 
 
-@pytest.mark.parametrize(("goal_dim", "width", "like"), [(0, 4, "like an observation"), (3, 3, "like achieved_goals in the data")])
+@pytest.mark.parametrize(
+    ("goal_dim", "width", "like"), [(0, 4, "like an observation"), (3, 3, "like achieved_goals in the data")]
+)
 def test_what_a_policy_says_of_wrong_goals(goal_dim: int, width: int, like: str) -> None:
     one = policy(goal_dim)
     for goal, words in (
@@ -346,7 +384,9 @@ def test_a_policy_file_is_told_its_goal(tmp_path: Path) -> None:
     one.save(tmp_path / "p.safetensors")
     other = TrainedPolicy.load(tmp_path / "p.safetensors")
     spec = other.algorithm.spec
-    assert spec.goal_dim == 3 and spec.task == task and DataSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert (
+        spec.goal_dim == 3 and spec.task == task and DataSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    )
     here, near, far = np.ones(4), np.zeros(3), np.full(3, 9.0)
     first = other.act(here, goal=near)
     np.testing.assert_array_equal(first, one.act(here, goal=near))
@@ -373,8 +413,12 @@ def test_observations_that_hold_the_goal_are_refused() -> None:
     arrays = np.zeros((4, 3)), np.zeros((4, 1)), np.zeros(4)
     data = from_arrays(*arrays, action_low=-1.0, action_high=1.0, name="m", task=task)
     config = TrainConfig(algo=registry.get("algo", "gcbc").Config(hidden=[8]))
-    with pytest.raises(UserError, match=r"of m hold the desired goal.*dataset\.observation_keys=\[achieved_goal,observation\]$"):
+    with pytest.raises(
+        UserError, match=r"of m hold the desired goal.*dataset\.observation_keys=\[achieved_goal,observation\]$"
+    ):
         make_algorithm(config, data)
     apart = dataclasses.replace(task, observation_keys=("achieved_goal", "observation"))
     make_algorithm(config, dataclasses.replace(data, spec=dataclasses.replace(data.spec, task=apart)))
-    make_algorithm(dataclasses.replace(config, algo=registry.get("algo", "bc").Config(hidden=[8])), data)  # sees what the data show
+    make_algorithm(
+        dataclasses.replace(config, algo=registry.get("algo", "bc").Config(hidden=[8])), data
+    )  # sees what the data show

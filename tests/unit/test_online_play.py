@@ -1,4 +1,6 @@
-"""What is played becomes rows: true last observations, terminals apart from time-outs, and the same again after a stop."""
+"""What is played becomes rows: true last observations, terminals apart from time-outs, and the same again after a
+stop.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ RETURNS = returns_of(None, 0.9)
 SPEC = DataSpec((2,), 1, action_low=(-2.0,), action_high=(2.0,), name="walk")
 
 
-def play(envs: int = 1, seeds: tuple[int, ...] = (0,), max_steps: int | None = None, spec: DataSpec = SPEC, **kwargs: Any) -> Play:
+def play(
+    envs: int = 1, seeds: tuple[int, ...] = (0,), max_steps: int | None = None, spec: DataSpec = SPEC, **kwargs: Any
+) -> Play:
     made = Play(Task("walk", env_factory=lambda: Walk(**kwargs)), spec, seeds, envs, 0, max_steps)
     made.begin()
     return made
@@ -117,8 +121,13 @@ def test_late_columns_are_those_of_the_data_sampler(extra: tuple[str, ...]) -> N
     last = max(i for i, t in enumerate(turns) if t.over[0]) + 1
     assert {bool(t.terminated[0]) for t in turns if t.over[0]} == {True, False}
     flags = [np.array([bool(getattr(t, k)[0]) for t in turns[:last]]) for k in ("terminated", "over")]
-    arrays = [np.concatenate([getattr(t, k) for t in turns[:last]]) for k in ("observations", "actions", "rewards", "next_observations")]
-    dataset = from_arrays(arrays[0], arrays[1] * 2, arrays[2], flags[0], flags[1] & ~flags[0], arrays[3], action_low=-2, action_high=2)
+    arrays = [
+        np.concatenate([getattr(t, k) for t in turns[:last]])
+        for k in ("observations", "actions", "rewards", "next_observations")
+    ]
+    dataset = from_arrays(
+        arrays[0], arrays[1] * 2, arrays[2], flags[0], flags[1] & ~flags[0], arrays[3], action_low=-2, action_high=2
+    )
     source = sampler.prepare(add_returns_to_go(dataset, 0.9))
     assert source.packed is not None
     expected = source.packed.take(torch.arange(source.count))
@@ -144,14 +153,18 @@ def test_a_reward_that_is_not_finite_names_environment_and_step() -> None:
     with play(seeds=(3,), bad_at=2) as made:
         step(made, 0.0)
         state = {k: v.clone() for k, v in made.state().items()}
-        with pytest.raises(UserError, match=r"walk gave a reward .* not finite \(seed 3, environment 0, episode 0, step 1\)"):
+        with pytest.raises(
+            UserError, match=r"walk gave a reward .* not finite \(seed 3, environment 0, episode 0, step 1\)"
+        ):
             step(made, 0.0)
         assert all(torch.equal(v, state[k]) for k, v in made.state().items() if k != "current")
 
 
 @pytest.mark.parametrize("extra", [(), ("next_actions",), ("returns_to_go",)])
 def test_the_middle_of_episodes_comes_back(extra: tuple[str, ...]) -> None:
-    """Three environments of two replicas, stopped at every moment: what follows is the same, rows that waited included."""
+    """Three environments of two replicas, stopped at every moment: what follows is the same, rows that waited
+    included.
+    """
     columns = columns_for(SPEC, TransitionSampler(extra), torch.float32, "x")
     chosen = np.random.default_rng(1).uniform(-0.5, 0.5, (12, 6, 1)).astype(np.float32)
 
@@ -189,13 +202,17 @@ def test_an_environment_of_chance_begins_a_new_episode() -> None:
 
 
 def test_mujoco_is_stepped_as_gymnasium_does() -> None:
-    """A plain loop over an environment of its own, over ends of episodes; and a fall is a terminal, the limit is none."""
+    """A plain loop over an environment of its own, over ends of episodes; and a fall is a terminal, the limit is
+    none.
+    """
     spec = DataSpec((11,), 3, action_low=(-1.0,) * 3, action_high=(1.0,) * 3, name="hopper")
     env, episode, steps, ends = gym.make("Hopper-v4"), 0, 0, []
     row = env.reset(seed=start_seed(0, 0, 0, 0))[0].astype(np.float32)
     with Play(Task("hopper", env_id="Hopper-v4"), spec, (0,), 1, 0, 30) as made:
         made.begin()
-        for action in np.random.default_rng(0).integers(-64, 65, (250, 3)).astype(np.float32) / 64:  # scaling rounds none of these
+        for action in (
+            np.random.default_rng(0).integers(-64, 65, (250, 3)).astype(np.float32) / 64
+        ):  # scaling rounds none of these
             turn = made.step(action[None])
             assert (turn.observations[0] == row).all()
             after, reward, terminated, _, _ = env.step(action)

@@ -28,8 +28,13 @@ def rows(numbers: list[int]) -> dict[str, np.ndarray]:
     """Rows that can be told apart: row i has reward i, action i, observations (i, i + 0.5)."""
     i = np.array(numbers)
     observations = np.stack([i, i + 0.5], 1).astype(np.float32)
-    return {"observations": observations, "actions": i, "rewards": i.astype(np.float32), "next_observations": -observations,
-            "masks": np.ones(len(i), np.float32)}  # fmt: skip
+    return {
+        "observations": observations,
+        "actions": i,
+        "rewards": i.astype(np.float32),
+        "next_observations": -observations,
+        "masks": np.ones(len(i), np.float32),
+    }
 
 
 def ring(capacity: int = 4, replicas: int = 2, columns: dict[str, Column] = COLUMNS) -> Ring:
@@ -73,7 +78,9 @@ def test_images_stay_bytes() -> None:
     assert taken["observations"][1].tolist() == picture[::-1].tolist()
 
 
-def batches(mixing: float | None, size: int, counts: tuple[int, int] = (10, 40), rows_of_data: int = 30) -> MixedBatches:
+def batches(
+    mixing: float | None, size: int, counts: tuple[int, int] = (10, 40), rows_of_data: int = 30
+) -> MixedBatches:
     made = ring(capacity=64)
     for n, count in enumerate(counts):
         made.add(np.full(count, n), rows([100 * n + i for i in range(count)]))
@@ -135,7 +142,9 @@ def test_batches_are_as_the_data_sampler_gives_them() -> None:
     offline = sampler(sampler.prepare(data(30)), rng.make_key(0), 8)
     for mixing in (0.0, 0.5, None, 1.0):
         mixed = batches(mixing, 8).get(0)
-        assert {k: (v.dtype, v.shape[1:]) for k, v in mixed.items()} == {k: (v.dtype, v.shape) for k, v in offline.items()}
+        assert {k: (v.dtype, v.shape[1:]) for k, v in mixed.items()} == {
+            k: (v.dtype, v.shape) for k, v in offline.items()
+        }
 
 
 def test_what_is_kept_on_the_disk_fills_a_ring_the_same(tmp_path: Path) -> None:

@@ -27,11 +27,20 @@ from offrl.finetuning.learner import Learner
 from offrl.finetuning.replay_buffer import MixedBatches
 from offrl.system import files as checkpoint
 
-SMALL: dict[str, Any] = {"quiet": True, "device": "cpu", "compile": "eager", "log_every": 10, "eval.episodes": 2, "eval.every": 20}
+SMALL: dict[str, Any] = {
+    "quiet": True,
+    "device": "cpu",
+    "compile": "eager",
+    "log_every": 10,
+    "eval.episodes": 2,
+    "eval.every": 20,
+}
 
 
 class Walk(gym.Env):
-    """x moves by half the action and pays -|x|; a terminal beyond 1, a time-out after 9 steps. Counts all steps of all of them."""
+    """x moves by half the action and pays -|x|; a terminal beyond 1, a time-out after 9 steps. Counts all steps of all
+    of them.
+    """
 
     observation_space = spaces.Box(-9, 9, (2,))
     steps, at, then = 0, -1, staticmethod(lambda: None)
@@ -61,7 +70,9 @@ def still(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     recorded(False), recorded(True)
     drawn = request.node.name == "test_it_learns_from_play_and_data"
     draw = outcome.picture
-    monkeypatch.setattr(outcome, "picture", lambda *a, **k: draw(*a, **k) if drawn else False)  # it takes as long as all the rest
+    monkeypatch.setattr(
+        outcome, "picture", lambda *a, **k: draw(*a, **k) if drawn else False
+    )  # it takes as long as all the rest
     monkeypatch.setattr(Walk, "steps", 0)
     monkeypatch.setattr(Walk, "at", -1)
 
@@ -94,7 +105,9 @@ def trained(folder: Path, algo: str = "iql", discrete: bool = False, **more: Any
 def tune(run: Run | None, folder: Path, name: str = "online", discrete: bool = False, **more: Any) -> Run:
     given = {"dataset": data(discrete)} if more.get("mixing") != 0 else {}
     call: dict[str, Any] = {"steps": 60, "name": name, "runs_dir": str(folder), **given, **SMALL, **more}
-    return offrl.finetune(run, env=lambda: Walk(discrete), settings={k: call.pop(k) for k in list(call) if "." in k}, **call)
+    return offrl.finetune(
+        run, env=lambda: Walk(discrete), settings={k: call.pop(k) for k in list(call) if "." in k}, **call
+    )
 
 
 def last(run: Run) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -109,7 +122,13 @@ def assert_same(one: Run, two: Run) -> None:
     assert tensors.keys() == expected.keys()
     for name, tensor in tensors.items():
         assert torch.equal(tensor, expected[name]), name
-    for name in ("metrics.jsonl", "scores.csv", "finetune.json", "policies/seed_0.safetensors", "policies/seed_1.safetensors"):
+    for name in (
+        "metrics.jsonl",
+        "scores.csv",
+        "finetune.json",
+        "policies/seed_0.safetensors",
+        "policies/seed_1.safetensors",
+    ):
         assert (one.dir / name).read_bytes() == (two.dir / name).read_bytes(), name
 
 
@@ -127,7 +146,9 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
 
 
 @pytest.mark.usefixtures("heeds_signals")
-@pytest.mark.parametrize("case", [pytest.param(c, marks=() if i == len(CASES) - 1 else pytest.mark.nightly) for i, c in enumerate(CASES)])
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if i == len(CASES) - 1 else pytest.mark.nightly) for i, c in enumerate(CASES)]
+)
 def test_a_stop_leaves_no_trace(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     algo, discrete, settings = CASES[case]
     offline = trained(tmp_path, algo, discrete)
@@ -176,7 +197,9 @@ def test_it_learns_from_play_and_data(tmp_path: Path, pictures: dict[str, Any]) 
     assert meta["step"] == 60 and meta["rows"] == [60, 60] and meta["updates"] == 7 + 60
     assert tensors["state/step"].tolist() == [67, 67]
     first = checkpoint.load_latest(offline.dir)
-    assert first is not None and not torch.equal(tensors["state/params/actor/log_std"], first[0]["state/params/actor/log_std"])
+    assert first is not None and not torch.equal(
+        tensors["state/params/actor/log_std"], first[0]["state/params/actor/log_std"]
+    )
     assert [r["step"] for r in run.score_rows] == [0, 0, 20, 20, 40, 40, 60, 60]
     lines = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20, 30, 40, 50, 60]
@@ -186,7 +209,9 @@ def test_it_learns_from_play_and_data(tmp_path: Path, pictures: dict[str, Any]) 
     assert run.score_rows[1]["return_mean"] == score  # row 0 is the offline policy's
     outcome = json.loads((run.dir / "finetune.json").read_text())[0]
     assert outcome["unit"] == "return" and outcome["offline"][1] == score and outcome["regret"] is None
-    assert outcome["online"][0] == pytest.approx(np.mean([r["return_mean"] for r in run.score_rows if r["seed"] == 0 and r["step"]]))
+    assert outcome["online"][0] == pytest.approx(
+        np.mean([r["return_mean"] for r in run.score_rows if r["seed"] == 0 and r["step"]])
+    )
     assert (run.dir / "finetune.png").stat().st_size > 10_000
     *seeds, mean, before = pictures["finetune.png"].axes[0].lines
     curves = [[r["return_mean"] for r in run.score_rows if r["seed"] == seed] for seed in (0, 1)]
@@ -266,7 +291,9 @@ def test_settings_of_the_algorithm_change_online(tmp_path: Path, monkeypatch: py
     with pytest.raises(UserError, match="steps: 60 there, 80 here"):  # settings are annealed over the steps
         tune(offline, tmp_path, steps=80)
     seen.clear()
-    tune(offline, tmp_path, "given", mixing=0.5, **{"algo.alpha": 4.0, "algo.noise_clip": 0.1})  # the command's word holds
+    tune(
+        offline, tmp_path, "given", mixing=0.5, **{"algo.alpha": 4.0, "algo.noise_clip": 0.1}
+    )  # the command's word holds
     assert {clip for _, clip in seen} == {0.1} and {alpha for alpha, _ in seen} == {None}
 
 
@@ -284,15 +311,23 @@ def test_a_grid_goes_on_with_its_own_values(tmp_path: Path) -> None:
 def test_from_fresh_parameters(tmp_path: Path) -> None:
     run = tune(None, tmp_path, algo="iql", seeds=2, warmup=20, mixing=0, **{"algo.hidden": [8], "algo.batch_size": 16})
     _, meta = last(run)
-    assert meta["updates"] == 40 and run.record["identity"]["parent"] is None and run.record["data"]["source"] == "environment"
+    assert (
+        meta["updates"] == 40
+        and run.record["identity"]["parent"] is None
+        and run.record["data"]["source"] == "environment"
+    )
     shard, _ = checkpoint.read(run.dir / "replay" / "000000.safetensors")
     early = shard["actions"][:, 0]
     assert early.abs().max() > 0.8 and abs(float(early.mean())) < 0.4  # uniform before the first update
-    mixed = tune(None, tmp_path, "mixed", algo="td3_bc", seeds=1, warmup=20, **{"algo.hidden": [8], "algo.batch_size": 16})
+    mixed = tune(
+        None, tmp_path, "mixed", algo="td3_bc", seeds=1, warmup=20, **{"algo.hidden": [8], "algo.batch_size": 16}
+    )
     assert mixed.record["identity"]["finetune"]["mixing"] == 0.5 and mixed.record["data"]["rows"] == len(data())
 
 
-def test_what_the_environment_gets_wrong_is_named_and_what_was_learnt_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_environment_gets_wrong_is_named_and_what_was_learnt_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     offline = trained(tmp_path)
     for at, then, words in (
         (85, lambda: float("nan"), r"gave a reward .* not finite \(seed \d, environment 0, episode \d+, step \d\)"),
@@ -306,17 +341,25 @@ def test_what_the_environment_gets_wrong_is_named_and_what_was_learnt_is_saved(t
         _, meta = last(Run(tmp_path / "failed"))
         assert meta["step"] > 10
         monkeypatch.setattr(Walk, "at", -1)
-    assert_same(tune(offline, tmp_path, "failed", **{"eval.every": 0}), tune(offline, tmp_path, "well", **{"eval.every": 0}))
+    assert_same(
+        tune(offline, tmp_path, "failed", **{"eval.every": 0}), tune(offline, tmp_path, "well", **{"eval.every": 0})
+    )
 
 
-def test_a_replica_that_diverges_is_frozen_and_the_other_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replica_that_diverges_is_frozen_and_the_other_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     offline = trained(tmp_path)
     found = checkpoint.load_latest(offline.dir)
     assert found is not None
     tensors, meta = found
     tensors = {k: v.clone() for k, v in tensors.items()}
-    tensors["state/params/value/" + next(k.split("/")[-1] for k in tensors if k.startswith("state/params/value/"))][0] = 1e30
-    checkpoint.save(offline.dir, 7, tensors, {k: v for k, v in meta.items() if k not in ("version", "sha256", "step")}, 2)
+    tensors["state/params/value/" + next(k.split("/")[-1] for k in tensors if k.startswith("state/params/value/"))][
+        0
+    ] = 1e30
+    checkpoint.save(
+        offline.dir, 7, tensors, {k: v for k, v in meta.items() if k not in ("version", "sha256", "step")}, 2
+    )
     run = tune(offline, tmp_path)
     assert [r.seed for r in run.diverged] == [0] and "seed 0 diverged" in capsys.readouterr().err
     lines = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
@@ -329,7 +372,9 @@ def test_a_line_is_the_mean_over_the_updates_since_the_last_one(tmp_path: Path) 
     def losses(name: str, every: int) -> list[list[float]]:
         settings = {"steps": 4, "warmup": 1, "eval.every": 0, "eval.episodes": 1, "log_every": every}
         lines = (tune(offline, tmp_path, name, **settings).dir / "metrics.jsonl").read_text().splitlines()
-        return [line["critic/loss"] for line in map(json.loads, lines) if "critic/loss" in line]  # none where nothing was learnt yet
+        return [
+            line["critic/loss"] for line in map(json.loads, lines) if "critic/loss" in line
+        ]  # none where nothing was learnt yet
 
     together, single = losses("together", 4), losses("single", 1)
     assert (len(together), len(single)) == (1, 3)
@@ -346,14 +391,19 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     offline = trained(tmp_path)
     refused("there is no environment to learn in", lambda: offrl.finetune(offline, dataset=data(), quiet=True))
     refused("trained on arrays from Python", lambda: offrl.finetune(offline, env="Pendulum-v1", quiet=True))
-    refused(r"observations of shape \(2,\), Pendulum-v1 of \(3,\)",
-            lambda: offrl.finetune(offline, env="Pendulum-v1", mixing=0, quiet=True, runs_dir=str(tmp_path)))  # fmt: skip
+    refused(
+        r"observations of shape \(2,\), Pendulum-v1 of \(3,\)",
+        lambda: offrl.finetune(offline, env="Pendulum-v1", mixing=0, quiet=True, runs_dir=str(tmp_path)),
+    )
     refused("steps=0 is out of range", lambda: tune(offline, tmp_path, steps=0))
     refused("mixing=2 must be", lambda: tune(offline, tmp_path, mixing=2))
     refused("update_every=0 must be", lambda: tune(offline, tmp_path, update_every=0))
     refused("Did you mean 'mixing'", lambda: tune(offline, tmp_path, mixin=0.5))
     refused("seeds= cannot be changed", lambda: tune(offline, tmp_path, seeds=3))
-    refused("algo.alpha= is no setting of algo=iql; its paper calls so algo.polyak", lambda: tune(offline, tmp_path, **{"algo.alpha": 1.0}))
+    refused(
+        "algo.alpha= is no setting of algo=iql; its paper calls so algo.polyak",
+        lambda: tune(offline, tmp_path, **{"algo.alpha": 1.0}),
+    )
     columns = recorded(False)
     other = from_arrays(*columns[:2], columns[2] + 1, *columns[3:], action_low=-2, action_high=2)
     refused("and this is", lambda: offrl.finetune(offline, env=Walk, dataset=other, quiet=True))
@@ -365,8 +415,12 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     refused("holds another run \\(finetune.utd: 1.0 there, 2.0 here\\)", lambda: tune(offline, tmp_path, utd=2.0))
     refused("is no fine-tuning run", lambda: offrl.finetune(env=Walk, resume=str(offline.dir)))
     tensors, meta = last(offline)
-    tensors["state/params/value/" + next(k.split("/")[-1] for k in tensors if k.startswith("state/params/value/"))][0] += 1
-    checkpoint.save(offline.dir, 7, tensors, {k: v for k, v in meta.items() if k not in ("version", "sha256", "step")}, 2)
+    tensors["state/params/value/" + next(k.split("/")[-1] for k in tensors if k.startswith("state/params/value/"))][
+        0
+    ] += 1
+    checkpoint.save(
+        offline.dir, 7, tensors, {k: v for k, v in meta.items() if k not in ("version", "sha256", "step")}, 2
+    )
     refused("began from another state", lambda: tune(offline, tmp_path))
     for path in (offline.dir / "checkpoints").iterdir():
         path.unlink()

@@ -20,7 +20,14 @@ from offrl.ope.importance import behavior_log_prob, log_ratios, target_log_prob,
 from offrl.ope.problem import behavior_value, candidate_actions, make_problem
 
 STATES, DISCOUNT = 4, 0.8
-SMALL: dict[str, Any] = {"discount": DISCOUNT, "hidden": [32], "learning_rate": 3e-3, "polyak": 0.1, "compile": "eager", "batch_size": 128}
+SMALL: dict[str, Any] = {
+    "discount": DISCOUNT,
+    "hidden": [32],
+    "learning_rate": 3e-3,
+    "polyak": 0.1,
+    "compile": "eager",
+    "batch_size": 128,
+}
 
 
 class Table:
@@ -46,7 +53,8 @@ def greedy(*actions: int) -> Table:
     return Table(np.eye(2)[list(actions)])
 
 
-# from each state and action: probabilities of the next state, the last one being the end; and a reward that the action decides
+# from each state and action: probabilities of the next state, the last one being the end; and a reward that the action
+# decides
 NEXT = np.array(
     [
         [[0.7, 0.3, 0.0, 0.0, 0.0], [0.0, 0.2, 0.6, 0.0, 0.2]],
@@ -97,7 +105,9 @@ def data() -> Dataset:
 
 
 def exact_behavior(data: Dataset) -> torch.Tensor:
-    return torch.from_numpy(Table(BEHAVIOR).log_prob(data.columns["observations"].numpy(), data.columns["actions"].numpy()))
+    return torch.from_numpy(
+        Table(BEHAVIOR).log_prob(data.columns["observations"].numpy(), data.columns["actions"].numpy())
+    )
 
 
 @pytest.mark.parametrize("networks", ["shared", "separate"])
@@ -107,7 +117,9 @@ def test_fqe_finds_the_values_of_a_small_mdp(data: Dataset, networks: str) -> No
     truth = [true_value(p) for p in CANDIDATES.values()]
     assert max(truth) - min(truth) > 4.0
     np.testing.assert_allclose(estimates.value, truth, atol=0.4)  # errs by 0.12 +- 0.06 over seeds
-    assert [estimates.names[k] for k in estimates.order()] == [n for _, n in sorted(zip(truth, CANDIDATES, strict=True), reverse=True)]
+    assert [estimates.names[k] for k in estimates.order()] == [
+        n for _, n in sorted(zip(truth, CANDIDATES, strict=True), reverse=True)
+    ]
 
 
 def test_fqe_of_stochastic_candidates(data: Dataset) -> None:
@@ -118,8 +130,13 @@ def test_fqe_of_stochastic_candidates(data: Dataset) -> None:
 
 
 def soft(share: float) -> dict[str, Table]:
-    """The candidates mixed with the behaviour policy, so that importance weights stay moderate; and that policy itself."""
-    return {**{n: Table(share * c.p + (1 - share) * BEHAVIOR) for n, c in CANDIDATES.items()}, "behavior": Table(BEHAVIOR)}
+    """The candidates mixed with the behaviour policy, so that importance weights stay moderate; and that policy
+    itself.
+    """
+    return {
+        **{n: Table(share * c.p + (1 - share) * BEHAVIOR) for n, c in CANDIDATES.items()},
+        "behavior": Table(BEHAVIOR),
+    }
 
 
 def test_wis_converges(data: Dataset) -> None:
@@ -149,7 +166,9 @@ def test_dr_corrects_a_poor_q(data: Dataset) -> None:
 
 
 def test_behavior_model_finds_the_probabilities(data: Dataset) -> None:
-    settings = OPEConfig(**{**SMALL, "batch_size": 1024}, behavior_updates=300)  # batches of 128 leave an error of up to 0.06
+    settings = OPEConfig(
+        **{**SMALL, "batch_size": 1024}, behavior_updates=300
+    )  # batches of 128 leave an error of up to 0.06
     found = behavior_log_prob(make_problem(data, {"a": CANDIDATES["a"]}), settings)
     np.testing.assert_allclose(found.exp(), exact_behavior(data).exp(), atol=0.08)
 
@@ -159,8 +178,12 @@ def test_behavior_model_of_continuous_actions() -> None:
     observations = rng.normal(size=(2_000, 1)).astype(np.float32)
     pre = 0.5 * observations + 0.3 * rng.normal(size=(2_000, 1))
     flags = np.arange(2_000) % 20 == 19
-    data = from_arrays(observations, np.tanh(pre).astype(np.float32), np.ones(2_000), truncations=flags, action_low=-1, action_high=1)
-    found = behavior_log_prob(make_problem(data, {"zero": Constant(1)}), OPEConfig(**SMALL, behavior_updates=400)).numpy()
+    data = from_arrays(
+        observations, np.tanh(pre).astype(np.float32), np.ones(2_000), truncations=flags, action_low=-1, action_high=1
+    )
+    found = behavior_log_prob(
+        make_problem(data, {"zero": Constant(1)}), OPEConfig(**SMALL, behavior_updates=400)
+    ).numpy()
     z = (pre - 0.5 * observations) / 0.3
     exact = (-0.5 * z**2 - math.log(0.3) - 0.5 * math.log(2 * math.pi) - np.log(1 - np.tanh(pre) ** 2)).sum(1)
     assert abs((found - exact).mean()) < 0.1 and np.corrcoef(found, exact)[0, 1] > 0.95
@@ -192,7 +215,8 @@ def two_episodes(ended: bool) -> Dataset:
 
 @pytest.mark.parametrize(("ended", "value"), [(True, 5 / 3 + 0.5), (False, 5 / 3 + 1.0)])
 def test_weighted_sums_by_hand(ended: bool, value: float) -> None:
-    # step 0: weights 2 and 1, so (2 * 1 + 1 * 3) / 3. Step 1: A's weight is 2 * 0.5 = 1; B, when it ended, keeps its 1 and gains nothing
+    # step 0: weights 2 and 1, so (2 * 1 + 1 * 3) / 3. Step 1: A's weight is 2 * 0.5 = 1; B, when it ended, keeps its 1
+    # and gains nothing
     ratios = torch.tensor([[2.0], [0.5], [1.0]], dtype=torch.float64).log()
     data = two_episodes(ended)
     gains = data.columns["rewards"].double().unsqueeze(1)
@@ -210,7 +234,9 @@ def test_where_no_episode_goes_on_nothing_is_known() -> None:
     data = two_episodes(False)
     ratios, gains = torch.zeros(3, 1, dtype=torch.float64), data.columns["rewards"].double().unsqueeze(1)
     sums, effective = weighted_sums(ratios, gains, data, 0.5, usable=torch.tensor([True, False, True]))
-    assert sums.item() == pytest.approx(2.0) and effective.item() == pytest.approx(2.0)  # step 0 alone: (1 + 3) / 2 of two episodes
+    assert sums.item() == pytest.approx(2.0) and effective.item() == pytest.approx(
+        2.0
+    )  # step 0 alone: (1 + 3) / 2 of two episodes
 
 
 def test_target_densities_by_hand() -> None:
@@ -224,7 +250,9 @@ def test_target_densities_by_hand() -> None:
 
 
 def test_dr_is_the_textbook_sum() -> None:
-    """Against loops over episodes and steps: sum_t discount**t [w_t (r_t - Q_t) + w_{t-1} V_t], each w normalised over episodes."""
+    """Against loops over episodes and steps: sum_t discount**t [w_t (r_t - Q_t) + w_{t-1} V_t], each w normalised over
+    episodes.
+    """
     data = roll(12, limit=1_000, seed=3)
     assert data.columns["terminations"][data.episode_end - 1].all()
     problem = make_problem(data, CANDIDATES)
@@ -290,7 +318,9 @@ def test_target_bounds_hold_where_episodes_end() -> None:
 
 
 def test_combined_interval_by_hand() -> None:
-    values = np.array([[[1.0], [3.0]], [[2.0], [6.0]]])  # two seeds, two initial states: means 2 and 4; states 1.5 and 4.5
+    values = np.array(
+        [[[1.0], [3.0]], [[2.0], [6.0]]]
+    )  # two seeds, two initial states: means 2 and 4; states 1.5 and 4.5
     value, low, high = combine(values)
     states, seeds = 4.5 / 2, 2.0  # variances: of the mean over states, between seeds; one degree of freedom each
     freedom = int((states + seeds) ** 2 / (states**2 + seeds**2))
@@ -306,10 +336,13 @@ def test_same_call_same_numbers_and_no_global_state(data: Dataset) -> None:
     one, two = (ope.estimate(data, CANDIDATES, settings) for _ in range(2))
     assert np.array_equal(one.value, two.value) and np.array_equal(one.low, two.low)
     assert torch.equal(before, torch.random.get_rng_state())
-    assert not np.array_equal(one.value, ope.estimate(data, CANDIDATES, OPEConfig(**SMALL, updates=20, seeds=2, seed=1)).value)
+    assert not np.array_equal(
+        one.value, ope.estimate(data, CANDIDATES, OPEConfig(**SMALL, updates=20, seeds=2, seed=1)).value
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- actions
+# ----------------------------------------------------------------------------------------------------------------
+# actions
 
 
 class Counter:
@@ -327,7 +360,12 @@ def test_actions_of_a_policy_with_a_memory() -> None:
     observations = np.array([[1.0], [2.0], [3.0], [11.0], [12.0]], np.float32)
     following = np.array([[2.0], [3.0], [4.0], [12.0], [13.0]], np.float32)
     flags = np.array([False, False, True, False, True])
-    arrays = {"observations": observations, "actions": np.zeros((5, 1), np.float32), "rewards": np.zeros(5), "next_observations": following}
+    arrays = {
+        "observations": observations,
+        "actions": np.zeros((5, 1), np.float32),
+        "rewards": np.zeros(5),
+        "next_observations": following,
+    }
     data = from_arrays(**arrays, truncations=flags, action_low=-100.0, action_high=100.0)
     found = candidate_actions("counter", Counter(), data, explore=False)
     np.testing.assert_allclose(found.here[:, 0] * 100, [1.001, 2.002, 3.003, 1.011, 2.012], rtol=1e-5)
@@ -346,7 +384,12 @@ def test_actions_at_next_observations_that_no_row_holds() -> None:
     observations = np.array([[0.1], [0.2], [0.3]], np.float32)
     following = np.array([[0.2], [0.25], [0.4]], np.float32)
     data = from_arrays(
-        observations, np.zeros((3, 1), np.float32), np.zeros(3), next_observations=following, action_low=-1.0, action_high=1.0
+        observations,
+        np.zeros((3, 1), np.float32),
+        np.zeros(3),
+        next_observations=following,
+        action_low=-1.0,
+        action_high=1.0,
     )
     found = candidate_actions("echo", Echo(1), data, explore=False)
     np.testing.assert_allclose(found.here, observations, rtol=1e-6)
@@ -380,7 +423,9 @@ def test_settings_out_of_range() -> None:
         explore = OPEConfig(**{**SMALL, "behavior_updates": 1}, explore=True)
 
         class Noisy(Constant):
-            def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
+            def step(
+                self, carry: Any, observations: np.ndarray, t: int, explore: bool = False
+            ) -> tuple[np.ndarray, Any]:
                 return super().step(carry, observations, t)
 
         ope.evaluate_policies(two_episodes(True), {"x": Noisy(1)}, "wis", explore)

@@ -22,7 +22,11 @@ def test_ties_share_their_ranks() -> None:
     np.testing.assert_array_equal(ranks([5.0, 1.0, 5.0, 7.0]), [2.5, 1.0, 2.5, 4.0])
     # ranks 1 2 3 4 against 1.5 1.5 3.5 3.5: Pearson 4 / sqrt(5 * 4)
     assert spearman([1, 2, 3, 4], [0, 0, 9, 9]) == pytest.approx(4 / math.sqrt(20))
-    assert math.isnan(spearman([1, 2], [3, 3])) and math.isnan(spearman([1], [1])) and math.isnan(spearman([1, 2], [1, math.nan]))
+    assert (
+        math.isnan(spearman([1, 2], [3, 3]))
+        and math.isnan(spearman([1], [1]))
+        and math.isnan(spearman([1, 2], [1, math.nan]))
+    )
 
 
 def test_regret_by_hand() -> None:

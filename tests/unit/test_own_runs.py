@@ -1,4 +1,6 @@
-"""Runs on own data: environments of one's own by file and class, the length of a first run, and what is said where nothing scores."""
+"""Runs on own data: environments of one's own by file and class, the length of a first run, and what is said where
+nothing scores.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def data(episodes: int = 12, steps: int = 20) -> offrl.Dataset:
     rows = episodes * steps
     actions = rng.uniform(-1, 1, (rows, 1)).astype(np.float32)
     ends = np.arange(rows) % steps == steps - 1
-    return offrl.from_arrays(rng.normal(size=(rows, 1)), actions, actions[:, 0], truncations=ends, action_low=-1.0, action_high=1.0)
+    return offrl.from_arrays(
+        rng.normal(size=(rows, 1)), actions, actions[:, 0], truncations=ends, action_low=-1.0, action_high=1.0
+    )
 
 
 @pytest.fixture
@@ -95,7 +99,9 @@ def test_a_run_scored_in_a_class_is_evaluated_and_resumed(home: Path, monkeypatc
     with pytest.raises(UserError, match=r"say it again, eval\.env=house\.py:House"):
         offrl.train(resume=run.dir, dataset=data(), steps=3, quiet=True)
     again = offrl.train(resume=run.dir, dataset=data(), steps=3, quiet=True, env="house.py:House")
-    assert again.final_scores[0]["step"] == 3 and offrl.load(run.dir).evaluate(episodes=1, env="house.py:House").returns.shape == (1, 1)
+    assert again.final_scores[0]["step"] == 3 and offrl.load(run.dir).evaluate(
+        episodes=1, env="house.py:House"
+    ).returns.shape == (1, 1)
     sys.modules.pop("house")
 
 
@@ -117,7 +123,8 @@ def test_a_script_that_trains_when_it_is_imported_is_told_so(home: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("rows", "cpu", "steps"), [(100, True, 10_000), (23_456, True, 24_000), (10**6, True, 50_000), (10**7, False, 10**6)]
+    ("rows", "cpu", "steps"),
+    [(100, True, 10_000), (23_456, True, 24_000), (10**6, True, 50_000), (10**7, False, 10**6)],
 )
 def test_length_of_a_first_run(rows: int, cpu: bool, steps: int) -> None:
     assert first_run.steps_for(rows, cpu) == steps
@@ -172,12 +179,16 @@ def test_the_interval_holds_the_spread_between_fits_and_within_them() -> None:
 def test_the_gap_is_to_the_nearest_row_of_another_episode() -> None:
     known = torch.tensor([[0.0, 0.0], [0.1, 0.0], [3.0, 4.0]]).double()
     wanted, episode = torch.tensor([[0.0, 0.0]] * 3).double(), torch.tensor([0, 0, 1])
-    assert gap(wanted, known, episode) == pytest.approx(5.0 / np.sqrt(2.0))  # two of three rows are drawn from the first episode
+    assert gap(wanted, known, episode) == pytest.approx(
+        5.0 / np.sqrt(2.0)
+    )  # two of three rows are drawn from the first episode
     assert gap(wanted, known, torch.zeros(3)) == 0.0
 
 
 def test_actions_and_states_that_the_data_do_not_have_rest_on_few_rows() -> None:
-    """Random actions of a walk that stays near 0: one that goes on in one direction leaves it, though each action is in the data."""
+    """Random actions of a walk that stays near 0: one that goes on in one direction leaves it, though each action is in
+    the data.
+    """
     rng, position, rows = np.random.default_rng(0), 0.0, []
     for _ in range(2000):
         action = float(np.clip(rng.normal() - position, -1, 1))
@@ -192,24 +203,37 @@ def test_actions_and_states_that_the_data_do_not_have_rest_on_few_rows() -> None
 
 
 def test_fits_count_where_they_rest_on_enough_rows_and_are_possible() -> None:
-    """Of ten fits of five policies: all count; five rest on few rows; two do, and have no say; five are impossible; the data are far."""
+    """Of ten fits of five policies: all count; five rest on few rows; two do, and have no say; five are impossible; the
+    data are far.
+    """
     fits = np.repeat(np.arange(10.0)[:, None, None], 5, 2).repeat(3, 1)
     rows = np.full((10, 5), 1_000.0)
     rows[:5, 1], rows[8:, 2], fits[5:, :, 3] = 999.0, 999.0, 200.0
     fitted = LinearValues(fits, np.zeros((10, 3)), rows, np.array([0.1, 0.3, 0.1, 0.1, 0.1, 0.31]), 0.0, 100.0)
     whole, few, without, beyond, far = ([*summary(fitted, k, 0.99, 10)] for k in range(5))
-    assert whole[:3] == pytest.approx([4.5, 0.0, 4.5 + student_t(0.95, 9) * np.std(np.arange(10), ddof=1)]) and whole[6] == 10
-    assert whole[3:6] == pytest.approx([4.5, 4.5 - whole[2] + 4.5, whole[2]]), "the difference to the data's 0, without bounds"
+    assert (
+        whole[:3] == pytest.approx([4.5, 0.0, 4.5 + student_t(0.95, 9) * np.std(np.arange(10), ddof=1)])
+        and whole[6] == 10
+    )
+    assert whole[3:6] == pytest.approx([4.5, 4.5 - whole[2] + 4.5, whole[2]]), (
+        "the difference to the data's 0, without bounds"
+    )
     assert without[0] == pytest.approx(3.5) and without[6] == 8 and without[1] is not None
     assert few[1:6] == beyond[1:6] == far[1:6] == [None] * 5 and few[6] == beyond[6] == 5
-    assert summary(fitted, 0, 0.99, 9)[1] is None and summary(fitted, 0, 0.9901, 10)[1] is None, "a longer horizon needs more rows"
+    assert summary(fitted, 0, 0.99, 9)[1] is None and summary(fitted, 0, 0.9901, 10)[1] is None, (
+        "a longer horizon needs more rows"
+    )
 
 
 def words(policies: dict[str, dict[str, Any]], count: int = 0, **more: Any) -> list[str]:
     """What is said of policies with a value, and an interval of 1 about it unless `value_low` is None."""
     known = {"difference": 1.0, "fits": 10, "rows": 900.0, "gap": 0.1, "distance": 0.3}
     for p in policies.values():
-        ends = dict.fromkeys(ENDS) if "value_low" in p else dict(zip(ENDS, (p["value"] - 1, p["value"] + 1, 3.0, 2.0, 4.0), strict=True))
+        ends = (
+            dict.fromkeys(ENDS)
+            if "value_low" in p
+            else dict(zip(ENDS, (p["value"] - 1, p["value"] + 1, 3.0, 2.0, 4.0), strict=True))
+        )
         p |= {**known, **ends, **{k: v for k, v in p.items() if k != "value_low"}}
     common = {
         "steps": 9,
@@ -223,27 +247,41 @@ def words(policies: dict[str, dict[str, Any]], count: int = 0, **more: Any) -> l
         "low": -900.0,
         "high": 0.0,
     }
-    return _words(Path("RUN"), {**common, "data": [-9.0, -10.0, -8.0], "policies": policies, **more}, count or len(policies))
+    return _words(
+        Path("RUN"), {**common, "data": [-9.0, -10.0, -8.0], "policies": policies, **more}, count or len(policies)
+    )
 
 
 def test_estimates_are_said_policy_by_policy_with_the_worst_first() -> None:
     lines = words({"seed_0": {"value": -5.0}, "seed_1": {"value": -53.6}, "seed_2": {"value": -7.0}})
     assert [line.split(":")[0].strip() for line in lines[1:4]] == ["seed_1", "seed_2", "seed_0"]
-    assert "-53.6 [-54.6, -52.6]; difference to what made the data +3 [+2, +4]" in lines[1] and "mean of" not in " ".join(lines)
+    assert "-53.6 [-54.6, -52.6]; difference to what made the data +3 [+2, +4]" in lines[
+        1
+    ] and "mean of" not in " ".join(lines)
     assert "probably better" in lines[-2] and "offrl select RUN" in lines[-1]
     many = words({f"seed_{k}": {"value": -float(k)} for k in range(8)}, 24)
-    assert len(many) == len(lines) + 2 and "seed_7" in many[1] and "5 others: -4 to -0" in many[4] and "16 further policies" in many[5]
+    assert (
+        len(many) == len(lines) + 2
+        and "seed_7" in many[1]
+        and "5 others: -4 to -0" in many[4]
+        and "16 further policies" in many[5]
+    )
 
 
 def test_a_guess_has_no_interval_comes_first_and_says_why() -> None:
     few = {"value_low": None, "fits": 2, "rows": 44.0}
     lines = words({"seed_0": {"value": -90.0}, "seed_1": {"value": -4.0, **few}})
-    assert "seed_1: -4, a guess without an interval (it rests on some 44 of 8,000 rows" in lines[1] and "[" not in lines[1]
+    assert (
+        "seed_1: -4, a guess without an interval (it rests on some 44 of 8,000 rows" in lines[1] and "[" not in lines[1]
+    )
     assert "seed_1 are guesses" in lines[-2] and "algo=td3_bc" in lines[-2]
     assert "the estimate is a guess" in words({"seed_0": {"value": -4.0, **few}})[-2]
     assert "most fits are beyond what the rewards allow" in words({"seed_0": {"value": 4.0, **few, "rows": 4000.0}})[1]
     far = words({"seed_0": {"value": -4.0, "value_low": None, "gap": 0.34}}, gap=0.33)
-    assert "(the nearest data of other episodes are 0.34 standard deviations away" in far[1] and "8,000 rows are too few for 4" in far[-2]
+    assert (
+        "(the nearest data of other episodes are 0.34 standard deviations away" in far[1]
+        and "8,000 rows are too few for 4" in far[-2]
+    )
     alone = words({"seed_0": {"value": -4.0, "value_low": None}}, episodes=1)
     assert "(1 episode only)" in alone[1] and "divide the log" in alone[-2]
 
@@ -257,7 +295,9 @@ def test_a_run_without_scores_is_judged_once(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("offrl.ope.linear.FEATURES", 12)
     lines = judge(run, config, data())
     numbers = json.loads((run.dir / "estimate.json").read_text())
-    assert sorted(line.split(":")[0].strip() for line in lines[1:3]) == ["seed_0", "seed_1"] and set(numbers["policies"]) == {
+    assert sorted(line.split(":")[0].strip() for line in lines[1:3]) == ["seed_0", "seed_1"] and set(
+        numbers["policies"]
+    ) == {
         "seed_0",
         "seed_1",
     }

@@ -65,7 +65,12 @@ TALKS_TO_OWN_PROCESSES = {"processes.py", "pool.py"}  # through pipes; no file i
 
 def test_no_old_gym_no_d4rl_no_pickle() -> None:
     everything = [p for folder in ("offrl", *LINKED) for p in sources(folder)]
-    wrong = [(p.name, m) for p in everything for m in imports(p) if inside(m, "gym", "d4rl", "mujoco_py", "pickle", "dill", "cloudpickle")]
+    wrong = [
+        (p.name, m)
+        for p in everything
+        for m in imports(p)
+        if inside(m, "gym", "d4rl", "mujoco_py", "pickle", "dill", "cloudpickle")
+    ]
     assert {name for name, _ in wrong} <= TALKS_TO_OWN_PROCESSES, wrong
 
 
@@ -82,7 +87,9 @@ def run(code: str, cwd: Path) -> str:
 
 
 def test_command_line_starts_without_heavy_imports(tmp_path: Path) -> None:
-    out = run(f"import sys, offrl, offrl.cli.main, offrl.registry; print([m for m in {HEAVY} if m in sys.modules])", tmp_path)
+    out = run(
+        f"import sys, offrl, offrl.cli.main, offrl.registry; print([m for m in {HEAVY} if m in sys.modules])", tmp_path
+    )
     assert out.strip() == "[]"
 
 
@@ -109,7 +116,12 @@ def test_readme_has_the_two_commands_that_ci_runs() -> None:
 def test_plain_pytest_is_the_fast_tier() -> None:
     addopts = re.search(r"^addopts = '(.+)'$", (ROOT / "pyproject.toml").read_text(), re.M)
     fast = re.search(r'^FAST, LONG = "(.+)",', (ROOT / "tests" / "conftest.py").read_text(), re.M)
-    assert addopts and fast and addopts[1].endswith(f'-n 2 --dist worksteal -m "{fast[1]}"') and fast[1] == "not slow and not nightly"
+    assert (
+        addopts
+        and fast
+        and addopts[1].endswith(f'-n 2 --dist worksteal -m "{fast[1]}"')
+        and fast[1] == "not slow and not nightly"
+    )
 
 
 def test_built_in_data_set_is_small() -> None:

@@ -15,8 +15,21 @@ from offrl.runs.run import SavedRun
 from offrl.settings.compose import compose
 from offrl.settings.replicas import replicas
 
-SMALL = {"algo": "iql", "dataset": "builtin", "steps": 2, "seeds": 2, "algo.hidden": [4], "algo.batch_size": 8, "compile": "eager",
-         "eval.env": "none", "eval.estimate": False, "quiet": True, "logger": "none", "compare": [], "device": "cpu"}  # fmt: skip
+SMALL = {
+    "algo": "iql",
+    "dataset": "builtin",
+    "steps": 2,
+    "seeds": 2,
+    "algo.hidden": [4],
+    "algo.batch_size": 8,
+    "compile": "eager",
+    "eval.env": "none",
+    "eval.estimate": False,
+    "quiet": True,
+    "logger": "none",
+    "compare": [],
+    "device": "cpu",
+}
 
 
 def test_the_first_values_belong_together() -> None:
@@ -61,15 +74,22 @@ def test_a_paired_run_is_read_back_and_is_another_run_than_its_product(tmp_path:
 def test_two_parts_of_the_episodes_are_all_of_them_and_alike() -> None:
     data = offrl.load_dataset("builtin")
     first, second = (split(data, 0.25, part, seed=3) for part in (False, True))
-    assert first.num_episodes == round(0.25 * data.num_episodes) and first.num_episodes + second.num_episodes == data.num_episodes
+    assert (
+        first.num_episodes == round(0.25 * data.num_episodes)
+        and first.num_episodes + second.num_episodes == data.num_episodes
+    )
     returns = torch.cat([first.raw_returns, second.raw_returns]).sort().values
     assert torch.equal(returns, data.raw_returns.sort().values)
     thirds = np.quantile(data.raw_returns.numpy(), [1 / 3, 2 / 3])
     shares = np.histogram(first.raw_returns.numpy(), [-np.inf, *thirds, np.inf])[0] / first.num_episodes
     assert np.allclose(shares, 1 / 3, atol=0.02), "a share of each third of them by return"
-    assert not torch.equal(split(data, 0.25, False, seed=4).raw_returns, first.raw_returns), "another seed, other episodes"
+    assert not torch.equal(split(data, 0.25, False, seed=4).raw_returns, first.raw_returns), (
+        "another seed, other episodes"
+    )
     loaded = offrl.load_dataset(
-        compose({"dataset": "builtin", "dataset.split": 0.25, "dataset.split_part": "second", "dataset.split_seed": 3}).dataset
+        compose(
+            {"dataset": "builtin", "dataset.split": 0.25, "dataset.split_part": "second", "dataset.split_seed": 3}
+        ).dataset
     )
     assert torch.equal(loaded.raw_returns, second.raw_returns)
     with pytest.raises(UserError, match=r"leaves a part of the \d+ episodes"):

@@ -1,4 +1,6 @@
-"""The comparisons with reference implementations: what they need, what their page holds, and, where checkouts are, that they hold."""
+"""The comparisons with reference implementations: what they need, what their page holds, and, where checkouts are, that
+they hold.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_comparisons_are_of_methods_that_exist() -> None:
     names = [case.method for case in parity.CASES]
     assert len(set(zip(names, (c.repository for c in parity.CASES), strict=True))) == len(names) > 20
     for case in parity.CASES:
-        assert re.fullmatch(r"[\w.-]+/[\w.-]+", case.repository) and re.fullmatch(r"[0-9a-f]{40}", case.commit), case.method
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+", case.repository) and re.fullmatch(r"[0-9a-f]{40}", case.commit), (
+            case.method
+        )
         assert "|" not in case.aligned + case.remains, case.method  # they are cells of a table
         if case.method != "rlpd":  # a preset of sac_n
             registry.get("algo", case.method.split(",")[0])
@@ -54,7 +58,10 @@ def test_without_a_checkout_it_says_which_to_fetch(
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     table, _, rest = text.partition("Not compared for this table:")
-    assert "| td3_bc |" not in table and "- td3_bc beside corl-team/CORL: fetch https://github.com/corl-team/CORL at eeeeef2" in rest
+    assert (
+        "| td3_bc |" not in table
+        and "- td3_bc beside corl-team/CORL: fetch https://github.com/corl-team/CORL at eeeeef2" in rest
+    )
     assert str(tmp_path) not in text
 
 
@@ -64,7 +71,9 @@ def test_a_case_that_fails_or_lacks_a_package_is_no_row(
     def fail(checkout: Path) -> None:
         raise RuntimeError("no such class")
 
-    good = parity.Outcome(losses=[{"loss": (2.0, 1.0)}], parameters={"w": (torch.ones(2).numpy(), torch.ones(2).numpy())})
+    good = parity.Outcome(
+        losses=[{"loss": (2.0, 1.0)}], parameters={"w": (torch.ones(2).numpy(), torch.ones(2).numpy())}
+    )
     cases = [
         parity.Case("bad", "some/one", "0" * 40, "", "", (), fail),
         parity.Case("jax", "some/one", "0" * 40, "", "", ("surely_not_installed",), fail),
@@ -76,7 +85,11 @@ def test_a_case_that_fails_or_lacks_a_package_is_no_row(
     out = capsys.readouterr()
     assert "| far | [some/one]" in out.out and "| 1.0e+00 | 0.0e+00 | nothing | all |" in out.out
     assert "| bad |" not in out.out and "| jax |" not in out.out
-    assert "no such class" in out.err and "jax beside some/one: pip install surely_not_installed" in out.err and "far: above" in out.err
+    assert (
+        "no such class" in out.err
+        and "jax beside some/one: pip install surely_not_installed" in out.err
+        and "far: above" in out.err
+    )
 
 
 # one process for each repository: modules of different checkouts have the same names

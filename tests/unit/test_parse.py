@@ -42,11 +42,20 @@ def test_yaml_entry_by_entry(text: str) -> None:
 
 def test_thinned_rows_keep_the_final_and_the_last(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
-    rows = [f"{step},{seed},{'true' if step == 8 and seed == 0 else 'false'}" for step in range(1, 12) for seed in (0, 1)]
+    rows = [
+        f"{step},{seed},{'true' if step == 8 and seed == 0 else 'false'}" for step in range(1, 12) for seed in (0, 1)
+    ]
     path.write_text("\n".join(["step,seed,final", *rows, "12,0"]) + "\n")
     problems: list[str] = []
     kept = list(whole_rows(path, problems.append, ("seed",), 3))
-    assert [int(r["step"]) for r in kept if r["seed"] == "0"] == [3, 6, 8, 9, 12, 11]  # the last ones at the end; a short line as it is
+    assert [int(r["step"]) for r in kept if r["seed"] == "0"] == [
+        3,
+        6,
+        8,
+        9,
+        12,
+        11,
+    ]  # the last ones at the end; a short line as it is
     assert [int(r["step"]) for r in kept if r["seed"] == "1"] == [3, 6, 9, 11]
     assert kept[[r["step"] for r in kept].index("12")] == {"step": "12", "seed": "0", "final": None}
     assert len(list(whole_rows(path, problems.append))) == 23 and not problems

@@ -74,7 +74,9 @@ def test_a_transposed_product_is_that_of_the_transposed_factors() -> None:
 
 
 def test_a_product_that_is_read_both_ways_stays() -> None:
-    module = simpler(lambda x, y: torch.bmm(x, y) + torch.bmm(x, y).permute(0, 2, 1), torch.randn(2, 4, 6), torch.randn(2, 6, 4))
+    module = simpler(
+        lambda x, y: torch.bmm(x, y) + torch.bmm(x, y).permute(0, 2, 1), torch.randn(2, 4, 6), torch.randn(2, 6, 4)
+    )
     assert count(module, aten.bmm.default) == 1
 
 

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.rendered
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
     with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, dict.fromkeys([*SCORE_COLUMNS, *(key for row in rows for key in row)]), restval="")
+        writer = csv.DictWriter(
+            file, dict.fromkeys([*SCORE_COLUMNS, *(key for row in rows for key in row)]), restval=""
+        )
         writer.writeheader()
         writer.writerows(rows)
     return path
@@ -57,7 +59,9 @@ def test_score_only_where_every_run_has_one(tmp_path: Path) -> None:
     with_score = write(tmp_path / "a.csv", rows(2, 3))
     without = write(tmp_path / "b.csv", rows(2, 3, score=False))
     assert plots.learning_curve({"a": with_score, "b": without}, tmp_path / "curve.png")
-    assert plots.read_curves(with_score, "score") == {(): {s: {1000 * t: 3.0 * t + s for t in (1, 2, 3)} for s in (0, 1)}}
+    assert plots.read_curves(with_score, "score") == {
+        (): {s: {1000 * t: 3.0 * t + s for t in (1, 2, 3)} for s in (0, 1)}
+    }
     assert plots.read_curves(without, "score") == {}
 
 
@@ -68,7 +72,8 @@ def test_a_frozen_seed_leaves_the_others(tmp_path: Path, pictures: dict[str, Any
             row["score"] = ""
     assert plots.learning_curve({"iql": write(tmp_path / "scores.csv", data)}, tmp_path / "curve.png")
     *seeds, mean = [
-        dict(zip(line.get_xdata().tolist(), line.get_ydata().tolist(), strict=True)) for line in pictures["curve.png"].axes[0].lines
+        dict(zip(line.get_xdata().tolist(), line.get_ydata().tolist(), strict=True))
+        for line in pictures["curve.png"].axes[0].lines
     ]
     steps = [1000, 2000, 3000, 4000, 5000]
     assert seeds == [{s: 0.003 * s + seed for s in (steps[:2] if seed == 1 else steps)} for seed in range(3)]
@@ -88,7 +93,9 @@ GRIDS: dict[str, dict[str, list[float]]] = {
 def test_grids(tmp_path: Path, name: str, steps: int) -> None:
     replicas = expand(GRIDS[name], [0, 1])
     data = [
-        {"step": t, "seed": r.seed, **dict(r.values), "score": float(i * t)} for t in range(1, steps + 1) for i, r in enumerate(replicas)
+        {"step": t, "seed": r.seed, **dict(r.values), "score": float(i * t)}
+        for t in range(1, steps + 1)
+        for i, r in enumerate(replicas)
     ]
     source = write(tmp_path / "scores.csv", data)
     read = plots.read_curves(source, "score")
@@ -111,7 +118,10 @@ def test_names_of_lines() -> None:
 def test_grid_picture(tmp_path: Path, name: str, drawn: bool) -> None:
     cells = list(dict.fromkeys(r.values for r in expand(GRIDS[name], [0])))
     for score, seeds in ((None, 2), ((12.0, 10.0, 14.0), 2), ((12.0, math.nan, math.nan), 1)):
-        results = [Result("iql", seeds, (1000.0 * i, 1000.0 * i - 50.0, 1000.0 * i + 50.0), score, values=v) for i, v in enumerate(cells)]
+        results = [
+            Result("iql", seeds, (1000.0 * i, 1000.0 * i - 50.0, 1000.0 * i + 50.0), score, values=v)
+            for i, v in enumerate(cells)
+        ]
         assert plots.grid_picture(results, tmp_path / "grid.png", title="hopper") is drawn
         assert (tmp_path / "grid.png").exists() is drawn
     if drawn:

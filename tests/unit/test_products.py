@@ -1,5 +1,5 @@
-"""The library of a CPU's float32 products: measured once for a kind of machine, kept, and never one that rounds to bfloat16. And freed
-memory, which is kept too."""
+"""The library of a CPU's float32 products: measured once for a kind of machine, kept, and never one that rounds to
+bfloat16. And freed memory, which is kept too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ Machine = Callable[..., None]
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """Another CPU in this one's place, with an empty cache folder: its maker, its flags, and how much faster oneDNN is."""
+    """Another CPU in this one's place, with an empty cache folder: its maker, its flags, and how much faster oneDNN
+    is.
+    """
     monkeypatch.setenv("OFFRL_CACHE", str(tmp_path))
     monkeypatch.delenv(devices.PRODUCTS, raising=False)
     switch = SimpleNamespace(fp32_precision="none")

@@ -15,9 +15,16 @@ from offrl.statistics.aggregate import mean
 
 KINDS = ("medium", "medium-replay", "medium-expert")
 GYM = [f"{robot}-{kind}-v2" for robot in ("halfcheetah", "hopper", "walker2d") for kind in KINDS]
-ANTMAZE = [f"antmaze-{maze}-v2" for maze in ("umaze", "umaze-diverse", "medium-play", "medium-diverse", "large-play", "large-diverse")]
-ADROIT = [f"{task}-{data}-v1" for task in ("pen", "door", "hammer", "relocate") for data in ("human", "cloned", "expert")]
-ALL18 = [f"{r}-{k}-v2" for r in ("halfcheetah", "hopper", "walker2d") for k in (*KINDS, "random", "expert", "full-replay")]
+ANTMAZE = [
+    f"antmaze-{maze}-v2"
+    for maze in ("umaze", "umaze-diverse", "medium-play", "medium-diverse", "large-play", "large-diverse")
+]
+ADROIT = [
+    f"{task}-{data}-v1" for task in ("pen", "door", "hammer", "relocate") for data in ("human", "cloned", "expert")
+]
+ALL18 = [
+    f"{r}-{k}-v2" for r in ("halfcheetah", "hopper", "walker2d") for k in (*KINDS, "random", "expert", "full-replay")
+]
 
 
 def by_label(label: str, dataset: str, algorithm: str) -> float:
@@ -28,33 +35,76 @@ def by_label(label: str, dataset: str, algorithm: str) -> float:
     ("label", "datasets", "averages", "rounding"),
     [  # the averages that the sources print: they catch a slip in any number below them
         (
-            "CORL", GYM,
-            {"bc": 50.40, "percent_bc": 69.29, "td3_bc": 76.45, "awac": 79.39, "cql": 78.28, "iql": 81.63, "rebrac": 89.74,
-             "sac_n": 83.52, "edac": 92.92, "dt": 73.84},
+            "CORL",
+            GYM,
+            {
+                "bc": 50.40,
+                "percent_bc": 69.29,
+                "td3_bc": 76.45,
+                "awac": 79.39,
+                "cql": 78.28,
+                "iql": 81.63,
+                "rebrac": 89.74,
+                "sac_n": 83.52,
+                "edac": 92.92,
+                "dt": 73.84,
+            },
             0.00501,
         ),
         (
-            "CORL", ANTMAZE,
-            {"bc": 17.21, "percent_bc": 19.71, "td3_bc": 19.33, "awac": 18.58, "cql": 50.71, "iql": 57.17, "rebrac": 78.42, "dt": 18.12},
+            "CORL",
+            ANTMAZE,
+            {
+                "bc": 17.21,
+                "percent_bc": 19.71,
+                "td3_bc": 19.33,
+                "awac": 18.58,
+                "cql": 50.71,
+                "iql": 57.17,
+                "rebrac": 78.42,
+                "dt": 18.12,
+            },
             0.00501,
         ),
         (
-            "CORL", [f"maze2d-{size}-v1" for size in ("umaze", "medium", "large")],
-            {"bc": 1.13, "percent_bc": 12.58, "td3_bc": 61.99, "awac": 121.92, "cql": 33.65, "iql": 46.23, "rebrac": 96.77},
+            "CORL",
+            [f"maze2d-{size}-v1" for size in ("umaze", "medium", "large")],
+            {
+                "bc": 1.13,
+                "percent_bc": 12.58,
+                "td3_bc": 61.99,
+                "awac": 121.92,
+                "cql": 33.65,
+                "iql": 46.23,
+                "rebrac": 96.77,
+            },
             0.01,
         ),
         (
-            "CORL", ADROIT,
-            {"bc": 48.18, "percent_bc": 42.69, "td3_bc": 10.40, "awac": 55.71, "cql": 1.53, "iql": 53.43, "rebrac": 59.39,
-             "sac_n": 12.43, "edac": 18.78, "dt": 49.21},
+            "CORL",
+            ADROIT,
+            {
+                "bc": 48.18,
+                "percent_bc": 42.69,
+                "td3_bc": 10.40,
+                "awac": 55.71,
+                "cql": 1.53,
+                "iql": 53.43,
+                "rebrac": 59.39,
+                "sac_n": 12.43,
+                "edac": 18.78,
+                "dt": 49.21,
+            },
             0.00501,
         ),
         ("ReBRAC paper", ALL18, {"td3_bc": 70.3, "iql": 72.9, "sac_rnd": 82.6, "rebrac": 81.2}, 0.0501),
         ("ReBRAC paper", ANTMAZE, {"rebrac": 76.8}, 0.1),
         ("EDAC paper", ALL18, {"cql": 73.6, "sac_n": 84.4, "edac": 85.2}, 0.0501),
     ],
-)  # fmt: skip
-def test_averages_that_the_sources_print(label: str, datasets: list[str], averages: dict[str, float], rounding: float) -> None:
+)
+def test_averages_that_the_sources_print(
+    label: str, datasets: list[str], averages: dict[str, float], rounding: float
+) -> None:
     for algorithm, average in averages.items():
         scores = [[by_label(label, d, algorithm)] for d in datasets]
         assert mean(scores, reps=1).value == pytest.approx(average, abs=rounding), algorithm
@@ -82,12 +132,22 @@ def test_spot_checks() -> None:
 
 
 def test_numbers_that_the_specification_marks_as_from_memory_are_not_there() -> None:
-    for dataset, algorithm in (("pointmaze-medium-navigate-v0", "gcbc"), ("cube-single-play-v0", "gciql"), ("hopper-random-v2", "mobile")):
+    for dataset, algorithm in (
+        ("pointmaze-medium-navigate-v0", "gcbc"),
+        ("cube-single-play-v0", "gciql"),
+        ("hopper-random-v2", "mobile"),
+    ):
         assert published.published(dataset, algorithm) is None
 
 
 def test_only_exact_names() -> None:
-    for name in ("hopper-medium", "hopper_medium", "hopper-medium-v2.hdf5", "mujoco/hopper/medium-v0", "hopper_medium-v2"):
+    for name in (
+        "hopper-medium",
+        "hopper_medium",
+        "hopper-medium-v2.hdf5",
+        "mujoco/hopper/medium-v0",
+        "hopper_medium-v2",
+    ):
         assert published.published(name, "iql") is None
     assert published.published("hopper-medium-v2", "iql (temperature=5)") is None
 

@@ -1,4 +1,6 @@
-"""`Algorithm.refresh`: called before certain updates, alone changes `buffers`, and shows neither slices, nor modes, nor other replicas."""
+"""`Algorithm.refresh`: called before certain updates, alone changes `buffers`, and shows neither slices, nor modes, nor
+other replicas.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from offrl.training.engine import LocalEngine, Plan, first_state
 from offrl.training.step import Step, make_step
 from offrl.training.updates import metric_means
 
-compiler = pytest.mark.skipif(not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="needs a C++ compiler")
+compiler = pytest.mark.skipif(
+    not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="needs a C++ compiler"
+)
 
 
 @dataclass
@@ -43,7 +47,9 @@ class Sums:
 
 
 class Toy(Algorithm):
-    """Updates pull a weight towards a ring's mean; `refresh`, before updates 0, 4, 8, ..., writes the weight and noise into the ring."""
+    """Updates pull a weight towards a ring's mean; `refresh`, before updates 0, 4, 8, ..., writes the weight and noise
+    into the ring.
+    """
 
     Config = Config
     traits = Traits(policy_modules=())
@@ -56,7 +62,9 @@ class Toy(Algorithm):
         return Sums()
 
     def init(self, seed: int) -> TrainState:
-        return super().init(seed)._replace(buffers={"ring": torch.zeros(3), "count": torch.zeros((), dtype=torch.int64)})
+        return (
+            super().init(seed)._replace(buffers={"ring": torch.zeros(3), "count": torch.zeros((), dtype=torch.int64)})
+        )
 
     @property
     def every(self) -> int:
@@ -108,7 +116,9 @@ def test_its_metrics_are_means_over_its_calls() -> None:
     step, state = begun([0])
     after, sums = step.run(state, {}, 0, 12)
     values = metric_means(sums, 12)
-    assert torch.allclose(values["ring/value"], after.buffers["ring"].mean(-1).double())  # three calls filled a ring of three
+    assert torch.allclose(
+        values["ring/value"], after.buffers["ring"].mean(-1).double()
+    )  # three calls filled a ring of three
     assert set(values) == {"loss", "ring/value"}
 
 
@@ -139,14 +149,18 @@ def test_compiled_it_writes_over_the_state_and_gives_the_same_numbers() -> None:
     after, found = step.run(state, {}, 0, 6)
     after, found = step.run(after, found, 6, 4)
     assert after.buffers["ring"] is ring
-    for a, b in zip(pytree.tree_leaves((expected, sums)), pytree.tree_leaves((after, {k: found[k] for k in sums})), strict=True):
+    for a, b in zip(
+        pytree.tree_leaves((expected, sums)), pytree.tree_leaves((after, {k: found[k] for k in sums})), strict=True
+    ):
         assert torch.allclose(a.double(), b.double(), atol=1e-5)
 
 
 def test_an_engine_keeps_buffers_out_of_what_it_remembers_and_of_policies() -> None:
     toy = Toy(Config(most=3), SPEC)
     replicas = [Replica(0), Replica(1), Replica(2)]
-    engine = LocalEngine(Plan(toy, 4, "eager", "float32", 2), toy.sampler().prepare(None), replicas, torch.device("cpu"))
+    engine = LocalEngine(
+        Plan(toy, 4, "eager", "float32", 2), toy.sampler().prepare(None), replicas, torch.device("cpu")
+    )
     state = first_state(toy, replicas)
     engine.load(state, state, {})
     engine.run(0, 8)

@@ -41,7 +41,9 @@ def read(command: str) -> TrainConfig:
 
 def dataset() -> Dataset:
     rng = np.random.default_rng(0)
-    return from_arrays(rng.normal(size=(20, 3)), rng.uniform(-1, 1, (20, 2)), np.zeros(20), episode_ends=[19], name="mine")
+    return from_arrays(
+        rng.normal(size=(20, 3)), rng.uniform(-1, 1, (20, 2)), np.zeros(20), episode_ends=[19], name="mine"
+    )
 
 
 def test_order_and_names() -> None:
@@ -61,13 +63,17 @@ def test_without_a_grid() -> None:
     assert by_cell(made) == {(): [0, 1]}
 
 
-@pytest.mark.parametrize(("value", "text"), [(3.0, "3"), (0.7, "0.7"), (1e-5, "1e-05"), (0.1 + 0.2, "0.30000000000000004"), (-2, "-2")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(3.0, "3"), (0.7, "0.7"), (1e-5, "1e-05"), (0.1 + 0.2, "0.30000000000000004"), (-2, "-2")]
+)
 def test_numbers_read_back(value: float, text: str) -> None:
     assert number(value) == text and float(text) == value
 
 
 def test_read_from_a_command_a_file_and_python(tmp_path: Path) -> None:
-    (tmp_path / "my.yaml").write_text("algo: {name: iql, expectile: 0.8}\ngrid:\n  temperature: [1, 3]\n  learning_rate: [1e-4, 3e-4]\n")
+    (tmp_path / "my.yaml").write_text(
+        "algo: {name: iql, expectile: 0.8}\ngrid:\n  temperature: [1, 3]\n  learning_rate: [1e-4, 3e-4]\n"
+    )
     expected = {"temperature": [1.0, 3.0, 10.0]}
     for config in (
         read("grid.temperature=[1,3,10]"),
@@ -80,7 +86,11 @@ def test_read_from_a_command_a_file_and_python(tmp_path: Path) -> None:
     assert read("grid.temperature=5").grid == {"temperature": [5.0]}
     assert compose({"grid": {}}).grid == compose({"grid": None}).grid == {}
     config = read(f"config={tmp_path / 'my.yaml'} grid.expectile=[0.9,0.7] grid.temperature=10")
-    assert list(config.grid.items()) == [("temperature", [10.0]), ("learning_rate", [1e-4, 3e-4]), ("expectile", [0.9, 0.7])]
+    assert list(config.grid.items()) == [
+        ("temperature", [10.0]),
+        ("learning_rate", [1e-4, 3e-4]),
+        ("expectile", [0.9, 0.7]),
+    ]
     assert config.algo.temperature == 3.0
 
 
@@ -140,13 +150,17 @@ class OddConfig(BCConfig):
 def test_marked_fields_are_not_varied() -> None:
     assert scalars(OddConfig) == ["learning_rate", "dropout", "scale", "horizon", "weight"]
     assert varied(OddConfig) == ["learning_rate", "weight"]
-    with pytest.raises(UserError, match=r"algo.dropout decides how the networks are built .*separate runs, such as algo.dropout=0.1"):
+    with pytest.raises(
+        UserError, match=r"algo.dropout decides how the networks are built .*separate runs, such as algo.dropout=0.1"
+    ):
         read("grid.dropout=[0.1,0.2] grid.temperature=[1,3]")
     with pytest.raises(UserError, match=r"grid.discount: algo.discount decides what its replicas share"):
         read("algo=gcbc grid.discount=[0.9,0.99]")
     assert compose({"algo": "iql", "grid.learning_rate": [1e-4, 1e-3]}).grid == {"learning_rate": [1e-4, 1e-3]}
     for name, algorithm in registry.names("algo").items():
-        assert set(marked(algorithm.Config, "structural", "shared")) <= set(scalars(algorithm.Config)), "other types need no mark"
+        assert set(marked(algorithm.Config, "structural", "shared")) <= set(scalars(algorithm.Config)), (
+            "other types need no mark"
+        )
         if algorithm.traits.vectorized and "learning_rate" in algorithm.Config.__dataclass_fields__:
             assert "learning_rate" in varied(algorithm.Config), name
 
@@ -158,7 +172,8 @@ def test_other_settings_change_the_config_alone() -> None:
     assert own.networks is algorithm.networks and with_settings(algorithm, {}) is algorithm
 
 
-# ------------------------------------------------------------------------------------------------------------------ runs
+# ------------------------------------------------------------------------------------------------------------------
+# runs
 
 
 def test_identity_and_the_directory_of_a_run() -> None:
@@ -205,9 +220,13 @@ def test_the_record_lists_the_replicas_and_resume_keeps_them(run_dir: Path) -> N
     assert compose({"config": str(run_dir / "config.yaml")}).grid == GRID
 
 
-@pytest.mark.parametrize("grid", [{}, {"temperature": [1.0, 3.0]}, dict(reversed(GRID.items())), {**GRID, "discount": [0.9]}])
+@pytest.mark.parametrize(
+    "grid", [{}, {"temperature": [1.0, 3.0]}, dict(reversed(GRID.items())), {**GRID, "discount": [0.9]}]
+)
 def test_another_grid_is_another_run(run_dir: Path, grid: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"holds another run \(grid.temperature=\[1,3\] grid.expectile=\[0.7,0.9\] there, "):
+    with pytest.raises(
+        UserError, match=r"holds another run \(grid.temperature=\[1,3\] grid.expectile=\[0.7,0.9\] there, "
+    ):
         prepare(run_dir, grid=grid)
 
 
@@ -223,11 +242,15 @@ def test_a_run_without_a_grid_or_precision_is_not_one_with_it(tmp_path: Path) ->
 def test_policies_by_value(run_dir: Path) -> None:
     run = Run(run_dir)
     algorithm = IQL(IQL.Config(hidden=[4]), SPEC)
-    with pytest.raises(UserError, match=r"temperature=1,expectile=0.7,seed=1.safetensors does not exist: training has not finished"):
+    with pytest.raises(
+        UserError, match=r"temperature=1,expectile=0.7,seed=1.safetensors does not exist: training has not finished"
+    ):
         run.policy(1, temperature=1, expectile=0.7)
     for replica in run.replicas:
         own = with_settings(algorithm, dict(replica.values))
-        TrainedPolicy(own, own.init(replica.seed), replica.seed).save(run_dir / "policies" / f"{replica.name}.safetensors")
+        TrainedPolicy(own, own.init(replica.seed), replica.seed).save(
+            run_dir / "policies" / f"{replica.name}.safetensors"
+        )
     policy = run.policy(seed=1, temperature=3.0, expectile=0.7)
     assert (policy.seed, policy.algorithm.config.temperature, policy.algorithm.config.expectile) == (1, 3.0, 0.7)
     assert run.policy(temperature=1, expectile=0.9).seed == 0
@@ -237,7 +260,10 @@ def test_policies_by_value(run_dir: Path) -> None:
         ({}, r"several policies of seed 0; say which: .* temperature=1 or 3; expectile=0.7 or 0.9"),
         ({"temperature": 1}, r"say which: policy\(seed=0, ...\) with expectile=0.7 or 0.9"),
         ({"temperature": 2, "expectile": 0.7}, r"has no temperature=2; it has 1, 3"),
-        ({"temprature": 1}, r"no grid over 'temprature'; its grid is over temperature, expectile. Did you mean 'temperature'"),
+        (
+            {"temprature": 1},
+            r"no grid over 'temprature'; its grid is over temperature, expectile. Did you mean 'temperature'",
+        ),
         ({"seed": 5, "temperature": 1, "expectile": 0.7}, "has no seed 5; it has 0, 1"),
     ):
         with pytest.raises(UserError, match=words):
@@ -264,14 +290,37 @@ def test_diverged_names_replicas(run_dir: Path) -> None:
 def test_results_have_a_row_for_each_cell(run_dir: Path) -> None:
     run = Run(run_dir)
     assert run.results() == []
-    lines = ["step,seed,temperature,expectile,episodes,return_mean,return_std,length_mean,success,score,dataset,environment"]
+    lines = [
+        "step,seed,temperature,expectile,episodes,return_mean,return_std,length_mean,success,score,dataset,environment"
+    ]
     for step in (10, 20):
         for i, r in enumerate(run.replicas):
             lines.append(
-                ",".join([str(step), str(r.seed), *(repr(v) for _, v in r.values), "1", f"{step + i}.0", "0.0", "5.0", "", "", "d", "e"])
+                ",".join(
+                    [
+                        str(step),
+                        str(r.seed),
+                        *(repr(v) for _, v in r.values),
+                        "1",
+                        f"{step + i}.0",
+                        "0.0",
+                        "5.0",
+                        "",
+                        "",
+                        "d",
+                        "e",
+                    ]
+                )
             )
     (run_dir / "scores.csv").write_text("\n".join(lines) + "\n")
     results = run.results()
-    assert [dict(r.values) for r in results] == [{"temperature": t, "expectile": e} for t in (1.0, 3.0) for e in (0.7, 0.9)]
-    assert [(r.returns[0], r.seeds, r.score) for r in results] == [(20.5, 2, None), (22.5, 2, None), (24.5, 2, None), (26.5, 2, None)]
+    assert [dict(r.values) for r in results] == [
+        {"temperature": t, "expectile": e} for t in (1.0, 3.0) for e in (0.7, 0.9)
+    ]
+    assert [(r.returns[0], r.seeds, r.score) for r in results] == [
+        (20.5, 2, None),
+        (22.5, 2, None),
+        (24.5, 2, None),
+        (26.5, 2, None),
+    ]
     assert run.plot() and (run_dir / "grid.png").exists() and (run_dir / "learning_curve.png").exists()

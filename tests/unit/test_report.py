@@ -1,4 +1,6 @@
-"""`offrl report`: its numbers are those of the runs, what is missing or damaged is said, and nothing damaged stops it."""
+"""`offrl report`: its numbers are those of the runs, what is missing or damaged is said, and nothing damaged stops
+it.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,29 @@ def level(mean: float) -> Values:
 
 
 def make(
-    root: Path, algorithm: str, dataset: str, score: Values | None, *, name: str = "", seeds: int = 3, success: bool = False,
-    place: str = PLACE, raw: bool = False, **settings: object,
-) -> Path:  # fmt: skip
+    root: Path,
+    algorithm: str,
+    dataset: str,
+    score: Values | None,
+    *,
+    name: str = "",
+    seeds: int = 3,
+    success: bool = False,
+    place: str = PLACE,
+    raw: bool = False,
+    **settings: object,
+) -> Path:
     """A run directory as `offrl train` leaves it. `score` None: nothing was scored. raw: without reference scores."""
     run = root / (name or f"{algorithm}-{dataset.replace('/', '-')}")
     run.mkdir(parents=True)
     task = {"name": dataset, "env_id": "Hopper-v4", "ref_min": 0.0, "ref_max": 1000.0, "ref_label": "D4RL"}
     record = {
         "label": algorithm,
-        "identity": {"algo": {"name": algorithm, "learning_rate": 3e-4, **settings}, "dataset": {}, "seeds": list(range(seeds))},
+        "identity": {
+            "algo": {"name": algorithm, "learning_rate": 3e-4, **settings},
+            "dataset": {},
+            "seeds": list(range(seeds)),
+        },
         "replicas": [{"seed": s} for s in range(seeds)],
         "data": {"name": dataset, "fingerprint": f"of {dataset}", "return_mean": 400.0},
         "spec": {"task": None if raw else task},
@@ -57,7 +72,7 @@ def make(
     (run / "run.json").write_text(json.dumps(record))
     given = {f"algo.{k}": v for k, v in settings.items()}
     (run / "config.yaml").write_text(yaml.safe_dump({"steps": STEPS[-1], "given": given}))
-    header = "step,seed,episodes,return_mean,return_std,length_mean,success,score,dataset,environment,discounted_mean,q_overestimation"
+    header = "step,seed,episodes,return_mean,return_std,length_mean,success,score,dataset,environment,discounted_mean,q_overestimation"  # noqa: E501
     lines = [header]
     for step in STEPS if score else ():
         for seed in range(seeds):
@@ -86,7 +101,9 @@ def grid(root: Path) -> None:
 
 
 def made(*paths: Path, out: Path, draw: bool = False, **settings: object) -> tuple[str, list[dict[str, str]]]:
-    """(the page's text, the rows of table.csv), after a check of the page's form. draw: with its pictures, which take a second."""
+    """(the page's text, the rows of table.csv), after a check of the page's form. draw: with its pictures, which take a
+    second.
+    """
     with contextlib.ExitStack() as patches:
         if not draw:
             patches.enter_context(mock.patch("offrl.figures.style.save"))
@@ -112,7 +129,14 @@ def test_numbers_of_the_page_are_those_of_the_runs(tmp_path: Path) -> None:
     half = 4.302652729911275 * statistics.stdev(values) / math.sqrt(3)  # t of 2 degrees of freedom
     row = cell(rows, "walker2d-medium-v2", "iql")
     assert [float(row[k]) for k in ("mean", "low", "high")] == pytest.approx([70.0, 70.0 - half, 70.0 + half])
-    assert [row[k] for k in ("unit", "seeds", "seeds_asked", "step", "group", "missing")] == ["score", "3", "3", "300", "D4RL gym", ""]
+    assert [row[k] for k in ("unit", "seeds", "seeds_asked", "step", "group", "missing")] == [
+        "score",
+        "3",
+        "3",
+        "300",
+        "D4RL gym",
+        "",
+    ]
     assert float(row["return_mean"]) == pytest.approx(700.0)
     assert len(rows) == 4 and all(f"{float(r['mean']):.1f}" in text for r in rows)
     assert f"{70.0 - half:.1f} to {70.0 + half:.1f}" in text
@@ -141,7 +165,9 @@ def test_large_folders_leave_out_what_the_page_says(tmp_path: Path, monkeypatch:
     text, rows = made(tmp_path / "runs", out=tmp_path / "less")
     final = [name for name in rows[0] if not name.startswith("best")]
     assert [[row[k] for k in final] for row in rows] == [[row[k] for k in final] for row in expected]
-    assert "of the evaluations of each seed only one in 2 is read" in text and "one evaluation in 2, and the last," in text
+    assert (
+        "of the evaluations of each seed only one in 2 is read" in text and "one evaluation in 2, and the last," in text
+    )
     assert "The first 3 of 4 runs; timing.jsonl of each run has the rest." in text
     with open(tmp_path / "less" / "scores.csv", newline="") as file:
         assert {row["step"] for row in csv.DictReader(file)} == {"200", "300"}
@@ -158,7 +184,9 @@ def test_the_headline(tmp_path: Path) -> None:
     grid(tmp_path / "runs")
     text, _ = made(tmp_path / "runs", out=tmp_path / "out", baseline="bc")
     # IQM of 59, 60, 61, 69, 70, 71 without one and a half: floor(6 / 4) = 1 from each side: (60 + 61 + 69 + 70) / 4
-    assert re.search(r"iql is ahead of bc by 10\.0 \[\S+, \S+\] points; probability of improvement 1\.00 \[1\.00, 1\.00\]\.", text)
+    assert re.search(
+        r"iql is ahead of bc by 10\.0 \[\S+, \S+\] points; probability of improvement 1\.00 \[1\.00, 1\.00\]\.", text
+    )
     assert "intervals of 3 seeds are too narrow" in text and "D4RL gym, 2 datasets, 3 seeds each" in text
     assert re.search(r"iql 65\.0 \[\S+, \S+\] bc 55\.0 \[", text)  # the rows of the picture
     assert "iql over bc" in text and "bc over iql" not in text
@@ -166,7 +194,12 @@ def test_the_headline(tmp_path: Path) -> None:
 
 
 def test_the_best_stands_beside_the_last_and_is_labelled(tmp_path: Path) -> None:
-    make(tmp_path / "runs", "bc", "hopper-medium-v2", lambda seed, step: {100: 20.0, 200: 44.5, 300: 33.0}[step] + seed - 1)
+    make(
+        tmp_path / "runs",
+        "bc",
+        "hopper-medium-v2",
+        lambda seed, step: {100: 20.0, 200: 44.5, 300: 33.0}[step] + seed - 1,
+    )
     text, (row,) = made(tmp_path / "runs", out=tmp_path / "out")
     assert float(row["mean"]) == 33.0 and float(row["best_uses_the_environment"]) == 44.5 and row["best_step"] == "200"
     assert "best (uses the environment)" in text and "44.5" in text
@@ -175,7 +208,11 @@ def test_the_best_stands_beside_the_last_and_is_labelled(tmp_path: Path) -> None
 
 def test_published_scores_and_those_of_a_benchmark(tmp_path: Path) -> None:
     grid(tmp_path / "bench")
-    cells = [{"dataset": d, "algorithm": a, "run": f"{a}-{d}"} for d in ("hopper-medium-v2", "walker2d-medium-v2") for a in ("bc", "iql")]
+    cells = [
+        {"dataset": d, "algorithm": a, "run": f"{a}-{d}"}
+        for d in ("hopper-medium-v2", "walker2d-medium-v2")
+        for a in ("bc", "iql")
+    ]
     plan = {"version": 1, "suite": "d4rl-gym", "seeds": [0, 1, 2], "steps": 300, "cells": cells,
             "references": {"hopper-medium-v2": {"bc": 12.75}}, "reference_source": "table 7 of <somebody>"}  # fmt: skip
     (tmp_path / "bench" / "benchmark.json").write_text(json.dumps(plan))
@@ -212,7 +249,9 @@ def test_raw_returns_are_apart_and_it_is_said_why(tmp_path: Path) -> None:
     text, rows = made(tmp_path / "runs", out=tmp_path / "out")
     row = cell(rows, "pendulum", "bc")
     assert row["group"] == "raw returns" and row["unit"] == "return" and float(row["mean"]) == -200.0
-    assert "Raw returns" in text and "no reference to be normalised by" in text and "pendulum: no reference scores" in text
+    assert (
+        "Raw returns" in text and "no reference to be normalised by" in text and "pendulum: no reference scores" in text
+    )
     assert "2 datasets: hopper-medium-v2, walker2d-medium-v2" in text  # it is in no average
 
 
@@ -224,37 +263,58 @@ def test_unlike_suites_are_never_averaged(tmp_path: Path) -> None:
     text, rows = made(tmp_path / "runs", out=tmp_path / "out")
     assert {r["group"] for r in rows} == {"D4RL gym", "D4RL antmaze"}
     assert "D4RL gym: aggregates" in text and "D4RL antmaze: aggregates" in text and "4 datasets:" not in text
-    assert "Success rates" in text and "50.0%" in text and float(cell(rows, "antmaze-umaze-v2", "bc")["success_mean"]) == 0.5
+    assert (
+        "Success rates" in text
+        and "50.0%" in text
+        and float(cell(rows, "antmaze-umaze-v2", "bc")["success_mean"]) == 0.5
+    )
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "half a line of scores": (lambda r: (r / "scores.csv").write_text((r / "scores.csv").read_text()[:-40]), "half-written"),
+    "half a line of scores": (
+        lambda r: (r / "scores.csv").write_text((r / "scores.csv").read_text()[:-40]),
+        "half-written",
+    ),
     "empty scores": (lambda r: (r / "scores.csv").write_text(""), "is empty"),
     "no scores": (lambda r: (r / "scores.csv").unlink(), "no score at the last step"),
-    "scores are no table": (lambda r: (r / "scores.csv").write_bytes(b"\x00\xff\n\x01,,,\n"), "iql on hopper-medium-v2"),
+    "scores are no table": (
+        lambda r: (r / "scores.csv").write_bytes(b"\x00\xff\n\x01,,,\n"),
+        "iql on hopper-medium-v2",
+    ),
     "half a record": (lambda r: (r / "run.json").write_text((r / "run.json").read_text()[:100]), "left out"),
     "a record of something else": (lambda r: (r / "run.json").write_text("[1, 2]"), "left out"),
     "no settings": (lambda r: (r / "config.yaml").unlink(), "whether the run finished is not known"),
-    "a score that is not there": (lambda r: (r / "scores.csv").write_text((r / "scores.csv").read_text().replace(",,20.0,", ",,,")), ""),
+    "a score that is not there": (
+        lambda r: (r / "scores.csv").write_text((r / "scores.csv").read_text().replace(",,20.0,", ",,,")),
+        "",
+    ),
     "half a line of metrics": (lambda r: (r / "metrics.jsonl").write_text('{"step": 300, "critic/q": [1.'), ""),
     "odd metrics": (
-        lambda r: (r / "metrics.jsonl").write_text('3\n{"step": "x"}\n{"step": 300, "critic/q": "no", "a": [1, "b", {}]}\n'),
+        lambda r: (r / "metrics.jsonl").write_text(
+            '3\n{"step": "x"}\n{"step": 300, "critic/q": "no", "a": [1, "b", {}]}\n'
+        ),
         "",
     ),
     "odd times": (
-        lambda r: (r / "timing.jsonl").write_text('{"step": 5, "updates_per_second": 0}\nnull\n{"step": 9, "evaluation": "x"}\n'),
+        lambda r: (r / "timing.jsonl").write_text(
+            '{"step": 5, "updates_per_second": 0}\nnull\n{"step": 9, "evaluation": "x"}\n'
+        ),
         "",
     ),
     "no logs": (lambda r: [(r / n).unlink() for n in ("metrics.jsonl", "timing.jsonl")], ""),
     "unfinished": (lambda r: (r / "config.yaml").write_text("steps: 1000\n"), "unfinished: step 300 of 1,000"),
     "one seed lost": (
-        lambda r: (r / "scores.csv").write_text("".join(x + "\n" for x in (r / "scores.csv").read_text().splitlines() if x[:5] != "300,2")),
+        lambda r: (r / "scores.csv").write_text(
+            "".join(x + "\n" for x in (r / "scores.csv").read_text().splitlines() if x[:5] != "300,2")
+        ),
         "seed 2: no score at the last step",
     ),
 }
 
 
-@pytest.mark.parametrize("name", nightly_but(("half a line of scores", "no scores", "one seed lost", "odd metrics", "no logs"), DAMAGE))
+@pytest.mark.parametrize(
+    "name", nightly_but(("half a line of scores", "no scores", "one seed lost", "odd metrics", "no logs"), DAMAGE)
+)
 def test_damage_is_told_and_stops_nothing(tmp_path: Path, name: str) -> None:
     damage, words = DAMAGE[name]
     grid(tmp_path / "runs")
@@ -269,7 +329,11 @@ def test_damage_is_told_and_stops_nothing(tmp_path: Path, name: str) -> None:
     if name == "one seed lost":
         assert "2 of 3 seeds" in text and cell(rows, "hopper-medium-v2", "iql")["seeds"] == "2"
     if name == "unfinished":
-        assert "not finished" in text and "60.0 at step 300, not counted" in text and cell(rows, "hopper-medium-v2", "iql")["mean"] == ""
+        assert (
+            "not finished" in text
+            and "60.0 at step 300, not counted" in text
+            and cell(rows, "hopper-medium-v2", "iql")["mean"] == ""
+        )
 
 
 def test_failed_and_missing_cells_of_a_benchmark(tmp_path: Path) -> None:
@@ -283,7 +347,9 @@ def test_failed_and_missing_cells_of_a_benchmark(tmp_path: Path) -> None:
         for d in ("hopper-medium-v2", "walker2d-medium-v2")
         for a in ("bc", "iql", "td3_bc")
     ]
-    (root / "benchmark.json").write_text(json.dumps({"version": 1, "suite": "own", "seeds": [0, 1, 2, 3], "steps": 300, "cells": cells}))
+    (root / "benchmark.json").write_text(
+        json.dumps({"version": 1, "suite": "own", "seeds": [0, 1, 2, 3], "steps": 300, "cells": cells})
+    )
     text, rows = made(root, out=tmp_path / "out")
     assert "iql on hopper-medium-v2: failed: no file <x>" in text and "not started" in text and "3 of 4 seeds" in text
     assert cell(rows, "hopper-medium-v2", "iql")["missing"] == "failed: no file <x>"
@@ -300,8 +366,11 @@ def test_a_search_over_settings(tmp_path: Path) -> None:
     assert "iql (temperature=4) is ahead of bc by 20.0 points: 70.0 [67.5, 72.5] against 50.0 [47.5, 52.5]" in text
     assert "No interval covers that its settings were chosen with the environment." in text
     assert "is the best of 4 settings of iql, chosen with the environment" in text
-    # means 40, 50, 60, 70: of one 55; of two, over the six pairs, (50 + 3 * 70 + 2 * 60) / 6; of three (60 + 3 * 70) / 4
-    assert re.search(r"best of 1 best of 2 best of 3 hopper-medium-v2 iql 4 55\.0 \S+ to \S+ 63\.3 \S+ to \S+ 67\.5 ", text)
+    # means 40, 50, 60, 70: of one 55; of two, over the six pairs, (50 + 3 * 70 + 2 * 60) / 6; of three (60 + 3 * 70) /
+    # 4
+    assert re.search(
+        r"best of 1 best of 2 best of 3 hopper-medium-v2 iql 4 55\.0 \S+ to \S+ 63\.3 \S+ to \S+ 67\.5 ", text
+    )
 
 
 def test_other_physics_is_told(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The first screen of a report: who is ahead, by how much, how sure; the picture beside it; films and goal maps; the printed page."""
+"""The first screen of a report: who is ahead, by how much, how sure; the picture beside it; films and goal maps; the
+printed page.
+"""
 
 from __future__ import annotations
 
@@ -54,17 +56,30 @@ CASES: dict[str, tuple[dict[str, dict[str, tuple[Values, int]]], list[str]]] = {
     "one run": (
         {HOPPER: {"iql": (level(50), 3)}},
         [
-            "iql scores 50.0 [47.5, 52.5] on hopper-medium-v2, 10.0 above the mean of the data's own episodes, 40.0; published: 67.5 \u00b1"
+            "iql scores 50.0 [47.5, 52.5] on hopper-medium-v2, 10.0 above the mean of the data's own episodes, 40.0; "
+            "published: 67.5 \u00b1"
             " 3.8 (CORL).",
             "The whole interval lies above the data's mean",
             "data's mean 40.0",
         ],
     ),
-    "one run, worse than the data": ({HOPPER: {"bc": (level(20), 3)}}, ["20.0 below the mean", "do worse than what they learnt from"]),
-    "one run, as good as the data": ({HOPPER: {"bc": (level(41), 3)}}, ["The interval holds the data's mean: with 3 seeds"]),
+    "one run, worse than the data": (
+        {HOPPER: {"bc": (level(20), 3)}},
+        ["20.0 below the mean", "do worse than what they learnt from"],
+    ),
+    "one run, as good as the data": (
+        {HOPPER: {"bc": (level(41), 3)}},
+        ["The interval holds the data's mean: with 3 seeds"],
+    ),
     "unequal numbers of seeds": (
         {HOPPER: {"iql": (rising(10, 20), 4), "bc": (rising(20, 20), 2)}},
-        ["40.0 [", "against 30.0 [", "probability of improvement 0.62 (8 pairs of seeds)", "cannot be told from chance"],  # 5 of 8
+        # 5 of 8
+        [
+            "40.0 [",
+            "against 30.0 [",
+            "probability of improvement 0.62 (8 pairs of seeds)",
+            "cannot be told from chance",
+        ],
     ),
     "two seeds": ({HOPPER: {"bc": (level(41), 2)}}, ["twelve times as wide as they lie apart: seeds=5 trains five."]),
     "one seed": (
@@ -77,11 +92,17 @@ CASES: dict[str, tuple[dict[str, dict[str, tuple[Values, int]]], list[str]]] = {
     ),
     "apart": (
         {HOPPER: {"bc": (level(50), 3), "iql": (level(60), 3)}},
-        ["60.0 [57.5, 62.5] against 50.0 [47.5, 52.5]; probability of improvement 1.00 (9 pairs", "the intervals do not overlap"],
+        [
+            "60.0 [57.5, 62.5] against 50.0 [47.5, 52.5]; probability of improvement 1.00 (9 pairs",
+            "the intervals do not overlap",
+        ],
     ),
     "not apart": (
         {HOPPER: {"bc": (spread(50, 9), 3), "iql": (spread(55, 9), 3), "cql": (spread(52, 9), 3)}},
-        ["iql is ahead of cql by 3.0", "with 3 seeds this cannot be told from chance. Not told apart from iql either: bc."],
+        [
+            "iql is ahead of cql by 3.0",
+            "with 3 seeds this cannot be told from chance. Not told apart from iql either: bc.",
+        ],
     ),
     "level": ({HOPPER: {"bc": (level(50), 3), "iql": (level(50), 3)}}, ["are level: 50.0"]),
     "worse than the data, all": (
@@ -101,10 +122,13 @@ CASES: dict[str, tuple[dict[str, dict[str, tuple[Values, int]]], list[str]]] = {
         ["the interquartile mean over 2 datasets", "nothing here to compare"],
     ),
     "several groups": (
-        {d: {"bc": (level(50), 5), "iql": (level(60), 5)} for d in (HOPPER, WALKER, "antmaze-umaze-v2", "antmaze-large-play-v2")},
+        {
+            d: {"bc": (level(50), 5), "iql": (level(60), 5)}
+            for d in (HOPPER, WALKER, "antmaze-umaze-v2", "antmaze-large-play-v2")
+        },
         ["D4RL gym: iql is ahead of bc", "D4RL antmaze: iql is ahead of bc"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -124,18 +148,30 @@ def test_the_first_screen(tmp_path: Path, name: str) -> None:
 def test_what_differs_besides_the_algorithms_is_in_the_headline(tmp_path: Path, datasets: tuple[str, ...]) -> None:
     for dataset in datasets:
         make(tmp_path / "runs", "rebrac", dataset, level(20), seeds=6)
-        make(tmp_path / "runs", "td3_bc", dataset, level(60), seeds=6, hidden=[64, 64], alpha=9.0)  # alpha is of td3_bc alone
+        make(
+            tmp_path / "runs", "td3_bc", dataset, level(60), seeds=6, hidden=[64, 64], alpha=9.0
+        )  # alpha is of td3_bc alone
         for algorithm, normalised in (("rebrac", "false"), ("td3_bc", "true")):
             record = tmp_path / "runs" / f"{algorithm}-{dataset}" / "run.json"
-            record.write_text(record.read_text().replace('"dataset": {}', f'"dataset": {{"normalize_observations": {normalised}}}'))
+            record.write_text(
+                record.read_text().replace('"dataset": {}', f'"dataset": {{"normalize_observations": {normalised}}}')
+            )
     scores = tmp_path / "runs" / f"rebrac-{HOPPER}" / "scores.csv"
     scores.write_text(re.sub(r"^300,(\d),10,", r"300,\1,100,", scores.read_text(), flags=re.M))
     text, _ = made(tmp_path / "runs", out=tmp_path / "out")
     opening = text.partition(" Scores ")[0]
     names = "normalised observations, hidden layers, LayerNorm, batch size and 1 more"
-    assert f"They differ in more than the algorithm: {names}. More than chance, by algorithm and settings together: the " in opening
-    values = "normalised observations: no (rebrac), yes (td3_bc); hidden layers: [256,256,256] (rebrac), [64,64] (td3_bc); LayerNorm: yes "
-    assert f"Besides the algorithm: {values}" in opening and "evaluation episodes: 100 (rebrac), 10 (td3_bc)." in opening
+    assert (
+        f"They differ in more than the algorithm: {names}. More than chance, by algorithm and settings together: the "
+        in opening
+    )
+    values = (
+        "normalised observations: no (rebrac), yes (td3_bc); hidden layers: [256,256,256] (rebrac), [64,64] "
+        "(td3_bc); LayerNorm: yes "
+    )
+    assert (
+        f"Besides the algorithm: {values}" in opening and "evaluation episodes: 100 (rebrac), 10 (td3_bc)." in opening
+    )
     assert "alpha" not in opening
 
 
@@ -148,7 +184,10 @@ def test_cells_without_a_final_score_are_named_beside_the_others(tmp_path: Path)
     assert "iql seeds 0, 1, 2: unfinished: step 300 of 1,000" in text
     text, _ = made(run, out=tmp_path / "alone")
     assert "iql on hopper-medium-v2: no final score yet. The same command as before continues" in text
-    assert "unfinished: step 300 of 1,000; 60.0 at step 300, not counted" in text and "before reading the numbers" not in text
+    assert (
+        "unfinished: step 300 of 1,000; 60.0 at step 300, not counted" in text
+        and "before reading the numbers" not in text
+    )
 
 
 def test_without_an_environment_it_says_what_to_do(tmp_path: Path) -> None:
@@ -171,10 +210,15 @@ def test_of_many_datasets_the_first_are_drawn(tmp_path: Path) -> None:
         make(tmp_path / "runs", "bc", f"pump-{i}", level(50), raw=True)
     page_text, _ = made(tmp_path / "runs", out=tmp_path / "out")
     page = (tmp_path / "out" / "index.html").read_text()
-    assert page.count('<table class="whiskers">') == 5 and "2 more datasets" in page_text and page_text.count("bc returns 500.0") == 7
+    assert (
+        page.count('<table class="whiskers">') == 5
+        and "2 more datasets" in page_text
+        and page_text.count("bc returns 500.0") == 7
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------- the picture
+# -------------------------------------------------------------------------------------------------------------- the
+# picture
 
 
 def answer_of(rows: list[Row], **more: object) -> Answer:
@@ -187,7 +231,11 @@ def places(markup: str, tag: str) -> list[float]:
 
 def test_dots_lie_where_their_scores_are() -> None:
     markup = picture(
-        answer_of([Row("a", (3.0, 2.0, 4.0)), Row("b", (1.0, 0.5, 1.5)), Row("c", (2.0, float("nan"), float("nan")))], behaviour=1.0), {}
+        answer_of(
+            [Row("a", (3.0, 2.0, 4.0)), Row("b", (1.0, 0.5, 1.5)), Row("c", (2.0, float("nan"), float("nan")))],
+            behaviour=1.0,
+        ),
+        {},
     )
     a, b, c = places(markup, "circle")
     assert c == pytest.approx((a + b) / 2, abs=0.02) and b < c < a
@@ -207,14 +255,17 @@ def test_wide_intervals_do_not_hide_the_dots() -> None:
 
 def test_names_in_the_picture_are_text_and_many_are_counted() -> None:
     nasty = "<script>x</script>\"'"
-    rows = [Row(f"{nasty}{i}", (float(i), i - 1.0, i + 1.0), note=nasty) for i in range(MOST_ROWS + 3)] + [Row(nasty, None, nasty)]
+    rows = [Row(f"{nasty}{i}", (float(i), i - 1.0, i + 1.0), note=nasty) for i in range(MOST_ROWS + 3)] + [
+        Row(nasty, None, nasty)
+    ]
     markup = picture(answer_of(rows), {})
     reader = Reader(markup)
     assert "script" not in {tag for tag, _ in reader.elements} and not reader.wrong and not reader.open
     assert "and 4 more, in the tables below" in markup
 
 
-# ---------------------------------------------------------------------------------------------------------- films and maps
+# ---------------------------------------------------------------------------------------------------------- films and
+# maps
 
 
 def filmed(root: Path, content: bytes = MP4, name: str = "Hopper-v5-seed0-episode0.mp4", algorithm: str = "bc") -> Path:
@@ -225,14 +276,19 @@ def filmed(root: Path, content: bytes = MP4, name: str = "Hopper-v5-seed0-episod
 
 
 @pytest.mark.parametrize(
-    ("content", "kind"), [(MP4, "data:video/mp4;base64,"), (b"GIF89a" + bytes(9), "data:image/gif;base64,"), (b"<script>x()</script>", "")]
+    ("content", "kind"),
+    [(MP4, "data:video/mp4;base64,"), (b"GIF89a" + bytes(9), "data:image/gif;base64,"), (b"<script>x()</script>", "")],
 )
 def test_films_stand_in_the_page(tmp_path: Path, content: bytes, kind: str) -> None:
     run = filmed(tmp_path / "runs", content, f"a<b>.{'gif' if content[:3] == b'GIF' else 'mp4'}")
     text, _ = made(run, out=tmp_path / "out")  # which looks for places outside of the page
     page = (tmp_path / "out" / "index.html").read_text()
     assert "a<b>." in text and "media-src data:;" in page
-    assert f'src="{kind}{base64.b64encode(content).decode()}"' in page if kind else "data:video" not in page and "1 file more" in text
+    assert (
+        f'src="{kind}{base64.b64encode(content).decode()}"' in page
+        if kind
+        else "data:video" not in page and "1 file more" in text
+    )
 
 
 def test_large_films_and_files_of_others_stay_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +316,8 @@ def test_goal_maps_stand_in_the_page(tmp_path: Path) -> None:
     assert (image["alt"] or "").startswith("Goal map of hiql on antmaze-umaze-v2.")
 
 
-# ------------------------------------------------------------------------------------------------------- the page as a page
+# ------------------------------------------------------------------------------------------------------- the page as a
+# page
 
 
 def test_every_picture_says_what_it_shows_and_tables_are_regions(tmp_path: Path) -> None:
@@ -268,7 +325,9 @@ def test_every_picture_says_what_it_shows_and_tables_are_regions(tmp_path: Path)
         make(tmp_path / "runs", algorithm, HOPPER, level(mean))
     made(tmp_path / "runs", out=tmp_path / "out", draw=True)
     elements = Reader((tmp_path / "out" / "index.html").read_text()).elements
-    pictures = [a for tag, a in elements if tag in ("svg", "img") and a.get("aria-hidden") != "true" and a.get("x") is None]
+    pictures = [
+        a for tag, a in elements if tag in ("svg", "img") and a.get("aria-hidden") != "true" and a.get("x") is None
+    ]
     pictures = [a for a in pictures if a.get("role") == "img" or "alt" in a]
     assert pictures and all(a.get("aria-label") or a.get("alt") for a in pictures)
     assert any("Learning curves on hopper-medium-v2: bc, iql" in (a.get("aria-label") or "") for a in pictures)
@@ -293,7 +352,9 @@ def test_paper_shows_what_is_folded() -> None:
     text = Page("x").html()
     assert "beforeprint" in text and "d.open=true" in text  # and without scripts the style sheet does it
     printed = text.partition("@media print")[2]
-    assert "::details-content{content-visibility:visible" in printed and re.match(r"\{.*nav,script,video\{display:none\}", printed)
+    assert "::details-content{content-visibility:visible" in printed and re.match(
+        r"\{.*nav,script,video\{display:none\}", printed
+    )
 
 
 def test_many_algorithms_have_colours_that_follow_the_theme() -> None:

@@ -1,4 +1,6 @@
-"""A run goes on in the scale of observations that it began with, also where this version of offrl finds another in its data."""
+"""A run goes on in the scale of observations that it began with, also where this version of offrl finds another in its
+data.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,18 @@ from offrl.errors import UserError
 from offrl.finetuning.setup import begin
 
 SMALL: dict[str, Any] = {
-    "algo": "td3_bc", "seeds": 2, "log_every": 10, "checkpoint.every": 10, "compile": "eager", "algo.hidden": [8], "workers": 1,
-    "algo.batch_size": 16, "device": "cpu", "eval.env": "none", "compare": [],
-}  # fmt: skip
+    "algo": "td3_bc",
+    "seeds": 2,
+    "log_every": 10,
+    "checkpoint.every": 10,
+    "compile": "eager",
+    "algo.hidden": [8],
+    "workers": 1,
+    "algo.batch_size": 16,
+    "device": "cpu",
+    "eval.env": "none",
+    "compare": [],
+}
 
 
 class Walk(gym.Env[Any, Any]):
@@ -46,7 +57,9 @@ def data() -> Dataset:
     observations = np.stack([rng.normal(size=300) * 1e-4, rng.normal(size=300) + 3.0], 1)
     ends = np.arange(300) % 100 == 99
     actions = rng.uniform(-1, 1, (300, 1))
-    return from_arrays(observations, actions, rng.normal(size=300), np.zeros(300, bool), ends, action_low=-1, action_high=1)
+    return from_arrays(
+        observations, actions, rng.normal(size=300), np.zeros(300, bool), ends, action_low=-1, action_high=1
+    )
 
 
 @pytest.fixture
@@ -56,7 +69,9 @@ def floor(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     yield monkeypatch
 
 
-def test_a_run_that_goes_on_ends_as_it_would_have(tmp_path: Path, floor: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_goes_on_ends_as_it_would_have(
+    tmp_path: Path, floor: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = {"runs_dir": str(tmp_path)}
     offrl.train(dataset=data(), steps=20, settings={**SMALL, **folder, "name": "whole"})
     offrl.train(dataset=data(), steps=10, settings={**SMALL, **folder, "name": "parts"})
@@ -67,8 +82,13 @@ def test_a_run_that_goes_on_ends_as_it_would_have(tmp_path: Path, floor: pytest.
     said = capsys.readouterr().out
     assert "observations keep the scale that the run began with: they are divided in dimension 0 by 0.0011" in said
     assert json.loads((tmp_path / "parts/run.json").read_text())["spec"]["observation_std"] == before
-    parts, whole = (safetensors.torch.load_file(tmp_path / name / "policies" / "seed_1.safetensors") for name in ("parts", "whole"))
-    assert all(torch.allclose(parts[key], whole[key], rtol=1e-4, atol=1e-6) for key in whole) and parts.keys() == whole.keys()
+    parts, whole = (
+        safetensors.torch.load_file(tmp_path / name / "policies" / "seed_1.safetensors") for name in ("parts", "whole")
+    )
+    assert (
+        all(torch.allclose(parts[key], whole[key], rtol=1e-4, atol=1e-6) for key in whole)
+        and parts.keys() == whole.keys()
+    )
     offrl.train(dataset=data(), steps=10, settings={**SMALL, **folder, "name": "new"})
     assert "keep the scale" not in capsys.readouterr().out
 
@@ -78,7 +98,9 @@ def test_fine_tuning_goes_on_in_the_scale_of_its_run(tmp_path: Path, floor: pyte
     old = normalize_observations(data())
     floor.undo()
     start = begin(run.dir, {"mixing": 0.5, "steps": 10}, data(), Walk)
-    assert start.spec.observation_std == run.spec.observation_std == old.spec.observation_std and start.dataset is not None
+    assert (
+        start.spec.observation_std == run.spec.observation_std == old.spec.observation_std and start.dataset is not None
+    )
     assert torch.allclose(start.dataset.columns["observations"], old.columns["observations"], rtol=1e-6, atol=1e-7)
     assert any("keep the scale" in note for note in start.dataset.notes)
 
@@ -88,7 +110,9 @@ def test_what_is_alike_stays(floor: pytest.MonkeyPatch) -> None:
     floor.undo()
     new = normalize_observations(data())
     assert apart(old.spec, new.spec).tolist() == [True, True] and in_scale_of(new, new.spec) is new
-    assert in_scale_of(data(), old.spec).spec.observation_std is None  # not normalised here: another setting, which is refused elsewhere
+    assert (
+        in_scale_of(data(), old.spec).spec.observation_std is None
+    )  # not normalised here: another setting, which is refused elsewhere
     rounded = replace(new.spec, observation_std=tuple(x * (1 + 1e-7) for x in new.spec.observation_std or ()))
     assert in_scale_of(new, rounded).notes == new.notes  # as another machine rounds: nothing to say
     with pytest.raises(UserError, match=r"memory-mapped columns are not changed: continue with dataset\.memory=device"):

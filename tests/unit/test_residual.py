@@ -28,7 +28,9 @@ SMALL: dict[str, Any] = {"quiet": True, "device": "cpu", "compile": "eager", "ev
 
 
 class Walk(gym.Env[Any, Any]):
-    """x moves by half the action and a drift; success beyond 0.8, which pays nothing, and a time-out after 9 steps. Counts all steps."""
+    """x moves by half the action and a drift; success beyond 0.8, which pays nothing, and a time-out after 9 steps.
+    Counts all steps.
+    """
 
     observation_space = spaces.Box(-9, 9, (2,))
     action_space = spaces.Box(-2.0, 2.0, (1,))
@@ -63,7 +65,13 @@ def still(monkeypatch: pytest.MonkeyPatch) -> None:
 @functools.cache
 def rows() -> Any:
     g, n = np.random.default_rng(0), 90
-    columns = g.normal(size=(n, 2)), g.uniform(-2, 2, (n, 1)), g.normal(size=n), np.zeros(n, bool), np.arange(n) % 9 == 8
+    columns = (
+        g.normal(size=(n, 2)),
+        g.uniform(-2, 2, (n, 1)),
+        g.normal(size=n),
+        np.zeros(n, bool),
+        np.arange(n) % 9 == 8,
+    )
     return from_arrays(*columns, action_low=-2, action_high=2)
 
 
@@ -80,7 +88,9 @@ def chunked(folder: Path, seeds: int = 2) -> Run:
 
 def refine(run: Any, folder: Path, name: str = "residual", env: Any = Walk, **more: Any) -> Run:
     settings = {"algo.hidden": [8], "algo.horizon": 7, "algo.passes": 3, "envs": 2, "steps": 42, **SMALL, **more}
-    return offrl.finetune(run, env=env, settings={"mode": "residual", "name": name, "runs_dir": str(folder), **settings})
+    return offrl.finetune(
+        run, env=env, settings={"mode": "residual", "name": name, "runs_dir": str(folder), **settings}
+    )
 
 
 def tensors(run: Run) -> dict[str, torch.Tensor]:
@@ -95,7 +105,9 @@ def tensors(run: Run) -> dict[str, torch.Tensor]:
 def test_a_scale_of_zero_is_the_base_draws_included(tmp_path: Path) -> None:
     base = chunked(tmp_path)
     done = refine(base, tmp_path, **{"algo.scale": 0.5})
-    expected, bare, changed = (r.evaluate(episodes=3, env=Walk, acting=a) for r, a in ((base, None), (done, {"scale": 0.0}), (done, None)))
+    expected, bare, changed = (
+        r.evaluate(episodes=3, env=Walk, acting=a) for r, a in ((base, None), (done, {"scale": 0.0}), (done, None))
+    )
     np.testing.assert_array_equal(bare.returns, expected.returns)
     assert not np.array_equal(changed.returns, expected.returns)
     start = done.score_rows[:2]  # before anything was learnt the mean is 0
@@ -138,7 +150,9 @@ def test_what_it_learns_on_does_not_move_and_the_rest_does(tmp_path: Path) -> No
     assert all(torch.equal(own.extra["base"]["params"]["actor"][k], v) for k, v in parent.params["actor"].items())
     assert any(bool(v.any()) for k, v in own.params["actor"].items() if k.endswith("2.weight"))
     played = own.extra["mean"]
-    assert torch.isfinite(played).all() and 2.0 < float(played[1]) < 6.0  # the time within episodes of 9 steps, from the first iteration
+    assert (
+        torch.isfinite(played).all() and 2.0 < float(played[1]) < 6.0
+    )  # the time within episodes of 9 steps, from the first iteration
     lines = Path(done.dir, "metrics.jsonl").read_text()
     assert "online/success" in lines and "online/passes" in lines
     assert done.algorithm == "flow_bc+residual"
@@ -149,7 +163,9 @@ def test_a_pass_goes_over_every_row_once() -> None:
     passes.rows = {"weight": torch.arange(12.0).expand(2, 12)}
     parts = [passes.get(step)["weight"] for step in range(6)]
     first, second = torch.cat(parts[:3], 1), torch.cat(parts[3:], 1)
-    assert torch.equal(first.sort(1).values, passes.rows["weight"]) and torch.equal(second.sort(1).values, passes.rows["weight"])
+    assert torch.equal(first.sort(1).values, passes.rows["weight"]) and torch.equal(
+        second.sort(1).values, passes.rows["weight"]
+    )
     assert not torch.equal(first, second) and not torch.equal(first[0], first[1])
     assert passes.get(4)["weight"].tolist() == parts[4].tolist()
 
@@ -157,7 +173,10 @@ def test_a_pass_goes_over_every_row_once() -> None:
 def test_the_environments_own_rewards_and_batches(tmp_path: Path) -> None:
     base = trained(tmp_path, "bc", seeds=1)
     done = refine(
-        base, tmp_path, env=lambda: Walk(reports=False), **{"algo.batch_size": 7, "algo.scale_rewards": True, "algo.schedule": "cosine"}
+        base,
+        tmp_path,
+        env=lambda: Walk(reports=False),
+        **{"algo.batch_size": 7, "algo.scale_rewards": True, "algo.schedule": "cosine"},
     )
     assert done.record["identity"]["algo"]["rewards"] == "env" and done.record["identity"]["steps"] == 42
     assert float(tensors(done)["moments/seen"]) == pytest.approx(42.0, abs=1e-3)
@@ -169,7 +188,8 @@ def test_the_environments_own_rewards_and_batches(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("heeds_signals")
 @pytest.mark.parametrize(
-    "settings", [{}, pytest.param({"algo.look_every": 4, "algo.batch_size": 7, "checkpoint.every": 28}, marks=pytest.mark.nightly)]
+    "settings",
+    [{}, pytest.param({"algo.look_every": 4, "algo.batch_size": 7, "checkpoint.every": 28}, marks=pytest.mark.nightly)],
 )
 def test_a_stop_leaves_no_trace(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = chunked(tmp_path)
@@ -217,11 +237,20 @@ def test_what_cannot_be_built_on_is_refused_in_one_line(tmp_path: Path) -> None:
     base = trained(tmp_path, "bc", seeds=1)
     refined = refine(base, tmp_path, steps=14)
     discrete = offrl.train(
-        "bc", from_arrays(np.zeros((20, 2)), np.zeros(20, np.int64), np.zeros(20), num_actions=3), steps=1, seeds=1, name="discrete",
-        runs_dir=str(tmp_path), settings={"eval.env": "none", "algo.hidden": [8], **SMALL},
-    )  # fmt: skip
+        "bc",
+        from_arrays(np.zeros((20, 2)), np.zeros(20, np.int64), np.zeros(20), num_actions=3),
+        steps=1,
+        seeds=1,
+        name="discrete",
+        runs_dir=str(tmp_path),
+        settings={"eval.env": "none", "algo.hidden": [8], **SMALL},
+    )
     sequence = trained(
-        tmp_path, "dt", "dt", 1, **{"algo.width": 8, "algo.heads": 1, "algo.layers": 1, "algo.context": 2, "algo.hidden": None}
+        tmp_path,
+        "dt",
+        "dt",
+        1,
+        **{"algo.width": 8, "algo.heads": 1, "algo.layers": 1, "algo.context": 2, "algo.hidden": None},
     )
     grid = trained(tmp_path, "iql", "grid", 1, **{"grid.temperature": [1.0, 2.0], "algo.hidden": [8]})
     cases: list[tuple[Any, dict[str, Any], str]] = [

@@ -42,14 +42,20 @@ def make(
     fingerprint: str = "f" * 64,
     evaluation: dict[str, Any] | None = None,
 ) -> Path:
-    """A run directory as offrl writes it. Seed s scores `score` + s + step / 100; replicas of `dead` have null metrics from step 200."""
+    """A run directory as offrl writes it. Seed s scores `score` + s + step / 100; replicas of `dead` have null metrics
+    from step 200.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"name": algorithm, "learning_rate": 3e-4, "temperature": 3.0, "hidden": [256, 256], **(algo or {})}
     cells: list[dict[str, float]] = [{}]
     for field, values in (grid or {}).items():
         cells = [{**cell, field: value} for cell in cells for value in values]
         settings.pop(field, None)
-    identity: dict[str, Any] = {"algo": settings, "dataset": {"name": str(folder), "normalize_observations": False}, "seeds": list(seeds)}
+    identity: dict[str, Any] = {
+        "algo": settings,
+        "dataset": {"name": str(folder), "normalize_observations": False},
+        "seeds": list(seeds),
+    }
     if grid:
         identity["grid"] = [[field, values] for field, values in grid.items()]
     record = {
@@ -67,7 +73,19 @@ def make(
     for step in at if score is not None else ():
         for seed, cell in replicas:
             value = score + seed + step / 100  # type: ignore[operator]
-            words = [step, seed, *cell.values(), 10, 30.0 * value, 1.0, 500.0, "", value, dataset, f'"{where or place(dataset)}"']
+            words = [
+                step,
+                seed,
+                *cell.values(),
+                10,
+                30.0 * value,
+                1.0,
+                500.0,
+                "",
+                value,
+                dataset,
+                f'"{where or place(dataset)}"',
+            ]
             lines.append(",".join(map(str, words)))
     (folder / "scores.csv").write_text("\n".join(lines) + "\n")
     metrics = []
@@ -93,7 +111,9 @@ def test_a_run(tmp_path: Path) -> None:
     cell = only_cell(results)
     assert (cell.label, cell.normalised, cell.best()) == ("iql", True, (200, 53.0))
     assert cell.interval()[0] == 53.0 and cell.interval("raw")[0] == 1590.0 and math.isnan(cell.interval("success")[0])
-    assert cell.interval()[2] - 53.0 == pytest.approx(4.30265 / math.sqrt(3), abs=1e-4)  # Student's t for 2 degrees of freedom
+    assert cell.interval()[2] - 53.0 == pytest.approx(
+        4.30265 / math.sqrt(3), abs=1e-4
+    )  # Student's t for 2 degrees of freedom
 
 
 def test_csv_and_parquet_hold_the_same(tmp_path: Path) -> None:
@@ -130,7 +150,9 @@ def test_the_best_evaluation_is_not_the_headline(tmp_path: Path) -> None:
     run = make(tmp_path / "run", at=(100,), steps=300)
     text = (run / "scores.csv").read_text()
     rows = text.splitlines()[1:]
-    later = "\n".join(row.replace("100,", "300,", 1).replace(",1.0,500.0,,", ",1.0,500.0,,1", 1) for row in rows)  # 51 -> 151
+    later = "\n".join(
+        row.replace("100,", "300,", 1).replace(",1.0,500.0,,", ",1.0,500.0,,1", 1) for row in rows
+    )  # 51 -> 151
     (run / "scores.csv").write_text(text + later.replace(",,1", ",,-", 1) + "\n")
     (run / "metrics.jsonl").write_text('{"step": 300, "a/b": [1.0, 1.0, 1.0]}\n')
     cell = only_cell(collect([run]))
@@ -154,7 +176,9 @@ def test_a_half_written_last_line(tmp_path: Path) -> None:
 
 def test_a_last_line_cut_between_numbers_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
-    (run / "scores.csv").write_text((run / "scores.csv").read_text().rstrip("\n"))  # the last character is missing: what else may be?
+    (run / "scores.csv").write_text(
+        (run / "scores.csv").read_text().rstrip("\n")
+    )  # the last character is missing: what else may be?
     assert len(collect([run]).scores) == 5
 
 
@@ -164,8 +188,16 @@ def test_a_last_line_cut_between_numbers_is_not_taken_for_a_whole_one(tmp_path: 
         ("", 0, "is empty"),
         (None, 0, ""),
         ("step,seed\n100,0\n", 0, "cannot be read"),
-        (HEADER.format("") + "\nnan,0,10,1,1,1,,1,d,e\n100,0,10,1.5,1,1,,x,d,e\n100,0,10,2.5,1,1,,7,d,e\n", 1, "2 lines cannot be read"),
-        (HEADER.format("") + "\n100,9,10,1,1,1,,1,d,e\n", 0, "1 line cannot be read"),  # a seed that the run does not have
+        (
+            HEADER.format("") + "\nnan,0,10,1,1,1,,1,d,e\n100,0,10,1.5,1,1,,x,d,e\n100,0,10,2.5,1,1,,7,d,e\n",
+            1,
+            "2 lines cannot be read",
+        ),
+        (
+            HEADER.format("") + "\n100,9,10,1,1,1,,1,d,e\n",
+            0,
+            "1 line cannot be read",
+        ),  # a seed that the run does not have
         (HEADER.format("") + "\n100,0,10,,1,1,,1,d,e\n", 0, "1 line cannot be read"),  # a return that was not finite
         ("\0" * 4096, 0, ""),  # what a file system may leave after a power cut
     ],
@@ -184,7 +216,15 @@ def test_damaged_scores(tmp_path: Path, content: str | None, scores: int, proble
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", '{"label": "iql"}', "[]", '{"identity": {"seeds": 3}, "data": {}}', "\0\0", '{"identity": null, "data": {"name": 1}}'],
+    [
+        "",
+        "{",
+        '{"label": "iql"}',
+        "[]",
+        '{"identity": {"seeds": 3}, "data": {}}',
+        "\0\0",
+        '{"identity": null, "data": {"name": 1}}',
+    ],
 )
 def test_a_damaged_record(tmp_path: Path, content: str) -> None:
     make(tmp_path / "runs" / "whole")
@@ -279,7 +319,11 @@ def test_labels_are_the_same_on_all_data_sets(tmp_path: Path) -> None:
     make(tmp_path / "b", dataset="antmaze-umaze-v2", algo={"temperature": 10.0})  # its own default, not asked for
     make(tmp_path / "c", dataset="walker2d-medium-v2", algo={"temperature": 5.0}, given={"algo.temperature": 5.0})
     labels = {(c.dataset, c.label) for c in collect([tmp_path]).cells()}
-    assert labels == {("hopper-medium-v2", "iql"), ("antmaze-umaze-v2", "iql"), ("walker2d-medium-v2", "iql (temperature=5)")}
+    assert labels == {
+        ("hopper-medium-v2", "iql"),
+        ("antmaze-umaze-v2", "iql"),
+        ("walker2d-medium-v2", "iql (temperature=5)"),
+    }
 
 
 def test_runs_that_differ_in_what_nobody_asked_for(tmp_path: Path) -> None:
@@ -334,7 +378,10 @@ def test_a_grid_has_a_cell_for_each_value(tmp_path: Path) -> None:
     make(tmp_path / "grid", grid={"temperature": [1.0, 3.0]}, seeds=(0, 1), given={"grid.temperature": [1, 3]})
     make(tmp_path / "plain", seeds=(2,), algo={"temperature": 3})
     results = collect([tmp_path])
-    assert {c.label: [s.seed for s in c.scores] for c in results.cells()} == {"iql (temperature=1)": [0, 1], "iql": [0, 1, 2]}
+    assert {c.label: [s.seed for s in c.scores] for c in results.cells()} == {
+        "iql (temperature=1)": [0, 1],
+        "iql": [0, 1, 2],
+    }
     assert {s.cell for s in results.scores} == {"temperature=1", "temperature=3", ""}
     labels, matrix = settings_matrix(results, "hopper-medium-v2", "iql")
     assert labels == ["iql (temperature=1)", "iql"]
@@ -345,8 +392,16 @@ def test_other_versions_are_warned_of(tmp_path: Path) -> None:
     make(tmp_path / "a")
     make(tmp_path / "b", algorithm="bc", where=place("hopper-medium-v2", mujoco="3.3.7"))
     (problem,) = collect([tmp_path]).problems
-    assert "iql in Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0" in problem and "bc in Hopper-v4, gymnasium 1.4.0, mujoco 3.3.7" in problem
-    make(tmp_path / "b", algorithm="bc", dataset="walker2d-medium-v2", where=place("walker2d-medium-v2", "Walker2d-v4", "3.3.7"))
+    assert (
+        "iql in Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0" in problem
+        and "bc in Hopper-v4, gymnasium 1.4.0, mujoco 3.3.7" in problem
+    )
+    make(
+        tmp_path / "b",
+        algorithm="bc",
+        dataset="walker2d-medium-v2",
+        where=place("walker2d-medium-v2", "Walker2d-v4", "3.3.7"),
+    )
     (problem,) = collect([tmp_path]).problems
     assert problem.startswith("D4RL gym: scores of mujoco 3.11.0 and 3.3.7 together")
 
@@ -361,7 +416,11 @@ def test_other_lengths_of_training_are_warned_of(tmp_path: Path) -> None:
 
 
 def plan(folder: Path, seeds: tuple[int, ...] = (0, 1, 2), **more: Any) -> Path:
-    cells = [{"dataset": d, "algorithm": a, "run": f"{a}-{d}"} for d in ("hopper-medium-v2", "walker2d-medium-v2") for a in ("bc", "iql")]
+    cells = [
+        {"dataset": d, "algorithm": a, "run": f"{a}-{d}"}
+        for d in ("hopper-medium-v2", "walker2d-medium-v2")
+        for a in ("bc", "iql")
+    ]
     folder.mkdir(exist_ok=True)
     (folder / "cells").mkdir(exist_ok=True)
     content = {"version": 1, "suite": "d4rl-gym", "seeds": list(seeds), "steps": 200, "cells": cells, **more}
@@ -370,7 +429,12 @@ def plan(folder: Path, seeds: tuple[int, ...] = (0, 1, 2), **more: Any) -> Path:
 
 
 def test_a_benchmark(tmp_path: Path) -> None:
-    bench = plan(tmp_path / "bench", seeds=(0, 1, 2, 3), references={"hopper-medium-v2": {"iql": 66.3}}, reference_source="a paper")
+    bench = plan(
+        tmp_path / "bench",
+        seeds=(0, 1, 2, 3),
+        references={"hopper-medium-v2": {"iql": 66.3}},
+        reference_source="a paper",
+    )
     make(bench / "iql-hopper-medium-v2")
     make(bench / "bc-hopper-medium-v2", algorithm="bc", steps=1000, seeds=(0, 1, 2, 3))
     (bench / "cells" / "bc-hopper-medium-v2.json").write_text('{"status": "failed", "error": "out of\\nmemory"}')
@@ -379,7 +443,9 @@ def test_a_benchmark(tmp_path: Path) -> None:
     write(collect([bench]), bench)
     for given in ([bench], [tmp_path], [bench, bench / "results.csv"]):
         results = collect(given)
-        assert {s.suite for s in results.scores} == {"d4rl-gym"} and len({(s.dataset, s.algorithm, s.seed) for s in results.final}) == 3
+        assert {s.suite for s in results.scores} == {"d4rl-gym"} and len(
+            {(s.dataset, s.algorithm, s.seed) for s in results.final}
+        ) == 3
         assert results.references == {("hopper-medium-v2", "iql"): 66.3} and results.reference_source == "a paper"
         reasons = {(m.dataset, m.algorithm, m.seed): m.reason for m in results.missing}
         assert reasons == {
@@ -389,8 +455,11 @@ def test_a_benchmark(tmp_path: Path) -> None:
             ("walker2d-medium-v2", "iql", None): "not started",
         }
         assert [(c.dataset, c.label) for c in results.cells()] == [
-            ("hopper-medium-v2", "bc"), ("hopper-medium-v2", "iql"), ("walker2d-medium-v2", "bc"), ("walker2d-medium-v2", "iql"),
-        ]  # fmt: skip
+            ("hopper-medium-v2", "bc"),
+            ("hopper-medium-v2", "iql"),
+            ("walker2d-medium-v2", "bc"),
+            ("walker2d-medium-v2", "iql"),
+        ]
         assert any("cannot be read" in p and "iql-walker2d" in p for p in results.problems)
 
 
@@ -408,39 +477,77 @@ def test_a_damaged_benchmark_is_read_as_a_folder_of_runs(tmp_path: Path, content
 
 def scored(dataset: str, text: str, normalised: float | None = 50.0, suite: str = "") -> Score:
     return Score(
-        suite, dataset, *astuple(parse_sentence(text)), "iql", "00000000", 0, 100, 10, 1000.0, normalised, None, "", "runs/a", True
+        suite,
+        dataset,
+        *astuple(parse_sentence(text)),
+        "iql",
+        "00000000",
+        0,
+        100,
+        10,
+        1000.0,
+        normalised,
+        None,
+        "",
+        "runs/a",
+        True,
     )
 
 
 def test_what_may_be_averaged() -> None:
-    gym = {group(scored(f"{r}-medium-v2", place(f"{r}-medium-v2"))) for r in ("hopper", "walker2d", "halfcheetah", "ant")}
+    gym = {
+        group(scored(f"{r}-medium-v2", place(f"{r}-medium-v2"))) for r in ("hopper", "walker2d", "halfcheetah", "ant")
+    }
     assert gym == {"D4RL gym"}
     maze = "offrl/D4RL-AntMaze-v0"
     assert group(scored("antmaze-umaze-v2", place("antmaze-umaze-v2", maze))) == "D4RL antmaze"
     assert group(scored("maze2d-umaze-v1", place("maze2d-umaze-v1"))) == "D4RL maze2d"
-    assert {group(scored(f"{h}-human-v1", place("x"))) for h in ("pen", "door", "hammer", "relocate")} == {"D4RL adroit"}
+    assert {group(scored(f"{h}-human-v1", place("x"))) for h in ("pen", "door", "hammer", "relocate")} == {
+        "D4RL adroit"
+    }
     assert group(scored("kitchen-mixed-v0", place("x"))) == "D4RL kitchen"
     assert group(scored("hopper-medium-v2", "hopper-medium-v2 in Hopper-v4", None)) == "", "a raw return"
-    minari = [("mujoco/hopper/medium-v0", "mujoco"), ("D4RL/door/human-v2", "adroit"), ("D4RL/antmaze/umaze-v1", "antmaze")]
+    minari = [
+        ("mujoco/hopper/medium-v0", "mujoco"),
+        ("D4RL/door/human-v2", "adroit"),
+        ("D4RL/antmaze/umaze-v1", "antmaze"),
+    ]
     assert all(group(scored(d, place(d, "X-v1", whose="Minari"))) == f"Minari {family}" for d, family in minari)
     assert group(scored("hopper-medium-v2", place("hopper-medium-v2", whose="Minari"))) == "Minari gym", "another scale"
-    assert group(scored("hopper-medium-v2", place("hopper-medium-v2", whose="given"))) == "own files (given references, gym)"
+    assert (
+        group(scored("hopper-medium-v2", place("hopper-medium-v2", whose="given")))
+        == "own files (given references, gym)"
+    )
 
 
 def test_own_files_are_by_reference_and_family() -> None:
     """A file that is called like a D4RL dataset is not one."""
     own = group(scored("hopper-medium", place("hopper-medium")))
     assert own == "own files (D4RL references, gym)" == group(scored("walk", place("walk", "Walker2d-v5")))
-    assert group(scored("my-antmaze", place("my-antmaze", "offrl/D4RL-AntMaze-v0"))) == "own files (D4RL references, antmaze)"
-    assert group(scored("a", place("a", "MyEnv-v0", whose="given"))) != group(scored("b", place("b", "OtherEnv-v0", whose="given")))
+    assert (
+        group(scored("my-antmaze", place("my-antmaze", "offrl/D4RL-AntMaze-v0")))
+        == "own files (D4RL references, antmaze)"
+    )
+    assert group(scored("a", place("a", "MyEnv-v0", whose="given"))) != group(
+        scored("b", place("b", "OtherEnv-v0", whose="given"))
+    )
     assert group(scored("a", place("a"), suite="robots")) == "robots (D4RL references, gym)"
 
 
 def test_the_provenance_of_older_runs() -> None:
-    score = scored("a in b", "a in b in Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0; 0 and 100 are D4RL reference returns")
-    assert score.provenance == Provenance("Hopper-v4", "gymnasium 1.4.0, mujoco 3.11.0", "D4RL") and reference(score) == "D4RL"
+    score = scored(
+        "a in b", "a in b in Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0; 0 and 100 are D4RL reference returns"
+    )
+    assert (
+        score.provenance == Provenance("Hopper-v4", "gymnasium 1.4.0, mujoco 3.11.0", "D4RL")
+        and reference(score) == "D4RL"
+    )
     assert reference(replace(score, reference="")) == "given" and reference(replace(score, normalised=None)) == ""
-    for one in (score.provenance, Provenance("Maze-v0", "gymnasium 1.4.0", "", "success"), Provenance("E-v1", "gymnasium 1.4.0")):
+    for one in (
+        score.provenance,
+        Provenance("Maze-v0", "gymnasium 1.4.0", "", "success"),
+        Provenance("E-v1", "gymnasium 1.4.0"),
+    ):
         assert parse_sentence(f"a in b in {one}") == one
 
 
@@ -469,15 +576,25 @@ def test_matrices(tmp_path: Path) -> None:
     (tmp_path / "raw" / "scores.csv").write_text((tmp_path / "raw" / "scores.csv").read_text().replace(",52.0,", ",,"))
     for seed in range(3):
         text = (tmp_path / "raw" / "scores.csv").read_text()
-        (tmp_path / "raw" / "scores.csv").write_text(text.replace(f",{51.0 + seed},", ",,").replace(f",{52.0 + seed},", ",,"))
+        (tmp_path / "raw" / "scores.csv").write_text(
+            text.replace(f",{51.0 + seed},", ",,").replace(f",{52.0 + seed},", ",,")
+        )
     found, why = groups(collect([tmp_path]))
     by_name = {g.name: g for g in found}
     assert set(by_name) == {"D4RL gym", "D4RL antmaze"}, "never together"
     gym = by_name["D4RL gym"]
-    assert gym.datasets == ("hopper-medium-v2", "walker2d-medium-v2") and set(gym.scores) == {"bc", "iql"} and gym.seeds == 2
+    assert (
+        gym.datasets == ("hopper-medium-v2", "walker2d-medium-v2")
+        and set(gym.scores) == {"bc", "iql"}
+        and gym.seeds == 2
+    )
     np.testing.assert_allclose(gym.scores["iql"], [[0.52, 0.82], [0.53, 0.83], [0.54, 0.84]])
     notes = " ".join(gym.notes)
-    assert "td3_bc left out" in notes and "halfcheetah-medium-v2 left out: no final scores of bc" in notes and "too narrow" in notes
+    assert (
+        "td3_bc left out" in notes
+        and "halfcheetah-medium-v2 left out: no final scores of bc" in notes
+        and "too narrow" in notes
+    )
     assert len(why) == 1 and why[0].startswith("mine: no reference scores")
 
 
@@ -491,7 +608,8 @@ def test_missing_seeds_are_not_numbers(tmp_path: Path) -> None:
     assert any("numbers of seeds differ" in note for note in one.notes)
 
 
-# Returns of BC's best setting for each task, seeds 7, 42 and 210: benchmark/results/TASK-bc/log.csv of github.com/polixir/NeoRL2
+# Returns of BC's best setting for each task, seeds 7, 42 and 210: benchmark/results/TASK-bc/log.csv of
+# github.com/polixir/NeoRL2
 NEORL2_BC = {
     "Pipeline": (482.8752240294218, 261.7726762526035, 522.429623716116),
     "Simglucose": (355.46776733685437, 359.56242725319447, 361.9991905184348),
@@ -504,7 +622,9 @@ NEORL2_BC = {
 
 
 def test_a_published_table_from_its_raw_returns(tmp_path: Path) -> None:
-    """Seven runs, three seeds each: NeoRL-2's printed column of BC, mean and deviation, and rliable's aggregates of it."""
+    """Seven runs, three seeds each: NeoRL-2's printed column of BC, mean and deviation, and rliable's aggregates of
+    it.
+    """
     from offrl.envs import neorl2, published
     from offrl.statistics.aggregate import aggregates
 
@@ -512,7 +632,10 @@ def test_a_published_table_from_its_raw_returns(tmp_path: Path) -> None:
         where = place(task, f"neorl2:{task}", whose="NeoRL-2")
         run = make(tmp_path / task, dataset=task, algorithm="bc", seeds=(7, 42, 210), where=where)
         normalise = neorl2.lookup(task).normalise  # type: ignore[union-attr]
-        rows = [f'200,{s},100,{g},1,100,,{normalise(g)},{task},"{where}"' for s, g in zip((7, 42, 210), returns, strict=True)]
+        rows = [
+            f'200,{s},100,{g},1,100,,{normalise(g)},{task},"{where}"'
+            for s, g in zip((7, 42, 210), returns, strict=True)
+        ]
         (run / "scores.csv").write_text("\n".join([HEADER.format(""), *rows]) + "\n")
     results = collect([tmp_path])
     for cell in results.cells():
@@ -564,6 +687,8 @@ def test_a_run_that_stopped_at_a_plateau_has_ended(tmp_path: Path) -> None:
     config = json.loads((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(json.dumps({**config, "stop": "fqe-plateau", "stop_patience": 1}))
     for values, final in (([1.0, 2.0], 0), ([2.0, 1.0], 1)):
-        (run / "fqe.jsonl").write_text("".join(f'{{"step": {s}, "value": [{v}]}}\n' for s, v in zip((100, 200), values, strict=True)))
+        (run / "fqe.jsonl").write_text(
+            "".join(f'{{"step": {s}, "value": [{v}]}}\n' for s, v in zip((100, 200), values, strict=True))
+        )
         results = collect([run])
         assert [s.step for s in results.final] == [200] * final and len(results.missing) == 1 - final

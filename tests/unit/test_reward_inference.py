@@ -1,4 +1,6 @@
-"""Zero-shot policies that are told another reward: the task inferred from the data, both returns, the command, and who cannot be told."""
+"""Zero-shot policies that are told another reward: the task inferred from the data, both returns, the command, and who
+cannot be told.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,35 @@ from offrl.evaluation import reward_inference
 from offrl.evaluation.policy import TrainedPolicy
 
 SMALL: dict[str, Any] = {"compile": "eager", "quiet": True, "eval.env": "none", "compare": []}
-FB = {"algo.hidden": [8], "algo.inputs_hidden": [8], "algo.backward_hidden": [8], "algo.z_dim": 3, "algo.batch_size": 16}
+FB = {
+    "algo.hidden": [8],
+    "algo.inputs_hidden": [8],
+    "algo.backward_hidden": [8],
+    "algo.z_dim": 3,
+    "algo.batch_size": 16,
+}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    settings = {**SMALL, **FB, "algo.inference_samples": 50, "dataset.normalize_observations": True, "dataset.reward_shift": -1.0}
-    return offrl.train("fb", "point-mass", seeds=2, steps=3, runs_dir=str(tmp_path_factory.mktemp("runs")), settings=settings)
+    settings = {
+        **SMALL,
+        **FB,
+        "algo.inference_samples": 50,
+        "dataset.normalize_observations": True,
+        "dataset.reward_shift": -1.0,
+    }
+    return offrl.train(
+        "fb", "point-mass", seeds=2, steps=3, runs_dir=str(tmp_path_factory.mktemp("runs")), settings=settings
+    )
 
 
 def rings(columns: dict[str, np.ndarray]) -> np.ndarray:
     assert columns["observations"].shape == (len(columns["rewards"]), 4) and columns["truncations"].tolist()[-1]
     np.testing.assert_array_equal(columns["observations"][1:], columns["next_observations"][:-1])
-    np.testing.assert_allclose(columns["rewards"], at_centre(columns["next_observations"][:, :2]), atol=1e-5)  # as recorded
+    np.testing.assert_allclose(
+        columns["rewards"], at_centre(columns["next_observations"][:, :2]), atol=1e-5
+    )  # as recorded
     return at_ring(columns["next_observations"][:, :2])
 
 
@@ -51,7 +69,10 @@ def test_both_returns(run: Run, tmp_path: Path) -> None:
         observations = states[:5]
         np.testing.assert_array_equal(loaded.act(observations), policy.act(observations))
         assert not np.array_equal(run.policy(n).act(observations), loaded.act(observations))
-    assert earned.returns.shape == (2, 3) == earned.evaluation.returns.shape and (earned.returns != earned.evaluation.returns).all()
+    assert (
+        earned.returns.shape == (2, 3) == earned.evaluation.returns.shape
+        and (earned.returns != earned.evaluation.returns).all()
+    )
     own = run.evaluate_on_reward(lambda columns: columns["rewards"], episodes=3)
     np.testing.assert_allclose(own.returns, own.evaluation.returns, rtol=1e-4)  # the environment's own reward, told
 
@@ -68,19 +89,33 @@ def test_the_task_of_the_data_is_the_one_it_acts_for(run: Run) -> None:
 
 
 def test_command(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", str(run.dir), "rewards=[offrl.envs.point_mass:ring,offrl.envs.point_mass:band]", "episodes=2"]) == 0
+    assert (
+        main(
+            ["evaluate", str(run.dir), "rewards=[offrl.envs.point_mass:ring,offrl.envs.point_mass:band]", "episodes=2"]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert "point_mass:ring" in text and "the environment's return" in text
     with open(run.dir / reward_inference.TABLE, newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(r["rewards"][-4:], r["seed"]) for r in rows] == [("ring", "0"), ("ring", "1"), ("band", "0"), ("band", "1")]
+    assert [(r["rewards"][-4:], r["seed"]) for r in rows] == [
+        ("ring", "0"),
+        ("ring", "1"),
+        ("band", "0"),
+        ("band", "1"),
+    ]
     assert all(float(r["return_mean"]) != float(r["environment_return_mean"]) for r in rows)
 
 
 def test_what_is_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="say nothing of what to do"):
         run.evaluate_on_reward(lambda columns: np.zeros(len(columns["rewards"])), episodes=1)
-    assert main(["evaluate", str(run.dir), "rewards=nofile.py:f"]) == 2 and "no file nofile.py" in capsys.readouterr().err
-    bc = offrl.train("bc", "point-mass", seeds=1, steps=2, runs_dir=str(tmp_path), settings={**SMALL, "algo.hidden": [4]})
+    assert (
+        main(["evaluate", str(run.dir), "rewards=nofile.py:f"]) == 2 and "no file nofile.py" in capsys.readouterr().err
+    )
+    bc = offrl.train(
+        "bc", "point-mass", seeds=1, steps=2, runs_dir=str(tmp_path), settings={**SMALL, "algo.hidden": [4]}
+    )
     with pytest.raises(UserError, match="a policy of bc has to be trained for other rewards"):
         bc.evaluate_on_reward("offrl.envs.point_mass:ring", episodes=1)

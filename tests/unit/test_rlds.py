@@ -31,7 +31,9 @@ def check(data: Dataset) -> None:
     assert columns["observations"][:, 0].tolist() == OBSERVATIONS[~LAST].tolist()
     assert columns["next_observations"][:, 0].tolist() == OBSERVATIONS[1:][~LAST[:-1]].tolist()
     assert columns["actions"][:, 0] == pytest.approx(0.5)
-    assert np.flatnonzero(columns["terminations"]).tolist() == [3, 11] and np.flatnonzero(columns["truncations"]).tolist() == [7]
+    assert np.flatnonzero(columns["terminations"]).tolist() == [3, 11] and np.flatnonzero(
+        columns["truncations"]
+    ).tolist() == [7]
     assert any("the 3 rows of is_last hold no action" in note for note in data.notes)
 
 
@@ -76,21 +78,33 @@ def test_the_last_step_is_no_transition(
 def test_a_dataframe_and_memory_mapped_columns(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     check(from_dataframe(pandas.DataFrame(TABLE)))
-    check(load_dataset(DatasetConfig(name=str(npz(tmp_path, VECTORS)), memory="mmap", cache_dir=str(tmp_path / "cache"))))
+    check(
+        load_dataset(DatasetConfig(name=str(npz(tmp_path, VECTORS)), memory="mmap", cache_dir=str(tmp_path / "cache")))
+    )
 
 
 def test_an_end_that_is_missing_and_other_flags(tmp_path: Path) -> None:
     cut = {name: column[:13] for name, column in VECTORS.items()}  # the recording stopped in the third episode
     data = load_dataset(str(npz(tmp_path, cut)))
-    assert data.episode_end.tolist() == [4, 8, 11] and not bool(data.columns["successor_known"][-1]) and not bool(data.complete[-1])
-    ids = {**VECTORS, "episode_ids": np.arange(15) // 5, "is_last": LAST & (np.arange(15) < 5)}  # two ends are unmarked: no row is lost
+    assert (
+        data.episode_end.tolist() == [4, 8, 11]
+        and not bool(data.columns["successor_known"][-1])
+        and not bool(data.complete[-1])
+    )
+    ids = {
+        **VECTORS,
+        "episode_ids": np.arange(15) // 5,
+        "is_last": LAST & (np.arange(15) < 5),
+    }  # two ends are unmarked: no row is lost
     fields = {"terminations": "is_terminal", "episode_ends": "is_last"}
     assert load_dataset(DatasetConfig(name=str(npz(tmp_path, ids)), fields=fields)).episode_end.tolist() == [4, 9, 14]
     table = {**TABLE, "episode": ids["episode_ids"], "is_last": ids["is_last"]}
     assert load_dataset(DatasetConfig(name=str(csv(tmp_path, table)), fields=fields)).episode_end.tolist() == [4, 9, 14]
     kept = {"first": "is_first", "last": "is_last", "end": "is_terminal"}
     more = {**VECTORS, "terminations": FLAGS["is_terminal"], "truncations": LAST & ~FLAGS["is_terminal"]}
-    assert len(load_dataset(DatasetConfig(name=str(npz(tmp_path, more)), fields=kept))) == 15  # asked for as further columns
+    assert (
+        len(load_dataset(DatasetConfig(name=str(npz(tmp_path, more)), fields=kept))) == 15
+    )  # asked for as further columns
     own = {**VECTORS, "truncations": LAST & ~FLAGS["is_terminal"], "terminations": FLAGS["is_terminal"]}
     with pytest.raises(UserError, match="nothing takes the column 'is_terminal'"):  # a file that says its ends twice
         load_dataset(str(npz(tmp_path, own)))

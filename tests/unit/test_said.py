@@ -28,7 +28,9 @@ def test_no_printed_line_has_a_newline_of_its_own() -> None:
                     texts = [a for a in call.args if isinstance(a, (ast.Constant, ast.JoinedStr, ast.BinOp))]
                     parts = [c.value for t in texts for c in ast.walk(t) if isinstance(c, ast.Constant)]
                     calls += 1
-                    found += [f"{path.relative_to(ROOT)}:{call.lineno}"] * any(isinstance(p, str) and "\n" in p for p in parts)
+                    found += [f"{path.relative_to(ROOT)}:{call.lineno}"] * any(
+                        isinstance(p, str) and "\n" in p for p in parts
+                    )
     assert calls > 30 and not found
 
 
@@ -40,5 +42,8 @@ def test_a_note_that_was_a_warning_is_not_said_again(capsys: pytest.CaptureFixtu
 
 def test_the_time_of_training_says_what_else_it_holds() -> None:
     assert time_text(117.0, 110.4, 0.2) == "trained in 1 min 57 s, of which compiling 1 min 50 s"
-    assert time_text(117.0, 80.0, 24.0) == "trained in 1 min 57 s, of which compiling 1 min 20 s and waiting for evaluation 24 s"
+    assert (
+        time_text(117.0, 80.0, 24.0)
+        == "trained in 1 min 57 s, of which compiling 1 min 20 s and waiting for evaluation 24 s"
+    )
     assert time_text(6.5, 0.0, 0.0) == "trained in 6 s"

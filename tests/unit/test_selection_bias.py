@@ -1,4 +1,6 @@
-"""The simulation behind docs/benchmarks/tuning-statistics.md: the bias is the one of theory, and new policies have none."""
+"""The simulation behind docs/benchmarks/tuning-statistics.md: the bias is the one of theory, and new policies have
+none.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def test_selecting_episodes_promise_what_theory_says_and_new_policies_nothing() 
     half = bias.selecting[2] - bias.selecting[0]
     assert bias.selecting[0] == pytest.approx(bias.exact, abs=2.5 * half)  # five standard errors
     # of the selecting mean's variance the policies have this share, and as much of its optimism stays in fresh episodes
-    assert bias.same[0] == pytest.approx(bias.exact * SPREAD**2 / SEEDS / error**2, abs=2.5 * (bias.same[2] - bias.same[0]))
+    assert bias.same[0] == pytest.approx(
+        bias.exact * SPREAD**2 / SEEDS / error**2, abs=2.5 * (bias.same[2] - bias.same[0])
+    )
     assert abs(bias.retrained[0]) < 2.5 * (bias.retrained[2] - bias.retrained[0])
     assert bias.retrained[2] - bias.retrained[0] < 0.03 < bias.same[1]
 
@@ -37,7 +41,9 @@ def test_unequal_settings_and_halving() -> None:
     assert halved.selecting[2] < many.selecting[1]  # the finalists have more episodes
 
 
-def test_the_script_prints_and_draws(tmp_path: Path, pictures: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_script_prints_and_draws(
+    tmp_path: Path, pictures: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     from bench import selection_bias
 
     monkeypatch.setattr("sys.argv", ["selection_bias.py", "--trials", "60", "--out", str(tmp_path / "bias.png")])

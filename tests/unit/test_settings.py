@@ -23,12 +23,16 @@ OLD = Path(__file__).parents[1] / "data" / "run-0.1"
 
 def test_runs_are_told_apart_in_words() -> None:
     plain, more = (
-        runs.identity(compose(values)) for values in ({"algo": "iql"}, {"algo": "iql", "algo.critics": 3, "dataset.weighting": "return"})
+        runs.identity(compose(values))
+        for values in ({"algo": "iql"}, {"algo": "iql", "algo.critics": 3, "dataset.weighting": "return"})
     )
     assert runs.change(plain, plain) == "" and runs.complete(plain) == plain
     assert runs.change(plain, {**more, "dataset": plain["dataset"]}) == "algo.critics: 2 there, 3 here"
     assert runs.change({**more, "algo": plain["algo"]}, plain) == "dataset.weighting: return there, none here"
-    assert runs.change(plain, runs.identity(compose({"algo": "iql", "algo.expectile": 0.8}))) == "algo.expectile: 0.7 there, 0.8 here"
+    assert (
+        runs.change(plain, runs.identity(compose({"algo": "iql", "algo.expectile": 0.8})))
+        == "algo.expectile: 0.7 there, 0.8 here"
+    )
 
 
 def test_a_run_made_before_a_setting_was_there_had_its_default() -> None:

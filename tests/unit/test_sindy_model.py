@@ -36,7 +36,12 @@ def made(spec: DataSpec = SPEC, growth: float = 1.0) -> tuple[SindyModel, dict]:
     tree, _ = sindy.fit(s, a, s[:, 0], nexts, SETTINGS)
     for part in ("dynamics", "reward"):
         tree[part]["coefficients"] = torch.cat([tree[part]["coefficients"], tree[part]["median"][None]])
-    tree |= {"low": torch.full((2,), -3.0), "high": torch.full((2,), 3.0), "elites": torch.tensor([4]), "scale": torch.ones(3)}
+    tree |= {
+        "low": torch.full((2,), -3.0),
+        "high": torch.full((2,), 3.0),
+        "elites": torch.tensor([4]),
+        "scale": torch.ones(3),
+    }
     return SindyModel(SETTINGS, spec), tree
 
 
@@ -44,7 +49,10 @@ def test_equations_hold_in_the_environments_units() -> None:
     model, tree = made()
     raw, action = torch.tensor([[0.4, -1.0]]), torch.tensor([[1.6]])
     told = model.predict(
-        tree, (raw - torch.tensor([1.0, 2.0])) / torch.tensor([3.0, 0.5]), (action + 2.0) / 3.0 - 1.0, torch.zeros(1, 0, 3)
+        tree,
+        (raw - torch.tensor([1.0, 2.0])) / torch.tensor([3.0, 0.5]),
+        (action + 2.0) / 3.0 - 1.0,
+        torch.zeros(1, 0, 3),
     )
     later = (torch.tensor([0.4 - 0.1, -1.0 + 0.8]) - torch.tensor([1.0, 2.0])) / torch.tensor([3.0, 0.5])
     torch.testing.assert_close(told.mean[4, 0], later, atol=1e-3, rtol=0)

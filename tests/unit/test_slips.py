@@ -41,7 +41,8 @@ def at(*rows: int, of: int = 60) -> np.ndarray:
     return np.isin(np.arange(of), rows)
 
 
-# ---------------------------------------------------------------------------------------------------- columns and their names
+# ---------------------------------------------------------------------------------------------------- columns and their
+# names
 
 
 def test_a_file_without_rewards_is_ogbenchs_only_by_its_name_or_its_physics(tmp_path: Path) -> None:
@@ -59,7 +60,11 @@ def test_a_file_without_rewards_is_ogbenchs_only_by_its_name_or_its_physics(tmp_
 def test_d4rls_words_are_columns_of_arrays_too() -> None:
     timeouts = at(19, 39)
     data = from_arrays(OBS, ACT, REW, terminals=TENTH & ~timeouts, timeouts=timeouts)
-    assert data.num_episodes == 6 and set(data.columns) >= {"terminations", "truncations"} and "terminals" not in data.columns
+    assert (
+        data.num_episodes == 6
+        and set(data.columns) >= {"terminations", "truncations"}
+        and "terminals" not in data.columns
+    )
     assert data.columns["terminations"].nonzero().squeeze(-1).tolist() == [9, 29, 49, 59]
     assert data.columns["truncations"].nonzero().squeeze(-1).tolist() == [19, 39]
     with pytest.raises(UserError, match=r"nothing takes the column 'terminals'.*'terminations' is taken"):
@@ -71,7 +76,10 @@ def test_dones_mean_in_arrays_and_fields_what_they_mean_in_files(word: str, tmp_
     data = from_arrays(OBS, ACT, REW, **{word: TENTH})
     assert data.columns["terminations"].sum() == 6 and "is taken for terminations" in data.notes[-1]
     np.savez(tmp_path / "log.npz", observations=OBS, actions=ACT, rewards=REW, last=TENTH)
-    assert load_dataset(DatasetConfig(name=str(tmp_path / "log.npz"), fields={word: "last"})).columns["terminations"].sum() == 6
+    assert (
+        load_dataset(DatasetConfig(name=str(tmp_path / "log.npz"), fields={word: "last"})).columns["terminations"].sum()
+        == 6
+    )
     both = from_arrays(OBS, ACT, REW, truncations=at(19, 39), **{word: TENTH})
     assert both.columns["terminations"].nonzero().squeeze(-1).tolist() == [9, 29, 49, 59]
     with pytest.raises(UserError, match=f"row 9 is an end by 'terminations', and '{word}' does not mark it"):
@@ -82,7 +90,11 @@ def test_dones_mean_in_arrays_and_fields_what_they_mean_in_files(word: str, tmp_
 def test_one_hot_arrays_are_a_choice_as_in_tables(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
     one_hot = np.eye(4, dtype=kind)[np.arange(60) % 4]
     data = from_arrays(OBS, one_hot, REW, truncations=TENTH)
-    assert data.spec.num_actions == 4 and data.columns["actions"][:5].tolist() == [0, 1, 2, 3, 0] and data.spec.action_labels == ()
+    assert (
+        data.spec.num_actions == 4
+        and data.columns["actions"][:5].tolist() == [0, 1, 2, 3, 0]
+        and data.spec.action_labels == ()
+    )
     assert "one-hot columns, taken for one discrete choice" in capsys.readouterr().err
     assert not from_arrays(OBS, one_hot, REW, truncations=TENTH, action_kind="continuous").spec.discrete
 
@@ -143,7 +155,9 @@ def test_a_time_limit_among_falls(capsys: pytest.CaptureFixture[str]) -> None:
     ends = at(*(np.cumsum(lengths) - 1), of=lengths.sum())
     columns = [g.normal(size=(len(ends), 2)), g.uniform(-1, 1, (len(ends), 1)), np.ones(len(ends))]
     from_arrays(*columns, ends)
-    assert f"{(lengths == 60).sum()} of 40 episodes end by a termination after exactly 60 steps" in capsys.readouterr().err
+    assert (
+        f"{(lengths == 60).sum()} of 40 episodes end by a termination after exactly 60 steps" in capsys.readouterr().err
+    )
     cut = at(*(np.cumsum(lengths)[lengths == 60] - 1), of=len(ends))
     from_arrays(*columns, ends & ~cut, cut)
     assert capsys.readouterr().err == ""
@@ -153,10 +167,14 @@ def test_the_limit_of_the_environment_is_known(capsys: pytest.CaptureFixture[str
     ends = at(199, 299, 499, of=600)
     columns = [np.zeros((600, 3)), np.zeros((600, 1)), np.ones(600)]
     from_arrays(*columns, ends, at(599, of=600), env="Pendulum-v1")  # of 200 steps
-    assert "2 of 4 episodes end by a termination after exactly 200 steps, the environment's time limit" in capsys.readouterr().err
+    assert (
+        "2 of 4 episodes end by a termination after exactly 200 steps, the environment's time limit"
+        in capsys.readouterr().err
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- actions that look discrete
+# ---------------------------------------------------------------------------------------------------- actions that look
+# discrete
 
 
 CHOICES = np.random.default_rng(2).integers(0, 4, (60, 2))
@@ -172,7 +190,9 @@ CHOICES = np.random.default_rng(2).integers(0, 4, (60, 2))
         (ACT, ""),
     ],
 )
-def test_continuous_actions_that_look_discrete(actions: np.ndarray, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_continuous_actions_that_look_discrete(
+    actions: np.ndarray, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     from_arrays(OBS, actions, REW, truncations=TENTH)
     shown = capsys.readouterr().err
     assert ("taken as continuous" in shown) == bool(words) and words in shown
@@ -193,7 +213,10 @@ def test_reference_scores_belong_to_data_and_environment_together(env: str, caps
     if "Walker2d-v5" in env or "Cheetah" in env:
         assert task.normalise(1000.0) is None and task.ref_label == ""
         check_fit(DataSpec((17,), 6, name="walk", task=WALKER), task)
-        words = f"the D4RL returns that score 0 and 100 for walker2d-medium-v2 are those of Walker2d-v4, not of {env}: returns are not"
+        words = (
+            "the D4RL returns that score 0 and 100 for walker2d-medium-v2 are those of Walker2d-v4, not of "
+            f"{env}: returns are not"
+        )
         assert words in capsys.readouterr().err
     else:
         assert task.normalise(1000.0) == WALKER.normalise(1000.0) is not None and task.ref_label == "D4RL"
@@ -217,7 +240,12 @@ def test_a_function_keeps_them_where_its_environment_says_which_it_is(capsys: py
 
 
 def test_a_file_that_names_another_robot_of_the_same_shape(tmp_path: Path) -> None:
-    columns = {"observations": np.zeros((20, 17)), "actions": np.zeros((20, 6)), "rewards": np.zeros(20), "terminals": np.zeros(20, bool)}
+    columns = {
+        "observations": np.zeros((20, 17)),
+        "actions": np.zeros((20, 6)),
+        "rewards": np.zeros(20),
+        "terminals": np.zeros(20, bool),
+    }
     for recorded, env, known in (
         ("HalfCheetah-v2", "HalfCheetah-v4", False),
         ("Walker2d-v2", "Walker2d-v4", True),
@@ -240,7 +268,10 @@ def test_losses_are_measured_by_the_data() -> None:
     assert loss_limit(from_arrays(OBS, ACT, 10 * REW, truncations=TENTH)) == pytest.approx(100 * limit)
     assert loss_limit(from_arrays(1e6 * OBS, ACT, REW, truncations=TENTH)) > 1e5 * limit
     alive = torch.tensor([True, True, True, True, False])
-    metrics = {"critic/loss": torch.tensor([1e13, -2e14, 1.0, 1.0, 1e30]), "critic/q": torch.tensor([1e20, 0.0, torch.nan, 0.0, 0.0])}
+    metrics = {
+        "critic/loss": torch.tensor([1e13, -2e14, 1.0, 1.0, 1e30]),
+        "critic/q": torch.tensor([1e20, 0.0, torch.nan, 0.0, 0.0]),
+    }
     left, reasons = sound(metrics, alive, limit)
     assert left.tolist() == [True, False, False, True, False]
     assert reasons == {1: "critic/loss is -2e+14, which no loss on such data is", 2: "not finite: critic/q"}
@@ -248,7 +279,11 @@ def test_losses_are_measured_by_the_data() -> None:
 
 def test_learning_rates_that_no_network_survives(capsys: pytest.CaptureFixture[str]) -> None:
     warn_of_rates(IQL.Config(learning_rate=3e4, actor_learning_rate=0.05), {})
-    assert "algo.learning_rate=30000 moves" in (shown := capsys.readouterr().err) and "is 0.0003 meant?" in shown and shown.count("\n") == 1
+    assert (
+        "algo.learning_rate=30000 moves" in (shown := capsys.readouterr().err)
+        and "is 0.0003 meant?" in shown
+        and shown.count("\n") == 1
+    )
     warn_of_rates(IQL.Config(learning_rate=3e4), {"learning_rate": [1e-4, 1e-2]})  # the grid's are what counts
     assert capsys.readouterr().err == ""
     warn_of_rates(IQL.Config(), {"learning_rate": [1e-4, 0.5]})
@@ -257,14 +292,20 @@ def test_learning_rates_that_no_network_survives(capsys: pytest.CaptureFixture[s
 
 def test_rewards_that_are_all_zero(capsys: pytest.CaptureFixture[str]) -> None:
     none, some = (from_arrays(OBS, ACT, rewards, truncations=TENTH) for rewards in (0 * REW, TENTH))
-    cases = (("iql", none, "every reward of arrays is 0, and iql learns"), ("iql", some, ""), ("hiql", none, ""), ("bc", none, ""))
+    cases = (
+        ("iql", none, "every reward of arrays is 0, and iql learns"),
+        ("iql", some, ""),
+        ("hiql", none, ""),
+        ("bc", none, ""),
+    )
     for name, data, words in cases:
         warn_of_no_rewards(registry.get("algo", name).traits, name, data)
         shown = capsys.readouterr().err
         assert bool(shown) == bool(words) and words in shown
 
 
-# ---------------------------------------------------------------------------------------------------- policies and models
+# ---------------------------------------------------------------------------------------------------- policies and
+# models
 
 
 def policy(task: Task | None = None, goal_dim: int = 0, algo: str = "bc") -> TrainedPolicy:
@@ -280,11 +321,16 @@ def test_act_takes_the_dictionary_of_an_environment() -> None:
     expected = policy().act(flat)
     np.testing.assert_array_equal(policy(Task("t", observation_keys=("a", "b"))).act(parts), expected)
     np.testing.assert_array_equal(
-        policy(Task("t", observation_keys=("b", "a/x", "a/y"))).act({"b": flat[0], "a": {"y": flat[2], "x": flat[1]}}), expected
+        policy(Task("t", observation_keys=("b", "a/x", "a/y"))).act({"b": flat[0], "a": {"y": flat[2], "x": flat[1]}}),
+        expected,
     )
-    np.testing.assert_array_equal(policy(Task("t", env_id="Old-v0")).act(parts), expected)  # a file of before: what was compared, sorted
+    np.testing.assert_array_equal(
+        policy(Task("t", env_id="Old-v0")).act(parts), expected
+    )  # a file of before: what was compared, sorted
     for task in (None, Task("t", env_id="New-v0", observation_keys=OWN_ORDER)):
-        with pytest.raises(UserError, match=r"data were flat, .* entries \(a, b\) is not known.*dataset\.observation_keys="):
+        with pytest.raises(
+            UserError, match=r"data were flat, .* entries \(a, b\) is not known.*dataset\.observation_keys="
+        ):
             policy(task).act(parts)
     keys = Task("t", observation_keys=("b", "a"))  # in the order of dataset.observation_keys, without the others
     np.testing.assert_array_equal(policy(keys).act({"b": flat[:1], "a": flat[1:], "z": 5.0}), expected)
@@ -311,8 +357,12 @@ def test_the_dictionarys_goal_is_taken() -> None:
 def test_a_world_model_has_no_policy(tmp_path: Path) -> None:
     data = from_arrays(OBS, ACT, REW, truncations=TENTH)
     settings = {"algo.hidden": [4], "algo.batch_size": 4, "algo.members": 1, "algo.elites": 1, "compile": "eager"}
-    run = offrl.train("dynamics", data, seeds=1, steps=1, quiet=True, name="model", runs_dir=str(tmp_path), settings=settings)
-    with pytest.raises(UserError, match=r"model is a run of dynamics, which trains a model and no policy.*offrl model .*world_model="):
+    run = offrl.train(
+        "dynamics", data, seeds=1, steps=1, quiet=True, name="model", runs_dir=str(tmp_path), settings=settings
+    )
+    with pytest.raises(
+        UserError, match=r"model is a run of dynamics, which trains a model and no policy.*offrl model .*world_model="
+    ):
         run.evaluate()
 
 

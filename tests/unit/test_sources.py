@@ -29,14 +29,17 @@ DONE = np.array([0, 0, 1, 0, 0, 0], bool)
 STOP = np.array([0, 0, 0, 0, 0, 1], bool)
 
 
-# ---- plain files ----------------------------------------------------------------------------------------------------------------------
+# ---- plain files
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def assert_is_the_example(data: Dataset) -> None:
     assert data.episode_end.tolist() == [3, 6] and data.raw_returns.tolist() == [6, 15]
     np.testing.assert_array_equal(data.columns["observations"], OBS.astype(np.float32))
     np.testing.assert_array_equal(data.columns["actions"], ACT.astype(np.float32))
-    assert data.columns["terminations"].nonzero().tolist() == [[2]] and data.columns["truncations"].nonzero().tolist() == [[5]]
+    assert data.columns["terminations"].nonzero().tolist() == [[2]] and data.columns[
+        "truncations"
+    ].nonzero().tolist() == [[5]]
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -50,7 +53,14 @@ def test_npz_with_our_names(tmp_path: Path, compressed: bool, order: str) -> Non
 
 def test_npz_with_other_names_and_extra_columns(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", s=OBS, a=ACT, r=REW, d=DONE, t=STOP, cost=REW * 2)
-    fields = {"observations": "s", "actions": "a", "rewards": "r", "terminations": "d", "truncations": "t", "costs": "cost"}
+    fields = {
+        "observations": "s",
+        "actions": "a",
+        "rewards": "r",
+        "terminations": "d",
+        "truncations": "t",
+        "costs": "cost",
+    }
     data = load_dataset(DatasetConfig(name=str(tmp_path / "x.npz"), fields=fields))
     assert_is_the_example(data)
     assert data.columns["costs"].tolist() == (REW * 2).tolist()
@@ -65,7 +75,9 @@ def test_ways_to_mark_episodes(tmp_path: Path, how: str) -> None:
     }[how]
     np.savez(tmp_path / "x.npz", observations=OBS, actions=ACT, rewards=REW, **marks)
     data = load_dataset(str(tmp_path / "x.npz"))
-    assert data.episode_end.tolist() == [3, 6] and data.transition_rows().tolist() == [0, 1, 3, 4] and data.complete.all()
+    assert (
+        data.episode_end.tolist() == [3, 6] and data.transition_rows().tolist() == [0, 1, 3, 4] and data.complete.all()
+    )
 
 
 def test_hdf5_with_nested_keys(tmp_path: Path) -> None:
@@ -78,7 +90,13 @@ def test_hdf5_with_nested_keys(tmp_path: Path) -> None:
             "flags/limit": STOP.astype(np.int8),
         }.items():
             file[key] = value
-    fields = {"observations": "log/state", "actions": "log/act", "rewards": "r", "terminations": "flags/done", "truncations": "flags/limit"}
+    fields = {
+        "observations": "log/state",
+        "actions": "log/act",
+        "rewards": "r",
+        "terminations": "flags/done",
+        "truncations": "flags/limit",
+    }
     assert_is_the_example(load_dataset(DatasetConfig(name=str(tmp_path / "x.h5"), fields=fields)))
 
 
@@ -101,7 +119,12 @@ def test_parquet_lists_of_different_lengths(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
-    columns = {"observations": pa.array([[1.0, 2.0], [3.0]]), "actions": [0.0, 0.0], "rewards": [0.0, 0.0], "terminations": [False, True]}
+    columns = {
+        "observations": pa.array([[1.0, 2.0], [3.0]]),
+        "actions": [0.0, 0.0],
+        "rewards": [0.0, 0.0],
+        "terminations": [False, True],
+    }
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
     with pytest.raises(UserError, match=r"'observations' has lists of different lengths"):
         load_dataset(str(tmp_path / "x.parquet"))
@@ -124,20 +147,25 @@ def test_the_action_range_can_be_given(tmp_path: Path) -> None:
 
 def test_several_files_make_one_data_set(tmp_path: Path) -> None:
     for name in ("x", "y"):
-        np.savez(tmp_path / f"{name}.npz", observations=OBS, actions=ACT, rewards=REW, terminations=DONE, truncations=STOP)
+        np.savez(
+            tmp_path / f"{name}.npz", observations=OBS, actions=ACT, rewards=REW, terminations=DONE, truncations=STOP
+        )
     data = load_dataset(DatasetConfig(name=str(tmp_path / "x.npz"), concatenate=[str(tmp_path / "y.npz")]))
     assert data.raw_returns.tolist() == [6, 15, 6, 15]
 
 
 def test_a_registered_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._table.setdefault("dataset", {}), "mine", lambda config: from_arrays(OBS, ACT, REW, DONE, STOP))
+    monkeypatch.setitem(
+        registry._table.setdefault("dataset", {}), "mine", lambda config: from_arrays(OBS, ACT, REW, DONE, STOP)
+    )
     assert_is_the_example(load_dataset("mine"))
     assert load_dataset(DatasetConfig(name="mine", reward_scale=2.0)).columns["rewards"].tolist() == (REW * 2).tolist()
     data = load_dataset("mine")
     assert load_dataset(data) is data
 
 
-# ---- D4RL -----------------------------------------------------------------------------------------------------------------------------
+# ---- D4RL
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def write_d4rl(path: Path, width: int = 11, actions: int = 3, env_id: str | None = None, scale: float = 1.0) -> Path:
@@ -164,7 +192,10 @@ def test_a_wrong_guess_is_dropped_with_a_note(tmp_path: Path) -> None:
 
 def test_the_environment_recorded_in_the_file_counts(tmp_path: Path) -> None:
     newer = load_dataset(str(write_d4rl(tmp_path / "hopper_medium.hdf5", env_id="Hopper-v5"))).spec.task
-    assert newer is not None and (newer.env_id, newer.ref_max) == ("Hopper-v5", None)  # D4RL's scores are of v2, which v4 stands for
+    assert newer is not None and (newer.env_id, newer.ref_max) == (
+        "Hopper-v5",
+        None,
+    )  # D4RL's scores are of v2, which v4 stands for
     older = load_dataset(str(write_d4rl(tmp_path / "hopper_medium.hdf5", env_id="Hopper-v2"))).spec.task
     assert older is not None and older.env_id == "Hopper-v4"  # v2 needs mujoco-py
     other = load_dataset(str(write_d4rl(tmp_path / "hopper_medium.hdf5", env_id="Walker2d-v4"))).spec.task
@@ -179,7 +210,10 @@ def test_neither_d4rl_nor_gym_is_imported(tmp_path: Path) -> None:
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text("raise RuntimeError('imported')")
     path = str(tmp_path / "hopper_medium.hdf5")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from offrl.data import load_dataset; print(len(load_dataset({path!r})))"
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from offrl.data import load_dataset; "
+        f"print(len(load_dataset({path!r})))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "50", done.stderr
 
@@ -208,9 +242,13 @@ def test_real_d4rl_files(name: str, rows: int, cut: Any, mean: Any, smallest: An
         whole[cut] = False
         assert whole.sum() == 221
     if mean is not None:
-        assert returns[whole].mean() == pytest.approx(mean, abs=0.05) and returns[whole].min() == pytest.approx(smallest, abs=0.05)
+        assert returns[whole].mean() == pytest.approx(mean, abs=0.05) and returns[whole].min() == pytest.approx(
+            smallest, abs=0.05
+        )
     unknown = len(data) - len(data.transition_rows())
-    assert unknown == (0 if name == "hopper_medium" else int(data.columns["truncations"].sum()))  # hopper_medium stores successors
+    assert unknown == (
+        0 if name == "hopper_medium" else int(data.columns["truncations"].sum())
+    )  # hopper_medium stores successors
 
 
 @real
@@ -235,27 +273,42 @@ def test_stored_successors_agree_with_inferred_ones() -> None:
     assert (data.columns["next_observations"][ends] != data.columns["observations"][ends + 1]).any(1).all()
 
 
-# ---- the built-in dataset ------------------------------------------------------------------------------------------------------------
+# ---- the built-in dataset
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_builtin_layout_with_final_observations_and_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_d4rl(tmp_path / "hopper-mixed-v0.hdf5")
     with h5py.File(path, "a") as file:
         file["final_observations"] = np.full((5, 11), 3.0, np.float32)
-        file.attrs.update(env_id="Hopper-v5", dataset_id="offrl/hopper-mixed-v0", ref_min_score=10.0, ref_max_score=3000.0)
+        file.attrs.update(
+            env_id="Hopper-v5", dataset_id="offrl/hopper-mixed-v0", ref_min_score=10.0, ref_max_score=3000.0
+        )
     monkeypatch.setattr("offrl.data.formats.BUILTIN", path)
     data = load_dataset("builtin")
     task = data.spec.task
-    assert task is not None and (task.env_id, task.ref_min, task.ref_max, task.ref_label) == ("Hopper-v5", 10.0, 3000.0, "offrl")
+    assert task is not None and (task.env_id, task.ref_min, task.ref_max, task.ref_label) == (
+        "Hopper-v5",
+        10.0,
+        3000.0,
+        "offrl",
+    )
     assert data.spec.source == "builtin" and data.spec.name == "offrl/hopper-mixed-v0"
     assert len(data.transition_rows()) == 50 and (data.columns["next_observations"][9] == 3.0).all()
 
 
-# ---- Minari ---------------------------------------------------------------------------------------------------------------------------
+# ---- Minari
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def make_minari(
-    root: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, goal: bool = False, discrete: bool = False, repeat: int = 1
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    kind: str,
+    goal: bool = False,
+    discrete: bool = False,
+    repeat: int = 1,
 ) -> list[dict]:
     """A dataset written by Minari itself; the episodes that went in."""
     minari = pytest.importorskip("minari")
@@ -265,7 +318,9 @@ def make_minari(
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(root))
     rng, episodes, buffers = np.random.default_rng(0), [], []
     box = lambda n, high=np.inf: spaces.Box(-high, high, (n,), np.float64)  # noqa: E731
-    observation_space: Any = spaces.Dict({"observation": box(3), "achieved_goal": box(2), "desired_goal": box(2)}) if goal else box(3)
+    observation_space: Any = (
+        spaces.Dict({"observation": box(3), "achieved_goal": box(2), "desired_goal": box(2)}) if goal else box(3)
+    )
     for steps, terminated in ((4, True), (1, True), (12, False), (3, False)) * repeat:
         obs: Any = rng.normal(size=(steps + 1, 3))
         if goal:
@@ -327,7 +382,9 @@ def test_minari_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: s
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["hdf5", "arrow"])
-def test_minari_episodes_are_in_the_order_of_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_minari_episodes_are_in_the_order_of_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     episodes = make_minari(tmp_path, monkeypatch, "test/made-v0", kind, repeat=3)  # 12: as text, 10 comes before 2
     returns = load_dataset("test/made-v0").raw_returns
     np.testing.assert_allclose(returns, [e["rewards"].sum() for e in episodes], rtol=1e-5)
@@ -354,7 +411,9 @@ def test_minari_metadata_that_promise_too_few_steps(tmp_path: Path, monkeypatch:
 
 @pytest.mark.filterwarnings("ignore")
 def test_minari_values_in_other_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Big-endian, compressed, whole numbers for flags, a soft link: the same data. A float64 that float32 cannot hold is found."""
+    """Big-endian, compressed, whole numbers for flags, a soft link: the same data. A float64 that float32 cannot hold
+    is found.
+    """
     make_minari(tmp_path, monkeypatch, "test/made-v0", "hdf5")
     before = load_dataset("test/made-v0")
 
@@ -417,21 +476,35 @@ def test_a_minari_id_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
         raise ConnectionError("no network")
 
     monkeypatch.setattr(minari, "download_dataset", offline)
-    with pytest.raises(UserError, match=r"cannot be downloaded \(no network\)\. Did you mean 'D4RL/door/human-v2'") as caught:
+    with pytest.raises(
+        UserError, match=r"cannot be downloaded \(no network\)\. Did you mean 'D4RL/door/human-v2'"
+    ) as caught:
         load_dataset("D4RL/dor/human-v2")
     assert "\n" not in str(caught.value) and sorted(p.name for p in (tmp_path / "D4RL").iterdir()) == ["door"]
     with pytest.raises(UserError, match="no Minari id"):
         load_dataset("minari:door")
 
 
-# ---- OGBench and d3rlpy ---------------------------------------------------------------------------------------------------------------
+# ---- OGBench and d3rlpy ---------------------------------------------------------------------------------------------------------------  # noqa: E501
 
 
 def test_ogbench_compact_terminals_are_ends_not_terminations(tmp_path: Path) -> None:
-    np.savez(tmp_path / "pointmaze-medium-navigate-v0.npz", observations=OBS, actions=ACT, terminals=np.array([0, 0, 1, 0, 0, 1], bool))
+    np.savez(
+        tmp_path / "pointmaze-medium-navigate-v0.npz",
+        observations=OBS,
+        actions=ACT,
+        terminals=np.array([0, 0, 1, 0, 0, 1], bool),
+    )
     data = load_dataset(str(tmp_path / "pointmaze-medium-navigate-v0.npz"))
-    assert data.spec.source == "ogbench" and not data.columns["terminations"].any() and not data.columns["rewards"].any()
-    assert data.columns["truncations"].nonzero().squeeze(-1).tolist() == [2, 5] and data.transition_rows().tolist() == [0, 1, 3, 4]
+    assert (
+        data.spec.source == "ogbench" and not data.columns["terminations"].any() and not data.columns["rewards"].any()
+    )
+    assert data.columns["truncations"].nonzero().squeeze(-1).tolist() == [2, 5] and data.transition_rows().tolist() == [
+        0,
+        1,
+        3,
+        4,
+    ]
 
 
 def test_ogbench_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,12 +526,23 @@ def test_real_ogbench() -> None:
 def test_d3rlpy_version_1(tmp_path: Path, discrete: bool) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         actions = np.array([0, 1, 2, 0, 1, 2], np.float32)[:, None] if discrete else ACT
-        for key, value in {"observations": OBS, "actions": actions, "rewards": REW, "terminals": DONE.astype(np.float32)}.items():
+        for key, value in {
+            "observations": OBS,
+            "actions": actions,
+            "rewards": REW,
+            "terminals": DONE.astype(np.float32),
+        }.items():
             file[key] = value
-        file["episode_terminals"], file["discrete_action"], file["version"] = (DONE | STOP).astype(np.float32), discrete, "1.0"
+        file["episode_terminals"], file["discrete_action"], file["version"] = (
+            (DONE | STOP).astype(np.float32),
+            discrete,
+            "1.0",
+        )
     data = load_dataset(str(tmp_path / "x.h5"))
     assert data.spec.source == "d3rlpy" and data.episode_end.tolist() == [3, 6] and data.spec.discrete == discrete
-    assert data.columns["terminations"].nonzero().tolist() == [[2]] and data.columns["truncations"].nonzero().tolist() == [[5]]
+    assert data.columns["terminations"].nonzero().tolist() == [[2]] and data.columns[
+        "truncations"
+    ].nonzero().tolist() == [[5]]
     with h5py.File(tmp_path / "x.h5", "a") as file:
         del file["version"]
     with pytest.raises(UserError, match=r"before 1\.0"):

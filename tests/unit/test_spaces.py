@@ -1,4 +1,6 @@
-"""Spaces of environments against data: the order of Dict entries, numbers of choices, scaled actions, observations that are no numbers."""
+"""Spaces of environments against data: the order of Dict entries, numbers of choices, scaled actions, observations that
+are no numbers.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def env_of(space: spaces.Space, actions: spaces.Space = NUMBER) -> Any:
 
 def data(observations: Any = PLACES, actions: Any = None, **more: Any) -> Any:
     chosen = (PLACES[:, 0] > 0).astype(np.int64) if actions is None else actions
-    return offrl.from_arrays(observations, chosen, np.ones(len(chosen)), truncations=TENTH[: len(chosen)], name="heat", **more)
+    return offrl.from_arrays(
+        observations, chosen, np.ones(len(chosen)), truncations=TENTH[: len(chosen)], name="heat", **more
+    )
 
 
 def train(dataset: Any, folder: Path, name: str, algo: str = "bc", steps: int = 80, **settings: Any) -> Any:
@@ -77,7 +81,9 @@ def train(dataset: Any, folder: Path, name: str, algo: str = "bc", steps: int = 
         "eval.episodes": 5,
         "eval.workers": 0,
     } | settings
-    return offrl.train(algo, dataset, seeds=1, steps=steps, quiet=True, name=name, runs_dir=str(folder), settings=more, env=Heat)
+    return offrl.train(
+        algo, dataset, seeds=1, steps=steps, quiet=True, name=name, runs_dir=str(folder), settings=more, env=Heat
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- Dict observations
@@ -99,28 +105,40 @@ VALUE = {"n": 1, "a": {"x": np.array([1.0]), "y": np.array([2.0])}, "z": np.arra
 )
 def test_a_dict_that_is_not_sorted_is_asked_about(space: spaces.Dict) -> None:
     own = "a/d,a/c" if "b" not in space.spaces else "b,a"
-    with pytest.raises(UserError, match=rf"as {own} \(its own.*dataset\.observation_keys=\[{own}\] or dataset\.observation_keys=\["):
+    with pytest.raises(
+        UserError, match=rf"as {own} \(its own.*dataset\.observation_keys=\[{own}\] or dataset\.observation_keys=\["
+    ):
         flattener(env_of(space))
     assert joined(space, OWN_ORDER) == tuple(own.split(","))
     value = {
-        k: {"d": np.array([1.0]), "c": np.array([2.0])} if k == "a" and "/" in own else np.array([float(k == "a")]) for k in space.spaces
+        k: {"d": np.array([1.0]), "c": np.array([2.0])} if k == "a" and "/" in own else np.array([float(k == "a")])
+        for k in space.spaces
     }
     np.testing.assert_array_equal(flattener(env_of(space), OWN_ORDER)[0](value), spaces.flatten(space, value))
 
 
 def test_entries_have_one_order_everywhere() -> None:
     keys = ("a", "n", "z")  # sorted, and sorted inside
-    assert ["/".join(path) for path, _ in entries(NESTED)] == ["a/x", "a/y", "n", "z"] == ["/".join(path) for path, _ in entries(VALUE)]
+    assert (
+        ["/".join(path) for path, _ in entries(NESTED)]
+        == ["a/x", "a/y", "n", "z"]
+        == ["/".join(path) for path, _ in entries(VALUE)]
+    )
     np.testing.assert_array_equal(flattener(env_of(NESTED), keys)[0](VALUE), [1, 2, 0, 1, 0, 3])
     assert flattener(env_of(NESTED), ("z", "a/y"))[0](VALUE).tolist() == [3.0, 2.0]
     with pytest.raises(UserError, match=r"no entry 'a/w'; they have a, n, z"):
         flattener(env_of(NESTED), ("a/w",))
-    assert joined(spaces.Dict({"b": NUMBER, "a": NUMBER})) == ("a", "b")  # Gymnasium has sorted it: both orders are the same
+    assert joined(spaces.Dict({"b": NUMBER, "a": NUMBER})) == (
+        "a",
+        "b",
+    )  # Gymnasium has sorted it: both orders are the same
 
 
 def test_flat_data_of_a_dict_environment(tmp_path: Path) -> None:
     """The first number is the target, as FlattenObservation gives it."""
-    with pytest.raises(UserError, match=r"dataset\.observation_keys=\[target,noise\] or dataset\.observation_keys=\[noise,target\]"):
+    with pytest.raises(
+        UserError, match=r"dataset\.observation_keys=\[target,noise\] or dataset\.observation_keys=\[noise,target\]"
+    ):
         train(data(), tmp_path, "asked")
     run = train(data(), tmp_path, "named", **{"dataset.observation_keys": ["target", "noise"]})
     assert run.final_scores[0]["return_mean"] > 7.0 and run.spec.task.observation_keys == ("target", "noise")
@@ -136,11 +154,16 @@ def test_flat_data_of_a_dict_environment(tmp_path: Path) -> None:
 def test_dict_data_of_a_dict_environment(tmp_path: Path) -> None:
     again = train(data({"target": PLACES[:, :1], "noise": PLACES[:, 1:]}), tmp_path, "dict")
     assert again.final_scores[0]["return_mean"] > 7.0 and again.spec.task.observation_keys == ("noise", "target")
-    with pytest.raises(UserError, match="made of noise,target, and the environment's FlattenObservation joins target,noise"):
+    with pytest.raises(
+        UserError, match="made of noise,target, and the environment's FlattenObservation joins target,noise"
+    ):
         again.evaluate(env=lambda: FlattenObservation(Heat()))
     with pytest.raises(UserError, match=r"joined of noise,target, and dataset\.observation_keys says target,noise"):
         train(
-            data({"noise": PLACES[:, 1:], "target": PLACES[:, :1]}), tmp_path, "both", **{"dataset.observation_keys": ["target", "noise"]}
+            data({"noise": PLACES[:, 1:], "target": PLACES[:, :1]}),
+            tmp_path,
+            "both",
+            **{"dataset.observation_keys": ["target", "noise"]},
         )
 
 
@@ -165,15 +188,29 @@ def test_minari_data_recorded_through_the_wrapper(tmp_path: Path, monkeypatch: p
             rows.append(row)
         ends, n = [*[False] * 9, True], 10
         buffers.append(
-            EpisodeBuffer(observations=np.stack(rows), actions=actions, rewards=[1.0] * n, terminations=[False] * n, truncations=ends)
+            EpisodeBuffer(
+                observations=np.stack(rows),
+                actions=actions,
+                rewards=[1.0] * n,
+                terminations=[False] * n,
+                truncations=ends,
+            )
         )
-    minari.create_dataset_from_buffers("test/heat-v0", buffers, observation_space=env.observation_space, action_space=env.action_space)
+    minari.create_dataset_from_buffers(
+        "test/heat-v0", buffers, observation_space=env.observation_space, action_space=env.action_space
+    )
     metadata = tmp_path / "test" / "heat-v0" / "data" / "metadata.json"
     metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"env_spec": env.spec.to_json()}))  # type: ignore[union-attr]
     loaded = offrl.load_dataset("test/heat-v0")
-    assert loaded.spec.task is not None and loaded.spec.task.observation_keys == OWN_ORDER and loaded.spec.first_choice == -1
+    assert (
+        loaded.spec.task is not None
+        and loaded.spec.task.observation_keys == OWN_ORDER
+        and loaded.spec.first_choice == -1
+    )
     assert any("environment's own order" in note for note in loaded.notes)
-    assert ((loaded.columns["observations"][:, 0] > 0).long() == loaded.columns["actions"]).all() and loaded.spec.num_actions == 2
+    assert (
+        (loaded.columns["observations"][:, 0] > 0).long() == loaded.columns["actions"]
+    ).all() and loaded.spec.num_actions == 2
     assert settled(loaded.spec, Heat()).task.observation_keys == ("target", "noise")  # type: ignore[union-attr]
 
 
@@ -189,12 +226,22 @@ def lever(start: int, count: int = 3) -> Any:
 
 @pytest.mark.parametrize(
     ("numbers", "start", "first"),
-    [((-1, 0, 1), -1, 0), ((0, 1, 2), -1, 0), ((-1, 0), -1, 0), ((1, 2, 3), 1, 0), ((0, 1), 1, 0), ((4, 5), 4, 0), ((5, 6), 4, 1)],
+    [
+        ((-1, 0, 1), -1, 0),
+        ((0, 1, 2), -1, 0),
+        ((-1, 0), -1, 0),
+        ((1, 2, 3), 1, 0),
+        ((0, 1), 1, 0),
+        ((4, 5), 4, 0),
+        ((5, 6), 4, 1),
+    ],
 )
 def test_choices_are_counted_from_0(numbers: tuple[int, ...], start: int, first: int) -> None:
     task = Task("t", env_factory=lambda: lever(start))
     made = data(PLACES[: len(numbers)], np.array(numbers), task=task)
-    assert made.columns["actions"].tolist() == [n + first - min(numbers) for n in numbers] and made.spec.num_actions == 3
+    assert (
+        made.columns["actions"].tolist() == [n + first - min(numbers) for n in numbers] and made.spec.num_actions == 3
+    )
     told = [n for n in made.notes if "counted from 0" in n]
     assert made.spec.first_choice == start and bool(told) == (made.columns["actions"].tolist() != list(numbers))
 
@@ -217,7 +264,10 @@ def test_a_policy_acts_in_the_environments_numbers(tmp_path: Path) -> None:
     while not over:
         observation, reward, _, over, _ = env.step(policy.act(observation))
         total += reward
-    assert total >= 7.0 and policy.act(np.array([2.0, 0.0])) == 0 == policy.predict(np.array([2.0, 0.0]), deterministic=True)[0]
+    assert (
+        total >= 7.0
+        and policy.act(np.array([2.0, 0.0])) == 0 == policy.predict(np.array([2.0, 0.0]), deterministic=True)[0]
+    )
     about = description(policy, False, (), {})["outputs"][0]
     assert (about["first"], about["choices"]) == (-1, 2) and "-1 to 0" in about["meaning"]
     exported = pytest.importorskip("torch").export.load(run.export("pt2")).module()
@@ -225,9 +275,12 @@ def test_a_policy_acts_in_the_environments_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "size", "told"), [(-2, 2, 1.0, True), (-1, 5, 1.0, True), (-2, 2, 0.7, False), (-2, 2, 1.5, False), (-1, 1, 1.0, False)]
+    ("low", "high", "size", "told"),
+    [(-2, 2, 1.0, True), (-1, 5, 1.0, True), (-2, 2, 0.7, False), (-2, 2, 1.5, False), (-1, 1, 1.0, False)],
 )
-def test_actions_that_look_scaled(low: float, high: float, size: float, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_actions_that_look_scaled(
+    low: float, high: float, size: float, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     actions = np.clip(PLACES[:, :1], -size, size)
     task = Task("t", env_factory=lambda: env_of(NUMBER, spaces.Box(low, high, (1,))))
     data(actions=actions, task=task)
@@ -254,7 +307,9 @@ def test_actions_that_look_scaled(low: float, high: float, size: float, told: bo
     ],
 )
 def test_observations_that_are_no_box(space: spaces.Space, cure: str) -> None:
-    spec = replace(data(PLACES[:, :1], PLACES[:, :1], clip_actions=True, action_low=-9, action_high=9).spec, observation_shape=(2,))
+    spec = replace(
+        data(PLACES[:, :1], PLACES[:, :1], clip_actions=True, action_low=-9, action_high=9).spec, observation_shape=(2,)
+    )
     with pytest.raises(UserError, match=cure):
         check_fit(spec, Task("t"), env_of(space))
 
@@ -271,7 +326,9 @@ def test_value_is_the_checkpoints_critic(tmp_path: Path) -> None:
     policy, own = run.policy(seed=1), next(p for name, p in run_candidates(run).items() if name.endswith("seed_1@5"))
     expected = own.own_value(PLACES[:5], PLACES[:5, :1])
     assert expected is not None and expected.std() > 0
-    np.testing.assert_allclose(policy.value(PLACES[:5], PLACES[:5, :1]), expected / 4.0, rtol=1e-6)  # in recorded rewards
+    np.testing.assert_allclose(
+        policy.value(PLACES[:5], PLACES[:5, :1]), expected / 4.0, rtol=1e-6
+    )  # in recorded rewards
     assert policy.value(PLACES[0], PLACES[0, :1]) == pytest.approx(expected[0] / 4.0, rel=1e-5)
     np.testing.assert_array_equal(
         offrl.load(run.dir).policy(seed=1).value(PLACES[:5], PLACES[:5, :1]), policy.value(PLACES[:5], PLACES[:5, :1])
@@ -279,7 +336,9 @@ def test_value_is_the_checkpoints_critic(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"actions of 5 observations have shape \(4, 1\); 1 numbers each are due"):
         policy.value(PLACES[:5], PLACES[:4, :1])
     file = run.dir / "policies" / "seed_1.safetensors"
-    with pytest.raises(UserError, match=r"file without its critic.*offrl\.load\(\"runs/NAME\"\)\.policy\(seed=0\)\.value"):
+    with pytest.raises(
+        UserError, match=r"file without its critic.*offrl\.load\(\"runs/NAME\"\)\.policy\(seed=0\)\.value"
+    ):
         TrainedPolicy.load(file).value(PLACES[:5], PLACES[:5, :1])
     for checkpoint in (run.dir / "checkpoints").iterdir():
         checkpoint.unlink()

@@ -83,7 +83,9 @@ def test_data_on_disk_are_those_in_memory_over_and_over(tmp_path: Path) -> None:
 
     once, mapped = synthetic(1_500), on_disk(4_500, tmp_path, repeated=1_500)
     assert mapped.mapped and len(mapped) == 4_500
-    assert mapped.episode_start[1:].tolist() == mapped.episode_end[:-1].tolist() and int(mapped.episode_end[-1]) == 4_500
+    assert (
+        mapped.episode_start[1:].tolist() == mapped.episode_end[:-1].tolist() and int(mapped.episode_end[-1]) == 4_500
+    )
     assert torch.equal(mapped.transition_rows(), torch.cat([once.transition_rows() + k for k in (0, 1_500, 3_000)]))
     assert all(torch.equal(column[3_000:], once.columns[name]) for name, column in mapped.columns.items())
     losses = []
@@ -98,7 +100,9 @@ def test_difference_of_losses_tells_loops_apart() -> None:
     import compare_speed
 
     ours = [{"critic/loss": 2.0, "actor/loss": 0.1}, {"critic/loss": 4.0}]
-    assert compare_speed.difference(ours, [{"critic/loss": 2.0, "actor/loss": 0.2}, {"critic/loss": 5.0}]) == pytest.approx(0.25)
+    assert compare_speed.difference(
+        ours, [{"critic/loss": 2.0, "actor/loss": 0.2}, {"critic/loss": 5.0}]
+    ) == pytest.approx(0.25)
     assert not compare_speed.difference(ours, [{"critic/loss": 2.0}, {"critic/loss": 4.0}]) < 1e-3
 
 
@@ -119,7 +123,9 @@ def test_counted_products_are_those_that_a_plain_loop_does() -> None:
         spare = flops.flops(flops.backward(common.BATCH, [14, 256, 256, 1])) - flops.flops(
             flops.backward(common.BATCH, [14, 256, 256, 1], weights=False)
         )
-        assert counter.get_total_flops() / updates == flops.needed(name, *sizes) + (spare / 2 if name == "td3_bc" else 0.0)
+        assert counter.get_total_flops() / updates == flops.needed(name, *sizes) + (
+            spare / 2 if name == "td3_bc" else 0.0
+        )
     sizes = (8, common.OBSERVATION, common.ACTION, flops.DT_HIDDEN)
     windows = Windows(2_000).sample(8)
     with FlopCounterMode(display=False) as counter:
@@ -141,14 +147,18 @@ def test_offrl_spares_the_last_block_what_nobody_reads() -> None:
 
 
 def test_counted_products_of_cql_and_edac_are_a_floor() -> None:
-    """A plain loop does more than is needed: gradients of critics in the actor's half, a second forward pass for EDAC's gradients."""
+    """A plain loop does more than is needed: gradients of critics in the actor's half, a second forward pass for EDAC's
+    gradients.
+    """
     from peers import common, flops, plain
     from peers.cql_plain import CQL
     from peers.edac_plain import EDAC
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
 
-    class Counter(TorchDispatchMode):  # torch's own tracks modules as well, which autograd.grad with respect to a leaf does not allow
+    class Counter(
+        TorchDispatchMode
+    ):  # torch's own tracks modules as well, which autograd.grad with respect to a leaf does not allow
         total = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -166,7 +176,9 @@ def test_counted_products_of_cql_and_edac_are_a_floor() -> None:
 
 
 def test_counted_products_of_rebrac_and_qrl_are_a_floor() -> None:
-    """A plain loop works out gradients in the actor's half that nobody needs: the critics' own, QRL's encoder's and its dynamics'."""
+    """A plain loop works out gradients in the actor's half that nobody needs: the critics' own, QRL's encoder's and its
+    dynamics'.
+    """
     from peers import common, flops, plain
     from peers.qrl_plain import QRL
     from peers.rebrac_plain import ReBRAC
@@ -179,7 +191,10 @@ def test_counted_products_of_rebrac_and_qrl_are_a_floor() -> None:
             for _ in range(updates):
                 trainer.update(batch)
         needed = flops.needed(name, 32, common.OBSERVATION, common.ACTION, flops.HIDDEN[name])
-        assert 1.0 < counter.get_total_flops() / updates / needed < most, (name, counter.get_total_flops() / updates / needed)
+        assert 1.0 < counter.get_total_flops() / updates / needed < most, (
+            name,
+            counter.get_total_flops() / updates / needed,
+        )
 
 
 def test_table_has_ratios_within_a_round() -> None:
@@ -194,7 +209,10 @@ def test_table_has_ratios_within_a_round() -> None:
     failed = Contestant("d3rlpy", "m", failure="no such package")
     assert line_of(Row("d3rlpy", ["d3rlpy"]), [failed], {PLAIN: plain}) == "| d3rlpy | 1 | no such package | | |"
 
-    slow, fast = (Row(label, [label], roles=(JAX,), rates=rates) for label, rates in (("ours", [90.0] * 3), ("theirs", [100.0] * 3)))
+    slow, fast = (
+        Row(label, [label], roles=(JAX,), rates=rates)
+        for label, rates in (("ours", [90.0] * 3), ("theirs", [100.0] * 3))
+    )
     absent = Row("unifloral", ["unifloral"], roles=(JAX,))
     rows = [plain, slow, fast, absent, Row(OURS, ["one"], roles=(OURS,), rates=[150.0, 200.0, 125.0])]
     reference = references(rows)

@@ -22,7 +22,7 @@ for command in ("train algo=iqll", "train algo=iql steps", "trian", "evaluate no
     status = main(command.split())
     assert status == (0 if "--" in command else 2), (command, status)
     assert "torch" not in sys.modules, command
-"""
+"""  # noqa: E501
 
 
 def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
@@ -56,4 +56,6 @@ def test_call_is_functional_call() -> None:
     tied = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     tied[1].weight = tied[0].weight
     stack = nn.Sequential(*tied)
-    assert torch.equal(call(stack, {"0.weight": torch.ones(3, 3)}, x), functional_call(stack, {"0.weight": torch.ones(3, 3)}, (x,)))
+    assert torch.equal(
+        call(stack, {"0.weight": torch.ones(3, 3)}, x), functional_call(stack, {"0.weight": torch.ones(3, 3)}, (x,))
+    )

@@ -11,7 +11,16 @@ from offrl.statistics.intervals import mean_interval, student_t
 
 @pytest.mark.parametrize(
     ("freedom", "quantile"),
-    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (7, 2.36462), (10, 2.22814), (30, 2.04227), (120, 1.97993)],
+    [
+        (1, 12.7062),
+        (2, 4.30265),
+        (3, 3.18245),
+        (4, 2.77645),
+        (7, 2.36462),
+        (10, 2.22814),
+        (30, 2.04227),
+        (120, 1.97993),
+    ],
 )
 def test_student_quantiles_of_the_tables(freedom: int, quantile: float) -> None:
     assert student_t(0.95, freedom) == pytest.approx(quantile, abs=1e-4)

@@ -39,7 +39,9 @@ def test_what_each_way_earns(way: str, earned: float) -> None:
 
 
 def test_nothing_earns_more_than_the_stitched_route_nor_by_going_round() -> None:
-    x, y = np.meshgrid(np.linspace(-stitch.EDGE[0], stitch.EDGE[0], 400), np.linspace(-stitch.EDGE[1], stitch.EDGE[1], 400))
+    x, y = np.meshgrid(
+        np.linspace(-stitch.EDGE[0], stitch.EDGE[0], 400), np.linspace(-stitch.EDGE[1], stitch.EDGE[1], 400)
+    )
     assert stitch.height(x, y).max() == pytest.approx(stitch.BEST) and stitch.height(0.0 * x, 0.0 * y).max() == 0.0
     draw, position, total = np.random.default_rng(0), np.array([0.3, 0.1]), 0.0
     for _ in range(300):  # rewards are differences of heights
@@ -50,11 +52,18 @@ def test_nothing_earns_more_than_the_stitched_route_nor_by_going_round() -> None
 
 def test_data() -> None:
     dataset = load_dataset("point-stitch")
-    assert dataset.num_episodes == 300 and bool(dataset.complete.all()) and bool(dataset.columns["terminations"].sum() == 300)
+    assert (
+        dataset.num_episodes == 300
+        and bool(dataset.complete.all())
+        and bool(dataset.columns["terminations"].sum() == 300)
+    )
     np.testing.assert_allclose(np.unique(dataset.raw_returns.round(decimals=4)), [1.0, 1.5, 2.0])
     starts = dataset.columns["observations"][dataset.episode_start]
     at_a = (starts - torch.tensor(stitch.PLACES["A"])).abs().amax(1) <= stitch.SPREAD + 1e-6
-    assert float(dataset.raw_returns[at_a].max()) == pytest.approx(stitch.DECOY) and float(dataset.raw_returns[~at_a].min()) > 1.9
+    assert (
+        float(dataset.raw_returns[at_a].max()) == pytest.approx(stitch.DECOY)
+        and float(dataset.raw_returns[~at_a].min()) > 1.9
+    )
     assert dataset.fingerprint == load_dataset("point-stitch").fingerprint
     assert torch.equal(load_dataset("point-stitch").columns["actions"], dataset.columns["actions"])
     assert not np.array_equal(stitch.generate(1, 20).columns["actions"], stitch.generate(0, 20).columns["actions"])
@@ -81,7 +90,11 @@ def test_environment() -> None:
     check_fit(dataset.spec, task)
     env = make_env(task)
     first, _ = env.reset(seed=3)
-    assert np.array_equal(env.reset(seed=3)[0], first) and (np.abs(first) <= stitch.SPREAD).all() and env.observation_space.contains(first)
+    assert (
+        np.array_equal(env.reset(seed=3)[0], first)
+        and (np.abs(first) <= stitch.SPREAD).all()
+        and env.observation_space.contains(first)
+    )
     total, steps = 0.0, 0
     for to in ("M", "G"):
         while True:
@@ -100,7 +113,11 @@ def test_environment() -> None:
     shown = gym.make("offrl.envs.point:offrl/PointStitch-v0", render_mode="rgb_array")
     shown.reset(seed=0)
     picture = shown.render()
-    assert isinstance(picture, np.ndarray) and picture.shape == (200, 350, 3) and len(np.unique(picture.reshape(-1, 3), axis=0)) >= 5
+    assert (
+        isinstance(picture, np.ndarray)
+        and picture.shape == (200, 350, 3)
+        and len(np.unique(picture.reshape(-1, 3), axis=0)) >= 5
+    )
 
 
 def test_models_know_its_rules() -> None:

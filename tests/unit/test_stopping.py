@@ -21,7 +21,9 @@ DATA = from_arrays(np.zeros((6, 2)), np.zeros((6, 1)), np.zeros(6), episode_ends
 
 def plateau(folder: Path, rows: list[list[float | None]], patience: int = 2, resume_step: int | None = 100) -> Plateau:
     if not (folder / "fqe.jsonl").exists():
-        (folder / "fqe.jsonl").write_text("".join(json.dumps({"step": 10 * (i + 1), "value": row}) + "\n" for i, row in enumerate(rows)))
+        (folder / "fqe.jsonl").write_text(
+            "".join(json.dumps({"step": 10 * (i + 1), "value": row}) + "\n" for i, row in enumerate(rows))
+        )
     config = TrainConfig(stop="fqe-plateau", stop_patience=patience)
     return Plateau(config, DATA, folder, [Replica(s) for s in range(len(rows[0]))], resume_step)
 

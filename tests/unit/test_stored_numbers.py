@@ -1,4 +1,6 @@
-"""What float32 does not tell apart is said of every layout that a reader converts on the way in; and d3rlpy's tuple observations."""
+"""What float32 does not tell apart is said of every layout that a reader converts on the way in; and d3rlpy's tuple
+observations.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,21 @@ SAID = "5.4e+06, 1 stay different in float32"
 def d3rlpy_v2(path: Path, observations: np.ndarray, rewards: np.ndarray, tuples: bool = False) -> Path:
     """As `ReplayBuffer.dump` of d3rlpy 2.8 writes episodes."""
     with h5py.File(path, "w") as file:
-        file["columns"], file["num_episodes"], file["version"] = ["observations", "actions", "rewards", "terminated"], 4, "2.1"
+        file["columns"], file["num_episodes"], file["version"] = (
+            ["observations", "actions", "rewards", "terminated"],
+            4,
+            "2.1",
+        )
         for i in range(4):
             rows = slice(100 * i, 100 * i + 100)
             parts = {f"observations_{i}_{j}": observations[rows, j : j + 1] for j in range(2)} if tuples else {}
             for name, values in (parts or {f"observations_{i}": observations[rows]}).items():
                 file[name] = values
-            file[f"actions_{i}"], file[f"rewards_{i}"], file[f"terminated_{i}"] = PLAIN[rows, None], rewards[rows, None], False
+            file[f"actions_{i}"], file[f"rewards_{i}"], file[f"terminated_{i}"] = (
+                PLAIN[rows, None],
+                rewards[rows, None],
+                False,
+            )
     return path
 
 
@@ -57,7 +67,9 @@ def of_npz_by_columns(folder: Path, column: np.ndarray) -> DatasetConfig:
 
 
 def of_ogbench(folder: Path, column: np.ndarray) -> DatasetConfig:
-    np.savez(folder / "mine-v0.npz", observations=stacked(column), actions=np.clip(PLAIN[:, None], -1, 1), terminals=ENDS)
+    np.savez(
+        folder / "mine-v0.npz", observations=stacked(column), actions=np.clip(PLAIN[:, None], -1, 1), terminals=ENDS
+    )
     return DatasetConfig(name=str(folder / "mine-v0.npz"), format="ogbench")
 
 
@@ -80,7 +92,9 @@ MAKERS = (of_d3rlpy, of_npz, of_npz_by_columns, of_ogbench, of_minari, of_arrow)
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda f: f.__name__)
-def test_a_column_that_float32_merges_is_named(tmp_path: Path, make: Callable[..., DatasetConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_that_float32_merges_is_named(
+    tmp_path: Path, make: Callable[..., DatasetConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(npz, "_BLOCK", 1000)  # so that an array is read in many parts
     northing = NORTHING if make is not of_arrow else 5_400_000 + np.linspace(0, 0.1, 400)
     notes = [note for note in load_dataset(make(tmp_path, northing)).notes if "float32" in note]
@@ -98,12 +112,16 @@ def test_whole_numbers_and_rewards_of_d3rlpy(tmp_path: Path) -> None:
     whole = (1000 * stacked(NORTHING)).astype(np.int64)
     (note,) = [n for n in load_dataset(str(d3rlpy_v2(tmp_path / "a.h5", whole, PLAIN))).notes if "float32" in n]
     assert "observations, dimension 0" in note
-    (note,) = [n for n in load_dataset(str(d3rlpy_v2(tmp_path / "b.h5", stacked(PLAIN), NORTHING))).notes if "float32" in n]
+    (note,) = [
+        n for n in load_dataset(str(d3rlpy_v2(tmp_path / "b.h5", stacked(PLAIN), NORTHING))).notes if "float32" in n
+    ]
     assert note.startswith("rewards: ")
 
 
 @pytest.mark.parametrize("form", ["auto", "d3rlpy"])
 def test_d3rlpys_tuple_observations_are_refused_by_name(tmp_path: Path, form: str) -> None:
     path = d3rlpy_v2(tmp_path / "x.h5", stacked(PLAIN), PLAIN, tuples=True)
-    with pytest.raises(UserError, match=r"x\.h5 holds d3rlpy's tuple observations, .* not supported: join them into one \(numpy\.conc"):
+    with pytest.raises(
+        UserError, match=r"x\.h5 holds d3rlpy's tuple observations, .* not supported: join them into one \(numpy\.conc"
+    ):
         load_dataset(DatasetConfig(name=str(path), format=form))

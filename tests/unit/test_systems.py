@@ -49,7 +49,7 @@ for module in pkgutil.walk_packages(offrl.__path__, "offrl.", onerror=lambda nam
 assert not failed, failed
 from offrl.cli.main import main
 sys.exit(main(["train", "steps=20", "seeds=2", "eval.env=none", "compare=[]", "algo=bc", "compile=eager", "quiet=true"]))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow  # imports everything, and trains
@@ -134,7 +134,9 @@ def test_files_and_children_on_windows(tmp_path: Path, monkeypatch: pytest.Monke
     real = os.open
     with monkeypatch.context() as patch:
         patch.setattr(os, "name", "nt")
-        patch.setattr(os, "open", lambda path, *rest, **options: opened.append(str(path)) or real(path, *rest, **options))
+        patch.setattr(
+            os, "open", lambda path, *rest, **options: opened.append(str(path)) or real(path, *rest, **options)
+        )
         files._sync_folder(tmp_path)  # Windows opens no folders
         with pytest.raises(OSError, match="Windows hands no pipes"):
             children.start("os:getcwd", [])
@@ -144,17 +146,24 @@ def test_files_and_children_on_windows(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_checkout_without_links_is_imported(tmp_path: Path) -> None:
     """git on Windows writes a link as a small file that holds its target."""
     shutil.copytree(
-        ROOT / "offrl", tmp_path / "offrl", ignore=shutil.ignore_patterns("algorithms", "envs", "world_models", "configs", "__pycache__")
+        ROOT / "offrl",
+        tmp_path / "offrl",
+        ignore=shutil.ignore_patterns("algorithms", "envs", "world_models", "configs", "__pycache__"),
     )
     for name in ("algorithms", "envs", "world_models", "configs"):
         (tmp_path / "offrl" / name).write_text(f"../{name}")
         (tmp_path / name).symlink_to(ROOT / name)
     code = (
-        "import sys; from importlib.util import find_spec; from offrl.cli.main import main; assert find_spec('offrl.algorithms.iql').origin"
+        "import sys; from importlib.util import find_spec; from offrl.cli.main import main; assert "
+        "find_spec('offrl.algorithms.iql').origin"
     )
-    code = code.replace("find_spec('offrl.algorithms.iql').origin", "find_spec('offrl.algorithms') and find_spec('offrl.envs')")
+    code = code.replace(
+        "find_spec('offrl.algorithms.iql').origin", "find_spec('offrl.algorithms') and find_spec('offrl.envs')"
+    )
     code += "; sys.exit(main(['list', 'algo=iql', 'dataset=hopper-medium-v2']))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True
+    )
     assert done.returncode == 0 and b"iql/d4rl-gym" in done.stdout, done.stderr
 
 

@@ -1,4 +1,6 @@
-"""Readings of tables that were wrong without a word: names that look like numbers, letters, columns that nothing takes, dialects."""
+"""Readings of tables that were wrong without a word: names that look like numbers, letters, columns that nothing takes,
+dialects.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ def test_no_name_is_none(tmp_path: Path, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "discrete"), [("007 7", True), ("1_0 10", True), ("1 2", True), ("0.5 007", False), ("99999999999999999999 1", True)]
+    ("words", "discrete"),
+    [("007 7", True), ("1_0 10", True), ("1 2", True), ("0.5 007", False), ("99999999999999999999 1", True)],
 )
 def test_labels_that_are_no_whole_numbers_are_texts(tmp_path: Path, words: str, discrete: bool) -> None:
     rows = [f"0,{i}.5,{word},1" for i, word in enumerate(words.split() * 3)]
@@ -159,13 +162,19 @@ def stored(folder: Path, kind: str, values: np.ndarray, column: str = "observati
     observed = plain if column == "rewards" else values
     rewards = values if column == "rewards" else np.ones(len(values))
     ends = np.arange(len(values)) % 100 == 99
-    arrays: dict[str, Any] = {"observations": np.stack([plain, observed], 1), "actions": plain[:, None].clip(-1, 1), "rewards": rewards}
+    arrays: dict[str, Any] = {
+        "observations": np.stack([plain, observed], 1),
+        "actions": plain[:, None].clip(-1, 1),
+        "rewards": rewards,
+    }
     if kind in ("arrays", "dict"):
         arrays |= {"observations": {"a": plain, "b": observed}} if kind == "dict" else {}
         return offrl.from_arrays(**arrays, truncations=ends)
     if kind in ("frame", "csv", "parquet", "wide"):
         names = (
-            ("observations_0", "observations_1", "actions_0", "rewards") if kind == "parquet" else ("obs_0", "obs_1", "action", "reward")
+            ("observations_0", "observations_1", "actions_0", "rewards")
+            if kind == "parquet"
+            else ("obs_0", "obs_1", "action", "reward")
         )
         table = dict(zip(names, (plain, observed, arrays["actions"][:, 0], rewards), strict=True))
         frame = pd.DataFrame({**table, "truncations": ends})
@@ -189,7 +198,9 @@ def stored(folder: Path, kind: str, values: np.ndarray, column: str = "observati
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_float32_cannot_tell_apart_is_said_with_its_column(tmp_path: Path, kind: str) -> None:
     notes = [n for n in stored(tmp_path, kind, WALK).notes if "float32" in n]
-    assert len(notes) == 1 and "subtract an offset, such as 5.4e+06" in notes[0] and "of 400 different numbers" in notes[0]
+    assert (
+        len(notes) == 1 and "subtract an offset, such as 5.4e+06" in notes[0] and "of 400 different numbers" in notes[0]
+    )
     assert notes[0].startswith(("obs_1", "observations_1", "observations, dimension 1", "observations, entry b"))
 
 
@@ -244,7 +255,9 @@ def test_an_index_of_times_is_the_time(index: Any) -> None:
 
 
 def test_an_index_of_times_beside_a_column_of_times_is_left() -> None:
-    frame = pd.DataFrame({"time": range(4), "obs_0": np.arange(4.0), "action": 0.1, "reward": 1.0}, index=pd.to_datetime(DATES))
+    frame = pd.DataFrame(
+        {"time": range(4), "obs_0": np.arange(4.0), "action": 0.1, "reward": 1.0}, index=pd.to_datetime(DATES)
+    )
     assert offrl.from_dataframe(frame).num_episodes == 1
     plain = frame.reset_index(drop=True)
     assert offrl.from_dataframe(plain).fingerprint == offrl.from_dataframe(frame).fingerprint
@@ -264,10 +277,16 @@ WHOLE = {
 
 @pytest.mark.parametrize("kind", ["arrays", "csv", "npz"])
 @pytest.mark.parametrize("name", WHOLE)
-def test_whole_numbers_that_look_like_amounts(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str) -> None:
+def test_whole_numbers_that_look_like_amounts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str
+) -> None:
     numbers, said = WHOLE[name]
     rows, words = len(numbers), "state their range if they are amounts"
-    arrays = {"observations": np.random.default_rng(1).normal(size=(rows, 1)), "actions": numbers, "rewards": np.ones(rows)}
+    arrays = {
+        "observations": np.random.default_rng(1).normal(size=(rows, 1)),
+        "actions": numbers,
+        "rewards": np.ones(rows),
+    }
     ends, low, high = np.arange(rows) % 50 == 49, float(numbers.min()), float(numbers.max())
     if kind == "arrays":
         plain, stated = ({"truncations": ends}, {"truncations": ends, "action_low": low, "action_high": high})
@@ -280,7 +299,9 @@ def test_whole_numbers_that_look_like_amounts(tmp_path: Path, capsys: pytest.Cap
         if kind == "npz":
             np.savez(path, truncations=ends, **arrays)
         else:
-            pd.DataFrame({"obs_0": arrays["observations"][:, 0], "action": numbers, "reward": 1.0, "truncated": ends}).to_csv(path)
+            pd.DataFrame(
+                {"obs_0": arrays["observations"][:, 0], "action": numbers, "reward": 1.0, "truncated": ends}
+            ).to_csv(path)
         data = load_dataset(str(path))
         assert (words in capsys.readouterr().err) is said and data.spec.discrete
         amounts = load_dataset(DatasetConfig(name=str(path), action_low=[low], action_high=[high]))
@@ -305,7 +326,10 @@ def test_a_rate_that_changes_and_a_gap_are_both_said() -> None:
     month = 86400 * 30
     changed, gap = said_of(np.concatenate([SECOND, 300 + MINUTE, 300 + 18000 + month + MINUTE[:100]]))
     assert "changes 1 time, first from 1 to 60 at row 300" in changed
-    assert "1 gap longer than 90, the longest of 2.59206e+06, the first after row 599" in gap and "dataset.max_gap=90" in gap
+    assert (
+        "1 gap longer than 90, the longest of 2.59206e+06, the first after row 599" in gap
+        and "dataset.max_gap=90" in gap
+    )
     [changed] = said_of(np.concatenate([SECOND, 300 + MINUTE, 300 + 18000 + month + MINUTE[:100]]), max_gap=3600.0)
     assert "changes 1 time" in changed
 
@@ -320,7 +344,13 @@ def test_rates_of_episodes_are_compared() -> None:
 
 def test_regular_and_irregular_steps_alone_say_nothing() -> None:
     rng = np.random.default_rng(0)
-    for steps in (np.ones(500), rng.uniform(0.96, 1.04, 500), rng.exponential(1.0, 500), np.tile([1.0, 2.0], 250), np.ones(2)):
+    for steps in (
+        np.ones(500),
+        rng.uniform(0.96, 1.04, 500),
+        rng.exponential(1.0, 500),
+        np.tile([1.0, 2.0], 250),
+        np.ones(2),
+    ):
         assert said_of(np.cumsum(steps)) == []
 
 
@@ -340,14 +370,18 @@ def test_gaps_of_few_rows_are_said() -> None:
     assert "1 gap longer than 1.5, the longest of 41, the first after row 9; the usual step is 1" in gap
 
 
-EPISODES = [{"observations": np.ones((3, 2)), "actions": np.zeros((3, 1)), "rewards": np.ones(3), "terminals": np.zeros(3)}] * 2
+EPISODES = [
+    {"observations": np.ones((3, 2)), "actions": np.zeros((3, 1)), "rewards": np.ones(3), "terminals": np.zeros(3)}
+] * 2
 
 
 @pytest.mark.parametrize("name", ["hopper-medium.pkl", "x.pickle", "x.pkl.gz", "x.data", "old.pkl"])
 def test_pickles_are_refused_with_the_lines_that_turn_them_into_npz(tmp_path: Path, name: str) -> None:
     data = pickle.dumps(EPISODES, 0 if name.startswith("old") else 4)
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    with pytest.raises(UserError, match="is a pickle, which may run code when it is read, and is refused on purpose") as error:
+    with pytest.raises(
+        UserError, match="is a pickle, which may run code when it is read, and is refused on purpose"
+    ) as error:
         load_dataset(str(tmp_path / name))
     lines = str(error.value).partition("a list of episodes: ")[2].rpartition(" (docs/")[0]
     if name == "hopper-medium.pkl":
@@ -368,9 +402,15 @@ def test_files_of_torch_are_refused_as_pickles(tmp_path: Path, new: bool) -> Non
 @pytest.mark.parametrize(("minutes", "named"), [(1, True), (30, True), (60, True), (1440, False)])
 def test_a_step_back_by_an_hour_may_be_the_end_of_summer_time(tmp_path: Path, minutes: int, named: bool) -> None:
     hours = pd.date_range("2024-10-26 22:00", periods=8 * 60, freq="min", tz="UTC")[::minutes]
-    local = list(hours.tz_convert("Europe/Berlin").tz_localize(None).astype(str)) if named else ["2024-10-26", "2024-10-28", "2024-10-27"]
+    local = (
+        list(hours.tz_convert("Europe/Berlin").tz_localize(None).astype(str))
+        if named
+        else ["2024-10-26", "2024-10-28", "2024-10-27"]
+    )
     n = len(local)
-    pd.DataFrame({"time": local, "obs_0": range(n), "action": 0.5, "reward": 1.0}).to_csv(tmp_path / "s.csv", index=False)
+    pd.DataFrame({"time": local, "obs_0": range(n), "action": 0.5, "reward": 1.0}).to_csv(
+        tmp_path / "s.csv", index=False
+    )
     with pytest.raises(UserError, match=r"'time' (goes back from|is the same as).*sort the rows by time") as refused:
         load_dataset(str(tmp_path / "s.csv"))
     assert ("summer time ends" in str(refused.value)) == named
@@ -382,7 +422,12 @@ def test_a_step_back_by_an_hour_may_be_the_end_of_summer_time(tmp_path: Path, mi
         ("998,5 1.000,5 1.001", "1", "auto", [998.5, 1000.5, 1001.0]),
         ("998 999 1.000", "0,5", "auto", [998.0, 999.0, 1000.0]),
         ("998 999 1.000", "0.5", "auto", [998.0, 999.0, 1.0]),
-        ("998 999 1.000", "1", "auto", "1.000 in column 'obs_0' may be 1000, with points between thousands, or 1: say dataset.decimal="),
+        (
+            "998 999 1.000",
+            "1",
+            "auto",
+            "1.000 in column 'obs_0' may be 1000, with points between thousands, or 1: say dataset.decimal=",
+        ),
         ("998 999 1.000", "1", "point", [998.0, 999.0, 1.0]),
         ("998 999 1.000", "1", "comma", [998.0, 999.0, 1000.0]),
         ("1.234 2.345", "1", "auto", [1.234, 2.345]),
@@ -393,7 +438,9 @@ def test_a_step_back_by_an_hour_may_be_the_end_of_summer_time(tmp_path: Path, mi
     ],
 )
 def test_marks_of_decimals_and_thousands(tmp_path: Path, numbers: str, other: str, decimal: str, expected: Any) -> None:
-    path = written(tmp_path / "x.csv", "episode;obs_0;action_x;reward", [f"0;{number};{other};1" for number in numbers.split()])
+    path = written(
+        tmp_path / "x.csv", "episode;obs_0;action_x;reward", [f"0;{number};{other};1" for number in numbers.split()]
+    )
     config = DatasetConfig(name=path, decimal=decimal, action_kind="continuous", action_low=[-9], action_high=[9])
     if isinstance(expected, str):
         with pytest.raises(UserError, match=expected):
@@ -405,7 +452,8 @@ def test_marks_of_decimals_and_thousands(tmp_path: Path, numbers: str, other: st
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [("0.5 1.5", [0.5, 1.5]), ("2 10", [2, 10]), ("007 7", [0, 1]), ("on off", [1, 0]), ("1_0 2", [0, 1])]
+    ("words", "expected"),
+    [("0.5 1.5", [0.5, 1.5]), ("2 10", [2, 10]), ("007 7", [0, 1]), ("on off", [1, 0]), ("1_0 2", [0, 1])],
 )
 def test_actions_that_are_numbers_as_texts(words: str, expected: list[float]) -> None:
     frame = pd.DataFrame({"obs_0": [1.0, 2.0], "action": words.split(), "reward": 1.0, "done": [False, True]})
@@ -421,7 +469,10 @@ def test_numbers_that_stand_for_missing_values_are_named(tmp_path: Path, number:
     rows = [f"{t // 10},{number if t == 17 else 20 + t % 8},{1000 - t},0.{t % 9},1" for t in range(40)]
     data = load_dataset(written(tmp_path / "x.csv", "episode,obs_temp,obs_count,action,reward", rows))
     assert data.spec.observation_columns[0].name == "obs_temp"
-    np.savez(tmp_path / "x.npz", **{k: data.columns[k].numpy() for k in ("observations", "actions", "rewards", "truncations")})
+    np.savez(
+        tmp_path / "x.npz",
+        **{k: data.columns[k].numpy() for k in ("observations", "actions", "rewards", "truncations")},
+    )
     for kind, name in (("csv", "column 'obs_temp'"), ("npz", "'observations', dimension 0,")):
         texts = [str(f) for f in find_faults(read_raw(str(tmp_path / f"x.{kind}"))) if "a missing value?" in str(f)]
         assert len(texts) == named

@@ -15,7 +15,13 @@ from offrl.data import DatasetConfig, load_dataset
 from offrl.data.tables.actions import as_actions
 from offrl.errors import UserError
 
-FIELDS = {"observations": ["temp_in", "temp_out"], "actions": "heater", "rewards": "cost", "episode_ids": "house", "time": "timestamp"}
+FIELDS = {
+    "observations": ["temp_in", "temp_out"],
+    "actions": "heater",
+    "rewards": "cost",
+    "episode_ids": "house",
+    "time": "timestamp",
+}
 
 
 def thermostat(days: int = 3, steps: int = 8) -> pd.DataFrame:
@@ -27,7 +33,11 @@ def thermostat(days: int = 3, steps: int = 8) -> pd.DataFrame:
         values = {"temp_in": rng.normal(20, 1, steps).round(3), "temp_out": rng.normal(5, 1, steps).round(3)}
         choices = rng.choice(["off", "low", "high"], steps)
         choices[:3] = ["off", "low", "high"]
-        frames.append(pd.DataFrame({"timestamp": times.strftime("%Y-%m-%d %H:%M:%S"), "house": f"h{day}", **values, "heater": choices}))
+        frames.append(
+            pd.DataFrame(
+                {"timestamp": times.strftime("%Y-%m-%d %H:%M:%S"), "house": f"h{day}", **values, "heater": choices}
+            )
+        )
     frame = pd.concat(frames, ignore_index=True)
     frame["cost"] = -np.abs(frame["temp_in"] - 21).round(3)
     return frame
@@ -38,7 +48,9 @@ def usual(episodes: int = 3, steps: int = 5) -> pd.DataFrame:
     rng = np.random.default_rng(1)
     frame = pd.DataFrame({f"obs_{i}": rng.normal(size=rows).round(4) for i in (0, 10, *range(9, 0, -1))})
     return frame.assign(
-        episode=np.repeat(np.arange(episodes), steps), action_0=rng.uniform(-1, 1, rows).round(4), reward=np.arange(rows) / 4
+        episode=np.repeat(np.arange(episodes), steps),
+        action_0=rng.uniform(-1, 1, rows).round(4),
+        reward=np.arange(rows) / 4,
     )
 
 
@@ -63,16 +75,22 @@ def test_every_form_of_a_table_gives_the_same_data(tmp_path: Path, dialect: str)
         "utf-16": {"encoding": "utf-16", "sep": "\t"},
     }
     if dialect == "frame":
-        typed = frame.assign(timestamp=pd.to_datetime(frame["timestamp"]).dt.tz_localize("UTC"), house=frame["house"].astype("category"))
+        typed = frame.assign(
+            timestamp=pd.to_datetime(frame["timestamp"]).dt.tz_localize("UTC"), house=frame["house"].astype("category")
+        )
         data = offrl.from_dataframe(typed, **FIELDS)
     elif dialect == "parquet":
         frame.assign(timestamp=pd.to_datetime(frame["timestamp"])).to_parquet(path)
         data = read(path)
     else:
-        frame.rename(columns={"cost": "cost"}).assign(**{"°C": 1}).to_csv(path, **{"index": False, **options.get(dialect, {})})
+        frame.rename(columns={"cost": "cost"}).assign(**{"°C": 1}).to_csv(
+            path, **{"index": False, **options.get(dialect, {})}
+        )
         data = read(path)
     assert data.episode_end.tolist() == [8, 16, 24] and data.spec.num_actions == 3
-    np.testing.assert_allclose(data.columns["observations"].numpy(), frame[["temp_in", "temp_out"]].to_numpy(), rtol=1e-6)
+    np.testing.assert_allclose(
+        data.columns["observations"].numpy(), frame[["temp_in", "temp_out"]].to_numpy(), rtol=1e-6
+    )
     np.testing.assert_allclose(data.columns["rewards"].numpy(), frame["cost"].to_numpy(), rtol=1e-6)
     assert data.columns["actions"].tolist() == [["high", "low", "off"].index(w) for w in frame["heater"]]
     assert any("0 high, 1 low, 2 off" in note for note in data.notes)
@@ -82,11 +100,16 @@ def test_usual_names_are_recognised_and_series_stand_in_the_order_of_numbers(tmp
     frame = usual()
     frame.to_csv(tmp_path / "x.csv")
     data = load_dataset(str(tmp_path / "x.csv"))
-    np.testing.assert_allclose(data.columns["observations"].numpy(), frame[[f"obs_{i}" for i in range(11)]].to_numpy(), rtol=1e-6)
+    np.testing.assert_allclose(
+        data.columns["observations"].numpy(), frame[[f"obs_{i}" for i in range(11)]].to_numpy(), rtol=1e-6
+    )
     assert data.num_episodes == 3 and data.spec.action_dim == 1
     frame.drop(columns="obs_4").to_csv(tmp_path / "x.csv")  # perhaps lost: only by name
     assert "which of them are observations is not clear" in refused(str(tmp_path / "x.csv"))
-    assert load_dataset(DatasetConfig(name=str(tmp_path / "x.csv"), fields={"observations": "obs_*"})).spec.observation_dim == 10
+    assert (
+        load_dataset(DatasetConfig(name=str(tmp_path / "x.csv"), fields={"observations": "obs_*"})).spec.observation_dim
+        == 10
+    )
 
 
 def test_patterns_scales_and_lists(tmp_path: Path) -> None:
@@ -106,7 +129,8 @@ def test_a_series_that_misses_a_number_must_be_named(tmp_path: Path, suffix: str
     frame.to_parquet(path) if suffix == "parquet" else frame.to_csv(path, index=False)
     fields = {"observations": "obs", "actions": "action", "rewards": "reward"}
     assert (
-        "some are missing" in (text := refused(DatasetConfig(name=str(path), fields=fields))) and "dataset.fields.observations=obs*" in text
+        "some are missing" in (text := refused(DatasetConfig(name=str(path), fields=fields)))
+        and "dataset.fields.observations=obs*" in text
     )
     assert read(path, fields={**fields, "observations": "obs*"}).spec.observation_dim == 10
 
@@ -134,11 +158,15 @@ def test_time_that_stands_still_or_goes_back_is_refused_and_gaps_are_noted(tmp_p
     frame, fields = thermostat(days=1), {k: v for k, v in FIELDS.items() if k != "episode_ids"}
     frame.loc[5, "timestamp"] = frame.loc[4, "timestamp"]
     frame.to_csv(tmp_path / "x.csv", index=False)
-    assert "is the same as 2024-01-01 01:00:00 in row 5" in refused(DatasetConfig(name=str(tmp_path / "x.csv"), fields=fields))
+    assert "is the same as 2024-01-01 01:00:00 in row 5" in refused(
+        DatasetConfig(name=str(tmp_path / "x.csv"), fields=fields)
+    )
     frame = thermostat(days=2, steps=20)
     frame.to_csv(tmp_path / "x.csv", index=False)
     data = read(tmp_path / "x.csv", fields=fields)
-    assert data.num_episodes == 1 and any("1 gap longer than 22.5 min" in note and "after row 19" in note for note in data.notes)
+    assert data.num_episodes == 1 and any(
+        "1 gap longer than 22.5 min" in note and "after row 19" in note for note in data.notes
+    )
     assert read(tmp_path / "x.csv", fields=fields, max_gap=3600.0).episode_end.tolist() == [20, 40]
 
 
@@ -173,7 +201,9 @@ def test_missing_values_are_not_filled_from_another_episode(tmp_path: Path) -> N
     assert "row 16" in refused(DatasetConfig(name=str(tmp_path / "x.csv"), fields=FIELDS, missing="forward"))
 
 
-def test_an_unclear_file_lists_its_columns_and_a_command_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unclear_file_lists_its_columns_and_a_command_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     thermostat().to_csv("x.csv", index=False)
     text = refused("x.csv")
@@ -286,7 +316,14 @@ def test_what_is_no_dataset_is_refused_by_its_type(value: Any) -> None:
 
 def test_a_dataframe_trains(tmp_path: Path) -> None:
     names = {f"dataset.fields.{k}": v for k, v in FIELDS.items()}
-    run = offrl.train("bc", thermostat(), seeds=1, steps=2, quiet=True, settings={"runs_dir": str(tmp_path), "algo.batch_size": 4, **names})
+    run = offrl.train(
+        "bc",
+        thermostat(),
+        seeds=1,
+        steps=2,
+        quiet=True,
+        settings={"runs_dir": str(tmp_path), "algo.batch_size": 4, **names},
+    )
     assert run.spec.num_actions == 3 and run.policy().act(np.zeros(2, np.float32)) in range(3)
 
 
@@ -296,7 +333,9 @@ def test_the_proposed_command_has_no_action_among_the_observations(tmp_path: Pat
     for name in (*known, "heizung", "PV_101", "speed"):
         path.write_text(f"time;charge;T1;T2;{name};profit\n{rows}")
         observed, acted = ("[T1,T2]", name) if name in known else ("*", "COLUMN")
-        assert f'"dataset.fields.observations={observed}" "dataset.fields.actions={acted}"' in refused(DatasetConfig(name=str(path))), name
+        assert f'"dataset.fields.observations={observed}" "dataset.fields.actions={acted}"' in refused(
+            DatasetConfig(name=str(path))
+        ), name
     path.write_text("time;note;T1;T2;heizung;profit;comment\n1;a;3;4;5;6;x\n2;b;3;5;6;7;y\n")
     assert "COLUMN taken out of the observations" in refused(DatasetConfig(name=str(path)))
     fields = {"actions": "heizung", "rewards": "profit"}

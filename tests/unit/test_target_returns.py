@@ -20,18 +20,30 @@ from offrl.evaluation.target_returns import data_range, spread_targets
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.task import lookup
 
-SMALL = {"algo.width": 8, "algo.layers": 1, "algo.context": 3, "compile": "eager", "quiet": True, "eval.every": 0, "compare": []}
+SMALL = {
+    "algo.width": 8,
+    "algo.layers": 1,
+    "algo.context": 3,
+    "compile": "eager",
+    "quiet": True,
+    "eval.every": 0,
+    "compare": [],
+}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return offrl.train("dt", "chain-stitch", seeds=2, steps=3, runs_dir=str(tmp_path_factory.mktemp("runs")), settings=SMALL)
+    return offrl.train(
+        "dt", "chain-stitch", seeds=2, steps=3, runs_dir=str(tmp_path_factory.mktemp("runs")), settings=SMALL
+    )
 
 
 @pytest.fixture(scope="module")
 def bc(tmp_path_factory: pytest.TempPathFactory) -> Run:
     small = {k: v for k, v in SMALL.items() if not k.startswith("algo.")}
-    return offrl.train("bc", "chain-stitch", seeds=1, steps=3, runs_dir=str(tmp_path_factory.mktemp("runs")), settings=small)
+    return offrl.train(
+        "bc", "chain-stitch", seeds=1, steps=3, runs_dir=str(tmp_path_factory.mktemp("runs")), settings=small
+    )
 
 
 class Spy:

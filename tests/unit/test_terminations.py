@@ -69,7 +69,9 @@ def rolled(env: Any, rng: np.random.Generator) -> None:
 def hanging(env: Any, rng: np.random.Generator) -> None:
     """A double pendulum whose tip is near a height of 1."""
     first = rng.uniform(-0.8, 0.8)
-    second = math.acos(np.clip((1.0 + rng.uniform(-0.1, 0.1)) / 0.6 - math.cos(first), -1, 1)) * rng.choice([-1, 1]) - first
+    second = (
+        math.acos(np.clip((1.0 + rng.uniform(-0.1, 0.1)) / 0.6 - math.cos(first), -1, 1)) * rng.choice([-1, 1]) - first
+    )
     env.data.qpos[:], env.data.qvel[:] = (rng.uniform(-0.5, 0.5), first, second), rng.standard_normal(3)
 
 
@@ -83,12 +85,15 @@ def held(env: Any, rng: np.random.Generator) -> None:
 
 
 @functools.cache
-def visited(env_id: str, place: Place, count: int = COUNT, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Transitions of the real environment: (observations, actions, next observations, ends, rewards), float64 where it has float64.
+def visited(
+    env_id: str, place: Place, count: int = COUNT, **kwargs: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Transitions of the real environment: (observations, actions, next observations, ends, rewards), float64 where it
+    has float64.
 
-    Half of the steps go on from where the last one led, the others start where `place` puts the state. The first 200 take the
-    environment's own step, the rest of a robot's one step of its physics: its rule is the same, and a humanoid's 10,000 take 2 s, not 10.
-    """
+    Half of the steps go on from where the last one led, the others start where `place` puts the state. The first 200
+    take the environment's own step, the rest of a robot's one step of its physics: its rule is the same, and a
+    humanoid's 10,000 take 2 s, not 10."""
     env = make_env(Task(env_id, env_id=env_id, env_kwargs=kwargs))
     env.reset(seed=0)
     env.action_space.seed(0)
@@ -201,7 +206,9 @@ def test_neorl2_hopper_is_the_hopper_between_its_position_and_the_friction() -> 
     observations, actions, after, ends, _ = visited("Hopper-v5", coordinate(1, 0.7), 1000, **settings)
     friction = torch.full((1000, 1), 2.0, dtype=torch.float64)
     far = after + 500.0 * torch.eye(12, dtype=torch.float64)[0]  # a long way down the track
-    seen = terminations.random_friction_hopper(torch.cat([observations, friction], 1), actions, torch.cat([far, friction], 1))
+    seen = terminations.random_friction_hopper(
+        torch.cat([observations, friction], 1), actions, torch.cat([far, friction], 1)
+    )
     assert ends.any() and torch.equal(seen, ends)
 
 
@@ -223,7 +230,12 @@ def test_bounds() -> None:
     assert [ends("walker2d", 17, _0=1.2, _16=v) for v in (99, -100, nan)] == [False, True, True]
     assert [ends("ant", 27, _0=v) for v in (0.19, 0.21, 1.0, 1.01, nan)] == [True, False, False, True, True]
     assert [ends("ant", 27, _0=0.5, _26=v) for v in (1e9, inf, nan)] == [False, True, True]
-    assert [ends("humanoid", 376, _0=v, _9=w) for v, w in ((0.99, 0), (1.5, 1e9), (2.01, 0), (1.5, nan))] == [True, False, True, True]
+    assert [ends("humanoid", 376, _0=v, _9=w) for v, w in ((0.99, 0), (1.5, 1e9), (2.01, 0), (1.5, nan))] == [
+        True,
+        False,
+        True,
+        True,
+    ]
     assert [ends("inverted_pendulum", 4, _1=v) for v in (0.19, 0.21, nan)] == [False, True, True]
     assert [ends("rocket_recovery", 7, _1=v) for v in (-0.06, -0.05, 0.05, 0.06)] == [False, True, True, False]
     assert [ends("pen", 45, _26=v) for v in (0.074, 0.076)] == [True, False]
@@ -249,20 +261,62 @@ def test_pure_tensor_code(mode: str) -> None:
 
 
 FOUND = {
-    "Hopper-v2": "hopper", "Hopper-v3": "hopper", "Hopper-v4": "hopper", "Hopper-v5": "hopper", "gymnasium:Walker2d-v4": "walker2d",
-    "hopper-medium-v2": "hopper", "hopper-expert-v0": "hopper", "walker2d-medium-replay-v2": "walker2d", "ant-random-v2": "ant",
-    "halfcheetah-full-replay-v2": "halfcheetah", "pen-cloned-v1": "pen", "door-human-v1": "door", "hammer-expert-v1": "hammer",
-    "relocate-cloned-v1": "relocate", "maze2d-umaze-v1": "maze2d", "maze2d-large-dense-v1": "maze2d", "mujoco/hopper/expert-v0": "hopper",
-    "mujoco/inverteddoublependulum/medium-v0": "inverted_double_pendulum", "mujoco/halfcheetah/simple-v0": "halfcheetah",
-    "mujoco/humanoidstandup/simple-v0": "humanoid_standup", "RandomFrictionHopper": "random_friction_hopper", "Pipeline": "never",
-    "RocketRecovery": "rocket_recovery", "DMSD": "never", "Fusion": "never", "PointMaze_UMaze-v3": "never", "AntMaze_Large-v4": "never",
-    "FetchReach-v4": "never", "AdroitHandDoor-v1": "door", "CartPole-v0": "cartpole", "Pendulum-v1": "pendulum",
-}  # fmt: skip
+    "Hopper-v2": "hopper",
+    "Hopper-v3": "hopper",
+    "Hopper-v4": "hopper",
+    "Hopper-v5": "hopper",
+    "gymnasium:Walker2d-v4": "walker2d",
+    "hopper-medium-v2": "hopper",
+    "hopper-expert-v0": "hopper",
+    "walker2d-medium-replay-v2": "walker2d",
+    "ant-random-v2": "ant",
+    "halfcheetah-full-replay-v2": "halfcheetah",
+    "pen-cloned-v1": "pen",
+    "door-human-v1": "door",
+    "hammer-expert-v1": "hammer",
+    "relocate-cloned-v1": "relocate",
+    "maze2d-umaze-v1": "maze2d",
+    "maze2d-large-dense-v1": "maze2d",
+    "mujoco/hopper/expert-v0": "hopper",
+    "mujoco/inverteddoublependulum/medium-v0": "inverted_double_pendulum",
+    "mujoco/halfcheetah/simple-v0": "halfcheetah",
+    "mujoco/humanoidstandup/simple-v0": "humanoid_standup",
+    "RandomFrictionHopper": "random_friction_hopper",
+    "Pipeline": "never",
+    "RocketRecovery": "rocket_recovery",
+    "DMSD": "never",
+    "Fusion": "never",
+    "PointMaze_UMaze-v3": "never",
+    "AntMaze_Large-v4": "never",
+    "FetchReach-v4": "never",
+    "AdroitHandDoor-v1": "door",
+    "CartPole-v0": "cartpole",
+    "Pendulum-v1": "pendulum",
+}
 UNKNOWN = (
-    "Hopper-v6", "Hopper", "hopper", "ant", "never", "mine:Hopper-v4", "antmaze-umaze-v2", "antmaze-large-diverse-v2", "kitchen-mixed-v0",
-    "AdroitHandPen-v1", "FrankaKitchen-v1", "LunarLander-v3", "BipedalWalker-v3", "minigrid-fourrooms-v0", "Simglucose", "my data.hdf5",
-    "SafetyHalfCheetah", "phys2d/CartPole-v1", "ALE/Pong-v5", "pointmaze-medium-navigate-v0", "dm_control/hopper-hop-v0", "",
-)  # fmt: skip
+    "Hopper-v6",
+    "Hopper",
+    "hopper",
+    "ant",
+    "never",
+    "mine:Hopper-v4",
+    "antmaze-umaze-v2",
+    "antmaze-large-diverse-v2",
+    "kitchen-mixed-v0",
+    "AdroitHandPen-v1",
+    "FrankaKitchen-v1",
+    "LunarLander-v3",
+    "BipedalWalker-v3",
+    "minigrid-fourrooms-v0",
+    "Simglucose",
+    "my data.hdf5",
+    "SafetyHalfCheetah",
+    "phys2d/CartPole-v1",
+    "ALE/Pong-v5",
+    "pointmaze-medium-navigate-v0",
+    "dm_control/hopper-hop-v0",
+    "",
+)
 
 
 def test_found_by_name() -> None:
@@ -286,7 +340,10 @@ MINARI = Task("mujoco/hopper/expert-v0", env_id="Hopper-v5")
 SETTINGS: list[tuple[dict[str, Any], str | None]] = [
     ({}, "hopper"),
     ({"healthy_reward": 2.0, "render_mode": "rgb_array", "reset_noise_scale": 0.1}, "hopper"),
-    ({"healthy_z_range": [0.7, math.inf], "healthy_angle_range": (-0.2, 0.2), "terminate_when_unhealthy": True}, "hopper"),
+    (
+        {"healthy_z_range": [0.7, math.inf], "healthy_angle_range": (-0.2, 0.2), "terminate_when_unhealthy": True},
+        "hopper",
+    ),
     ({"healthy_z_range": [0.5, math.inf]}, None),
     ({"terminate_when_unhealthy": False}, "never"),
     ({"terminate_when_unhealthy": False, "healthy_z_range": [0.5, 9]}, "never"),
@@ -306,7 +363,13 @@ def test_what_does_not_fit_has_no_function() -> None:
     spec = DataSpec((11,), 3, task=lookup("hopper-medium-v2"))
     assert terminations.find(spec) == "hopper"
     assert terminations.find(replace(spec, task=MINARI)) == "hopper"
-    for other in ({"observation_shape": (12,)}, {"observation_shape": (4, 11)}, {"action_dim": 4}, {"discrete": True}, {"task": None}):
+    for other in (
+        {"observation_shape": (12,)},
+        {"observation_shape": (4, 11)},
+        {"action_dim": 4},
+        {"discrete": True},
+        {"task": None},
+    ):
         assert terminations.find(replace(spec, **other)) is None
     note = "the recorded wrappers {} are left out"
     for wrapper, name in (
@@ -321,7 +384,10 @@ def test_what_does_not_fit_has_no_function() -> None:
         assert terminations.find(DataSpec((size,), 8, task=Task("a", env_id="Ant-v5"))) == name
     pole = DataSpec((4,), 1, True, 2, task=Task("c", env_id="CartPole-v1"))
     assert terminations.find(pole) == "cartpole" and rewards.find(pole) == "cartpole"
-    assert terminations.find(replace(pole, num_actions=3)) is None and terminations.find(replace(pole, discrete=False)) is None
+    assert (
+        terminations.find(replace(pole, num_actions=3)) is None
+        and terminations.find(replace(pole, discrete=False)) is None
+    )
     maze = Task("m", env_id="PointMaze_UMaze-v3", env_kwargs={"continuing_task": False, "reward_type": "sparse"})
     assert terminations.find(maze) is None
     assert terminations.find(replace(maze, env_kwargs={"continuing_task": True, "maze_map": [[1]]})) == "never"
@@ -374,7 +440,9 @@ def test_rewards_are_the_environments(name: str, env_id: str, place: Place, kwar
     assert given.shape == paid.shape
     torch.testing.assert_close(given, paid.double(), atol=1e-5, rtol=0)
     if name == "pen":
-        assert min(int((paid > 40).sum()), int(((paid > 5) & (paid < 20)).sum())) > 20  # near the place and the direction
+        assert (
+            min(int((paid > 40).sum()), int(((paid > 5) & (paid < 20)).sum())) > 20
+        )  # near the place and the direction
 
 
 def test_pusher_v4_is_paid_for_what_was_before_the_step() -> None:
@@ -406,7 +474,9 @@ def test_rewards_that_are_not_known() -> None:
 
 
 def largest_error(dataset: Dataset, name: str) -> float:
-    """The largest difference between the function `name` and the recorded rewards, without the data's scale and shift."""
+    """The largest difference between the function `name` and the recorded rewards, without the data's scale and
+    shift.
+    """
     rows = torch.nonzero(dataset.columns["successor_known"]).squeeze(-1)
     recorded = (dataset.columns["rewards"][rows] - dataset.spec.reward_shift) / dataset.spec.reward_scale
     return float((registry.get("reward", name)(*known.raw_transitions(dataset, rows)) - recorded).abs().max())
@@ -415,7 +485,13 @@ def largest_error(dataset: Dataset, name: str) -> float:
 def test_compared_with_data_however_they_were_scaled() -> None:
     """Normalised observations, scaled actions and rewards are taken back to the environment's units."""
     observations, actions, after, ends, paid = visited(*CASES["mountain_car_continuous"][0][:2], COUNT)
-    columns = {"observations": observations, "actions": actions, "rewards": paid, "terminations": ends, "next_observations": after}
+    columns = {
+        "observations": observations,
+        "actions": actions,
+        "rewards": paid,
+        "terminations": ends,
+        "next_observations": after,
+    }
     arrays = {k: v.numpy() for k, v in columns.items()}
     arrays["terminations"][5] ^= True
     data = from_arrays(**arrays, env="MountainCarContinuous-v0", action_low=-2.0, action_high=3.0)
@@ -423,12 +499,18 @@ def test_compared_with_data_however_they_were_scaled() -> None:
     changed = normalize_observations(data)
     rewards_ = 2.0 * changed.columns["rewards"] + 1.0
     changed = replace(
-        changed, columns={**changed.columns, "rewards": rewards_}, spec=replace(changed.spec, reward_scale=2.0, reward_shift=1.0)
+        changed,
+        columns={**changed.columns, "rewards": rewards_},
+        spec=replace(changed.spec, reward_scale=2.0, reward_shift=1.0),
     )
     for dataset in (data, changed):
         assert terminations.find(dataset.spec) == rewards.find(dataset.spec) == "mountain_car_continuous"
         found = terminations.disagreement(dataset, "mountain_car_continuous", COUNT)
-        assert found.rows == COUNT and found.missed + found.invented == 1 and found.ends == int(dataset.columns["terminations"].sum())
+        assert (
+            found.rows == COUNT
+            and found.missed + found.invented == 1
+            and found.ends == int(dataset.columns["terminations"].sum())
+        )
         assert terminations.disagreement(dataset, "never", 1000).missed > 100
         assert largest_error(dataset, "mountain_car_continuous") < 1e-4
         assert largest_error(dataset, "mountain_car") > 1

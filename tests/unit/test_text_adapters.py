@@ -1,4 +1,6 @@
-"""Text environments of other packages: what happens without the package, and with a stand-in that follows its documented interface."""
+"""Text environments of other packages: what happens without the package, and with a stand-in that follows its
+documented interface.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ def module(name: str, **members: Any) -> ModuleType:
 
 @pytest.mark.parametrize(
     ("package", "task"),
-    [("gem", "text-gem-Game-v0"), ("chess", "text-chess"), ("textworld", "text-nav"), ("minigrid", "text-babyai-GoTo-v0")],
+    [
+        ("gem", "text-gem-Game-v0"),
+        ("chess", "text-chess"),
+        ("textworld", "text-nav"),
+        ("minigrid", "text-babyai-GoTo-v0"),
+    ],
 )
 def test_missing_package_is_named_with_its_pip_line(package: str, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # the import system's way to say that there is none
@@ -40,7 +47,7 @@ def test_missing_package_is_named_with_its_pip_line(package: str, task: str, mon
         make_env(found)
 
 
-# ------------------------------------------------------------------------------------------------------------------------- gem-llm
+# -------------------------------------------------------------------------------------------------------------- gem-llm
 
 
 class Guess:
@@ -51,7 +58,11 @@ class Guess:
         self.reset()
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        self.left, self.number, self.seed = self.turns, random.randint(1, 1000) + 1000 * int(np.random.randint(1000)), seed
+        self.left, self.number, self.seed = (
+            self.turns,
+            random.randint(1, 1000) + 1000 * int(np.random.randint(1000)),
+            seed,
+        )
         return f"{self.start} {self.number}", {"suffix": "go"}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -71,7 +82,9 @@ def gem(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "gem", module("gem", make=make))
     monkeypatch.setitem(sys.modules, "gem.envs", module("gem.envs"))
-    monkeypatch.setitem(sys.modules, "gem.envs.registration", module("gem.envs.registration", ENV_REGISTRY={"game:Guess-v0": None}))
+    monkeypatch.setitem(
+        sys.modules, "gem.envs.registration", module("gem.envs.registration", ENV_REGISTRY={"game:Guess-v0": None})
+    )
 
 
 @pytest.mark.usefixtures("gem")
@@ -85,7 +98,11 @@ def test_gem_episode_is_decided_by_its_seed_and_disturbs_nobody() -> None:
     np.random.seed(1)
     one, other = make_env(task), make_env(task)
     first = one.reset(seed=5)
-    assert first[1] == {"suffix": "go"} and first[0] in one.observation_space and isinstance(one.observation_space, AnyText)
+    assert (
+        first[1] == {"suffix": "go"}
+        and first[0] in one.observation_space
+        and isinstance(one.observation_space, AnyText)
+    )
     assert other.reset(seed=6)[0] != first[0]
     assert other.reset(seed=5) == first
     answers = [(one.step("a"), other.step("a")) for _ in range(2)]  # in turn: each has numbers of its own
@@ -124,11 +141,13 @@ def test_gem_itself() -> None:
     assert over
 
 
-# --------------------------------------------------------------------------------------------------------------------------- chess
+# ---------------------------------------------------------------------------------------------------------------- chess
 
 
 class Board:
-    """A chess in which White has e4, Qxf7 (mate) and Kd1 (after which Black may mate), and Nb1 (a draw); "--" is the null move."""
+    """A chess in which White has e4, Qxf7 (mate) and Kd1 (after which Black may mate), and Nb1 (a draw); "--" is the
+    null move.
+    """
 
     def __init__(self, position: str = "start w") -> None:
         if " " not in position:
@@ -210,7 +229,9 @@ def chess(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
     limit = SimpleNamespace
-    monkeypatch.setitem(sys.modules, "chess.engine", module("chess.engine", SimpleEngine=Engine, Limit=limit, EngineError=EngineError))
+    monkeypatch.setitem(
+        sys.modules, "chess.engine", module("chess.engine", SimpleEngine=Engine, Limit=limit, EngineError=EngineError)
+    )
     Engine.games.clear()
 
 
@@ -226,7 +247,9 @@ def test_chess_pays_wins_losses_draws_and_illegal_moves() -> None:
     assert env.step("e 4\n")[:4] == ("s t a r t   w   2\n", 0.0, False, False)
     for wrong in ("e 5\n", "", "--", "castle"):
         said, reward, terminated, truncated, info = env.step(wrong)
-        assert (said, reward, terminated, truncated) == ("s t a r t   w   2\n", -1.0, False, False) and not info["understood"]
+        assert (said, reward, terminated, truncated) == ("s t a r t   w   2\n", -1.0, False, False) and not info[
+            "understood"
+        ]
     _, reward, terminated, truncated, info = env.step("Qxf7")
     assert (reward, terminated, truncated, info["success"], info["legal_actions"]) == (1.0, True, False, True, [])
     env.reset()
@@ -242,14 +265,22 @@ def test_chess_is_cut_at_turn_401() -> None:
     env = chess_env.TextChess(opponent=reply("e5"))
     env.reset()
     ends = [env.step("no") for _ in range(401)]
-    assert sum(e[1] for e in ends) == -401.0 and [e[3] for e in ends] == [False] * 400 + [True] and not any(e[2] for e in ends)
+    assert (
+        sum(e[1] for e in ends) == -401.0
+        and [e[3] for e in ends] == [False] * 400 + [True]
+        and not any(e[2] for e in ends)
+    )
 
 
 @pytest.mark.usefixtures("chess")
 def test_chess_positions_are_checked_and_drawn_by_the_seed() -> None:
     env = chess_env.TextChess(opponent=reply("e5"))
     assert env.reset(options={"position": "mine w"})[0].startswith("m i n e")
-    for wrong, message in (("nonsense", "no position in FEN"), ("bad w", "valid position"), ("mine b", "White to move")):
+    for wrong, message in (
+        ("nonsense", "no position in FEN"),
+        ("bad w", "valid position"),
+        ("mine b", "White to move"),
+    ):
         with pytest.raises(UserError, match=message):
             env.reset(options={"position": wrong})
     task = lookup("text-chess-endgames")
@@ -292,7 +323,9 @@ def test_chess_itself() -> None:
     env = chess_env.TextChess(opponent=lambda board: next(iter(board.legal_moves)))
     said, info = env.reset(seed=0)
     assert (
-        said.startswith("r n b q k b n r / p p p p p p p p /") and "N f 3\n" in info["legal_actions"] and len(info["legal_actions"]) == 20
+        said.startswith("r n b q k b n r / p p p p p p p p /")
+        and "N f 3\n" in info["legal_actions"]
+        and len(info["legal_actions"]) == 20
     )
     assert env.step("N f 3\n")[1:4] == (0.0, False, False) and env.step("K e 2\n")[1] == -1.0
     mate = env.reset(options={"position": "k7/8/1K6/8/8/8/8/7R w - - 0 1"})
@@ -303,7 +336,7 @@ def test_chess_itself() -> None:
         assert games.board.is_valid() and not games.board.is_check()
 
 
-# ----------------------------------------------------------------------------------------------------------------------- TextWorld
+# ------------------------------------------------------------------------------------------------------------ TextWorld
 
 
 class House:
@@ -313,7 +346,11 @@ class House:
         self.plain = plain
 
     def state(self, feedback: str, **more: Any) -> dict[str, Any]:
-        told = {} if self.plain else {"objective": "Win.", "description": "-= Hall =-\nA hall. ", "admissible_commands": ["look", "win"]}
+        told = (
+            {}
+            if self.plain
+            else {"objective": "Win.", "description": "-= Hall =-\nA hall. ", "admissible_commands": ["look", "win"]}
+        )
         return {"feedback": feedback, "score": self.score, "won": False, "lost": False, **told, **more}
 
     def reset(self) -> dict[str, Any]:
@@ -413,19 +450,28 @@ def test_text_nav_itself() -> None:
     env = textworld_env.TextNav()
     said, info = env.reset(options={"room": "living room"})
     assert textworld_env.OBJECTIVE in said and "go west\n" in info["legal_actions"]
-    way = ["take stale food from table", "go west", "go west", "open fridge", "insert stale food into fridge", "close fridge"]
+    way = [
+        "take stale food from table",
+        "go west",
+        "go west",
+        "open fridge",
+        "insert stale food into fridge",
+        "close fridge",
+    ]
     ends = [env.step(command) for command in way]
     assert [e[1] for e in ends] == [0.0] * 5 + [1.0] and ends[-1][2] and ends[-1][4]["success"]
 
 
-# ------------------------------------------------------------------------------------------------------------------------ minigrid
+# ------------------------------------------------------------------------------------------------------------- minigrid
 
 OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
 COLOURS, STATES = ("red", "green", "blue", "purple", "yellow", "grey"), ("open", "closed", "locked")
 
 
 class Level(gym.Env):
-    """As a level of minigrid's: a view of 7 x 7, one in the middle of the last row, who carries what is in that cell."""
+    """As a level of minigrid's: a view of 7 x 7, one in the middle of the last row, who carries what is in that
+    cell.
+    """
 
     observation_space, action_space = gym.spaces.Dict({}), gym.spaces.Discrete(7)
 
@@ -478,7 +524,8 @@ def test_babyai_is_told_in_words() -> None:
     said, info = env.reset(seed=1)
     assert said == (
         "Mission: go to the red ball. You see a yellow key 2 steps to your left, a red ball 2 steps ahead, "
-        "a locked blue door 3 steps ahead and 2 steps to your right, a wall 6 steps ahead, a wall 1 step to your right. "
+        "a locked blue door 3 steps ahead and 2 steps to your right, a wall 6 steps ahead, a wall 1 step to your "
+        "right. "
         "You carry nothing.\n"
     )
     assert info["legal_actions"] == ["turn left\n", "turn right\n", "go forward\n", "pick up\n", "drop\n", "toggle\n"]

@@ -30,7 +30,9 @@ from offrl.tasks.task import Task
 ARCHER = Path(os.environ.get("OFFRL_DATA", "/work/shared/data")) / "text" / "archer_guess_my_city.json"
 
 
-def episode(turns: list[tuple[str, str, float]], final: str | None = "end", ended: str = "terminated", **meta: Any) -> dict[str, Any]:
+def episode(
+    turns: list[tuple[str, str, float]], final: str | None = "end", ended: str = "terminated", **meta: Any
+) -> dict[str, Any]:
     return {
         "turns": [{"obs": o, "action": a, "reward": r} for o, a, r in turns],
         "final_obs": final,
@@ -84,7 +86,9 @@ def test_episodes_become_columns_and_come_back() -> None:
 
 def test_the_fingerprint_is_that_of_the_turns() -> None:
     data = from_episodes(EPISODES, name="toy")
-    other = shared_strings([from_episodes(EPISODES[::-1], name="x"), data])[1]  # the same turns over another order of strings
+    other = shared_strings([from_episodes(EPISODES[::-1], name="x"), data])[
+        1
+    ]  # the same turns over another order of strings
     assert other.strings != data.strings
     again = from_episodes([{k: v for k, v in e.items() if k != "meta"} for e in to_episodes(other)], name="else")
     assert again.fingerprint == data.fingerprint
@@ -115,7 +119,10 @@ def test_the_fingerprint_is_that_of_the_turns() -> None:
         ({"turns": [{"obs": "a", "action": "b", "reward": float("nan")}]}, "turn 0: the reward is nan"),
         ({"turns": [{"obs": "a", "action": "b", "reward": 1e39}]}, r"the reward is 1e\+39, which is no finite float32"),
         ({"turns": [{"obs": "a", "action": "b", "reward": 10**400}]}, "no finite float32"),
-        ({"turns": [{"obs": "a\ud800", "action": "b", "reward": 0}]}, r"'obs' holds half a character \(\\ud800, a lone surrogate\) at 1"),
+        (
+            {"turns": [{"obs": "a\ud800", "action": "b", "reward": 0}]},
+            r"'obs' holds half a character \(\\ud800, a lone surrogate\) at 1",
+        ),
         ({"terminated": True, "truncated": True}, "both terminated and truncated"),
         ({"terminated": 1}, "'terminated' is a number, not true or false"),
         ({"final_obs": 3}, "'final_obs' is a number, not a text or null"),
@@ -139,12 +146,18 @@ def test_nothing_and_half_episodes_are_refused() -> None:
         next(to_episodes(numbers))
 
 
-# ------------------------------------------------------------------------------------------------------------- JSON files
+# ------------------------------------------------------------------------------------------------------------- JSON
+# files
 
 
 def test_lines_lists_and_packed_files_are_the_same_data(tmp_path: Path) -> None:
     plain = loaded(lines(tmp_path / "log.jsonl", EPISODES))
-    assert list(to_episodes(plain)) == EPISODES and plain.spec.name == "log" and plain.spec.source == "file" and plain.spec.task is None
+    assert (
+        list(to_episodes(plain)) == EPISODES
+        and plain.spec.name == "log"
+        and plain.spec.source == "file"
+        and plain.spec.task is None
+    )
     packed = tmp_path / "log.jsonl.gz"
     packed.write_bytes(gzip.compress((tmp_path / "log.jsonl").read_bytes()))
     listed, indented, marked, unnamed = (tmp_path / n for n in ("a.json", "b.json", "c.jsonl", "d.txt"))
@@ -211,7 +224,8 @@ def test_missing_files_are_guessed(tmp_path: Path) -> None:
             loaded(tmp_path / name)
 
 
-# ---------------------------------------------------------------------------------------------------------- foreign forms
+# ---------------------------------------------------------------------------------------------------------- foreign
+# forms
 
 
 def test_lmrl_gym_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,7 +264,10 @@ def test_lmrl_gym_histories_and_steps(tmp_path: Path) -> None:
     steps = [{"state": o, "action": a, "reward": r, "done": k == 1} for k, (o, a, r) in enumerate(turns)]
     one, two = lines(tmp_path / "one.jsonl", [steps]), lines(tmp_path / "two.jsonl", [steps, steps[:1]])
     assert list(to_episodes(loaded(one))) == [episode(turns, final=None)]
-    assert list(to_episodes(loaded(two))) == [episode(turns, final=None), episode(turns[:1], final=None, ended="truncated")]
+    assert list(to_episodes(loaded(two))) == [
+        episode(turns, final=None),
+        episode(turns[:1], final=None, ended="truncated"),
+    ]
     with pytest.raises(UserError, match="line 1: step 1 is marked as done, and 1 follow it"):
         loaded(lines(tmp_path / "b.jsonl", [[*steps, steps[0]]]))
 
@@ -270,14 +287,17 @@ def test_archer_dialogues(tmp_path: Path) -> None:
 @pytest.mark.skipif(not ARCHER.is_file(), reason=f"the Guess-My-City dialogues are not at {ARCHER}")
 def test_guess_my_city() -> None:
     report = inspect_dataset(str(ARCHER))
-    assert len(report.lengths) == 950 and report.turns == 17_606 and report.terminated == 590 and report.truncated == 360
+    assert (
+        len(report.lengths) == 950 and report.turns == 17_606 and report.terminated == 590 and report.truncated == 360
+    )
     raw = json.loads(ARCHER.read_text())
     expected = [-(len(d["conversation"]) - d["done"]) for d in raw]
     assert report.returns.tolist() == expected and report.lengths.tolist() == [len(d["conversation"]) for d in raw]
     assert not report.corrupting and "17,606 turns, 950 episodes (590 terminated, 360 cut off)" in str(report)
 
 
-# ------------------------------------------------------------------------------------------------- transforms and caches
+# ------------------------------------------------------------------------------------------------- transforms and
+# caches
 
 
 def test_selection_weights_and_rewards_work_on_texts(tmp_path: Path) -> None:
@@ -325,13 +345,16 @@ def test_mapped_columns_keep_the_texts(tmp_path: Path) -> None:
     assert data.fingerprint == loaded(path, cache="always").fingerprint == loaded(path, cache="always").fingerprint
 
 
-# -------------------------------------------------------------------------------------------------------- tools, inspect
+# -------------------------------------------------------------------------------------------------------- tools,
+# inspect
 
 
 def test_tools_make_text_data_from_text_data(tmp_path: Path) -> None:
     one, two = lines(tmp_path / "one.jsonl", EPISODES[:2]), lines(tmp_path / "two.jsonl", EPISODES[2:])
     merged = merge([DatasetConfig(name=str(p)) for p in (one, two)], str(tmp_path / "all.jsonl.gz"))
-    assert (merged.rows, merged.episodes, merged.form) == (7, 4, "jsonl") and loaded(merged.path).fingerprint == merged.fingerprint
+    assert (merged.rows, merged.episodes, merged.form) == (7, 4, "jsonl") and loaded(
+        merged.path
+    ).fingerprint == merged.fingerprint
     found = list(to_episodes(loaded(merged.path)))
     assert [e["meta"].pop("source") for e in found] == [0, 0, 1, 1] and found == EPISODES
     before = merged.path.read_bytes()
@@ -368,7 +391,10 @@ def test_subset_keeps_what_it_says(tmp_path: Path) -> None:
     for number, (choice, expected) in enumerate(cases):
         written = subset(DatasetConfig(name=str(path)), str(tmp_path / f"{number}.jsonl"), Choice(**choice))
         assert list(to_episodes(loaded(written.path))) == expected, choice
-    shares = [text_tools.take(text_tools.read(DatasetConfig(name=str(path))), Choice(fraction=0.5, seed=s), "x")[0] for s in (1, 1, 2)]
+    shares = [
+        text_tools.take(text_tools.read(DatasetConfig(name=str(path))), Choice(fraction=0.5, seed=s), "x")[0]
+        for s in (1, 1, 2)
+    ]
     assert shares[0].dataset.num_episodes == 2 and shares[0].dataset.fingerprint == shares[1].dataset.fingerprint
     with pytest.raises(UserError, match="no episode is left"):
         subset(DatasetConfig(name=str(path)), str(tmp_path / "x.jsonl"), Choice(min_return=9.0))
@@ -376,12 +402,16 @@ def test_subset_keeps_what_it_says(tmp_path: Path) -> None:
         subset(DatasetConfig(name=str(path)), str(tmp_path / "x.jsonl"), Choice())
     path.write_bytes(path.read_bytes() + b"oops\n" + GOOD.replace(b"-1.0", b"Infinity"))
     kept = subset(DatasetConfig(name=str(path)), str(tmp_path / "sound.jsonl"), Choice(drop_faulty=True))
-    assert list(to_episodes(loaded(kept.path))) == EPISODES and [n.partition(":")[2][:7] for n in kept.notes] == [" line 5", " line 6"]
+    assert list(to_episodes(loaded(kept.path))) == EPISODES and [n.partition(":")[2][:7] for n in kept.notes] == [
+        " line 5",
+        " line 6",
+    ]
 
 
 def test_inspect_tells_what_is_likely_wrong(tmp_path: Path) -> None:
     path = lines(
-        tmp_path / "log.jsonl", [*EPISODES, episode([("\ufeffa", "le\nft", 0.0)]), EPISODES[1], episode([("x" * 30_000, "up\n", 0.0)])]
+        tmp_path / "log.jsonl",
+        [*EPISODES, episode([("\ufeffa", "le\nft", 0.0)]), EPISODES[1], episode([("x" * 30_000, "up\n", 0.0)])],
     )
     said = str(inspect_dataset(str(path)))
     assert "10 turns, 7 episodes (4 terminated, 2 cut off, 1 unfinished)" in said
@@ -403,12 +433,17 @@ def test_inspect_tells_what_is_likely_wrong(tmp_path: Path) -> None:
     said = str(report)
     assert len(report.corrupting) == 1
     assert "FAULT [episode] line 2: 'terminated' is null" in said and "2 turns, 2 episodes" in said
-    assert "every reward is -1" in said and "all 2 episodes have the same return" in said and 'every action is "left\\n"' in said
+    assert (
+        "every reward is -1" in said
+        and "all 2 episodes have the same return" in said
+        and 'every action is "left\\n"' in said
+    )
     with pytest.raises(UserError, match="use offrl data inspect"):
         doctor(DatasetConfig(name=str(path)), tmp_path / "page")
 
 
-# ----------------------------------------------------------------------------------------------------------------- Minari
+# -----------------------------------------------------------------------------------------------------------------
+# Minari
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:minari")
@@ -420,16 +455,27 @@ def test_minari_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "root"))
     # Minari's own writer, read by offrl
     buffer = [
-        EpisodeBuffer(None, None, None, ["a", "é", ""], ["L\n", "R\n"], [-1.0, 0.5], [False, True], [False, True], None),
+        EpisodeBuffer(
+            None, None, None, ["a", "é", ""], ["L\n", "R\n"], [-1.0, 0.5], [False, True], [False, True], None
+        ),
         EpisodeBuffer(None, None, None, ["b", "c"], ["L\n"], [2.0], [False], [True], None),
     ]
     space = Text(9, min_length=0, charset="abcéLR\n")
     for form in ("hdf5", "arrow"):
-        minari.create_dataset_from_buffers(f"own/{form}-v0", buffer, observation_space=space, action_space=space, data_format=form)
+        minari.create_dataset_from_buffers(
+            f"own/{form}-v0", buffer, observation_space=space, action_space=space, data_format=form
+        )
         data = loaded(tmp_path / "root" / "own" / f"{form}-v0")
         turns = [("a", "L\n", -1.0), ("é", "R\n", 0.5)]
-        assert list(to_episodes(data)) == [episode(turns, final=""), episode([("b", "L\n", 2.0)], final="c", ended="truncated")]
-        assert data.spec.source == "minari" and data.spec.name == f"own/{form}-v0" and load_dataset(f"own/{form}-v0").num_episodes == 2
+        assert list(to_episodes(data)) == [
+            episode(turns, final=""),
+            episode([("b", "L\n", 2.0)], final="c", ended="truncated"),
+        ]
+        assert (
+            data.spec.source == "minari"
+            and data.spec.name == f"own/{form}-v0"
+            and load_dataset(f"own/{form}-v0").num_episodes == 2
+        )
     # offrl's, read by Minari
     task = Task("chain-of-texts", env_id="CartPole-v1", ref_min=0.0, ref_max=1.0)
     header = {"offrl": {"name": "log", "task": dataclasses.asdict(task), "description": "by hand"}}
@@ -453,7 +499,11 @@ def test_minari_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     meta = json.loads((path / "metadata.json").read_text())
     (path / "metadata.json").write_text(json.dumps(meta | {"total_steps": 8}))
     by_layout = list(to_episodes(loaded(written.path)))
-    assert by_layout[0]["final_obs"] == "b" and by_layout[0]["meta"] == {} and "not those that offrl wrote" in capsys.readouterr().err
+    assert (
+        by_layout[0]["final_obs"] == "b"
+        and by_layout[0]["meta"] == {}
+        and "not those that offrl wrote" in capsys.readouterr().err
+    )
     with h5py.File(path / "main_data.hdf5", "a") as file:
         file["episode_2/terminations"][0] = True
         del file["episode_3/actions"]

@@ -62,7 +62,9 @@ def test_maze_has_the_known_optimal_and_random_returns() -> None:
         best, mean, square = new_best, new_mean, new_square
     assert np.mean(list(best.values())) == pytest.approx(-6.84, abs=1e-9)
     random = float(np.mean(list(mean.values())))
-    error = np.sqrt(np.mean([square[c] - mean[c] ** 2 for c in maze.STARTS]) / 800)  # of 32 rollouts from each of the 25 cells
+    error = np.sqrt(
+        np.mean([square[c] - mean[c] ** 2 for c in maze.STARTS]) / 800
+    )  # of 32 rollouts from each of the 25 cells
     assert abs(random - -86.3) < 2 * error < 2.5
 
 
@@ -83,13 +85,18 @@ def test_solver_takes_the_shortest_way_from_everywhere() -> None:
 def test_maze_sentences() -> None:
     env = maze.TextMaze()
     assert env.reset(options={"start": (5, 3)})[0] == (
-        "The goal is at position 8, 6. Your current position is at position 5, 3. There are walls to your left, below you.\n"
+        "The goal is at position 8, 6. Your current position is at position 5, 3. There are walls to your left, below "
+        "you.\n"
     )
     assert env.reset(options={"start": (5, 6)})[0].endswith("There is a wall above you.\n")
     assert env.reset(options={"start": (1, 3)})[0].endswith("There is a wall above you.\n")
-    assert env.reset(options={"start": (1, 11)})[0].endswith("position 1, 11. There are walls to your right, above you, below you.\n")
+    assert env.reset(options={"start": (1, 11)})[0].endswith(
+        "position 1, 11. There are walls to your right, above you, below you.\n"
+    )
     assert "position 1, 1 1." in maze.TextMaze(spaced_digits=True).reset(options={"start": (1, 11)})[0]
-    assert maze.TextMaze("walls").reset(options={"start": (7, 6)})[0] == "There are walls to your right, to your left.\n"
+    assert (
+        maze.TextMaze("walls").reset(options={"start": (7, 6)})[0] == "There are walls to your right, to your left.\n"
+    )
     compact = {maze.words(cell, "compact") for cell in maze.STARTS}
     assert "1 11\n" in compact and len(compact) == 25
     with pytest.raises(UserError, match="Did you mean 'compact'"):
@@ -147,7 +154,12 @@ def test_tasks_make_text_environments(name: str) -> None:
 
 
 def test_scores_are_of_lmrl_gym() -> None:
-    ends = {"text-maze": (-101, -6.84), "text-maze-po": (-101, -25.75), "text-wordle": (-6, -1.94), "text-chess": (-401, 1)}
+    ends = {
+        "text-maze": (-101, -6.84),
+        "text-maze-po": (-101, -25.75),
+        "text-wordle": (-6, -1.94),
+        "text-chess": (-401, 1),
+    }
     for name, (low, high) in {**ends, "text-chess-endgames": (-1, 1), "text-maze-compact": (-101, -6.84)}.items():
         task = lookup(name)
         assert task is not None and task.ref_label == "LMRL-Gym"
@@ -183,7 +195,12 @@ def test_some_starts_more_often_than_others_is_said(capsys: pytest.CaptureFixtur
     task = lookup("text-maze-compact")
     assert task is not None
     evaluate([Solver()], [0], task, EvalConfig(episodes=10))
-    assert capsys.readouterr().err.count("10 episodes play some of its 25 starts more often than others: take a multiple of 25") == 1
+    assert (
+        capsys.readouterr().err.count(
+            "10 episodes play some of its 25 starts more often than others: take a multiple of 25"
+        )
+        == 1
+    )
     evaluate([Solver()], [0], task, EvalConfig(episodes=25))
     assert "more often" not in capsys.readouterr().err
     told: list[str] = []  # as an evaluation process has it: its parent has said so
@@ -191,7 +208,8 @@ def test_some_starts_more_often_than_others_is_said(capsys: pytest.CaptureFixtur
     assert not told
 
 
-# ------------------------------------------------------------------------------------------------------------------ the maze's data
+# ------------------------------------------------------------------------------------------------------------------ the
+# maze's data
 
 
 def test_walks_are_as_measured() -> None:
@@ -221,12 +239,18 @@ def test_walks_stay_in_their_part_and_parts_overlap() -> None:
 
 
 def test_walks_are_the_seeds_and_told_in_other_words() -> None:
-    full, again, walls = maze_data.generate("full", 5, 60), maze_data.generate("full", 5, 60), maze_data.generate("walls", 5, 60)
+    full, again, walls = (
+        maze_data.generate("full", 5, 60),
+        maze_data.generate("full", 5, 60),
+        maze_data.generate("walls", 5, 60),
+    )
     assert full == again != maze_data.generate("full", 6, 60)
     for one, other in zip(full, walls, strict=True):
         assert [t["action"] for t in one["turns"]] == [t["action"] for t in other["turns"]]
         assert all(o["obs"].endswith(p["obs"]) for o, p in zip(one["turns"], other["turns"], strict=True))
-        for turn, following in zip(one["turns"], [*(t["obs"] for t in one["turns"][1:]), one["final_obs"]], strict=True):
+        for turn, following in zip(
+            one["turns"], [*(t["obs"] for t in one["turns"][1:]), one["final_obs"]], strict=True
+        ):
             env = maze.TextMaze()
             row, column = map(int, re.findall(r"position is at position (\d+), (\d+)", turn["obs"])[0])
             env.reset(options={"start": (row, column)})
@@ -242,7 +266,7 @@ def test_registered_data_are_episodes_of_their_tasks() -> None:
     assert {"text-maze", "text-maze-po", "text-wordle"} <= set(registry.names("dataset"))
 
 
-# ------------------------------------------------------------------------------------------------------------------------- Wordle
+# --------------------------------------------------------------------------------------------------------------- Wordle
 
 
 def test_words_are_a_list_of_plain_words(tmp_path: Path) -> None:
@@ -364,7 +388,7 @@ def test_games_are_as_measured_and_told_as_the_environment_tells_them() -> None:
         assert said == game["final_obs"] and game["terminated"] and not game["truncated"]
 
 
-# ------------------------------------------------------------------------------------------------------- windows and rollouts
+# ------------------------------------------------------------------------------------------------- windows and rollouts
 
 
 def test_window_holds_the_last_texts() -> None:
@@ -372,7 +396,9 @@ def test_window_holds_the_last_texts() -> None:
     assert env.reset(options=START)[0] == "1 1\n"
     assert env.step("move right\n")[0] == "1 1\nmove right\n1 2\n"
     said, _, _, _, info = env.step("what?")
-    assert said == "1 2\nwhat?1 2\n" and info["history"] == ["1 2\n", "what?", "1 2\n"] and said in env.observation_space
+    assert (
+        said == "1 2\nwhat?1 2\n" and info["history"] == ["1 2\n", "what?", "1 2\n"] and said in env.observation_space
+    )
     assert env.reset(options=START)[0] == "1 1\n"
     plain = HistoryWindow(maze.TextMaze("compact"), 1)
     assert plain.reset(options=START)[0] == "1 1\n" and plain.step("move right\n")[0] == "1 2\n"
@@ -400,7 +426,9 @@ def test_rollouts_do_not_depend_on_how_many_run_at_once(parallel: int) -> None:
         assert all(len(h) % 2 == 1 for h in histories) and all(x is not None and len(x) == 4 for x in legal)
         return [f"{maze.solve(tuple(map(int, h[-1].split())))}\n" if len(h) > 1 else "hm" for h in histories]
 
-    played = rollouts(lambda: maze.TextMaze("compact"), policy, 9, 7, parallel, starts=[{"start": c} for c in maze.STARTS[:5]])
+    played = rollouts(
+        lambda: maze.TextMaze("compact"), policy, 9, 7, parallel, starts=[{"start": c} for c in maze.STARTS[:5]]
+    )
     assert max(sizes) == min(parallel, 9)
     assert [p["turns"][0]["obs"] for p in played[:5]] == [maze.words(c, "compact") for c in maze.STARTS[:5]]
     assert played[0]["turns"] == played[5]["turns"] and played[0]["meta"]["seed"] != played[5]["meta"]["seed"]
@@ -423,7 +451,11 @@ def test_rollouts_are_the_seeds_cut_where_told_and_refuse_wrong_answers() -> Non
     assert one == other != rollouts(make, stay, 6, 2, 3, max_steps=4)
     assert all(len(e["turns"]) == 4 and e["truncated"] and not e["terminated"] for e in one)
     assert [len(e["turns"]) for e in rollouts(make, stay, 2)] == [101, 101]
-    for wrong, message in ((lambda h, a: ["x"], "1 actions for 2"), (lambda h, a: [1, 2], "int"), (lambda h, a: "xx", "one text")):
+    for wrong, message in (
+        (lambda h, a: ["x"], "1 actions for 2"),
+        (lambda h, a: [1, 2], "int"),
+        (lambda h, a: "xx", "one text"),
+    ):
         with pytest.raises(UserError, match=message):
             rollouts(make, wrong, 2)
     with pytest.raises(UserError, match="parallel=0"):

@@ -1,4 +1,6 @@
-"""Trained language models as policies: LoRA, the reference without it, saving and loading, and what cannot be a policy."""
+"""Trained language models as policies: LoRA, the reference without it, saving and loading, and what cannot be a
+policy.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def tiny_gpt2(folder: Path, specials: bool = True, tokens: int = 260) -> None:
     import transformers
 
     tok = tokenizing.make("bytes", [])
-    names = {"bos_token": tokenizing.START, "eos_token": tokenizing.END, "pad_token": tokenizing.PAD} if specials else {}
+    names = (
+        {"bos_token": tokenizing.START, "eos_token": tokenizing.END, "pad_token": tokenizing.PAD} if specials else {}
+    )
     transformers.PreTrainedTokenizerFast(tokenizer_object=tok.backend, **names).save_pretrained(folder)
     config = transformers.GPT2Config(
         vocab_size=tokens, n_embd=16, n_layer=2, n_head=2, n_positions=128, bos_token_id=None, eos_token_id=None
@@ -55,14 +59,25 @@ def tiny_gpt2(folder: Path, specials: bool = True, tokens: int = 260) -> None:
 
 def story_data(end: str = "\n") -> Any:
     turns = [
-        {"obs": "Once upon a time\n", "action": f"there was a {a}.{end}", "reward": float(len(a))} for a in ("cat", "dog", "little girl")
+        {"obs": "Once upon a time\n", "action": f"there was a {a}.{end}", "reward": float(len(a))}
+        for a in ("cat", "dog", "little girl")
     ]
-    return from_episodes([{"turns": [t], "final_obs": None, "terminated": True, "truncated": False} for t in turns], name="stories")
+    return from_episodes(
+        [{"turns": [t], "final_obs": None, "terminated": True, "truncated": False} for t in turns], name="stories"
+    )
 
 
 def trained(lm: Path, data: Any, updates: int, **settings: Any) -> tuple[Any, Any, dict[str, Any]]:
     kind = registry.get("algo", "lm_bc")
-    given: dict[str, Any] = {"lm": str(lm), "tune": "adapters", "rank": 4, "length": 64, "batch_size": 3, "learning_rate": 1e-2, **settings}
+    given: dict[str, Any] = {
+        "lm": str(lm),
+        "tune": "adapters",
+        "rank": 4,
+        "length": 64,
+        "batch_size": 3,
+        "learning_rate": 1e-2,
+        **settings,
+    }
     config = kind.fit_config(kind.Config(**given), data)
     algorithm = kind(config, data.spec)
     step = make_step(algorithm, algorithm.sampler().prepare(data), batch_size=3, replicas=1)
@@ -71,7 +86,9 @@ def trained(lm: Path, data: Any, updates: int, **settings: Any) -> tuple[Any, An
 
 
 @pytest.mark.parametrize("make", [tiny_gpt2, pytest.param(stories, marks=pytest.mark.nightly)])
-def test_adapters_learn_beside_a_frozen_model_and_travel_alone(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_learn_beside_a_frozen_model_and_travel_alone(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, data = tmp_path / "lm", story_data()
     make(folder)
     layers = ["c_attn", "c_fc", "c_proj"] if make is tiny_gpt2 else []
@@ -112,12 +129,16 @@ def test_adapters_learn_beside_a_frozen_model_and_travel_alone(make: Any, tmp_pa
             folder.rename(moved)
             try:
                 if kept:
-                    assert TrainedPolicy.load(path).act(data.strings[0]) == TrainedPolicy(algorithm, state, 0).act(data.strings[0])
+                    assert TrainedPolicy.load(path).act(data.strings[0]) == TrainedPolicy(algorithm, state, 0).act(
+                        data.strings[0]
+                    )
                 else:
                     with pytest.raises(UserError, match="OFFRL_LM"):
                         TrainedPolicy.load(path)
                     patch.setenv("OFFRL_LM", str(moved))
-                    assert TrainedPolicy.load(path).act(data.strings[0]) == TrainedPolicy(algorithm, state, 0).act(data.strings[0])
+                    assert TrainedPolicy.load(path).act(data.strings[0]) == TrainedPolicy(algorithm, state, 0).act(
+                        data.strings[0]
+                    )
             finally:
                 moved.rename(folder)
     assert (tmp_path / "never.safetensors").stat().st_size < 0.5 * (tmp_path / "always.safetensors").stat().st_size
@@ -169,13 +190,20 @@ def test_control_tokens_spelt_in_data_are_text(tmp_path: Path, capsys: pytest.Ca
     for made in (tokenizer, tokenizing.from_json(tokenizer.backend.to_str(), numbers, "x")):
         text = f"a{tokenizing.END}b{tokenizing.START}\n"
         [ids] = made.encode([text])
-        assert not {made.start, made.end} & set(ids.tolist()) and made.decode(ids.tolist()) == text and not made.unknown([text])
+        assert (
+            not {made.start, made.end} & set(ids.tolist())
+            and made.decode(ids.tolist()) == text
+            and not made.unknown([text])
+        )
     data = story_data()
     assert configured.fitted(configuration(tmp_path), data) and "control token" not in capsys.readouterr().err
     spelt = replace(data, strings=(data.strings[0] + tokenizing.END, *data.strings[1:]))
     configured.fitted(configuration(tmp_path), spelt)
     said = capsys.readouterr().err
-    assert f"1 of {len(data.strings)} different texts hold the spelling of a control token" in said and tokenizing.END in said
+    assert (
+        f"1 of {len(data.strings)} different texts hold the spelling of a control token" in said
+        and tokenizing.END in said
+    )
 
 
 def configuration(folder: Path) -> Any:
@@ -192,15 +220,26 @@ def test_a_long_history_is_cut_and_counted(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_clone_with_adapters_is_steered_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a language model lies is no part of a run's identity: the run of the clone says it, to a process that knows no model yet."""
+    """Where a language model lies is no part of a run's identity: the run of the clone says it, to a process that knows
+    no model yet.
+    """
     from offrl.settings.train import TrainConfig
 
     tiny_gpt2(tmp_path / "lm")
     data, kind = story_data(), registry.get("algo", "ilql")
-    given: dict[str, Any] = {"lm": str(tmp_path / "lm"), "tune": "adapters", "rank": 2, "length": 64, "batch_size": 3, "policy_steps": 2}
+    given: dict[str, Any] = {
+        "lm": str(tmp_path / "lm"),
+        "tune": "adapters",
+        "rank": 2,
+        "length": 64,
+        "batch_size": 3,
+        "policy_steps": 2,
+    }
 
     def made(**settings: Any) -> Any:
-        run = TrainConfig(algo=kind.Config(**settings), seeds=[0], steps=2, runs_dir=str(tmp_path / "runs"), quiet=True, device="cpu")
+        run = TrainConfig(
+            algo=kind.Config(**settings), seeds=[0], steps=2, runs_dir=str(tmp_path / "runs"), quiet=True, device="cpu"
+        )
         run, pretrained = ready(run, data)
         return kind(run.algo, data.spec, pretrained)
 

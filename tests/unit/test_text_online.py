@@ -30,10 +30,23 @@ from offrl.lm import replay as rings
 from offrl.lm.utterances import turns
 
 SMALL: dict[str, Any] = {
-    "width": 8, "layers": 1, "heads": 2, "history": 3, "length": 24, "batch_size": 6, "tokenizer": "words", "start": "language_model",
-    "rollouts": 5, "parallel": 3, "critic_steps": 2, "actor_steps": 1, "warmup_iterations": 1, "capacity": 9, "max_turns": 4,
+    "width": 8,
+    "layers": 1,
+    "heads": 2,
+    "history": 3,
+    "length": 24,
+    "batch_size": 6,
+    "tokenizer": "words",
+    "start": "language_model",
+    "rollouts": 5,
+    "parallel": 3,
+    "critic_steps": 2,
+    "actor_steps": 1,
+    "warmup_iterations": 1,
+    "capacity": 9,
+    "max_turns": 4,
     "critic_learning_rate": 0.1,
-}  # fmt: skip
+}
 
 
 class Echo(gym.Env):

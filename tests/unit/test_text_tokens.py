@@ -1,4 +1,6 @@
-"""Tokens of text data: what belongs to which text, with tokenizers of three kinds and random strings; windows, returns, cuts, the cache."""
+"""Tokens of text data: what belongs to which text, with tokenizers of three kinds and random strings; windows, returns,
+cuts, the cache.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,21 @@ from offrl.data.dataset import Dataset
 from offrl.data.text.dataset import from_episodes
 from offrl.lm import tokens
 from offrl.lm.models import tokenizer as tokenizing
-from offrl.lm.sampler import ACTION, DONE, IDS, KNOWN, LAST, NEXT, OBSERVED, RETURN, REWARD, SUCCESSOR, VALID, TextSampler, take
+from offrl.lm.sampler import (
+    ACTION,
+    DONE,
+    IDS,
+    KNOWN,
+    LAST,
+    NEXT,
+    OBSERVED,
+    RETURN,
+    REWARD,
+    SUCCESSOR,
+    VALID,
+    TextSampler,
+    take,
+)
 
 ALPHABET = "ab cZ09.,!?\n\t'\"<>/éüß中文😀"
 
@@ -32,7 +48,10 @@ def episodes(seed: int, count: int = 8, least: int = 1) -> list[dict[str, Any]]:
     g = random.Random(seed)
     made = []
     for _ in range(count):
-        turns = [{"obs": text(g), "action": text(g, least=least), "reward": round(g.uniform(-2, 2), 3)} for _ in range(g.randint(1, 5))]
+        turns = [
+            {"obs": text(g), "action": text(g, least=least), "reward": round(g.uniform(-2, 2), 3)}
+            for _ in range(g.randint(1, 5))
+        ]
         ended = g.random() < 0.5
         final = text(g) if ended or g.random() < 0.5 else None
         made.append({"turns": turns, "final_obs": final, "terminated": ended, "truncated": not ended})
@@ -61,12 +80,16 @@ def test_tokens_masks_and_rewards_line_up(kind: str, seed: int) -> None:
             own = ids[action].tolist()
             assert own[-1] == tok.end and tok.decode(own[:-1]) == turn["action"]
             said = [x for other in told[e]["turns"][: t + 1] for x in (other["obs"], other["action"])][:-1]
-            shown = ids[batch[VALID][i] & ~action][1:].tolist()  # windows may begin with an action, which has an end token too
+            shown = ids[batch[VALID][i] & ~action][
+                1:
+            ].tolist()  # windows may begin with an action, which has an end token too
             assert tok.decode(shown) == "".join(said[-history:])
             last = np.flatnonzero(action)[-1]
             assert batch[LAST][i][last] and not batch[LAST][i][action][:-1].any()
             final = t == len(told[e]["turns"]) - 1
-            assert batch[REWARD][i][last] == np.float32(turn["reward"]) and batch[DONE][i][last] == (final and told[e]["terminated"])
+            assert batch[REWARD][i][last] == np.float32(turn["reward"]) and batch[DONE][i][last] == (
+                final and told[e]["terminated"]
+            )
             assert batch[KNOWN][i][last] == (not final or told[e]["terminated"] or told[e]["final_obs"] is not None)
             after = told[e]["turns"][t + 1]["obs"] if not final else told[e]["final_obs"] or ""
             window = [*said, turn["action"], after][-history:]
@@ -124,7 +147,9 @@ def test_a_state_that_does_not_fit_behind_its_action_is_not_taken_for_known(size
     data = from_episodes([{"turns": turns, "final_obs": "end\n", "terminated": False, "truncated": True}], name="toy")
     source = TextSampler(tokenizer("characters", data), False, None, 30).prepare(data)
     batch = take(source, torch.arange(len(source.begin)))
-    assert int(batch[ACTION].sum()) == 6 * 3 and float(batch[REWARD][batch[ACTION]].sum()) == 6.0  # each is learnt from once
+    assert (
+        int(batch[ACTION].sum()) == 6 * 3 and float(batch[REWARD][batch[ACTION]].sum()) == 6.0
+    )  # each is learnt from once
     ends = batch[ACTION] & batch[LAST]
     for row, position in ends.nonzero().tolist():
         last_turn = int(source.begin[row]) + position - 1 > 5 * (size + 4)
@@ -149,7 +174,10 @@ def test_weights_decide_what_is_drawn() -> None:
     first = sampler(source, rng.make_key(0), 4000)
     assert torch.equal(first[IDS], drawn[IDS])  # pure
     owner = [int(x) for x in np.repeat(np.arange(6), lengths)]
-    rows = {e: {tuple(take(source, torch.tensor([i]))[IDS][0].tolist()) for i, o in enumerate(owner) if o == e} for e in (1, 3)}
+    rows = {
+        e: {tuple(take(source, torch.tensor([i]))[IDS][0].tolist()) for i, o in enumerate(owner) if o == e}
+        for e in (1, 3)
+    }
     seen = [tuple(row) for row in drawn[IDS].tolist()]
     assert all(row in rows[1] | rows[3] for row in seen)
     assert abs(np.mean([row in rows[1] for row in seen]) - share) < 4 * (share * (1 - share) / 4000) ** 0.5

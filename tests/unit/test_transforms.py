@@ -28,7 +28,10 @@ from offrl.errors import UserError
 def make(rewards: list[float], ends: list[int], terminals: list[int] = (), **more: object) -> Dataset:  # type: ignore[assignment]
     """Observations of row i are [i]; episodes end at the rows `ends`, by a termination at `terminals`."""
     n = len(rewards)
-    terminations, truncations = np.isin(np.arange(n), terminals), np.isin(np.arange(n), [e for e in ends if e not in terminals])
+    terminations, truncations = (
+        np.isin(np.arange(n), terminals),
+        np.isin(np.arange(n), [e for e in ends if e not in terminals]),
+    )
     actions = more.pop("actions", np.linspace(-1, 1, n)[:, None])
     return from_arrays(np.arange(n)[:, None], actions, rewards, terminations, truncations, **more)  # type: ignore[arg-type]
 
@@ -38,7 +41,11 @@ FOUR = make([1, 1, 5, 0, 2, 2, 2, 9], [1, 3, 6, 7], [3])  # returns 2, 5, 6, 9
 
 def test_terminated_only_leaves_out_what_was_cut_off() -> None:
     kept = terminated_only(FOUR)
-    assert kept.columns["observations"][:, 0].tolist() == [2, 3] and kept.raw_returns.tolist() == [5] and kept.num_episodes == 1
+    assert (
+        kept.columns["observations"][:, 0].tolist() == [2, 3]
+        and kept.raw_returns.tolist() == [5]
+        and kept.num_episodes == 1
+    )
     with pytest.raises(UserError, match="no episode of arrays terminates"):
         terminated_only(make([1.0, 2.0], [1]))
 
@@ -51,7 +58,9 @@ def test_top_fraction_keeps_the_best_in_their_order() -> None:
     assert top_fraction(FOUR, 0.75).num_episodes == 3
     assert top_fraction(FOUR, 0.01).raw_returns.tolist() == [9]  # at least one
     hundred = make([float(i) for i in range(100)], list(range(100)))
-    assert 0.29 * 100 < 29 and top_fraction(hundred, 0.29).num_episodes == 29  # 29 percent of 100, whatever floating point says
+    assert (
+        0.29 * 100 < 29 and top_fraction(hundred, 0.29).num_episodes == 29
+    )  # 29 percent of 100, whatever floating point says
     equal = make([3.0] * 1000, list(range(1000)))  # many: a sort that is not stable leaves few in their order
     assert top_fraction(equal, 0.1).columns["observations"][:, 0].tolist() == list(range(100))  # of equals the first
 
@@ -78,7 +87,9 @@ def test_rewards_by_return_range_scale_and_shift() -> None:
 
 
 def test_normalised_rewards() -> None:
-    data = from_arrays(np.zeros((4, 1)), np.zeros((4, 1)), [1.0, 2.0, 4.0, 9.0], np.array([0, 1, 0, 1]))  # mean 4, variance 38 / 3
+    data = from_arrays(
+        np.zeros((4, 1)), np.zeros((4, 1)), [1.0, 2.0, 4.0, 9.0], np.array([0, 1, 0, 1])
+    )  # mean 4, variance 38 / 3
     normal = apply_transforms([data], DatasetConfig(normalize_rewards=True))
     std = np.sqrt(38 / 3)
     np.testing.assert_allclose(normal.columns["rewards"], np.array([-3.0, -2.0, 0.0, 5.0]) / std, rtol=1e-6)
@@ -152,7 +163,9 @@ def test_normalisation_in_any_unit(unit: float) -> None:
 
 def test_normalisation_is_exact_for_large_offsets() -> None:
     obs = np.random.default_rng(0).normal(1e4, 1.0, (300_000, 1)).astype(np.float32)
-    data = normalize_observations(from_arrays(obs, np.zeros((len(obs), 1)), np.zeros(len(obs)), episode_ends=[len(obs) - 1]))
+    data = normalize_observations(
+        from_arrays(obs, np.zeros((len(obs), 1)), np.zeros(len(obs)), episode_ends=[len(obs) - 1])
+    )
     assert abs(float(data.columns["observations"].double().mean())) < 1e-3
     assert abs(float(data.columns["observations"].double().std()) - 1.0) < 2e-3
 
@@ -179,7 +192,10 @@ def test_concatenation_joins_rows_and_episodes() -> None:
     both = concatenate([FOUR, make([7, 8, 9], [0, 2], [2])])
     assert len(both) == 11 and both.num_episodes == 6
     assert both.episode_start.tolist() == [0, 2, 4, 7, 8, 9] and both.episode_end.tolist() == [2, 4, 7, 8, 9, 11]
-    assert both.raw_returns.tolist() == [2, 5, 6, 9, 7, 17] and both.columns["terminations"].nonzero().tolist() == [[3], [10]]
+    assert both.raw_returns.tolist() == [2, 5, 6, 9, 7, 17] and both.columns["terminations"].nonzero().tolist() == [
+        [3],
+        [10],
+    ]
     assert both.fingerprint not in ("", FOUR.fingerprint)
 
 
@@ -208,7 +224,12 @@ def test_data_that_do_not_go_together(other: Dataset, message: str) -> None:
 def test_inputs_are_left_alone() -> None:
     before = {k: v.clone() for k, v in FOUR.columns.items()}
     config = DatasetConfig(
-        subsample=0.9, top_fraction=0.5, reward_by_return_range=3.0, discount_returns=0.9, action_margin=0.1, normalize_observations=True
+        subsample=0.9,
+        top_fraction=0.5,
+        reward_by_return_range=3.0,
+        discount_returns=0.9,
+        action_margin=0.1,
+        normalize_observations=True,
     )
     apply_transforms([FOUR, FOUR], config)
     assert all(torch.equal(before[k], v) for k, v in FOUR.columns.items())
@@ -217,7 +238,9 @@ def test_inputs_are_left_alone() -> None:
 def test_the_spec_knows_what_was_done_to_rewards() -> None:
     """So that a critic's values can be told in the units of the recorded rewards."""
     data = from_arrays(np.zeros((6, 2), np.float32), np.zeros((6, 1), np.float32), np.arange(6.0), episode_ends=[2, 5])
-    twice = scale_rewards(scale_by_return_range(data, 18.0), 3.0, -1.0)  # returns 3 and 12: times 2, then times 3 less 1
+    twice = scale_rewards(
+        scale_by_return_range(data, 18.0), 3.0, -1.0
+    )  # returns 3 and 12: times 2, then times 3 less 1
     assert (twice.spec.reward_scale, twice.spec.reward_shift) == (6.0, -1.0)
     assert twice.columns["rewards"].tolist() == [6.0 * r - 1.0 for r in range(6)]
     again = scale_rewards(twice, 0.5, 2.0)

@@ -1,4 +1,6 @@
-"""The rule for strangers' files (offrl/system/trust.py), function by function; tests/unit/security holds what attackers tried."""
+"""The rule for strangers' files (offrl/system/trust.py), function by function; tests/unit/security holds what attackers
+tried.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def test_a_part_is_a_new_file(tmp_path: Path) -> None:
 
 
 def test_several_processes_write_the_same_file(tmp_path: Path) -> None:
-    """Such as seals of compiled code: each has a part of its own, and the file is one of theirs, whole. What a killed one left goes."""
+    """Such as seals of compiled code: each has a part of its own, and the file is one of theirs, whole. What a killed
+    one left goes.
+    """
     path, left = tmp_path / "seal", tmp_path / ".seal.99999999.part"
     left.write_text("half")
     os.utime(left, (0, 0))
@@ -112,7 +116,10 @@ def test_several_processes_write_the_same_file(tmp_path: Path) -> None:
         *((x, f"'{x}") for x in ("=1+1", "+a", "-cmd", "@x", "\tx", "\uff1dx", "'=x", "''-x", "-", "--1")),
         ("a;=x", "a;'=x"),  # German Excel parts cells at semicolons
         ("a;'=x", "a;''=x"),
-        *((x, x) for x in ("-1.5", "+3", "-inf", "-1e-05", "hopper-medium-v2", "", "'x", "it's", "a;b", "a; -b", "a'=b")),
+        *(
+            (x, x)
+            for x in ("-1.5", "+3", "-inf", "-1e-05", "hopper-medium-v2", "", "'x", "it's", "a;b", "a; -b", "a'=b")
+        ),
     ],
 )
 def test_formulas_are_text_in_tables_and_read_back_as_they_were(text: str, written: str) -> None:

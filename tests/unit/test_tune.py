@@ -22,7 +22,7 @@ from offrl.tuning.search.propose import PROPOSERS, propose
 from offrl.tuning.search.rungs import Rung, cost, halving, survivors
 from offrl.tuning.search.space import Space, space_of
 
-# ------------------------------------------------------------------------------------------------------------------------------ rungs
+# ---------------------------------------------------------------------------------------------------------------- rungs
 
 
 def test_rungs_are_those_of_successive_halving() -> None:
@@ -30,7 +30,9 @@ def test_rungs_are_those_of_successive_halving() -> None:
     assert cost(halving(27, 27, 3, 4)) == 81  # nothing is trained twice
     assert cost(halving(64, 64_000, 4, 4)) == 208_000
     assert halving(1, 100, 4, 1) == [Rung(1, 100)]
-    assert halving(3, 10, 4, 2) == [Rung(3, 2), Rung(1, 10)], "at least one goes on, and the last rung is exactly the full length"
+    assert halving(3, 10, 4, 2) == [Rung(3, 2), Rung(1, 10)], (
+        "at least one goes on, and the last rung is exactly the full length"
+    )
     assert cost([Rung(8, 10), Rung(2, 40)], seeds=3) == 3 * (80 + 60)
 
 
@@ -40,11 +42,13 @@ def test_survivors_are_the_best_one_of_each_algorithm_and_a_wild_card() -> None:
     assert survivors(values, 2, None, algos) == {0: "kept", 2: "kept", 5: "best of b"}
     assert survivors(values, 1, 1, ["a"] * 6) == {0: "kept", 3: "wild card"}  # the others by value: 2, 3, 5, 4
     assert survivors(values, 1, 0, ["a"] * 6, multiple=3) == {0: "kept", 2: "wild card", 3: "fills a program"}
-    assert survivors(values, 1, 0, ["a"] * 6, always=[4]) == {0: "kept", 4: "wild card"}, "the wild card of an earlier rung stays"
+    assert survivors(values, 1, 0, ["a"] * 6, always=[4]) == {0: "kept", 4: "wild card"}, (
+        "the wild card of an earlier rung stays"
+    )
     assert survivors([float("nan")] * 2, 1, 0, ["a", "a"]) == {}, "what diverged does not go on, as a wild card neither"
 
 
-# ------------------------------------------------------------------------------------------------------------------------------ spaces
+# --------------------------------------------------------------------------------------------------------------- spaces
 
 
 def iql_space(kind: str = "wide", **own: Any) -> Space:
@@ -94,7 +98,9 @@ def test_an_algorithm_without_published_ranges_needs_its_own() -> None:
     assert space_of("bc", settings, "wide", {"learning_rate": [1e-4, 1e-2, "log"]}).tensors == ("learning_rate",)
 
 
-@pytest.mark.parametrize("file", [p.stem for p in sorted((Path(__file__).parents[2] / "configs" / "space").glob("*.yaml"))])
+@pytest.mark.parametrize(
+    "file", [p.stem for p in sorted((Path(__file__).parents[2] / "configs" / "space").glob("*.yaml"))]
+)
 def test_every_published_space_fits_its_algorithm(file: str) -> None:
     settings = compose({"algo": file, "experiment": "none"}).algo
     for kind in ("wide", "published"):
@@ -109,7 +115,7 @@ def test_the_cautious_end() -> None:
     assert space.caution(near) > space.caution(far), "a small temperature imitates"
 
 
-# --------------------------------------------------------------------------------------------------------------------------- proposers
+# ------------------------------------------------------------------------------------------------------------ proposers
 
 
 def loss(values: dict[str, Any]) -> tuple[float, ...]:
@@ -131,7 +137,9 @@ def test_proposals_begin_with_the_default_and_never_repeat(proposer: str) -> Non
     assert len({tuple(v.values()) for v in values}) == len(values)
     assert all(0.25 <= v["temperature"] <= 20 and 0.5 <= v["expectile"] <= 0.95 for v in values)
     if proposer in ("random", "sobol"):
-        assert propose(space, proposer, 6, [], 4)[1:] != propose(space, proposer, 6, [], 3)[1:], "another seed, other settings"
+        assert propose(space, proposer, 6, [], 4)[1:] != propose(space, proposer, 6, [], 3)[1:], (
+            "another seed, other settings"
+        )
 
 
 def test_tpe_learns_from_what_it_is_told() -> None:
@@ -155,10 +163,14 @@ def test_a_space_of_lists_is_used_up() -> None:
 
 def test_a_grid_is_even_and_fits() -> None:
     levels = propose(iql_space(), "grid", 10, [], 0)
-    assert len(levels) == 10 and len({v["temperature"] for v in levels[1:]}) == 3 and len({v["expectile"] for v in levels[1:]}) == 3
+    assert (
+        len(levels) == 10
+        and len({v["temperature"] for v in levels[1:]}) == 3
+        and len({v["expectile"] for v in levels[1:]}) == 3
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------------------ store
+# ---------------------------------------------------------------------------------------------------------------- store
 
 
 def test_the_store_survives_a_torn_line_and_refuses_another_tune(tmp_path: Path) -> None:
@@ -182,7 +194,7 @@ def test_the_store_survives_a_torn_line_and_refuses_another_tune(tmp_path: Path)
         store.check(None, tmp_path, ["iql"], "another data set", 1)
 
 
-# ----------------------------------------------------------------------------------------------------------------------------- settings
+# ------------------------------------------------------------------------------------------------------------- settings
 
 
 @pytest.mark.parametrize(
@@ -213,7 +225,7 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], words: st
         config.validate()
 
 
-# ------------------------------------------------------------------------------------------- a search whose judge is known beforehand
+# ----------------------------------------------------------------------------- a search whose judge is known beforehand
 
 
 @pytest.fixture
@@ -222,14 +234,22 @@ def data(tmp_path: Path) -> Path:
     g = np.random.default_rng(0)
     ends = np.arange(300) % 5 == 4
     path = tmp_path / "log.npz"
-    np.savez(path, observations=g.normal(size=(300, 3)).astype(np.float32), actions=g.uniform(-1, 1, (300, 2)).astype(np.float32),
-             rewards=g.normal(size=300).astype(np.float32), terminals=np.zeros(300, bool), timeouts=ends)  # fmt: skip
+    np.savez(
+        path,
+        observations=g.normal(size=(300, 3)).astype(np.float32),
+        actions=g.uniform(-1, 1, (300, 2)).astype(np.float32),
+        rewards=g.normal(size=300).astype(np.float32),
+        terminals=np.zeros(300, bool),
+        timeouts=ends,
+    )
     return path
 
 
 @pytest.fixture
 def landscape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is trained; the judge's estimate is known: best at temperature 1, a little noise that fades with training."""
+    """Nothing is trained; the judge's estimate is known: best at temperature 1, a little noise that fades with
+    training.
+    """
 
     def train_all(work: Any, runs: Any, words: str, show: Any) -> dict[str, Any]:
         return {"runs": [r.directory.name for r in runs]}
@@ -250,7 +270,9 @@ def landscape(monkeypatch: pytest.MonkeyPatch) -> None:
         for (setting, seed), (temperature, steps) in policies.items():
             noise = np.random.default_rng([seed, int(1000 * temperature)]).normal() / np.sqrt(steps)
             value = -(np.log(temperature) ** 2) + noise
-            rows.append({"setting": setting, "seed": seed, "distance": 0.1, "fqe": value, "fqe_sd": 0.01, "exploded": ""})
+            rows.append(
+                {"setting": setting, "seed": seed, "distance": 0.1, "fqe": value, "fqe_sd": 0.01, "exploded": ""}
+            )
         return {"methods": list(methods), "policies": rows, "discount": 0.99, "data": [0, 0, 0], "episodes": 30}
 
     monkeypatch.setattr(engine, "train_all", train_all)
@@ -259,8 +281,20 @@ def landscape(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def command(data: Path, out: Path, **more: Any) -> dict[str, Any]:
-    return {"dataset": str(data), "algos": "iql", "budget": "16x64", "retrain": False, "quiet": True, "out": str(out), "env": "none",
-            "proposer": "random", "algo.expectile": 0.7, "algo.hidden": [4], "rule": "best", **more}  # fmt: skip
+    return {
+        "dataset": str(data),
+        "algos": "iql",
+        "budget": "16x64",
+        "retrain": False,
+        "quiet": True,
+        "out": str(out),
+        "env": "none",
+        "proposer": "random",
+        "algo.expectile": 0.7,
+        "algo.hidden": [4],
+        "rule": "best",
+        **more,
+    }
 
 
 Run = Callable[..., dict[str, Any]]
@@ -296,7 +330,11 @@ def test_a_tune_that_is_killed_at_every_file_ends_like_one_that_was_not(
         pass
 
     def files_of(folder: Path) -> dict[str, bytes]:
-        kept = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in ("timing.jsonl", "journal.log", ".lock")]
+        kept = [
+            p
+            for p in sorted(folder.rglob("*"))
+            if p.is_file() and p.name not in ("timing.jsonl", "journal.log", ".lock")
+        ]
         return {str(p.relative_to(folder)): p.read_bytes().replace(str(folder).encode(), b"OUT") for p in kept}
 
     other = {**one, "out": str(tmp_path / "two")}
@@ -376,18 +414,26 @@ def test_words_that_do_not_fit_are_refused_before_anything_is_trained(
 def test_a_data_set_of_one_episode_judges_nothing(landscape: None, tmp_path: Path) -> None:
     g = np.random.default_rng(0)
     path = tmp_path / "one.npz"
-    np.savez(path, observations=g.normal(size=(50, 3)).astype(np.float32), actions=g.uniform(-1, 1, (50, 2)).astype(np.float32),
-             rewards=np.ones(50, np.float32), terminals=np.zeros(50, bool), timeouts=np.arange(50) == 49)  # fmt: skip
+    np.savez(
+        path,
+        observations=g.normal(size=(50, 3)).astype(np.float32),
+        actions=g.uniform(-1, 1, (50, 2)).astype(np.float32),
+        rewards=np.ones(50, np.float32),
+        terminals=np.zeros(50, bool),
+        timeouts=np.arange(50) == 49,
+    )
     with pytest.raises(UserError, match=r"leaves a part of the 1 episodes"):
         engine.tune(command(path, tmp_path / "t"))
 
 
-# ------------------------------------------------------------------------------------------------------------------------- judgements
+# ----------------------------------------------------------------------------------------------------------- judgements
 
 
 def test_a_judge_that_is_too_short_is_said_with_the_number_of_offrl_select() -> None:
     settings = OPEConfig(updates=39_999)
-    assert short_fit(settings, ["fqe"]).startswith("updates=39,999 is too few") and "the first 40,000" in short_fit(settings, ["fqe"])
+    assert short_fit(settings, ["fqe"]).startswith("updates=39,999 is too few") and "the first 40,000" in short_fit(
+        settings, ["fqe"]
+    )
     assert short_judge(settings, ["fqe"], False).startswith("ope.updates=39,999 is too few")
     assert not short_judge(settings, ["wis", "q"], True) and not short_judge(OPEConfig(updates=40_000), ["fqe"], False)
     assert short_judge(OPEConfig(updates=40_000), ["fqe"], True).startswith("half of ope.updates=20,000 is too few")
@@ -413,13 +459,17 @@ def test_reported_seeds_and_episodes_are_none_of_those_that_chose(data: Path, tm
     work = plan.prepare(command(data, tmp_path / "t"))
     assert not set(work.seeds) & set(work.final_seeds)
     starts = (plan.RETRAINED, plan.TRUTH, plan.PLAYED)
-    assert all(abs(a - b) >= 1_000_000 for i, a in enumerate(starts) for b in starts[:i]), "ranges of reset seeds that never meet"
+    assert all(abs(a - b) >= 1_000_000 for i, a in enumerate(starts) for b in starts[:i]), (
+        "ranges of reset seeds that never meet"
+    )
     assert json.loads((tmp_path / "t" / "tune.json").read_text())["given"]["budget"] == "16x64"
 
 
 def test_a_space_that_is_used_up_ends_the_search(data: Path, landscape: None, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    found = engine.tune(command(data, tmp_path / "t", **{"space.temperature": [0.5, 1, 2, 3, 4]}, proposer="tpe", bracket=8))
+    found = engine.tune(
+        command(data, tmp_path / "t", **{"space.temperature": [0.5, 1, 2, 3, 4]}, proposer="tpe", bracket=8)
+    )
     assert len(found["settings"]) == 5 and found["chosen"]["setting"] in found["settings"]
     assert found["settings"][found["chosen"]["setting"]]["values"] == {"temperature": 1.0}
 
@@ -434,7 +484,9 @@ def test_a_space_that_is_used_up_ends_the_search(data: Path, landscape: None, tm
         ({"out": "${oc.env:HOME}"}, "interpolation"),
     ],
 )
-def test_a_strangers_tune_names_no_code(change: dict[str, str], words: str, data: Path, landscape: None, tmp_path: Path) -> None:
+def test_a_strangers_tune_names_no_code(
+    change: dict[str, str], words: str, data: Path, landscape: None, tmp_path: Path
+) -> None:
     engine.tune(command(data, tmp_path / "t"))
     path = tmp_path / "t" / "tune.json"
     record = json.loads(path.read_text())

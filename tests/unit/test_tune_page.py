@@ -1,4 +1,6 @@
-"""The page of a tune: its numbers are those of the result, nothing of a name is markup, and every gap has a sentence."""
+"""The page of a tune: its numbers are those of the result, nothing of a name is markup, and every gap has a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,17 @@ SPACES: dict[str, list[dict[str, Any]]] = {
     ],
     "td3_bc": [{"name": "alpha", "values": [1.0, 2.5, 4.0]}],
 }
-DEFAULTS: dict[str, dict[str, Any]] = {"iql": {"temperature": 3.0, "expectile": 0.7, "hidden": WIDTHS[1]}, "td3_bc": {"alpha": 2.5}}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "iql": {"temperature": 3.0, "expectile": 0.7, "hidden": WIDTHS[1]},
+    "td3_bc": {"alpha": 2.5},
+}
 
 
 def tuned(
     folder: Path, count: int = 8, algos: tuple[str, ...] = ("iql", "td3_bc"), *, known: bool = True, rungs: int = 2
 ) -> dict[str, Any]:
-    """The result of a tune that never was, and the files of its state that the page reads: `count` settings of each algorithm in one
-    bracket, of which a quarter and a wild card go on; estimates are noisy true values."""
+    """The result of a tune that never was, and the files of its state that the page reads: `count` settings of each
+    algorithm in one bracket, of which a quarter and a wild card go on; estimates are noisy true values."""
     generator = np.random.default_rng(0)
     settings: dict[str, Any] = {}
     worth: dict[str, float] = {}
@@ -47,8 +52,11 @@ def tuned(
         for i in range(count):
             values: dict[str, Any] = dict(DEFAULTS[algo])
             if i and algo == "iql":
-                values = {"temperature": float(np.exp(generator.uniform(-1.3, 2.9))), "expectile": float(generator.uniform(0.5, 0.95)),
-                          "hidden": WIDTHS[int(generator.integers(2))]}  # fmt: skip
+                values = {
+                    "temperature": float(np.exp(generator.uniform(-1.3, 2.9))),
+                    "expectile": float(generator.uniform(0.5, 0.95)),
+                    "hidden": WIDTHS[int(generator.integers(2))],
+                }
             elif i:
                 values = {"alpha": [1.0, 2.5, 4.0][int(generator.integers(3))]}
             settings[f"{algo}-{i:02d}"] = {"algo": algo, "values": values}
@@ -60,11 +68,21 @@ def tuned(
         value = 20.0 * (worth[name] + noise * float(generator.normal()))
         algo = settings[name]["algo"]
         return {
-            "bracket": None if rung == "final" else 1, "rung": rung, "setting": name, "algo": algo,
-            **{f"algo.{k}": v for k, v in settings[name]["values"].items()}, "updates": updates, "seeds": 2, "fqe": value,
-            "error": 8.0 * (1.0 + noise), "worst": value - 3.0, "td": -value / 7.0, "distance": 0.4 + 0.1 * float(generator.random()),
-            "exploded": "", "fate": fate,
-        }  # fmt: skip
+            "bracket": None if rung == "final" else 1,
+            "rung": rung,
+            "setting": name,
+            "algo": algo,
+            **{f"algo.{k}": v for k, v in settings[name]["values"].items()},
+            "updates": updates,
+            "seeds": 2,
+            "fqe": value,
+            "error": 8.0 * (1.0 + noise),
+            "worst": value - 3.0,
+            "td": -value / 7.0,
+            "distance": 0.4 + 0.1 * float(generator.random()),
+            "exploded": "",
+            "fate": fate,
+        }
 
     keep = names
     if rungs == 2:
@@ -82,9 +100,13 @@ def tuned(
     next(r for r in finals if r["setting"] == order[0])["fate"] = "chosen"
     rows += finals
     by_data = {
-        "setting": order[0], "why": "the largest estimate, and the most conservative of 3 within a standard error of it",
-        "order": order, "members": order[:3], "vetoed": {}, "reference": 0.4,
-    }  # fmt: skip
+        "setting": order[0],
+        "why": "the largest estimate, and the most conservative of 3 within a standard error of it",
+        "order": order,
+        "members": order[:3],
+        "vetoed": {},
+        "reference": 0.4,
+    }
     winner, default = order[0], f"{settings[order[0]]['algo']}-00"
     real = {n: [[20.0 * worth[n] + 4.0 * float(generator.normal()) for _ in range(6)] for _ in range(2)] for n in keep}
     seeds = {n: [float(np.mean(r)) for r in real[n]] for n in keep}
@@ -96,7 +118,9 @@ def tuned(
     (folder / "state").mkdir(parents=True, exist_ok=True)
     if known:
         policies = [{"setting": n, "seed": s, "returns": real[n][s], "score": 1.0} for n in keep for s in range(2)]
-        (folder / "state" / "truth.json").write_text(json.dumps({"environment": "Hopper-v5", "episodes": 6, "policies": policies}))
+        (folder / "state" / "truth.json").write_text(
+            json.dumps({"environment": "Hopper-v5", "episodes": 6, "policies": policies})
+        )
         judged = [
             {"setting": n, "seed": s, "own_q": 3.0 * worth[n], "td_error": 1.0 - 0.1 * worth[n], "distance": 0.4}
             for n in keep
@@ -120,16 +144,22 @@ def tuned(
         "settings": settings,
         "by_data": by_data,
         "chosen": dict(by_data),
-        "command": f"offrl train algo={settings[winner]['algo']} dataset=hopper-medium 'algo.hidden=[64,64]' steps=40000 'seeds=[2,3,4]'",
+        "command": f"offrl train algo={settings[winner]['algo']} dataset=hopper-medium 'algo.hidden=[64,64]' "
+        "steps=40000 'seeds=[2,3,4]'",
         "truth": None
         if not known
         else {
-            "environment": "Hopper-v5", "episodes": 6, "seeds": seeds, "means": means, "best": best,
-            "regret": {"by_data": 0.1, "chosen": 0.1}, "lost": means[best] - means[winner],
+            "environment": "Hopper-v5",
+            "episodes": 6,
+            "seeds": seeds,
+            "means": means,
+            "best": best,
+            "regret": {"by_data": 0.1, "chosen": 0.1},
+            "lost": means[best] - means[winner],
         },
         "retrained": retrained,
         "optimism": 11.0 if len(finals) > 1 else None,
-    }  # fmt: skip
+    }
 
 
 def _retrained(name: str, role: str, middle: float) -> dict[str, Any]:
@@ -137,7 +167,14 @@ def _retrained(name: str, role: str, middle: float) -> dict[str, Any]:
     rows = [{"seed": 2 + i, "score": s, "return_mean": 30.0 * s} for i, s in enumerate(scores)]
     half = 4.302653 * float(np.std(scores, ddof=1)) / math.sqrt(3)
     mean = float(np.mean(scores))
-    return {"setting": name, "run": role, "score": [mean, mean - half, mean + half], "seeds": scores, "normalised": True, "rows": rows}
+    return {
+        "setting": name,
+        "run": role,
+        "score": [mean, mean - half, mean + half],
+        "seeds": scores,
+        "normalised": True,
+        "rows": rows,
+    }
 
 
 def written(folder: Path, result: dict[str, Any]) -> str:
@@ -185,10 +222,15 @@ def test_the_page_has_everything_and_is_the_same_twice(tmp_path: Path) -> None:
     ):
         assert f">{heading}</h2>" in page
     assert "Several criteria" not in shown
-    assert "FanovaImportanceEvaluator" in shown and "Better than the default settings" not in shown.partition("Rungs")[2]
+    assert (
+        "FanovaImportanceEvaluator" in shown and "Better than the default settings" not in shown.partition("Rungs")[2]
+    )
     assert result["command"] in shown and "user-select:all" in page
     winner = result["retrained"]["winner"]
-    assert f"{winner['score'][0]:.1f}" in shown and f"{winner['score'][1]:.1f} to {winner['score'][2]:.1f}" in shown.replace("\u00a0", " ")
+    assert (
+        f"{winner['score'][0]:.1f}" in shown
+        and f"{winner['score'][1]:.1f} to {winner['score'][2]:.1f}" in shown.replace("\u00a0", " ")
+    )
 
 
 def test_numbers_of_the_table_are_those_of_the_result(tmp_path: Path) -> None:
@@ -207,7 +249,9 @@ def test_numbers_of_the_table_are_those_of_the_result(tmp_path: Path) -> None:
 def test_names_are_text(tmp_path: Path) -> None:
     result = tuned(tmp_path, 4, known=False)
     nasty = json.dumps(NASTY)
-    swapped = json.loads(json.dumps(result).replace('"hopper-medium"', nasty).replace('"temperature"', nasty).replace('"iql-00"', nasty))
+    swapped = json.loads(
+        json.dumps(result).replace('"hopper-medium"', nasty).replace('"temperature"', nasty).replace('"iql-00"', nasty)
+    )
     swapped["rows"][0] = {**swapped["rows"][0], "exploded": NASTY, "fate": NASTY}
     swapped["by_data"] = {**swapped["by_data"], "vetoed": {NASTY: NASTY}}
     swapped["command"], swapped["chosen"]["why"] = NASTY, NASTY
@@ -226,7 +270,10 @@ def test_the_choice_against_the_default() -> None:
     assert comparison({"winner": winner, "default": other}, False)[0].startswith("Not told from")
     assert "retrain=false" in comparison({}, False)[0]
     assert "without a search" in comparison({"winner": winner}, True)[0]
-    single = {role: {**e, "seeds": e["seeds"][:1], "rows": e["rows"][:1]} for role, e in (("winner", winner), ("default", default))}
+    single = {
+        role: {**e, "seeds": e["seeds"][:1], "rows": e["rows"][:1]}
+        for role, e in (("winner", winner), ("default", default))
+    }
     assert "one seed" in comparison(single, False)[0]
     lost = {**default, "seeds": [60.0, None, math.nan]}
     assert comparison({"winner": winner, "default": lost}, False)[1] == "warning"
@@ -293,15 +340,33 @@ def test_chosen_by_episodes_alone(tmp_path: Path) -> None:
     result = tuned(tmp_path, rungs=1)
     result["judge"], result["rows"], result["optimism"] = ["episodes"], [], None
     names = list(result["settings"])[:3]
-    result["by_data"] = {"setting": names[0], "why": "no judge of the data", "order": list(result["settings"]), "members": [], "vetoed": {},
-                         "reference": None}  # fmt: skip
-    result["chosen"] = {"setting": names[1], "why": "the best of 3 finalists in 7 real episodes", "episodes": 7, "finalists": names,
-                        "counts": [2, 5, 0], "means": [31.25, 47.5, None]}  # fmt: skip
+    result["by_data"] = {
+        "setting": names[0],
+        "why": "no judge of the data",
+        "order": list(result["settings"]),
+        "members": [],
+        "vetoed": {},
+        "reference": None,
+    }
+    result["chosen"] = {
+        "setting": names[1],
+        "why": "the best of 3 finalists in 7 real episodes",
+        "episodes": 7,
+        "finalists": names,
+        "counts": [2, 5, 0],
+        "means": [31.25, 47.5, None],
+    }
     shown = texts(written(tmp_path, result))
-    assert "7 real episodes chose among the finalists" in shown and "47.5" in shown and "the data's order, then halving" not in shown
+    assert (
+        "7 real episodes chose among the finalists" in shown
+        and "47.5" in shown
+        and "the data's order, then halving" not in shown
+    )
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"policies": 3}', '{"policies": [3, {"setting": "iql-00", "returns": "x"}]}'])
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[]", '{"policies": 3}', '{"policies": [3, {"setting": "iql-00", "returns": "x"}]}']
+)
 def test_damaged_state(tmp_path: Path, damage: str) -> None:
     result = tuned(tmp_path)
     for name in ("truth", "judged"):
@@ -331,15 +396,28 @@ def test_several_criteria(tmp_path: Path) -> None:
 
 def test_importance_finds_what_matters() -> None:
     space = Space(
-        "x", (Dimension("a", True, 0.0, 1.0), Dimension("b", True, values=(1, 2, 3)), Dimension("c", False, values=tuple(WIDTHS))), {}
+        "x",
+        (
+            Dimension("a", True, 0.0, 1.0),
+            Dimension("b", True, values=(1, 2, 3)),
+            Dimension("c", False, values=tuple(WIDTHS)),
+        ),
+        {},
     )
     generator = np.random.default_rng(0)
     judged = []
     for _ in range(40):
         a = float(generator.random())
-        judged.append(({"a": a, "b": int(generator.integers(1, 4)), "c": WIDTHS[int(generator.integers(2))]}, -((a - 0.3) ** 2)))
+        judged.append(
+            ({"a": a, "b": int(generator.integers(1, 4)), "c": WIDTHS[int(generator.integers(2))]}, -((a - 0.3) ** 2))
+        )
     shares = shares_of(space, judged)
-    assert isinstance(shares, dict) and next(iter(shares)) == "a" and shares["a"] > 0.9 and sum(shares.values()) == pytest.approx(1.0)
+    assert (
+        isinstance(shares, dict)
+        and next(iter(shares)) == "a"
+        and shares["a"] > 0.9
+        and sum(shares.values()) == pytest.approx(1.0)
+    )
     assert "needs 20" in str(shares_of(space, judged[:19]))
     assert "equal" in str(shares_of(space, [(v, 1.0) for v, _ in judged]))
     assert "one setting" in str(shares_of(Space("x", space.dimensions[:1], {}), judged))
@@ -369,13 +447,17 @@ def test_judges_and_the_truth(tmp_path: Path) -> None:
 def test_an_order_at_random() -> None:
     first, third = at_random(np.array([0.0, 1.0, 2.0, 3.0]))
     assert first == pytest.approx(0.5)  # (3 - 1.5) / 3
-    assert third == pytest.approx((3.0 - (3.0 * 3 + 2.0) / 4) / 3.0)  # the best is among three of four in three of four draws
+    assert third == pytest.approx(
+        (3.0 - (3.0 * 3 + 2.0) / 4) / 3.0
+    )  # the best is among three of four in three of four draws
     assert at_random(np.array([2.0, 2.0])) == [0.0, 0.0]
 
 
 def test_returns_of_the_truth() -> None:
     rows = [{"setting": n, "seed": s, "returns": [1.0 + s, 2.0]} for n in "ab" for s in range(2)]
-    usable, matrix = returns_of({"policies": [*rows, {"setting": "c", "seed": 0, "returns": [1.0, 2.0]}]}, ["b", "c", "a"]) or (
+    usable, matrix = returns_of(
+        {"policies": [*rows, {"setting": "c", "seed": 0, "returns": [1.0, 2.0]}]}, ["b", "c", "a"]
+    ) or (
         [],
         np.zeros(0),
     )
@@ -390,7 +472,14 @@ def test_axes_and_numbers() -> None:
     lists = SettingAxis("h", values=("[64,64]", "[256,256]"))
     assert lists.place("[256,256]") == 0.75 and math.isnan(lists.place("[1]"))
     assert SettingAxis("same", 2.0, 2.0).ticks() == [(0.5, "2")]
-    assert [number(x) for x in (0.00025, 0.6771, -12.345678, 31234.0, 2.5e6, 0.0)] == ["2.5e-4", "0.6771", "-12.35", "31,234", "2.5e6", "0"]
+    assert [number(x) for x in (0.00025, 0.6771, -12.345678, 31234.0, 2.5e6, 0.0)] == [
+        "2.5e-4",
+        "0.6771",
+        "-12.35",
+        "31,234",
+        "2.5e6",
+        "0",
+    ]
     assert level_colour(0.0) == "#d55e00" and level_colour(1.0) == "#0072b2"
 
 
@@ -405,7 +494,10 @@ def test_a_choice_that_the_judge_does_not_tell_from_the_default_says_so(tmp_path
     result["retrained"] = {}
     page = written(tmp_path, result)
     assert "one-standard-error rule (rule=one-se)" in page and "It is number 3 of 3, counted from the largest." in page
-    assert re.search(r"does not tell the choice from the default settings of its algorithm \(fqe: .572.9 against .564.7, difference", page)
+    assert re.search(
+        r"does not tell the choice from the default settings of its algorithm \(fqe: .572.9 against .564.7, difference",
+        page,
+    )
     assert "the default settings (iql-00) are the better advice" in page
     estimates[chosen] = -400.0
     result["rows"] = [{**last, "setting": n, "algo": "iql", "fqe": v} for n, v in estimates.items()]
@@ -414,8 +506,17 @@ def test_a_choice_that_the_judge_does_not_tell_from_the_default_says_so(tmp_path
     assert "does not tell the choice" not in page and "It is the largest." in page
     result["retrained"] = {"winner": {**_retrained(chosen, "winner", 1.0), "score": None}}
     first = {**last, "bracket": 1, "rung": "1", "algo": "iql", "error": 5.0}
-    rows = [{**first, "setting": "iql-00", "fqe": -570.0}, {**first, "setting": chosen, "fqe": -569.0}, result["rows"][1]]
+    rows = [
+        {**first, "setting": "iql-00", "fqe": -570.0},
+        {**first, "setting": chosen, "fqe": -569.0},
+        result["rows"][1],
+    ]
     words = untold(TunePage(tmp_path, {**result, "rows": rows}))
-    assert re.search(r"fqe: .569 against .570, difference .*, in rung 1\); .* \(iql-00\) are the better advice", words), "thinned out there"
+    assert re.search(
+        r"fqe: .569 against .570, difference .*, in rung 1\); .* \(iql-00\) are the better advice", words
+    ), "thinned out there"
     assert "no rung judged both" in untold(TunePage(tmp_path, {**result, "rows": [rows[0], rows[2]]}))
-    assert "the judge is too short: updates=9" in warnings(TunePage(tmp_path, {**result, "short": "updates=9 is too few"}))[-1]
+    assert (
+        "the judge is too short: updates=9"
+        in warnings(TunePage(tmp_path, {**result, "short": "updates=9 is too few"}))[-1]
+    )

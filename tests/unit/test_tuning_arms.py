@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from offrl.errors import UserError
-from offrl.tuning.arms import EpisodeSearch, SequentialHalving, TopTwo, UpperConfidence, finalists, ranked, schedule, ucb_scores
+from offrl.tuning.arms import (
+    EpisodeSearch,
+    SequentialHalving,
+    TopTwo,
+    UpperConfidence,
+    finalists,
+    ranked,
+    schedule,
+    ucb_scores,
+)
 
 RETURNS = np.random.default_rng(3).normal(np.linspace(0.0, 1.0, 6)[:, None], 0.5, (6, 60))
 
@@ -35,8 +44,16 @@ def test_schedules_by_hand() -> None:
             plan = schedule(arms, episodes)
             assert all(each >= 1 for size, each, _ in plan if size > 2)
             assert sum(size * each + extra for size, each, extra in plan) == episodes
-    assert schedule(17, 34) == [(17, 1, 0), (9, 1, 0), (5, 1, 0), (3, 1, 0), (2, 0, 0)]  # 34 // 15 = 2 for three arms would not do
-    with pytest.raises(UserError, match="33 arms needs 67 episodes, to play each once in each round, not 66: play fewer arms"):
+    assert schedule(17, 34) == [
+        (17, 1, 0),
+        (9, 1, 0),
+        (5, 1, 0),
+        (3, 1, 0),
+        (2, 0, 0),
+    ]  # 34 // 15 = 2 for three arms would not do
+    with pytest.raises(
+        UserError, match="33 arms needs 67 episodes, to play each once in each round, not 66: play fewer arms"
+    ):
         schedule(33, 66)
 
 
@@ -63,7 +80,14 @@ def test_halving_by_hand() -> None:
     assert search.pulls() == [(3, 0), (2, 0), (1, 0), (0, 0)]
     for arm, value in ((1, 7.0), (3, 5.0), (0, 7.0), (2, 7.0)):  # of the three 7s the two of the larger prior go on
         search.add(arm, 0, value)
-    assert search.pulls() == [(2, 1), (1, 1), (2, 2), (1, 2), (2, 3), (1, 3)]  # episode by episode: the same seeds for both
+    assert search.pulls() == [
+        (2, 1),
+        (1, 1),
+        (2, 2),
+        (1, 2),
+        (2, 3),
+        (1, 3),
+    ]  # episode by episode: the same seeds for both
     for arm, episode in search.pulls():
         search.add(arm, episode, 0.0 if arm == 2 else -0.5)
     assert search.pulls() == [] and search.played == 10

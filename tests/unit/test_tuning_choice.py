@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from offrl.errors import UserError
-from offrl.tuning.choice import calibrated, hypervolume, on_unit_axes, one_se, pareto_front, pooled_sd, ranking, setting_values
+from offrl.tuning.choice import (
+    calibrated,
+    hypervolume,
+    on_unit_axes,
+    one_se,
+    pareto_front,
+    pooled_sd,
+    ranking,
+    setting_values,
+)
 
 NAN = math.nan
 
@@ -17,9 +26,17 @@ NAN = math.nan
 def test_values_and_ranks_with_diverged_seeds() -> None:
     values = [[1.0, 3.0], [9.0, NAN], [NAN, NAN], [4.0, 2.0], [NAN, 11.0], [2.0, 2.0]]
     np.testing.assert_array_equal(setting_values(values), [2.0, NAN, NAN, 3.0, NAN, 2.0])
-    assert ranking(values) == [3, 0, 5, 4, 1]  # 2 is dropped; equal ones: the first; diverged ones last, the better one first
+    assert ranking(values) == [
+        3,
+        0,
+        5,
+        4,
+        1,
+    ]  # 2 is dropped; equal ones: the first; diverged ones last, the better one first
     five = [[1.0, 2.0, 3.0, 4.0, 99.0], [5.0, 5.0, 0.0, NAN, 5.0], [9.0, 9.0, NAN, NAN, NAN], [NAN] * 5]
-    np.testing.assert_array_equal(setting_values(five), [3.0, 5.0, NAN, NAN])  # medians, a diverged seed being the worst
+    np.testing.assert_array_equal(
+        setting_values(five), [3.0, 5.0, NAN, NAN]
+    )  # medians, a diverged seed being the worst
     assert ranking(five) == [1, 0, 2]
     six = [[1.0, 2.0, 3.0, 5.0, 6.0, 7.0], [1.0, 1.0, 1.0, NAN, NAN, NAN]]
     np.testing.assert_array_equal(setting_values(six), [4.0, NAN])
@@ -65,7 +82,9 @@ def test_bootstraps_add_their_spread() -> None:
     values, resampled = [[12.0], [11.5]], [[[10.0, 14.0]], [[9.0, 14.0]]]  # differences -1, 0: variance .5
     tie = one_se(values, caution=[0.0, 1.0], resampled=resampled)
     assert tie.errors == pytest.approx([0.0, math.sqrt(0.5)]) and tie.chosen == 1
-    assert one_se(values, caution=[0.0, 1.0], resampled=resampled, paired=False).errors[1] == pytest.approx(math.sqrt(8.0 + 12.5))
+    assert one_se(values, caution=[0.0, 1.0], resampled=resampled, paired=False).errors[1] == pytest.approx(
+        math.sqrt(8.0 + 12.5)
+    )
     # with seeds as well: seeds .13 as above; bootstraps of means over seeds: differences -.5 and .5, variance .5
     two = [[10.0, 12.0], [9.8, 11.6]]
     q = [[[10.0, 10.0], [12.0, 12.0]], [[10.0, 10.0], [11.0, 13.0]]]
@@ -82,7 +101,9 @@ def test_priors_by_least_squares() -> None:
     # returns 1, 3, 2 at 0, 1, 2: slope 1/2, mean 2; residuals -.5, 1, -.5, squares 1.5, one degree of freedom
     means, sd = calibrated([0.0, 1.0, 2.0, 10.0], [1.0, 3.0, 2.0, NAN])
     assert means == pytest.approx([1.5, 2.0, 2.5, 6.5]) and sd == pytest.approx(math.sqrt(1.5))
-    means, sd = calibrated([0.0, 1.0, 2.0, 10.0], [3.0, 1.0, 2.0, NAN])  # a slope of -1/2 says nothing: mean 2, squares 2
+    means, sd = calibrated(
+        [0.0, 1.0, 2.0, 10.0], [3.0, 1.0, 2.0, NAN]
+    )  # a slope of -1/2 says nothing: mean 2, squares 2
     assert means == pytest.approx([2.0] * 4) and sd == pytest.approx(math.sqrt(2.0))
     assert calibrated([1.0, 1.0, 1.0], [1.0, 2.0, 6.0])[0] == pytest.approx([3.0] * 3)
 

@@ -60,9 +60,14 @@ def test_two_settings_of_known_returns(rule: str) -> None:
     curve = regret_curve(returns, rule, n=[0, 2, 5], trials=400, resamples=20)
     assert curve.value[0] == pytest.approx(1.0, abs=0.2)  # drawn at random: 0 or 2, four standard errors
     assert curve.value[1:].tolist() == [0.0, 0.0]
-    assert regret_curve(returns, rule, n=[0], prior=[2.0, 1.0], trials=3, resamples=3).value[0] == pytest.approx(2.0)  # .4 of .9 - .7
+    assert regret_curve(returns, rule, n=[0], prior=[2.0, 1.0], trials=3, resamples=3).value[0] == pytest.approx(
+        2.0
+    )  # .4 of .9 - .7
     assert regret_curve(returns, rule, n=[0], prior=[math.nan, 1.0], trials=3, resamples=3).value[0] == 0.0
-    assert regret_curve([[1.0, 1.0]] * 3, rule, n=[0, 5], trials=3, resamples=3).value.tolist() == [0.0, 0.0]  # nothing to lose
+    assert regret_curve([[1.0, 1.0]] * 3, rule, n=[0, 5], trials=3, resamples=3).value.tolist() == [
+        0.0,
+        0.0,
+    ]  # nothing to lose
 
 
 def test_chance_is_one_and_a_perfect_judge_zero() -> None:
@@ -79,13 +84,17 @@ def test_chance_is_one_and_a_perfect_judge_zero() -> None:
 def test_paired_episodes_cancel_what_they_share() -> None:
     shared = 100.0 * RNG.standard_normal(30)
     returns = np.array([[0.0], [1.0]]) + shared
-    paired, alone = (regret_curve(returns, "uniform", n=[2, 10], paired=p, trials=400, resamples=3).value for p in (True, False))
+    paired, alone = (
+        regret_curve(returns, "uniform", n=[2, 10], paired=p, trials=400, resamples=3).value for p in (True, False)
+    )
     assert paired.tolist() == [0.0, 0.0] and alone.min() > 0.6
 
 
 def test_the_interval_is_about_settings_and_not_about_trials() -> None:
     returns = RNG.normal(size=(16, 1)) + RNG.normal(size=(16, 20))
-    few, many = (regret_curve(returns, "uniform", n=[5], prior=returns.mean(1), trials=t, resamples=100) for t in (200, 2000))
+    few, many = (
+        regret_curve(returns, "uniform", n=[5], prior=returns.mean(1), trials=t, resamples=100) for t in (200, 2000)
+    )
     width = [float(c.high[0] - c.low[0]) for c in (few, many)]
     assert width[1] > 0.5 * width[0] and few.low[0] <= few.value[0] <= few.high[0]
     again = regret_curve(returns, "uniform", n=[5], prior=returns.mean(1), trials=200, resamples=100)
@@ -95,7 +104,9 @@ def test_the_interval_is_about_settings_and_not_about_trials() -> None:
 
 def test_settings_and_episodes_are_drawn_again() -> None:
     truth = np.arange(16.0)
-    judge = regret_curve(truth[:, None], n=[0], prior=np.roll(truth, 3), trials=1, resamples=200)  # one return: only settings can vary
+    judge = regret_curve(
+        truth[:, None], n=[0], prior=np.roll(truth, 3), trials=1, resamples=200
+    )  # one return: only settings can vary
     assert judge.low[0] < judge.value[0] < judge.high[0]
     table = np.arange(12.0).reshape(3, 4)
     for paired in (True, False):
@@ -118,7 +129,11 @@ def test_kendall_by_hand() -> None:
     assert kendall([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(4 / 6)  # five pairs agree, one does not
     assert kendall([1, 2, 3, 4], [0, 0, 9, 9]) == pytest.approx(4 / math.sqrt(6 * 4))
     assert kendall([1, 2, 3], [3, 2, -math.inf]) == pytest.approx(-1.0)
-    assert math.isnan(kendall([1, 2], [3, 3])) and math.isnan(kendall([1], [1])) and math.isnan(kendall([1, 2], [1, math.nan]))
+    assert (
+        math.isnan(kendall([1, 2], [3, 3]))
+        and math.isnan(kendall([1], [1]))
+        and math.isnan(kendall([1, 2], [1, math.nan]))
+    )
 
 
 def test_quality_of_a_judge() -> None:
@@ -127,7 +142,9 @@ def test_quality_of_a_judge() -> None:
     for measure, best in (("spearman", 1.0), ("kendall", 1.0), ("regret@1", 0.0), ("regret@5", 0.0)):
         found = quality(returns, 3.0 * truth, measure, reps=200)
         assert (found.value, found.low, found.high) == (pytest.approx(best), pytest.approx(best), pytest.approx(best))
-    assert quality(returns + [-0.1, 0.1], truth, reps=200).low > 0.95  # a setting drawn twice with two truths has one estimate
+    assert (
+        quality(returns + [-0.1, 0.1], truth, reps=200).low > 0.95
+    )  # a setting drawn twice with two truths has one estimate
     noisy = truth + np.array([3, -2, 4, 0, -3, 1, -4, 2, 3, -1, 0, -2])
     found = quality(returns, noisy, reps=500)
     assert found.value == pytest.approx(spearman(truth, noisy)) and found.low < found.value < found.high < 1.0
@@ -165,7 +182,9 @@ def test_judges_against_one_another() -> None:
     returns = truth[:, None] + RNG.normal(0, 0.5, (20, 10))
     noise = RNG.permutation(20).astype(float)
     pairs = compare_judges(returns, {"fqe": truth, "td": -truth, "coin": noise, "same": truth}, reps=400)
-    assert [(p.first, p.second) for p in pairs][:3] == [("fqe", "td"), ("fqe", "coin"), ("fqe", "same")] and len(pairs) == 6
+    assert [(p.first, p.second) for p in pairs][:3] == [("fqe", "td"), ("fqe", "coin"), ("fqe", "same")] and len(
+        pairs
+    ) == 6
     by = {(p.first, p.second): p for p in pairs}
     assert by["fqe", "td"].p == pytest.approx(2 / 401) and by["fqe", "td"].adjusted == pytest.approx(12 / 401)
     assert by["fqe", "same"].p == 1.0 and by["fqe", "same"].difference.value == 0.0

@@ -1,4 +1,6 @@
-"""Files of strangers: nothing outside them is read, what they name must be there, and what they declare is held against what they hold."""
+"""Files of strangers: nothing outside them is read, what they name must be there, and what they declare is held against
+what they hold.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ def refused(name: Path | str, **settings: Any) -> str:
     return str(caught.value)
 
 
-# ----------------------------------------------------------------------------------------------------------- links, other files
+# ----------------------------------------------------------------------------------------------------------- links,
+# other files
 
 
 WAYS = pytest.mark.parametrize("way", [soft, external, through, external_storage, virtual])
@@ -107,7 +110,8 @@ def test_links_within_the_file_are_followed(tmp_path: Path) -> None:
     assert int(read_raw(str(tmp_path / "y.hdf5")).columns["truncations"].sum()) == 1
 
 
-# ----------------------------------------------------------------------------------------------------- more than the file holds
+# ----------------------------------------------------------------------------------------------------- more than the
+# file holds
 
 
 def test_rows_that_were_never_written_are_refused(tmp_path: Path) -> None:
@@ -152,7 +156,12 @@ def test_npz_that_declare_what_they_do_not_hold(tmp_path: Path, monkeypatch: pyt
 
 def test_json_lines_that_grow_without_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.jsonl.gz"
-    episode = {"turns": [{"obs": "a", "action": "b", "reward": 1.0}], "final_obs": None, "terminated": True, "truncated": False}
+    episode = {
+        "turns": [{"obs": "a", "action": "b", "reward": 1.0}],
+        "final_obs": None,
+        "terminated": True,
+        "truncated": False,
+    }
     path.write_bytes(gzip.compress((json.dumps(episode) + "\n").encode() * 100))
     assert len(load_dataset(str(path))) == 100
     monkeypatch.setattr("offrl.data.text.files.FREE", 1000)
@@ -196,7 +205,9 @@ def test_texts_that_declare_more_than_the_file_holds(tmp_path: Path, chunks: boo
     path.write_text(json.dumps(json.loads(path.read_text()) | {"action_space": text, "observation_space": text}))
     path = folder / "data" / "main_data.hdf5"
     with h5py.File(path, "a") as file:
-        for name, rows in [(f"episode_{k}/{c}", 10 + (c == "observations")) for k in range(3) for c in ("observations", "actions")]:
+        for name, rows in [
+            (f"episode_{k}/{c}", 10 + (c == "observations")) for k in range(3) for c in ("observations", "actions")
+        ]:
             del file[name]
             file.create_dataset(name, data=["a"] * rows, dtype=h5py.string_dtype(), chunks=chunks)
         item = file["episode_1/actions"].id
@@ -216,7 +227,8 @@ def test_flags_of_more_dimensions(tmp_path: Path) -> None:
     assert "'episode_ends' has shape [60, 2, 2]" in refused(path)
 
 
-# ------------------------------------------------------------------------------------------------------- no library has its say
+# ------------------------------------------------------------------------------------------------------- no library has
+# its say
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"chunks": (16,), "maxshape": (None,)}])
@@ -273,7 +285,9 @@ def test_strange_columns_are_named_with_their_episode(tmp_path: Path, strange: s
         kept = file[f"episode_1/{column}"][()]
         put(file, f"episode_1/{column}")
         file.close()
-        with pytest.raises(UserError, match=rf"episode_1.*{column}|{column}.*episode_1|episode_1' |episode_1 has no") as caught:
+        with pytest.raises(
+            UserError, match=rf"episode_1.*{column}|{column}.*episode_1|episode_1' |episode_1 has no"
+        ) as caught:
             load_dataset(str(folder))
         assert "\n" not in str(caught.value)
         with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
@@ -281,7 +295,11 @@ def test_strange_columns_are_named_with_their_episode(tmp_path: Path, strange: s
             file[f"episode_1/{column}"] = kept
     with h5py.File(path := tmp_path / "d3.h5", "w") as file:
         for episode in range(3):
-            for name, value in (("observations", np.zeros((10, 4))), ("actions", np.zeros((10, 2))), ("rewards", np.zeros((10, 1)))):
+            for name, value in (
+                ("observations", np.zeros((10, 4))),
+                ("actions", np.zeros((10, 2))),
+                ("rewards", np.zeros((10, 1))),
+            ):
                 file[f"{name}_{episode}"] = value
             file[f"terminated_{episode}"] = True
         put(file, "rewards_1")
@@ -316,7 +334,9 @@ def test_metadata_of_wrong_types(tmp_path: Path, change: dict[str, Any]) -> None
     path = folder / "data" / "metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     key = next(iter(change))
-    with pytest.raises(UserError, match="steps, as its metadata declare" if change.get(key) == 10**15 else rf"metadata.json.*{key}"):
+    with pytest.raises(
+        UserError, match="steps, as its metadata declare" if change.get(key) == 10**15 else rf"metadata.json.*{key}"
+    ):
         load_dataset(str(folder))
 
 
@@ -328,7 +348,8 @@ def test_faults_of_our_own_are_not_taken_for_the_files(tmp_path: Path) -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-# ------------------------------------------------------------------------------------------------------------------ what is meant
+# ------------------------------------------------------------------------------------------------------------------
+# what is meant
 
 
 @pytest.mark.parametrize(
@@ -354,7 +375,12 @@ def test_ends_that_may_mean_two_things(ends: Any, what: str) -> None:
 
 def test_ends_that_mean_one_thing() -> None:
     values = columns()
-    for ends in ([19, 39, 59], np.arange(N) % 20 == 19, (np.arange(N) % 20 == 19).astype(np.int64), np.float64([19, 39, 59])):
+    for ends in (
+        [19, 39, 59],
+        np.arange(N) % 20 == 19,
+        (np.arange(N) % 20 == 19).astype(np.int64),
+        np.float64([19, 39, 59]),
+    ):
         data = from_arrays(values["observations"], values["actions"], values["rewards"], episode_ends=ends)
         assert data.episode_end.tolist() == [20, 40, 60]
     with pytest.raises(UserError, match=r"flags \(one episode\), or row numbers \(two\)"):
@@ -365,7 +391,11 @@ def test_ids_that_come_again_are_noted(tmp_path: Path) -> None:
     values = {k: v for k, v in columns().items() if k not in ("terminals", "timeouts")}
     np.savez(tmp_path / "x.npz", **values, episode_ids=np.arange(N) % 6)
     notes = " ".join(load_dataset(str(tmp_path / "x.npz")).notes)
-    assert "6 ids stand in 60 runs" in notes and "the first that comes again does so at row 6" in notes and "or sort the rows" in notes
+    assert (
+        "6 ids stand in 60 runs" in notes
+        and "the first that comes again does so at row 6" in notes
+        and "or sort the rows" in notes
+    )
     np.savez(tmp_path / "y.npz", **values, episode_ids=np.repeat([5, 2, 9], 20))
     assert "ids" not in " ".join(load_dataset(str(tmp_path / "y.npz")).notes)
 
@@ -384,18 +414,20 @@ def test_flags_and_actions_that_are_none(tmp_path: Path) -> None:
         assert f"holds {value}, which is no number from 0 to 65535" in text and "numpy.unique" in text
 
 
-# ------------------------------------------------------------------------------------------------------------------------ Minari
+# --------------------------------------------------------------------------------------------------------------- Minari
 
 
 @pytest.mark.parametrize("encode", [False, True])
 def test_images_are_read_as_they_are_stored_whatever_the_metadata_say(tmp_path: Path, encode: bool) -> None:
-    """Minari 0.5 encodes images of 32 x 32 and more; smaller ones, and those of older versions, lie there as they are."""
+    """Minari 0.5 encodes images of 32 x 32 and more; smaller ones, and those of older versions, lie there as they
+    are.
+    """
     data = load_dataset(str(minari(tmp_path, (32, 32, 3) if encode else (8, 8, 3), "uint8", encode)))
     assert data.spec.observation_shape == ((32, 32, 3) if encode else (8, 8, 3))
     assert data.columns["observations"][data.episode_start].float().mean((1, 2, 3)).tolist() == [0.0, 20.0, 40.0]
 
 
-# ------------------------------------------------------------------------------------------------------ what the fuzzer has come upon
+# ---------------------------------------------------------------------------------------- what the fuzzer has come upon
 
 
 @pytest.mark.parametrize("key", ["rewards", "terminations"])
@@ -420,7 +452,13 @@ def test_an_episode_of_minari_without_rewards_is_not_dropped(tmp_path: Path) -> 
     assert "episode_1: 'actions' has shape [10, 2], expected [0, 2]" in refused(folder)
     with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:  # reset twice: no steps at all
         del file["episode_1"]
-        for key, shape in {"observations": (1, 4), "actions": (0, 2), "rewards": (0,), "terminations": (0,), "truncations": (0,)}.items():
+        for key, shape in {
+            "observations": (1, 4),
+            "actions": (0, 2),
+            "rewards": (0,),
+            "terminations": (0,),
+            "truncations": (0,),
+        }.items():
             file[f"episode_1/{key}"] = np.zeros(shape)
     assert len(load_dataset(str(folder))) == 20
 
@@ -444,7 +482,13 @@ def test_arrow_of_other_kinds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("form", "key"),
-    [("columns", "timeouts"), ("columns", "episode_ids"), ("d4rl", "timeouts"), ("padded", "terminals"), ("d3rlpy", "episode_terminals")],
+    [
+        ("columns", "timeouts"),
+        ("columns", "episode_ids"),
+        ("d4rl", "timeouts"),
+        ("padded", "terminals"),
+        ("d3rlpy", "episode_terminals"),
+    ],
 )
 def test_a_group_where_a_column_is_due(tmp_path: Path, form: str, key: str) -> None:
     with h5py.File(tmp_path / "x.hdf5", "w") as file:
@@ -471,7 +515,10 @@ def test_d3rlpys_ends_that_are_a_single_value(tmp_path: Path) -> None:
     ("change", "what"),
     [
         ({"final_observations": np.zeros((3, 2))}, "'final_observations' has shape [3, 2], 'observations' [60, 4]"),
-        ({"final_observations": np.full((3, 4), [[0.0], [-np.inf], [0.0]])}, "'final_observations' has infinite values in 1 row (first"),
+        (
+            {"final_observations": np.full((3, 4), [[0.0], [-np.inf], [0.0]])},
+            "'final_observations' has infinite values in 1 row (first",
+        ),
         ({"actions": np.zeros((N, 0))}, "'actions' has shape [60, 0]; it holds no numbers"),
         ({"episode_ends": np.zeros((N, 1, 1), bool)}, "episode_ends have shape [60, 1, 1]"),
         ({"episode_ids": np.zeros(0, int)}, "'episode_ids' has shape [0]; one value for each of 60 rows"),
@@ -498,15 +545,27 @@ def test_texts_of_minari_of_other_kinds(tmp_path: Path, change: dict[str, np.nda
     assert len(load_dataset(str(text_minari(tmp_path / "sound")))) == 1
     key = next(iter(change))
     due = "texts" if key == "actions" else "numbers"
-    assert f"episode_0: '{key}' holds" in (text := refused(text_minari(tmp_path, **change))) and f"a column of {due} is due" in text
+    assert (
+        f"episode_0: '{key}' holds" in (text := refused(text_minari(tmp_path, **change)))
+        and f"a column of {due} is due" in text
+    )
 
 
 def test_flags_of_text_minari_are_quoted(tmp_path: Path) -> None:
-    assert "'terminations' holds '7.0'; flags are 0 or 1" in refused(text_minari(tmp_path, terminations=np.full(1, 7.0)))
+    assert "'terminations' holds '7.0'; flags are 0 or 1" in refused(
+        text_minari(tmp_path, terminations=np.full(1, 7.0))
+    )
 
 
 @pytest.mark.parametrize(
-    "change", [{"columns": ["observations", {}]}, {"infos": None}, {"about": False}, {"unknown": [0.5]}, {"spec": {"name": 1, "x": 2}}]
+    "change",
+    [
+        {"columns": ["observations", {}]},
+        {"infos": None},
+        {"about": False},
+        {"unknown": [0.5]},
+        {"spec": {"name": 1, "x": 2}},
+    ],
 )
 def test_records_of_other_types(change: dict[str, Any]) -> None:
     """The checksum is right: `ValueError` is what readers take for a record to be left aside."""

@@ -68,7 +68,9 @@ def test_a_reward_just_before_the_cut_is_no_income() -> None:
 
 
 def test_income_that_begins_in_the_middle_of_an_episode() -> None:
-    """A door that stays open pays to the end of the episode and would go on: worth 10, and the start of the episode less."""
+    """A door that stays open pays to the end of the episode and would go on: worth 10, and the start of the episode
+    less.
+    """
     close(value_range(episodes([0.0] * 30 + [1.0] * 60, terminal=[False]), 0.9), 10 * 0.9**30, 10)
 
 
@@ -85,7 +87,9 @@ def test_every_row_against_a_plain_loop() -> None:
             rest, unknown = worth(rewards[t:]), discount ** len(rewards[t:])
             values.append(rest)
             if not terminal:
-                rate = (1 - unknown) * (rest / (1 - unknown)) + unknown * usual  # by itself as far as it is known, else as all
+                rate = (1 - unknown) * (
+                    rest / (1 - unknown)
+                ) + unknown * usual  # by itself as far as it is known, else as all
                 values.append(rest + unknown * rate)
     close(value_range(episodes(*lists, terminal=ends), discount), min(values), max(values))
 
@@ -97,7 +101,9 @@ def test_equal_rewards_and_sparse_ones() -> None:
     for reward in (0.0, 5.0, -1e4, 1e-6):  # one step, all the same
         low, high = value_range(episodes([reward], [reward], terminal=[True, True]), 0.99)
         assert low < reward < high and high - low <= 2.1 * max(1.0, abs(reward))
-    close(value_range(episodes([-1.0] * 400, terminal=[False]), 0.99), -100, -1)  # cut off too: the last row by itself is -1
+    close(
+        value_range(episodes([-1.0] * 400, terminal=[False]), 0.99), -100, -1
+    )  # cut off too: the last row by itself is -1
     low, high = value_range(episodes([1000.0], [1000.0 + 2**-10], terminal=[True, True]), 0.99)
     assert low < 1000 < high and high - low > 1, "bins of a width that float32 cannot tell apart"
 
@@ -142,7 +148,9 @@ def test_a_config_gets_the_range_once(name: str) -> None:
 
 def test_a_grid_of_discounts_shares_one_range_wide_enough_for_all() -> None:
     data = episodes([1.0] * 300, [-1.0] * 300, terminal=[False, False])
-    config = compose({"algo": "iql", "algo.value_head": "two_hot", "grid.discount": [0.9, 0.99, 0.5], "dataset": "builtin"})
+    config = compose(
+        {"algo": "iql", "algo.value_head": "two_hot", "grid.discount": [0.9, 0.99, 0.5], "dataset": "builtin"}
+    )
     fitted = fit(config, data)
     close(tuple(fitted.algo.value_range), -100, 100)
     assert fitted.algo.discount == config.algo.discount

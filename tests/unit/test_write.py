@@ -77,10 +77,14 @@ def example(case: str, seed: int = 0) -> RawData:
         raw.final_observations[~raw.final_known] = columns["observations"][last[~raw.final_known]]
     elif case == "next observations":
         columns["next_observations"] = successors
-    elif case == "shifted next observations":  # at a time-out the next episode's start, which nobody may take for the successor
+    elif (
+        case == "shifted next observations"
+    ):  # at a time-out the next episode's start, which nobody may take for the successor
         columns["next_observations"] = np.roll(columns["observations"], -1, 0)
     elif case == "rounded next observations":
-        columns["next_observations"] = successors + np.where(rng.random((rows, 1)) < 0.5, np.float32(1e-7), np.float32(0))
+        columns["next_observations"] = successors + np.where(
+            rng.random((rows, 1)) < 0.5, np.float32(1e-7), np.float32(0)
+        )
     elif case == "jump":
         columns["next_observations"] = successors
         columns["terminations"][last[2]] = columns["truncations"][last[2]] = False
@@ -119,7 +123,9 @@ def example(case: str, seed: int = 0) -> RawData:
         columns["rewards"] = columns["rewards"][:, None]
         columns["terminations"] = columns["terminations"].astype(np.int8)
     elif case == "task":
-        raw.task = Task("mine", "Hopper-v5", {"reset_noise_scale": 0.1}, None, 77, 1.5, 2.5, "ours", ("a", "b"), note="x")
+        raw.task = Task(
+            "mine", "Hopper-v5", {"reset_noise_scale": 0.1}, None, 77, 1.5, 2.5, "ours", ("a", "b"), note="x"
+        )
     elif case == "one row":
         raw.columns = {k: v[:1] for k, v in columns.items()}
     else:
@@ -128,10 +134,26 @@ def example(case: str, seed: int = 0) -> RawData:
 
 
 CASES = (
-    "plain", "finals", "some finals", "next observations", "shifted next observations", "rounded next observations", "jump", "cut",
-    "both flags", "terminations only", "ends only", "discrete", "images", "odd range", "unknown range", "more columns", "float64", "task",
+    "plain",
+    "finals",
+    "some finals",
+    "next observations",
+    "shifted next observations",
+    "rounded next observations",
+    "jump",
+    "cut",
+    "both flags",
+    "terminations only",
+    "ends only",
+    "discrete",
+    "images",
+    "odd range",
+    "unknown range",
+    "more columns",
+    "float64",
+    "task",
     "one row",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -154,7 +176,9 @@ def test_round_trip(seeds: range, case: str, form: str, tmp_path: Path, monkeypa
         # and from one form to the other, with everything
         infos = {k: k for k in raw.columns if k.startswith("infos/")}
         again = read_raw(str(path), DatasetConfig(fields=infos))
-        other = write_data(again, str(tmp_path / f"y{seed}.hdf5") if form == "minari" else f"ns/y-v{seed}", FORMS[form == "d4rl"])
+        other = write_data(
+            again, str(tmp_path / f"y{seed}.hdf5") if form == "minari" else f"ns/y-v{seed}", FORMS[form == "d4rl"]
+        )
         same(expected, load(other))
         back = read_raw(str(other), DatasetConfig(fields=infos))
         for name in infos:
@@ -163,24 +187,39 @@ def test_round_trip(seeds: range, case: str, form: str, tmp_path: Path, monkeypa
             np.testing.assert_array_equal(back.final_columns[name], values)
 
 
-# ------------------------------------------------------------------------------------------------ what others find in it
+# ------------------------------------------------------------------------------------------------ what others find in
+# it
 
 
 def test_d4rl_layout_is_what_d4rls_readers_expect(tmp_path: Path) -> None:
     raw = example("more columns")
     raw.final_observations = example("finals").final_observations
-    path = write_data(raw, tmp_path / "x.hdf5", "d4rl", {"env_id": "Hopper-v4", "algorithm": "SAC", "ref_min_score": 1, "ref_max_score": 9})
+    path = write_data(
+        raw,
+        tmp_path / "x.hdf5",
+        "d4rl",
+        {"env_id": "Hopper-v4", "algorithm": "SAC", "ref_min_score": 1, "ref_max_score": 9},
+    )
     with h5py.File(path) as file:
         keys: list[str] = []
         file.visititems(lambda name, item: keys.append(name) if isinstance(item, h5py.Dataset) else None)
         loose = [k for k in keys if "metadata" not in k]  # d4rl.sequence_dataset indexes all of them by row
         assert all(file[k].shape[0] == 60 for k in loose)
-        assert {"observations", "actions", "rewards", "terminals", "timeouts", "next_observations", "infos/qpos"} <= set(loose)
+        assert {
+            "observations",
+            "actions",
+            "rewards",
+            "terminals",
+            "timeouts",
+            "next_observations",
+            "infos/qpos",
+        } <= set(loose)
         assert file["observations"].dtype == file["rewards"].dtype == np.float32 and file["terminals"].dtype == bool
         assert file["metadata/env_id"][()] == b"Hopper-v4" and file["metadata/algorithm"][()] == b"SAC"
         assert (file.attrs["env_id"], file.attrs["ref_min_score"], file.attrs["ref_max_score"]) == ("Hopper-v4", 1, 9)
         data = {k: file[k][()] for k in loose}
-    # d4rl.qlearning_dataset in words: all rows but the last and those with a time-out, followed by the next row's observation
+    # d4rl.qlearning_dataset in words: all rows but the last and those with a time-out, followed by the next row's
+    # observation
     last = np.flatnonzero(data["terminals"] | data["timeouts"])
     following = np.concatenate([data["observations"][1:], data["observations"][:1]])
     following[last] = raw.final_observations
@@ -190,7 +229,9 @@ def test_d4rl_layout_is_what_d4rls_readers_expect(tmp_path: Path) -> None:
     assert task is not None and (task.env_id, task.ref_min, task.ref_max) == ("Hopper-v4", 1.0, 9.0)
 
 
-def test_an_older_offrl_or_an_edited_record_leaves_a_readable_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_older_offrl_or_an_edited_record_leaves_a_readable_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_data(example("cut"), tmp_path / "x.hdf5", "d4rl")
     with h5py.File(path, "r+") as file:
         del file["metadata/offrl"]
@@ -249,7 +290,9 @@ def test_a_damaged_record_is_no_traceback(form: str, tmp_path: Path, capsys: pyt
             capsys.readouterr()
             data = load(path)
             message = capsys.readouterr().err
-            assert len(data) == 60 and data.spec.task is not None and data.spec.task.env_id == "Hopper-v5"  # the layout says so as well
+            assert (
+                len(data) == 60 and data.spec.task is not None and data.spec.task.env_id == "Hopper-v5"
+            )  # the layout says so as well
             assert "read by its layout alone" in message and message.count("\n") <= 3, (key, value, message)
 
 
@@ -270,7 +313,9 @@ def test_minari_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         rows = slice(start, stop)
         assert len(episode.observations) == len(episode.rewards) + 1 == stop - start + 1
         np.testing.assert_array_equal(episode.observations[:-1], raw.columns["observations"][rows])
-        np.testing.assert_array_equal(episode.observations[-1], raw.columns["observations"][stop - 1])  # unknown: the last one again
+        np.testing.assert_array_equal(
+            episode.observations[-1], raw.columns["observations"][stop - 1]
+        )  # unknown: the last one again
         for key in ("actions", "rewards", "terminations", "truncations"):
             np.testing.assert_array_equal(getattr(episode, key), raw.columns[key][rows])
         np.testing.assert_array_equal(episode.infos["qpos"][:-1], raw.columns["infos/qpos"][rows])
@@ -280,12 +325,19 @@ def test_minari_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert data.env_spec.id == data.recover_environment().spec.id == "Hopper-v5"
     assert minari.get_normalized_score(data, np.array([60.0])).tolist() == [0.5]
     meta = data.storage.metadata
-    assert (meta["author"], meta["author_email"], meta["algorithm_name"], meta["seeds"]) == ({"A. Person"}, {"a@b.c"}, "SAC", [1, 2])
+    assert (meta["author"], meta["author_email"], meta["algorithm_name"], meta["seeds"]) == (
+        {"A. Person"},
+        {"a@b.c"},
+        "SAC",
+        [1, 2],
+    )
     assert meta["minari_version"] == minari.__version__ and meta["requirements"] == ["mujoco>=3"]
     assert list(minari.list_local_datasets()) == ["deep/name/hop-v3"]
     half = data.filter_episodes(lambda e: bool(e.terminations[-1]))
     assert half.total_episodes == int(raw.columns["terminations"].sum())
-    both = minari.combine_datasets([data, minari.load_dataset("deep/name/hop-v3")], "both-v0")  # Minari can copy and extend it
+    both = minari.combine_datasets(
+        [data, minari.load_dataset("deep/name/hop-v3")], "both-v0"
+    )  # Minari can copy and extend it
     assert both.total_steps == 120 and len(load(tmp_path / "both-v0")) == 120
 
 
@@ -321,7 +373,11 @@ def test_dict_observations_become_a_dict_again(tmp_path: Path, monkeypatch: pyte
     ]
     with pytest.warns(UserWarning):
         minari.create_dataset_from_buffers(
-            "goal-v0", episodes, observation_space=spaces.Dict(boxes), action_space=spaces.Box(-1, 1, (2,), np.float32), author={"x"}
+            "goal-v0",
+            episodes,
+            observation_space=spaces.Dict(boxes),
+            action_space=spaces.Box(-1, 1, (2,), np.float32),
+            author={"x"},
         )
     first = load(tmp_path / "goal-v0")
     fields = {"infos/success": "infos/success"}
@@ -372,8 +428,13 @@ def test_infos_of_arrow_data_sets_are_found(kind: str, tmp_path: Path, monkeypat
         minari.create_dataset_from_buffers("a-v0", buffers, observation_space=box, action_space=box, data_format=kind)
     raw = read_whole(DatasetConfig(name="a-v0"), Memory())
     assert sorted(k for k in raw.columns if k.startswith("infos")) == ["infos/deep/x", "infos/success"]
-    assert raw.columns["infos/success"].reshape(-1).tolist() == [False, True, False] * 2  # Arrow datasets keep one number as [T, 1]
-    assert raw.columns["infos/deep/x"][3].tolist() == [1.0, 2.0] and raw.final_columns["infos/deep/x"].tolist() == [[6, 7], [7, 8]]
+    assert (
+        raw.columns["infos/success"].reshape(-1).tolist() == [False, True, False] * 2
+    )  # Arrow datasets keep one number as [T, 1]
+    assert raw.columns["infos/deep/x"][3].tolist() == [1.0, 2.0] and raw.final_columns["infos/deep/x"].tolist() == [
+        [6, 7],
+        [7, 8],
+    ]
 
 
 def test_columns_in_files_are_written_block_by_block(tmp_path: Path) -> None:
@@ -388,7 +449,8 @@ def test_columns_in_files_are_written_block_by_block(tmp_path: Path) -> None:
     memory.discard()
 
 
-# ----------------------------------------------------------------------------------------------------------------- faults
+# -----------------------------------------------------------------------------------------------------------------
+# faults
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -439,7 +501,9 @@ def test_bad_targets_and_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_full_disk_is_one_message_and_leaves_what_was_there(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_message_and_leaves_what_was_there(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "sub" / ("x.hdf5" if form == "d4rl" else "x-v0")
     room = 3000
     write = sink.write_at
@@ -481,7 +545,9 @@ def test_hdf5_survives_a_disk_that_fills_up_at_any_byte(
         with h5py.File(held, "w") as file:
             for i in range(50):
                 file[f"group_{i}/values"] = np.arange(100.0) + i
-            np.testing.assert_array_equal(file["group_7/values"][()], np.arange(100.0) + 7)  # its memory stands in for the disk
+            np.testing.assert_array_equal(
+                file["group_7/values"][()], np.arange(100.0) + 7
+            )  # its memory stands in for the disk
         with pytest.raises(OSError, match="No space left"):
             held.check()
         held.close()
@@ -489,7 +555,9 @@ def test_hdf5_survives_a_disk_that_fills_up_at_any_byte(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_differs_when_read_back_is_not_put_in_place(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_differs_when_read_back_is_not_put_in_place(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = sink.write_at
     marker = np.float32(1234.5).tobytes()
 
@@ -507,7 +575,9 @@ def test_what_differs_when_read_back_is_not_put_in_place(form: str, tmp_path: Pa
 
 @pytest.mark.usefixtures("heeds_signals")
 @pytest.mark.parametrize("form", FORMS)
-def test_ctrl_c_leaves_nothing(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_leaves_nothing(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     write, calls = sink.write_at, 0
 
     def stop(*arguments: Any) -> int:
@@ -550,13 +620,23 @@ def test_kill_leaves_nothing_in_place(tmp_path: Path) -> None:
 
 def test_what_the_metadata_say(tmp_path: Path) -> None:
     """`about` comes back from either form, and a task's environment, kwargs and reference scores are the file's."""
-    about = {"author": ["x", "y"], "description": "d", "recipe": {"steps": 3}, "env_id": "Pendulum-v1", "env_kwargs": {"g": 9.0}}
+    about = {
+        "author": ["x", "y"],
+        "description": "d",
+        "recipe": {"steps": 3},
+        "env_id": "Pendulum-v1",
+        "env_kwargs": {"g": 9.0},
+    }
     for form, name in (("d4rl", "x.hdf5"), ("minari", "x-v0")):
         raw = example("plain")
         raw.columns["actions"] = raw.columns["actions"][:, :1].copy()
         path = write_data(raw, tmp_path / name, form, about)
         again = read_raw(str(path))
-        assert again.about["author"] == ["x", "y"] and again.about["recipe"] == {"steps": 3} and again.about["description"] == "d"
+        assert (
+            again.about["author"] == ["x", "y"]
+            and again.about["recipe"] == {"steps": 3}
+            and again.about["description"] == "d"
+        )
         assert again.task is not None and again.task.env_id == "Pendulum-v1" and again.task.env_kwargs == {"g": 9.0}
     spec = json.loads(json.loads((tmp_path / "x-v0" / "data" / "metadata.json").read_text())["env_spec"])
     assert spec["id"] == "Pendulum-v1" and spec["kwargs"] == {"g": 9.0} and spec["max_episode_steps"] == 200

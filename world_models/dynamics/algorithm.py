@@ -1,4 +1,6 @@
-"""Training an ensemble of dynamics models on a dataset, with early stopping for each member (as PETS, MBPO and MOPO do)."""
+"""Training an ensemble of dynamics models on a dataset, with early stopping for each member (as PETS, MBPO and MOPO
+do).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ SHORTEST_EPOCH = 250  # updates: after fewer a model of few data is not yet to b
 def member_losses(raw: ensemble.Raw, batch: Batch, loss: str = "likelihood") -> Tensor:
     """The loss of each member, without decay and bounds, [E].
 
-    batch: "targets", "ending" and, where errors are weighted, "scale", and where some rows lack a next observation, "known".
+    batch: "targets", "ending" and, where errors are weighted, "scale", and where some rows lack a next observation,
+    "known".
     """
     if loss == "likelihood":
         each = ensemble.gaussian_loss(raw.mean, raw.log_var, batch["targets"], batch.get("known"))
@@ -44,14 +47,17 @@ def member_losses(raw: ensemble.Raw, batch: Batch, loss: str = "likelihood") -> 
         each = ensemble.squared_loss(raw.mean, batch["targets"], batch.get("scale"), batch.get("known"))
     if raw.ending is None:
         return each
-    return each + (nn.functional.softplus(raw.ending) - batch["ending"] * raw.ending).mean(-1)  # cross-entropy of a logit
+    return each + (nn.functional.softplus(raw.ending) - batch["ending"] * raw.ending).mean(
+        -1
+    )  # cross-entropy of a logit
 
 
 class Dynamics(Algorithm):
     """An ensemble that predicts the next observation and the reward. Module "dynamics".
 
-    Every member has a bootstrap sample of the training rows of its own, drawn once, and goes through it in a new order in each epoch. After
-    an epoch the held-out error of each member is looked at: a member that got better is remembered as it is then.
+    Every member has a bootstrap sample of the training rows of its own, drawn once, and goes through it in a new order
+    in each epoch. After an epoch the held-out error of each member is looked at: a member that got better is remembered
+    as it is then.
     """
 
     Config = DynamicsSettings
@@ -63,10 +69,15 @@ class Dynamics(Algorithm):
         algo = config.algo
         if algo.loss == "value_gradient":
             if not algo.value_run:
-                raise UserError("loss=value_gradient weighs errors by the values of a trained agent: name its run, algo.value_run=runs/...")
+                raise UserError(
+                    "loss=value_gradient weighs errors by the values of a trained agent: name its run, "
+                    "algo.value_run=runs/..."
+                )
             return {"value_run": value_gradient.required()}
         if algo.value_run:
-            raise UserError(f"algo.value_run={algo.value_run} weighs errors where algo.loss=value_gradient, and it is {algo.loss}")
+            raise UserError(
+                f"algo.value_run={algo.value_run} weighs errors where algo.loss=value_gradient, and it is {algo.loss}"
+            )
         return {}
 
     @classmethod
@@ -84,7 +95,8 @@ class Dynamics(Algorithm):
             options = registry.names(kind)
             if name != "learned" and name not in options:
                 raise UserError(
-                    f"algo.{kind}={name} is not known.{nearest(name, ['learned', 'auto', *options])} Known: {', '.join(options)}"
+                    f"algo.{kind}={name} is not known.{nearest(name, ['learned', 'auto', *options])} Known: "
+                    f"{', '.join(options)}"
                 )
         epoch = config.epoch or max(SHORTEST_EPOCH, -(-len(split(dataset, config).train) // config.batch_size))
         elites = min(config.elites, config.members)
@@ -96,7 +108,8 @@ class Dynamics(Algorithm):
         self.model = WorldModel(self.config, self.spec)
         if self.config.termination == "learned":
             self.runtime.notes = (
-                f"no rule for when {self.spec.name or 'this environment'} ends is known: the model learns it from the data",
+                f"no rule for when {self.spec.name or 'this environment'} ends is known: the model learns it from the "
+                "data",
             )
         self.decay = ensemble.decay_of_layers(self.config.weight_decay, len(self.config.hidden) + 1)
         return {"dynamics": self.model.build()}
@@ -116,7 +129,9 @@ class Dynamics(Algorithm):
             "ending": dataset.columns["terminations"][rows].float(),
         }
         if self.config.loss == "value_gradient":
-            columns["scale"] = value_gradient.weights(self.pretrained["value_run"], dataset, rows, self.config.value_quantile)
+            columns["scale"] = value_gradient.weights(
+                self.pretrained["value_run"], dataset, rows, self.config.value_quantile
+            )
         return columns
 
     def extra(self, params: dict[str, Params]) -> Tree:
@@ -165,7 +180,9 @@ class Dynamics(Algorithm):
         assert self.config.epoch is not None, "fit_config finds the length of an epoch"
         return int(self.config.epoch)
 
-    def refresh(self, state: TrainState, source: DynamicsSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(
+        self, state: TrainState, source: DynamicsSource, key: Tensor, *, step: int
+    ) -> tuple[TrainState, Metrics]:
         if step == 0:
             # clones: under vmap what comes out must not be what all replicas share
             return state._replace(extra={**state.extra, "mean": source.mean.clone(), "std": source.std.clone()}), {}
@@ -176,13 +193,17 @@ class Dynamics(Algorithm):
         c, extra, params, held = self.config, state.extra, state.params["dynamics"], source.held
         raw = self.model.raw(params, extra, held["inputs"])
         error = ensemble.squared_loss(raw.mean, held["targets"], held.get("scale"))  # [E]
-        spread = (0.5 * raw.log_var).exp().mean((-2, -1)) / held["targets"].std(0, unbiased=False).mean().clamp(min=1e-12)
+        spread = (0.5 * raw.log_var).exp().mean((-2, -1)) / held["targets"].std(0, unbiased=False).mean().clamp(
+            min=1e-12
+        )
         error = torch.where((spread < EXPLODED) | (not self.model.learns_variance), error, torch.nan)
         old, going = extra["error"], ~self.finished(state)
         better = torch.isfinite(error) & (old.isinf() | ((old - error) / old > c.tolerance)) & going
         best = {}
         for name, value in params.items():
-            keep = better.view(-1, *[1] * (value.ndim - 1)) if name.startswith("net.") else going  # the bounds are those of the end
+            keep = (
+                better.view(-1, *[1] * (value.ndim - 1)) if name.startswith("net.") else going
+            )  # the bounds are those of the end
             best[name] = torch.where(keep, value, extra["best"][name])
         new = {
             **extra,
@@ -196,7 +217,10 @@ class Dynamics(Algorithm):
             "dynamics/epochs": new["epochs"].float(),
         }
         metrics["dynamics/held-out loss"] = self.likelihood(params, state, held).mean()
-        return state._replace(extra=new), {**metrics, **{self._of("held-out error", e): x for e, x in enumerate(error.unbind())}}
+        return state._replace(extra=new), {
+            **metrics,
+            **{self._of("held-out error", e): x for e, x in enumerate(error.unbind())},
+        }
 
     def finished(self, state: TrainState) -> Tensor:
         c, extra = self.config, state.extra
@@ -206,7 +230,9 @@ class Dynamics(Algorithm):
     # ---- what a run leaves
 
     def tree(self, state: TrainState) -> Tree:
-        """The model of one replica as `WorldModel` takes it, without what the data add; of the last epoch where none was looked at."""
+        """The model of one replica as `WorldModel` takes it, without what the data add; of the last epoch where none
+        was looked at.
+        """
         extra = state.extra
         looked = bool(torch.isfinite(extra["error"]).any())
         return {
@@ -218,19 +244,28 @@ class Dynamics(Algorithm):
 
     trains_model = True
 
-    def save_models(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
+    def save_models(
+        self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool
+    ) -> None:
         """See `offrl.world_models.model.ModelTrainer`."""
         parts = split(dataset, self.config)
         for i, replica in enumerate(replicas):
             path = run_dir / FOLDER / f"{replica.name}.safetensors"
             one = select(state, i)
             saved = load(path) if path.exists() else None
-            if saved is not None and saved.meta["updates"] == int(one.step):  # policies may have learnt in this very file
+            if saved is not None and saved.meta["updates"] == int(
+                one.step
+            ):  # policies may have learnt in this very file
                 continue
             if int(one.step) and not torch.isfinite(one.extra["error"]).any():  # shorter than an epoch
                 source = self.sampler().prepare(dataset)
                 one = self.review(one, source)[0]
-            tree = {**self.tree(one), **data_range(dataset), **starts.sample(self.model, dataset), "scale": torch.ones(self.model.out_dim)}
+            tree = {
+                **self.tree(one),
+                **data_range(dataset),
+                **starts.sample(self.model, dataset),
+                "scale": torch.ones(self.model.out_dim),
+            }
             tree["scale"] = quality.scales(self.model, tree, dataset, parts.held)
             tree["levels"] = quality.levels(self.model, tree, dataset, parts.held)
             meta = {
@@ -249,6 +284,8 @@ def rebuilt(config: Mapping[str, Any], spec: DataSpec) -> WorldModel:
     """The model that a file describes. Raises UserError where its settings are another version's."""
     known = {f.name for f in dataclasses.fields(DynamicsSettings)}
     if strange := sorted(set(config) - known):
-        raise UserError(f"the model has a setting '{strange[0]}' that this version of offrl does not know; upgrade offrl")
+        raise UserError(
+            f"the model has a setting '{strange[0]}' that this version of offrl does not know; upgrade offrl"
+        )
     check_types(DynamicsSettings, config, "the model")
     return WorldModel(DynamicsSettings(**config), spec)

@@ -25,11 +25,14 @@ class Split:
     train: Tensor  # [n] rows
     held: Tensor  # [h] rows for early stopping
     test: Tensor  # [T] episodes for the report
-    ends: Tensor  # [e] rows of terminals whose next observation the data lack: of their rewards, and that they end, is learnt
+    # [e] rows of terminals whose next observation the data lack: of their rewards, and that they end, is learnt
+    ends: Tensor
 
 
 def split(dataset: Dataset, config: DynamicsSettings) -> Split:
-    """Whole episodes for the report, random rows for early stopping, and the rest. Raises UserError where too little is left."""
+    """Whole episodes for the report, random rows for early stopping, and the rest. Raises UserError where too little is
+    left.
+    """
     rows = dataset.transition_rows()
     known = dataset.columns["successor_known"][rows]
     rows, ends = rows[known], rows[~known]
@@ -38,10 +41,13 @@ def split(dataset: Dataset, config: DynamicsSettings) -> Split:
     if config.test_share > 0.0 and dataset.num_episodes >= FEW_EPISODES:
         count = max(1, int(config.test_share * dataset.num_episodes))
         test = torch.from_numpy(np.sort(draw.permutation(dataset.num_episodes)[:count]))
-        rows, ends = (x[~torch.isin(torch.searchsorted(dataset.episode_start, x, right=True) - 1, test)] for x in (rows, ends))
+        rows, ends = (
+            x[~torch.isin(torch.searchsorted(dataset.episode_start, x, right=True) - 1, test)] for x in (rows, ends)
+        )
     if len(rows) < 2:
         raise UserError(
-            f"{dataset.spec.name} has {len(rows)} transition(s) whose next observation is known: too few to learn its dynamics from"
+            f"{dataset.spec.name} has {len(rows)} transition(s) whose next observation is known: too few to learn its "
+            "dynamics from"
         )
     held = max(1, min(len(rows) // 5, config.held_out))
     shuffled = rows[torch.from_numpy(draw.permutation(len(rows)))]
@@ -61,7 +67,9 @@ class DynamicsSource:
 
 def targets(dataset: Dataset, rows: Tensor, delta: bool) -> Tensor:
     """[R, D]: the change of the observation (or the next one), then the reward."""
-    flat = {n: dataset.columns[n].reshape(len(dataset), -1)[rows].float() for n in ("observations", "next_observations")}
+    flat = {
+        n: dataset.columns[n].reshape(len(dataset), -1)[rows].float() for n in ("observations", "next_observations")
+    }
     following = flat["next_observations"] - flat["observations"] if delta else flat["next_observations"]
     return torch.cat([following, dataset.columns["rewards"][rows].unsqueeze(-1)], -1)
 
@@ -76,7 +84,8 @@ class DynamicsSampler:
     def prepare(self, dataset: Dataset) -> DynamicsSource:
         if dataset.mapped:
             raise UserError(
-                f"{dataset.spec.name}: a model's data must fit in memory; raise dataset.memory_limit, or take dataset.max_episodes"
+                f"{dataset.spec.name}: a model's data must fit in memory; raise dataset.memory_limit, or take "
+                "dataset.max_episodes"
             )
         parts = split(dataset.to("cpu"), self.config)
         device = dataset.columns["rewards"].device

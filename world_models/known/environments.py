@@ -1,7 +1,8 @@
-"""Recognition of the environment that a dataset comes from, as far as a known termination or reward needs it: `identify`.
+"""Recognition of the environment that a dataset comes from, as far as a known termination or reward needs it:
+`identify`.
 
-A wrong function is worse than none, for a model can learn both. So every size and setting that is given must be the one for which the
-function is known to hold; an unknown setting is taken for one that matters.
+A wrong function is worse than none, for a model can learn both. So every size and setting that is given must be the one
+for which the function is known to hold; an unknown setting is taken for one that matters.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from offrl.tasks import task as tasks
 from offrl.tasks.task import Task
 
 T = TypeVar("T")
-OWN: dict[str, set[str]] = {"termination": set(), "reward": set()}  # offrl's names, which a dataset may carry by chance ("ant.hdf5")
+OWN: dict[str, set[str]] = {
+    "termination": set(),
+    "reward": set(),
+}  # offrl's names, which a dataset may carry by chance ("ant.hdf5")
 
-# Settings of Gymnasium's environments that change neither an end, nor a reward, nor the place of an observation's entry; and those that
-# change rewards or what comes after the entries that the functions read
+# Settings of Gymnasium's environments that change neither an end, nor a reward, nor the place of an observation's
+# entry; and those that change rewards or what comes after the entries that the functions read
 _NEUTRAL = """render_mode width height camera_id camera_name default_camera_config max_geom visual_options max_episode_steps
-    reset_noise_scale disable_env_checker frame_skip g main_body"""
+    reset_noise_scale disable_env_checker frame_skip g main_body"""  # noqa: E501
 _PAY = """forward_reward_weight ctrl_cost_weight healthy_reward contact_cost_weight contact_force_range contact_cost_range
     use_contact_forces reward_dist_weight reward_control_weight reward_near_weight uph_cost_weight impact_cost_weight impact_cost_range
     sutton_barto_reward include_cfrc_ext_in_observation include_cinert_in_observation include_cvel_in_observation
-    include_qfrc_actuator_in_observation"""
+    include_qfrc_actuator_in_observation"""  # noqa: E501
 NEUTRAL, PAY = frozenset(_NEUTRAL.split()), frozenset(_PAY.split())
 
 
@@ -42,11 +46,15 @@ def known(kind: str, name: str) -> Callable[[T], T]:
 
 @dataclass(frozen=True)
 class Family:
-    """Environments that end by one rule, and what must hold for it to be theirs. `termination`, `reward`: names of functions."""
+    """Environments that end by one rule, and what must hold for it to be theirs. `termination`, `reward`: names of
+    functions.
+    """
 
     ids: str  # a regular expression: the environment's id without its version
     termination: str
-    observations: tuple[int, ...] = ()  # sizes of the flat observation for which the rule's entries are in their places; (): any
+    observations: tuple[
+        int, ...
+    ] = ()  # sizes of the flat observation for which the rule's entries are in their places; (): any
     actions: int = 0  # how many; 0: any
     choices: int = 0  # of a discrete action
     settings: Mapping[str, Any] = field(default_factory=dict)  # that must have these values where they are given
@@ -67,13 +75,33 @@ _CAR = "mountain_car_continuous"
 FAMILIES = (
     _robot("HalfCheetah", (17,), 6, ("half_cheetah.xml",)),
     _robot("Hopper", (11,), 3, ("hopper.xml",), **_HOPPER),
-    _robot("Walker2d", (17,), 6, ("walker2d.xml", "walker2d_v5.xml"), healthy_z_range=(0.8, 2.0), healthy_angle_range=(-1, 1)),
+    _robot(
+        "Walker2d",
+        (17,),
+        6,
+        ("walker2d.xml", "walker2d_v5.xml"),
+        healthy_z_range=(0.8, 2.0),
+        healthy_angle_range=(-1, 1),
+    ),
     # with and without the forces: 27 numbers, 84 more (v2, D4RL), 78 more (v5)
     _robot("Ant", (27, 111, 105), 8, ("ant.xml",), healthy_z_range=(0.2, 1.0)),
     _robot("Humanoid", (376, 348), 17, ("humanoid.xml",), healthy_z_range=(1.0, 2.0)),
     Family("offrl/D4RL-Ant", "ant", (111,), 8),
-    Family("InvertedPendulum", "inverted_pendulum", (4,), 1, settings={"xml_file": ("inverted_pendulum.xml",)}, reward="inverted_pendulum"),
-    Family("InvertedDoublePendulum", "inverted_double_pendulum", (11, 9), 1, settings={"xml_file": ("inverted_double_pendulum.xml",)}),
+    Family(
+        "InvertedPendulum",
+        "inverted_pendulum",
+        (4,),
+        1,
+        settings={"xml_file": ("inverted_pendulum.xml",)},
+        reward="inverted_pendulum",
+    ),
+    Family(
+        "InvertedDoublePendulum",
+        "inverted_double_pendulum",
+        (11, 9),
+        1,
+        settings={"xml_file": ("inverted_double_pendulum.xml",)},
+    ),
     Family("Swimmer", "swimmer", any_setting=True),
     Family("Reacher", "reacher", (11, 10), 2, any_setting=True, reward="reacher"),
     Family("Pusher", "pusher", (23,), 7, any_setting=True, reward="pusher"),
@@ -91,20 +119,27 @@ FAMILIES = (
     Family("(PointMaze|AntMaze)_.*", "never", settings={"continuing_task": True}, any_setting=True),
     Family("Fetch(Reach|Push|Slide|PickAndPlace)(Dense)?", "never", any_setting=True),
     Family("HandReach(Dense)?|HandManipulate.*", "never", any_setting=True),
-    # NeoRL-2, after its package's neorl2/envs. Not here: Simglucose ends by a blood value that it observes with noise; SafetyHalfCheetah's
-    # environment never ends while the function beside it does
+    # NeoRL-2, after its package's neorl2/envs. Not here: Simglucose ends by a blood value that it observes with noise;
+    # SafetyHalfCheetah's environment never ends while the function beside it does
     Family("RandomFrictionHopper", "random_friction_hopper", (13,), 3, any_setting=True, versioned=False),
     Family("RocketRecovery", "rocket_recovery", (7,), 2, any_setting=True, versioned=False),
     Family("Pipeline", "never", (52,), 1, any_setting=True, versioned=False),
     Family("DMSD", "never", (6,), 2, any_setting=True, versioned=False),
     Family("Fusion", "never", (15,), 6, any_setting=True, versioned=False),
-)  # fmt: skip
+)
 CHANGED = ("inverted_pendulum", "reacher", "pusher")  # rewards that Gymnasium's v5 changed
 NEWEST = 5  # version of Gymnasium's robots: a later one may end otherwise
-_MODULES = ("", "gymnasium", "gymnasium_robotics", "neorl2")  # and offrl's own; another module's Hopper-v4 can be anything
+_MODULES = (
+    "",
+    "gymnasium",
+    "gymnasium_robotics",
+    "neorl2",
+)  # and offrl's own; another module's Hopper-v4 can be anything
 _ID = re.compile(r"(?:(?P<module>[\w.]+):)?(?P<stem>[\w/-]+?)(?:-v(?P<version>\d+))?")
 _MINARI = re.compile(r"mujoco/(\w+)/\w+-v\d+")  # their environments are Gymnasium's v5
-_WRAPPED = re.compile(r"wrappers.*\b(?!FlattenObs)\w*(Observation|VecNormalize)")  # in a task's note: seen through one that may rescale
+_WRAPPED = re.compile(
+    r"wrappers.*\b(?!FlattenObs)\w*(Observation|VecNormalize)"
+)  # in a task's note: seen through one that may rescale
 _PAID = re.compile(r"wrappers.*Reward")  # or whose rewards were changed
 
 
@@ -124,10 +159,11 @@ class Environment:
 
 
 def identify(what: DataSpec | Task | str | None) -> Environment | None:
-    """The environment that a dataset (its spec or its task), an environment's id or a dataset's name stands for, or None.
+    """The environment that a dataset (its spec or its task), an environment's id or a dataset's name stands for, or
+    None.
 
-    None also where observations or actions have other sizes than the environment's, or were recorded through a wrapper that changes them.
-    """
+    None also where observations or actions have other sizes than the environment's, or were recorded through a wrapper
+    that changes them."""
     spec = what if isinstance(what, DataSpec) else None
     task = task_of(what)
     if task is None or task.env_factory is not None or _WRAPPED.search(task.note):
@@ -150,11 +186,12 @@ def identify(what: DataSpec | Task | str | None) -> Environment | None:
 
 
 def find(what: DataSpec | Task | str | None, kind: str = "termination") -> str | None:
-    """The name of the registered function of a dataset's environment, or None where none is known to hold. `kind`: or "reward".
+    """The name of the registered function of a dataset's environment, or None where none is known to hold. `kind`: or
+    "reward".
 
-    `what`: a dataset's spec (which also gives the sizes to check), a task, an environment's id or a dataset's name. A function that was
-    registered under the environment's id or the dataset's name, by a user or plugin, comes first. A reward's function gives the
-    environment's own reward, before any scale or shift of the data's.
+    `what`: a dataset's spec (which also gives the sizes to check), a task, an environment's id or a dataset's name. A
+    function that was registered under the environment's id or the dataset's name, by a user or plugin, comes first. A
+    reward's function gives the environment's own reward, before any scale or shift of the data's.
     """
     registered = _registered(what, kind)
     if registered is not None:
@@ -188,12 +225,15 @@ def _agree(given: Mapping[str, Any], family: Family, free: frozenset[str]) -> bo
 
 
 def raw_transitions(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(observations [N, *O], actions [N, A] or int64 [N], next observations [N, *O]) of `rows`, int64 [N], in the environment's units."""
+    """(observations [N, *O], actions [N, A] or int64 [N], next observations [N, *O]) of `rows`, int64 [N], in the
+    environment's units.
+    """
     spec, columns = dataset.spec, dataset.columns
     states, after, actions = (columns[k][rows] for k in ("observations", "next_observations", "actions"))
     if spec.observation_mean is not None and spec.observation_std is not None:
         mean, std = (
-            torch.tensor(v, device=states.device).reshape(spec.observation_shape) for v in (spec.observation_mean, spec.observation_std)
+            torch.tensor(v, device=states.device).reshape(spec.observation_shape)
+            for v in (spec.observation_mean, spec.observation_std)
         )
         states, after = states * std + mean, after * std + mean
     if not spec.discrete and spec.action_low:
@@ -222,7 +262,9 @@ def _fits(family: Family, spec: DataSpec | None, task: Task) -> bool:
 
 
 def _same(value: Any, expected: Any) -> bool:
-    """True where a setting has the expected value; texts: one of them; numbers: the same ones, in any kind of sequence."""
+    """True where a setting has the expected value; texts: one of them; numbers: the same ones, in any kind of
+    sequence.
+    """
     if not isinstance(expected, tuple):
         return bool(value == expected)
     if isinstance(expected[0], str):

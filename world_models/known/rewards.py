@@ -1,10 +1,10 @@
 """Rewards that are an exact function of a transition as it is observed: one for each environment where that is so.
 
-Functions are called and registered as those of `offrl.world_models.known.terminations` (kind "reward"): raw units in, and out come the
-environment's own rewards [...], in the observations' dtype, before any scale or shift of the data's (`DataSpec.reward_scale`). Not here is
-what an observation does not hold: the distance that HalfCheetah, Hopper, Walker2d, Ant, Humanoid and Swimmer are paid for, as their
-position is not observed; the goals of D4RL's mazes; InvertedDoublePendulum, which is paid for a tip one Runge-Kutta stage older than what
-it shows.
+Functions are called and registered as those of `offrl.world_models.known.terminations` (kind "reward"): raw units in,
+and out come the environment's own rewards [...], in the observations' dtype, before any scale or shift of the data's
+(`DataSpec.reward_scale`). Not here is what an observation does not hold: the distance that HalfCheetah, Hopper,
+Walker2d, Ant, Humanoid and Swimmer are paid for, as their position is not observed; the goals of D4RL's mazes;
+InvertedDoublePendulum, which is paid for a tip one Runge-Kutta stage older than what it shows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ Reward = Callable[[Tensor, Tensor, Tensor], Tensor]
 _known = partial(known.known, "reward")
 
 
-def _ended(function: terminations.Termination, observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
+def _ended(
+    function: terminations.Termination, observations: Tensor, actions: Tensor, next_observations: Tensor
+) -> Tensor:
     return function(observations, actions, next_observations).to(next_observations.dtype)
 
 
@@ -36,7 +38,9 @@ def _length(vector: Tensor) -> Tensor:
 
 @_known("pendulum")
 def pendulum(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
-    """-(angle^2 + 0.1 speed^2 + 0.001 torque^2) before the step; observation: cosine, sine, speed; the torque is cut to +-2."""
+    """-(angle^2 + 0.1 speed^2 + 0.001 torque^2) before the step; observation: cosine, sine, speed; the torque is cut to
+    +-2.
+    """
     angle = torch.atan2(observations[..., 1], observations[..., 0])
     torque = actions[..., 0].clamp(-2.0, 2.0)
     return -(angle**2 + 0.1 * observations[..., 2] ** 2 + 0.001 * torque**2)
@@ -64,7 +68,10 @@ def mountain_car(observations: Tensor, actions: Tensor, next_observations: Tenso
 @_known("mountain_car_continuous")
 def mountain_car_continuous(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
     """100 at the flag, less 0.1 action^2."""
-    return 100.0 * _ended(terminations.mountain_car_continuous, observations, actions, next_observations) - 0.1 * actions[..., 0] ** 2
+    return (
+        100.0 * _ended(terminations.mountain_car_continuous, observations, actions, next_observations)
+        - 0.1 * actions[..., 0] ** 2
+    )
 
 
 @_known("acrobot")
@@ -75,7 +82,9 @@ def acrobot(observations: Tensor, actions: Tensor, next_observations: Tensor) ->
 
 @_known("reacher_v4")
 def reacher_v4(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
-    """Reacher up to v4: minus the finger's distance from the target (entries 8 to 10) before the step, minus |action|^2."""
+    """Reacher up to v4: minus the finger's distance from the target (entries 8 to 10) before the step, minus
+    |action|^2.
+    """
     return -_length(observations[..., 8:11]) - (actions**2).sum(-1)
 
 
@@ -92,7 +101,9 @@ def _push(state: Tensor, actions: Tensor) -> Tensor:
 
 @_known("pusher_v4")
 def pusher_v4(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
-    """Pusher up to v4: minus the object's distance from the goal, half its distance from the finger, 0.1 |action|^2; before the step."""
+    """Pusher up to v4: minus the object's distance from the goal, half its distance from the finger, 0.1 |action|^2;
+    before the step.
+    """
     return _push(observations, actions)
 
 
@@ -104,8 +115,8 @@ def pusher(observations: Tensor, actions: Tensor, next_observations: Tensor) -> 
 
 @_known("pen")
 def pen(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
-    """D4RL's pen: its direction's likeness to the wanted one (entries 33 to 38), less its distance from the place (39 to 41), with
-    10 and 50 for being near both, less 5 when it is dropped (26)."""
+    """D4RL's pen: its direction's likeness to the wanted one (entries 33 to 38), less its distance from the place (39
+    to 41), with 10 and 50 for being near both, less 5 when it is dropped (26)."""
     has, target = next_observations[..., 33:36], next_observations[..., 36:39]
     likeness = (has * target).sum(-1) / (_length(has) * _length(target))
     distance = _length(next_observations[..., 39:42])
@@ -115,5 +126,7 @@ def pen(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Ten
 
 
 def find(what: DataSpec | Task | str | None) -> str | None:
-    """The name of the registered reward function of a dataset's environment, or None: `offrl.world_models.known.environments.find`."""
+    """The name of the registered reward function of a dataset's environment, or None:
+    `offrl.world_models.known.environments.find`.
+    """
     return known.find(what, "reward")

@@ -1,17 +1,18 @@
 """Known terminations as functions of a transition: one for each environment whose rule shows in what it observes.
 
-Every function takes observations [..., O], actions [..., A] (discrete ones [..., 1] or [...]) and next_observations [..., O], all in the
-environment's own units (un-normalised observations, actions in the environment's range), and returns a bool tensor [...]. They are plain
-tensor code without branches on values: they run under `vmap`, `torch.compile(fullgraph=True)` and CUDA graphs, on any device, in float32 or
-float64. A time limit is no termination. `register("termination", NAME)` of `offrl.registry` adds one; under an environment's id (or a data
-set's name) `find` takes it for that environment, before any rule of this file.
+Every function takes observations [..., O], actions [..., A] (discrete ones [..., 1] or [...]) and next_observations
+[..., O], all in the environment's own units (un-normalised observations, actions in the environment's range), and
+returns a bool tensor [...]. They are plain tensor code without branches on values: they run under `vmap`,
+`torch.compile(fullgraph=True)` and CUDA graphs, on any device, in float32 or float64. A time limit is no termination.
+`register("termination", NAME)` of `offrl.registry` adds one; under an environment's id (or a data set's name) `find`
+takes it for that environment, before any rule of this file.
 
-A model can predict what no environment shows. For robots and poles an observation that is not finite ends the episode; and HalfCheetah and
-Walker2d, which test nothing of the sort, have the bound of 100 of model-based RL's published code (MBPO, arXiv 1906.08253; MOPO, arXiv
-2005.13239), which their real states do not reach.
+A model can predict what no environment shows. For robots and poles an observation that is not finite ends the episode;
+and HalfCheetah and Walker2d, which test nothing of the sort, have the bound of 100 of model-based RL's published code
+(MBPO, arXiv 1906.08253; MOPO, arXiv 2005.13239), which their real states do not reach.
 
-What an observation does not show: Hopper's velocities are clipped to 10 in it, and the environment also ends beyond 100. And an
-environment decides in float64: within float32's rounding of a bound, data cannot say which side it was.
+What an observation does not show: Hopper's velocities are clipped to 10 in it, and the environment also ends beyond
+100. And an environment decides in float64: within float32's rounding of a bound, data cannot say which side it was.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ for _name in ("swimmer", "reacher", "pusher", "humanoid_standup", "pendulum", "m
 
 @_known("halfcheetah")
 def halfcheetah(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
-    """A number of 100 or more, which the environment, that never ends, does not reach. Entry 1, the body's angle, is left out if finite:
-    it counts whole turns, so a cheetah that rolls gets there."""
+    """A number of 100 or more, which the environment, that never ends, does not reach. Entry 1, the body's angle, is
+    left out if finite: it counts whole turns, so a cheetah that rolls gets there."""
     angle = next_observations[..., 1]
     return ~(_inside(next_observations[..., :1]) & torch.isfinite(angle) & _inside(next_observations[..., 2:]))
 
@@ -103,8 +104,8 @@ def inverted_pendulum(observations: Tensor, actions: Tensor, next_observations: 
 def inverted_double_pendulum(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
     """The tip at a height of 1 or less: two links of 0.6, whose angles' sines are entries 1 and 2 and cosines 3 and 4.
 
-    The environment reads the tip from the last stage of MuJoCo's Runge-Kutta step, not from the state it observes: within about 0.001
-    of the bound the two can differ.
+    The environment reads the tip from the last stage of MuJoCo's Runge-Kutta step, not from the state it observes:
+    within about 0.001 of the bound the two can differ.
     """
     sine, sine2, cosine, cosine2 = (next_observations[..., i] for i in (1, 2, 3, 4))
     height = 0.6 * cosine + 0.6 * (cosine * cosine2 - sine * sine2)
@@ -165,7 +166,8 @@ class Disagreement(NamedTuple):
 
 
 def disagreement(dataset: Dataset, name: str, limit: int = 100_000) -> Disagreement:
-    """Compare the function `name` with the recorded ends, in at most `limit` rows, evenly spread, whose next observation is known.
+    """Compare the function `name` with the recorded ends, in at most `limit` rows, evenly spread, whose next
+    observation is known.
 
     Raises UserError for an unknown name.
     """

@@ -40,7 +40,9 @@ class SindySettings(sindy.SindyConfig):
         0.05, "share of the episodes that are kept apart for the report; 0: fit to all", low=0.0, high=0.5, shared=True
     )
     termination: str = setting("auto", "auto: the environment's own rule, where it is known; never; or a rule's name")
-    reward: str = setting("learned", "learned: a polynomial; auto: the environment's own where it is known; or a rule's name")
+    reward: str = setting(
+        "learned", "learned: a polynomial; auto: the environment's own where it is known; or a rule's name"
+    )
     calibrated: bool = setting(False, "standard deviations scaled so that held-out intervals cover what they should")
     history: ClassVar[int] = 1
     delta: ClassVar[bool] = True
@@ -48,7 +50,9 @@ class SindySettings(sindy.SindyConfig):
 
 
 class SindyModel(WorldModel):
-    """Members are the ensemble's and, as the last one, the median that rollouts follow. Equations are in the environment's units."""
+    """Members are the ensemble's and, as the last one, the median that rollouts follow. Equations are in the
+    environment's units.
+    """
 
     kind = "sindy"
 
@@ -90,7 +94,9 @@ class SindyModel(WorldModel):
 
     def outcome(self, tree: Tree, prediction: Prediction, *x: Any, **more: Any) -> Outcome:
         if not self.config.noise:
-            prediction = prediction._replace(std=torch.zeros_like(prediction.std), reward_std=torch.zeros_like(prediction.reward_std))
+            prediction = prediction._replace(
+                std=torch.zeros_like(prediction.std), reward_std=torch.zeros_like(prediction.reward_std)
+            )
         return super().outcome(tree, prediction, *x, **more)
 
 
@@ -117,7 +123,8 @@ class Sindy(Algorithm):
         known = Dynamics.fit_config(DynamicsSettings(termination=config.termination, reward=config.reward), dataset)
         if known.termination == "learned":
             raise UserError(
-                f"the rule by which episodes of {spec.name} end is not known, and SINDy learns none: set algo.termination to one, or never"
+                f"the rule by which episodes of {spec.name} end is not known, and SINDy learns none: set "
+                "algo.termination to one, or never"
             )
         actions = spec.num_actions if spec.discrete else spec.action_dim
         sindy.factors(spec.observation_dim, actions, config)  # refuses what is too large before a run directory is made
@@ -138,7 +145,9 @@ class Sindy(Algorithm):
 
     trains_model = True
 
-    def save_models(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
+    def save_models(
+        self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool
+    ) -> None:
         """Fit a model for each seed, and write its equations; see `offrl.world_models.model.ModelTrainer`."""
         parts, lines = split(dataset, self.config), []
         for replica in replicas:
@@ -146,7 +155,10 @@ class Sindy(Algorithm):
             if not path.exists():
                 self.write(path, replica, dataset, parts)
             trained = load(path)
-            report = [*(f"  note: {n}" for n in trained.meta["notes"]), *(f"  {e}" for e in sindy.equations(trained.tree))]
+            report = [
+                *(f"  note: {n}" for n in trained.meta["notes"]),
+                *(f"  {e}" for e in sindy.equations(trained.tree)),
+            ]
             lines += [f"seed {replica.seed}", *report, ""]
         checkpoint.write_text(run_dir / EQUATIONS, "\n".join(lines))
         if not quiet:
@@ -156,7 +168,9 @@ class Sindy(Algorithm):
         """Fit the model of one seed and keep it."""
         model, actions = self.model, dataset.columns["actions"]
         flat = {k: dataset.columns[k].reshape(len(dataset), -1).float() for k in ("observations", "next_observations")}
-        s, a, nexts = model.recorded(flat["observations"][parts.train], actions[parts.train], flat["next_observations"][parts.train])
+        s, a, nexts = model.recorded(
+            flat["observations"][parts.train], actions[parts.train], flat["next_observations"][parts.train]
+        )
         rewards = (dataset.columns["rewards"][parts.train] - self.spec.reward_shift) / (self.spec.reward_scale or 1.0)
         tree, notes = sindy.fit(s, model.encode(a), rewards, nexts, self.config, replica.seed)
         for part in ("dynamics", "reward"):
@@ -168,7 +182,14 @@ class Sindy(Algorithm):
         held = model.predict(tree, flat["observations"][parts.held], actions[parts.held], flat["observations"][:0])
         errors = (held.mean - flat["next_observations"][parts.held]).square().mean((-2, -1))
         about = {"name": dataset.spec.name, "fingerprint": dataset.fingerprint}
-        meta = {"data": about, "held_out": errors.tolist(), "seed": replica.seed, "updates": 0, "epochs": 0, "notes": list(notes)}
+        meta = {
+            "data": about,
+            "held_out": errors.tolist(),
+            "seed": replica.seed,
+            "updates": 0,
+            "epochs": 0,
+            "notes": list(notes),
+        }
         meta["longest"] = int(dataset.episode_lengths().max())
         save(path, model, tree, meta)
 
@@ -178,6 +199,8 @@ def rebuilt(config: Mapping[str, Any], spec: DataSpec) -> SindyModel:
     """The model that a file describes."""
     known = {f.name for f in dataclasses.fields(SindySettings)}
     if strange := sorted(set(config) - known):
-        raise UserError(f"the model has a setting '{strange[0]}' that this version of offrl does not know; upgrade offrl")
+        raise UserError(
+            f"the model has a setting '{strange[0]}' that this version of offrl does not know; upgrade offrl"
+        )
     check_types(SindySettings, config, "the model")
     return SindyModel(SindySettings(**config), spec)

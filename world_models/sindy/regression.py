@@ -1,18 +1,20 @@
 """SINDy: dynamics as sparse equations, a small model that can be read.
 
-s' - s = Xi Theta(s, a), where Theta(s, a) lists products of observations and actions and few entries of Xi are not zero (Brunton, Proctor
-and Kutz, arXiv 1509.03580, with controls as in arXiv 1605.06682). Terms are chosen by sequentially thresholded least squares in an
-ensemble: first each member sees a bootstrap sample of the rows and a random part of the library, and terms chosen by too few of the
-members that saw them leave; then each member is fitted to what is left (library bagging, then bagging: Fasel et al., arXiv 2111.10992).
-The model is the median of the coefficients (SINDy-RL, arXiv 2403.09110), with a sparse fit of the reward beside it.
+s' - s = Xi Theta(s, a), where Theta(s, a) lists products of observations and actions and few entries of Xi are not zero
+(Brunton, Proctor and Kutz, arXiv 1509.03580, with controls as in arXiv 1605.06682). Terms are chosen by sequentially
+thresholded least squares in an ensemble: first each member sees a bootstrap sample of the rows and a random part of the
+library, and terms chosen by too few of the members that saw them leave; then each member is fitted to what is left
+(library bagging, then bagging: Fasel et al., arXiv 2111.10992). The model is the median of the coefficients (SINDy-RL,
+arXiv 2403.09110), with a sparse fit of the reward beside it.
 
-Thresholds are relative: a term stays where its coefficient times its standard deviation is at least `threshold` of the target's standard
-deviation, whatever the units. Coefficients, and so the printed equations, are in the data's units per step.
+Thresholds are relative: a term stays where its coefficient times its standard deviation is at least `threshold` of the
+target's standard deviation, whatever the units. Coefficients, and so the printed equations, are in the data's units per
+step.
 
-`fit` runs once on the host, in float64. What it returns is a tree of plain tensors; `library`, `predict` and the rest are pure functions
-of it that work under vmap and torch.compile, and compute in the coefficients' type, since polynomials of raw units cancel. Outside the data
-a polynomial soon grows without bound: who rolls out cuts off at the data's range (`offrl.world_models.model.WorldModel.settle`).
-"""
+`fit` runs once on the host, in float64. What it returns is a tree of plain tensors; `library`, `predict` and the rest
+are pure functions of it that work under vmap and torch.compile, and compute in the coefficients' type, since
+polynomials of raw units cancel. Outside the data a polynomial soon grows without bound: who rolls out cuts off at the
+data's range (`offrl.world_models.model.WorldModel.settle`)."""
 
 from __future__ import annotations
 
@@ -32,27 +34,39 @@ from offrl.settings.field import setting
 
 Tree = dict[str, Any]
 
-# A column whose part that is no combination of the columns before it is smaller than this, in its standard deviations, carries nothing:
-# cos^2 + sin^2 = 1 leaves 1e-7 in float32.
+# A column whose part that is no combination of the columns before it is smaller than this, in its standard deviations,
+# carries nothing: cos^2 + sin^2 = 1 leaves 1e-7 in float32.
 _REDUNDANT = 3e-5
 
 
 @dataclass
 class SindyConfig:
-    """Settings of the library of terms and of its sparsity. Defaults of `threshold`, `ridge` and `members`: SINDy-RL's (spec D.10)."""
+    """Settings of the library of terms and of its sparsity. Defaults of `threshold`, `ridge` and `members`: SINDy-RL's
+    (spec D.10).
+    """
 
     degree: int = setting(2, "highest degree of the polynomials of the observation", low=1, high=6)
-    control_degree: int = setting(1, "highest degree in the observation of what multiplies an action; 0: nothing does", low=0, high=6)
-    full: bool = setting(False, "polynomials of observation and action together up to `degree`, instead of affine in the action")
+    control_degree: int = setting(
+        1, "highest degree in the observation of what multiplies an action; 0: nothing does", low=0, high=6
+    )
+    full: bool = setting(
+        False, "polynomials of observation and action together up to `degree`, instead of affine in the action"
+    )
     angles: list[int] = setting([], "numbers of the observations, in radians, whose sine and cosine are terms too")
     target: str = setting("delta", "delta: thresholds are relative to s' - s; next: to s'", choices=("delta", "next"))
     reward_degree: int = setting(2, "degree of the reward's polynomial in observation and action", low=1, high=6)
-    threshold: float = setting(7e-3, "a term's smallest effect, in standard deviations of what it explains", low=0.0, high=1.0, shared=True)
+    threshold: float = setting(
+        7e-3, "a term's smallest effect, in standard deviations of what it explains", low=0.0, high=1.0, shared=True
+    )
     ridge: float = setting(5e-5, "ridge penalty while terms are chosen; the last fit has none", low=0.0, shared=True)
     iterations: int = setting(10, "most rounds of thresholding", low=1)
     members: int = setting(20, "members of the ensemble; 1: one fit to all rows, without bagging", low=1)
-    term_dropout: float = setting(0.1, "share of the terms hidden from each member while terms are chosen", low=0.0, high=0.9, shared=True)
-    certainty: float = setting(3.0, "a term's smallest coefficient, in standard deviations over the members; 0: any", low=0.0, shared=True)
+    term_dropout: float = setting(
+        0.1, "share of the terms hidden from each member while terms are chosen", low=0.0, high=0.9, shared=True
+    )
+    certainty: float = setting(
+        3.0, "a term's smallest coefficient, in standard deviations over the members; 0: any", low=0.0, shared=True
+    )
     rows: int = setting(20_000, "most rows in a member's bootstrap sample", low=10)
     max_terms: int = setting(500, "more terms than this are refused", low=2)
 
@@ -69,10 +83,12 @@ def terms(observations: int, actions: int, config: SindyConfig) -> int:
 
 
 def factors(observations: int, actions: int, config: SindyConfig) -> Tensor:
-    """The library of the dynamics, [T, F] int64: term t is the product of variables factors[t] of [1, s, a, sin(angles), cos(angles)].
+    """The library of the dynamics, [T, F] int64: term t is the product of variables factors[t] of [1, s, a,
+    sin(angles), cos(angles)].
 
-    Terms are sorted by degree, so that of several that say the same the simplest comes first. Raises UserError for angles that are no
-    observations, and for a library of more than `max_terms` terms, with its size and what would make it smaller.
+    Terms are sorted by degree, so that of several that say the same the simplest comes first. Raises UserError for
+    angles that are no observations, and for a library of more than `max_terms` terms, with its size and what would make
+    it smaller.
     """
     for angle in config.angles:
         if not 0 <= angle < observations:
@@ -80,9 +96,11 @@ def factors(observations: int, actions: int, config: SindyConfig) -> Tensor:
     if (count := terms(observations, actions, config)) > config.max_terms:
         small = SindyConfig(degree=1, control_degree=0, angles=config.angles)
         raise UserError(
-            f"SINDy with degree={config.degree} has {count:,} terms for {observations} observations and {actions} actions, more than "
+            f"SINDy with degree={config.degree} has {count:,} terms for {observations} observations and {actions} "
+            "actions, more than "
             f"max_terms={config.max_terms}: too many to choose from or to read. degree=1 control_degree=0 has "
-            f"{terms(observations, actions, small):,}; an ensemble of networks (algo=dynamics) suits larger observations"
+            f"{terms(observations, actions, small):,}; an ensemble of networks (algo=dynamics) suits larger "
+            "observations"
         )
     s = range(1, observations + 1)
     a = range(observations + 1, observations + actions + 1)
@@ -101,13 +119,19 @@ def _monomials(variables: Sequence[int], degree: int) -> list[tuple[int, ...]]:
 def _padded(products: list[tuple[int, ...]]) -> Tensor:
     """Sorted by degree, filled up with variable 0, which is the number 1."""
     products = sorted(products, key=len)
-    return torch.tensor([[*m, *[0] * (len(products[-1]) - len(m))] for m in products], dtype=torch.int64).reshape(len(products), -1)
+    return torch.tensor([[*m, *[0] * (len(products[-1]) - len(m))] for m in products], dtype=torch.int64).reshape(
+        len(products), -1
+    )
 
 
 def library(terms: Tensor, observations: Tensor, actions: Tensor, angles: Tensor) -> Tensor:
-    """Theta(s, a) [..., T] of observations [..., O] and actions [..., A]; `terms` [T, F] as from `factors`, `angles` [G] int64."""
+    """Theta(s, a) [..., T] of observations [..., O] and actions [..., A]; `terms` [T, F] as from `factors`, `angles`
+    [G] int64.
+    """
     turned = observations[..., angles]
-    values = torch.cat([torch.ones_like(observations[..., :1]), observations, actions, torch.sin(turned), torch.cos(turned)], -1)
+    values = torch.cat(
+        [torch.ones_like(observations[..., :1]), observations, actions, torch.sin(turned), torch.cos(turned)], -1
+    )
     product = values[..., terms[:, 0]]
     for k in range(1, terms.shape[1]):  # not prod(), whose derivative looks for zeros on the host
         product = product * values[..., terms[:, k]]
@@ -115,39 +139,64 @@ def library(terms: Tensor, observations: Tensor, actions: Tensor, angles: Tensor
 
 
 def fit(
-    observations: Any, actions: Any, rewards: Any, next_observations: Any, config: SindyConfig | None = None, seed: int = 0
+    observations: Any,
+    actions: Any,
+    rewards: Any,
+    next_observations: Any,
+    config: SindyConfig | None = None,
+    seed: int = 0,
 ) -> tuple[Tree, list[str]]:
     """A model of s', r = f(s, a), and sentences on what a person should know about how it was found.
 
-    observations, next_observations [N, O], actions [N, A] (discrete ones as one-hot rows), rewards [N]: rows whose successor is known, in
-    any order, best in the environment's own units, in which its equations are sparse. The tree holds, for "dynamics" (of s' - s, D = O)
-    and "reward" (D = 1), `factors` [T, F] int64, `scale` [T] (each term's standard deviation), `coefficients` [E, D, T], their `median`
-    [D, T] and its one-step error `residual` [D] (root of the mean square); and `angles` [G] and `partner` [O] (the other half of a cosine
-    and sine). Raises UserError for numbers that are not finite, too few rows, and as `factors` does.
+    observations, next_observations [N, O], actions [N, A] (discrete ones as one-hot rows), rewards [N]: rows whose
+    successor is known, in any order, best in the environment's own units, in which its equations are sparse. The tree
+    holds, for "dynamics" (of s' - s, D = O) and "reward" (D = 1), `factors` [T, F] int64, `scale` [T] (each term's
+    standard deviation), `coefficients` [E, D, T], their `median` [D, T] and its one-step error `residual` [D] (root of
+    the mean square); and `angles` [G] and `partner` [O] (the other half of a cosine and sine). Raises UserError for
+    numbers that are not finite, too few rows, and as `factors` does.
     """
     config = config or SindyConfig()
-    given = {"observations": observations, "actions": actions, "rewards": rewards, "next_observations": next_observations}
+    given = {
+        "observations": observations,
+        "actions": actions,
+        "rewards": rewards,
+        "next_observations": next_observations,
+    }
     columns = {k: torch.as_tensor(x).detach().cpu().double() for k, x in given.items()}
     s, a, r, nexts = (x.reshape(len(x), -1) for x in columns.values())
     for name, column in zip(columns, (s, a, r, nexts), strict=True):
         if len(column) != len(s):
             raise UserError(f"{name} has {len(column):,} rows and observations {len(s):,}")
         if bad := torch.nonzero(~torch.isfinite(column).all(-1)).squeeze(-1)[:1].tolist():
-            raise UserError(f"{name} holds NaN or infinity in row {bad[0]:,}: SINDy needs finite numbers; leave the row out")
+            raise UserError(
+                f"{name} holds NaN or infinity in row {bad[0]:,}: SINDy needs finite numbers; leave the row out"
+            )
     width = s.shape[1]
     both = {
         "dynamics": (factors(width, a.shape[1], config), nexts - s if config.target == "delta" else nexts),
-        "reward": (_padded(_monomials(range(1, width + a.shape[1] + 1), _reward_degree(width + a.shape[1], config))), r),
+        "reward": (
+            _padded(_monomials(range(1, width + a.shape[1] + 1), _reward_degree(width + a.shape[1], config))),
+            r,
+        ),
     }
     if len(s) < 2 * len(both["dynamics"][0]):
-        raise UserError(f"{len(s):,} rows are too few to choose among {len(both['dynamics'][0]):,} terms: lower degree, or bring more data")
+        raise UserError(
+            f"{len(s):,} rows are too few to choose among {len(both['dynamics'][0]):,} terms: lower degree, or bring "
+            "more data"
+        )
     tree: Tree = {
         "angles": torch.tensor(config.angles, dtype=torch.int64),
         "partner": _partners(s),
     }
-    notes = [f"obs[{i}] and obs[{j}] are a cosine and a sine: put back on the circle after each step" for i, j in _circles(tree["partner"])]
+    notes = [
+        f"obs[{i}] and obs[{j}] are a cosine and a sine: put back on the circle after each step"
+        for i, j in _circles(tree["partner"])
+    ]
     if _reward_degree(width + a.shape[1], config) < config.reward_degree:
-        notes.append(f"the reward is linear in observation and action: degree {config.reward_degree} has over {config.max_terms} terms")
+        notes.append(
+            f"the reward is linear in observation and action: degree {config.reward_degree} has over "
+            f"{config.max_terms} terms"
+        )
     for index, (name, (chosen, targets)) in enumerate(both.items()):
         key = rng.fold_in(rng.make_key(seed), index)
         tree[name], redundant = _fit(chosen, s, a, targets, tree["angles"], config, key)
@@ -157,7 +206,10 @@ def fit(
             notes.append(f"left out, being combinations of simpler terms in these data: {', '.join(lost[:6])}{more}")
             one_hot = ((a == 0) | (a == 1)).all() and (a.sum(1) == 1).all()
             if idle := [x for x in lost if x.startswith("act[") and " " not in x and "^" not in x and not one_hot]:
-                notes.append(f"these data do not tell what {', '.join(idle)} does: it is constant or follows from the observation")
+                notes.append(
+                    f"these data do not tell what {', '.join(idle)} does: it is constant or follows from the "
+                    "observation"
+                )
     if config.target == "next":
         identity_terms = _own(tree["dynamics"]["factors"], width)
         tree["dynamics"]["coefficients"] = tree["dynamics"]["coefficients"] - identity_terms
@@ -166,7 +218,11 @@ def fit(
 
 
 def _reward_degree(variables: int, config: SindyConfig) -> int:
-    return config.reward_degree if math.comb(variables + config.reward_degree, config.reward_degree) <= config.max_terms else 1
+    return (
+        config.reward_degree
+        if math.comb(variables + config.reward_degree, config.reward_degree) <= config.max_terms
+        else 1
+    )
 
 
 def _own(terms: Tensor, width: int) -> Tensor:
@@ -209,7 +265,9 @@ def _fit(
         solutions = solve(data_problem, offered)[None]
     else:
         problems = [reduced(rng.randint(rng.fold_in(keys[1], e), (count,), total)) for e in range(config.members)]
-        visible = independent & torch.stack([_visible(keys[2], e, len(terms), config.term_dropout) for e in range(config.members)])
+        visible = independent & torch.stack(
+            [_visible(keys[2], e, len(terms), config.term_dropout) for e in range(config.members)]
+        )
         votes = torch.stack([solve(p, visible[e].expand_as(offered)) != 0 for e, p in enumerate(problems)]).sum(0)
         stable = offered & (2 * votes >= visible.sum(0)) & (votes > 0)
         stable = torch.where(visible.any(0), stable, offered)  # a term that no member saw has not been judged
@@ -222,16 +280,21 @@ def _fit(
 
 
 def _rounded(x: Tensor) -> Tensor:
-    """To 30 bits, nine digits: LAPACK's last bits depend on where its memory lies, and one seed should give one model."""
+    """To 30 bits, nine digits: LAPACK's last bits depend on where its memory lies, and one seed should give one
+    model.
+    """
     mantissa, exponent = np.frexp(x.numpy())
     return torch.from_numpy(np.ldexp(np.round(mantissa * 2.0**30), exponent - 30))
 
 
-def _certain(problems: list[tuple[Tensor, Tensor]], stable: Tensor, solve: Callable[..., Tensor], certainty: float) -> Tensor:
-    """Each member's coefficients [E, D, T], once terms smaller than `certainty` times their spread over the members have left.
+def _certain(
+    problems: list[tuple[Tensor, Tensor]], stable: Tensor, solve: Callable[..., Tensor], certainty: float
+) -> Tensor:
+    """Each member's coefficients [E, D, T], once terms smaller than `certainty` times their spread over the members
+    have left.
 
-    The most doubtful quarter leaves at a time: of two terms that stand in for each other both look doubtful, and one is needed.
-    """
+    The most doubtful quarter leaves at a time: of two terms that stand in for each other both look doubtful, and one is
+    needed."""
     solutions = torch.stack([solve(p, stable) for p in problems])
     while certainty > 0.0:
         ratio = solutions.mean(0).abs() / solutions.std(0).clamp(min=1e-300)
@@ -254,7 +317,9 @@ def _visible(key: Tensor, member: int, count: int, dropout: float) -> Tensor:
 
 
 def _independent(columns: Tensor) -> Tensor:
-    """The columns of [R, T] that are no linear combination of those before them, bool [T]: Gram-Schmidt, twice for its rounding."""
+    """The columns of [R, T] that are no linear combination of those before them, bool [T]: Gram-Schmidt, twice for its
+    rounding.
+    """
     basis, independent = columns.new_zeros(len(columns), 0), torch.zeros(columns.shape[1], dtype=torch.bool)
     for t in range(columns.shape[1]):
         residual = columns[:, t]
@@ -266,10 +331,11 @@ def _independent(columns: Tensor) -> Tensor:
 
 
 def stlsq(matrix: Tensor, targets: Tensor, offered: Tensor, threshold: float, ridge: Tensor, iterations: int) -> Tensor:
-    """Sequentially thresholded least squares: coefficients [D, T] of targets [N, D] on the `offered` (bool [D, T]) columns of [N, T].
+    """Sequentially thresholded least squares: coefficients [D, T] of targets [N, D] on the `offered` (bool [D, T])
+    columns of [N, T].
 
-    Ridge regression with penalties [T]; coefficients below `threshold` leave; again on the others until none leaves. Those that stay are
-    fitted without the penalty, which only serves to choose.
+    Ridge regression with penalties [T]; coefficients below `threshold` leave; again on the others until none leaves.
+    Those that stay are fitted without the penalty, which only serves to choose.
     """
     coefficients, below = matrix.new_zeros(offered.shape), torch.diag(ridge.sqrt())
     for d, use in enumerate(offered):
@@ -283,7 +349,9 @@ def stlsq(matrix: Tensor, targets: Tensor, offered: Tensor, threshold: float, ri
             if large.all():
                 break
         index = torch.nonzero(use).squeeze(-1)
-        coefficients[d, index] = torch.linalg.lstsq(matrix[:, index], targets[:, d, None], driver="gelsy").solution[:, 0]
+        coefficients[d, index] = torch.linalg.lstsq(matrix[:, index], targets[:, d, None], driver="gelsy").solution[
+            :, 0
+        ]
     return coefficients
 
 
@@ -303,8 +371,12 @@ def _circles(partner: Tensor) -> list[tuple[int, int]]:
 
 
 def predict(tree: Tree, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Next observations [..., O] and rewards [...] by the median coefficients, for observations [..., O] and actions [..., A]."""
-    nexts, rewards = _evaluate(tree, observations, actions, {k: tree[k]["median"].unsqueeze(0) for k in ("dynamics", "reward")})
+    """Next observations [..., O] and rewards [...] by the median coefficients, for observations [..., O] and actions
+    [..., A].
+    """
+    nexts, rewards = _evaluate(
+        tree, observations, actions, {k: tree[k]["median"].unsqueeze(0) for k in ("dynamics", "reward")}
+    )
     return nexts[0], rewards[0]
 
 
@@ -313,11 +385,14 @@ def predict_members(tree: Tree, observations: Tensor, actions: Tensor) -> tuple[
     return _evaluate(tree, observations, actions, {k: tree[k]["coefficients"] for k in ("dynamics", "reward")})
 
 
-def _evaluate(tree: Tree, observations: Tensor, actions: Tensor, coefficients: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _evaluate(
+    tree: Tree, observations: Tensor, actions: Tensor, coefficients: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
     kind = coefficients["dynamics"].dtype
     s, a = observations.to(kind), actions.to(kind)
     change, rewards = (
-        torch.einsum("edt,...t->e...d", xi, library(tree[k]["factors"], s, a, tree["angles"])) for k, xi in coefficients.items()
+        torch.einsum("edt,...t->e...d", xi, library(tree[k]["factors"], s, a, tree["angles"]))
+        for k, xi in coefficients.items()
     )
     return _on_circle(tree, s + change).to(observations.dtype), rewards[..., 0].to(observations.dtype)
 
@@ -330,11 +405,12 @@ def _on_circle(tree: Tree, nexts: Tensor) -> Tensor:
 
 
 def equations(tree: Tree, names: Sequence[str] | None = None, target: str = "delta") -> list[str]:
-    """The model to read: a line for each observation's change in one step (or, with target="next", its next value), and the reward's.
+    """The model to read: a line for each observation's change in one step (or, with target="next", its next value), and
+    the reward's.
 
-    `names`: of observations, then actions; obs[0], ..., act[0], ... where None. Terms are sorted by the size of their effect in the data,
-    the constant last. A coefficient has as many digits as the members agree on, two to five. Raises UserError for too few or many names.
-    """
+    `names`: of observations, then actions; obs[0], ..., act[0], ... where None. Terms are sorted by the size of their
+    effect in the data, the constant last. A coefficient has as many digits as the members agree on, two to five. Raises
+    UserError for too few or many names."""
     width, lines = len(tree["partner"]), []
     action_width = int(tree["reward"]["factors"].max()) - width
     labels = _names(tree["angles"], width, action_width, names)
@@ -353,7 +429,9 @@ def equations(tree: Tree, names: Sequence[str] | None = None, target: str = "del
                     sign = "-" if median[d, t] < 0 else "+"
                     text = " ".join(filter(None, [value, _product(terms[t], labels)])).removeprefix("1 ")
                     line += f" {sign} {text}" if line else ("-" if sign == "-" else "") + text
-            left = "reward" if part == "reward" else f"next {labels[d + 1]}" if target == "next" else f"d {labels[d + 1]}"
+            left = (
+                "reward" if part == "reward" else f"next {labels[d + 1]}" if target == "next" else f"d {labels[d + 1]}"
+            )
             lines.append(f"{left} = {line or '0'}")
     return lines
 

@@ -49,6 +49,9 @@ def run(arguments: list[str]) -> int:
         return 0
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         given = arguments[0] if arguments else ""
-        raise UserError(f"offrl completion {given}: name a shell: {', '.join(SHELLS)}.{nearest(given, SHELLS)} See offrl completion --help")
+        raise UserError(
+            f"offrl completion {given}: name a shell: {', '.join(SHELLS)}.{nearest(given, SHELLS)} See offrl "
+            "completion --help"
+        )
     say(*{"bash": BASH, "zsh": ZSH, "fish": FISH}[arguments[0]].split("\n"))
     return 0

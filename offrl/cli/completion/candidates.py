@@ -1,4 +1,6 @@
-"""The words that can follow a half-typed command. It imports no torch and reads folders only: a person waits for the answer."""
+"""The words that can follow a half-typed command. It imports no torch and reads folders only: a person waits for the
+answer.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ GROUPS = ("algo.", "grid.", "dataset.", "eval.", "checkpoint.")
 
 
 def candidates(line: str) -> list[str]:
-    """The words that the last word of `line`, up to the cursor, can become; sorted. line: from the name of the command on."""
+    """The words that the last word of `line`, up to the cursor, can become; sorted. line: from the name of the command
+    on.
+    """
     words = line.split(" ")
     current, before = words[-1], [w for w in words[1:-1] if w]
     if not before:
@@ -61,7 +65,10 @@ def _alone(command: str, current: str) -> list[str]:
     if command in ON_RUNS:
         return _runs(current)
     if command == "train":
-        return [*_starting(current, [*config_names("algo"), *known.datasets()]), *(_files(current, FILES) if current else [])]
+        return [
+            *_starting(current, [*config_names("algo"), *known.datasets()]),
+            *(_files(current, FILES) if current else []),
+        ]
     if command == "data":
         return [*_starting(current, known.datasets() if current else ()), *_files(current, FILES)]
     return []
@@ -72,11 +79,15 @@ def _names(command: str, current: str, rest: Iterable[str]) -> list[str]:
     names = [*settings(command)]
     if command in ("train", "benchmark", "finetune"):
         algo = _algo(rest)
-        names += [f"algo.{n}" for n in known.settings_of(algo)] + [f"grid.{n}" for n in varied(type(known.schema(algo)))]
+        names += [f"algo.{n}" for n in known.settings_of(algo)] + [
+            f"grid.{n}" for n in varied(type(known.schema(algo)))
+        ]
     given = {w.partition("=")[0].removeprefix("--") for w in rest if "=" in w}
     group = next((g for g in GROUPS if current.startswith(g)), "")
     inside = [f"{n}=" for n in names if n.startswith(current) and n not in given and (group or "." not in n)]
-    return sorted({*inside, *(g for g in GROUPS if not group and g.startswith(current) and any(n.startswith(g) for n in names))})
+    return sorted(
+        {*inside, *(g for g in GROUPS if not group and g.startswith(current) and any(n.startswith(g) for n in names))}
+    )
 
 
 def _algo(rest: Iterable[str]) -> str:
@@ -108,7 +119,9 @@ def _values(command: str, name: str, part: str, rest: Iterable[str]) -> list[str
         return _files(part, None)
     field = settings(command).get(name)
     if field is not None:
-        return _starting(part, field.metadata.get("choices") or (("true", "false") if isinstance(field.default, bool) else ()))
+        return _starting(
+            part, field.metadata.get("choices") or (("true", "false") if isinstance(field.default, bool) else ())
+        )
     if name.startswith("algo."):
         about: dict[str, Any] = known.settings_of(_algo(rest)).get(name.removeprefix("algo."), {})
         return _starting(part, about.get("choices") or (("true", "false") if about.get("type") == "bool" else ()))
@@ -142,4 +155,6 @@ def _files(part: str, suffixes: tuple[str, ...] | None) -> list[str]:
 def _runs(part: str) -> list[str]:
     """Run directories, and folders to go on in; without a word, those of ./runs."""
     inside = _entries(part, lambda e: os.path.exists(os.path.join(e.path, "run.json")))
-    return _entries("runs/", lambda e: os.path.exists(os.path.join(e.path, "run.json"))) or inside if not part else inside
+    return (
+        _entries("runs/", lambda e: os.path.exists(os.path.join(e.path, "run.json"))) or inside if not part else inside
+    )

@@ -1,4 +1,6 @@
-"""What each command knows by name: its settings, for options without a value (--quiet) and for the completion of commands."""
+"""What each command knows by name: its settings, for options without a value (--quiet) and for the completion of
+commands.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ SWITCHES = {"data": ("drop_faulty",)}
 
 
 def settings(command: str) -> dict[str, Any]:
-    """name -> the dataclass field of each setting of a command, with the prefixes of groups; None for what is in no dataclass."""
+    """name -> the dataclass field of each setting of a command, with the prefixes of groups; None for what is in no
+    dataclass.
+    """
     result: dict[str, Any] = {}
     for prefix, where in SETTINGS.get(command, ()):
         module, name = where.split(":")

@@ -8,16 +8,27 @@ from collections.abc import Sequence
 USES = {
     "inspect": ("DATASET", "offrl data inspect my.hdf5 dataset.fields.observations=obs"),
     "doctor": ("DATASET [out=FOLDER]", "offrl data doctor hopper-medium-v2 out=page"),
-    "convert": ("DATASET OUT", "offrl data convert my.npz my.hdf5\n  offrl data convert my.hdf5 mine/hopper-v0 format=minari"),
-    "merge": ("A B [...] OUT", "offrl data merge day1.hdf5 day2.hdf5 both.hdf5\n  offrl data merge logs/*.hdf5 all.hdf5"),
-    "subset": ("DATASET OUT", "offrl data subset my.hdf5 best.hdf5 top=0.1\n  offrl data subset my.hdf5 two.hdf5 episodes=5,7"),
+    "convert": (
+        "DATASET OUT",
+        "offrl data convert my.npz my.hdf5\n  offrl data convert my.hdf5 mine/hopper-v0 format=minari",
+    ),
+    "merge": (
+        "A B [...] OUT",
+        "offrl data merge day1.hdf5 day2.hdf5 both.hdf5\n  offrl data merge logs/*.hdf5 all.hdf5",
+    ),
+    "subset": (
+        "DATASET OUT",
+        "offrl data subset my.hdf5 best.hdf5 top=0.1\n  offrl data subset my.hdf5 two.hdf5 episodes=5,7",
+    ),
     "list": ("", "offrl data list"),
 }
 WRITING = ("convert", "merge", "subset")
 
 
 def text(usage: str, arguments: Sequence[str]) -> str:
-    """The part of `usage`, that of all actions, which is for the action among `arguments`; all of it where there is none."""
+    """The part of `usage`, that of all actions, which is for the action among `arguments`; all of it where there is
+    none.
+    """
     action = next((a for a in arguments if a in USES), None)
     if action is None:
         return usage

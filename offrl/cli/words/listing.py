@@ -31,15 +31,23 @@ def print_all() -> None:
     variants = [f"{n} (of {base_algorithm(n)})" for n in config_names("algo") if n not in titles]
     if variants:
         say("", f"with other settings: {', '.join(variants)}")
-    say("", "experiments (published settings, found by the dataset's name; `tuned` and the like only with experiment=NAME):")
+    say(
+        "",
+        "experiments (published settings, found by the dataset's name; `tuned` and the like only with experiment=NAME):",  # noqa: E501
+    )
     for name in sorted(titles):
         if experiments := [e for e in config_names("experiment") if e.startswith(f"{name}/")]:
             say(f"  {', '.join(experiments)}")
-    say("datasets: offrl data list; an algorithm's settings: offrl list algo=NAME, on a dataset: offrl list algo=NAME dataset=NAME")
+    say(
+        "datasets: offrl data list; an algorithm's settings: offrl list algo=NAME, on a dataset: offrl list algo=NAME "
+        "dataset=NAME"
+    )
 
 
 def algorithm_settings(name: str) -> list[str]:
-    """Lines with an algorithm's settings, their defaults, and what it changes in the other settings. Raises UserError if unknown."""
+    """Lines with an algorithm's settings, their defaults, and what it changes in the other settings. Raises UserError
+    if unknown.
+    """
     name = algorithm_group(name)
     if known.is_known(name):
         about = known.index()["algorithms"][name]
@@ -48,12 +56,16 @@ def algorithm_settings(name: str) -> list[str]:
         composed = compose({"algo": name, "experiment": "none", "dataset": "-"})
         standard = dict(settings_values(TrainConfig()))
         config, vectorized = composed.algo, registry.get("algo", base_algorithm(name)).traits.vectorized
-        changed = [f"{k}={shown_value(v)}" for k, v in settings_values(composed) if k not in CHOSEN and v != standard[k]]
+        changed = [
+            f"{k}={shown_value(v)}" for k, v in settings_values(composed) if k not in CHOSEN and v != standard[k]
+        ]
     lines = describe(config, "algo.")
     if vectorized:
         lines.append(f"  a grid (grid.NAME=a,b) varies {', '.join(varied(type(config)))}")
         if fixed := marked(config, "structural", "shared"):
-            lines.append(f"  and cannot vary {', '.join(fixed)}, which decide networks, losses or what the replicas share")
+            lines.append(
+                f"  and cannot vary {', '.join(fixed)}, which decide networks, losses or what the replicas share"
+            )
     return lines + ([f"  and it sets {' '.join(changed)}"] if changed else [])
 
 
@@ -102,5 +114,11 @@ def data_sets() -> dict[str, list[str]]:
 def print_data_sets() -> None:
     """Print `data_sets`, and what else `dataset=` takes."""
     for family, names in data_sets().items():
-        say(f"{family}:", *textwrap.wrap("  ".join(names), 118, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
-    say("also: a path to a file or folder, any Minari id (D4RL/door/human-v2), OGBench names (pointmaze-medium-navigate-v0)")
+        say(
+            f"{family}:",
+            *textwrap.wrap("  ".join(names), 118, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False),
+        )
+    say(
+        "also: a path to a file or folder, any Minari id (D4RL/door/human-v2), OGBench names "
+        "(pointmaze-medium-navigate-v0)"
+    )

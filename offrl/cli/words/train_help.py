@@ -36,7 +36,9 @@ GROUPS = {
 
 
 def text(words: Sequence[str]) -> str:
-    """The help for `words`: none, groups (dataset, eval, checkpoint), `all`, `algo=NAME`. Raises UserError for another word."""
+    """The help for `words`: none, groups (dataset, eval, checkpoint), `all`, `algo=NAME`. Raises UserError for another
+    word.
+    """
     config = TrainConfig()
     own = {line.split("=", 1)[0].strip(): line for line in describe(config) if "." not in line.split("=", 1)[0]}
     own["dataset"] = f"  {'dataset=builtin':<40} {DATASET}"
@@ -45,7 +47,8 @@ def text(words: Sequence[str]) -> str:
     for word in words:
         if word not in (*GROUPS, "all", "algo"):
             raise UserError(
-                f"offrl train --help {word}: no group of settings.{nearest(word, GROUPS)} Groups: {', '.join(GROUPS)}, all; algo=NAME"
+                f"offrl train --help {word}: no group of settings.{nearest(word, GROUPS)} Groups: {', '.join(GROUPS)}, "
+                "all; algo=NAME"
             )
     lines: list[str] = []
     if not words or "all" in words:

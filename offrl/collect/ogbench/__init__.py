@@ -1,9 +1,9 @@
-"""OGBench's goal datasets (arXiv 2410.20092, section 5): its point mazes, cubes, scene and puzzles, driven by its own oracles, in its npz
-layout.
+"""OGBench's goal datasets (arXiv 2410.20092, section 5): its point mazes, cubes, scene and puzzles, driven by its own
+oracles, in its npz layout.
 
-The controllers are those of the installed package (`get_oracle_subgoal` of the mazes, the plan and Markov oracles of cubes, buttons, drawer
-and window); the loops around them follow what OGBench documents of its datasets. Ant and humanoid mazes need its trained experts, which
-no package holds.
+The controllers are those of the installed package (`get_oracle_subgoal` of the mazes, the plan and Markov oracles of
+cubes, buttons, drawer and window); the loops around them follow what OGBench documents of its datasets. Ant and
+humanoid mazes need its trained experts, which no package holds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ EPISODES, LENGTH, STITCH_LENGTH = 1000, 1001, 201  # rows of an episode: as publ
 
 
 def prepare(config: CollectConfig) -> tuple[World, dict[str, Any]]:
-    """Check everything; fill in the kind. Raises UserError for an environment whose oracle the package does not hold."""
+    """Check everything; fill in the kind. Raises UserError for an environment whose oracle the package does not
+    hold.
+    """
     if importlib.util.find_spec("ogbench") is None:
         raise UserError("recipe=ogbench needs the package ogbench: pip install 'offrl[ogbench]'")
     with quiet():
@@ -51,13 +53,26 @@ def prepare(config: CollectConfig) -> tuple[World, dict[str, Any]]:
             importlib.import_module(name)
     family = config.env.partition("-")[0]
     if family == "visual":
-        raise UserError(f"{config.env} has images for observations, which are not recorded; take its version with states")
+        raise UserError(
+            f"{config.env} has images for observations, which are not recorded; take its version with states"
+        )
     if family not in ("pointmaze", *ARMS):
         import gymnasium
 
-        known = [n for n in gymnasium.registry if n.startswith(("pointmaze-", *(f"{arm}-" for arm in ARMS))) and "singletask" not in n]
-        why = "needs OGBench's trained experts, which are in no package" if "maze" in family or "soccer" in family else "is not recorded"
-        raise UserError(f"recipe=ogbench: {config.env or 'env='} {why}.{nearest(config.env, known)} It knows: {', '.join(sorted(known))}")
+        known = [
+            n
+            for n in gymnasium.registry
+            if n.startswith(("pointmaze-", *(f"{arm}-" for arm in ARMS))) and "singletask" not in n
+        ]
+        why = (
+            "needs OGBench's trained experts, which are in no package"
+            if "maze" in family or "soccer" in family
+            else "is not recorded"
+        )
+        raise UserError(
+            f"recipe=ogbench: {config.env or 'env='} {why}.{nearest(config.env, known)} It knows: "
+            f"{', '.join(sorted(known))}"
+        )
     if config.rows is not None or config.sets:
         raise UserError("recipe=ogbench counts episodes=, and has no rows= or sets=")
     kinds = MAZE_KINDS if family == "pointmaze" else ARM_KINDS
@@ -87,19 +102,34 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
         place.record["written"][part] = {"ogbench": str(folder / name)}
     numbers = _statistics({k: v[:rows] for k, v in data.items()}, lengths[:count])
     card = {
-        "env_id": config.env, "kind": config.kind, "versions": place.world.label, "seed": config.seed, "settings": place.record["identity"],
-        "files": names, "columns": list(data), "training": numbers, "validation_episodes": total - count,
+        "env_id": config.env,
+        "kind": config.kind,
+        "versions": place.world.label,
+        "seed": config.seed,
+        "settings": place.record["identity"],
+        "files": names,
+        "columns": list(data),
+        "training": numbers,
+        "validation_episodes": total - count,
         "packages": {name: version for name in PACKAGES if (version := installed(name))},
-    }  # fmt: skip
+    }
     place.save()
     checkpoint.write_text(folder / "card.json", json.dumps(card, indent=1) + "\n", KEPT)
     table = [
-        [k, v if isinstance(v, str) else f"{v:,}" if isinstance(v, int) else ", ".join(f"{x:.3f}" for x in np.atleast_1d(v))]
+        [
+            k,
+            v
+            if isinstance(v, str)
+            else f"{v:,}"
+            if isinstance(v, int)
+            else ", ".join(f"{x:.3f}" for x in np.atleast_1d(v)),
+        ]
         for k, v in numbers.items()
     ]
     description = f"Recorded by `offrl collect recipe=ogbench` in {place.world.label}, seed {config.seed}."
     lines = [f"# {config.env}, {config.kind}", "", description, "",
-             "Rewards are none: the goal decides them. `terminals` marks each trajectory's last row, which has no successor.", "",
+             "Rewards are none: the goal decides them. `terminals` marks each trajectory's last row, which has no "
+             "successor.", "",
              "| training | |", "|---|---|", *(f"| {k} | {v} |" for k, v in table), ""]  # fmt: skip
     checkpoint.write_text(folder / "card.md", "\n".join(lines), KEPT)
     if not config.quiet:
@@ -122,7 +152,10 @@ def _record(config: CollectConfig, folder: Path, total: int, stop: Stop) -> dict
         play = play_maze if config.env.startswith("pointmaze") else player(config, env)
         first, pending, saved = done, [], time.monotonic()
         try:
-            with quiet(), Progress(f"recording {config.env} {config.kind}", total, "episodes", config.quiet, done) as bar:
+            with (
+                quiet(),
+                Progress(f"recording {config.env} {config.kind}", total, "episodes", config.quiet, done) as bar,
+            ):
                 while done < total:
                     with numpy_seed(seed_for(config.seed, "ogbench", config.kind, done)) as seed:
                         env.action_space.seed(seed)
@@ -132,7 +165,9 @@ def _record(config: CollectConfig, folder: Path, total: int, stop: Stop) -> dict
                     if done == total or stop.asked or time.monotonic() - saved > SHARD_SECONDS:
                         parts.append(joined(pending))
                         tensors = {k: torch.from_numpy(v) for k, v in parts[-1].items()}
-                        checkpoint.write(folder / f"{first:08d}-{done:08d}.safetensors", tensors, {"kind": "ogbench"}, KEPT)
+                        checkpoint.write(
+                            folder / f"{first:08d}-{done:08d}.safetensors", tensors, {"kind": "ogbench"}, KEPT
+                        )
                         first, pending, saved = done, [], time.monotonic()
                         stop.check()
         finally:

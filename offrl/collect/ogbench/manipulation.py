@@ -1,4 +1,6 @@
-"""Cubes, scene and puzzles, driven by the package's oracles: plans with correlated noise, or reactions with independent noise."""
+"""Cubes, scene and puzzles, driven by the package's oracles: plans with correlated noise, or reactions with independent
+noise.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from offrl.collect.ogbench.rows import Rows, empty, keep
 
 NOISE, SMOOTHING, MIN_NORM = 0.1, 0.5, 0.4  # OGBench's --noise, --noise_smoothing (plans) and --min_norm (reactions)
 RANDOM_ACTIONS = {"cube": 0.1, "scene": 0.1, "puzzle": 0.2}  # its --p_random_action, of the kind noisy
-P_STACK = {"single": (0.0, 0.0), "double": (0.0, 0.25), "triple": (0.05, 0.35), "quadruple": (0.1, 0.5), "octuple": (0.0, 0.35)}
+P_STACK = {
+    "single": (0.0, 0.0),
+    "double": (0.0, 0.25),
+    "triple": (0.05, 0.35),
+    "quadruple": (0.1, 0.5),
+    "octuple": (0.0, 0.35),
+}
 SUBTASKS = {"cube": ("cube",), "scene": ("cube", "button", "drawer", "window"), "puzzle": ("button",)}
 SCENE_CUBE_STEPS = 100  # after which a reacting oracle leaves the scene's cube alone
 TRIES = 100  # recordings of one episode, until the scene's cube stays where a camera sees it
@@ -81,7 +89,9 @@ def player(config: CollectConfig, env: Any) -> Callable[[Any, CollectConfig, int
 
 
 def in_sight(qpos: np.ndarray) -> bool:
-    """Whether the scene's cube, numbers 14 to 16 of the positions [T, Q], is seen in all states of an episode, or lies in the drawer."""
+    """Whether the scene's cube, numbers 14 to 16 of the positions [T, Q], is seen in all states of an episode, or lies
+    in the drawer.
+    """
     y, z = qpos[:, 15], qpos[:, 16]
     beyond_left = (y <= -0.3) & ((z < 0.06) | (z > 0.08))
     return not bool((y >= 0.29).any() or beyond_left.any())

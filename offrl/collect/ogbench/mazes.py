@@ -29,13 +29,19 @@ def at_distance(maze: np.ndarray, start: tuple[int, int], steps: int) -> list[tu
     ring, visited = [start], {start}
     for _ in range(steps):
         after = dict.fromkeys((i + a, j + b) for i, j in ring for a, b in ((-1, 0), (1, 0), (0, -1), (0, 1)))
-        ring = [c for c in after if c not in visited and 0 <= c[0] < maze.shape[0] and 0 <= c[1] < maze.shape[1] and maze[c] == 0]
+        ring = [
+            c
+            for c in after
+            if c not in visited and 0 <= c[0] < maze.shape[0] and 0 <= c[1] < maze.shape[1] and maze[c] == 0
+        ]
         visited |= set(ring)
     return ring
 
 
 def play_maze(env: Any, config: CollectConfig, seed: int) -> Rows:
-    """One episode: towards the next cell on the way to the goal, with noise; navigate draws a new goal at each one reached."""
+    """One episode: towards the next cell on the way to the goal, with noise; navigate draws a new goal at each one
+    reached.
+    """
     base = env.unwrapped
     free, vertices = cells(base.maze_map)
 
@@ -43,7 +49,9 @@ def play_maze(env: Any, config: CollectConfig, seed: int) -> Rows:
         return options[np.random.randint(len(options))]
 
     start = draw(free)
-    goal = draw(at_distance(base.maze_map, start, STITCH_CELLS) or [start]) if config.kind == "stitch" else draw(vertices)
+    goal = (
+        draw(at_distance(base.maze_map, start, STITCH_CELLS) or [start]) if config.kind == "stitch" else draw(vertices)
+    )
     observation, _ = env.reset(seed=seed, options={"task_info": {"init_ij": start, "goal_ij": goal}})
     noise = MAZE_NOISE if config.oracle_noise is None else config.oracle_noise
     rows = empty(base)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 COLUMNS = ("observations", "actions", "terminals", "qpos", "qvel")
-BUTTONS = "button_states"  # of environments that have buttons (scene, puzzle): what of a task is done can be told with these alone
+# of environments that have buttons (scene, puzzle): what of a task is done can be told with these alone
+BUTTONS = "button_states"
 Rows = dict[str, list[Any]]
 
 
@@ -23,7 +24,13 @@ def empty(base: Any) -> Rows:
 
 def keep(rows: Rows, observation: Any, action: np.ndarray, over: bool, info: dict[str, Any]) -> None:
     """Add a row: the state before an action, the action, and whether the episode ended with it."""
-    values = {"observations": observation, "actions": action, "terminals": over, "qpos": info["prev_qpos"], "qvel": info["prev_qvel"]}
+    values = {
+        "observations": observation,
+        "actions": action,
+        "terminals": over,
+        "qpos": info["prev_qpos"],
+        "qvel": info["prev_qvel"],
+    }
     for name in rows:
         rows[name].append(np.array(info["prev_button_states"] if name == BUTTONS else values[name]))
 

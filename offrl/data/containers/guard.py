@@ -1,4 +1,6 @@
-"""What all readers of strangers' files share: one line for whatever a library raises, and the limit of what a file may unpack to."""
+"""What all readers of strangers' files share: one line for whatever a library raises, and the limit of what a file may
+unpack to.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,25 @@ DEPTH = 64  # of lists and objects of JSON, or groups of HDF5, in one another
 COLUMNS = 10_000  # of a table, or arrays of a file: what is looked up among them takes long with more
 DAMAGED = "the file is damaged or incomplete: get it again"
 
-# What h5py, NumPy, zipfile, zlib and json raise for damaged files. AttributeError, NameError and AssertionError are faults of offrl.
-_RAISED = (OSError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError, EOFError, SyntaxError, BufferError,
-           struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tokenize.TokenError)  # fmt: skip
+# What h5py, NumPy, zipfile, zlib and json raise for damaged files. AttributeError, NameError and AssertionError are
+# faults of offrl.
+_RAISED = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    MemoryError,
+    EOFError,
+    SyntaxError,
+    BufferError,
+    struct.error,
+    zlib.error,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    tokenize.TokenError,
+)
 _MODULES = ("pyarrow", "PIL", "_csv")  # whose own exceptions derive from Exception alone
 
 
@@ -38,7 +56,9 @@ class reading:
     def __enter__(self) -> reading:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None or not (isinstance(error, _RAISED) or type(error).__module__.startswith(_MODULES)):
             return
         raise UserError(f"{self.where} cannot be read{self.how} ({_reason(error)}); {self.cure}") from error
@@ -56,12 +76,14 @@ def _reason(error: BaseException) -> str:
 
 
 def from_json(text: str) -> Any:
-    """`json.loads` for strangers' texts. Raises ValueError, or RecursionError, also where lists and objects lie deeper in one another than
-    `DEPTH`: what walks through them later would not come to an end of them."""
+    """`json.loads` for strangers' texts. Raises ValueError, or RecursionError, also where lists and objects lie deeper
+    in one another than `DEPTH`: what walks through them later would not come to an end of them."""
     value = json.loads(text)
     level = [value] if text.count("[") + text.count("{") > DEPTH else []
     for _ in range(DEPTH):
-        level = [inner for v in level for inner in (v.values() if isinstance(v, dict) else v if isinstance(v, list) else ())]
+        level = [
+            inner for v in level for inner in (v.values() if isinstance(v, dict) else v if isinstance(v, list) else ())
+        ]
         if not level:
             return value
     raise ValueError(f"more than {DEPTH} lists or objects lie in one another")
@@ -70,12 +92,15 @@ def from_json(text: str) -> Any:
 def refuse_growth(where: str, size: int, stored: int) -> None:
     """Raises UserError where `stored` bytes of a file are to become `size` bytes, which is more than honest data do.
 
-    Up to `FREE` bytes anything may (a column of zeros packs to almost nothing); beyond that `GROWTH` times what is stored.
+    Up to `FREE` bytes anything may (a column of zeros packs to almost nothing); beyond that `GROWTH` times what is
+    stored.
     """
     if size > max(FREE, GROWTH * stored):
         raise UserError(
-            f"{where} would take {words(size)} of memory, of which the file holds {words(stored)}: more than {GROWTH} times as much is "
-            f"refused above {words(FREE)}, for such a file is damaged, or made to exhaust memory; if it is sound, write it uncompressed"
+            f"{where} would take {words(size)} of memory, of which the file holds {words(stored)}: more than {GROWTH} "
+            "times as much is "
+            f"refused above {words(FREE)}, for such a file is damaged, or made to exhaust memory; if it is sound, "
+            "write it uncompressed"
         )
 
 
@@ -83,7 +108,8 @@ def refuse_columns(where: str, count: int) -> None:
     """Raises UserError for more columns than a table has."""
     if count > COLUMNS:
         raise UserError(
-            f"{where} has {count:,} columns, and {COLUMNS:,} at most are read: leave out those that are not needed, or write observations "
+            f"{where} has {count:,} columns, and {COLUMNS:,} at most are read: leave out those that are not needed, or "
+            "write observations "
             "and actions as one array each, with numpy.savez"
         )
 

@@ -1,4 +1,6 @@
-"""HDF5 files of strangers: nothing outside the file is read, what is named in it can be read, and it holds what it declares."""
+"""HDF5 files of strangers: nothing outside the file is read, what is named in it can be read, and it holds what it
+declares.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def open_hdf5(path: Path) -> Iterator[Any]:
 
 
 def hdf5_keys(file: Any) -> dict[str, Any]:
-    """All h5py datasets of a file by their path, "group/x". Raises UserError for a link that leads nowhere, or out of the file."""
+    """All h5py datasets of a file by their path, "group/x". Raises UserError for a link that leads nowhere, or out of
+    the file.
+    """
     import h5py
 
     links = checked_links(file)  # all of them first: a soft link's way may lead through an external one
@@ -58,30 +62,40 @@ def checked_links(file: Any) -> dict[str, int]:
 def _walk(group: Any, within: str, depth: int, links: dict[str, int], visited: set[Any], where: str) -> None:
     """Put the links of an h5py.h5g.GroupID and of its subgroups, each once, into `links`.
 
-    HDF5's own visit goes down by recursion, and ends the process where groups lie deep in one another. Raises UserError for such.
-    """
+    HDF5's own visit goes down by recursion, and ends the process where groups lie deep in one another. Raises UserError
+    for such."""
     from h5py import h5g, h5o
 
     if depth > DEPTH:
-        raise UserError(f"{where}: more than {DEPTH} groups lie in one another ('{within[:40]}...'); write them side by side")
+        raise UserError(
+            f"{where}: more than {DEPTH} groups lie in one another ('{within[:40]}...'); write them side by side"
+        )
     own: list[tuple[bytes, int]] = []
     group.links.iterate(lambda name, info: own.append((name, info.type)), info=True)
     for name, kind in own:
         path = within + name.decode(errors="replace")
         links[path] = kind
-        if kind == _HARD and (about := h5o.get_info(group, name)).type == h5o.TYPE_GROUP and (about.fileno, about.addr) not in visited:
+        if (
+            kind == _HARD
+            and (about := h5o.get_info(group, name)).type == h5o.TYPE_GROUP
+            and (about.fileno, about.addr) not in visited
+        ):
             visited.add((about.fileno, about.addr))
             _walk(h5g.open(group, name), f"{path}/", depth + 1, links, visited, where)
 
 
 def refuse_groups(file: Any, names: Iterable[str]) -> None:
-    """Raises UserError where one of these names, at the root of an h5py.File, is no dataset: what is named would be left out in silence."""
+    """Raises UserError where one of these names, at the root of an h5py.File, is no dataset: what is named would be
+    left out in silence.
+    """
     import h5py
 
     for name in names:
         if not issubclass(kind := file.get(name, h5py.Dataset, getclass=True), h5py.Dataset):
             what = "group" if issubclass(kind, h5py.Group) else "type"
-            raise UserError(f"{file.filename}: '{name}' is a {what}, where a column is due: write its values there, or rename it")
+            raise UserError(
+                f"{file.filename}: '{name}' is a {what}, where a column is due: write its values there, or rename it"
+            )
 
 
 class Links:
@@ -118,15 +132,17 @@ def _behind(file: Any, name: str) -> Any:
     except (KeyError, OSError, RuntimeError, ValueError):
         target = getattr(file.get(name, getlink=True), "path", "?")
         raise UserError(
-            f"{file.filename}: '{name}' is a link to '{target}', which is not in the file: put the data there, or remove the link"
+            f"{file.filename}: '{name}' is a link to '{target}', which is not in the file: put the data there, or "
+            "remove the link"
         ) from None
 
 
 def refuse_absent(item: Any, where: str, file: Any = None, width: int = 0) -> None:
-    """Raises UserError where data (an h5py.h5d.DatasetID) lie outside the file, were never written, or would unpack to too much.
+    """Raises UserError where data (an h5py.h5d.DatasetID) lie outside the file, were never written, or would unpack to
+    too much.
 
-    `file`: the h5py.File, for virtual datasets, which are refused without it. `width`: bytes of an element, where they are known.
-    """
+    `file`: the h5py.File, for virtual datasets, which are refused without it. `width`: bytes of an element, where they
+    are known."""
     shape = item.shape
     if shape is None:
         raise UserError(f"{where} is empty: it has no values")
@@ -145,14 +161,18 @@ def refuse_absent(item: Any, where: str, file: Any = None, width: int = 0) -> No
         refuse_growth(where, size, Path(file.filename).stat().st_size)
         return
     if plist.get_external_count():
-        raise UserError(f"{where} lies in another file ({plist.get_external(0)[0].decode(errors='replace')}), {_OUTSIDE}")
+        raise UserError(
+            f"{where} lies in another file ({plist.get_external(0)[0].decode(errors='replace')}), {_OUTSIDE}"
+        )
     if not size or layout == h5py.h5d.COMPACT:
         return
     stored, written = item.get_storage_size(), True
     if layout == h5py.h5d.CHUNKED:
         block = plist.get_chunk()
         refuse_growth(f"{where}: one of its blocks {list(block)}", math.prod(block) * width, stored)
-        written = item.get_num_chunks() >= math.prod(-(-length // step) for length, step in zip(shape, block, strict=True))
+        written = item.get_num_chunks() >= math.prod(
+            -(-length // step) for length, step in zip(shape, block, strict=True)
+        )
         if plist.get_nfilters() == 0 and stored < size:
             written = False
     elif stored < size:
@@ -164,7 +184,8 @@ def refuse_absent(item: Any, where: str, file: Any = None, width: int = 0) -> No
 
 def _refuse_missing(where: str, size: int, stored: int) -> None:
     raise UserError(
-        f"{where} declares more than the file holds ({size:,} bytes, {stored:,} stored): some of it was never written; write all of it"
+        f"{where} declares more than the file holds ({size:,} bytes, {stored:,} stored): some of it was never written; "
+        "write all of it"
     )
 
 
@@ -179,20 +200,25 @@ def _refuse_foreign(plist: Any, where: str, file: Any) -> None:
         hdf5_keys(file)  # no link leads out
         item = h5py.h5d.open(file.id, name.encode())
         if item.get_create_plist().get_layout() == h5py.h5d.VIRTUAL:
-            raise UserError(f"{where} is a virtual dataset of virtual datasets, which are not read: copy the data, with h5repack or h5py")
+            raise UserError(
+                f"{where} is a virtual dataset of virtual datasets, which are not read: copy the data, with h5repack "
+                "or h5py"
+            )
         refuse_absent(item, where)
 
 
 def refuse_loops(path: Path) -> None:
-    """Raises UserError for a damaged heap (where HDF5 keeps texts of any length) in which HDF5 would run round for ever."""
+    """Raises UserError for a damaged heap (where HDF5 keeps texts of any length) in which HDF5 would run round for
+    ever.
+    """
     status = path.stat()
     if (place := _loop(path, status.st_size, status.st_mtime_ns)) >= 0:
         raise UserError(f"{path} cannot be read as HDF5 (its heap of texts at byte {place} is damaged); {_CURE}")
 
 
 def refuse_long_texts(item: Any, path: Path, where: str) -> None:
-    """Raises UserError where texts of any length (of an h5py.h5d.DatasetID, packed ones not) declare more bytes than the file holds: HDF5
-    takes the memory before it looks."""
+    """Raises UserError where texts of any length (of an h5py.h5d.DatasetID, packed ones not) declare more bytes than
+    the file holds: HDF5 takes the memory before it looks."""
     import h5py
 
     kind = item.get_type()
@@ -207,9 +233,13 @@ def refuse_long_texts(item: Any, path: Path, where: str) -> None:
     with path.open("rb") as file:
         for start, size in places:
             file.seek(start)
-            elements = np.frombuffer(file.read(size // 16 * 16), "<u4").reshape(-1, 4)  # length, address of 8 bytes, number there
+            elements = np.frombuffer(file.read(size // 16 * 16), "<u4").reshape(
+                -1, 4
+            )  # length, address of 8 bytes, number there
             if len(elements) and int(elements[:, 0].max()) > held:
-                raise UserError(f"{where} declares a text of {int(elements[:, 0].max()):,} bytes in a file of {held:,}; {_CURE}")
+                raise UserError(
+                    f"{where} declares a text of {int(elements[:, 0].max()):,} bytes in a file of {held:,}; {_CURE}"
+                )
             refuse_growth(where, int(elements[:, 0].sum(dtype=np.int64)), held)
 
 
@@ -221,7 +251,10 @@ def _loop(path: Path, size: int, changed: int) -> int:
         while (heap := data.find(b"GCOL\1\0\0\0", heap + 1)) >= 0:
             at, end = heap + 16, min(len(data), heap + int.from_bytes(data[heap + 8 : heap + 16], "little"))
             while at + 16 <= end:
-                number, length = int.from_bytes(data[at : at + 2], "little"), int.from_bytes(data[at + 8 : at + 16], "little")
+                number, length = (
+                    int.from_bytes(data[at : at + 2], "little"),
+                    int.from_bytes(data[at + 8 : at + 16], "little"),
+                )
                 if number == 0:
                     if length == 0:
                         return heap
@@ -234,7 +267,11 @@ def column_dtype(name: str, dtype: np.dtype) -> Any:
     """The dtype to read a column with; floats become float32 on the way in."""
     if name == "rewards" or (dtype.kind == "f" and name not in (*FLAGS, "episode_ends", "episode_ids")):
         return np.float32
-    if name in ("observations", "next_observations", "final_observations") and dtype != np.uint8 and dtype.kind in "iub":
+    if (
+        name in ("observations", "next_observations", "final_observations")
+        and dtype != np.uint8
+        and dtype.kind in "iub"
+    ):
         return np.float32
     return dtype
 

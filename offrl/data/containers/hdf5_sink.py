@@ -1,8 +1,8 @@
 """A file that HDF5 writes to, which keeps a full disk from it.
 
-HDF5 does not survive a write that fails: it cannot close its objects any more, prints a traceback for each, and may crash the process at
-its end. So it writes through this object, which remembers the first error, takes what still comes into memory, and lets the caller stop.
-"""
+HDF5 does not survive a write that fails: it cannot close its objects any more, prints a traceback for each, and may
+crash the process at its end. So it writes through this object, which remembers the first error, takes what still comes
+into memory, and lets the caller stop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Sink:
 
     @contextlib.contextmanager
     def signals_later(self) -> Iterator[None]:
-        """Hold signals back until `check`; one that is left at the end is handled then. Only the main thread gets any."""
+        """Hold signals back until `check`; one that is left at the end is handled then. Only the main thread gets
+        any.
+        """
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
                 if callable(old := signal.getsignal(number)):
@@ -118,8 +120,8 @@ class Sink:
 def new_hdf5(path: Path) -> Iterator[tuple[Any, Sink]]:
     """A new HDF5 file and its sink: call `sink.check` after each larger write.
 
-    Raises OSError when the file could not be written whole. Ctrl-C and SIGTERM wait for the next `check`, or for the end: an exception
-    that a signal raised inside `Sink.write` would come up in the middle of HDF5.
+    Raises OSError when the file could not be written whole. Ctrl-C and SIGTERM wait for the next `check`, or for the
+    end: an exception that a signal raised inside `Sink.write` would come up in the middle of HDF5.
     """
     import h5py
 

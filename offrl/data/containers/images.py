@@ -13,7 +13,9 @@ from offrl.errors import UserError
 
 
 def decode(frames: Sequence[Any], out: np.ndarray, where: str) -> None:
-    """JPEG images (bytes, or arrays of bytes padded with zeros) into `out`, uint8 [R, H, W(, C)]. Raises UserError where one differs."""
+    """JPEG images (bytes, or arrays of bytes padded with zeros) into `out`, uint8 [R, H, W(, C)]. Raises UserError
+    where one differs.
+    """
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:

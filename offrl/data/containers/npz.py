@@ -1,4 +1,6 @@
-"""npz files of strangers: read one array at a time and block by block; nothing is unpickled, and nothing grows beyond what it declares."""
+"""npz files of strangers: read one array at a time and block by block; nothing is unpickled, and nothing grows beyond
+what it declares.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ class Npz:
             self._zip = zipfile.ZipFile(path)
             members = [m for m in self._zip.infolist() if m.filename.endswith(".npy")]
         if len(members) > COLUMNS:
-            raise UserError(f"{path} holds {len(members):,} arrays, and {COLUMNS:,} at most are read: write a column for all steps as one")
+            raise UserError(
+                f"{path} holds {len(members):,} arrays, and {COLUMNS:,} at most are read: write a column for all steps "
+                "as one"
+            )
         for member in members:
             key = member.filename.removesuffix(".npy")
             if key in self._members:
@@ -49,7 +54,9 @@ class Npz:
         return reading(f"{self.path}: '{key}'")
 
     def _header(self, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype, bool, int]:
-        """Shape, type, whether columns come first, and the bytes before the numbers; checked against what the file declares and holds."""
+        """Shape, type, whether columns come first, and the bytes before the numbers; checked against what the file
+        declares and holds.
+        """
         where = f"{self.path}: '{member.filename.removesuffix('.npy')}'"
         if member.compress_type not in _METHODS:
             raise UserError(f"{where} is packed by a method that NumPy does not write; write the file with numpy.savez")
@@ -64,7 +71,8 @@ class Npz:
         refuse_empty_rows(where, shape if size else (*shape, 0))
         if not dtype.hasobject and file.tell() + size != member.file_size:
             raise UserError(
-                f"{where} declares {size:,} bytes, shape {list(shape)}, and the file holds {max(0, member.file_size - file.tell()):,}: "
+                f"{where} declares {size:,} bytes, shape {list(shape)}, and the file holds "
+                f"{max(0, member.file_size - file.tell()):,}: "
                 "it is damaged or incomplete, get it again"
             )
         if not dtype.hasobject:
@@ -78,7 +86,11 @@ class Npz:
         if not shape:
             raise UserError(f"{self.path}: '{key}' is a single value, not a column")
         kept: list[np.ndarray] = []  # some rows as they are stored
-        looked = sampled(shape[0]) if wide(dtype) and column_dtype(name, dtype) == np.float32 and name not in SUCCESSORS else []
+        looked = (
+            sampled(shape[0])
+            if wide(dtype) and column_dtype(name, dtype) == np.float32 and name not in SUCCESSORS
+            else []
+        )
         if self._fortran(key):
             stored = self.array(key)
             kept = [stored[part] for part in looked]

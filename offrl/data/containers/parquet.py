@@ -35,18 +35,26 @@ def open_parquet(path: Path) -> Any:
 
 
 def arrow_values(array: Any, where: str) -> np.ndarray:
-    """A pyarrow array of numbers [R], or of equally long (nested) lists [R, ...], as NumPy; without a Python object per row."""
+    """A pyarrow array of numbers [R], or of equally long (nested) lists [R, ...], as NumPy; without a Python object per
+    row.
+    """
     import pyarrow as pa
 
     with reading(where):
         if isinstance(array, pa.ChunkedArray):
             array = array.combine_chunks()
         shape = [len(array)]
-        while pa.types.is_fixed_size_list(array.type) or pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        while (
+            pa.types.is_fixed_size_list(array.type)
+            or pa.types.is_list(array.type)
+            or pa.types.is_large_list(array.type)
+        ):
             if array.null_count:
                 raise UserError(f"{where} has empty entries (null)")
             flat, rows = array.flatten(), len(array)
-            uneven = not pa.types.is_fixed_size_list(array.type) and len(np.unique(np.asarray(array.value_lengths()))) > 1
+            uneven = (
+                not pa.types.is_fixed_size_list(array.type) and len(np.unique(np.asarray(array.value_lengths()))) > 1
+            )
             if uneven or (rows and len(flat) % rows):
                 raise UserError(f"{where} has lists of different lengths")
             shape.append(len(flat) // rows if rows else 0)

@@ -1,4 +1,6 @@
-"""Steps in the layout of RLDS (arXiv 2111.02767): `is_last` marks a row that holds nothing but the observation an episode ended in."""
+"""Steps in the layout of RLDS (arXiv 2111.02767): `is_last` marks a row that holds nothing but the observation an
+episode ended in.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,18 @@ def is_steps(flags: Mapping[str, str]) -> bool:
 
 
 def without_last(raw: RawData, last: np.ndarray) -> None:
-    """Take the rows `last` [R] out, in place: the row before each ends the episode, terminated where the last step was terminal, and leads
-    to its observation. Where columns are of unequal lengths nothing happens, for they will be refused."""
+    """Take the rows `last` [R] out, in place: the row before each ends the episode, terminated where the last step was
+    terminal, and leads to its observation. Where columns are of unequal lengths nothing happens, for they will be
+    refused."""
     observations, terminal = raw.columns["observations"], raw.columns["terminations"]
     keep = ~last
     if not keep.any() or any(len(column) != len(last) for column in raw.columns.values()):
         return
     followed = np.append(last[1:], False) & keep  # by a last step
     ends = followed if raw.episode_ends is None else followed | (raw.episode_ends & keep)
-    rows = np.union1d(np.flatnonzero(ends), np.flatnonzero(keep)[-1:])  # the last episode too, where the recording stopped in it
+    rows = np.union1d(
+        np.flatnonzero(ends), np.flatnonzero(keep)[-1:]
+    )  # the last episode too, where the recording stopped in it
     if "next_observations" not in raw.columns:
         raw.final_observations = np.asarray(observations[rows + followed[rows]])
         raw.final_known = None if followed[rows].all() else followed[rows]
@@ -36,7 +41,8 @@ def without_last(raw: RawData, last: np.ndarray) -> None:
     raw.columns = {name: _kept(column, keep) for name, column in raw.columns.items()}
     raw.episode_ends = ends[keep]
     raw.note(
-        f"steps as RLDS has them: the {int(last.sum()):,} rows of {LAST} hold no action, only what the row before leads to, and "
+        f"steps as RLDS has them: the {int(last.sum()):,} rows of {LAST} hold no action, only what the row before "
+        "leads to, and "
         "are left out"
     )
 

@@ -1,4 +1,6 @@
-"""Numbers as a file stores them, of which a reader that converts to float32 keeps some to say what that does not tell apart."""
+"""Numbers as a file stores them, of which a reader that converts to float32 keeps some to say what that does not tell
+apart.
+"""
 
 from __future__ import annotations
 

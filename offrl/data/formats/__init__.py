@@ -62,7 +62,9 @@ class Source:
     @property
     def text(self) -> bool:
         """True where the data are texts: `load_text` reads them, and `read_raw` does not."""
-        return self.kind == "text" or (self.kind == "minari" and self.path is not None and minari_text.is_text(self.path))
+        return self.kind == "text" or (
+            self.kind == "minari" and self.path is not None and minari_text.is_text(self.path)
+        )
 
     def identity(self) -> list[Any]:
         """A state that changes with any file: paths, sizes and times of the last change. For the keys of the caches."""
@@ -70,12 +72,16 @@ class Source:
             return [self.kind, self.name]
         files = minari.files(self.path) if self.kind == "minari" else list(self.files) or [self.path]
         files += [self.beside] if self.beside is not None and self.beside.is_file() else []
-        stats = [(str(p.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p in files for s in [p.stat()]]  # ctime: mtime can be set
+        stats = [
+            (str(p.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p in files for s in [p.stat()]
+        ]  # ctime: mtime can be set
         return [self.kind, self.name, stats]
 
 
 def resolve(name: str, config: DatasetConfig) -> Source:
-    """The source of `name`; downloads what is a name and not here yet. Raises UserError, with the nearest name, for an unknown one."""
+    """The source of `name`; downloads what is a name and not here yet. Raises UserError, with the nearest name, for an
+    unknown one.
+    """
     if not isinstance(name, str):
         raise UserError(f"dataset={name!r} is no name of data, which is a text")
     form = config.format
@@ -100,14 +106,21 @@ def resolve(name: str, config: DatasetConfig) -> Source:
             refuse_special(beside := Path(config.instruction_encodings).expanduser())
             return replace(source, beside=beside)
         return source
-    if path.suffix.lower() in _SUFFIXES or is_csv(path) or text.named_text(path) or re.match(r"[./~]|[A-Za-z]:\\", name):
+    if (
+        path.suffix.lower() in _SUFFIXES
+        or is_csv(path)
+        or text.named_text(path)
+        or re.match(r"[./~]|[A-Za-z]:\\", name)
+    ):
         raise UserError(_missing(path))
     task = lookup(name) if form in ("auto", "d4rl") else None
     if task is not None and task.url:
         return Source("d4rl", name, d4rl.locate(task, config), task)
     if form == "ogbench" or (form == "auto" and ogbench.NAME.fullmatch(name)):
         return Source("ogbench", name, ogbench.locate(name, config), lookup(name.removesuffix("-val")))
-    if form == "minari" or (form == "auto" and minari.ID.fullmatch(name) and ("/" in name or name in minari.installed())):
+    if form == "minari" or (
+        form == "auto" and minari.ID.fullmatch(name) and ("/" in name or name in minari.installed())
+    ):
         return _minari(name, minari.locate(name))
     known = _known_names()
     hint = datasets.hint(name) or nearest(name, known) or " `offrl data list` shows those that can be named"
@@ -115,7 +128,9 @@ def resolve(name: str, config: DatasetConfig) -> Source:
 
 
 def _several(name: str, config: DatasetConfig) -> Source | None:
-    """The source of a list "[a.csv,b.csv]" or a glob; None for another name. Raises UserError for files that are whole datasets each."""
+    """The source of a list "[a.csv,b.csv]" or a glob; None for another name. Raises UserError for files that are whole
+    datasets each.
+    """
     if not (name.startswith("[") and name.endswith("]")) and not any(c in name for c in "*?"):
         return None
     paths = tables.listed(name)
@@ -129,13 +144,17 @@ def _several(name: str, config: DatasetConfig) -> Source | None:
     shown = " ".join(map(str, paths[:3])) + (" ..." if len(paths) > 3 else "")
     others = ",".join(map(str, paths[1:3])) + (",..." if len(paths) > 3 else "")
     raise UserError(
-        f"dataset={name} names {len(paths)} files, of which each is a dataset (only CSV and Parquet are read as one): `offrl data merge "
-        f'{shown} merged.hdf5` makes one of these, or append the others: dataset={paths[0]} "dataset.concatenate=[{others}]"'
+        f"dataset={name} names {len(paths)} files, of which each is a dataset (only CSV and Parquet are read as one): "
+        "`offrl data merge "
+        f"{shown} merged.hdf5` makes one of these, or append the others: dataset={paths[0]} "
+        f'"dataset.concatenate=[{others}]"'
     )
 
 
 def _known_names() -> list[str]:
-    """Names worth suggesting: registered ones, D4RL's, the Minari ids that are installed, and files in the working directory."""
+    """Names worth suggesting: registered ones, D4RL's, the Minari ids that are installed, and files in the working
+    directory.
+    """
     names = ["builtin", *registry.names("dataset"), *minari.installed()]
     registry.names("task")  # imports the tables
     for listed in registry.names("task_names").values():
@@ -145,7 +164,9 @@ def _known_names() -> list[str]:
 
 def _data_files(folder: Path) -> list[str]:
     """The names of files in a folder that are datasets by their names."""
-    return sorted(p.name for p in folder.iterdir() if p.suffix in _SUFFIXES or is_csv(p) or p.name.endswith(".jsonl.gz"))
+    return sorted(
+        p.name for p in folder.iterdir() if p.suffix in _SUFFIXES or is_csv(p) or p.name.endswith(".jsonl.gz")
+    )
 
 
 def _missing(path: Path) -> str:
@@ -164,8 +185,15 @@ def _by_path(path: Path, name: str, form: str) -> Source:
                 refuse_tables(paths, by_name=False)
                 return Source("columns", name, paths[0], files=tuple(paths))
             inside = _data_files(path)
-            hint = f"; it has the files {', '.join(inside[:5])}: name one, or make one of them with `offrl data merge`" if inside else ""
-            raise UserError(f"{path} is a folder without a Minari dataset (no data/metadata.json) and without CSV or Parquet files{hint}")
+            hint = (
+                f"; it has the files {', '.join(inside[:5])}: name one, or make one of them with `offrl data merge`"
+                if inside
+                else ""
+            )
+            raise UserError(
+                f"{path} is a folder without a Minari dataset (no data/metadata.json) and without CSV or Parquet "
+                f"files{hint}"
+            )
         return _minari("", path)
     refuse_tables([path], by_name=True)
     if form != "auto":
@@ -203,11 +231,15 @@ def _minari(name: str, path: Path) -> Source:
 
 def guessed_task(source: Source) -> Task | None:
     """The task that the name of the source stands for; the file itself may say more."""
-    return source.task or (d4rl.guess_task(source.path.stem) if source.kind in ("columns", "d4rl") and source.path else None)
+    return source.task or (
+        d4rl.guess_task(source.path.stem) if source.kind in ("columns", "d4rl") and source.path else None
+    )
 
 
 def load_text(source: Source, config: DatasetConfig, faults: bool = False) -> text.TextFile:
-    """The texts of a source that holds some. faults: leave faulty episodes out, and say what is wrong. Raises UserError."""
+    """The texts of a source that holds some. faults: leave faulty episodes out, and say what is wrong. Raises
+    UserError.
+    """
     assert source.path is not None
     with reading(source.path):
         return (minari_text if source.kind == "minari" else text).load(source.path, config, faults)
@@ -222,8 +254,8 @@ def read_raw(
 ) -> RawData:
     """The columns of `name` as they are, faults and all. Raises UserError when they cannot be read.
 
-    optional: of actions and rewards those that may be missing (from plain files with a key per column, and actions from Minari's).
-    """
+    optional: of actions and rewards those that may be missing (from plain files with a key per column, and actions from
+    Minari's)."""
     config, memory = config or DatasetConfig(), memory or Memory()
     source = source or resolve(name, config)
     path = source.path
@@ -242,8 +274,14 @@ def read_raw(
         kind = file_type(path)
         extension = {"columns": kind, "ogbench": "npz"}.get(source.kind, "hdf5")
         if kind != extension:
-            raise UserError(f"{path} is {kind}, but the format {source.kind} is kept in {extension} files; leave dataset.format at auto")
-    with reading(path), np.errstate(over="ignore", invalid="ignore"):  # what float32 cannot hold becomes infinite, a fault of the data
+            raise UserError(
+                f"{path} is {kind}, but the format {source.kind} is kept in {extension} files; leave dataset.format at "
+                "auto"
+            )
+    with (
+        reading(path),
+        np.errstate(over="ignore", invalid="ignore"),
+    ):  # what float32 cannot hold becomes infinite, a fault of the data
         if table:
             raw = tables.read(source.name, source.files or (path,), config, memory, optional)
             raw.task = None if source.files else d4rl.guess_task(path.stem)
@@ -277,7 +315,9 @@ def _read(source: Source, path: Path, config: DatasetConfig, memory: Memory, opt
 
 
 def _set_range(raw: RawData, config: DatasetConfig) -> None:
-    """Set the action range as far as it is known without the data: the user's word, or D4RL's convention that it is [-1, 1]."""
+    """Set the action range as far as it is known without the data: the user's word, or D4RL's convention that it is
+    [-1, 1].
+    """
     if config.action_low:
         low, high = config.action_low, config.action_high
         raw.action_low, raw.action_high = (low[0], high[0]) if len(low) == len(high) == 1 else (low, high)

@@ -24,17 +24,22 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
         refuse_groups(file, ("version", "discrete_action", "episode_terminals"))
         if "observations_0_0" in items:
             raise UserError(
-                f"{path} holds d3rlpy's tuple observations, several arrays for each step ('observations_0_0', 'observations_0_1', ...), "
-                "which are not supported: join them into one (numpy.concatenate along the last axis), and dump d3rlpy's episodes again"
+                f"{path} holds d3rlpy's tuple observations, several arrays for each step ('observations_0_0', "
+                "'observations_0_1', ...), "
+                "which are not supported: join them into one (numpy.concatenate along the last axis), and dump "
+                "d3rlpy's episodes again"
             )
         if "observations_0" in items:
             return _read_v2(path, items, memory)
         missing = [k for k in ("observations", "actions", "rewards", "terminals") if k not in items]
         if missing:
-            raise UserError(f"{path} has no '{missing[0]}', which every d3rlpy file has; it has {', '.join(sorted(items))}")
+            raise UserError(
+                f"{path} has no '{missing[0]}', which every d3rlpy file has; it has {', '.join(sorted(items))}"
+            )
         if "version" not in items:
             raise UserError(
-                f"{path} was written by d3rlpy before 1.0, whose rewards belong to the row before; load and dump it with d3rlpy 1.x, "
+                f"{path} was written by d3rlpy before 1.0, whose rewards belong to the row before; load and dump it "
+                "with d3rlpy 1.x, "
                 "or, if its rewards are in place, set dataset.format=columns"
             )
         discrete = _flag(items["discrete_action"], str(path)) if "discrete_action" in items else None
@@ -44,14 +49,23 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
             if key not in items:
                 raise UserError(f"{path} has no '{key}' (dataset.fields.{name}); it has {', '.join(sorted(items))}")
             columns[name] = canonical(
-                name, read_item(name, items[key], memory, str(path), notes), str(path), discrete if name == "actions" else None
+                name,
+                read_item(name, items[key], memory, str(path), notes),
+                str(path),
+                discrete if name == "actions" else None,
             )
         ends = None
         if "episode_terminals" in items:
             flags = read_hdf5("terminations", items["episode_terminals"], memory, str(path))
             ends = canonical("terminations", flags, f"{path}: 'episode_terminals'")
     return RawData(
-        columns, episode_ends=ends, name=path.stem, source="d3rlpy", path=str(path), discrete=discrete, notes=[*filter(None, notes)]
+        columns,
+        episode_ends=ends,
+        name=path.stem,
+        source="d3rlpy",
+        path=str(path),
+        discrete=discrete,
+        notes=[*filter(None, notes)],
     )
 
 
@@ -69,7 +83,10 @@ def _read_v2(path: Path, items: dict[str, Any], memory: Memory) -> RawData:
     for number in range(count):
         for name in ("observations", "actions", "rewards", "terminated"):
             if f"{name}_{number}" not in items:
-                raise UserError(f"{path} has no '{name}_{number}', though it has {count} episodes; the file is damaged or incomplete")
+                raise UserError(
+                    f"{path} has no '{name}_{number}', though it has {count} episodes; the file is damaged or "
+                    "incomplete"
+                )
     lengths = [(items[f"actions_{i}"].shape or (0,))[0] for i in range(count)]
     stops = np.cumsum(lengths)
     rows = int(stops[-1])
@@ -104,5 +121,7 @@ def _refuse_unlike(item: Any, first: Any, rows: int, path: str) -> None:
         raise UserError(f"{where} holds {item.dtype} values, not numbers")
     if not item.shape or item.dtype.kind != first.dtype.kind or item.shape != (rows, *first.shape[1:]):
         due = [rows, *(first.shape or ())[1:]]
-        raise UserError(f"{where} holds {item.dtype} values of shape {list(item.shape or ())}; {first.dtype} of {due} is due")
+        raise UserError(
+            f"{where} holds {item.dtype} values of shape {list(item.shape or ())}; {first.dtype} of {due} is due"
+        )
     refuse_absent(item.id, where, item.file)

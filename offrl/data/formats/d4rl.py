@@ -28,7 +28,11 @@ from offrl.tasks.task import Task, lookup
 REQUIRED = {"observations": "observations", "actions": "actions", "rewards": "rewards", "terminations": "terminals"}
 FINALS = "metadata/offrl_final"  # extra columns after the episodes' last rows
 RECORD = "metadata/offrl"  # see offrl.data.formats.provenance
-OPTIONAL = {"truncations": "timeouts", "next_observations": "next_observations", "final_observations": "final_observations"}
+OPTIONAL = {
+    "truncations": "timeouts",
+    "next_observations": "next_observations",
+    "final_observations": "final_observations",
+}
 
 
 def locate(task: Task, config: DatasetConfig) -> Path:
@@ -54,13 +58,17 @@ def verify(path: Path) -> None:
 
 
 def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = None) -> RawData:
-    """A file in D4RL's layout. `task` when it was named; else it is the file's own, or guessed from its metadata and name."""
+    """A file in D4RL's layout. `task` when it was named; else it is the file's own, or guessed from its metadata and
+    name.
+    """
     with open_hdf5(path) as file:
         table = Hdf5Table(file, path, config.fields, own_names=("infos/", "metadata/"))
         items = table.items
         record = record_of(items, path)
         attributes = {k: _attribute(file, k, path) for k in ("env_id", "dataset_id", "ref_min_score", "ref_max_score")}
-        env_id = _text(attributes["env_id"]) or _text(value_of(items["metadata/env_id"], str(path)) if "metadata/env_id" in items else None)
+        env_id = _text(attributes["env_id"]) or _text(
+            value_of(items["metadata/env_id"], str(path)) if "metadata/env_id" in items else None
+        )
         dataset_id = _text(attributes["dataset_id"])
         references = [_score(attributes[k], k, path) for k in ("ref_min_score", "ref_max_score")]
         finals, final_columns = None, {}
@@ -112,7 +120,10 @@ def refuse_lists(config: DatasetConfig, path: Path) -> None:
     default = DatasetConfig()
     for name in ("action_kind", "max_gap", "missing"):
         if getattr(config, name) != getattr(default, name):
-            raise UserError(f"dataset.{name}={getattr(config, name)} is for own data, and the layout of {path} says what its columns are")
+            raise UserError(
+                f"dataset.{name}={getattr(config, name)} is for own data, and the layout of {path} says what its "
+                "columns are"
+            )
 
 
 def _keys(items: Mapping[str, Any], record: Record, config: DatasetConfig, path: Path) -> dict[str, str]:
@@ -124,7 +135,9 @@ def _keys(items: Mapping[str, Any], record: Record, config: DatasetConfig, path:
     keys |= {column: str(key) for column, key in config.fields.items()}
     for column, key in keys.items():
         if key not in items:
-            raise UserError(f"{path} has no '{key}' ({column}).{nearest(key, items)} It has: {', '.join(sorted(items))}")
+            raise UserError(
+                f"{path} has no '{key}' ({column}).{nearest(key, items)} It has: {', '.join(sorted(items))}"
+            )
     return keys
 
 
@@ -189,7 +202,9 @@ def _text(value: Any) -> str:
 
 
 def guess_task(stem: str, env_id: str = "") -> Task | None:
-    """The task of a file called `stem`, recorded in `env_id`: reference scores by the name, the environment by what the file says."""
+    """The task of a file called `stem`, recorded in `env_id`: reference scores by the name, the environment by what the
+    file says.
+    """
     name = stem.replace("_", "-")
     task = lookup(name)
     for candidate in registry.names("task_guess").values():
@@ -201,10 +216,16 @@ def guess_task(stem: str, env_id: str = "") -> Task | None:
     version = env_id.rpartition("-v")[2]
     if env_id == task.env_id:
         return task
-    if version.isdigit() and int(version) < 4 and task.env_id:  # of mujoco-py's time: the table knows what stands for it today
+    if (
+        version.isdigit() and int(version) < 4 and task.env_id
+    ):  # of mujoco-py's time: the table knows what stands for it today
         recorded = next(filter(None, (candidate(env_id) for candidate in registry.names("task_guess").values())), task)
         robots = (recorded.observation_dim, recorded.action_dim) == (task.observation_dim, task.action_dim)
-        return task if recorded.env_id == task.env_id or not robots else replace(recorded.without_references(), name=task.name, url=None)
+        return (
+            task
+            if recorded.env_id == task.env_id or not robots
+            else replace(recorded.without_references(), name=task.name, url=None)
+        )
     same = bool(task.env_id) and str(task.env_id).partition("-v")[0] == env_id.partition("-v")[0]
     if not same:  # the name says one robot, the file another: the reference scores are not the file's
         return Task(name=task.name, env_id=env_id)

@@ -1,7 +1,7 @@
 """Downloads that survive broken connections: resumed, checked, bounded, and visible under their name only when whole.
 
-The bytes of a file are checked before anything reads them: against its known size and SHA-256 where there are any (`Task.file`), else
-against those of the first download, which are noted beside it.
+The bytes of a file are checked before anything reads them: against its known size and SHA-256 where there are any
+(`Task.file`), else against those of the first download, which are noted beside it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def fetch(
 ) -> Path:
     """The file of `url` in `folder`, downloaded unless it is there.
 
-    check: raises UserError when the file is not what it should be. mirror: a URL prefix or a folder that serves instead of `url`'s server
-    (default $OFFRL_MIRROR), with NAME:PASSWORD@ before its host where it wants a login. limit_gb: the most that is downloaded of a file
-    whose size is not `known`. Raises UserError when the file cannot be had, or is another one than it should be; what was downloaded of it
-    when a connection broke stays, and the next call continues.
+    check: raises UserError when the file is not what it should be. mirror: a URL prefix or a folder that serves instead
+    of `url`'s server (default $OFFRL_MIRROR), with NAME:PASSWORD@ before its host where it wants a login. limit_gb: the
+    most that is downloaded of a file whose size is not `known`. Raises UserError when the file cannot be had, or is
+    another one than it should be; what was downloaded of it when a connection broke stays, and the next call continues.
     """
     name = url.rsplit("/", 1)[1]
     target = folder / name
@@ -54,9 +54,14 @@ def fetch(
                 return target
             part = folder / f"{name}.part"
             own = mirror is not None and "://" not in mirror  # a folder of the user's
-            origin, login = (mirror, None) if own or mirror is None else split_login(mirror, os.environ.get("OFFRL_MIRROR"))
+            origin, login = (
+                (mirror, None) if own or mirror is None else split_login(mirror, os.environ.get("OFFRL_MIRROR"))
+            )
             if own:
-                with _in_folder(Path(str(mirror)).expanduser(), url, what).open("rb") as source, replacing(part) as copy:
+                with (
+                    _in_folder(Path(str(mirror)).expanduser(), url, what).open("rb") as source,
+                    replacing(part) as copy,
+                ):
                     shutil.copyfileobj(source, copy)
             else:
                 most = known[0] if known else int(limit_gb * GB)
@@ -71,10 +76,14 @@ def fetch(
             except UserError as error:
                 remove(part)
                 raise UserError(
-                    f"the {what} downloaded from {origin or url} is damaged and was removed ({error}); try again or use dataset.mirror"
+                    f"the {what} downloaded from {origin or url} is damaged and was removed ({error}); try again or "
+                    "use dataset.mirror"
                 ) from None
             if not known and unprotected(origin or url) and not _record(target).exists():
-                warn(f"{origin or url} is not encrypted, and on the way anybody could change the {what}; its SHA-256 is {digest}")
+                warn(
+                    f"{origin or url} is not encrypted, and on the way anybody could change the {what}; its SHA-256 is "
+                    f"{digest}"
+                )
             note(_record(target), {"url": url, "size": size, "sha256": digest})
             os.replace(part, target)
             remove(part)
@@ -90,7 +99,9 @@ def _record(target: Path) -> Path:
 
 
 def _intact(target: Path) -> bool:
-    """True if the file is there, with the size it had when it was checked. A file put there by hand has no record and is trusted."""
+    """True if the file is there, with the size it had when it was checked. A file put there by hand has no record and
+    is trusted.
+    """
     if not target.is_file():
         return False
     try:
@@ -104,8 +115,8 @@ def _intact(target: Path) -> bool:
 
 
 def _compare(digest: str, known: Known | None, target: Path, what: str, own: bool) -> None:
-    """Raises Different for a file with another SHA-256 than the `known` one, or, where none is, the last download of the same file. What a
-    folder of the user's `own` gives is only warned of."""
+    """Raises Different for a file with another SHA-256 than the `known` one, or, where none is, the last download of
+    the same file. What a folder of the user's `own` gives is only warned of."""
     before: dict[str, Any] = {}
     if known is None:
         with contextlib.suppress(OSError, ValueError, TypeError):

@@ -17,6 +17,15 @@ from offrl.settings.dataset import DatasetConfig
 def read(path: Path, config: DatasetConfig, memory: Memory, kind: str, optional: Collection[str] = ()) -> RawData:
     """The columns of a file. kind: hdf5 | npz. optional: columns that may be missing. Raises UserError."""
     if kind == "npz":
-        return build(NpzTable(path, {*map(column_of, config.fields)}), config, memory, optional, path.stem, example=str(path))
+        return build(
+            NpzTable(path, {*map(column_of, config.fields)}), config, memory, optional, path.stem, example=str(path)
+        )
     with open_hdf5(path) as file:
-        return build(Hdf5Table(file, path, {*map(column_of, config.fields)}), config, memory, optional, path.stem, example=str(path))
+        return build(
+            Hdf5Table(file, path, {*map(column_of, config.fields)}),
+            config,
+            memory,
+            optional,
+            path.stem,
+            example=str(path),
+        )

@@ -1,4 +1,6 @@
-"""Minari datasets, by id or folder, read straight from their storage: whole episodes at a time, into preallocated arrays."""
+"""Minari datasets, by id or folder, read straight from their storage: whole episodes at a time, into preallocated
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,17 @@ from offrl.tasks.task import Task, recorded_arguments
 ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
 FLATTEN = "FlattenObservation"
 RECORD = "offrl"  # in metadata.json: see offrl.data.formats.provenance
-NOT_ABOUT = ("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "dataset_id", "minari_version",
-              "action_space", RECORD)  # fmt: skip
+NOT_ABOUT = (
+    "total_episodes",
+    "total_steps",
+    "dataset_size",
+    "data_format",
+    "jpeg_encoding",
+    "dataset_id",
+    "minari_version",
+    "action_space",
+    RECORD,
+)
 
 
 def root() -> Path:
@@ -44,7 +55,9 @@ def installed() -> list[str]:
 
 
 def locate(name: str) -> Path:
-    """The folder of the dataset `name`, downloaded with Minari's own client when it is not there. Raises UserError if it cannot be had."""
+    """The folder of the dataset `name`, downloaded with Minari's own client when it is not there. Raises UserError if
+    it cannot be had.
+    """
     if not ID.fullmatch(name):
         raise UserError(f"'{name}' is no Minari id; one looks like D4RL/door/human-v2.{nearest(name, installed())}")
     folder = root() / name
@@ -60,7 +73,8 @@ def locate(name: str) -> Path:
             _remove_empty(folder)
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
-            f"Minari dataset '{name}' is not in {root()} and cannot be downloaded ({reason}).{nearest(name, installed())} "
+            f"Minari dataset '{name}' is not in {root()} and cannot be downloaded "
+            f"({reason}).{nearest(name, installed())} "
             "Without a network, copy its folder there or set MINARI_DATASETS_PATH"
         ) from None
     if not (folder / "data" / "metadata.json").is_file():
@@ -80,7 +94,9 @@ def _remove_empty(folder: Path) -> None:
 
 
 def data_folder(path: Path) -> Path | None:
-    """The folder with metadata.json for a path that is a Minari dataset, its data folder or its main_data.hdf5; else None."""
+    """The folder with metadata.json for a path that is a Minari dataset, its data folder or its main_data.hdf5; else
+    None.
+    """
     for candidate in (path / "data", path, path.parent):
         file = candidate / "metadata.json"
         with reading(file):
@@ -92,8 +108,8 @@ def data_folder(path: Path) -> Path | None:
 
 
 def refuse_links(path: Path) -> None:
-    """Raises UserError for a link in the dataset at `path` that leads out of it, and for what is neither file nor folder. The folder that a
-    person typed may be a link."""
+    """Raises UserError for a link in the dataset at `path` that leads out of it, and for what is neither file nor
+    folder. The folder that a person typed may be a link."""
     folder = data_folder(path)
     assert folder is not None
     if path.is_dir():
@@ -147,8 +163,15 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
     if raw.task.note:
         raw.note(raw.task.note)
     if raw.task.observation_keys == OWN_ORDER:
-        raw.note(f"the recorded wrapper {FLATTEN} joined the observations: a Dict's entries are in the environment's own order")
-    raw.about = {k: v for k, v in meta.items() if k not in NOT_ABOUT and (k != "observation_space" or observations["type"] == "Dict")}
+        raw.note(
+            f"the recorded wrapper {FLATTEN} joined the observations: a Dict's entries are in the environment's own "
+            "order"
+        )
+    raw.about = {
+        k: v
+        for k, v in meta.items()
+        if k not in NOT_ABOUT and (k != "observation_space" or observations["type"] == "Dict")
+    }
     if record is not None and raw.episode_ends is not None and fits(raw, record, raw.episode_ends):
         _restore(raw, record, config, memory)
     return raw
@@ -161,16 +184,27 @@ def record_of(meta: dict[str, Any], folder: Path) -> Record | None:
     try:
         return Record.from_json(meta[RECORD])
     except (ValueError, RecursionError) as error:
-        warn(f"{folder / 'metadata.json'}: '{RECORD}' cannot be read ({error}); the dataset is read by its layout alone")
+        warn(
+            f"{folder / 'metadata.json'}: '{RECORD}' cannot be read ({error}); the dataset is read by its layout alone"
+        )
         return None
 
 
 def _infos(config: DatasetConfig, record: Record | None, name: str) -> dict[str, tuple[str, ...]]:
-    """Columns that lie under Minari's infos, with their path there: those offrl put there, and those that `dataset.fields` asks for."""
-    infos = {c: tuple(c.removeprefix(INFOS).split("/")) for c in (extra_columns(record) if record else ()) if not c.startswith(INFOS)}
+    """Columns that lie under Minari's infos, with their path there: those offrl put there, and those that
+    `dataset.fields` asks for.
+    """
+    infos = {
+        c: tuple(c.removeprefix(INFOS).split("/"))
+        for c in (extra_columns(record) if record else ())
+        if not c.startswith(INFOS)
+    }
     for column, key in config.fields.items():
         if not str(key).startswith(INFOS):
-            raise UserError(f"{name}: dataset.fields.{column}={key}: of a Minari dataset only infos/... can be chosen; the rest is fixed")
+            raise UserError(
+                f"{name}: dataset.fields.{column}={key}: of a Minari dataset only infos/... can be chosen; the rest is "
+                "fixed"
+            )
         infos[column] = tuple(str(key).removeprefix(INFOS).split("/"))
     return infos
 
@@ -179,7 +213,9 @@ def _restore(raw: RawData, record: Record, config: DatasetConfig, memory: Memory
     """Undo what `offrl.data.formats.write_minari` added to fit the layout, as the record says; in place."""
     ends, finals = raw.episode_ends, raw.final_observations
     assert ends is not None and raw.task is not None
-    chosen = config.observation_keys and raw.task.observation_keys == tuple(config.observation_keys)  # entries of a Dict in the file
+    chosen = config.observation_keys and raw.task.observation_keys == tuple(
+        config.observation_keys
+    )  # entries of a Dict in the file
     if "next_observations" in record.columns:
         last = np.flatnonzero(ends)
         observations = raw.columns["observations"]
@@ -228,7 +264,9 @@ def recorded_task(metadata: Metadata, name: str, keys: tuple[str, ...]) -> Task:
 def _observation_leaves(
     space: dict[str, Any], config: DatasetConfig, name: str
 ) -> tuple[list[Leaf], dict[str, list[Leaf]], tuple[str, ...]]:
-    """The entries that make the flat observation, those of the goals, and the keys of the top level (none when it is no Dict)."""
+    """The entries that make the flat observation, those of the goals, and the keys of the top level (none when it is no
+    Dict).
+    """
     if space["type"] != "Dict":
         return _leaves(space, (), name), {}, ()
     subspaces = space["subspaces"]

@@ -30,15 +30,24 @@ class Overflow(Exception):
 
 
 class Buffers:
-    """Arrays for all steps. Observations come as T + 1 rows of which the last is put aside: the next episode overwrites it.
+    """Arrays for all steps. Observations come as T + 1 rows of which the last is put aside: the next episode overwrites
+    it.
 
     held: bytes of the dataset's files, which bound what the metadata may ask for.
     """
 
     def __init__(
-        self, rows: int, leaves: list[Leaf], goals: dict[str, list[Leaf]], actions: dict[str, Any], memory: Memory, name: str, held: int,
-        infos: dict[str, tuple[str, ...]], with_actions: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        rows: int,
+        leaves: list[Leaf],
+        goals: dict[str, list[Leaf]],
+        actions: dict[str, Any],
+        memory: Memory,
+        name: str,
+        held: int,
+        infos: dict[str, tuple[str, ...]],
+        with_actions: bool = True,
+    ) -> None:
         self.infos, self.memory, self.with_actions = infos, memory, with_actions
         self.info_columns: dict[str, np.ndarray] = {}
         self.info_finals: dict[str, list[np.ndarray]] = {}
@@ -63,8 +72,8 @@ class Buffers:
         self.at, self.stored = 0, Stored(rows)
 
     def add(self, steps: int, read: Read, episode: str) -> None:
-        """One episode. `read(column, path, out)` fills `out` and returns it, or, where `out` is None or the file holds encoded images
-        (bytes, or an array of bytes, for each), returns what the file holds."""
+        """One episode. `read(column, path, out)` fills `out` and returns it, or, where `out` is None or the file holds
+        encoded images (bytes, or an array of bytes, for each), returns what the file holds."""
         if steps == 0:  # recorded by a collector that was reset twice; its columns are there, and empty
             if self.with_actions:
                 read("actions", (), np.empty((0, *self.actions.shape[1:]), np.float32))
@@ -90,7 +99,9 @@ class Buffers:
         else:
             self.actions[start:stop] = 0
         read("rewards", (), self.rewards[start:stop])
-        for name in ("rewards", "actions")[: 1 + (self.with_actions and self.actions.dtype == np.float32)] if looked else ():
+        for name in (
+            ("rewards", "actions")[: 1 + (self.with_actions and self.actions.dtype == np.float32)] if looked else ()
+        ):
             self.stored.keep(name, read(name, (), None)[:steps])  # Arrow has a row more
         for flags, key in zip(self.flags, ("terminations", "truncations"), strict=True):
             read(key, (), flags[start:stop])
@@ -114,7 +125,8 @@ class Buffers:
         out = self.info_columns[column]
         if len(values) not in (steps, steps + 1) or values.shape[1:] != out.shape[1:] or values.dtype != out.dtype:
             raise UserError(
-                f"{self.name}: {where} has {values.dtype} values of shape {list(values.shape)}, expected {out.dtype} of "
+                f"{self.name}: {where} has {values.dtype} values of shape {list(values.shape)}, expected {out.dtype} "
+                "of "
                 f"{[steps, *out.shape[1:]]} or one row more"
             )
         out[self.at : self.at + steps] = values[:steps]
@@ -135,7 +147,9 @@ class Buffers:
             values = canonical("observations", values, where)
             if len(values.shape) == 0 or len(values) != rows:
                 shape = list(values.shape)
-                raise UserError(f"{where} has {shape[0] if shape else 'one'} observations for {rows - 1} steps; {rows} are expected")
+                raise UserError(
+                    f"{where} has {shape[0] if shape else 'one'} observations for {rows - 1} steps; {rows} are expected"
+                )
             due = 1 if space["type"] == "Discrete" else width
             if values.size != rows * due:
                 raise UserError(f"{where} has shape {list(values.shape)}; {due} numbers for each row are due")
@@ -164,7 +178,11 @@ class Buffers:
 
 def _encoded(values: Any, width: int) -> bool:
     """True for what holds an encoded image for each row, and not its `width` numbers."""
-    return isinstance(values, list) or values.dtype.kind == "O" or (values.dtype == np.uint8 and values.size != len(values) * width)
+    return (
+        isinstance(values, list)
+        or values.dtype.kind == "O"
+        or (values.dtype == np.uint8 and values.size != len(values) * width)
+    )
 
 
 def numbered(names: Iterable[str], prefix: str) -> list[str]:
@@ -173,7 +191,9 @@ def numbered(names: Iterable[str], prefix: str) -> list[str]:
 
 
 class _Hdf5Episode:
-    """The group of one episode, through h5py's low-level interface: its `Dataset` objects take three times as long for small arrays."""
+    """The group of one episode, through h5py's low-level interface: its `Dataset` objects take three times as long for
+    small arrays.
+    """
 
     def __init__(self, links: Links, name: str, where: str) -> None:
         import h5py
@@ -210,14 +230,29 @@ class _Hdf5Episode:
         if out is None or kind == self.h5.h5t.VLEN:
             return self.h5.Dataset(item)[()]
         if item.shape != out.shape:
-            if item.shape[:1] != out.shape[:1] or math.prod(item.shape) != out.size or (out.ndim == 1 and len(item.shape) > 2):
-                if column == "observations" and out.dtype == np.uint8 and len(item.shape) == 2 and item.dtype == np.uint8:
+            if (
+                item.shape[:1] != out.shape[:1]
+                or math.prod(item.shape) != out.size
+                or (out.ndim == 1 and len(item.shape) > 2)
+            ):
+                if (
+                    column == "observations"
+                    and out.dtype == np.uint8
+                    and len(item.shape) == 2
+                    and item.dtype == np.uint8
+                ):
                     return self.h5.Dataset(item)[()]  # JPEG images of one size
                 raise UserError(f"{where} has shape {list(item.shape)}, expected {list(out.shape)}")
             out = out.reshape(item.shape)
-        if out.dtype == bool and kind == self.h5.h5t.ENUM and not stored.equal(self.h5.h5t.py_create(out.dtype)) and stored.dtype != bool:
+        if (
+            out.dtype == bool
+            and kind == self.h5.h5t.ENUM
+            and not stored.equal(self.h5.h5t.py_create(out.dtype))
+            and stored.dtype != bool
+        ):
             raise UserError(
-                f"{where} holds true and false under other names or numbers than FALSE=0 and TRUE=1; the file is damaged, or write 0 and 1"
+                f"{where} holds true and false under other names or numbers than FALSE=0 and TRUE=1; the file is "
+                "damaged, or write 0 and 1"
             )
         if out.dtype == bool and kind != self.h5.h5t.ENUM:
             out[:] = canonical("terminations", self.h5.Dataset(item)[()], where)  # flags stored as numbers
@@ -231,7 +266,9 @@ class _Hdf5Episode:
         if path not in self.looked:
             self.looked.add(path)
             with contextlib.suppress(KeyError):  # `open` says that it is not there
-                self.links.check(self.h5.h5g.open(self.group, "/".join(path).encode()), f"{self.name}/{'/'.join(path)}/")
+                self.links.check(
+                    self.h5.h5g.open(self.group, "/".join(path).encode()), f"{self.name}/{'/'.join(path)}/"
+                )
 
 
 def read_hdf5(folder: Path, kind: str, buffers: Buffers) -> None:
@@ -253,12 +290,17 @@ def read_hdf5(folder: Path, kind: str, buffers: Buffers) -> None:
 
 
 def read_arrow(folder: Path, kind: str, buffers: Buffers) -> None:
-    """Arrow or Parquet: one folder per episode; every column has T + 1 rows, of which only the observations use the last."""
+    """Arrow or Parquet: one folder per episode; every column has T + 1 rows, of which only the observations use the
+    last.
+    """
     import pyarrow as pa
 
     names = numbered((p.name for p in folder.iterdir() if p.is_dir()), "")
     if not names and buffers.rows:
-        raise UserError(f"{folder} has no episode of format {kind}, and its metadata declare {buffers.rows:,} steps; it is incomplete")
+        raise UserError(
+            f"{folder} has no episode of format {kind}, and its metadata declare {buffers.rows:,} steps; it is "
+            "incomplete"
+        )
     for index, name in enumerate(names):
         table, file = read_table(folder / name, kind)
         steps = table.num_rows - 1
@@ -274,7 +316,9 @@ def read_arrow(folder: Path, kind: str, buffers: Buffers) -> None:
                         array = array.field(key)
                 except KeyError:
                     raise UserError(f"{where} is missing") from None
-                if column == "observations" and (pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)):
+                if column == "observations" and (
+                    pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)
+                ):
                     return array.to_pylist()
                 values = arrow_values(array, where)
                 if out is None:

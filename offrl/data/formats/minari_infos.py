@@ -45,7 +45,9 @@ def _hdf5_infos(path: Path) -> list[str]:
 
 
 def _arrow_infos(folder: Path) -> list[str]:
-    """The infos that all episodes have, with one type that `info_leaves` can read; lists of uneven lengths are found on reading."""
+    """The infos that all episodes have, with one type that `info_leaves` can read; lists of uneven lengths are found on
+    reading.
+    """
     try:
         import pyarrow as pa
         import pyarrow.dataset as ds

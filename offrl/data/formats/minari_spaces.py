@@ -49,13 +49,20 @@ def load_metadata(folder: Path) -> Metadata:
             raise UserError(f"{path} is damaged: it has no '{key}'")
     for key in ("total_steps", "total_episodes"):
         value = meta.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1 or not 0 <= value < 2**63:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or value != value // 1
+            or not 0 <= value < 2**63
+        ):
             raise UserError(f"{path} is damaged: '{key}' is {str(value)[:40]}, not a number of them")
     if meta.get("data_format", "hdf5") not in FORMATS:
         raise UserError(f"{path}: 'data_format' is {str(meta['data_format'])[:40]}; {', '.join(FORMATS)} are known")
     form, other = meta.get("data_format", "hdf5"), folder / "main_data.hdf5"
     if form != "hdf5" and other.is_file() and not any(p.is_dir() and p.name.isdecimal() for p in folder.iterdir()):
-        raise UserError(f"{path}: 'data_format' is {form}, and the episodes are in {other.name}, which is hdf5; write hdf5 there")
+        raise UserError(
+            f"{path}: 'data_format' is {form}, and the episodes are in {other.name}, which is hdf5; write hdf5 there"
+        )
     for key in ("ref_min_score", "ref_max_score"):
         value = meta.get(key)
         number = type(value) is float or (type(value) is int and abs(value) < 2**63)
@@ -86,7 +93,9 @@ def _env_spec(text: Any, path: Path) -> dict[str, Any]:
         if spec.get(key) is not None and not (isinstance(spec[key], kind) and not isinstance(spec[key], bool)):
             raise UserError(f"{path}: 'env_spec' has {str(spec[key])[:40]} for '{key}'; the metadata are damaged")
     if (spec.get("max_episode_steps") or 1) < 1:
-        raise UserError(f"{path}: 'env_spec' has {spec['max_episode_steps']} for 'max_episode_steps'; the metadata are damaged")
+        raise UserError(
+            f"{path}: 'env_spec' has {spec['max_episode_steps']} for 'max_episode_steps'; the metadata are damaged"
+        )
     return spec
 
 
@@ -115,9 +124,13 @@ def _check(space: Any, where: str) -> None:
                     raise UserError(f"{damaged}: '{bound}' has {values.size} values")
     elif kind in ("Discrete", "MultiBinary"):
         number, start = space.get("n"), space.get("start", 0)
-        fits = _count(number) or (kind == "MultiBinary" and isinstance(number, list) and bool(number) and _lengths(number))
+        fits = _count(number) or (
+            kind == "MultiBinary" and isinstance(number, list) and bool(number) and _lengths(number)
+        )
         if not fits or isinstance(start, bool) or not isinstance(start, int):
-            raise UserError(f"{damaged}: it has {str(number)[:40]} values from {str(start)[:40]} (1 to {MOST_VALUES:,} are read)")
+            raise UserError(
+                f"{damaged}: it has {str(number)[:40]} values from {str(start)[:40]} (1 to {MOST_VALUES:,} are read)"
+            )
 
 
 def _count(value: Any) -> bool:
@@ -125,7 +138,9 @@ def _count(value: Any) -> bool:
 
 
 def _lengths(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**31 for n in value)
+    return isinstance(value, list) and all(
+        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**31 for n in value
+    )
 
 
 def width_of(space: dict[str, Any]) -> int:

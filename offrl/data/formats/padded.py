@@ -1,11 +1,13 @@
-"""Rollouts padded to one length, [N, T, ...] with masks [N, T] or [N, T, 1]: ImagineBench (arXiv 2505.10010) and whoever stores them so.
+"""Rollouts padded to one length, [N, T, ...] with masks [N, T] or [N, T, 1]: ImagineBench (arXiv 2505.10010) and
+whoever stores them so.
 
-Three containers: npz and HDF5 with a key per array, and the Parquet files that ImagineBench publishes, with a row per rollout: `KEY_data`
-holds the bytes of its array, `KEY_shape` the shape of all rollouts together, `KEY_dtype` the type, `row_index` its place.
+Three containers: npz and HDF5 with a key per array, and the Parquet files that ImagineBench publishes, with a row per
+rollout: `KEY_data` holds the bytes of its array, `KEY_shape` the shape of all rollouts together, `KEY_dtype` the type,
+`row_index` its place.
 
-An observation ends with the encoding of the rollout's instruction, in some files. Others have the instruction as a text (`instructions`),
-and its encoding elsewhere: `dataset.instruction_encodings` names that file, and encodings are appended to the observations here.
-"""
+An observation ends with the encoding of the rollout's instruction, in some files. Others have the instruction as a text
+(`instructions`), and its encoding elsewhere: `dataset.instruction_encodings` names that file, and encodings are
+appended to the observations here."""
 
 from __future__ import annotations
 
@@ -30,14 +32,27 @@ MASKS = ("masks", "action_masks")
 FLAGS = {"terminations": ("terminations", "terminals"), "truncations": ("truncations", "timeouts")}
 ENCODINGS = ("instruction_encodings", "encodings")  # numbers [N, W] or [N, T, W] in the file itself
 TEXTS = "instructions"
-_WANTED = ("observations", "actions", "rewards", *MASKS, *(n for names in FLAGS.values() for n in names), *ENCODINGS, TEXTS)
+_WANTED = (
+    "observations",
+    "actions",
+    "rewards",
+    *MASKS,
+    *(n for names in FLAGS.values() for n in names),
+    *ENCODINGS,
+    TEXTS,
+)
 
 
 def padded(shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """True where arrays of these shapes are padded rollouts."""
     masks = next((shapes[name] for name in MASKS if name in shapes), ())
     observations = shapes.get("observations", ())
-    return len(observations) >= 3 and len(masks) >= 2 and tuple(masks[:2]) == tuple(observations[:2]) and tuple(masks[2:]) in ((), (1,))
+    return (
+        len(observations) >= 3
+        and len(masks) >= 2
+        and tuple(masks[:2]) == tuple(observations[:2])
+        and tuple(masks[2:]) in ((), (1,))
+    )
 
 
 def padded_parquet(names: list[str]) -> bool:
@@ -65,8 +80,9 @@ def is_padded(path: Path, kind: str) -> bool:
 def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
     """The valid steps of all rollouts, one after the other.
 
-    A rollout shorter than T ended there by itself (a termination), unless the file has flags that say otherwise; one that fills all T
-    steps was cut off (a time-out). So does ImagineBench's own conversion for OfflineRL. Raises UserError, naming the rollout.
+    A rollout shorter than T ended there by itself (a termination), unless the file has flags that say otherwise; one
+    that fills all T steps was cut off (a time-out). So does ImagineBench's own conversion for OfflineRL. Raises
+    UserError, naming the rollout.
     """
     arrays, where = _arrays(path), str(path)
     for name in ("observations", "actions", "rewards"):
@@ -82,7 +98,9 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
     valid = mask.reshape(count, -1) != 0
     for name in _WANTED:
         if name in arrays and name != TEXTS and name not in ENCODINGS and arrays[name].shape[:2] != (count, steps):
-            raise UserError(f"{where}: '{name}' has shape {list(arrays[name].shape)}; {[count, steps]} rollouts and steps are due")
+            raise UserError(
+                f"{where}: '{name}' has shape {list(arrays[name].shape)}; {[count, steps]} rollouts and steps are due"
+            )
     lengths = valid.sum(1)
     holes = np.flatnonzero((valid != (np.arange(steps) < lengths[:, None])).any(1))
     if len(holes):
@@ -91,10 +109,14 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
         raise UserError(f"{where}: its masks mark no step as valid")
     notes: list[str] = []
     columns = {
-        name: canonical(name, arrays[name][valid], where, _discrete(arrays["actions"]) if name == "actions" else None, notes)
+        name: canonical(
+            name, arrays[name][valid], where, _discrete(arrays["actions"]) if name == "actions" else None, notes
+        )
         for name in ("actions", "rewards")
     }
-    columns["observations"] = _observations(observations, valid, _encodings(arrays, count, config, where), memory, where)
+    columns["observations"] = _observations(
+        observations, valid, _encodings(arrays, count, config, where), memory, where
+    )
     ends = np.zeros(int(lengths.sum()), bool)
     ends[np.cumsum(lengths[lengths > 0]) - 1] = True
     flags = {name: next((arrays[n] for n in names if n in arrays), None) for name, names in FLAGS.items()}
@@ -107,7 +129,8 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
         full = int((lengths == steps).sum())
         if full:
             raw.notes.append(
-                f"{full:,} of {count:,} rollouts fill all {steps} steps and count as cut off, the others as ended by themselves"
+                f"{full:,} of {count:,} rollouts fill all {steps} steps and count as cut off, the others as ended by "
+                "themselves"
             )
     for name, value in flags.items():
         if value is not None:
@@ -116,7 +139,8 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
         raw.notes.append(f"left out: {empty:,} rollouts without a valid step")
     if TEXTS in arrays and config.instruction_encodings is None and not any(name in arrays for name in ENCODINGS):
         raw.notes.append(
-            "instructions are texts and not part of the observations; dataset.instruction_encodings=FILE appends their encodings"
+            "instructions are texts and not part of the observations; dataset.instruction_encodings=FILE appends their "
+            "encodings"
         )
     return raw
 
@@ -125,12 +149,17 @@ def _discrete(actions: np.ndarray) -> bool:
     return actions.dtype.kind in "biu" and (actions.ndim == 2 or actions.shape[2:] == (1,))
 
 
-def _observations(observations: np.ndarray, valid: np.ndarray, encodings: np.ndarray | None, memory: Memory, where: str) -> np.ndarray:
+def _observations(
+    observations: np.ndarray, valid: np.ndarray, encodings: np.ndarray | None, memory: Memory, where: str
+) -> np.ndarray:
     """The valid ones float32 [R, D + W], with the encodings [N, W] or [N, T, W] of their instructions."""
     if encodings is None:
         return canonical("observations", observations[valid], where)
     if observations.ndim != 3:
-        raise UserError(f"{where}: encodings are appended to flat observations only; these have shape {list(observations.shape[2:])}")
+        raise UserError(
+            f"{where}: encodings are appended to flat observations only; these have shape "
+            f"{list(observations.shape[2:])}"
+        )
     width = observations.shape[2]
     out = memory.empty("observations", (int(valid.sum()), width + encodings.shape[-1]), np.float32)
     at = 0
@@ -153,7 +182,8 @@ def _encodings(arrays: Mapping[str, np.ndarray], count: int, config: DatasetConf
                 or values.shape[:-1] not in ((count,), arrays["observations"].shape[:2])
             ):
                 raise UserError(
-                    f"{where}: '{name}' has shape {list(values.shape)}; numbers [{count}, W] are due, one encoding for each rollout"
+                    f"{where}: '{name}' has shape {list(values.shape)}; numbers [{count}, W] are due, one encoding for "
+                    "each rollout"
                 )
             return values.astype(np.float32)
     if config.instruction_encodings is None:
@@ -166,15 +196,20 @@ def _encodings(arrays: Mapping[str, np.ndarray], count: int, config: DatasetConf
     for rollout, text in enumerate(arrays[TEXTS].reshape(count, -1)[:, 0].tolist()):
         if str(text) not in known:
             raise UserError(
-                f"{where}: {path} has no encoding of the instruction of rollout {rollout}, '{text}'.{nearest(str(text), known)}"
+                f"{where}: {path} has no encoding of the instruction of rollout {rollout}, "
+                f"'{text}'.{nearest(str(text), known)}"
             )
         encodings.append(known[str(text)])
     return np.stack(encodings)
 
 
 def read_encodings(path: Path) -> dict[str, np.ndarray]:
-    """{instruction: [W]} of an npz file with the arrays instructions [M] (texts) and encodings [M, W]. Raises UserError."""
-    cure = "an npz file with the arrays instructions [M] (texts) and encodings [M, W] is due; see docs/language-labels.md"
+    """{instruction: [W]} of an npz file with the arrays instructions [M] (texts) and encodings [M, W]. Raises
+    UserError.
+    """
+    cure = (
+        "an npz file with the arrays instructions [M] (texts) and encodings [M, W] is due; see docs/language-labels.md"
+    )
     if not path.is_file():
         raise UserError(f"dataset.instruction_encodings={path}: there is no such file; {cure}")
     try:
@@ -182,9 +217,20 @@ def read_encodings(path: Path) -> dict[str, np.ndarray]:
             archive = Npz(path)
             texts, values = archive.array(TEXTS, NUMBERS + "U"), archive.array("encodings")
     except UserError as error:
-        raise UserError(f"dataset.instruction_encodings={path} cannot be read ({str(error).removeprefix(f'{path}: ')}); {cure}") from None
-    if texts.ndim != 1 or texts.dtype.kind != "U" or values.ndim != 2 or len(values) != len(texts) or values.dtype.kind not in "biuf":
-        raise UserError(f"dataset.instruction_encodings={path} holds arrays of shape {list(texts.shape)} and {list(values.shape)}; {cure}")
+        raise UserError(
+            f"dataset.instruction_encodings={path} cannot be read ({str(error).removeprefix(f'{path}: ')}); {cure}"
+        ) from None
+    if (
+        texts.ndim != 1
+        or texts.dtype.kind != "U"
+        or values.ndim != 2
+        or len(values) != len(texts)
+        or values.dtype.kind not in "biuf"
+    ):
+        raise UserError(
+            f"dataset.instruction_encodings={path} holds arrays of shape {list(texts.shape)} and {list(values.shape)}; "
+            f"{cure}"
+        )
     return dict(zip(texts.tolist(), values.astype(np.float32), strict=True))
 
 
@@ -208,7 +254,9 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
             refuse_groups(file, _WANTED)
             for name in _WANTED:
                 if name in items:
-                    columns[name] = _texts(items[name], path) if name == TEXTS else value_of(items[name], str(path), NUMBERS)
+                    columns[name] = (
+                        _texts(items[name], path) if name == TEXTS else value_of(items[name], str(path), NUMBERS)
+                    )
     for name, values in columns.items():
         if name != TEXTS and values.dtype.kind not in "biuf":
             raise UserError(f"{path}: '{name}' holds {values.dtype} values, not numbers")
@@ -230,13 +278,21 @@ def _parquet(path: Path) -> dict[str, np.ndarray]:
         names, count = set(file.schema_arrow.names), file.metadata.num_rows
         order = file.read(columns=["row_index"])["row_index"].to_numpy()
         if sorted(order.tolist()) != list(range(count)):
-            raise UserError(f"{path}: its column row_index does not number {count} rollouts from 0; the file is incomplete")
+            raise UserError(
+                f"{path}: its column row_index does not number {count} rollouts from 0; the file is incomplete"
+            )
         columns = {}
         for name in _WANTED:
             if f"{name}_data" in names:
                 columns[name] = _numbers(file, path, name, order)
-            elif f"list_{name}_data" in names or f"list_{name}" in names:  # texts, in lists of any length: the first is taken
-                column = file.read(columns=[f"list_{name}_data" if f"list_{name}_data" in names else f"list_{name}"]).column(0).to_pylist()
+            elif (
+                f"list_{name}_data" in names or f"list_{name}" in names
+            ):  # texts, in lists of any length: the first is taken
+                column = (
+                    file.read(columns=[f"list_{name}_data" if f"list_{name}_data" in names else f"list_{name}"])
+                    .column(0)
+                    .to_pylist()
+                )
                 if name == TEXTS:
                     columns[name] = _placed([_first(value) for value in column], order)
     return columns
@@ -263,7 +319,9 @@ def _numbers(file: Any, path: Path, name: str, order: np.ndarray) -> np.ndarray:
         for value in batch.column(0).to_pylist():
             row = np.frombuffer(value, dtype) if isinstance(value, bytes) else np.asarray(value, dtype).reshape(-1)
             if row.size != math.prod(shape[1:]):
-                raise UserError(f"{path}: '{name}' of rollout {order[at]} has {row.size} numbers; its shape says {list(shape[1:])}")
+                raise UserError(
+                    f"{path}: '{name}' of rollout {order[at]} has {row.size} numbers; its shape says {list(shape[1:])}"
+                )
             out[order[at]] = row.reshape(shape[1:])
             at += 1
     return out

@@ -19,10 +19,11 @@ TEXT_SUFFIX = (".jsonl", ".jsonl.gz")
 
 @contextlib.contextmanager
 def placing(place: Path) -> Iterator[Path]:
-    """Gives a path beside `place` to write a file or folder to, which is moved to `place` in one step when the body has not raised.
+    """Gives a path beside `place` to write a file or folder to, which is moved to `place` in one step when the body has
+    not raised.
 
-    Raises UserError for what the file system raises: what stood at `place` is untouched then, and nothing half-written is left.
-    """
+    Raises UserError for what the file system raises: what stood at `place` is untouched then, and nothing half-written
+    is left."""
     part: TemporaryFolder | None = None
     folders = [p for p in (place.parent, *place.parent.parents) if not p.exists()]
     try:
@@ -63,7 +64,9 @@ def _place(target: str, form: str, given: str) -> tuple[Path, str]:
         raise UserError(f"data are written as {' or '.join(FORMS)}, not '{form}'")
     if form == "d4rl":
         if path.suffix.lower() not in D4RL_SUFFIX:
-            raise UserError(f"{target}: a D4RL file ends in .hdf5; write {target}.hdf5, or format=minari for a Minari dataset")
+            raise UserError(
+                f"{target}: a D4RL file ends in .hdf5; write {target}.hdf5, or format=minari for a Minari dataset"
+            )
         return path, ""
     if form == "jsonl":
         if not path.name.lower().endswith(TEXT_SUFFIX):
@@ -71,7 +74,18 @@ def _place(target: str, form: str, given: str) -> tuple[Path, str]:
         return path, ""
     target = target.removeprefix("minari:")
     path = Path(target).expanduser()
-    if path.suffix.lower() in (".npz", ".npy", ".parquet", ".pq", ".hdf", ".csv", ".json", ".zip", ".pkl", *TEXT_SUFFIX):
+    if path.suffix.lower() in (
+        ".npz",
+        ".npy",
+        ".parquet",
+        ".pq",
+        ".hdf",
+        ".csv",
+        ".json",
+        ".zip",
+        ".pkl",
+        *TEXT_SUFFIX,
+    ):
         raise UserError(
             f"{target}: data are written as D4RL HDF5 (a name that ends in .hdf5), texts as JSON lines (.jsonl), "
             "and both as Minari datasets (an id, or a folder)"
@@ -118,6 +132,8 @@ def write_error(error: OSError | RuntimeError, place: Path) -> UserError:
     code = getattr(error, "errno", None) or next((int(n) for n in re.findall(r"errno = (\d+)", text)), None)
     outcome = "what stood there before is untouched" if place.exists() else "nothing was left there"
     if code in (28, 122):
-        return UserError(f"disk full while writing {place}; {outcome}: free some space, or give a place on another disk")
+        return UserError(
+            f"disk full while writing {place}; {outcome}: free some space, or give a place on another disk"
+        )
     reason = os.strerror(code) if code else text
     return UserError(f"cannot write {place}: {reason}; {outcome}")

@@ -1,9 +1,9 @@
 """The record of a file by `write_data` beyond its layout, so that offrl reads back exactly what was written.
 
-A layout made for other programs says less than `RawData` holds, or says it differently: D4RL's has a flag on the last row even where
-the data merely stop, Minari's needs an observation after an episode's last step even where nobody knows it. So the file is written as
-others expect it, and a record (JSON) says what was really there. Programs that do not know the record lose nothing that they could use.
-"""
+A layout made for other programs says less than `RawData` holds, or says it differently: D4RL's has a flag on the last
+row even where the data merely stop, Minari's needs an observation after an episode's last step even where nobody knows
+it. So the file is written as others expect it, and a record (JSON) says what was really there. Programs that do not
+know the record lose nothing that they could use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ from offrl.settings.kinds import misfit
 from offrl.tasks.task import Task, recorded_arguments
 
 VERSION = 1
-_OF_THE_TASK = ("env_id", "env_kwargs", "ref_min_score", "ref_max_score", "ref_label", "dataset_id")  # said by `spec`, or of one file only
+_OF_THE_TASK = (
+    "env_id",
+    "env_kwargs",
+    "ref_min_score",
+    "ref_max_score",
+    "ref_label",
+    "dataset_id",
+)  # said by `spec`, or of one file only
 INFOS = "infos/"  # columns of this prefix are kept, and loaded only when `dataset.fields` asks for them
 
 
@@ -40,8 +47,12 @@ class Record:
     infos: list[str] = field(default_factory=list)  # those under infos/
     finals: bool = False  # `final_observations` were there
     complete: bool = True  # False: the data stop inside the last episode
-    unmarked: list[int] = field(default_factory=list)  # episodes whose last row had no flag in the columns, though one was written
-    unknown: list[int] = field(default_factory=list)  # episodes whose last successor is not known, though something had to be written
+    unmarked: list[int] = field(
+        default_factory=list
+    )  # episodes whose last row had no flag in the columns, though one was written
+    unknown: list[int] = field(
+        default_factory=list
+    )  # episodes whose last successor is not known, though something had to be written
     successors: str = "next row"  # next_observations are the rows after them, or "stored" where they differ somewhere
     final_columns: list[str] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)
@@ -49,7 +60,12 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Plain values. Raises UserError where the task or what is said about the data holds what JSON cannot."""
         plain = {k: v for k, v in vars(self).items() if k not in ("spec", "about")}
-        value = {"version": VERSION, **plain, "spec": to_plain(self.spec.to_json(), "the task"), "about": to_plain(self.about, "about")}
+        value = {
+            "version": VERSION,
+            **plain,
+            "spec": to_plain(self.spec.to_json(), "the task"),
+            "about": to_plain(self.about, "about"),
+        }
         return {**value, "sha256": _digest(value)}
 
     @classmethod
@@ -75,14 +91,19 @@ def _digest(value: Mapping[str, Any]) -> str:
 
 
 def to_plain(value: Any, where: str) -> Any:
-    """`value` as JSON gives it back, NumPy's numbers and small arrays included. Raises UserError for what JSON cannot hold."""
+    """`value` as JSON gives it back, NumPy's numbers and small arrays included. Raises UserError for what JSON cannot
+    hold.
+    """
 
     def default(item: Any) -> Any:
         if isinstance(item, np.ndarray | np.generic):
             return item.tolist()
         if isinstance(item, set | frozenset):
             return sorted(item)
-        raise UserError(f"{where} holds a {type(item).__name__}, which no file of data can keep: give numbers, text, lists or dictionaries")
+        raise UserError(
+            f"{where} holds a {type(item).__name__}, which no file of data can keep: give numbers, text, lists or "
+            "dictionaries"
+        )
 
     return json.loads(json.dumps(value, default=default))
 
@@ -116,19 +137,27 @@ def describe(raw: RawData, ends: np.ndarray, task: Task | None, about: Mapping[s
     record.complete = bool(raw.last_complete)
     record.unmarked = np.flatnonzero(~marked).tolist()
     record.final_columns = sorted(k for k in raw.final_columns if k in columns)
-    record.about = {k: v for k, v in (raw.about | dict(about)).items() if k not in _OF_THE_TASK and not k.startswith("metadata/")}
+    record.about = {
+        k: v for k, v in (raw.about | dict(about)).items() if k not in _OF_THE_TASK and not k.startswith("metadata/")
+    }
     if raw.final_known is not None:
         record.unknown = np.flatnonzero(~raw.final_known).tolist()
     if "next_observations" in columns:
-        record.unknown = [e for e in np.flatnonzero(starts_elsewhere(raw, last)).tolist() if _starts_next(raw, int(last[e]))]
+        record.unknown = [
+            e for e in np.flatnonzero(starts_elsewhere(raw, last)).tolist() if _starts_next(raw, int(last[e]))
+        ]
         if not follows(raw, ends):
             record.successors = "stored"
     return record
 
 
 def _starts_next(raw: RawData, row: int) -> bool:
-    """True where the stored successor of `row` is the next row's observation bit for bit: 0 and -0 are equal, but not to be exchanged."""
-    return bool(raw.columns["next_observations"][row].tobytes() == raw.columns["observations"][(row + 1) % raw.rows].tobytes())
+    """True where the stored successor of `row` is the next row's observation bit for bit: 0 and -0 are equal, but not
+    to be exchanged.
+    """
+    return bool(
+        raw.columns["next_observations"][row].tobytes() == raw.columns["observations"][(row + 1) % raw.rows].tobytes()
+    )
 
 
 def follows(raw: RawData, ends: np.ndarray) -> bool:
@@ -167,7 +196,10 @@ def restore(raw: RawData, record: Record, ends: np.ndarray, explicit: Mapping[st
     raw.task, raw.discrete, raw.num_actions, raw.labels = spec.task, spec.discrete, spec.num_actions, spec.action_labels
     raw.named = {"observations": spec.observation_columns, "actions": spec.action_columns}
     if not spec.discrete:
-        raw.action_low, raw.action_high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+        raw.action_low, raw.action_high = (
+            np.asarray(spec.action_low, np.float32),
+            np.asarray(spec.action_high, np.float32),
+        )
     raw.about = {**raw.about, **record.about}
     if record.finals and record.unknown:
         raw.final_known = np.ones(record.episodes, bool)
@@ -179,7 +211,8 @@ def fits(raw: RawData, record: Record, ends: np.ndarray) -> bool:
     if (raw.rows, int(ends.sum())) == (record.rows, record.episodes):
         return True
     raw.warn(
-        f"the file holds {raw.rows} rows in {int(ends.sum())} episodes, but was written with {record.rows} in {record.episodes}: it was "
+        f"the file holds {raw.rows} rows in {int(ends.sum())} episodes, but was written with {record.rows} in "
+        f"{record.episodes}: it was "
         "changed since, and is read by its layout alone"
     )
     return False
@@ -207,18 +240,26 @@ def task_of(raw: RawData, about: Mapping[str, Any]) -> Task | None:
 def extra_columns(record: Record) -> list[str]:
     """The columns that lie under Minari's infos: whatever its layout has no place for."""
     inside = ("observations", "actions", "rewards", "terminations", "truncations")
-    names = [c for c in record.columns if c not in inside and (c != "next_observations" or record.successors == "stored")]
+    names = [
+        c for c in record.columns if c not in inside and (c != "next_observations" or record.successors == "stored")
+    ]
     return [*(c for c in names if c not in _goals(record)), *record.infos]
 
 
 def _goals(record: Record) -> list[str]:
     """Columns that are read from the entries of a Dict observation."""
     space = dict_space(record)
-    return [k + "s" for k in ("achieved_goal", "desired_goal") if space and k in space["subspaces"] and k + "s" in record.columns]
+    return [
+        k + "s"
+        for k in ("achieved_goal", "desired_goal")
+        if space and k in space["subspaces"] and k + "s" in record.columns
+    ]
 
 
 def dict_space(record: Record) -> dict[str, Any] | None:
-    """The Dict space that the observations were joined from, where the source knows it and all of its entries are Boxes in the join."""
+    """The Dict space that the observations were joined from, where the source knows it and all of its entries are Boxes
+    in the join.
+    """
     text, task = record.about.get("observation_space"), record.spec.task
     try:
         space = from_json(text) if isinstance(text, str) else None
@@ -228,7 +269,11 @@ def dict_space(record: Record) -> dict[str, Any] | None:
         return None
     parts = space["subspaces"]
     keys = task.observation_keys
-    if sorted(keys) != sorted(parts) or tuple(keys) != tuple(sorted(parts)) or any(p["type"] != "Box" for p in parts.values()):
+    if (
+        sorted(keys) != sorted(parts)
+        or tuple(keys) != tuple(sorted(parts))
+        or any(p["type"] != "Box" for p in parts.values())
+    ):
         return None
     width = sum(int(np.prod(p["shape"])) for p in parts.values())
     return space if record.spec.observation_shape == (width,) else None

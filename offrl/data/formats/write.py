@@ -1,7 +1,8 @@
-"""`write_data`: raw columns as a D4RL HDF5 file or a Minari dataset, which other programs read and offrl reads back bit for bit.
+"""`write_data`: raw columns as a D4RL HDF5 file or a Minari dataset, which other programs read and offrl reads back bit
+for bit.
 
-Written beside the target, read back, compared, and only then renamed into place: what stands there is whole, or was there before.
-"""
+Written beside the target, read back, compared, and only then renamed into place: what stands there is whole, or was
+there before."""
 
 from __future__ import annotations
 
@@ -42,18 +43,21 @@ def write_data(
 ) -> Path:
     """Write `raw` to `target` and return the path: that of the file, or of the Minari dataset's folder.
 
-    raw: columns as recorded (actions unscaled), all of the same length; floats become float32 and integers int64 (uint8 stays), as in
-    every load. Columns named "infos/..." are loaded again only by `dataset.fields`.
-    target: for "d4rl" a path that ends in .hdf5 or .h5; for "minari" an id (ns/name-v0, written where Minari keeps datasets) or a folder.
-    about: what to say of the data, besides `raw.about`, which it overrides: env_id, env_kwargs, env_spec and eval_env_spec (JSON),
-    ref_min_score and ref_max_score (undiscounted returns that score 0 and 100), dataset_id, algorithm_name, author, author_email,
-    code_permalink, description, requirements; whatever else JSON can hold is kept as well.
+    raw: columns as recorded (actions unscaled), all of the same length; floats become float32 and integers int64 (uint8
+    stays), as in every load. Columns named "infos/..." are loaded again only by `dataset.fields`.
+    target: for "d4rl" a path that ends in .hdf5 or .h5; for "minari" an id (ns/name-v0, written where Minari keeps
+    datasets) or a folder. about: what to say of the data, besides `raw.about`, which it overrides: env_id, env_kwargs,
+    env_spec and eval_env_spec (JSON), ref_min_score and ref_max_score (undiscounted returns that score 0 and 100),
+    dataset_id, algorithm_name, author, author_email, code_permalink, description, requirements; whatever else JSON can
+    hold is kept as well.
     force: replace what is at `target`. memory: where the check puts the columns that it reads back.
 
-    Raises UserError when `raw` is no dataset, `target` does not fit or exists, the disk is full, or what is read back differs.
-    """
+    Raises UserError when `raw` is no dataset, `target` does not fit or exists, the disk is full, or what is read back
+    differs."""
     if form == "jsonl":
-        raise UserError(f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari dataset")
+        raise UserError(
+            f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari dataset"
+        )
     about = _named(about or {})
     place, data_id = destination(target, form, str(about.get("dataset_id") or ""), force)
     raw = canonical_raw(raw)
@@ -90,14 +94,18 @@ def _named(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def canonical_raw(raw: RawData) -> RawData:
-    """`raw` with every column in the dtype and rank of a `Dataset`; copies only what changes. Raises UserError where they do not fit."""
+    """`raw` with every column in the dtype and rank of a `Dataset`; copies only what changes. Raises UserError where
+    they do not fit.
+    """
     from offrl.data.checks import form_faults, refuse
 
     columns = {k: canonical(k, v, raw.where, raw.discrete if k == "actions" else None) for k, v in raw.columns.items()}
     discrete = raw.discrete
     if discrete is None:
         discrete = "actions" in columns and columns["actions"].dtype.kind in "iu" and columns["actions"].ndim == 1
-    finals = None if raw.final_observations is None else canonical("next_observations", raw.final_observations, raw.where)
+    finals = (
+        None if raw.final_observations is None else canonical("next_observations", raw.final_observations, raw.where)
+    )
     known = None if raw.final_known is None or raw.final_known.all() else raw.final_known.astype(bool)
     if finals is not None and "next_observations" in columns:
         finals = known = None  # they say the same
@@ -116,10 +124,13 @@ def _reading(record: Record) -> DatasetConfig:
     return DatasetConfig(fields={name: name for name in record.infos})
 
 
-# ------------------------------------------------------------------------------------------------------------------- D4RL
+# -------------------------------------------------------------------------------------------------------------------
+# D4RL
 
 
-def write_d4rl(path: Path, raw: RawData, ends: np.ndarray, record: Record, advance: Callable[[int], None], data_id: str = "") -> None:
+def write_d4rl(
+    path: Path, raw: RawData, ends: np.ndarray, record: Record, advance: Callable[[int], None], data_id: str = ""
+) -> None:
     """D4RL's layout. What has no row for each step lies under metadata/, where D4RL's readers leave it alone."""
     columns = dict(raw.columns)
     columns["terminations"] = columns.get("terminations", np.zeros(raw.rows, bool))
@@ -140,7 +151,11 @@ def write_d4rl(path: Path, raw: RawData, ends: np.ndarray, record: Record, advan
         for name in record.final_columns:
             file[f"metadata/offrl_final/{name}"] = raw.final_columns[name]
         task = record.spec.task
-        texts = {"env_id": task.env_id if task else None, **record.about, "algorithm": record.about.get("algorithm_name")}
+        texts = {
+            "env_id": task.env_id if task else None,
+            **record.about,
+            "algorithm": record.about.get("algorithm_name"),
+        }
         for key, value in texts.items():
             if key in ("author", "author_email") and isinstance(value, list | set | tuple):
                 value = ", ".join(map(str, value))
@@ -168,12 +183,19 @@ def _put(file: Any, key: str, column: np.ndarray, advance: Callable[[int], None]
 
 
 def _blocks(column: np.ndarray) -> tuple[int, dict[str, Any]]:
-    """The number of rows to write at once, a multiple of the rows in a block; and the options with which HDF5 stores the column."""
+    """The number of rows to write at once, a multiple of the rows in a block; and the options with which HDF5 stores
+    the column.
+    """
     row = int(np.prod(column.shape[1:], dtype=np.int64)) * column.dtype.itemsize
     if not column.size:
         return 1, {}
     block = max(1, min(len(column), CHUNK // row))
-    options = {"chunks": (block, *column.shape[1:]), "compression": "gzip", "compression_opts": 4, "shuffle": column.dtype.itemsize > 1}
+    options = {
+        "chunks": (block, *column.shape[1:]),
+        "compression": "gzip",
+        "compression_opts": 4,
+        "shuffle": column.dtype.itemsize > 1,
+    }
     return max(block, (1 << 24) // row // block * block), options
 
 
@@ -195,7 +217,8 @@ def _put_successors(file: Any, raw: RawData, ends: np.ndarray, sink: Sink) -> No
         sink.check()
 
 
-# ------------------------------------------------------------------------------------------------------- check and placing
+# ------------------------------------------------------------------------------------------------------- check and
+# placing
 
 
 def _compare(raw: RawData, reread: RawData, ends: np.ndarray, record: Record, place: Path) -> None:
@@ -205,7 +228,8 @@ def _compare(raw: RawData, reread: RawData, ends: np.ndarray, record: Record, pl
         "columns": fingerprint(raw, ends) == fingerprint(reread, reread_ends),
         "last episode": raw.last_complete == reread.last_complete,
         "task": reread.task == Record.from_json(record.to_json()).spec.task,
-        "kind of action": reread.discrete == raw.discrete and (not raw.discrete or reread.num_actions == record.spec.num_actions),
+        "kind of action": reread.discrete == raw.discrete
+        and (not raw.discrete or reread.num_actions == record.spec.num_actions),
         "action range": raw.discrete
         or (np.array_equal(reread.action_low, raw.action_low) and np.array_equal(reread.action_high, raw.action_high)),
         **{k: _same(raw.final_columns[k], reread.final_columns.get(k)) for k in record.final_columns},
@@ -213,7 +237,8 @@ def _compare(raw: RawData, reread: RawData, ends: np.ndarray, record: Record, pl
     wrong = [name for name, fine in same.items() if not fine]
     if wrong:
         raise UserError(
-            f"what was read back from the file for {place} differs ({', '.join(wrong)}): nothing was put there. A failing disk, or a fault "
+            f"what was read back from the file for {place} differs ({', '.join(wrong)}): nothing was put there. A "
+            "failing disk, or a fault "
             "of offrl: please report it"
         )
 

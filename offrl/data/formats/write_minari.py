@@ -1,7 +1,8 @@
-"""`RawData` in Minari's HDF5 layout: one group of arrays for each episode, and metadata.json, which Minari itself begins.
+"""`RawData` in Minari's HDF5 layout: one group of arrays for each episode, and metadata.json, which Minari itself
+begins.
 
-Minari's own writer makes every array one that can grow, which takes several times as long and as much disk where episodes are short.
-Here each is written in one piece, through h5py's low-level interface.
+Minari's own writer makes every array one that can grow, which takes several times as long and as much disk where
+episodes are short. Here each is written in one piece, through h5py's low-level interface.
 """
 
 from __future__ import annotations
@@ -25,11 +26,26 @@ from offrl.system import trust
 from offrl.tasks.task import Task
 
 # keys of metadata.json that the storage writes, or that follow from the record
-_OURS = ("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "observation_space", "action_space", "env_id",
-         "env_kwargs", "ref_label", "dataset_id", "minari_version", source.RECORD)  # fmt: skip
+_OURS = (
+    "total_episodes",
+    "total_steps",
+    "dataset_size",
+    "data_format",
+    "jpeg_encoding",
+    "observation_space",
+    "action_space",
+    "env_id",
+    "env_kwargs",
+    "ref_label",
+    "dataset_id",
+    "minari_version",
+    source.RECORD,
+)
 
 
-def write(folder: Path, data_id: str, raw: RawData, ends: np.ndarray, record: Record, advance: Callable[[int], None]) -> None:
+def write(
+    folder: Path, data_id: str, raw: RawData, ends: np.ndarray, record: Record, advance: Callable[[int], None]
+) -> None:
     """The dataset `data_id` in a new folder. Raises UserError where the installed Minari cannot hold it exactly.
 
     Where the final observation of an episode is not known, its last observation stands there twice; the record says so.
@@ -43,7 +59,10 @@ def write(folder: Path, data_id: str, raw: RawData, ends: np.ndarray, record: Re
     if "jpeg_encoding" in inspect.signature(MinariStorage.new).parameters:
         options["jpeg_encoding"] = False
     elif raw.columns["observations"].dtype == np.uint8 and len(shape) in (2, 3):
-        raise UserError(f"{raw.where}: Minari {minari.__version__} keeps images as JPEG, which loses bits: pip install 'minari>=0.5.4'")
+        raise UserError(
+            f"{raw.where}: Minari {minari.__version__} keeps images as JPEG, which loses bits: pip install "
+            "'minari>=0.5.4'"
+        )
     data = folder / "data"
     data.mkdir(parents=True)
     MinariStorage.new(data, observation_space, _action_space(raw, record), data_format="hdf5", **options)
@@ -107,7 +126,9 @@ def _episodes(
     truncations = written_truncations(raw, ends)
     extra = {name: tuple(name.removeprefix(INFOS).split("/")) for name in extra_columns(record)}
     if len(set(extra.values())) < len(extra):
-        raise UserError(f"{raw.where}: two columns have one name, once with and once without {INFOS}; rename one of them")
+        raise UserError(
+            f"{raw.where}: two columns have one name, once with and once without {INFOS}; rename one of them"
+        )
     unknown = set(record.unknown)
     start = 0
     for episode, stop in enumerate((last + 1).tolist()):
@@ -120,7 +141,11 @@ def _episodes(
             final = observations[stop - 1 : stop]
         infos: dict[str, Any] = {}
         for name, path in extra.items():
-            ending = raw.final_columns[name][episode : episode + 1] if name in record.final_columns else columns[name][stop - 1 : stop]
+            ending = (
+                raw.final_columns[name][episode : episode + 1]
+                if name in record.final_columns
+                else columns[name][stop - 1 : stop]
+            )
             place = infos
             for key in path[:-1]:
                 place = place.setdefault(key, {})
@@ -153,7 +178,9 @@ def _observation_space(raw: RawData, record: Record) -> tuple[Any, Callable[[np.
             at = parts[key][0].stop
 
         def split(rows: np.ndarray) -> Any:
-            return {key: np.ascontiguousarray(rows[:, place]).reshape(-1, *form) for key, (place, form) in parts.items()}
+            return {
+                key: np.ascontiguousarray(rows[:, place]).reshape(-1, *form) for key, (place, form) in parts.items()
+            }
 
         return spaces.Dict(boxes), split
     low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
@@ -172,7 +199,9 @@ def _action_space(raw: RawData, record: Record) -> Any:
 def _about(raw: RawData, record: Record) -> dict[str, Any]:
     """Further metadata of Minari: environment, reference scores, and the description of the data."""
     task = record.spec.task
-    meta = {k: v for k, v in to_plain(record.about, "about").items() if k not in _OURS and not k.startswith("metadata/")}
+    meta = {
+        k: v for k, v in to_plain(record.about, "about").items() if k not in _OURS and not k.startswith("metadata/")
+    }
     for key in ("author", "author_email"):
         if isinstance(meta.get(key), str):
             meta[key] = [meta[key]]
@@ -203,13 +232,17 @@ def _names(spec: str | None, env_id: str) -> bool:
 
 def without_spec(task: Task) -> str:
     """The reason why the metadata get no description of the task's environment."""
-    why = "is not installed here" if trust.importable(str(task.env_id)) else "is named by a file, for which its module is not imported"
+    why = (
+        "is not installed here"
+        if trust.importable(str(task.env_id))
+        else "is named by a file, for which its module is not imported"
+    )
     return f"environment '{task.env_id}' {why}: the metadata get no env_spec (offrl still knows its name)"
 
 
 def env_spec(task: Task) -> str | None:
-    """Gymnasium's description of the task's environment as JSON, or None where it is not installed, has no JSON form, or only a file names
-    the module that would be imported."""
+    """Gymnasium's description of the task's environment as JSON, or None where it is not installed, has no JSON form,
+    or only a file names the module that would be imported."""
     import gymnasium as gym
 
     from offrl.tasks.environments import ROBOTICS, quiet, register_robotics

@@ -1,4 +1,6 @@
-"""Goals, and pairs of states with whether they are adjacent: whether the data get from one to the other within k steps (HRAC)."""
+"""Goals, and pairs of states with whether they are adjacent: whether the data get from one to the other within k steps
+(HRAC).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,15 @@ from offrl.data.samplers.goals import GoalRows, GoalSampler
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 
-# columns of a batch: states [B, O] that are near, and any, the same as goals [B, G]; [B] 1.0 where the latter are near as well
-NEAR_STATES, NEAR_GOALS, ANY_STATES, ANY_GOALS, ADJACENT = "near_states", "near_goals", "any_states", "any_goals", "adjacent"
+# columns of a batch: states [B, O] that are near, and any, the same as goals [B, G]; [B] 1.0 where the latter are near
+# as well
+NEAR_STATES, NEAR_GOALS, ANY_STATES, ANY_GOALS, ADJACENT = (
+    "near_states",
+    "near_goals",
+    "any_states",
+    "any_goals",
+    "adjacent",
+)
 CELLS = 4_096  # that a table of adjacent ones may have, at most
 PAIRS = -(1 << 43)  # folded into the key of a batch
 
@@ -29,13 +38,13 @@ class AdjacentRows(GoalRows):
 
 @dataclass(frozen=True)
 class AdjacentSampler(GoalSampler):
-    """GoalSampler's batches, the same for the same key, and pairs of states: each row's own, with one that is 1, ..., near_steps steps
-    later in its trajectory, all alike, and with any of the data.
+    """GoalSampler's batches, the same for the same key, and pairs of states: each row's own, with one that is 1, ...,
+    near_steps steps later in its trajectory, all alike, and with any of the data.
 
-    Of the latter some are near too. Those of the same trajectory within near_steps are known; with `cell` > 0 so are others: the first
-    `dims` entries of an observation are cut into cells of that width, and cells between which any trajectory goes within near_steps, one
-    way or the other, are adjacent, as in HRAC (arXiv 2006.11485). Without cells a pair of different trajectories counts as far.
-    """
+    Of the latter some are near too. Those of the same trajectory within near_steps are known; with `cell` > 0 so are
+    others: the first `dims` entries of an observation are cut into cells of that width, and cells between which any
+    trajectory goes within near_steps, one way or the other, are adjacent, as in HRAC (arXiv 2006.11485). Without cells
+    a pair of different trajectories counts as far."""
 
     near_steps: int = 1
     dims: int = 0
@@ -52,7 +61,8 @@ class AdjacentSampler(GoalSampler):
         distinct, cells = places.unique(dim=0, return_inverse=True)
         if len(distinct) > CELLS:
             raise UserError(
-                f"algo.adjacency_cell={self.cell:g} cuts the places of {dataset.spec.name} into {len(distinct):,} cells, of at most "
+                f"algo.adjacency_cell={self.cell:g} cuts the places of {dataset.spec.name} into {len(distinct):,} "
+                "cells, of at most "
                 f"{CELLS:,}; take larger cells, or algo.adjacency_cell=0 for none"
             )
         table = torch.eye(len(distinct), dtype=torch.bool, device=cells.device)
@@ -72,4 +82,10 @@ class AdjacentSampler(GoalSampler):
         if source.cells is not None and source.table is not None:
             adjacent = adjacent | source.table[source.cells[rows], source.cells[other]]
         states = {NEAR_STATES: source.state(near), ANY_STATES: source.state(other)}
-        return {**batch, **states, NEAR_GOALS: source.goal(near), ANY_GOALS: source.goal(other), ADJACENT: adjacent.float()}
+        return {
+            **batch,
+            **states,
+            NEAR_GOALS: source.goal(near),
+            ANY_GOALS: source.goal(other),
+            ADJACENT: adjacent.float(),
+        }

@@ -1,7 +1,7 @@
 """Data of several tasks: which task an episode belongs to, and a task's transitions as a context to learn in.
 
-The column `tasks` (integers, the same in all rows of an episode) holds it. The number of a task is also what its environment is told:
-one that can be set to a task takes `task=NUMBER` (see `offrl.evaluation.in_context`).
+The column `tasks` (integers, the same in all rows of an episode) holds it. The number of a task is also what its
+environment is told: one that can be set to a task takes `task=NUMBER` (see `offrl.evaluation.in_context`).
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ def episode_tasks(dataset: Dataset) -> Tensor:
         row = int(wrong[0])
         episode = int(torch.searchsorted(dataset.episode_start, row, right=True)) - 1
         raise UserError(
-            f"{dataset.spec.name}: episode {episode} belongs to two tasks, {int(first[episode])} and in row {row} {int(column[row])}: "
+            f"{dataset.spec.name}: episode {episode} belongs to two tasks, {int(first[episode])} and in row {row} "
+            f"{int(column[row])}: "
             f"the column '{TASKS}' must be the same in all rows of an episode"
         )
     return first
 
 
 def ranked_episodes(dataset: Dataset) -> tuple[Tensor, Tensor]:
-    """(tasks, ranked): the task of each episode, and whether its return says what can be earned there, both [E]: of the episodes that
-    sequence models learn from, or of all where a task has none of them."""
+    """(tasks, ranked): the task of each episode, and whether its return says what can be earned there, both [E]: of the
+    episodes that sequence models learn from, or of all where a task has none of them."""
     tasks = episode_tasks(dataset)
     ranked = torch.zeros_like(tasks, dtype=torch.bool)
     ranked[drawn_episodes(dataset)] = True
@@ -52,7 +53,9 @@ def whole_numbers(dataset: Dataset, name: str, what: str) -> Tensor:
     """A column [R] as int64. Raises UserError where the data lack it, or it holds anything else."""
     if name not in dataset.columns:
         hint = nearest(name, dataset.columns) or f" A file that calls it otherwise: dataset.fields.{name}=KEY"
-        raise UserError(f"{dataset.spec.name}: the algorithm needs the column '{name}', {what}, which the data lack.{hint}")
+        raise UserError(
+            f"{dataset.spec.name}: the algorithm needs the column '{name}', {what}, which the data lack.{hint}"
+        )
     column = dataset.columns[name]
     column = column.squeeze(-1) if column.ndim == 2 and column.shape[1] == 1 else column
     if column.ndim != 1 or (column.is_floating_point() and not bool((column == column.round()).all())):
@@ -61,8 +64,9 @@ def whole_numbers(dataset: Dataset, name: str, what: str) -> Tensor:
 
 
 def optimal_actions(dataset: Dataset) -> tuple[Tensor, Tensor]:
-    """(labels, rows): the column of optimal actions as networks see actions, int64 [R] or float32 [R, A] in [-1, 1], and the rows that
-    have one: a negative integer means that it is not known. Raises UserError for a column that is missing or unfit."""
+    """(labels, rows): the column of optimal actions as networks see actions, int64 [R] or float32 [R, A] in [-1, 1],
+    and the rows that have one: a negative integer means that it is not known. Raises UserError for a column that is
+    missing or unfit."""
     spec = dataset.spec
     if spec.discrete:
         labels = whole_numbers(dataset, OPTIMAL, "the task's best action at each observation (-1: not known)")
@@ -78,7 +82,10 @@ def optimal_actions(dataset: Dataset) -> tuple[Tensor, Tensor]:
         labels = dataset.columns[OPTIMAL].float()
         labels = labels.unsqueeze(-1) if labels.ndim == 1 else labels
         if labels.shape[1:] != (spec.action_dim,):
-            raise UserError(f"{spec.name}: the column '{OPTIMAL}' has {labels.shape[1:].numel()} numbers a row, actions {spec.action_dim}")
+            raise UserError(
+                f"{spec.name}: the column '{OPTIMAL}' has {labels.shape[1:].numel()} numbers a row, actions "
+                f"{spec.action_dim}"
+            )
         low, high = (torch.tensor(x, device=labels.device) for x in (spec.action_low, spec.action_high))
         labels = (2.0 * (labels - low) / (high - low) - 1.0).clamp(-1.0, 1.0)
         rows = torch.arange(len(labels), device=labels.device)
@@ -105,10 +112,11 @@ class Contexts:
 class ContextSampler:
     """Transitions of a task as context, and an observation of the same task to act on.
 
-    A query is a row that has an optimal action, drawn uniformly, or by `Dataset.weights`: queries [B, O] and labels, int64 [B] or float32
-    [B, A]. Its context are `length` consecutive transitions of its task, whichever episodes they are in, drawn uniformly and, with
-    `shuffle`, shuffled: observations and next_observations [B, H, O], actions, rewards [B, H], valid [B, H], which is False at the end
-    where the task has fewer. So no transition is in a context twice, and the label depends on the query and the task alone.
+    A query is a row that has an optimal action, drawn uniformly, or by `Dataset.weights`: queries [B, O] and labels,
+    int64 [B] or float32 [B, A]. Its context are `length` consecutive transitions of its task, whichever episodes they
+    are in, drawn uniformly and, with `shuffle`, shuffled: observations and next_observations [B, H, O], actions,
+    rewards [B, H], valid [B, H], which is False at the end where the task has fewer. So no transition is in a context
+    twice, and the label depends on the query and the task alone.
     """
 
     length: int
@@ -128,7 +136,14 @@ class ContextSampler:
         columns = {name: dataset.columns[name] for name in CONTEXT}
         packed = None if dataset.mapped else pack(columns, torch.arange(len(dataset), device=dataset.device))
         return Contexts(
-            packed, order, queries, first[where], counts[where], labels[queries], weighted, {} if packed is not None else columns
+            packed,
+            order,
+            queries,
+            first[where],
+            counts[where],
+            labels[queries],
+            weighted,
+            {} if packed is not None else columns,
         )
 
     def __call__(self, source: Contexts, key: Tensor, batch_size: int) -> Batch:
@@ -148,7 +163,10 @@ class ContextSampler:
         if source.packed is not None:
             context, observations = source.packed.take(rows), source.packed.take(query)["observations"]
         else:
-            context, observations = {name: column[rows] for name, column in source.columns.items()}, source.columns["observations"][query]
+            context, observations = (
+                {name: column[rows] for name, column in source.columns.items()},
+                source.columns["observations"][query],
+            )
         batch = {name: column.unflatten(0, (batch_size, self.length)) for name, column in context.items()}
         return {**batch, "valid": valid, "queries": observations, "labels": source.labels[pick]}
 
@@ -157,9 +175,9 @@ class ContextSampler:
 class FreshContexts:
     """The same batches, of new tasks every time: from the dataset's environment, where that can make them.
 
-    Such an environment has a method `contexts(key, batch, length)`, a pure function on the key's device that gives a batch as
-    `ContextSampler` does, of observations and rewards as the environment has them, actions in [-1, 1] or int64. What it needs on the
-    device it puts there in the first call, which is before updates are captured.
+    Such an environment has a method `contexts(key, batch, length)`, a pure function on the key's device that gives a
+    batch as `ContextSampler` does, of observations and rewards as the environment has them, actions in [-1, 1] or
+    int64. What it needs on the device it puts there in the first call, which is before updates are captured.
     """
 
     spec: DataSpec
@@ -174,7 +192,8 @@ class FreshContexts:
         env = make_env(self.spec.task).unwrapped
         if not hasattr(env, "contexts"):
             raise UserError(
-                f"{self.spec.task.env_id or type(env).__name__} makes no contexts (it has no method contexts(key, batch, length)); "
+                f"{self.spec.task.env_id or type(env).__name__} makes no contexts (it has no method contexts(key, "
+                "batch, length)); "
                 "take algo.contexts=data"
             )
         return env
@@ -188,5 +207,8 @@ class FreshContexts:
     def __call__(self, source: Any, key: Tensor, batch_size: int) -> Batch:
         batch, spec = self.environment.contexts(key, batch_size, self.length), self.spec
         if source:
-            batch |= {name: (batch[name] - source["mean"]) / source["std"] for name in ("observations", "next_observations", "queries")}
+            batch |= {
+                name: (batch[name] - source["mean"]) / source["std"]
+                for name in ("observations", "next_observations", "queries")
+            }
         return {**batch, "rewards": batch["rewards"] * spec.reward_scale + spec.reward_shift}

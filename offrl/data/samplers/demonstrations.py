@@ -30,11 +30,11 @@ class RankedTransitions(Transitions):
 
 @dataclass(frozen=True)
 class BestEpisodeSampler(TransitionSampler):
-    """TransitionSampler's batches with the column DEMONSTRATION. Half of a batch, rounded down, are demonstrations, all alike; the rest are
-    any rows of the data, demonstrations too.
+    """TransitionSampler's batches with the column DEMONSTRATION. Half of a batch, rounded down, are demonstrations, all
+    alike; the rest are any rows of the data, demonstrations too.
 
-    share: of the episodes whose end is known, the best so many (at least one) by recorded return are demonstrations, of equals the earlier
-    one. 1: all the data are, and nothing is drawn apart.
+    share: of the episodes whose end is known, the best so many (at least one) by recorded return are demonstrations, of
+    equals the earlier one. 1: all the data are, and nothing is drawn apart.
     """
 
     share: float = 1.0
@@ -54,7 +54,8 @@ class BestEpisodeSampler(TransitionSampler):
         best = torch.nonzero(flags).squeeze(-1)
         if not len(best):
             raise UserError(
-                f"{dataset.spec.name}: algo.demo_share={self.share:g} chooses episodes of which no transition is drawn, by "
+                f"{dataset.spec.name}: algo.demo_share={self.share:g} chooses episodes of which no transition is "
+                "drawn, by "
                 "dataset.weighting; take a larger share"
             )
         return RankedTransitions(**values, flags=flags.float(), best=best)
@@ -70,11 +71,14 @@ class BestEpisodeSampler(TransitionSampler):
 
 
 def best_episodes(dataset: Dataset, share: float) -> Tensor:
-    """bool [E], on the CPU: the best max(1, floor(share E)) of the E episodes whose return is known. Raises UserError where none is."""
+    """bool [E], on the CPU: the best max(1, floor(share E)) of the E episodes whose return is known. Raises UserError
+    where none is.
+    """
     known = torch.nonzero(dataset.complete.cpu()).squeeze(-1)
     if not len(known):
         raise UserError(
-            f"{dataset.spec.name}: algo.demo_share={share:g} ranks episodes by return, and the data end within each of them, so that no "
+            f"{dataset.spec.name}: algo.demo_share={share:g} ranks episodes by return, and the data end within each of "
+            "them, so that no "
             "return is known; leave it at 1"
         )
     order = torch.argsort(dataset.raw_returns.cpu()[known], descending=True, stable=True)

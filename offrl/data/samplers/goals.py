@@ -1,4 +1,6 @@
-"""Transitions with goals: where a goal comes from, and when it counts as reached (OGBench, arXiv 2410.20092). Pure, like all samplers."""
+"""Transitions with goals: where a goal comes from, and when it counts as reached (OGBench, arXiv 2410.20092). Pure,
+like all samplers.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,31 @@ from torch import Tensor
 from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.stitches import Stitches, stitched, stitches
-from offrl.data.samplers.transitions import SPAN, Batch, Episodes, Packed, by_weight, check_order, last_of_episodes, pack
+from offrl.data.samplers.transitions import (
+    SPAN,
+    Batch,
+    Episodes,
+    Packed,
+    by_weight,
+    check_order,
+    last_of_episodes,
+    pack,
+)
 from offrl.errors import UserError
 
 # columns of a batch
-VALUE_GOALS, SUCCESSES = "value_goals", "successes"  # for values: [B, G]; [B] float, 1 where the goal is the row's own state
+VALUE_GOALS, SUCCESSES = (
+    "value_goals",
+    "successes",
+)  # for values: [B, G]; [B] float, 1 where the goal is the row's own state
 ACTOR_GOALS = "actor_goals"
 WINDOW_STATES = "window_states"  # with n_step: the observations after a window of the values' goals, of SPAN steps [B]
-LOW_GOALS, HIGH_GOALS, HIGH_TARGETS, HIGH_TARGET_STATES = "low_goals", "high_goals", "high_targets", "high_target_states"
+LOW_GOALS, HIGH_GOALS, HIGH_TARGETS, HIGH_TARGET_STATES = (
+    "low_goals",
+    "high_goals",
+    "high_targets",
+    "high_target_states",
+)
 OPTION_GOALS, OPTION_STATES, OPTION_SUCCESSES = "option_goals", "option_states", "option_successes"
 
 ACHIEVED = "achieved_goals"
@@ -27,10 +46,11 @@ ACHIEVED = "achieved_goals"
 
 @dataclass(frozen=True)
 class Mix:
-    """The mixture of goals: shares of the row's own state, of a later one of its trajectory, of any state; they add up to 1.
+    """The mixture of goals: shares of the row's own state, of a later one of its trajectory, of any state; they add up
+    to 1.
 
-    geometric: a later state is Geometric(1 - discount) steps ahead, the last one where the trajectory ends before; else it is uniform
-    over the rest of the trajectory.
+    geometric: a later state is Geometric(1 - discount) steps ahead, the last one where the trajectory ends before; else
+    it is uniform over the rest of the trajectory.
     """
 
     current: float
@@ -46,7 +66,9 @@ class Mix:
             text = " + ".join(f"algo.{what}_{k}={v:g}" for k, v in shares.items())
             raise UserError(f"{text} is {sum(shares.values()):g}; the shares of goals must add up to 1")
         if self.geometric and not 0.0 <= self.discount < 1.0:
-            raise UserError(f"algo.discount={self.discount:g}: goals at geometric distances need a discount factor below 1")
+            raise UserError(
+                f"algo.discount={self.discount:g}: goals at geometric distances need a discount factor below 1"
+            )
 
 
 @dataclass(frozen=True)
@@ -62,7 +84,9 @@ class DrawnGoals:
 
 @dataclass(frozen=True)
 class GoalRows:
-    """The source of GoalSampler. Rows are numbered among the R that hold a transition, which stand one after another."""
+    """The source of GoalSampler. Rows are numbered among the R that hold a transition, which stand one after
+    another.
+    """
 
     count: int
     last: Tensor  # [R] int64: the last row of each row's trajectory
@@ -103,19 +127,24 @@ class GoalRows:
 
 
 def ahead(key: Tensor, rows: Tensor, last: Tensor, mix: Mix) -> Tensor:
-    """Rows after `rows` [B] in their trajectories, of which `last` [B] are the last ones; a last row stays where it is."""
+    """Rows after `rows` [B] in their trajectories, of which `last` [B] are the last ones; a last row stays where it
+    is.
+    """
     if mix.geometric:
         u = 1.0 - rng.uniform(key, tuple(rows.shape))  # in (0, 1]
         offset = torch.zeros_like(rows)
         if mix.discount > 0.0:
             offset = (u.double().log() / math.log(mix.discount)).floor().long()
         return torch.minimum(rows + 1 + offset, last)
-    # every one of the rows + 1, ..., last alike. OGBench rounds a uniform number instead, which draws the two ends half as often
+    # every one of the rows + 1, ..., last alike. OGBench rounds a uniform number instead, which draws the two ends half
+    # as often
     return torch.minimum(rows + 1 + rng.randint(key, tuple(rows.shape), (last - rows).clamp(min=1)), last)
 
 
 def choose(source: GoalRows, key: Tensor, rows: Tensor, mix: Mix) -> DrawnGoals:
-    """A goal for each of rows [B]. First a later state or any, in proportion to their shares; then some are replaced by the current one."""
+    """A goal for each of rows [B]. First a later state or any, in proportion to their shares; then some are replaced by
+    the current one.
+    """
     keys = rng.split(key, 4)
     count, last = len(rows), source.last[rows]
     none = torch.zeros(count, dtype=torch.bool, device=rows.device)
@@ -135,12 +164,13 @@ def aim(source: GoalRows, key: Tensor, goal: DrawnGoals) -> Tensor:
 
 
 def cut(rows: Tensor, goals: Tensor, last: Tensor, steps: int, beyond: int = 0) -> tuple[Tensor, Tensor]:
-    """(m [B] int64, reached [B] bool) of windows of `steps` steps from `rows` [B]: how many steps m there are up to the goal, whose row is
-    one of `goals` [B], or to the trajectory's end; and whether they end at the goal.
+    """(m [B] int64, reached [B] bool) of windows of `steps` steps from `rows` [B]: how many steps m there are up to the
+    goal, whose row is one of `goals` [B], or to the trajectory's end; and whether they end at the goal.
 
-    last: the last rows [B] of the trajectories. beyond: 1 where a window may take the last row's own step, to a state that no row holds.
-    The code of SHARSA (arXiv 2506.04168) takes each window of fewer than `steps` steps for one that ends at its goal: those that the
-    trajectory's end cuts too, above all a last row, from which any goal at all is then reached in 0 steps.
+    last: the last rows [B] of the trajectories. beyond: 1 where a window may take the last row's own step, to a state
+    that no row holds. The code of SHARSA (arXiv 2506.04168) takes each window of fewer than `steps` steps for one that
+    ends at its goal: those that the trajectory's end cuts too, above all a last row, from which any goal at all is then
+    reached in 0 steps.
     """
     end = torch.minimum(rows + steps, last + beyond)
     reached = (rows <= goals) & (goals <= torch.minimum(end, last))
@@ -149,25 +179,27 @@ def cut(rows: Tensor, goals: Tensor, last: Tensor, steps: int, beyond: int = 0) 
 
 @dataclass(frozen=True)
 class GoalSampler:
-    """Transitions (observations, actions, next_observations) with goals of several kinds, each [B, G], drawn independently.
+    """Transitions (observations, actions, next_observations) with goals of several kinds, each [B, G], drawn
+    independently.
 
     value: VALUE_GOALS, and SUCCESSES: 1.0 where the goal is the row's own state. actor: ACTOR_GOALS.
 
-    subgoal_steps: k > 0 adds the goals of hierarchical policies (HIQL, arXiv 2307.11949): LOW_GOALS, k steps ahead or at the trajectory's
-    end; HIGH_GOALS, drawn as the actor's are; HIGH_TARGETS and HIGH_TARGET_STATES, k steps ahead but not beyond the goal, where it lies in
-    the trajectory. option_steps: n > 0 adds the end of an option of n steps (OTA, arXiv 2505.12737), which ends where the goal is:
-    OPTION_STATES, OPTION_GOALS, and OPTION_SUCCESSES: 1.0 where it ends at the goal. A "current" goal is where the option ends, which is
-    that of the goal in whose place it is.
+    subgoal_steps: k > 0 adds the goals of hierarchical policies (HIQL, arXiv 2307.11949): LOW_GOALS, k steps ahead or
+    at the trajectory's end; HIGH_GOALS, drawn as the actor's are; HIGH_TARGETS and HIGH_TARGET_STATES, k steps ahead
+    but not beyond the goal, where it lies in the trajectory. option_steps: n > 0 adds the end of an option of n steps
+    (OTA, arXiv 2505.12737), which ends where the goal is: OPTION_STATES, OPTION_GOALS, and OPTION_SUCCESSES: 1.0 where
+    it ends at the goal. A "current" goal is where the option ends, which is that of the goal in whose place it is.
 
-    n_step: above 1, windows of up to so many steps begin at each row, and end at the value goal or with the trajectory: WINDOW_STATES, the
-    observations after the last of them; SPAN, how many there are, 0 where the goal is the row's own state; and SUCCESSES: 1.0 where they
-    end at the goal. `goal_target` in offrl.families.goal_conditioned makes targets of them.
+    n_step: above 1, windows of up to so many steps begin at each row, and end at the value goal or with the trajectory:
+    WINDOW_STATES, the observations after the last of them; SPAN, how many there are, 0 where the goal is the row's own
+    state; and SUCCESSES: 1.0 where they end at the goal. `goal_target` in offrl.families.goal_conditioned makes targets
+    of them.
 
     Goals are the states of transitions: the column achieved_goals where the data have it, else the observations.
 
-    Of data with clusters (`Dataset.stitch`) a share of the actor's goals that are ahead is replaced by goals of other trajectories
-    (`stitches.stitched`): ACTOR_GOALS and HIGH_GOALS, of which subgoals go on as far as the goal of their own trajectory. The values' goals
-    are not, for "reached" is a row of the trajectory.
+    Of data with clusters (`Dataset.stitch`) a share of the actor's goals that are ahead is replaced by goals of other
+    trajectories (`stitches.stitched`): ACTOR_GOALS and HIGH_GOALS, of which subgoals go on as far as the goal of their
+    own trajectory. The values' goals are not, for "reached" is a row of the trajectory.
     """
 
     stitching: ClassVar[bool] = True
@@ -199,7 +231,8 @@ class GoalSampler:
         known = stitches(dataset, numbers)
         if known is not None and self.actor is not None and self.actor.trajectory <= 0.0:
             raise UserError(
-                f"{dataset.spec.name}: dataset.augment=stitch replaces the policy's goals that are ahead in the trajectory, and "
+                f"{dataset.spec.name}: dataset.augment=stitch replaces the policy's goals that are ahead in the "
+                "trajectory, and "
                 f"algo.actor_trajectory={self.actor.trajectory:g} draws none; raise it, or dataset.augment=none"
             )
         return GoalRows(len(rows), last, goals, columns["observations"], packed, unpacked, numbers, weighted, known)
@@ -240,4 +273,8 @@ class GoalSampler:
         end = torch.minimum(rows + self.option_steps, source.last[rows])
         end = torch.where(goal.waypoint_ahead, torch.minimum(end, goal.waypoints), end)
         aim = torch.where(goal.current, end, goal.rows)
-        return {OPTION_STATES: source.state(end), OPTION_GOALS: source.goal(aim), OPTION_SUCCESSES: (end == aim).float()}
+        return {
+            OPTION_STATES: source.state(end),
+            OPTION_GOALS: source.goal(aim),
+            OPTION_SUCCESSES: (end == aim).float(),
+        }

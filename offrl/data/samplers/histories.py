@@ -1,4 +1,6 @@
-"""Data of several tasks with a past: the steps before a transition, and segments of a task's best episodes as a prompt."""
+"""Data of several tasks with a past: the steps before a transition, and segments of a task's best episodes as a
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ class Histories:
 
 @dataclass(frozen=True)
 class HistorySampler:
-    """Transitions with the `length` ones before them in their episode: past_observations [B, h, O], past_actions, past_rewards [B, h],
-    zeros where there are none, which past_valid [B, h] marks, always at the front."""
+    """Transitions with the `length` ones before them in their episode: past_observations [B, h, O], past_actions,
+    past_rewards [B, h], zeros where there are none, which past_valid [B, h] marks, always at the front."""
 
     length: int
 
@@ -41,7 +43,10 @@ class HistorySampler:
         """Raises UserError where there is no transition."""
         weighted, rows, _ = by_weight(dataset, dataset.transition_rows(), None)
         if not len(rows):
-            raise UserError(f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a terminal")
+            raise UserError(
+                f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a "
+                "terminal"
+            )
         source = self.all_rows(dataset)
         return Histories(source.columns, source.step, rows, weighted)
 
@@ -94,9 +99,9 @@ class Windows:
 def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, history: int) -> Windows:
     """`length` consecutive steps of the `episodes` best episodes, by return, of each task, among `ranked_episodes`.
 
-    Each such episode is as likely as another, and in it a window in proportion to the sum of `error` [R], not negative, over its rows. It
-    begins `history` steps after its episode at the earliest and ends within it; of an episode that is too short for that it is the
-    beginning.
+    Each such episode is as likely as another, and in it a window in proportion to the sum of `error` [R], not negative,
+    over its rows. It begins `history` steps after its episode at the earliest and ends within it; of an episode that is
+    too short for that it is the beginning.
     """
     start, lengths = dataset.episode_start.cpu().numpy(), dataset.episode_lengths().cpu().numpy()
     tasks, complete = (x.cpu().numpy() for x in ranked_episodes(dataset))
@@ -109,7 +114,9 @@ def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, 
         indices = indices[np.argsort(-returns[indices], kind="stable")][:episodes]
         rows, shares, ends = [], [], []
         for e in indices:
-            steps = np.arange(history, lengths[e] - length + 1) if lengths[e] >= history + length else np.zeros(1, np.int64)
+            steps = (
+                np.arange(history, lengths[e] - length + 1) if lengths[e] >= history + length else np.zeros(1, np.int64)
+            )
             at = start[e] + steps
             weight = total[np.minimum(at + length, start[e] + lengths[e])] - total[at] + 1e-12
             rows.append(at)
@@ -123,7 +130,9 @@ def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, 
         first.append(first[-1] + len(threshold))
     of_rows = torch.repeat_interleave(torch.from_numpy(number), torch.from_numpy(lengths))
     parts = [np.concatenate(x) for x in (begin, last, keep, other)]
-    tables = [torch.from_numpy(x.astype(np.int64)).to(dataset.device) for x in (*parts, np.array(first[:-1]), np.diff(first))]
+    tables = [
+        torch.from_numpy(x.astype(np.int64)).to(dataset.device) for x in (*parts, np.array(first[:-1]), np.diff(first))
+    ]
     return Windows(of_rows.to(dataset.device), *tables)
 
 
@@ -138,8 +147,9 @@ class Prompted:
 
 @dataclass(frozen=True)
 class PromptSampler:
-    """The batches of `windows`, and before each of them `length` steps of another, or the same, episode of its task: prompt_observations,
-    prompt_actions, prompt_returns_to_go, prompt_timesteps and prompt_valid, [B, L, ...]. choose: what says where prompts may begin."""
+    """The batches of `windows`, and before each of them `length` steps of another, or the same, episode of its task:
+    prompt_observations, prompt_actions, prompt_returns_to_go, prompt_timesteps and prompt_valid, [B, L, ...]. choose:
+    what says where prompts may begin."""
 
     windows: SequenceSampler
     length: int

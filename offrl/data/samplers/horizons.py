@@ -1,4 +1,6 @@
-"""Transitions with goals for two levels, of which the high one looks n steps ahead (SHARSA, arXiv 2506.04168). Pure, like all samplers."""
+"""Transitions with goals for two levels, of which the high one looks n steps ahead (SHARSA, arXiv 2506.04168). Pure,
+like all samplers.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,12 @@ LOW_VALUE_GOALS, LOW_SUCCESSES = "low_value_goals", "low_successes"
 
 @dataclass(frozen=True)
 class HorizonSampler(GoalSampler):
-    """Transitions, each with windows of up to `subgoal_steps` steps that end at the goal or at the trajectory's last row.
+    """Transitions, each with windows of up to `subgoal_steps` steps that end at the goal or at the trajectory's last
+    row.
 
-    values' goals: VALUE_GOALS, SPAN and SUCCESSES (see `goals.cut`), VALUE_SUBGOALS, WINDOW_STATES, KNOWN. The policy's: HIGH_GOALS and
-    where their windows end, HIGH_TARGETS. LOW_GOALS: subgoal_steps ahead, whatever the goal. low: the mixture of LOW_VALUE_GOALS, which
-    LOW_SUCCESSES says are the row's own state.
+    values' goals: VALUE_GOALS, SPAN and SUCCESSES (see `goals.cut`), VALUE_SUBGOALS, WINDOW_STATES, KNOWN. The
+    policy's: HIGH_GOALS and where their windows end, HIGH_TARGETS. LOW_GOALS: subgoal_steps ahead, whatever the goal.
+    low: the mixture of LOW_VALUE_GOALS, which LOW_SUCCESSES says are the row's own state.
     """
 
     low: Mix | None = None
@@ -47,7 +50,8 @@ class HorizonSampler(GoalSampler):
         source = super().prepare(dataset)
         if bool((source.last == torch.arange(source.count, device=source.last.device)).all()):
             raise UserError(
-                f"{dataset.spec.name}: algo.subgoal_steps={self.subgoal_steps} looks ahead in the data, each of whose episodes has one "
+                f"{dataset.spec.name}: algo.subgoal_steps={self.subgoal_steps} looks ahead in the data, each of whose "
+                "episodes has one "
                 "transition: say where episodes end (dataset.fields.truncations or episode_ends)"
             )
         return source
@@ -59,7 +63,12 @@ class HorizonSampler(GoalSampler):
         batch, last = source.take(rows), source.last[rows]
         goals = choose(source, keys[1], rows, self.value).rows
         span, reached = cut(rows, goals, last, self.subgoal_steps)
-        batch |= {VALUE_GOALS: source.goal(goals), SPAN: span, SUCCESSES: reached.float(), KNOWN: ((span > 0) | reached).float()}
+        batch |= {
+            VALUE_GOALS: source.goal(goals),
+            SPAN: span,
+            SUCCESSES: reached.float(),
+            KNOWN: ((span > 0) | reached).float(),
+        }
         batch |= {VALUE_SUBGOALS: source.goal(rows + span), WINDOW_STATES: source.state(rows + span)}
         goal = choose(source, keys[2], rows, self.actor)
         target = rows + cut(rows, goal.rows, last, self.subgoal_steps)[0]

@@ -15,13 +15,21 @@ from offrl.data.samplers.transitions import Batch, Sampler
 
 
 class Prefetcher:
-    """The batches of updates `first`, `first` + 1, ..., in order: the very ones that the step would have sampled itself.
+    """The batches of updates `first`, `first` + 1, ..., in order: the very ones that the step would have sampled
+    itself.
 
-    A batch is a pure function of the replica's key and the update's number, so it can be drawn early, on the host, from the disk.
-    """
+    A batch is a pure function of the replica's key and the update's number, so it can be drawn early, on the host, from
+    the disk."""
 
     def __init__(
-        self, sampler: Sampler, source: Any, keys: Tensor, batch_size: int, first: int, device: torch.device, depth: int = 8
+        self,
+        sampler: Sampler,
+        source: Any,
+        keys: Tensor,
+        batch_size: int,
+        first: int,
+        device: torch.device,
+        depth: int = 8,
     ) -> None:
         """keys: the replicas' keys [N], on the CPU."""
         self.device = device

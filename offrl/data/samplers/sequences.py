@@ -25,12 +25,16 @@ VALID = "valid"
 
 @dataclass(frozen=True)
 class Sequences:
-    """The source of SequenceSampler. Rows are numbered among those of the episodes that are drawn, which stand one after another."""
+    """The source of SequenceSampler. Rows are numbered among those of the episodes that are drawn, which stand one
+    after another.
+    """
 
     count: int
     last: Tensor  # [R] int64: the last row of each row's episode
     packed: Packed | None
-    columns: dict[str, Tensor] = field(default_factory=dict)  # where they are not packed: of all rows of the data, of which
+    columns: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # where they are not packed: of all rows of the data, of which
     rows: Tensor | None = None  # [R] these are meant
     made: dict[str, Tensor] = field(default_factory=dict)  # columns of the R rows
     weighted: Episodes | None = None  # where some episodes are drawn more often than others
@@ -52,17 +56,19 @@ class GoalSequences(Sequences):
 
 @dataclass(frozen=True)
 class SequenceSampler:
-    """Windows of K steps: observations [B, K, O], actions, rewards, returns_to_go, timesteps int64 and valid bool [B, K].
+    """Windows of K steps: observations [B, K, O], actions, rewards, returns_to_go, timesteps int64 and valid bool [B,
+    K].
 
-    A window starts at a row drawn uniformly, or in proportion to the weight of its episode where `Dataset.weights` says so: so an episode
-    is drawn in proportion to its length, as in the authors' code (arXiv 2106.01345). Where the episode ends inside the window the rest is
-    zeros that are not `valid`, at the end, or with `left` at the beginning.
+    A window starts at a row drawn uniformly, or in proportion to the weight of its episode where `Dataset.weights` says
+    so: so an episode is drawn in proportion to its length, as in the authors' code (arXiv 2106.01345). Where the
+    episode ends inside the window the rest is zeros that are not `valid`, at the end, or with `left` at the beginning.
 
-    returns_to_go is the undiscounted sum of the recorded rewards from this step to the episode's end, rewards are the transformed ones.
-    Episodes of which the data lack the end (`Dataset.complete`) have no such sum; they are left out, unless there are no others.
+    returns_to_go is the undiscounted sum of the recorded rewards from this step to the episode's end, rewards are the
+    transformed ones. Episodes of which the data lack the end (`Dataset.complete`) have no such sum; they are left out,
+    unless there are no others.
 
-    length: K. extra: more columns. made: gives columns that an algorithm makes itself, float32 or int64, for all R rows of the data.
-    """
+    length: K. extra: more columns. made: gives columns that an algorithm makes itself, float32 or int64, for all R rows
+    of the data."""
 
     length: int
     extra: tuple[str, ...] = ()
@@ -87,11 +93,15 @@ class SequenceSampler:
                 raise UserError(f"{dataset.spec.name}: the algorithm needs the column '{name}', which the data lack")
             columns[name] = dataset.columns[name]
         extra = {RETURNS: recorded_returns_to_go(dataset), **(self.made(dataset) if self.made else {})}
-        made = {name: (c.to(device) if rows is None else c.to(device)[rows]) for name, c in extra.items()} | {STEPS: steps}
+        made = {name: (c.to(device) if rows is None else c.to(device)[rows]) for name, c in extra.items()} | {
+            STEPS: steps
+        }
         packed = None
         if not dataset.mapped:
             position = torch.arange(total, device=device)
-            packed = pack(columns, position if rows is None else rows, {name: (c, position) for name, c in made.items()})
+            packed = pack(
+                columns, position if rows is None else rows, {name: (c, position) for name, c in made.items()}
+            )
         weighted = weighted_episodes(dataset, drawn, lengths, first)
         if packed is not None:
             return Sequences(total, last, packed, weighted=weighted)
@@ -110,12 +120,13 @@ class SequenceSampler:
 
 @dataclass(frozen=True)
 class GoalSequenceSampler(SequenceSampler):
-    """SequenceSampler's windows, each with one goal for all of its steps, ACTOR_GOALS [B, G]: where the episode is after the window, any of
-    the later rows alike, or at its end where the window reaches that.
+    """SequenceSampler's windows, each with one goal for all of its steps, ACTOR_GOALS [B, G]: where the episode is
+    after the window, any of the later rows alike, or at its end where the window reaches that.
 
-    Of data with clusters (`Dataset.stitch`) a share of the windows is stitched as in arXiv 2401.11237. A later row j of the episode gives
-    way to another row w of its cluster. Where j lies in the window, it goes on at w to its full length; the goal is of what follows, in w's
-    episode. (j, w) are drawn up to eight times, until there is something to follow; where there never is, the window stays as it was.
+    Of data with clusters (`Dataset.stitch`) a share of the windows is stitched as in arXiv 2401.11237. A later row j of
+    the episode gives way to another row w of its cluster. Where j lies in the window, it goes on at w to its full
+    length; the goal is of what follows, in w's episode. (j, w) are drawn up to eight times, until there is something to
+    follow; where there never is, the window stays as it was.
 
     goals: the column that goals are taken from.
     """
@@ -217,7 +228,9 @@ def recorded_returns_to_go(dataset: Dataset) -> Tensor:
 
 
 def weighted_episodes(dataset: Dataset, drawn: Tensor, lengths: Tensor, first: Tensor) -> Episodes | None:
-    """The distribution of rows where `Dataset.weights` differ: `drawn` episodes [E], their lengths and first rows; None: uniformly."""
+    """The distribution of rows where `Dataset.weights` differ: `drawn` episodes [E], their lengths and first rows;
+    None: uniformly.
+    """
     if dataset.weights is None:
         return None
     weights = dataset.weights.to(drawn.device)[drawn]

@@ -1,4 +1,6 @@
-"""Goals from the futures of other trajectories that pass the same place; see `offrl.data.transforms.stitch`. Pure, like all samplers."""
+"""Goals from the futures of other trajectories that pass the same place; see `offrl.data.transforms.stitch`. Pure, like
+all samplers.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ def later(key: Tensor, rows: Tensor, last: Tensor) -> Tensor:
 
 
 def stitched(known: Stitches | None, key: Tensor, goals: Tensor, replaced: Tensor, last: Tensor) -> Tensor:
-    """Goals [B], of which those that are `replaced` [B] bool give way, with the probability of `known`, to a row of the future of another
-    row of their cluster. last [R]: the last row of each row's trajectory."""
+    """Goals [B], of which those that are `replaced` [B] bool give way, with the probability of `known`, to a row of the
+    future of another row of their cluster. last [R]: the last row of each row's trajectory."""
     if known is None:
         return goals
     keys = rng.split(rng.fold_in(key, KEY), 3)

@@ -1,4 +1,6 @@
-"""Samplers: pure functions from a dataset and a key to a batch. Same key, same batch, on any device and from memory or disk."""
+"""Samplers: pure functions from a dataset and a key to a batch. Same key, same batch, on any device and from memory or
+disk.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ class Packed:
     def take(self, rows: Tensor) -> Batch:
         """The columns of rows [B]."""
         picked = self.table[rows]
-        return {name: picked[:, first:last].reshape(-1, *shape).to(dtype) for name, (first, last, shape, dtype) in self.layout.items()}
+        return {
+            name: picked[:, first:last].reshape(-1, *shape).to(dtype)
+            for name, (first, last, shape, dtype) in self.layout.items()
+        }
 
     def column(self, name: str, rows: Tensor) -> Tensor:
         """One column of rows [...]: [..., *shape]."""
@@ -44,8 +49,11 @@ class Packed:
         return self.table[:, first:last][rows].reshape(*rows.shape, *shape).to(dtype)
 
 
-def pack(columns: dict[str, Tensor], rows: Tensor, late: dict[str, tuple[Tensor, Tensor]] | None = None) -> Packed | None:
-    """Pack the rows `rows` of float32 and small-integer columns; None if some column does not fit a float32 exactly or compactly.
+def pack(
+    columns: dict[str, Tensor], rows: Tensor, late: dict[str, tuple[Tensor, Tensor]] | None = None
+) -> Packed | None:
+    """Pack the rows `rows` of float32 and small-integer columns; None if some column does not fit a float32 exactly or
+    compactly.
 
     late: more names, each with its column and the rows of it that stand beside `rows`.
     """
@@ -71,7 +79,8 @@ def pack(columns: dict[str, Tensor], rows: Tensor, late: dict[str, tuple[Tensor,
 
 @dataclass(frozen=True)
 class Episodes:
-    """Draws a row in two steps that cost the same however many there are: an episode by Walker's alias method, and one of its rows.
+    """Draws a row in two steps that cost the same however many there are: an episode by Walker's alias method, and one
+    of its rows.
 
     Episodes without a row that may be drawn are not in it. Rows are numbered among those that may be drawn.
     """
@@ -111,7 +120,9 @@ def alias_table(shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Transitions:
-    """The source of TransitionSampler: a packed table, or columns left where they are and the rows that may be drawn."""
+    """The source of TransitionSampler: a packed table, or columns left where they are and the rows that may be
+    drawn.
+    """
 
     count: int
     packed: Packed | None
@@ -119,7 +130,9 @@ class Transitions:
     rows: Tensor | None
     following: Tensor | None = None  # of columns left where they are: the row that holds each row's next action
     weighted: Episodes | None = None  # where some episodes are drawn more often than others
-    last: Tensor | None = None  # for windows of several steps: the last of the rows that may be drawn in each one's episode
+    last: Tensor | None = (
+        None  # for windows of several steps: the last of the rows that may be drawn in each one's episode
+    )
 
     def take(self, pick: Tensor) -> Batch:
         """The transitions at places `pick` [B] among the rows that may be drawn."""
@@ -141,7 +154,8 @@ class Transitions:
 
 
 NEXT_ACTIONS = "next_actions"  # made of the actions, not a stored column
-# of windows of n steps: the rewards of each, 0 after the window's end [B, n]; which steps there are [B, n] bool; their number [B]
+# of windows of n steps: the rewards of each, 0 after the window's end [B, n]; which steps there are [B, n] bool; their
+# number [B]
 STEP_REWARDS, VALID, SPAN = "step_rewards", "valid", "span"
 FOLLOWING = "following_observations"  # of such windows too: the next observations of their first steps [B, O]
 AT_END = ("next_observations", "masks", NEXT_ACTIONS)  # columns of a window's last step, not of its first
@@ -153,15 +167,17 @@ class TransitionSampler:
 
     Uniform, or where `Dataset.weights` says so, in proportion to the weight of the row's episode.
 
-    Rows without a known successor (the last of a time-out in a file without next observations) are never drawn: what follows them
-    belongs to the next episode. A terminal row needs no successor.
+    Rows without a known successor (the last of a time-out in a file without next observations) are never drawn: what
+    follows them belongs to the next episode. A terminal row needs no successor.
 
-    extra: more columns to put into the batch. "next_actions" is the action that the data take at the next observation; the last row of an
-    episode that did not end in a terminal has none, and is not drawn then. A terminal row, whose mask is 0, repeats its own action.
+    extra: more columns to put into the batch. "next_actions" is the action that the data take at the next observation;
+    the last row of an episode that did not end in a terminal has none, and is not drawn then. A terminal row, whose
+    mask is 0, repeats its own action.
 
-    n_step: above 1, windows of up to so many steps of one episode begin at each row: next_observations, masks and next_actions are those
-    of the window's last step, and step_rewards, valid and span are added, of which `discounted` makes an n-step target; the state after
-    the first step is following_observations. A window that the episode's end cuts is shorter, whether that is a terminal or a time-out.
+    n_step: above 1, windows of up to so many steps of one episode begin at each row: next_observations, masks and
+    next_actions are those of the window's last step, and step_rewards, valid and span are added, of which `discounted`
+    makes an n-step target; the state after the first step is following_observations. A window that the episode's end
+    cuts is shorter, whether that is a terminal or a time-out.
 
     ordered: the source knows where episodes end (`Transitions.last`) though n_step is 1, for windows that others make.
     """
@@ -180,7 +196,10 @@ class TransitionSampler:
             else:
                 columns[name] = _column(dataset, name)
         if not len(rows):
-            raise UserError(f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a terminal")
+            raise UserError(
+                f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a "
+                "terminal"
+            )
         weighted, rows, following = by_weight(dataset, rows, following)
         last = last_of_episodes(dataset, rows) if self.n_step > 1 or self.ordered else None
         if last is not None:
@@ -216,7 +235,9 @@ def windows(source: Transitions, pick: Tensor, length: int) -> Batch:
 
 
 def places_ahead(source: Transitions, pick: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Places [B, length] of the steps from `pick` [B] on, after the episode's end its last one again and again; and bool: not yet."""
+    """Places [B, length] of the steps from `pick` [B] on, after the episode's end its last one again and again; and
+    bool: not yet.
+    """
     assert source.last is not None
     at = pick.unsqueeze(-1) + torch.arange(length, device=pick.device)
     last = source.last[pick].unsqueeze(-1)
@@ -231,17 +252,21 @@ def last_of_episodes(dataset: Dataset, rows: Tensor) -> Tensor:
 
 
 def check_order(dataset: Dataset, last: Tensor, n_step: int) -> None:
-    """Raise UserError for windows of `n_step` steps where each episode has one transition alone. last: see `last_of_episodes`."""
+    """Raise UserError for windows of `n_step` steps where each episode has one transition alone. last: see
+    `last_of_episodes`.
+    """
     if n_step > 1 and bool((last == torch.arange(len(last), device=last.device)).all()):
         raise UserError(
-            f"{dataset.spec.name}: algo.n_step={n_step} sums the rewards of steps in a row, and each episode of the data has one "
-            "transition: their order is not known; leave it at 1, or say where episodes end (dataset.fields.truncations or episode_ends)"
+            f"{dataset.spec.name}: algo.n_step={n_step} sums the rewards of steps in a row, and each episode of the "
+            "data has one "
+            "transition: their order is not known; leave it at 1, or say where episodes end "
+            "(dataset.fields.truncations or episode_ends)"
         )
 
 
 def discounted(batch: Batch, discount: float | Tensor) -> tuple[Tensor, Tensor | float]:
-    """(rewards [B], the discount of what follows [B]) of a batch: of a window of m steps sum_k discount^k r_k and discount^m; of single
-    transitions their rewards and `discount`."""
+    """(rewards [B], the discount of what follows [B]) of a batch: of a window of m steps sum_k discount^k r_k and
+    discount^m; of single transitions their rewards and `discount`."""
     if SPAN not in batch:
         return batch["rewards"], discount
     rewards = batch[STEP_REWARDS]
@@ -250,15 +275,21 @@ def discounted(batch: Batch, discount: float | Tensor) -> tuple[Tensor, Tensor |
 
 
 def with_next_action(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows whose next action is known or not needed, and for each the row that holds it: the next, or a terminal row itself."""
+    """The rows whose next action is known or not needed, and for each the row that holds it: the next, or a terminal
+    row itself.
+    """
     last = torch.zeros(len(dataset), dtype=torch.bool, device=rows.device)
     last[dataset.episode_end.to(rows.device) - 1] = True
     rows = rows[~last[rows] | dataset.columns["terminations"][rows]]
     return rows, rows + (~last[rows]).long()
 
 
-def by_weight(dataset: Dataset, rows: Tensor, following: Tensor | None) -> tuple[Episodes | None, Tensor, Tensor | None]:
-    """The weighted distribution of `rows`; those whose episode has weight 0 are left out. Raises UserError where none is left."""
+def by_weight(
+    dataset: Dataset, rows: Tensor, following: Tensor | None
+) -> tuple[Episodes | None, Tensor, Tensor | None]:
+    """The weighted distribution of `rows`; those whose episode has weight 0 are left out. Raises UserError where none
+    is left.
+    """
     if dataset.weights is None:
         return None, rows, following
     device = rows.device
@@ -274,7 +305,11 @@ def by_weight(dataset: Dataset, rows: Tensor, following: Tensor | None) -> tuple
         return None, rows, following  # uniform over what is left
     keep, other = alias_table((weights[present] * counts).cpu().numpy())
     first = torch.cumsum(counts, 0) - counts
-    return Episodes(torch.from_numpy(keep).to(device), torch.from_numpy(other).to(device), first, counts), rows, following
+    return (
+        Episodes(torch.from_numpy(keep).to(device), torch.from_numpy(other).to(device), first, counts),
+        rows,
+        following,
+    )
 
 
 def _column(dataset: Dataset, name: str) -> Tensor:
@@ -283,6 +318,10 @@ def _column(dataset: Dataset, name: str) -> Tensor:
         return dataset.columns[name]
     if name == "returns_to_go":
         raise UserError(
-            f"{dataset.spec.name}: the algorithm needs discounted returns to go: dataset.discount_returns=DISCOUNT, with its own discount"
+            f"{dataset.spec.name}: the algorithm needs discounted returns to go: dataset.discount_returns=DISCOUNT, "
+            "with its own discount"
         )
-    raise UserError(f"{dataset.spec.name}: the algorithm needs the column '{name}', which the data lack.{nearest(name, dataset.columns)}")
+    raise UserError(
+        f"{dataset.spec.name}: the algorithm needs the column '{name}', which the data "
+        f"lack.{nearest(name, dataset.columns)}"
+    )

@@ -1,4 +1,6 @@
-"""Columns of actions of a table: amounts, one choice, a one-hot choice, several choices, or a mixture, and what can be done with each."""
+"""Columns of actions of a table: amounts, one choice, a one-hot choice, several choices, or a mixture, and what can be
+done with each.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,31 @@ def is_one_hot(columns: np.ndarray) -> bool:
     return bool(((columns == 0) | (columns == 1)).all() and (columns.sum(1) == 1).all())
 
 
-def as_actions(columns: Sequence[np.ndarray], names: Sequence[str], kind: str, where: str) -> tuple[np.ndarray, int, tuple[str, ...], str]:
-    """(actions, number of choices or 0, what they are called, a note or ""): int64 [R] for a choice, else floats [R, A].
+def as_actions(
+    columns: Sequence[np.ndarray], names: Sequence[str], kind: str, where: str
+) -> tuple[np.ndarray, int, tuple[str, ...], str]:
+    """(actions, number of choices or 0, what they are called, a note or ""): int64 [R] for a choice, else floats [R,
+    A].
 
-    columns: [R] each, integers where they are whole numbers, texts (object) where they are names. kind: `dataset.action_kind`. Raises
-    UserError where choices and amounts, or several choices, stand side by side and `kind` does not say what to do.
+    columns: [R] each, integers where they are whole numbers, texts (object) where they are names. kind:
+    `dataset.action_kind`. Raises UserError where choices and amounts, or several choices, stand side by side and `kind`
+    does not say what to do.
     """
     setting = "dataset.action_kind"
     for name, column in zip(names, columns, strict=True):
         if column.dtype.kind in "mM":
             cells.numbers(column, name, where)  # refuses times
-    if len(columns) == 1 and columns[0].dtype.kind not in "biuf" and (plain := cells.plain_numbers(columns[0])) is not None:
+    if (
+        len(columns) == 1
+        and columns[0].dtype.kind not in "biuf"
+        and (plain := cells.plain_numbers(columns[0])) is not None
+    ):
         columns = [plain]
     texts = [n for n, c in zip(names, columns, strict=True) if c.dtype.kind not in "biuf"]
     if len(columns) == 1 and texts:
-        labels, index = np.unique(np.array(["" if cells.missing(v) else str(v).strip() for v in columns[0]]), return_inverse=True)
+        labels, index = np.unique(
+            np.array(["" if cells.missing(v) else str(v).strip() for v in columns[0]]), return_inverse=True
+        )
         if "" in labels:
             raise UserError(f"{where}: column '{names[0]}' has no action in row {int(np.argmax(index == 0))}")
         if len(labels) > MOST_VALUES or kind == "continuous":
@@ -48,7 +60,8 @@ def as_actions(columns: Sequence[np.ndarray], names: Sequence[str], kind: str, w
         )
     if texts:
         raise UserError(
-            f"{where}: column '{texts[0]}' of actions holds texts; beside other columns only numbers can be actions: number its choices "
+            f"{where}: column '{texts[0]}' of actions holds texts; beside other columns only numbers can be actions: "
+            "number its choices "
             f"from 0, and say {setting}=multi_discrete where all columns are choices"
         )
     stacked = np.stack(columns, 1)
@@ -57,7 +70,8 @@ def as_actions(columns: Sequence[np.ndarray], names: Sequence[str], kind: str, w
         if not is_one_hot(stacked):
             bad = np.flatnonzero(~(((stacked == 0) | (stacked == 1)).all(1) & (stacked.sum(1) == 1)))
             raise UserError(
-                f"{where}: {setting}=one_hot, and row {int(bad[0]) if len(bad) else 0} of the actions has no single 1 among zeros"
+                f"{where}: {setting}=one_hot, and row {int(bad[0]) if len(bad) else 0} of the actions has no single 1 "
+                "among zeros"
             )
         called = () if all(n.endswith(f"[{i}]") for i, n in enumerate(names)) else tuple(names)  # of an array: no names
         note = f"actions: one-hot columns, taken for one discrete choice: {listed_labels(names)}"
@@ -70,19 +84,25 @@ def as_actions(columns: Sequence[np.ndarray], names: Sequence[str], kind: str, w
         if len(columns) == 1 and (stacked == np.rint(stacked)).all():
             return stacked[:, 0].astype(np.int64), 0, (), ""
         what = "several columns" if len(columns) > 1 else "numbers with fractions"
-        raise UserError(f"{where}: {setting}=discrete, and the actions are {what}; one column of whole numbers from 0 is due")
+        raise UserError(
+            f"{where}: {setting}=discrete, and the actions are {what}; one column of whole numbers from 0 is due"
+        )
     if kind == "auto" and len(columns) > 1:
         choices = [n for n, c, w in zip(names, columns, integer, strict=True) if w and _choice(c)]
         if len(choices) == len(names):
             raise UserError(
-                f"{where}: the actions are {len(names)} columns of whole numbers from 0 ({', '.join(names[:4])}), several choices at once: "
-                f"{setting}=multi_discrete numbers their combinations as one choice, {setting}=continuous takes them for amounts"
+                f"{where}: the actions are {len(names)} columns of whole numbers from 0 ({', '.join(names[:4])}), "
+                "several choices at once: "
+                f"{setting}=multi_discrete numbers their combinations as one choice, {setting}=continuous takes them "
+                "for amounts"
             )
         if choices:
             others = [n for n in names if n not in choices]
             raise UserError(
-                f"{where}: the actions mix a choice ({', '.join(choices[:3])}: numbers from 0) with amounts ({', '.join(others[:3])}), "
-                f"which no algorithm here learns together: {setting}=continuous takes all for amounts (where more of the choice means "
+                f"{where}: the actions mix a choice ({', '.join(choices[:3])}: numbers from 0) with amounts "
+                f"({', '.join(others[:3])}), "
+                f"which no algorithm here learns together: {setting}=continuous takes all for amounts (where more of "
+                "the choice means "
                 "more of something), or train on one of the two, with the other among the observations"
             )
     return stacked, 0, (), ""
@@ -94,7 +114,9 @@ def _choice(column: np.ndarray) -> bool:
     return bool(2 <= len(values) <= FEW and values[0] == 0 and values[-1] == len(values) - 1)
 
 
-def _combinations(stacked: np.ndarray, names: Sequence[str], where: str) -> tuple[np.ndarray, int, tuple[str, ...], str]:
+def _combinations(
+    stacked: np.ndarray, names: Sequence[str], where: str
+) -> tuple[np.ndarray, int, tuple[str, ...], str]:
     """The numbers of the combinations of several choices; see `as_actions`."""
     if not np.isfinite(stacked).all() or not (stacked == np.rint(stacked)).all() or (stacked < 0).any():
         bad = ~np.isfinite(stacked) | (stacked != np.rint(stacked)) | (stacked < 0)
@@ -102,17 +124,20 @@ def _combinations(stacked: np.ndarray, names: Sequence[str], where: str) -> tupl
         column = names[int(bad[row].argmax())]
         value = stacked[row][bad[row]][0]
         raise UserError(
-            f"{where}: dataset.action_kind=multi_discrete, and column '{column}' holds {value:g} in row {row}: number choices from 0"
+            f"{where}: dataset.action_kind=multi_discrete, and column '{column}' holds {value:g} in row {row}: number "
+            "choices from 0"
         )
     sizes = tuple(int(v) + 1 for v in stacked.max(0))
     total = int(np.prod(np.array(sizes, object)))
     if total > MOST_VALUES:
         raise UserError(
-            f"{where}: {' x '.join(map(str, sizes))} combinations of choices are {total:,}; at most {MOST_VALUES:,} are possible"
+            f"{where}: {' x '.join(map(str, sizes))} combinations of choices are {total:,}; at most {MOST_VALUES:,} "
+            "are possible"
         )
     index = np.ravel_multi_index(tuple(stacked.astype(np.int64).T), sizes)
     note = (
-        f"actions: {' x '.join(map(str, sizes))} choices ({', '.join(names[:4])}) as one of {total:,}; numpy.unravel_index(a, {sizes}) "
+        f"actions: {' x '.join(map(str, sizes))} choices ({', '.join(names[:4])}) as one of {total:,}; "
+        f"numpy.unravel_index(a, {sizes}) "
         "gives them back"
     )
     called = tuple(", ".join(f"{n}={v}" for n, v in zip(names, choice, strict=True)) for choice in np.ndindex(sizes))

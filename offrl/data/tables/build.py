@@ -17,7 +17,14 @@ from offrl.data.tables.tabular import Tabular
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
-APART = (*MARKS, "episode_ids", "time", "actions", "observations", "final_observations")  # columns that `read_chosen` treats apart
+APART = (
+    *MARKS,
+    "episode_ids",
+    "time",
+    "actions",
+    "observations",
+    "final_observations",
+)  # columns that `read_chosen` treats apart
 FIRST = 64  # rows of actions that are looked at before all are
 
 
@@ -45,13 +52,21 @@ def build(
 
 
 def read_chosen(
-    table: Tabular, chosen: Chosen, config: DatasetConfig, memory: Memory | None = None, name: str = "", source: str = "file"
+    table: Tabular,
+    chosen: Chosen,
+    config: DatasetConfig,
+    memory: Memory | None = None,
+    name: str = "",
+    source: str = "file",
 ) -> RawData:
     """The data of the columns `chosen` of a table. Raises UserError."""
     where, memory = table.where, memory or Memory()
     raw = RawData({}, name=name, source=source, path="" if source == "arrays" else where)
     units = table.units
-    raw.named = {c: tuple(ColumnSpec(p.column, units.get(p.column, ""), p.scale, p.offset) for p in parts) for c, parts in chosen.items()}
+    raw.named = {
+        c: tuple(ColumnSpec(p.column, units.get(p.column, ""), p.scale, p.offset) for p in parts)
+        for c, parts in chosen.items()
+    }
     columns = Columns(table, chosen, config, memory, raw)
     for text in getattr(table, "notes", ()):
         raw.note(text)
@@ -61,7 +76,10 @@ def read_chosen(
     order, ends = mark_episodes(raw, chosen, columns, rows, marks, config.max_gap)
     if order is not None:
         if "final_observations" in chosen:
-            raise UserError(f"{where}: final_observations stand in the order of the episodes, and the rows are not sorted: sort them first")
+            raise UserError(
+                f"{where}: final_observations stand in the order of the episodes, and the rows are not sorted: sort "
+                "them first"
+            )
         marks = {c: flags[order] for c, flags in marks.items()}
         columns.order = order
         raw.columns["observations"] = columns.ordered("observations", raw.columns["observations"])
@@ -94,10 +112,14 @@ def _set_actions(raw: RawData, parts: tuple[Term, ...], columns: Columns, config
     recorded = [columns[p.column] if p.plain else columns.scaled(p) for p in parts] if array is None else [array]
     for part, values in zip(parts, recorded, strict=True):
         if len(values) != raw.rows and len(parts) > 1:
-            raise UserError(f"{where}: column '{part.column}' has {len(values)} rows, and the observations have {raw.rows}")
+            raise UserError(
+                f"{where}: column '{part.column}' has {len(values)} rows, and the observations have {raw.rows}"
+            )
     first = recorded[0]
     amounts = first.dtype.kind == "f" and (kind == "continuous" or (kind == "auto" and not is_one_hot(first[:FIRST])))
-    if len(recorded) == 1 and (first.ndim > 2 or (first.ndim == 2 and amounts)):  # an array of amounts, or a fault that is told elsewhere
+    if len(recorded) == 1 and (
+        first.ndim > 2 or (first.ndim == 2 and amounts)
+    ):  # an array of amounts, or a fault that is told elsewhere
         actions, note = first, ""
     else:
         if len(recorded) == 1 and first.ndim == 2:

@@ -43,7 +43,9 @@ class Columns:
         if values.shape != (rows,):
             label = f"'{name}'" + ("" if name == column else f" ({column})")
             shape = list(values.shape)
-            raise UserError(f"{self.table.where}: column {label} has shape {shape}; one value for each of {rows} rows is due")
+            raise UserError(
+                f"{self.table.where}: column {label} has shape {shape}; one value for each of {rows} rows is due"
+            )
         return values
 
     def flags(self, column: str, rows: int) -> np.ndarray:
@@ -91,7 +93,8 @@ class Columns:
             values = self.scaled(part) if i else blocks[0]
             if len(values) != len(out):
                 raise UserError(
-                    f"{self.table.where}: column '{part.column}' has {len(values)} rows, and '{parts[0].column}' has {len(out)}"
+                    f"{self.table.where}: column '{part.column}' has {len(values)} rows, and '{parts[0].column}' has "
+                    f"{len(out)}"
                 )
             if values.ndim > 1:  # lists, or an array beside columns
                 return np.concatenate([self._flat(column, p) for p in parts], 1)
@@ -118,7 +121,9 @@ class Columns:
 
 def _exact(chosen: Chosen, config: DatasetConfig) -> dict[str, str]:
     """See `Tabular.read`."""
-    labels = len(chosen.get("actions", ())) == 1 and config.action_kind in ("auto", "discrete") and not config.action_low
+    labels = (
+        len(chosen.get("actions", ())) == 1 and config.action_kind in ("auto", "discrete") and not config.action_low
+    )
     kinds = {
         "terminations": "whole",
         "truncations": "whole",

@@ -1,4 +1,6 @@
-"""CSV files of any usual dialect: commas, semicolons or tabs, decimal points or commas, UTF-8 or what Excel writes, packed or not."""
+"""CSV files of any usual dialect: commas, semicolons or tabs, decimal points or commas, UTF-8 or what Excel writes,
+packed or not.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,11 @@ class _OtherLetters(Exception):
 
 
 class CsvFile(Tabular):
-    """A CSV file with a header line. `names` are its columns; `read` gives some of them. Raises UserError for a file that is none.
+    """A CSV file with a header line. `names` are its columns; `read` gives some of them. Raises UserError for a file
+    that is none.
 
-    Before the header may stand empty lines, Excel's `sep=;` and comments (#); after it a row of units, which is left out and noted.
-    """
+    Before the header may stand empty lines, Excel's `sep=;` and comments (#); after it a row of units, which is left
+    out and noted."""
 
     def __init__(self, path: Path, decimal: str = "auto") -> None:
         """decimal: as `dataset.decimal`."""
@@ -58,13 +61,17 @@ class CsvFile(Tabular):
             head = self._head()
         if not self.delimiter:
             raise UserError(
-                f"{path}: its first line, '{head.strip()[:60]}', has no comma, semicolon, tab or bar: it must be the columns' names, "
+                f"{path}: its first line, '{head.strip()[:60]}', has no comma, semicolon, tab or bar: it must be the "
+                "columns' names, "
                 "divided by one of them"
             )
         with reading(path, " as CSV"):
             self.names = [n.strip() for n in next(lines_of([head], self.delimiter))]
         if sum(is_number(n) for n in self.names) > len(self.names) // 2:
-            raise UserError(f"{path}: its first line holds numbers ({head.strip()[:60]}): give it a first line with the columns' names")
+            raise UserError(
+                f"{path}: its first line holds numbers ({head.strip()[:60]}): give it a first line with the columns' "
+                "names"
+            )
         twice = sorted({n for n in self.names if n and self.names.count(n) > 1})
         if twice:
             raise UserError(f"{path} has a column twice: {', '.join(twice)}")
@@ -133,7 +140,9 @@ class CsvFile(Tabular):
         return self._first_rows(count)
 
     def _units(self) -> dict[str, str]:
-        """The units of the columns, where the row below the names says them: words where the next row has numbers or dates."""
+        """The units of the columns, where the row below the names says them: words where the next row has numbers or
+        dates.
+        """
         rows = self._first_rows(2)
         if len(rows) < 2:
             return {}
@@ -176,7 +185,9 @@ class CsvFile(Tabular):
                 parts[name].append(np.array([v.strip() for v in values] if name in exact else values, object))
         if late := [n for n in texts if sum(map(len, parts[n])) < max(sum(map(len, p)) for p in parts.values())]:
             again = self._texts(late)  # what were numbers before the first text
-            parts.update({n: [np.array([v.strip() for v in again[n]], object) if n in exact else again[n]] for n in late})
+            parts.update(
+                {n: [np.array([v.strip() for v in again[n]], object) if n in exact else again[n]] for n in late}
+            )
         return {name: np.concatenate(blocks) if blocks else np.zeros(0) for name, blocks in parts.items()}
 
     def _texts(self, wanted: Sequence[str]) -> dict[str, np.ndarray]:
@@ -194,7 +205,9 @@ class CsvFile(Tabular):
                     return np.fromiter(map(int, words), np.int64, len(words))
                 except OverflowError:
                     return np.array(words, float) if exact == "whole" else None
-            if exact == "name" or (exact == "label" and any(map(CODE.fullmatch, words)) and not any("." in w or "," in w for w in words)):
+            if exact == "name" or (
+                exact == "label" and any(map(CODE.fullmatch, words)) and not any("." in w or "," in w for w in words)
+            ):
                 return None
         if "_" in "".join(values):
             return None  # which float would pass over
@@ -218,7 +231,8 @@ class CsvFile(Tabular):
         return out
 
     def _of_one_length(self, block: list[list[str]], last: int) -> list[list[str]]:
-        """The rows without empty lines, comments, and the empty value after a last delimiter that the names do not have, or have alone.
+        """The rows without empty lines, comments, and the empty value after a last delimiter that the names do not
+        have, or have alone.
 
         last: the number of the last line. Raises UserError for rows of other lengths.
         """
@@ -232,14 +246,17 @@ class CsvFile(Tabular):
                 row = [*row, ""]
             if len(row) != count:
                 raise UserError(
-                    f"{self.path}: line {last - len(block) + i + 1} has {len(row)} values, and the first line names {count} columns; "
+                    f"{self.path}: line {last - len(block) + i + 1} has {len(row)} values, and the first line names "
+                    f"{count} columns; "
                     "correct that line"
                 )
             rows.append(row)
         return rows
 
     def _encoding(self) -> str:
-        """How the file writes letters: a mark at its start, else UTF-8, else Windows' western one, in which no byte is wrong."""
+        """How the file writes letters: a mark at its start, else UTF-8, else Windows' western one, in which no byte is
+        wrong.
+        """
         with reading(self.path, " as CSV"), self._bytes() as file:
             head = file.read(4)
             if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -256,7 +273,9 @@ class CsvFile(Tabular):
         return gzip.open(self.path) if self.path.suffix.lower() == ".gz" else self.path.open("rb")  # type: ignore[return-value]
 
     def _open(self) -> IO[str]:
-        return io.TextIOWrapper(self._bytes(), self.encoding, "replace" if self.encoding == "cp1252" else "strict", newline="")
+        return io.TextIOWrapper(
+            self._bytes(), self.encoding, "replace" if self.encoding == "cp1252" else "strict", newline=""
+        )
 
     def _decoded(self, file: IO[str]) -> Iterator[str]:
         """The lines of the file, cut to `LINE` characters. Raises _OtherLetters where it turns out to be no UTF-8."""
@@ -282,7 +301,9 @@ class CsvFile(Tabular):
         for line in self._decoded(file):
             size += len(line)
             if len(line) == LINE:
-                raise UserError(f"{self.path} has a line of more than {LINE:,} characters: it is no CSV file, or damaged")
+                raise UserError(
+                    f"{self.path} has a line of more than {LINE:,} characters: it is no CSV file, or damaged"
+                )
             refuse_growth(str(self.path), size, stored)
             yield line
 

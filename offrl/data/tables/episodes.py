@@ -15,14 +15,19 @@ from offrl.errors import UserError
 
 REGULAR = 0.9  # share of the steps that are like those around them, from which on the others are gaps or changes
 ALIKE = 0.1  # difference up to which two steps are alike
-WIDE, OUTAGE = 1.5, 10.0  # times the steps around, that a gap is longer than: where steps are regular, and where they are not
+WIDE, OUTAGE = (
+    1.5,
+    10.0,
+)  # times the steps around, that a gap is longer than: where steps are regular, and where they are not
 CHANGED, LEAPT = 1.25, 10.0  # ratio of a rate to the one before, likewise
 AROUND = 15  # steps before and after that are looked at
 PART = 1 << 16  # steps at once
 
 
 def settle_dones(raw: RawData, dones: np.ndarray) -> None:
-    """Gym's `done` means either kind of end: which one it is where, by what else is marked. Raises UserError for contradictions."""
+    """Gym's `done` means either kind of end: which one it is where, by what else is marked. Raises UserError for
+    contradictions.
+    """
     word = raw.named["dones"][0].name
     flags = {c: raw.columns[c] for c in ("terminations", "truncations") if c in raw.columns}
     known = np.logical_or.reduce(list(flags.values())) if flags else np.zeros(len(dones), bool)
@@ -30,15 +35,18 @@ def settle_dones(raw: RawData, dones: np.ndarray) -> None:
     open_ends = np.flatnonzero(known & ~dones)
     if "terminations" in flags and len(open_ends):
         raise UserError(
-            f"{raw.where}: row {int(open_ends[0])} is an end by {other}, and '{word}' does not mark it ({len(open_ends):,} such rows): "
+            f"{raw.where}: row {int(open_ends[0])} is an end by {other}, and '{word}' does not mark it "
+            f"({len(open_ends):,} such rows): "
             f"leave out the column that is wrong, or say dataset.fields.episode_ends={word}"
         )
     rest = dones & ~known
     if len(flags) == 2:
         if rest.any():
             raise UserError(
-                f"{raw.where}: '{word}' marks row {int(np.argmax(rest))}, which neither {other.replace(' and ', ' nor ')} marks "
-                f"({int(rest.sum()):,} such rows): leave one of the columns out, or say dataset.fields.episode_ends={word}"
+                f"{raw.where}: '{word}' marks row {int(np.argmax(rest))}, which neither "
+                f"{other.replace(' and ', ' nor ')} marks "
+                f"({int(rest.sum()):,} such rows): leave one of the columns out, or say "
+                f"dataset.fields.episode_ends={word}"
             )
     elif "terminations" in flags:
         raw.columns["truncations"] = rest
@@ -59,7 +67,9 @@ def settle_dones(raw: RawData, dones: np.ndarray) -> None:
 def mark_episodes(
     raw: RawData, chosen: Chosen, columns: Columns, rows: int, marks: Mapping[str, np.ndarray], most: float
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """(the order of the rows, or None where it stays; their episodes' ends [R], or None where only flags mark these)."""
+    """(the order of the rows, or None where it stays; their episodes' ends [R], or None where only flags mark
+    these).
+    """
     where, files = raw.where, columns.files
     ids = times = None
     dates = False
@@ -77,7 +87,10 @@ def mark_episodes(
     if times is not None and ids is not None and rows:
         order = np.lexsort((times, ids)) if "episode_ids" in chosen else None
         if order is not None and (moved := int((order != np.arange(rows)).sum())):
-            raw.note(f"rows are sorted by {raw.named['episode_ids'][0].name} and {raw.named['time'][0].name}: {moved:,} stood elsewhere")
+            raw.note(
+                f"rows are sorted by {raw.named['episode_ids'][0].name} and {raw.named['time'][0].name}: {moved:,} "
+                "stood elsewhere"
+            )
             times, ids = times[order], ids[order]
         else:
             order = None
@@ -91,8 +104,10 @@ def mark_episodes(
             later[np.unique(last, return_index=True)[1]] = False
             row = int(np.flatnonzero(ends)[int(np.argmax(later)) - 1]) + 1
             raw.note(
-                f"{raw.named['episode_ids'][0].name}: {number:,} ids stand in {runs:,} runs of rows, each of which is an episode; the "
-                f"first that comes again does so at row {row}. Where equal ids are one episode, name the times (dataset.fields.time), "
+                f"{raw.named['episode_ids'][0].name}: {number:,} ids stand in {runs:,} runs of rows, each of which is "
+                "an episode; the "
+                f"first that comes again does so at row {row}. Where equal ids are one episode, name the times "
+                "(dataset.fields.time), "
                 "by which rows are then sorted, or sort the rows"
             )
     if times is not None and rows > 1:
@@ -107,7 +122,8 @@ def _hour_twice(back: float, steps: np.ndarray) -> str:
     if back < -3600.0 or (back == 0.0 and np.median(steps) < 1800.0):
         return ""
     return (
-        ". Local times go back by an hour where summer time ends, and sorted rows would mix the two hours: then write the times in UTC, or "
+        ". Local times go back by an hour where summer time ends, and sorted rows would mix the two hours: then write "
+        "the times in UTC, or "
         "with their offset (2024-10-27T02:10:00+01:00)"
     )
 
@@ -121,7 +137,9 @@ def _in_time(
     order: np.ndarray | None,
     most: float,
 ) -> np.ndarray | None:
-    """The ends of episodes with what times say about them. Raises UserError where time stands still or goes back within an episode."""
+    """The ends of episodes with what times say about them. Raises UserError where time stands still or goes back within
+    an episode.
+    """
     where, word = raw.where, raw.named["time"][0].name
     known = np.zeros(len(times), bool) if ends is None else ends.copy()
     for flags in marks.values():
@@ -131,7 +149,10 @@ def _in_time(
     back = np.flatnonzero((step < 0) & inside)
     restart = len(back) and not dates and bool((times[back + 1] <= times[: back[0] + 1].min() + 1e-9).all())
     if restart:
-        raw.note(f"{word} begins again {len(back):,} times, where nothing else marks an episode's end: each begins an episode")
+        raw.note(
+            f"{word} begins again {len(back):,} times, where nothing else marks an episode's end: each begins an "
+            "episode"
+        )
         known[back] = True
         ends = known if ends is None else ends | known
         ends[-1] = True
@@ -141,9 +162,10 @@ def _in_time(
         row = int(bad[0])
         what = "is the same as" if step[row] == 0 else f"goes back from {cells.shown_time(times[row], dates)} to"
         raise UserError(
-            f"{where}: '{word}' {what} {cells.shown_time(times[row + 1], dates)} in row {row + 1}, inside an episode ({len(bad):,} such "
-            "rows): sort the rows by time, remove doubles, or name the column that tells episodes apart (dataset.fields.episode_ids=COLUMN)"
-            + (_hour_twice(float(step[row]), step) if dates else "")
+            f"{where}: '{word}' {what} {cells.shown_time(times[row + 1], dates)} in row {row + 1}, inside an episode "
+            f"({len(bad):,} such "
+            "rows): sort the rows by time, remove doubles, or name the column that tells episodes apart "
+            "(dataset.fields.episode_ids=COLUMN)" + (_hour_twice(float(step[row]), step) if dates else "")
         )
     if not inside.any():
         return ends
@@ -153,14 +175,18 @@ def _in_time(
         ends = np.zeros(len(times), bool) if ends is None else ends
         ends[wide] = True
         ends[-1] = True
-        raw.note(f"{len(wide):,} gaps in {word} longer than {cells.shown_span(most, dates)} (dataset.max_gap) each begin an episode")
+        raw.note(
+            f"{len(wide):,} gaps in {word} longer than {cells.shown_span(most, dates)} (dataset.max_gap) each begin an "
+            "episode"
+        )
     for text in _describe_steps(word, step, inside, dates):
         raw.note(text)
     if ends is None and not known.any():
         ends = np.zeros(len(times), bool)
         ends[-1] = True
         raw.note(
-            "nothing but time marks episodes: all rows are one, which stops at the last row (dataset.max_gap or dataset.fields.episode_ids)"
+            "nothing but time marks episodes: all rows are one, which stops at the last row (dataset.max_gap or "
+            "dataset.fields.episode_ids)"
         )
     return ends
 
@@ -178,7 +204,9 @@ def fill_forward(raw: RawData) -> None:
     first = np.repeat(start, np.diff(np.append(start, len(ends))))[:, None]
     rows = np.where(gaps, -1, np.arange(len(ends))[:, None])
     last = np.maximum.accumulate(rows, 0)
-    last = np.where(last >= first, last, np.arange(len(ends))[:, None])  # nothing came before: the gap stays, and is refused
+    last = np.where(
+        last >= first, last, np.arange(len(ends))[:, None]
+    )  # nothing came before: the gap stays, and is refused
     raw.columns["observations"] = np.take_along_axis(observations, last, 0)
     filled = int(gaps.sum() - (~np.isfinite(raw.columns["observations"])).sum())
     raw.note(f"{filled:,} missing values of observations are the last ones before them (dataset.missing=forward)")
@@ -216,8 +244,10 @@ def _describe_steps(word: str, step: np.ndarray, inside: np.ndarray, dates: bool
         old, new = (steps[kept[kept < first][-1]], steps[first]) if regular else (before[first], after[first])
         spans = [cells.shown_span(float(v), dates) for v in (old, new, rates.min(), rates.max())]
         notes.append(
-            f"the step of {word} changes {len(changes):,} time{'s' if len(changes) > 1 else ''}, first from {spans[0]} to {spans[1]} at "
-            f"row {int(rows[first])}; it is between {spans[2]} and {spans[3]}. All steps count alike: the discount reaches further in time "
+            f"the step of {word} changes {len(changes):,} time{'s' if len(changes) > 1 else ''}, first from {spans[0]} "
+            f"to {spans[1]} at "
+            f"row {int(rows[first])}; it is between {spans[2]} and {spans[3]}. All steps count alike: the discount "
+            "reaches further in time "
             "where they are longer. Bring the rows to one step, or train on the parts apart"
         )
     if len(wide):
@@ -237,7 +267,9 @@ def _like(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _around(steps: np.ndarray, usual: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The medians of the steps before and after each, and the longest of both, [n] each; near the ends those of one side."""
+    """The medians of the steps before and after each, and the longest of both, [n] each; near the ends those of one
+    side.
+    """
     count = len(steps)
     before, after = np.full(count, usual), np.full(count, usual)
     if count <= 2 * AROUND:

@@ -43,7 +43,10 @@ def listed(name: str) -> list[Path] | None:
         return [path for part in parts if part for path in (listed(part) or [Path(part).expanduser()])]
     path = Path(name).expanduser()
     if path.is_dir():
-        return sorted(p for p in path.iterdir() if p.is_file() and is_table(p) and not p.name.startswith((".", "_"))) or None
+        return (
+            sorted(p for p in path.iterdir() if p.is_file() and is_table(p) and not p.name.startswith((".", "_")))
+            or None
+        )
     if any(c in name for c in "*?") and not path.exists():
         matches = sorted(Path(p) for p in glob.glob(str(path)) if Path(p).is_file())
         if not matches:
@@ -86,14 +89,17 @@ class ParquetTable(Tabular):
                 self._refuse_growth(name, column.nbytes)
                 if len(column) != self.file.metadata.num_rows:
                     raise UserError(
-                        f"{self.where}: '{name}' declares {self.file.metadata.num_rows:,} rows, and the file holds {len(column):,}"
+                        f"{self.where}: '{name}' declares {self.file.metadata.num_rows:,} rows, and the file holds "
+                        f"{len(column):,}"
                     )
                 if pa.types.is_dictionary(column.type):
                     column = column.dictionary_decode()
                 if pa.types.is_decimal(column.type):
                     column = column.cast(pa.float64())
                 if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
-                    result[name] = column.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False).astype("datetime64[us]")
+                    result[name] = (
+                        column.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False).astype("datetime64[us]")
+                    )
                 elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
                     result[name] = column.to_numpy(zero_copy_only=False)
                 else:
@@ -160,7 +166,9 @@ class Files(Tabular):
             if len({b[name].shape[1:] for b in blocks}) > 1:
                 raise UserError(f"{self.where}: '{name}' has lists of different lengths")
             mixed = len(kinds) > 1 and not kinds <= set("biuf")
-            result[name] = np.concatenate([b[name].astype(object) if mixed else b[name] for b in blocks if len(b[name]) or not kinds])
+            result[name] = np.concatenate(
+                [b[name].astype(object) if mixed else b[name] for b in blocks if len(b[name]) or not kinds]
+            )
         counts = [len(next(iter(b.values()))) for b in blocks]
         result["\0file"] = np.repeat(np.arange(len(counts)), counts)
         return result
@@ -171,8 +179,11 @@ def open_table(path: Path, decimal: str = "auto") -> Tabular:
     return CsvFile(path, decimal) if is_csv(path) else ParquetTable(path)
 
 
-def read(name: str, paths: Sequence[Path], config: DatasetConfig, memory: Memory, optional: Collection[str] = ()) -> RawData:
-    """The data of one file, or of several as one dataset: each of them is an episode, or several where the columns say so.
+def read(
+    name: str, paths: Sequence[Path], config: DatasetConfig, memory: Memory, optional: Collection[str] = ()
+) -> RawData:
+    """The data of one file, or of several as one dataset: each of them is an episode, or several where the columns say
+    so.
 
     Raises UserError, naming file, column and row.
     """
@@ -187,7 +198,11 @@ def read(name: str, paths: Sequence[Path], config: DatasetConfig, memory: Memory
         table, stem = tables[0], paths[0].name
     else:
         table = Files(tables, f"{paths[0].parent}/ ({len(paths)} files)")
-        stem = paths[0].parent.resolve().name if name.startswith("[") or "*" in name or "?" in name else Path(name).resolve().name
+        stem = (
+            paths[0].parent.resolve().name
+            if name.startswith("[") or "*" in name or "?" in name
+            else Path(name).resolve().name
+        )
     for suffix in (".gz", *SUFFIXES, *PARQUET):
         stem = stem[: -len(suffix)] if stem.lower().endswith(suffix) and len(stem) > len(suffix) else stem
     shown = f'"{name}"' if any(c in name for c in "*?[ ") else name

@@ -31,7 +31,8 @@ def is_frame(value: Any) -> bool:
 
 
 class Frame(Tabular):
-    """The columns of a DataFrame as a `Tabular`; levels of a pandas index that have a name, or hold times, count as columns.
+    """The columns of a DataFrame as a `Tabular`; levels of a pandas index that have a name, or hold times, count as
+    columns.
 
     `time`: the column with the times of the index, "" where it holds none.
     """
@@ -49,7 +50,9 @@ class Frame(Tabular):
             kinds = [type(index.get_level_values(i)).__name__ for i in range(len(names))]
             at = next((i for i, kind in enumerate(kinds) if kind in TIMES), None)
             if at is not None and names[at] is None:
-                names[at] = next(word for word in ("time", "index", "index of times") if word not in columns | set(names))
+                names[at] = next(
+                    word for word in ("time", "index", "index of times") if word not in columns | set(names)
+                )
             levels = {str(n) for n in names if n is not None}
             if levels and not levels & columns:
                 frame = frame.rename_axis(names).reset_index()
@@ -92,7 +95,9 @@ def _values(series: Any) -> np.ndarray:
 
 def raw_from_frame(frame: Any, config: DatasetConfig, name: str = NAME, optional: Collection[str] = ()) -> RawData:
     """The columns of a DataFrame as `config` maps and reads them. Raises UserError."""
-    raw = build(Frame(frame, name), config, optional=optional, name=name, source="arrays", example="offrl.from_dataframe(df, ")
+    raw = build(
+        Frame(frame, name), config, optional=optional, name=name, source="arrays", example="offrl.from_dataframe(df, "
+    )
     if config.action_low:
         low, high = config.action_low, config.action_high
         raw.action_low, raw.action_high = (low[0], high[0]) if len(low) == len(high) == 1 else (low, high)
@@ -119,11 +124,12 @@ def from_dataframe(
 ) -> Dataset:
     """A dataset from a DataFrame of pandas or polars with one row per step.
 
-    Each of observations, actions, ... is a column's name, a pattern ("flow_*"), {"column": "valve", "scale": 0.01, "offset": 0.0}, or a
-    list of these; what is not given is recognised by usual names (obs_0, action, reward, done, episode, time, ...). Episode ids may be
-    texts, times numbers or dates: with both, rows are sorted by them. fields: more of them, by name. settings: other settings of the data
-    by the names that they have after `dataset.`, such as action_kind="multi_discrete", max_gap=600.0, missing="forward",
-    clip_actions=True. env: a Gymnasium id to evaluate in. Raises UserError that names column and row.
+    Each of observations, actions, ... is a column's name, a pattern ("flow_*"), {"column": "valve", "scale": 0.01,
+    "offset": 0.0}, or a list of these; what is not given is recognised by usual names (obs_0, action, reward, done,
+    episode, time, ...). Episode ids may be texts, times numbers or dates: with both, rows are sorted by them. fields:
+    more of them, by name. settings: other settings of the data by the names that they have after `dataset.`, such as
+    action_kind="multi_discrete", max_gap=600.0, missing="forward", clip_actions=True. env: a Gymnasium id to evaluate
+    in. Raises UserError that names column and row.
     """
     given = {
         "observations": observations,
@@ -138,10 +144,15 @@ def from_dataframe(
     mapping = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items() if v is not None}
     known = vars(DatasetConfig())
     if unknown := [k for k in settings if k not in known]:
-        raise UserError(f"from_dataframe has no argument '{unknown[0]}'; a further column is named in fields={{'{unknown[0]}': COLUMN}}")
+        raise UserError(
+            f"from_dataframe has no argument '{unknown[0]}'; a further column is named in fields={{'{unknown[0]}': "
+            f"COLUMN}}"
+        )
     if (action_low is None) != (action_high is None):
         raise UserError("action_low and action_high must be given together")
-    low, high = ([] if v is None else [float(x) for x in np.asarray(v, float).reshape(-1)] for v in (action_low, action_high))
+    low, high = (
+        [] if v is None else [float(x) for x in np.asarray(v, float).reshape(-1)] for v in (action_low, action_high)
+    )
     config = DatasetConfig(name=name, fields=mapping, action_low=low, action_high=high, **settings)
     config.validate()
     trust.typed(env)

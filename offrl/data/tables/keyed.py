@@ -41,7 +41,15 @@ def read_item(name: str, item: Any, memory: Memory, where: str, notes: list[str]
 
 
 def _kind(dtype: np.dtype) -> str:
-    return "number" if dtype.kind in NUMBERS else "text" if dtype.kind in TEXTS else "time" if dtype.kind in TIMES else "other"
+    return (
+        "number"
+        if dtype.kind in NUMBERS
+        else "text"
+        if dtype.kind in TEXTS
+        else "time"
+        if dtype.kind in TIMES
+        else "other"
+    )
 
 
 def _texts(values: np.ndarray) -> np.ndarray:
@@ -54,9 +62,11 @@ class _Keyed(Tabular):
 
     by_column = True
 
-    def __init__(self, where: str, stored: Mapping[str, tuple[Sequence[int], np.dtype]], fields: Collection[str] = ()) -> None:
-        """stored: shapes and types. fields: our columns that are named otherwise. Single values are no columns: raises UserError where one
-        is called as what each row needs."""
+    def __init__(
+        self, where: str, stored: Mapping[str, tuple[Sequence[int], np.dtype]], fields: Collection[str] = ()
+    ) -> None:
+        """stored: shapes and types. fields: our columns that are named otherwise. Single values are no columns: raises
+        UserError where one is called as what each row needs."""
         self.where = where
         self.dtypes = {name: dtype for name, (shape, dtype) in stored.items() if len(shape)}
         self.names = list(self.dtypes)
@@ -109,14 +119,20 @@ class Hdf5Table(_Keyed):
         usual = (w for words in (STEMS | USUAL).items() if words[0] not in fields for w in words[1])
         refuse_groups(file, usual)
         self.own_names = own_names
-        super().__init__(str(path), {k: (item.shape or (0,) * (item.shape is None), item.dtype) for k, item in self.items.items()}, fields)
+        super().__init__(
+            str(path),
+            {k: (item.shape or (0,) * (item.shape is None), item.dtype) for k, item in self.items.items()},
+            fields,
+        )
 
     def _native(self, name: str) -> np.ndarray:
         return np.asarray(value_of(self.items[name], self.where))
 
     def array(self, name: str, column: str, memory: Memory, notes: list[str]) -> np.ndarray | None:
         """See `Tabular`."""
-        return None if self.dtypes[name].kind in TEXTS else read_item(column, self.items[name], memory, self.where, notes)
+        return (
+            None if self.dtypes[name].kind in TEXTS else read_item(column, self.items[name], memory, self.where, notes)
+        )
 
 
 class Arrays(_Keyed):

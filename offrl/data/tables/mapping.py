@@ -1,4 +1,6 @@
-"""Which columns of a table are observations, actions, rewards and so on: what `dataset.fields` says, and usual names for the rest."""
+"""Which columns of a table are observations, actions, rewards and so on: what `dataset.fields` says, and usual names
+for the rest.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from offrl.errors import UserError, nearest
 # Words in other names, for the command that an error proposes.
 HINTS = {
     "rewards": r"reward|score|profit|kpi|cost|utility|objective",
-    "actions": r"action|control|setpoint|set_point|command|cmd|valve|dose|heater|heating|cooling|power_level|motor|torque|pump"
-    r"|opening|throttle|manipulated|(^|[._ -])([ftlhx]|[ftlp]c)v[._ -]?\d|\d[._](out|op|mv)$|^u_?\d*$",  # FV-101, TIC101.OUT, u
+    "actions": r"action|control|setpoint|set_point|command|cmd|valve|dose|heater|heating|cooling|power_level|motor|torque|pump"  # noqa: E501
+    # FV-101, TIC101.OUT, u
+    r"|opening|throttle|manipulated|(^|[._ -])([ftlhx]|[ftlp]c)v[._ -]?\d|\d[._](out|op|mv)$|^u_?\d*$",
     "episode_ids": r"episode|batch|trial|session|trajectory|(^|_)(run|day|patient|user)(_?id)?$",
     "time": r"time|date|stamp",
 }
@@ -52,12 +55,14 @@ def choose(
 ) -> Chosen:
     """Our column -> columns of the table `names`.
 
-    fields: as `dataset.fields`: a name, a glob, {column, scale, offset}, or a list of them. optional: columns that may be missing. example:
-    the data in the command that an error proposes. kinds: what columns hold, number, text or time, for that command. Raises UserError, in
-    one line with that command, where required ones are not clear.
+    fields: as `dataset.fields`: a name, a glob, {column, scale, offset}, or a list of them. optional: columns that may
+    be missing. example: the data in the command that an error proposes. kinds: what columns hold, number, text or time,
+    for that command. Raises UserError, in one line with that command, where required ones are not clear.
     """
     named = {column: entry for column, entry in fields.items() if entry != "*"}
-    chosen: Chosen = {c: _parts(c, entry, names, where) for c, entry in named.items() if not (c in optional and _absent(entry, names))}
+    chosen: Chosen = {
+        c: _parts(c, entry, names, where) for c, entry in named.items() if not (c in optional and _absent(entry, names))
+    }
     used = {part.column for parts in chosen.values() for part in parts}
     for column in (*SINGLE, *VECTORS):
         if column not in fields and (free := usual_columns(column, [n for n in names if n not in used])):
@@ -71,23 +76,32 @@ def choose(
     for column in SINGLE:
         if len(chosen.get(column, ())) > 1:
             listing = ", ".join(p.column for p in chosen[column])
-            raise UserError(f"{where}: dataset.fields.{column} takes one column, and {listing} are {len(chosen[column])}")
+            raise UserError(
+                f"{where}: dataset.fields.{column} takes one column, and {listing} are {len(chosen[column])}"
+            )
     return chosen
 
 
 def refuse_unread(names: Sequence[str], chosen: Chosen, fields: Mapping[str, Any], where: str) -> None:
-    """Raises UserError where a column that nothing takes means ends, episodes, times or costs by its name, unless `fields` says which
-    column is that."""
+    """Raises UserError where a column that nothing takes means ends, episodes, times or costs by its name, unless
+    `fields` says which column is that."""
     used = {part.column for parts in chosen.values() for part in parts}
     for name in (n for n in names if n not in used):
         column = meaning(name)
-        if not column or column in fields or (column == "episode_starts" and {"episode_ids", "episode_ends"} & chosen.keys()):
+        if (
+            not column
+            or column in fields
+            or (column == "episode_starts" and {"episode_ids", "episode_ends"} & chosen.keys())
+        ):
             continue
         problem = f"nothing takes the column '{name}', which holds {MEANINGS[column]} by its name"
         if column in chosen:
             taken = chosen[column][0].column
             setting = f"dataset.fields.{column}"
-            cure = f"'{taken}' is taken for them. Leave one of them out, or say which it is: {setting}={taken} or {setting}={name}"
+            cure = (
+                f"'{taken}' is taken for them. Leave one of them out, or say which it is: {setting}={taken} or "
+                f"{setting}={name}"
+            )
         elif column == "episode_starts":
             cure = f"write numpy.append({name}[1:], True), which marks the last rows, as episode_ends"
         else:
@@ -97,10 +111,14 @@ def refuse_unread(names: Sequence[str], chosen: Chosen, fields: Mapping[str, Any
 
 
 def left_over(table: Tabular, chosen: Chosen, guessed: Sequence[str]) -> str:
-    """What to say of columns that nothing takes; "" where there are none. guessed: vectors that `dataset.fields` does not name."""
+    """What to say of columns that nothing takes; "" where there are none. guessed: vectors that `dataset.fields` does
+    not name.
+    """
     used = {part.column for parts in chosen.values() for part in parts}
     known = (*UNNAMED, *table.own_names)
-    free = [n for n in table.names if n and n not in used and not n.startswith(known) and meaning(n) != "episode_starts"]
+    free = [
+        n for n in table.names if n and n not in used and not n.startswith(known) and meaning(n) != "episode_starts"
+    ]
     if not free:
         return ""
     alone = {c: chosen[c][0].column for c in guessed if len(chosen.get(c, ())) == 1 and c != "next_observations"}
@@ -126,13 +144,19 @@ def _parts(column: str, entry: Any, names: Sequence[str], where: str) -> tuple[T
         text = item
         if isinstance(item, Mapping):
             if unknown := [str(k) for k in item if k not in ("column", "scale", "offset")]:
-                raise UserError(f"{setting} has '{unknown[0]}'; an entry is a name, a pattern, or {{column: NAME, scale: 0.1, offset: 0}}")
+                raise UserError(
+                    f"{setting} has '{unknown[0]}'; an entry is a name, a pattern, or {{column: NAME, scale: 0.1, "
+                    f"offset: 0}}"
+                )
             text, scale, offset = item.get("column"), item.get("scale"), item.get("offset")
         for key, value in (("scale", scale), ("offset", offset)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise UserError(f"{setting}: {key}={value} of column {text} is no number")
         if text is None or isinstance(text, list | tuple):
-            raise UserError(f"{setting}={entry}: an entry is a name, a pattern such as obs_*, or {{column: NAME, scale: 0.1, offset: 0}}")
+            raise UserError(
+                f"{setting}={entry}: an entry is a name, a pattern such as obs_*, or {{column: NAME, scale: 0.1, "
+                f"offset: 0}}"
+            )
         for name in _named(str(text), names, where, setting):
             parts.append(Term(name, 1.0 if scale is None else float(scale), 0.0 if offset is None else float(offset)))
     repeated = next((p.column for i, p in enumerate(parts) if p.column in {q.column for q in parts[:i]}), None)
@@ -153,7 +177,8 @@ def _named(text: str, names: Sequence[str], where: str, setting: str) -> list[st
         matches = by_number([n for n in names if n.startswith(text) and SEPARATOR.fullmatch(n[len(text) :])])
         if matches and _gap(matches):
             raise UserError(
-                f"{where} has no column '{text}' ({setting}), and of its numbered ones, {listing(matches)}, some are missing; if these are "
+                f"{where} has no column '{text}' ({setting}), and of its numbered ones, {listing(matches)}, some are "
+                "missing; if these are "
                 f"all there are to be, name them, or write {setting}={text}*"
             )
     if not matches:
@@ -164,9 +189,11 @@ def _named(text: str, names: Sequence[str], where: str, setting: str) -> list[st
 def by_number(names: list[str]) -> list[str]:
     """Names that end in numbers in the order of these, others as they stand."""
     ends = [SEPARATOR.search(n) for n in names]
-    return [n for _, n in sorted(zip((int(e[1]) if e else 0 for e in ends), names, strict=True), key=lambda pair: pair[0])] if all(
-        ends
-    ) else names  # fmt: skip
+    return (
+        [n for _, n in sorted(zip((int(e[1]) if e else 0 for e in ends), names, strict=True), key=lambda pair: pair[0])]
+        if all(ends)
+        else names
+    )
 
 
 def usual_columns(column: str, names: Sequence[str]) -> list[str]:
@@ -199,7 +226,9 @@ def listing(names: Sequence[str], most: int = SHOWN) -> str:
     return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _proposal(names: Sequence[str], chosen: Chosen, missing: Sequence[str], example: str, kinds: Mapping[str, str]) -> str:
+def _proposal(
+    names: Sequence[str], chosen: Chosen, missing: Sequence[str], example: str, kinds: Mapping[str, str]
+) -> str:
     """Which columns there are, what is not known of them, and a command to copy."""
     used = {part.column for parts in chosen.values() for part in parts}
     free = [n for n in names if n and n not in used and not n.startswith(UNNAMED)]
@@ -210,15 +239,21 @@ def _proposal(names: Sequence[str], chosen: Chosen, missing: Sequence[str], exam
             if column == "time":
                 hits = [n for n in free if kinds.get(n) == "time"] or [n for n in hits if kinds.get(n) != "text"]
             elif column == "episode_ids":
-                hits = hits or [n for n in free if kinds.get(n) == "text" and not re.search(HINTS["actions"], n.lower())]
+                hits = hits or [
+                    n for n in free if kinds.get(n) == "text" and not re.search(HINTS["actions"], n.lower())
+                ]
             elif column == "rewards":
-                hits = sorted((n for n in hits if kinds.get(n, "number") == "number"), key=lambda n: "cost" in n.lower())
+                hits = sorted(
+                    (n for n in hits if kinds.get(n, "number") == "number"), key=lambda n: "cost" in n.lower()
+                )
             hits = hits if column == "actions" else hits[:1]
             guesses[column] = hits
             free = [n for n in free if n not in hits]
     if "observations" in missing:
         guesses["observations"] = [n for n in free if kinds.get(n, "number") == "number"]
-    blind = "observations" in missing and not guesses.get("actions", chosen.get("actions"))  # an action may be among them
+    blind = "observations" in missing and not guesses.get(
+        "actions", chosen.get("actions")
+    )  # an action may be among them
     if blind and len(guesses["observations"]) == len(free) > 1:
         guesses["observations"], blind = ["*"], False  # less what is named as the action
     words = []
@@ -230,8 +265,13 @@ def _proposal(names: Sequence[str], chosen: Chosen, missing: Sequence[str], exam
             text = ",".join(n if n == "*" else _quoted(n) for n in hits[:SHOWN]) or "COLUMN"
             if column == "rewards" and hits and "cost" in hits[0].lower():
                 scaled = {"column": hits[0], "scale": -1}
-                words.append(f"rewards={scaled}" if python else f'"dataset.fields.rewards=[{{column:{text},scale:-1}}]"')
-                negative = f" (less of '{hits[0]}' is better, so that it counts times -1; leave that out where it is negative already)"
+                words.append(
+                    f"rewards={scaled}" if python else f'"dataset.fields.rewards=[{{column:{text},scale:-1}}]"'
+                )
+                negative = (
+                    f" (less of '{hits[0]}' is better, so that it counts times -1; leave that out where it "
+                    "is negative already)"
+                )
                 continue
             if python:
                 words.append(f"{column}={hits[:SHOWN] if len(hits) > 1 else hits[0] if hits else 'COLUMN'!r}")
@@ -242,7 +282,8 @@ def _proposal(names: Sequence[str], chosen: Chosen, missing: Sequence[str], exam
     if missing == ["rewards"] and "terminals" in names:
         negative += ", or dataset.format=ogbench for goal data that need none"
     return (
-        f"its columns are {listing(names)}; which of them are {unclear} is not clear from their names. Say it, and look at the result, "
+        f"its columns are {listing(names)}; which of them are {unclear} is not clear from their names. Say it, and "
+        "look at the result, "
         f"perhaps{negative}: {command}{', with COLUMN taken out of the observations' if blind else ''}"
     )
 
@@ -252,7 +293,10 @@ def seen_actions(chosen: Chosen) -> str:
     actions = {part.column for part in chosen.get("actions", ())}
     both = [part.column for part in chosen.get("observations", ()) if part.column in actions]
     return (
-        f"among the observations are actions ({listing(both, FEW)}): the policy sees what it is to choose, and repeats it" if both else ""
+        f"among the observations are actions ({listing(both, FEW)}): the policy sees what it is to choose, and repeats "
+        "it"
+        if both
+        else ""
     )
 
 

@@ -1,13 +1,25 @@
-"""Names of columns: which ones mean what, in files, tables, arrays and settings alike (ours, Gymnasium's, d3rlpy's, D4RL's, LeRobot's)."""
+"""Names of columns: which ones mean what, in files, tables, arrays and settings alike (ours, Gymnasium's, d3rlpy's,
+D4RL's, LeRobot's).
+"""
 
 from __future__ import annotations
 
 import re
 
 VECTORS = ("observations", "next_observations", "actions")
-SINGLE = ("rewards", "terminations", "truncations", "dones", "episode_ends", "episode_ids", "time", "final_observations")
+SINGLE = (
+    "rewards",
+    "terminations",
+    "truncations",
+    "dones",
+    "episode_ends",
+    "episode_ids",
+    "time",
+    "final_observations",
+)
 REQUIRED = ("observations", "actions", "rewards")
-# Usual names, lower case. Of a vector: its name, or with numbers or words after it (obs_0, obs_temperature); short ones with numbers only.
+# Usual names, lower case. Of a vector: its name, or with numbers or words after it (obs_0, obs_temperature); short ones
+# with numbers only.
 STEMS = {
     "observations": ("observations", "observation", "obs", "states", "state"),
     "next_observations": ("next_observations", "next_observation", "next_obs", "obs_next", "next_states", "next_state"),
@@ -16,11 +28,36 @@ STEMS = {
 LETTERS = {"observations": ("o", "s"), "actions": ("a",), "next_observations": ()}
 USUAL = {
     "rewards": ("rewards", "reward", "rew", "next.reward"),
-    "terminations": ("terminations", "terminals", "termination", "terminal", "terminated", "is_terminal", "next.terminated"),
-    "truncations": ("truncations", "timeouts", "truncation", "timeout", "truncated", "timelimit.truncated", "next.truncated"),
+    "terminations": (
+        "terminations",
+        "terminals",
+        "termination",
+        "terminal",
+        "terminated",
+        "is_terminal",
+        "next.terminated",
+    ),
+    "truncations": (
+        "truncations",
+        "timeouts",
+        "truncation",
+        "timeout",
+        "truncated",
+        "timelimit.truncated",
+        "next.truncated",
+    ),
     "dones": ("dones", "done", "is_done", "next.done"),  # in Gym's sense: either kind of end
     "episode_ends": ("episode_ends", "episode_end", "episode_terminals", "is_last"),
-    "episode_ids": ("episode_ids", "episode_id", "episode", "episodes", "episode_index", "trajectory", "trajectory_id", "traj_id"),
+    "episode_ids": (
+        "episode_ids",
+        "episode_id",
+        "episode",
+        "episodes",
+        "episode_index",
+        "trajectory",
+        "trajectory_id",
+        "traj_id",
+    ),
     "time": ("time", "timestamp", "timestamps", "datetime", "date_time", "date"),
     "costs": ("costs", "cost"),
     "episode_starts": ("episode_starts", "episode_start", "is_first"),

@@ -18,14 +18,16 @@ class Tabular(ABC):
     names: list[str]
     by_column = False  # whether reading a column does not read the others as well
     units: Mapping[str, str] = MappingProxyType({})  # of columns, where the table says them
-    own_names: tuple[str, ...] = ()  # beginnings of names that belong to the file's layout: nothing is said where nothing takes these
+    own_names: tuple[
+        str, ...
+    ] = ()  # beginnings of names that belong to the file's layout: nothing is said where nothing takes these
 
     @abstractmethod
     def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
         """Columns [R]: numbers, times (datetime64) or texts (object).
 
-        exact: the columns whose whole numbers must stay integers. Of these a "name" (1.10, 007) is no number unless all are whole, and a
-        "label" is none where one is written with zeros before it.
+        exact: the columns whose whole numbers must stay integers. Of these a "name" (1.10, 007) is no number unless all
+        are whole, and a "label" is none where one is written with zeros before it.
         """
 
     @abstractmethod
@@ -33,7 +35,8 @@ class Tabular(ABC):
         """What the columns hold, by their first rows or their types: number, text, time or other."""
 
     def array(self, name: str, column: str, memory: Memory, notes: list[str]) -> np.ndarray | None:
-        """The numbers [R, ...] of a column in the dtype in which our `column` keeps them, without another copy; None: `read` gives them.
+        """The numbers [R, ...] of a column in the dtype in which our `column` keeps them, without another copy; None:
+        `read` gives them.
 
         notes: takes what float32 does not tell apart.
         """

@@ -17,7 +17,9 @@ CODE = re.compile(r"[+-]?0[0-9]+")  # a name of digits
 THOUSANDS = {mark: re.compile(rf"[+-]?[1-9]\d{{0,2}}(\{mark}\d{{3}})+") for mark in ".,"}
 DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d*),\d+([eE][+-]?\d+)?")
 EMPTY = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "-", "?"})  # lower case: no value
-SENTINELS = tuple(sign * float(digits) for digits in ("999", "9999", "99999", "999999") for sign in (1, -1))  # where a value is missing
+SENTINELS = tuple(
+    sign * float(digits) for digits in ("999", "9999", "99999", "999999") for sign in (1, -1)
+)  # where a value is missing
 FAR = 3.0  # times the range of the other numbers, that one of these is away from them
 TRUE, FALSE = frozenset({"true", "t", "yes", "y", "1", "1.0"}), frozenset({"false", "f", "no", "n", "0", "0.0"})
 
@@ -64,21 +66,30 @@ class Marks:
             self.whole.add(name)
 
     def with_point(self, name: str, text: str) -> str:
-        """A number as Python writes it. Raises UserError for one with a decimal point where others have decimal commas."""
+        """A number as Python writes it. Raises UserError for one with a decimal point where others have decimal
+        commas.
+        """
         if not self.comma:
             digits, point, decimals = text.partition(".")
-            return digits.replace(",", "") + point + decimals if self.decimal == "point" and THOUSANDS[","].fullmatch(digits) else text
+            return (
+                digits.replace(",", "") + point + decimals
+                if self.decimal == "point" and THOUSANDS[","].fullmatch(digits)
+                else text
+            )
         if THOUSANDS["."].fullmatch(text):
             self.thousands.setdefault(name, text)
             return text.replace(".", "")
         if "." in text and is_number(text) and not DECIMAL_COMMA.fullmatch(text):
             raise UserError(
-                f"{self.where}: column '{name}' holds {text}, with a decimal point, and other numbers have decimal commas: write all alike"
+                f"{self.where}: column '{name}' holds {text}, with a decimal point, and other numbers have decimal "
+                "commas: write all alike"
             )
         return text.replace(".", "").replace(",", ".") if DECIMAL_COMMA.fullmatch(text) else text
 
     def notes(self) -> list[str]:
-        """What to say of the marks in a file that was read. Raises UserError where its numbers may be read in two ways."""
+        """What to say of the marks in a file that was read. Raises UserError where its numbers may be read in two
+        ways.
+        """
         if self.decimal != "auto":
             return []
         if self.comma:
@@ -89,18 +100,24 @@ class Marks:
         if unclear:
             text = self.thousands[unclear[0]]
             raise UserError(
-                f"{self.where}: {text} in column '{unclear[0]}' may be {text.replace('.', '')}, with points between thousands, or "
+                f"{self.where}: {text} in column '{unclear[0]}' may be {text.replace('.', '')}, with points between "
+                "thousands, or "
                 f"{float(text):g}: say dataset.decimal=comma or dataset.decimal=point"
             )
         return []
 
 
 def numbers(values: np.ndarray, name: str, where: str) -> np.ndarray:
-    """The values [R] as numbers; NaN where there is none. Raises UserError, naming row and text, for a text that is none."""
+    """The values [R] as numbers; NaN where there is none. Raises UserError, naming row and text, for a text that is
+    none.
+    """
     if values.dtype.kind in "biuf":
         return values
     if values.dtype.kind in "mM":
-        raise UserError(f"{where}: column '{name}' holds times, where numbers are due; leave it out, or give it as dataset.fields.time")
+        raise UserError(
+            f"{where}: column '{name}' holds times, where numbers are due; leave it out, or give it as "
+            "dataset.fields.time"
+        )
     out = np.empty(len(values))
     for row, value in enumerate(values):
         if missing(value) or (isinstance(value, str) and value.strip().lower() in EMPTY):
@@ -111,7 +128,9 @@ def numbers(values: np.ndarray, name: str, where: str) -> np.ndarray:
         except (TypeError, ValueError):
             shown = str(value)[:40]
             hint = "rows count from 0" if row else "a row of units?"
-            raise UserError(f"{where}: column '{name}' holds '{shown}' in row {row}, which is no number ({hint})") from None
+            raise UserError(
+                f"{where}: column '{name}' holds '{shown}' in row {row}, which is no number ({hint})"
+            ) from None
     return out
 
 
@@ -123,25 +142,32 @@ def missing(value: Any) -> bool:
 
 
 def plain_numbers(values: np.ndarray) -> np.ndarray | None:
-    """Texts [R] that are all whole numbers, int64 [R], or all numbers, float64 [R]; None for other texts, and where one is a name of digits
-    such as 007."""
+    """Texts [R] that are all whole numbers, int64 [R], or all numbers, float64 [R]; None for other texts, and where one
+    is a name of digits such as 007."""
     texts = [str(v).strip() for v in values]
     if all(map(WHOLE.fullmatch, texts)) and all(abs(int(text)) < 1 << 63 for text in texts):
         return np.array(list(map(int, texts)), np.int64)
-    if all(map(is_number, texts)) and not any(CODE.fullmatch(text) or (WHOLE.fullmatch(text) and len(text) > 15) for text in texts):
+    if all(map(is_number, texts)) and not any(
+        CODE.fullmatch(text) or (WHOLE.fullmatch(text) and len(text) > 15) for text in texts
+    ):
         return np.array([number_of(text.replace(",", ".")) for text in texts])
     return None
 
 
 def flags(values: np.ndarray, name: str, where: str) -> np.ndarray:
-    """The values [R] as flags or numbers that may be some (see `offrl.data.raw.canonical`). Raises UserError for other texts."""
+    """The values [R] as flags or numbers that may be some (see `offrl.data.raw.canonical`). Raises UserError for other
+    texts.
+    """
     if values.dtype.kind in "biuf":
         return values
     lower = np.array([str(v).strip().lower() for v in values], object)
     words, index = np.unique(lower.astype(str), return_inverse=True)
     if wrong := [w for w in words if w not in TRUE | FALSE]:
         row = int(np.flatnonzero(words[index] == wrong[0])[0])
-        raise UserError(f"{where}: column '{name}' holds '{wrong[0]}' in row {row}, which is no flag: write 0 or 1, or true or false")
+        raise UserError(
+            f"{where}: column '{name}' holds '{wrong[0]}' in row {row}, which is no flag: write 0 or 1, or true or "
+            "false"
+        )
     return np.array([w in TRUE for w in words])[index]
 
 
@@ -158,7 +184,9 @@ def codes(values: np.ndarray, name: str, where: str) -> np.ndarray:
     else:
         empty = np.isnat(values) if values.dtype.kind in "mM" else ~np.isfinite(values)
     if empty.any():
-        raise UserError(f"{where}: column '{name}' has no value in row {int(np.argmax(empty))} ({int(empty.sum()):,} such rows)")
+        raise UserError(
+            f"{where}: column '{name}' has no value in row {int(np.argmax(empty))} ({int(empty.sum()):,} such rows)"
+        )
     _, first, index = np.unique(values, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     rank = np.empty(len(order), np.int64)
@@ -167,7 +195,9 @@ def codes(values: np.ndarray, name: str, where: str) -> np.ndarray:
 
 
 def seconds(values: np.ndarray, name: str, where: str) -> tuple[np.ndarray, bool]:
-    """(times [R] float64, whether they are dates, in seconds). Numbers stay as they are. Raises UserError for what is no time."""
+    """(times [R] float64, whether they are dates, in seconds). Numbers stay as they are. Raises UserError for what is
+    no time.
+    """
     dates = False
     if values.dtype.kind == "O":
         try:
@@ -176,7 +206,8 @@ def seconds(values: np.ndarray, name: str, where: str) -> tuple[np.ndarray, bool
                 values = np.array(["NaT" if missing(v) else str(v).strip() for v in values], "datetime64[us]")
         except ValueError as error:
             raise UserError(
-                f"{where}: column '{name}' ({' '.join(str(error).split())[:80]}): times are numbers, or written 2024-03-01 12:30:00; in "
+                f"{where}: column '{name}' ({' '.join(str(error).split())[:80]}): times are numbers, or written "
+                "2024-03-01 12:30:00; in "
                 f"pandas pandas.to_datetime(df['{name}'], dayfirst=True) reads others"
             ) from None
     if values.dtype.kind in "mM":
@@ -188,13 +219,17 @@ def seconds(values: np.ndarray, name: str, where: str) -> tuple[np.ndarray, bool
         times = values.astype(np.float64)
         empty = np.isnan(times)
     if empty.any():
-        raise UserError(f"{where}: column '{name}' has no time in row {int(np.argmax(empty))} ({int(empty.sum()):,} such rows)")
+        raise UserError(
+            f"{where}: column '{name}' has no time in row {int(np.argmax(empty))} ({int(empty.sum()):,} such rows)"
+        )
     return times, dates
 
 
 def shown_time(time: float, dates: bool) -> str:
     """A time for a message."""
-    return str(np.datetime64(round(time * 1e6), "us")).removesuffix(".000000").replace("T", " ") if dates else f"{time:g}"
+    return (
+        str(np.datetime64(round(time * 1e6), "us")).removesuffix(".000000").replace("T", " ") if dates else f"{time:g}"
+    )
 
 
 def shown_span(span: float, dates: bool) -> str:
@@ -208,7 +243,9 @@ def shown_span(span: float, dates: bool) -> str:
 
 
 def sentinels(raw: RawData) -> list[tuple[str, int, str]]:
-    """(what, first row, cure) for numbers that loggers write where a value is missing (-999), far from all others of their column."""
+    """(what, first row, cure) for numbers that loggers write where a value is missing (-999), far from all others of
+    their column.
+    """
     result = []
     for name in ("observations", "actions", "rewards"):
         column = raw.columns[name].reshape(raw.rows, -1)
@@ -225,8 +262,17 @@ def sentinels(raw: RawData) -> list[tuple[str, int, str]]:
                 if low <= number <= high or min(abs(number - low), abs(number - high)) < FAR * (high - low):
                     continue
                 names = raw.dimension_names(name)
-                label = f"column '{names[d]}'" if names else f"'{name}'" + (f", dimension {d}," if column.shape[1] > 1 else "")
-                text = f"{label} holds {number:g} in {int(at.sum()):,} rows, otherwise {low:g} to {high:g}: a missing value?"
-                cure = "write nothing (NaN) there" + (", and say dataset.missing=forward" if name == "observations" else "")
+                label = (
+                    f"column '{names[d]}'"
+                    if names
+                    else f"'{name}'" + (f", dimension {d}," if column.shape[1] > 1 else "")
+                )
+                text = (
+                    f"{label} holds {number:g} in {int(at.sum()):,} rows, otherwise {low:g} to {high:g}: a "
+                    "missing value?"
+                )
+                cure = "write nothing (NaN) there" + (
+                    ", and say dataset.missing=forward" if name == "observations" else ""
+                )
                 result.append((text, int(np.argmax(at)), cure))
     return result

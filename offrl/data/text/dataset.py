@@ -27,20 +27,46 @@ from offrl.tasks.task import Task
 
 TEXTS = ("observations", "actions", "next_observations")  # the columns that hold indices of texts
 # settings of `DatasetConfig` that text data refuse
-NUMBERS_ONLY = ("fields", "observation_keys", "action_low", "action_high", "labelled_fraction", "action_free", "expert", "reward_labels",
-                "clip_actions", "action_margin", "normalize_observations", "augment")  # fmt: skip
+NUMBERS_ONLY = (
+    "fields",
+    "observation_keys",
+    "action_low",
+    "action_high",
+    "labelled_fraction",
+    "action_free",
+    "expert",
+    "reward_labels",
+    "clip_actions",
+    "action_margin",
+    "normalize_observations",
+    "augment",
+)
 LARGEST = float(np.finfo(np.float32).max)
-_KINDS = {str: "a text", bool: "true or false", list: "a list", dict: "an object", float: "a number", int: "a number", type(None): "null"}
+_KINDS = {
+    str: "a text",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+    float: "a number",
+    int: "a number",
+    type(None): "null",
+}
 
 
 def from_episodes(
-    episodes: Iterable[Mapping[str, Any]], *, name: str, task: Task | None = None, where: str = "", source: str = "arrays"
+    episodes: Iterable[Mapping[str, Any]],
+    *,
+    name: str,
+    task: Task | None = None,
+    where: str = "",
+    source: str = "arrays",
 ) -> Dataset:
     """Episodes in the canonical form as a dataset with one row per turn.
 
-    `meta`, which may be left out, is kept for `to_episodes`; other keys are not. The successor of an episode's last turn is `final_obs`;
-    where that is None it is unknown. An episode that neither ended nor was cut off is one that the data stop inside (`complete` False).
-    `where` names the data in messages (default: `name`). Raises UserError, naming the episode and what is wrong with it.
+    `meta`, which may be left out, is kept for `to_episodes`; other keys are not. The successor of an episode's last
+    turn is `final_obs`; where that is None it is unknown. An episode that neither ended nor was cut off is one that the
+    data stop inside (`complete` False). `where` names the data in messages (default: `name`). Raises UserError, naming
+    the episode and what is wrong with it.
     """
     builder = TextBuilder(name, task, where or name, source)
     for number, episode in enumerate(episodes):
@@ -57,12 +83,18 @@ def to_episodes(dataset: Dataset) -> Iterator[dict[str, Any]]:
         raise UserError(f"{dataset.spec.name}: the data hold no texts")
     strings, columns = dataset.strings, {k: c.cpu().numpy() for k, c in dataset.columns.items()}
     obs, actions, successors = (columns[k].tolist() for k in ("observations", "actions", "next_observations"))
-    rewards = [float(str(r)) for r in columns["rewards"]]  # the shortest decimal that is this float32: 0.1, not 0.10000000149011612
-    for number, (start, end) in enumerate(zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)):
+    rewards = [
+        float(str(r)) for r in columns["rewards"]
+    ]  # the shortest decimal that is this float32: 0.1, not 0.10000000149011612
+    for number, (start, end) in enumerate(
+        zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
+    ):
         last = end - 1
         terminated = bool(columns["terminations"][last])
         yield {
-            "turns": [{"obs": strings[obs[i]], "action": strings[actions[i]], "reward": rewards[i]} for i in range(start, end)],
+            "turns": [
+                {"obs": strings[obs[i]], "action": strings[actions[i]], "reward": rewards[i]} for i in range(start, end)
+            ],
             "final_obs": strings[successors[last]] if columns["successor_known"][last] else None,
             "terminated": terminated,
             "truncated": not terminated and bool(dataset.complete[number]),
@@ -89,15 +121,21 @@ class TextBuilder:
         """Check and keep an episode; `place` ("line 3") names it in messages. Raises UserError."""
         where = f"{self.where}: {place}"
         if not isinstance(episode, Mapping):
-            raise UserError(f"{where} is {_kind(episode)}, not an object with turns, final_obs, terminated and truncated")
+            raise UserError(
+                f"{where} is {_kind(episode)}, not an object with turns, final_obs, terminated and truncated"
+            )
         turns = self._get(episode, "turns", list, where)
         if not turns:
             raise UserError(f"{where} has no turns: an episode needs one at least; leave it out")
         terminated, truncated = (self._get(episode, k, bool, where) for k in ("terminated", "truncated"))
         if terminated and truncated:
-            raise UserError(f"{where} is both terminated and truncated; a learner must know which: set one of them to false")
+            raise UserError(
+                f"{where} is both terminated and truncated; a learner must know which: set one of them to false"
+            )
         if "final_obs" not in episode:
-            raise UserError(f"{where} has no 'final_obs': the observation after the last action; write null where it is not known")
+            raise UserError(
+                f"{where} has no 'final_obs': the observation after the last action; write null where it is not known"
+            )
         final = episode["final_obs"]
         if final is not None and not isinstance(final, str):
             raise UserError(f"{where}: 'final_obs' is {_kind(final)}, not a text or null")
@@ -110,7 +148,9 @@ class TextBuilder:
         for number, turn in enumerate(turns):
             try:
                 obs, action, reward = turn["obs"], turn["action"], turn["reward"]
-                sound = type(obs) is type(action) is str and type(reward) in (float, int) and -LARGEST <= reward <= LARGEST
+                sound = (
+                    type(obs) is type(action) is str and type(reward) in (float, int) and -LARGEST <= reward <= LARGEST
+                )
             except (KeyError, TypeError, IndexError):
                 sound = False
             if not sound:
@@ -193,7 +233,9 @@ class TextBuilder:
         """A turn that is not plainly sound: its values, or a UserError that says what is wrong."""
         if not isinstance(turn, Mapping):
             raise UserError(f"{where} is {_kind(turn)}, not an object with obs, action and reward")
-        obs, action, reward = (self._get(turn, key, kind, where) for key, kind in (("obs", str), ("action", str), ("reward", float)))
+        obs, action, reward = (
+            self._get(turn, key, kind, where) for key, kind in (("obs", str), ("action", str), ("reward", float))
+        )
         if not -LARGEST <= reward <= LARGEST:  # which NaN is not, either
             raise UserError(f"{where}: the reward is {str(reward)[:30]}, which is no finite float32 number")
         return str(obs), str(action), float(reward)
@@ -206,7 +248,9 @@ class TextBuilder:
             except UnicodeEncodeError as error:
                 at = where if turn is None else f"{where}, turn {turn}"
                 broken = text[error.start : error.end].encode("unicode_escape").decode()
-                raise UserError(f"{at}: '{key}' holds half a character ({broken}, a lone surrogate) at {error.start}") from None
+                raise UserError(
+                    f"{at}: '{key}' holds half a character ({broken}, a lone surrogate) at {error.start}"
+                ) from None
             number = self._index[text] = len(self._index)
         return number
 
@@ -221,11 +265,14 @@ def refuse_settings(config: DatasetConfig, name: str) -> None:
     for key in NUMBERS_ONLY:
         if getattr(config, key) != getattr(default, key):
             raise UserError(
-                f"{name} holds texts, and dataset.{key} is for numbers: leave it out, and take an algorithm for texts, such as lm_bc or "
+                f"{name} holds texts, and dataset.{key} is for numbers: leave it out, and take an algorithm for texts, "
+                "such as lm_bc or "
                 "ilql (others set it by themselves)"
             )
     if config.weighting == "advantage":
-        raise UserError(f"dataset.weighting=advantage fits values to observations of numbers; {name} holds texts: use return or top")
+        raise UserError(
+            f"dataset.weighting=advantage fits values to observations of numbers; {name} holds texts: use return or top"
+        )
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -247,7 +294,9 @@ def fingerprint(dataset: Dataset) -> str:
 
 
 def used_strings(dataset: Dataset, columns: Sequence[str]) -> np.ndarray:
-    """The indices, in ascending order, of the strings that some of the columns of texts name: a part of a dataset keeps the others."""
+    """The indices, in ascending order, of the strings that some of the columns of texts name: a part of a dataset keeps
+    the others.
+    """
     used = np.zeros(len(dataset.strings), bool)
     for name in columns:
         used[dataset.columns[name].cpu().numpy()] = True
@@ -264,7 +313,9 @@ def shared_strings(datasets: Sequence[Dataset]) -> list[Dataset]:
         place = torch.tensor([index.setdefault(s, len(index)) for s in dataset.strings], dtype=torch.int64)
         columns: dict[str, Tensor] = {k: place[c] if k in TEXTS else c for k, c in dataset.columns.items()}
         if with_meta:
-            numbers = torch.tensor([metas.setdefault(m, len(metas)) for m in dataset.metas or ("{}",)], dtype=torch.int64)
+            numbers = torch.tensor(
+                [metas.setdefault(m, len(metas)) for m in dataset.metas or ("{}",)], dtype=torch.int64
+            )
             columns["meta"] = numbers[columns["meta"]] if "meta" in columns else numbers.expand(len(dataset)).clone()
         moved.append(replace(dataset, columns=columns))
     return [replace(d, strings=tuple(index), metas=tuple(metas)) for d in moved]

@@ -1,9 +1,9 @@
-"""Text data in files: JSON lines of canonical episodes (`offrl.data.text.dataset`), and what LMRL-Gym and ArCHer publish, told apart by
-content.
+"""Text data in files: JSON lines of canonical episodes (`offrl.data.text.dataset`), and what LMRL-Gym and ArCHer
+publish, told apart by content.
 
-Files are UTF-8, one JSON value a line, or one JSON list; a name that ends in .gz, or the content, says that they are compressed. The first
-line may be a header: `{"offrl": {"name": ..., "task": ...}}`, where the task is a registered name or the mapping that offrl writes.
-"""
+Files are UTF-8, one JSON value a line, or one JSON list; a name that ends in .gz, or the content, says that they are
+compressed. The first line may be a header: `{"offrl": {"name": ..., "task": ...}}`, where the task is a registered name
+or the mapping that offrl writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ _DAMAGE = "the file is cut or damaged: copy it again"
 
 @dataclass
 class TextFile:
-    """A text file as read: the dataset, further metadata of the file, and the faults of the episodes that were left out."""
+    """A text file as read: the dataset, further metadata of the file, and the faults of the episodes that were left
+    out.
+    """
 
     dataset: Dataset
     about: dict[str, Any] = field(default_factory=dict)
@@ -59,13 +61,16 @@ def is_text(path: Path) -> bool:
     except (OSError, EOFError, zlib.error):
         return named_text(path)
     head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    return head.startswith((b"{", b"[")) or (named_text(path) and not head.startswith((b"\x89HDF", b"PK\x03\x04", b"PAR1")))
+    return head.startswith((b"{", b"[")) or (
+        named_text(path) and not head.startswith((b"\x89HDF", b"PK\x03\x04", b"PAR1"))
+    )
 
 
 def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
     """The episodes in a file. Raises UserError, with file, line and turn, for the first fault.
 
-    faults: leave faulty episodes out, and say what is wrong with them, instead. Raises UserError still where none is left.
+    faults: leave faulty episodes out, and say what is wrong with them, instead. Raises UserError still where none is
+    left.
     """
     refuse_settings(config, str(path))
     name = path.name
@@ -155,7 +160,12 @@ def _items(path: Path) -> Iterator[tuple[str, Any]]:
         raise UserError(f"{path} has nothing but blank lines")
     number, text = first
     value = _parse(text, f"{path}: line {number}")
-    if isinstance(value, UserError) and isinstance(text, str) and text.lstrip()[:1] in ("[", "{") and second is not None:
+    if (
+        isinstance(value, UserError)
+        and isinstance(text, str)
+        and text.lstrip()[:1] in ("[", "{")
+        and second is not None
+    ):
         document = _whole(path)  # one value over many lines, such as an indented list
         if not isinstance(document, UserError) or path.name.lower().endswith((".json", ".json.gz")):
             value, second = document, None
@@ -169,7 +179,9 @@ def _items(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
-    """The lines that are not blank, by their numbers from 1; a UserError where one is not UTF-8, or where the file breaks off."""
+    """The lines that are not blank, by their numbers from 1; a UserError where one is not UTF-8, or where the file
+    breaks off.
+    """
     number, blank = 0, 0
     try:
         with path.open("rb") as raw:
@@ -190,7 +202,12 @@ def _lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
                     yield number, line.decode()
                 except UnicodeDecodeError as error:
                     bad = line[error.start]
-                    yield number, UserError(f"{path}: line {number} is not UTF-8 (byte 0x{bad:02x} at {error.start}): save it as UTF-8")
+                    yield (
+                        number,
+                        UserError(
+                            f"{path}: line {number} is not UTF-8 (byte 0x{bad:02x} at {error.start}): save it as UTF-8"
+                        ),
+                    )
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         yield number + 1, UserError(f"{path}: cannot be unpacked after line {number} ({error}); {_DAMAGE}")
     except OSError as error:
@@ -198,7 +215,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
 
 
 def _unpacked_size(raw: Any) -> int:
-    """The bytes that a gzip file unpacks to, or of a damaged one those before the damage; no more are unpacked than may be."""
+    """The bytes that a gzip file unpacks to, or of a damaged one those before the damage; no more are unpacked than may
+    be.
+    """
     size, held = 0, raw.seek(0, 2)
     raw.seek(0)
     with contextlib.suppress(EOFError, gzip.BadGzipFile, zlib.error), gzip.GzipFile(fileobj=raw) as file:
@@ -250,20 +269,27 @@ def _header(value: Any, where: str) -> dict[str, Any]:
 
 
 def named_task(value: Any, where: str) -> Task | None:
-    """The task that a header names. One that is not known here leaves the data usable, without an environment to score in."""
+    """The task that a header names. One that is not known here leaves the data usable, without an environment to score
+    in.
+    """
     if value is None:
         return None
     if isinstance(value, str):
         task = lookup(value)
         if task is None:
-            warn(f"{where}: there is no task '{value}' here, so that nothing can be scored.{nearest(value, _task_names())}")
+            warn(
+                f"{where}: there is no task '{value}' here, so that nothing can be "
+                f"scored.{nearest(value, _task_names())}"
+            )
         return task
     if not isinstance(value, dict):
         raise UserError(f"{where}: the header's task must be a registered name, or what offrl writes there")
     try:
         return task_from_json(value)
     except UserError as error:
-        raise UserError(f"{where}: the header's task must be a registered name, or what offrl writes there ({error})") from None
+        raise UserError(
+            f"{where}: the header's task must be a registered name, or what offrl writes there ({error})"
+        ) from None
 
 
 def _task_names() -> list[str]:

@@ -1,4 +1,6 @@
-"""`offrl data inspect` for texts: episodes, turns, texts and their lengths, an example, and what is likely to cause trouble."""
+"""`offrl data inspect` for texts: episodes, turns, texts and their lengths, an example, and what is likely to cause
+trouble.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class TextReport:
 
     def render(self) -> str:
         """The report as plain text."""
-        lines = [f"{self.name} ({self.source}, texts)" + (f"  {self.path}" if self.path and self.path != self.name else "")]
+        lines = [
+            f"{self.name} ({self.source}, texts)" + (f"  {self.path}" if self.path and self.path != self.name else "")
+        ]
         kinds = [f"{self.terminated:,} terminated", f"{self.truncated:,} cut off"]
         kinds += [f"{self.unfinished:,} unfinished"] if self.unfinished else []
         lines.append(f"  {self.turns:,} turns, {len(self.returns):,} episodes ({', '.join(kinds)})")
@@ -70,13 +74,18 @@ class TextReport:
         lines += ["", *histogram("episode returns", self.returns)]
         if self.scores is not None:
             s = self.scores
-            lines.append(f"  normalised ({self.reference}): mean {s.mean():.1f}, lowest {s.min():.1f}, highest {s.max():.1f}")
+            lines.append(
+                f"  normalised ({self.reference}): mean {s.mean():.1f}, lowest {s.min():.1f}, highest {s.max():.1f}"
+            )
         lines += ["", *histogram("episode lengths", self.lengths.astype(np.float64)), "", *self.example, ""]
         if not self.faults:
             lines.append("  no faults found")
         lines += [f"  {'FAULT' if f.severity == 'corrupting' else 'warning'} [{f.kind}] {f}" for f in self.faults]
         if self.corrupting:
-            lines.append(f"  {len(self.corrupting)} episode(s) are faulty and not counted above: offrl refuses this dataset as it is")
+            lines.append(
+                f"  {len(self.corrupting)} episode(s) are faulty and not counted above: offrl refuses this dataset as "
+                "it is"
+            )
         return "\n".join(map(one_line, lines))
 
     __str__ = render
@@ -89,7 +98,9 @@ def shown(text: str, width: int = WIDTH) -> str:
 
 
 _ESCAPES = {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t", ord('"'): '\\"', ord("\\"): "\\\\"}
-_ESCAPES |= {code: f"\\u{code:04x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029, 0xFEFF) if code not in _ESCAPES}
+_ESCAPES |= {
+    code: f"\\u{code:04x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029, 0xFEFF) if code not in _ESCAPES
+}
 
 
 def text_report(file: TextFile, path: str = "") -> TextReport:
@@ -121,7 +132,9 @@ def text_report(file: TextFile, path: str = "") -> TextReport:
         example=_example(dataset, columns),
         faults=faults,
         notes=list(dataset.notes),
-        environment="" if task is None else (task.env_id or task.name).rpartition(":")[2] + (f": {task.note}" if task.note else ""),
+        environment=""
+        if task is None
+        else (task.env_id or task.name).rpartition(":")[2] + (f": {task.note}" if task.note else ""),
         scores=task.normalise(returns) if task is not None else None,
         reference=task.ref_label or "reference scores of the dataset" if task is not None else "",
     )
@@ -132,7 +145,10 @@ def _example(dataset: Dataset, columns: dict[str, np.ndarray]) -> list[str]:
     returns = dataset.raw_returns.numpy()
     number = int(np.argmin(np.abs(returns - np.sort(returns)[(len(returns) - 1) // 2])))
     start, end = int(dataset.episode_start[number]), int(dataset.episode_end[number])
-    lines = [f"  example: episode {number}, of median return ({returns[number]:g}), {end - start} turn{'s' if end - start > 1 else ''}"]
+    lines = [
+        f"  example: episode {number}, of median return ({returns[number]:g}), {end - start} "
+        f"turn{'s' if end - start > 1 else ''}"
+    ]
     for row in range(start, end):
         if TURNS - 1 <= row - start < end - start - 1:
             if row - start == TURNS - 1:
@@ -140,9 +156,13 @@ def _example(dataset: Dataset, columns: dict[str, np.ndarray]) -> list[str]:
                 lines.append(f"    ... {left} more turn{'s' if left > 1 else ''} ...")
             continue
         lines.append(f"    observation  {shown(dataset.strings[columns['observations'][row]])}")
-        lines.append(f"    action       {shown(dataset.strings[columns['actions'][row]])}  (reward {columns['rewards'][row]:g})")
+        lines.append(
+            f"    action       {shown(dataset.strings[columns['actions'][row]])}  (reward {columns['rewards'][row]:g})"
+        )
     known = columns["successor_known"][end - 1]
-    ending = "terminated" if columns["terminations"][end - 1] else "cut off" if dataset.complete[number] else "unfinished"
+    ending = (
+        "terminated" if columns["terminations"][end - 1] else "cut off" if dataset.complete[number] else "unfinished"
+    )
     lines.append(
         f"    {ending}     "[:17]
         + (shown(dataset.strings[columns["next_observations"][end - 1]]) if known else "final observation not known")
@@ -171,7 +191,9 @@ def _troubles(dataset: Dataset, columns: dict[str, np.ndarray], length: np.ndarr
         rare = np.flatnonzero(~ends) if 2 * ends.sum() >= len(ends) else np.flatnonzero(ends)
         how = "without" if 2 * ends.sum() >= len(ends) else "with"
         message = "{} " + f"of {len(ends):,} actions end {how} a newline, unlike the others"
-        add("newline", rare, message, "let all end with one, or none: it is what tells a policy that its action is over")
+        add(
+            "newline", rare, message, "let all end with one, or none: it is what tells a policy that its action is over"
+        )
     inner = where("actions", np.array(["\n" in s[:-1] for s in strings]))
     if ends.any():
         add("newline", inner, "{} actions have a newline inside: a policy that stops at a newline cannot say them")
@@ -186,13 +208,18 @@ def _troubles(dataset: Dataset, columns: dict[str, np.ndarray], length: np.ndarr
             "save their source as UTF-8 without one",
         )
         longest = int(length[columns[column]].max())
-        add("long", where(column, length > LONG), "{} " + f"{column} have more than {LONG:,} characters, one {longest:,}",
+        add("long", where(column, length > LONG), "{} " + f"{column} have more than {LONG:,} characters, one "
+                                                          f"{longest:,}",
             "a language model sees no more of them than its context holds")  # fmt: skip
     last = dataset.episode_end.numpy() - 1
     timeouts = last[~columns["terminations"][last]]
     message = "{} episodes were cut off and have no final_obs: value learning leaves their last turns out"
     add("final", timeouts[~columns["successor_known"][timeouts]], message)
-    add("unfinished", last[~dataset.complete.numpy()], "{} episodes are neither terminated nor truncated: they are taken for cut off")
+    add(
+        "unfinished",
+        last[~dataset.complete.numpy()],
+        "{} episodes are neither terminated nor truncated: they are taken for cut off",
+    )
     _rewards(dataset, columns["rewards"], faults)
     repeats = _repeats(dataset, columns)
     if repeats:
@@ -201,14 +228,18 @@ def _troubles(dataset: Dataset, columns: dict[str, np.ndarray], length: np.ndarr
         message = f"{len(repeats):,} {verb} an earlier one, episode {later} the first (of {earlier})"
         faults.append(Fault("duplicate", "warning", message))
     if len(np.unique(actions)) == 1:
-        faults.append(Fault("actions", "warning", f"every action is {shown(strings[actions[0]])}: there is no other to prefer"))
+        faults.append(
+            Fault("actions", "warning", f"every action is {shown(strings[actions[0]])}: there is no other to prefer")
+        )
     return faults
 
 
 def _rewards(dataset: Dataset, rewards: np.ndarray, faults: list[Fault]) -> None:
     returns = dataset.raw_returns.numpy()
     if len(np.unique(rewards)) == 1:
-        faults.append(Fault("rewards", "warning", f"every reward is {rewards[0]:g}: only the lengths of episodes tell them apart"))
+        faults.append(
+            Fault("rewards", "warning", f"every reward is {rewards[0]:g}: only the lengths of episodes tell them apart")
+        )
     if len(returns) > 1 and np.ptp(returns) == 0:
         message = f"all {len(returns):,} episodes have the same return, {returns[0]:g}: none is better than another"
         faults.append(Fault("rewards", "warning", message))
@@ -218,7 +249,9 @@ def _repeats(dataset: Dataset, columns: dict[str, np.ndarray]) -> list[tuple[int
     """(episode, the earlier one that it repeats): the same turns."""
     numbers: dict[bytes, int] = {}
     repeats = []
-    for number, (start, end) in enumerate(zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)):
+    for number, (start, end) in enumerate(
+        zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
+    ):
         key = b"".join(columns[k][start:end].tobytes() for k in ("observations", "actions", "rewards"))
         earlier = numbers.setdefault(key, number)
         if earlier != number:
@@ -231,8 +264,18 @@ def _table(texts: list[Texts]) -> list[str]:
     rows = [head]
     for kind in (k for k in texts if k.count):
         n = kind.lengths
-        cells = (f"{kind.count:,}", f"{kind.unique:,}", f"{n.min():,}", f"{np.median(n):,.0f}", f"{n.mean():,.1f}", f"{n.max():,}")
+        cells = (
+            f"{kind.count:,}",
+            f"{kind.unique:,}",
+            f"{n.min():,}",
+            f"{np.median(n):,.0f}",
+            f"{n.mean():,.1f}",
+            f"{n.max():,}",
+        )
         rows.append((kind.name, *cells))
     widths = [max(len(r[k]) for r in rows) for k in range(len(head))]
-    lines = ["  " + "  ".join(w.rjust(n) if k else w.ljust(n) for k, (w, n) in enumerate(zip(r, widths, strict=True))) for r in rows]
+    lines = [
+        "  " + "  ".join(w.rjust(n) if k else w.ljust(n) for k, (w, n) in enumerate(zip(r, widths, strict=True)))
+        for r in rows
+    ]
     return [lines[0] + "  (characters)", *lines[1:]]

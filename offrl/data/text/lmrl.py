@@ -1,15 +1,15 @@
 """Forms of text data that others publish, and how they become canonical episodes (`offrl.data.text.dataset`).
 
-- LMRL-Gym (arXiv 2311.18232): `{"sequence": [[text, is_action], ...], "reward": [...], "done": ...}`. Texts before an action are joined to
-  its observation, those after the last one are the final observation; an action without a text before it observes "". `reward` has a
-  number for each text, for each text but the first (as their Wordle data), or for each action. `done` says that the episode terminated;
-  without it it was cut off.
-- LMRL-Gym's mazes and Text-Nav: `{"text_history": [text, action, text, ...], "rewards": [...], "dones": [...]}`, actions in odd places; or
-  a list of `{"state": ..., "action": ..., "reward": ..., "done": ...}`.
-- ArCHer (arXiv 2402.19446): `{"conversation" or "lines": ["Question? Answer", ...], "done" or "correct": ..., "word": ...}`. The one who
-  asks acts: a question is an action, the answer the next observation, each with a newline; the first observation is "Questions:\\n". As in
-  their environment every question costs 1, the one that names the word nothing. `done`: the word was found; else the questions ran out,
-  which is a cut.
+- LMRL-Gym (arXiv 2311.18232): `{"sequence": [[text, is_action], ...], "reward": [...], "done": ...}`. Texts before an
+  action are joined to its observation, those after the last one are the final observation; an action without a text
+  before it observes "". `reward` has a number for each text, for each text but the first (as their Wordle data), or for
+  each action. `done` says that the episode terminated; without it it was cut off.
+- LMRL-Gym's mazes and Text-Nav: `{"text_history": [text, action, text, ...], "rewards": [...], "dones": [...]}`,
+  actions in odd places; or a list of `{"state": ..., "action": ..., "reward": ..., "done": ...}`.
+- ArCHer (arXiv 2402.19446): `{"conversation" or "lines": ["Question? Answer", ...], "done" or "correct": ..., "word":
+  ...}`. The one who asks acts: a question is an action, the answer the next observation, each with a newline; the first
+  observation is "Questions:\\n". As in their environment every question costs 1, the one that names the word nothing.
+  `done`: the word was found; else the questions ran out, which is a cut.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def _per_text(rewards: list[Any], acts: list[bool], where: str) -> list[Any]:
         return [next(remaining) if a else 0.0 for a in acts]
     if len(rewards) == len(acts) - 1 and not acts[0]:
         return [0.0, *rewards]
-    raise UserError(f"{where}: there are {len(rewards)} rewards for {len(acts)} texts, of which {sum(acts)} are actions")
+    raise UserError(
+        f"{where}: there are {len(rewards)} rewards for {len(acts)} texts, of which {sum(acts)} are actions"
+    )
 
 
 def _sequence(item: Any, where: str) -> dict[str, Any] | None:
@@ -104,16 +106,22 @@ def _sequence(item: Any, where: str) -> dict[str, Any] | None:
         if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
             raise UserError(f"{where}: 'sequence' has no [text, is_action] at {number}")
         texts.append((entry[0], _flag(entry[1], f"is_action of text {number}", where)))
-    rewards = _per_text(_need(item, ("reward", "rewards"), list, "a list of numbers", where), [a for _, a in texts], where)
+    rewards = _per_text(
+        _need(item, ("reward", "rewards"), list, "a list of numbers", where), [a for _, a in texts], where
+    )
     for number, ((_, acts), reward) in enumerate(zip(texts, rewards, strict=True)):
         if not acts and reward != 0:
-            raise UserError(f"{where}: text {number}, an observation, has the reward {str(reward)[:30]}; only actions have rewards")
+            raise UserError(
+                f"{where}: text {number}, an observation, has the reward {str(reward)[:30]}; only actions have rewards"
+            )
     done = _flag(_need(item, ("done",), object, "", where), "done", where)
     return _episode(texts, rewards, done, item, ("sequence", "reward", "rewards", "done"))
 
 
 def _history(item: Any, where: str) -> dict[str, Any] | None:
-    """LMRL-Gym's texts, of which every second one is an action. Rewards of the others are not used, as in its own loaders."""
+    """LMRL-Gym's texts, of which every second one is an action. Rewards of the others are not used, as in its own
+    loaders.
+    """
     history = _need(item, ("text_history",), list, "a list of texts", where)
     for number, text in enumerate(history):
         if not isinstance(text, str):
@@ -124,24 +132,34 @@ def _history(item: Any, where: str) -> dict[str, Any] | None:
     flags = [_flag(d, "dones", where) for d, a in zip(_per_text(dones, acts, where), acts, strict=True) if a]
     _end(flags, where)
     return _episode(
-        texts, _per_text(rewards, acts, where), bool(flags and flags[-1]), item, ("text_history", "rewards", "reward", "dones", "done")
+        texts,
+        _per_text(rewards, acts, where),
+        bool(flags and flags[-1]),
+        item,
+        ("text_history", "rewards", "reward", "dones", "done"),
     )
 
 
 def _end(flags: list[bool], where: str) -> None:
     if any(flags[:-1]):
-        raise UserError(f"{where}: step {flags.index(True)} is marked as done, and {len(flags) - 1 - flags.index(True)} follow it")
+        raise UserError(
+            f"{where}: step {flags.index(True)} is marked as done, and {len(flags) - 1 - flags.index(True)} follow it"
+        )
 
 
 def _steps(item: Any, where: str) -> dict[str, Any]:
     """LMRL-Gym's list of steps. The text after the last one is not in it, unless as the step's next_state."""
     if not isinstance(item, list) or not all(is_step(v) for v in item):
-        raise UserError(f"{where} is no list of steps with state, action, reward and done, unlike the episode before it")
+        raise UserError(
+            f"{where} is no list of steps with state, action, reward and done, unlike the episode before it"
+        )
     flags, turns = [], []
     for number, step in enumerate(item):
         at = f"{where}, step {number}"
         flags.append(_flag(_need(step, ("done",), object, "", at), "done", at))
-        turns.append({"obs": step["state"], "action": step["action"], "reward": _need(step, ("reward",), object, "", at)})
+        turns.append(
+            {"obs": step["state"], "action": step["action"], "reward": _need(step, ("reward",), object, "", at)}
+        )
     _end(flags, where)
     done = bool(flags and flags[-1])
     final = item[-1].get("next_state") if item else None

@@ -1,4 +1,6 @@
-"""Minari datasets whose observations and actions are texts (`gymnasium.spaces.Text`), read straight from their storage."""
+"""Minari datasets whose observations and actions are texts (`gymnasium.spaces.Text`), read straight from their
+storage.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,17 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
     record = meta.get(minari.RECORD, {}).get(RECORD, {}) if isinstance(meta.get(minari.RECORD), dict) else {}
     if not isinstance(record, dict):
         raise UserError(f"{folder}: what offrl recorded there is damaged ({str(record)[:40]}); get the dataset again")
-    if record and [record.get("episodes"), record.get("turns")] != [meta.get("total_episodes"), meta.get("total_steps")]:
+    if record and [record.get("episodes"), record.get("turns")] != [
+        meta.get("total_episodes"),
+        meta.get("total_steps"),
+    ]:
         warn(f"{folder}: the episodes are not those that offrl wrote; the dataset is read by its layout alone")
         record = {}
     builder = TextBuilder(name, None, str(folder), "minari")
     builder.version = str(meta.get("minari_version", ""))
-    builder.task = named_task(record["task"], str(folder)) if "task" in record else minari.recorded_task(metadata, name, ())
+    builder.task = (
+        named_task(record["task"], str(folder)) if "task" in record else minari.recorded_task(metadata, name, ())
+    )
     with reading(f"{folder}: what offrl recorded there"):
         unknown, metas = set(record.get("unknown", ())), list(record.get("metas", ()))
     problems: list[str] = []
@@ -69,11 +76,15 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
     if problems and not len(builder):
         raise UserError(f"{folder}: {problems[0]}")
     left_out = (*minari.NOT_ABOUT, "observation_space", "env_spec")
-    return TextFile(without_timeouts(builder.finish(), config), {k: v for k, v in meta.items() if k not in left_out}, problems)
+    return TextFile(
+        without_timeouts(builder.finish(), config), {k: v for k, v in meta.items() if k not in left_out}, problems
+    )
 
 
 def _episode(columns: dict[str, list[Any]], unknown: bool, where: str) -> dict[str, Any]:
-    """One of Minari's episodes in the canonical form. `unknown`: its last observation stands for one that is not known."""
+    """One of Minari's episodes in the canonical form. `unknown`: its last observation stands for one that is not
+    known.
+    """
     steps = len(columns["rewards"])
     for key in ("actions", "terminations", "truncations", "observations"):
         expected = steps + (key == "observations")
@@ -88,7 +99,10 @@ def _episode(columns: dict[str, list[Any]], unknown: bool, where: str) -> dict[s
             raise UserError(f"{where} is marked as ended at step {step}, and {steps - 1 - step} more follow")
     ended = bool(steps and columns["terminations"][-1])
     return {
-        "turns": [{"obs": o, "action": a, "reward": r} for o, a, r in zip(observations[:steps], actions, columns["rewards"], strict=True)],
+        "turns": [
+            {"obs": o, "action": a, "reward": r}
+            for o, a, r in zip(observations[:steps], actions, columns["rewards"], strict=True)
+        ],
         "final_obs": None if unknown else observations[-1],
         "terminated": ended,
         "truncated": bool(steps and columns["truncations"][-1]) and not ended,
@@ -100,7 +114,9 @@ _KEYS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 def _is_column(key: str, item: Any) -> bool:
     """True for an h5py.h5d.DatasetID with texts, or for rewards and flags with numbers, [R] or [R, 1]."""
-    return item.dtype.kind in ("OS" if key in _KEYS[:2] else "biuf") and (item.rank == 1 or (item.rank == 2 and item.shape[1] == 1))
+    return item.dtype.kind in ("OS" if key in _KEYS[:2] else "biuf") and (
+        item.rank == 1 or (item.rank == 2 and item.shape[1] == 1)
+    )
 
 
 def _hdf5(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -122,7 +138,8 @@ def _hdf5(folder: Path) -> Iterator[tuple[str, Any]]:
                     if not _is_column(key, item):
                         due = "texts" if key in _KEYS[:2] else "numbers"
                         raise UserError(
-                            f"{folder}: {name}: '{key}' holds {item.dtype} of shape {list(item.shape or ())}; a column of {due} is due"
+                            f"{folder}: {name}: '{key}' holds {item.dtype} of shape {list(item.shape or ())}; a column "
+                            f"of {due} is due"
                         )
                     refuse_absent(item, f"{folder}: {name}: '{key}'", file)
                     refuse_long_texts(item, path, f"{folder}: {name}: '{key}'")

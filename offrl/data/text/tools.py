@@ -1,5 +1,5 @@
-"""`offrl.data.tools.convert` for texts: another layout, several datasets as one, a part of one. Done on episodes in their canonical
-form."""
+"""`offrl.data.tools.convert` for texts: another layout, several datasets as one, a part of one. Done on episodes in
+their canonical form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from offrl.tasks.task import Task
 
 
 def read(config: DatasetConfig, faults: bool = False) -> TextFile | None:
-    """The text dataset that `config` names, nothing done to it; None where it holds numbers. A registered loader is run to find out.
+    """The text dataset that `config` names, nothing done to it; None where it holds numbers. A registered loader is run
+    to find out.
 
     faults: leave faulty episodes out, and say what is wrong with them. Raises UserError.
     """
@@ -47,8 +48,8 @@ def origin(dataset: Dataset, name: str) -> str:
 def take(file: TextFile, choice: Choice, name: str) -> tuple[TextFile, str]:
     """The episodes that `choice` names, and what they are, in words. Raises UserError where none is left.
 
-    An episode that `choice.rows` cuts ends in a time-out there, whose successor is known. Faulty episodes are left out in `read`.
-    """
+    An episode that `choice.rows` cuts ends in a time-out there, whose successor is known. Faulty episodes are left out
+    in `read`."""
     dataset = file.dataset
     episodes: list[dict[str, Any]] = list(to_episodes(dataset))
     words: list[str] = []
@@ -88,10 +89,14 @@ def take(file: TextFile, choice: Choice, name: str) -> tuple[TextFile, str]:
         episodes = [episodes[k] for k in np.sort(order[: share_of(choice.fraction, len(episodes))])]
         words.append(f"a share of {choice.fraction:g} (seed {choice.seed})")
     if not words:
-        raise UserError("offrl data subset: say what to keep: rows, episodes, drop_faulty, min_return, max_return, top or fraction")
+        raise UserError(
+            "offrl data subset: say what to keep: rows, episodes, drop_faulty, min_return, max_return, top or fraction"
+        )
     if not episodes:
         raise UserError(f"{name}: no episode is left ({', '.join(words)} of {dataset.num_episodes} episodes)")
-    part = from_episodes(episodes, name=dataset.spec.name, task=dataset.spec.task, where=name, source=dataset.spec.source)
+    part = from_episodes(
+        episodes, name=dataset.spec.name, task=dataset.spec.task, where=name, source=dataset.spec.source
+    )
     about = {k: v for k, v in file.about.items() if k != "description"}
     return TextFile(part, about, file.faults), ", ".join(words)
 
@@ -104,25 +109,36 @@ def _cut(episode: dict[str, Any], first: int, last: int) -> dict[str, Any] | Non
         return None
     if last >= len(turns):
         return {**episode, "turns": turns[first:]}
-    return {**episode, "turns": turns[first:last], "final_obs": turns[last]["obs"], "terminated": False, "truncated": True}
+    return {
+        **episode,
+        "turns": turns[first:last],
+        "final_obs": turns[last]["obs"],
+        "terminated": False,
+        "truncated": True,
+    }
 
 
 def join(files: Sequence[TextFile], names: Sequence[str]) -> tuple[TextFile, list[str]]:
     """The datasets one after the other, and notes about what a person should know.
 
-    `meta["source"]` says which of them an episode comes from, by its place in "combined_datasets"; those of one that was merged before are
-    kept.
+    `meta["source"]` says which of them an episode comes from, by its place in "combined_datasets"; those of one that
+    was merged before are kept.
     """
     episodes: list[dict[str, Any]] = []
     combined: list[str] = []
     for file, name in zip(files, names, strict=True):
         entries, before = list(to_episodes(file.dataset)), file.about.get("combined_datasets")
         inner = isinstance(before, list) and all(isinstance(e["meta"].get("source"), int) for e in entries)
-        episodes += [{**e, "meta": {**e["meta"], "source": len(combined) + (e["meta"]["source"] if inner else 0)}} for e in entries]
+        episodes += [
+            {**e, "meta": {**e["meta"], "source": len(combined) + (e["meta"]["source"] if inner else 0)}}
+            for e in entries
+        ]
         combined += [str(b) for b in before] if inner and before else [file.dataset.spec.name or name]
     tasks = [f.dataset.spec.task for f in files if f.dataset.spec.task is not None]
     task = next((t for t in tasks if t.ref_min is not None), tasks[0] if tasks else None)
-    about: dict[str, Any] = {k: v for k, v in files[0].about.items() if all(f.about.get(k) == v for f in files) and k != "description"}
+    about: dict[str, Any] = {
+        k: v for k, v in files[0].about.items() if all(f.about.get(k) == v for f in files) and k != "description"
+    }
     about["combined_datasets"] = combined
     return TextFile(from_episodes(episodes, name="merged", task=task, source="file"), about), _differences(tasks, task)
 
@@ -131,7 +147,10 @@ def _differences(tasks: Sequence[Task], chosen: Task | None) -> list[str]:
     notes = []
     environments = sorted({t.env_id or t.name for t in tasks})
     if len(environments) > 1:
-        notes.append(f"recorded in {' and '.join(environments)}; scores will be measured in {chosen and (chosen.env_id or chosen.name)}")
+        notes.append(
+            f"recorded in {' and '.join(environments)}; scores will be measured in "
+            f"{chosen and (chosen.env_id or chosen.name)}"
+        )
     if len({(t.ref_min, t.ref_max) for t in tasks if t.ref_min is not None}) > 1:
         notes.append(f"reference scores differ; those of {chosen and chosen.name} are kept")
     return notes

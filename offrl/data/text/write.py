@@ -1,4 +1,6 @@
-"""Text data as JSON lines or as a Minari dataset. Written beside the target, read back, compared, and only then put into place."""
+"""Text data as JSON lines or as a Minari dataset. Written beside the target, read back, compared, and only then put
+into place.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,10 @@ def write_text(
 ) -> Path:
     """Write a text dataset to `target`, and return the path of the file, or of the Minari dataset's folder.
 
-    form: "jsonl" for a path that ends in .jsonl or .jsonl.gz: a header line, then an episode a line; "minari" for an id or a folder.
-    about: what to say of the data besides (JSON), such as author and description; Minari keeps all of it, a file its history.
-    Rewards are those of the columns. Raises UserError when the data hold no texts, `target` does not fit or exists, the data cannot be
-    kept there, or what is read back differs.
+    form: "jsonl" for a path that ends in .jsonl or .jsonl.gz: a header line, then an episode a line; "minari" for an id
+    or a folder. about: what to say of the data besides (JSON), such as author and description; Minari keeps all of it,
+    a file its history. Rewards are those of the columns. Raises UserError when the data hold no texts, `target` does
+    not fit or exists, the data cannot be kept there, or what is read back differs.
     """
     if not dataset.spec.text:
         raise UserError(f"{dataset.spec.name} holds numbers; JSON lines and Minari's Text spaces hold texts")
@@ -75,13 +77,19 @@ def _write_lines(path: Path, dataset: Dataset, about: dict[str, Any], advance: C
                 advance(number)
 
 
-def _write_minari(folder: Path, data_id: str, dataset: Dataset, about: dict[str, Any], advance: Callable[[int], None]) -> None:
-    """Minari's HDF5 layout. Where the final observation is not known the last one stands there twice; what offrl records says so."""
+def _write_minari(
+    folder: Path, data_id: str, dataset: Dataset, about: dict[str, Any], advance: Callable[[int], None]
+) -> None:
+    """Minari's HDF5 layout. Where the final observation is not known the last one stands there twice; what offrl
+    records says so.
+    """
     try:
         import minari as library
         from minari.dataset.minari_storage import MinariStorage
     except ImportError:
-        raise UserError("Minari datasets need Minari: pip install 'minari[hdf5]'; or write JSON lines (.jsonl)") from None
+        raise UserError(
+            "Minari datasets need Minari: pip install 'minari[hdf5]'; or write JSON lines (.jsonl)"
+        ) from None
     from gymnasium.spaces import Text
 
     name = dataset.spec.name
@@ -163,7 +171,8 @@ def _compare(dataset: Dataset, reread: TextFile, place: Path) -> None:
     wrong = [name for name, fine in same.items() if not fine]
     if wrong:
         raise UserError(
-            f"what was read back from the file for {place} differs ({', '.join(wrong)}): nothing was put there. A failing disk, or a fault "
+            f"what was read back from the file for {place} differs ({', '.join(wrong)}): nothing was put there. A "
+            "failing disk, or a fault "
             "of offrl: please report it"
         )
 

@@ -1,4 +1,6 @@
-"""Making datasets from datasets: another layout, several as one, a part of one. What is written is `write_data`'s, checked by it."""
+"""Making datasets from datasets: another layout, several as one, a part of one. What is written is `write_data`'s,
+checked by it.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +56,16 @@ class Written:
     notes: tuple[str, ...] = ()
 
 
-def convert(config: DatasetConfig, out: str, form: str = "auto", *, force: bool = False, progress: Progress | None = None) -> Written:
+def convert(
+    config: DatasetConfig, out: str, form: str = "auto", *, force: bool = False, progress: Progress | None = None
+) -> Written:
     """Write the dataset `config` to `out` as D4RL HDF5, as a Minari dataset, or texts as JSON lines.
 
     What offrl loads is the same, bit for bit.
 
-    form: "auto" takes d4rl for a path that ends in .hdf5 or .h5, jsonl (texts only) for .jsonl and .jsonl.gz, else minari. Raises
-    UserError for faulty data (unless `config.check` is off), for settings that change the data when they are loaded, and for what
-    `write_data` and `write_text` refuse.
+    form: "auto" takes d4rl for a path that ends in .hdf5 or .h5, jsonl (texts only) for .jsonl and .jsonl.gz, else
+    minari. Raises UserError for faulty data (unless `config.check` is off), for settings that change the data when they
+    are loaded, and for what `write_data` and `write_text` refuse.
     """
     form = _form(out, form, force)
     if (texts := _texts(config)) is not None:
@@ -73,7 +77,13 @@ def convert(config: DatasetConfig, out: str, form: str = "auto", *, force: bool 
 
 
 def subset(
-    config: DatasetConfig, out: str, choice: Choice, form: str = "auto", *, force: bool = False, progress: Progress | None = None
+    config: DatasetConfig,
+    out: str,
+    choice: Choice,
+    form: str = "auto",
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
 ) -> Written:
     """Write the part of the dataset `config` that `choice` names, as `convert` does.
 
@@ -96,12 +106,17 @@ def subset(
 
 
 def merge(
-    configs: Sequence[DatasetConfig], out: str, form: str = "auto", *, force: bool = False, progress: Progress | None = None
+    configs: Sequence[DatasetConfig],
+    out: str,
+    form: str = "auto",
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
 ) -> Written:
     """Write several datasets of the same spaces as one, in the given order.
 
-    The column infos/source says which of them (0, 1, ...) a row comes from, and the metadata name them. Raises UserError where shapes,
-    kinds or ranges of actions, or environments differ.
+    The column infos/source says which of them (0, 1, ...) a row comes from, and the metadata name them. Raises
+    UserError where shapes, kinds or ranges of actions, or environments differ.
     """
     if len(configs) < 2:
         raise UserError("offrl data merge needs two datasets at least, and the name of the new one")
@@ -119,7 +134,8 @@ def merge(
         return _write(raw, out, form, [f"merged from {_origin(p)}" for p in parts], force, progress, memory, notes)
 
 
-# ---------------------------------------------------------------------------------------------------------------- reading
+# ----------------------------------------------------------------------------------------------------------------
+# reading
 
 
 def read_whole(config: DatasetConfig, memory: Memory) -> RawData:
@@ -138,7 +154,10 @@ def _refuse_transforms(config: DatasetConfig) -> None:
     default = DatasetConfig()
     changed = [k for k in (*DatasetConfig.TRANSFORMS, "drop_timeout_rows") if getattr(config, k) != getattr(default, k)]
     if changed:
-        raise UserError(f"dataset.{changed[0]} is for loading data, not for making datasets; leave it out (offrl data subset keeps parts)")
+        raise UserError(
+            f"dataset.{changed[0]} is for loading data, not for making datasets; leave it out (offrl data subset keeps "
+            "parts)"
+        )
 
 
 def _texts(config: DatasetConfig, faults: bool = False) -> TextFile | None:
@@ -170,7 +189,9 @@ def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
             record = d4rl_source.record_of(items, source.path) if source.kind in ("d4rl", "builtin") else None
             taken |= set(record.columns) if record else set()
             columns = columns and record is None
-            shapes = {k: (tuple(item.shape or ()), item.dtype) for k, item in items.items() if not k.startswith("metadata/")}
+            shapes = {
+                k: (tuple(item.shape or ()), item.dtype) for k, item in items.items() if not k.startswith("metadata/")
+            }
     if columns:  # whose names are usual ones
         chosen = choose([k for k, (s, _) in shapes.items() if s], config.fields, str(source.path), CORE)
         taken |= {part.column for parts in chosen.values() for part in parts}
@@ -200,7 +221,9 @@ def _memory(config: DatasetConfig) -> Iterator[Memory]:
 
 
 def check(raw: RawData, config: DatasetConfig) -> None:
-    """Refuse faulty data with the message of `load_dataset` (with `config.check`), warn of the rest; clip actions if asked to."""
+    """Refuse faulty data with the message of `load_dataset` (with `config.check`), warn of the rest; clip actions if
+    asked to.
+    """
     refuse(raw, find_faults(raw, clip_actions=config.clip_actions), config.check)
     for text in raw.notes:
         raw.warn(text)
@@ -211,7 +234,8 @@ def check(raw: RawData, config: DatasetConfig) -> None:
             np.clip(actions[part], low, high, out=actions[part])
 
 
-# ---------------------------------------------------------------------------------------------------------------- writing
+# ----------------------------------------------------------------------------------------------------------------
+# writing
 
 
 def _origin(raw: RawData) -> str:
@@ -244,10 +268,18 @@ def _maker() -> str:
 
 
 def _write_texts(
-    texts: TextFile, out: str, form: str, steps: list[str], force: bool, progress: Progress | None, notes: Sequence[str] = ()
+    texts: TextFile,
+    out: str,
+    form: str,
+    steps: list[str],
+    force: bool,
+    progress: Progress | None,
+    notes: Sequence[str] = (),
 ) -> Written:
     if form == "d4rl":
-        raise UserError(f"{out}: D4RL's layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a Minari dataset")
+        raise UserError(
+            f"{out}: D4RL's layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a Minari dataset"
+        )
     path = text_tools.write(texts, out, form, [f"{step}; {_maker()}" for step in steps], force, progress)
     dataset = texts.dataset
     left_out = [f"left out: {fault}" for fault in texts.faults]
@@ -255,13 +287,20 @@ def _write_texts(
 
 
 def _merge_texts(
-    read: Sequence[TextFile | None], configs: Sequence[DatasetConfig], out: str, form: str, force: bool, progress: Progress | None
+    read: Sequence[TextFile | None],
+    configs: Sequence[DatasetConfig],
+    out: str,
+    form: str,
+    force: bool,
+    progress: Progress | None,
 ) -> Written:
     names = [config.name for config in configs]
     texts = [t for t in read if t is not None]
     if len(texts) < len(read):
         numbers = names[next(k for k, t in enumerate(read) if t is None)]
-        raise UserError(f"cannot merge data of numbers and of texts: {numbers} holds numbers, {texts[0].dataset.spec.name} texts")
+        raise UserError(
+            f"cannot merge data of numbers and of texts: {numbers} holds numbers, {texts[0].dataset.spec.name} texts"
+        )
     merged, notes = text_tools.join(texts, names)
     steps = [f"merged from {_text_origin(t, c)}" for t, c in zip(texts, configs, strict=True)]
     return _write_texts(merged, out, form, steps, force, progress, notes)

@@ -64,7 +64,9 @@ class Report:
     notes: list[str]
     environment: str = ""
     actions: str = ""
-    returns: np.ndarray | None = None  # [episodes] float64, of the rewards as recorded; None where the faults leave no episodes
+    returns: np.ndarray | None = (
+        None  # [episodes] float64, of the rewards as recorded; None where the faults leave no episodes
+    )
     lengths: np.ndarray | None = None  # [episodes] int64
     scores: np.ndarray | None = None  # [episodes] normalised returns, where there are reference scores
     reference: str = ""
@@ -85,25 +87,36 @@ class Report:
             lines.append(f"  {self.rows:,} rows, {len(self.returns):,} episodes ({kinds})")
         else:
             lines.append(f"  {self.rows:,} rows")
-        lines += [f"  {word}: {text}" for word, text in (("environment", self.environment), ("actions", self.actions)) if text]
+        lines += [
+            f"  {word}: {text}" for word, text in (("environment", self.environment), ("actions", self.actions)) if text
+        ]
         lines += [f"  note: {note}" for note in self.notes]
         lines += ["", *_table(self.columns)]
         for column in self.columns:
             if column.constant:
                 total = int(np.prod(column.shape[1:], dtype=int))
-                which = ", ".join(column.dimensions[d].name for d in column.constant) if column.named else _ranges(column.constant)
-                lines.append(f"  constant: {len(column.constant)} of {total} dimensions of {column.name} never change ({which})")
+                which = (
+                    ", ".join(column.dimensions[d].name for d in column.constant)
+                    if column.named
+                    else _ranges(column.constant)
+                )
+                lines.append(
+                    f"  constant: {len(column.constant)} of {total} dimensions of {column.name} never change ({which})"
+                )
         if self.duplicates and self.first_duplicate is not None:
             share = 100 * self.duplicates / max(1, self.rows)
             later, earlier = self.first_duplicate
             lines.append(
-                f"  duplicates: {self.duplicates:,} rows ({share:.1f}%) repeat an earlier one, row {later} the first (of row {earlier})"
+                f"  duplicates: {self.duplicates:,} rows ({share:.1f}%) repeat an earlier one, row {later} the first "
+                f"(of row {earlier})"
             )
         if self.returns is not None and self.lengths is not None and len(self.returns):
             lines += ["", *histogram("episode returns", self.returns)]
             if self.scores is not None:
                 s = self.scores
-                lines.append(f"  normalised ({self.reference}): mean {s.mean():.1f}, lowest {s.min():.1f}, highest {s.max():.1f}")
+                lines.append(
+                    f"  normalised ({self.reference}): mean {s.mean():.1f}, lowest {s.min():.1f}, highest {s.max():.1f}"
+                )
             lines += ["", *histogram("episode lengths", self.lengths.astype(np.float64))]
         lines.append("")
         if not self.faults:
@@ -111,14 +124,18 @@ class Report:
         for fault in self.faults:
             lines.append(f"  {'FAULT' if fault.severity == 'corrupting' else 'warning'} [{fault.kind}] {fault}")
         if self.corrupting:
-            lines.append(f"  {len(self.corrupting)} fault(s) would corrupt training: offrl refuses this dataset as it is")
+            lines.append(
+                f"  {len(self.corrupting)} fault(s) would corrupt training: offrl refuses this dataset as it is"
+            )
         return "\n".join(map(one_line, lines))
 
     __str__ = render
 
 
 def inspect_dataset(config: DatasetConfig | str) -> Report | TextReport:
-    """Read a dataset by path, name or id without refusing it for its faults, and report on it. Raises UserError when it is unreadable."""
+    """Read a dataset by path, name or id without refusing it for its faults, and report on it. Raises UserError when it
+    is unreadable.
+    """
     from offrl.data.formats import read_raw
     from offrl.data.text import tools as text_tools
     from offrl.data.text.inspect import text_report
@@ -159,7 +176,9 @@ def report(raw: RawData, config: DatasetConfig | None = None) -> Report:
         columns=[_column(name, column, raw.dimension_names(name)) for name, column in raw.columns.items()],
         faults=faults,
         notes=list(raw.notes),
-        environment="" if task is None else _environment(task.env_id or "none") + (f": {task.note}" if task.note else ""),
+        environment=""
+        if task is None
+        else _environment(task.env_id or "none") + (f": {task.note}" if task.note else ""),
         actions=_actions(raw),
         returns=returns,
         lengths=lengths,
@@ -187,15 +206,24 @@ def _actions(raw: RawData) -> str:
     if raw.action_low is None or raw.action_high is None:
         return f"continuous, {actions.shape[-1]} dimensions"
     low, high = np.unique(raw.action_low), np.unique(raw.action_high)
-    span = f"[{low[0]:g}, {high[0]:g}]" if len(low) == len(high) == 1 else f"between {low.min():g} and {high.max():g}, by dimension"
+    span = (
+        f"[{low[0]:g}, {high[0]:g}]"
+        if len(low) == len(high) == 1
+        else f"between {low.min():g} and {high.max():g}, by dimension"
+    )
     slack = 1e-4 * (raw.action_high - raw.action_low)
     blocks = (actions[part] for part in chunks(len(actions)))
     edge = sum(int(((b <= raw.action_low + slack) | (b >= raw.action_high - slack)).sum()) for b in blocks)
-    return f"continuous, {actions.shape[-1]} dimensions, range {span}; {100 * edge / actions.size:.1f}% of the entries lie on its edge"
+    return (
+        f"continuous, {actions.shape[-1]} dimensions, range {span}; {100 * edge / actions.size:.1f}% of the "
+        "entries lie on its edge"
+    )
 
 
 def _column(name: str, column: np.ndarray, names: Sequence[str]) -> Column:
-    """Statistics in one pass over blocks, so that memory-mapped columns need no copy. names: of its dimensions, where the file has any."""
+    """Statistics in one pass over blocks, so that memory-mapped columns need no copy. names: of its dimensions, where
+    the file has any.
+    """
     width = int(np.prod(column.shape[1:], dtype=int))
     if not width:
         return Column(name, str(column.dtype), tuple(column.shape), np.nan, np.nan, np.nan, np.nan)
@@ -222,13 +250,19 @@ def _column(name: str, column: np.ndarray, names: Sequence[str]) -> Column:
     named = len(names) == width <= MOST_DIMENSIONS
     shown = range(min(width, MOST_DIMENSIONS) if name in VECTORS and (named or width > 1) else 0)
     numbers = zip(low.tolist(), high.tolist(), means.tolist(), np.sqrt(squared).tolist(), strict=True)
-    dimensions = tuple(Spread(names[d][:LONG] if named else str(d), *row) for d, row in zip(shown, numbers, strict=False))
+    dimensions = tuple(
+        Spread(names[d][:LONG] if named else str(d), *row) for d, row in zip(shown, numbers, strict=False)
+    )
     shape, named = tuple(column.shape), named and bool(dimensions)
-    return Column(name, str(column.dtype), shape, float(low.min()), float(high.max()), mean, spread, constant, dimensions, named)
+    return Column(
+        name, str(column.dtype), shape, float(low.min()), float(high.max()), mean, spread, constant, dimensions, named
+    )
 
 
 def _duplicates(raw: RawData) -> tuple[int, tuple[int, int] | None]:
-    """Rows that repeat an earlier row's observation, action and reward, by a 64-bit hash of their bytes; and the first such pair."""
+    """Rows that repeat an earlier row's observation, action and reward, by a 64-bit hash of their bytes; and the first
+    such pair.
+    """
     hashes = np.zeros(raw.rows, np.uint64)
     weights = np.random.default_rng(0)
     for name in ("observations", "actions", "rewards"):
@@ -238,7 +272,9 @@ def _duplicates(raw: RawData) -> tuple[int, tuple[int, int] | None]:
         factors = weights.integers(1, 2**63, width // np.dtype(unit).itemsize, dtype=np.uint64) | np.uint64(1)
         for part in chunks(len(column)):
             block = np.ascontiguousarray(column[part]).reshape(part.stop - part.start, -1).view(unit)
-            for d in range(block.shape[1]):  # dimension by dimension: a matrix of products would need eight times the memory
+            for d in range(
+                block.shape[1]
+            ):  # dimension by dimension: a matrix of products would need eight times the memory
                 mixed = (block[:, d].astype(np.uint64) + np.uint64(1)) * factors[d]
                 hashes[part] += mixed ^ (mixed >> np.uint64(29))
     order = np.argsort(hashes, kind="stable")
@@ -253,13 +289,19 @@ def _duplicates(raw: RawData) -> tuple[int, tuple[int, int] | None]:
 def _table(columns: list[Column]) -> list[str]:
     rows: list[tuple[str, ...]] = [("column", "type", "shape", "lowest", "highest", "mean", "std")]
     for c in columns:
-        rows.append((c.name, c.dtype, "x".join(map(str, c.shape)), *(f"{v:.4g}" for v in (c.low, c.high, c.mean, c.std))))
+        rows.append(
+            (c.name, c.dtype, "x".join(map(str, c.shape)), *(f"{v:.4g}" for v in (c.low, c.high, c.mean, c.std)))
+        )
         rows += [(f"  {d.name}", "", "", *(f"{v:.4g}" for v in (d.low, d.high, d.mean, d.std))) for d in c.dimensions]
         if c.dimensions and (more := int(np.prod(c.shape[1:], dtype=int)) - len(c.dimensions)):
             rows.append((f"  {more:,} more", "", "", "", "", "", ""))
     widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
     return [
-        "  " + "  ".join(w.ljust(n) if k < 3 else w.rjust(n) for k, (w, n) in enumerate(zip(r, widths, strict=True))).rstrip() for r in rows
+        "  "
+        + "  ".join(
+            w.ljust(n) if k < 3 else w.rjust(n) for k, (w, n) in enumerate(zip(r, widths, strict=True))
+        ).rstrip()
+        for r in rows
     ]
 
 
@@ -269,7 +311,8 @@ def histogram(title: str, values: np.ndarray) -> list[str]:
     if not len(finite):
         return [f"  {title}: not finite"]
     lines = [
-        f"  {title}: mean {finite.mean():.6g}, std {finite.std():.6g}, lowest {finite.min():.6g}, median {np.median(finite):.6g}, "
+        f"  {title}: mean {finite.mean():.6g}, std {finite.std():.6g}, lowest {finite.min():.6g}, median "
+        f"{np.median(finite):.6g}, "
         f"highest {finite.max():.6g}"
     ]
     if finite.min() == finite.max():

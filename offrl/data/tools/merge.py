@@ -32,7 +32,9 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
                 continue
             if not name.startswith(INFOS):
                 other = next(p for p in parts if name not in p.columns)
-                raise UserError(f"cannot merge {other.where} with {part.where}: the column '{name}' is in one of them only")
+                raise UserError(
+                    f"cannot merge {other.where} with {part.where}: the column '{name}' is in one of them only"
+                )
             notes.append(f"left out: {name}, which not all of them have")
     labels, numbers = joined_labels([(p.where, p.labels) for p in parts])
     if any(p.labels != labels for p in parts):
@@ -48,15 +50,23 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
     raw = replace(first, columns=columns, name="merged", path="", notes=[], warnings=[], jump_rows=None)
     raw.episode_ends = np.concatenate(ends)
     raw.episode_ends[-1] = bool(parts[-1].last_complete)
-    notes += [f"the last episode of {p.where} has no end there; merged, it counts as whole" for p in parts[:-1] if not p.last_complete]
+    notes += [
+        f"the last episode of {p.where} has no end there; merged, it counts as whole"
+        for p in parts[:-1]
+        if not p.last_complete
+    ]
     raw.num_actions, raw.labels = len(labels) or max(p.num_actions for p in parts), labels
     lasts = [np.flatnonzero(e) for e in ends]
     if "next_observations" in columns:
         unknown = [starts_elsewhere(p, last) for p, last in zip(parts, lasts, strict=True)]
-        last, lost = np.concatenate([last + at for last, at in zip(lasts, offsets, strict=True)]), np.concatenate(unknown)
+        last, lost = (
+            np.concatenate([last + at for last, at in zip(lasts, offsets, strict=True)]),
+            np.concatenate(unknown),
+        )
         if forgotten := point_elsewhere(raw, last, lost):
             notes.append(
-                f"{forgotten:,} terminals lead to the next episode's start, in some of the files only: merged, that counts as known"
+                f"{forgotten:,} terminals lead to the next episode's start, in some of the files only: merged, that "
+                "counts as known"
             )
     else:
         finals = [_finals(p, end) for p, end in zip(parts, ends, strict=True)]
@@ -64,7 +74,9 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
         raw.final_observations = np.concatenate([f for f, _ in finals]) if known.any() else None
         raw.final_known = known if known.any() and not known.all() else None
     raw.final_columns = {
-        k: np.concatenate([p.final_columns[k] for p in parts]) for k in first.final_columns if all(k in p.final_columns for p in parts)
+        k: np.concatenate([p.final_columns[k] for p in parts])
+        for k in first.final_columns
+        if all(k in p.final_columns for p in parts)
     }
     same = {k: v for k, v in first.about.items() if all(k in p.about and _equal(p.about[k], v) for p in parts)}
     for key in ("author", "author_email"):  # as Minari does when it combines datasets
@@ -80,7 +92,10 @@ def _agree(first: RawData, other: RawData) -> None:
     """Raises UserError unless rows of the two mean the same."""
     a, b = first.columns, other.columns
     # the number of discrete actions may differ: a file that does not record it may not show all of them
-    kind = ["discrete actions" if p.discrete else f"{p.columns['actions'].shape[1]} continuous actions" for p in (first, other)]
+    kind = [
+        "discrete actions" if p.discrete else f"{p.columns['actions'].shape[1]} continuous actions"
+        for p in (first, other)
+    ]
     for what, x, y in (
         ("observations of shape", list(a["observations"].shape[1:]), list(b["observations"].shape[1:])),
         ("observations of type", a["observations"].dtype, b["observations"].dtype),
@@ -88,11 +103,14 @@ def _agree(first: RawData, other: RawData) -> None:
         *((f"'{k}' of shape", list(a[k].shape[1:]), list(b[k].shape[1:])) for k in a if k in b and k not in CORE),
     ):
         if x != y:
-            raise UserError(f"cannot merge {other.where} with {first.where}: {what} {y} instead of {x}".replace("  ", " "))
+            raise UserError(
+                f"cannot merge {other.where} with {first.where}: {what} {y} instead of {x}".replace("  ", " ")
+            )
     for column in ("observations", "actions"):
         if text := other_columns(first.column_specs(column), other.column_specs(column)):
             raise UserError(
-                f"cannot merge {other.where} with {first.where}: its columns are {text[1]} instead of {text[0]}; name those of both in "
+                f"cannot merge {other.where} with {first.where}: its columns are {text[1]} instead of {text[0]}; name "
+                "those of both in "
                 "one order and unit with dataset.fields"
             )
     if not first.discrete:
@@ -100,20 +118,27 @@ def _agree(first: RawData, other: RawData) -> None:
         if not all(np.array_equal(x, y) for x, y in zip(*ranges, strict=True)):
             shown = [f"{_short(low)} to {_short(high)}" for low, high in ranges]
             raise UserError(
-                f"cannot merge {other.where} with {first.where}: the actions range from {shown[1]} instead of {shown[0]}, so that a "
-                "number would be two actions; if both mean the same, give the range of all: dataset.action_low=... dataset.action_high=..."
+                f"cannot merge {other.where} with {first.where}: the actions range from {shown[1]} instead of "
+                f"{shown[0]}, so that a "
+                "number would be two actions; if both mean the same, give the range of all: dataset.action_low=... "
+                "dataset.action_high=..."
             )
     names = [str(p.task.env_id).rpartition("-v")[0] if p.task and p.task.env_id else "" for p in (first, other)]
     if all(names) and names[0] != names[1]:
         raise UserError(
-            f"cannot merge {other.where} with {first.where}: one was recorded in {other.task and other.task.env_id}, the other in "
+            f"cannot merge {other.where} with {first.where}: one was recorded in {other.task and other.task.env_id}, "
+            "the other in "
             f"{first.task and first.task.env_id}"
         )
 
 
 def _short(values: np.ndarray) -> str:
     values = np.unique(values) if len(np.unique(values)) == 1 else values
-    return f"{values[0]:g}" if len(values) == 1 else "[" + ", ".join(f"{v:g}" for v in values[:4]) + (", ...]" if len(values) > 4 else "]")
+    return (
+        f"{values[0]:g}"
+        if len(values) == 1
+        else "[" + ", ".join(f"{v:g}" for v in values[:4]) + (", ...]" if len(values) > 4 else "]")
+    )
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -121,7 +146,9 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _finals(raw: RawData, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The observation after each episode's last row, [E, *O], and whether it is known, bool [E]; elsewhere the last one stands again."""
+    """The observation after each episode's last row, [E, *O], and whether it is known, bool [E]; elsewhere the last one
+    stands again.
+    """
     last = np.flatnonzero(ends)
     known = np.ones(len(last), bool)
     if "next_observations" in raw.columns:
@@ -135,7 +162,9 @@ def _finals(raw: RawData, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sources(parts: Sequence[RawData], offsets: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """For each row the number of its dataset, int64 [R], and their names; those of a dataset that was merged before are kept."""
+    """For each row the number of its dataset, int64 [R], and their names; those of a dataset that was merged before are
+    kept.
+    """
     numbers, names = np.zeros(sum(p.rows for p in parts), np.int64), list[str]()
     for part, at in zip(parts, offsets, strict=True):
         before = part.about.get("combined_datasets")

@@ -18,20 +18,27 @@ from offrl.settings.field import setting
 
 @dataclass
 class Choice:
-    """The part of a dataset that `subset` keeps: the settings are applied in this order, each to what the one before left."""
+    """The part of a dataset that `subset` keeps: the settings are applied in this order, each to what the one before
+    left.
+    """
 
-    rows: str = setting("", "rows, such as 0:5000 (from 0; an end alone too: :5000); episodes are cut where the rows end")
+    rows: str = setting(
+        "", "rows, such as 0:5000 (from 0; an end alone too: :5000); episodes are cut where the rows end"
+    )
     episodes: Any = setting("", "episodes: 0:100, or a list [0,5,7]; negative numbers count from the end")
     drop_faulty: bool = setting(False, "leave out episodes with NaN, infinite values, or actions outside their range")
     min_return: float | None = setting(None, "episodes with at least this undiscounted return")
     max_return: float | None = setting(None, "episodes with at most this undiscounted return")
-    top: float = setting(1.0, "this share of the episodes (at least one), the best by return; as dataset.top_fraction", high=1.0)
+    top: float = setting(
+        1.0, "this share of the episodes (at least one), the best by return; as dataset.top_fraction", high=1.0
+    )
     fraction: float = setting(1.0, "this share of the episodes, drawn at random; as dataset.subsample", high=1.0)
     seed: int = setting(0, "decides which episodes fraction draws", low=0)
 
 
 def settle(raw: RawData) -> np.ndarray:
-    """Make what is inferred from the whole explicit, so that it holds for a part: ends, action range, number of actions.
+    """Make what is inferred from the whole explicit, so that it holds for a part: ends, action range, number of
+    actions.
 
     Returns the episodes' last rows, bool [R].
     """
@@ -48,7 +55,9 @@ def settle(raw: RawData) -> np.ndarray:
 
 
 def take(raw: RawData, choice: Choice, memory: Memory, config: DatasetConfig | None = None) -> tuple[RawData, str]:
-    """The part of `raw` (after `settle`) that `choice` names, and what it is, in words. Raises UserError where nothing is left."""
+    """The part of `raw` (after `settle`) that `choice` names, and what it is, in words. Raises UserError where nothing
+    is left.
+    """
     ends = find_ends(raw)
     stops = np.flatnonzero(ends) + 1
     starts = np.concatenate([[0], stops[:-1]])
@@ -64,11 +73,17 @@ def take(raw: RawData, choice: Choice, memory: Memory, config: DatasetConfig | N
         starts, stops = starts[numbers], stops[numbers]
         words.append(f"episodes {choice.episodes}")
     if choice.drop_faulty:
-        fine = np.add.reduceat(np.append(_faulty_rows(raw, config), False), np.stack([starts, stops], 1).reshape(-1))[::2] == 0
+        fine = (
+            np.add.reduceat(np.append(_faulty_rows(raw, config), False), np.stack([starts, stops], 1).reshape(-1))[::2]
+            == 0
+        )
         words.append(f"without {int((~fine).sum())} faulty episodes")
         starts, stops = starts[fine], stops[fine]
     returns = np.array([raw.columns["rewards"][a:b].sum(dtype=np.float64) for a, b in zip(starts, stops, strict=True)])
-    low, high = (-np.inf if choice.min_return is None else choice.min_return), (np.inf if choice.max_return is None else choice.max_return)
+    low, high = (
+        (-np.inf if choice.min_return is None else choice.min_return),
+        (np.inf if choice.max_return is None else choice.max_return),
+    )
     if choice.min_return is not None or choice.max_return is not None:
         mask = (returns >= low) & (returns <= high)
         starts, stops, returns = starts[mask], stops[mask], returns[mask]
@@ -82,12 +97,16 @@ def take(raw: RawData, choice: Choice, memory: Memory, config: DatasetConfig | N
         words.append(f"the best {choice.top:g}")
     if choice.fraction < 1.0 and len(starts):
         drawn = np.sort(
-            np.random.Generator(np.random.PCG64(choice.seed)).permutation(len(starts))[: share_of(choice.fraction, len(starts))]
+            np.random.Generator(np.random.PCG64(choice.seed)).permutation(len(starts))[
+                : share_of(choice.fraction, len(starts))
+            ]
         )
         starts, stops = starts[drawn], stops[drawn]
         words.append(f"a share of {choice.fraction:g} (seed {choice.seed})")
     if not words:
-        raise UserError("offrl data subset: say what to keep: rows, episodes, drop_faulty, min_return, max_return, top or fraction")
+        raise UserError(
+            "offrl data subset: say what to keep: rows, episodes, drop_faulty, min_return, max_return, top or fraction"
+        )
     if not len(starts):
         raise UserError(f"{raw.where}: no episode is left ({', '.join(words)} of {int(ends.sum())} episodes)")
     return _pieces(raw, ends, starts, stops, memory), ", ".join(words)
@@ -104,7 +123,9 @@ def range_of(text: Any, count: int, what: str) -> tuple[int, int]:
     try:
         if not colon:
             raise ValueError
-        start, stop, _ = slice(int(first) if first.strip() else None, int(last) if last.strip() else None).indices(count)
+        start, stop, _ = slice(int(first) if first.strip() else None, int(last) if last.strip() else None).indices(
+            count
+        )
     except ValueError:
         raise UserError(f"{what}={text} must be a range such as 0:100 (0 to 99), :100 or 100:") from None
     if start >= stop:
@@ -116,10 +137,16 @@ def numbers_of(value: Any, count: int) -> np.ndarray:
     """Episode numbers from a range, a number, or a list without repeats; in the order given."""
     if isinstance(value, str) and ":" in value:
         return np.arange(*range_of(value, count, "episodes"))
-    values = list(value) if isinstance(value, list | tuple) or (hasattr(value, "__iter__") and not isinstance(value, str)) else [value]
+    values = (
+        list(value)
+        if isinstance(value, list | tuple) or (hasattr(value, "__iter__") and not isinstance(value, str))
+        else [value]
+    )
     wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, int) or not -count <= v < count]
     if wrong:
-        raise UserError(f"episodes={value}: {wrong[0]} is no number of an episode (0 to {count - 1}); a range is written 0:100")
+        raise UserError(
+            f"episodes={value}: {wrong[0]} is no number of an episode (0 to {count - 1}); a range is written 0:100"
+        )
     numbers = np.array([v % count for v in values], np.int64)
     if len(np.unique(numbers)) < len(numbers):
         raise UserError(f"episodes={value} names an episode twice")
@@ -127,7 +154,9 @@ def numbers_of(value: Any, count: int) -> np.ndarray:
 
 
 def _faulty_rows(raw: RawData, config: DatasetConfig | None) -> np.ndarray:
-    """Rows with values that are not finite, or with actions outside their range (unless these are clipped); bool [R]."""
+    """Rows with values that are not finite, or with actions outside their range (unless these are clipped); bool
+    [R].
+    """
     bad = np.zeros(raw.rows, bool)
     for column in raw.columns.values():
         if column.dtype.kind == "f":
@@ -162,7 +191,9 @@ def _pieces(raw: RawData, ends: np.ndarray, starts: np.ndarray, stops: np.ndarra
     def final(values: np.ndarray, column: np.ndarray) -> np.ndarray:
         return np.where(complete.reshape(-1, *(1,) * (values.ndim - 1)), values[episode], column[following])
 
-    part_of = replace(raw, columns=columns, episode_ends=np.zeros(len(index), bool), jump_rows=None, warnings=[], notes=[])
+    part_of = replace(
+        raw, columns=columns, episode_ends=np.zeros(len(index), bool), jump_rows=None, warnings=[], notes=[]
+    )
     assert part_of.episode_ends is not None
     part_of.episode_ends[after - 1] = True
     part_of.episode_ends[-1] = bool(complete[-1]) and (stops[-1] < raw.rows or bool(raw.last_complete))
@@ -174,12 +205,16 @@ def _pieces(raw: RawData, ends: np.ndarray, starts: np.ndarray, stops: np.ndarra
     if "next_observations" in columns:
         unmarked = point_elsewhere(part_of, after - 1, starts_elsewhere(raw, np.flatnonzero(ends))[episode] & complete)
         if unmarked:
-            part_of.warn(f"what {unmarked:,} terminals lead to is not known, and counts as known in so few episodes: the next one's start")
+            part_of.warn(
+                f"what {unmarked:,} terminals lead to is not known, and counts as known in so few episodes: the next "
+                "one's start"
+            )
     return part_of
 
 
 def point_elsewhere(raw: RawData, last: np.ndarray, unknown: np.ndarray) -> int:
-    """Mark successors that are unknown by making them the next episode's start; `last` rows and `unknown` are per episode.
+    """Mark successors that are unknown by making them the next episode's start; `last` rows and `unknown` are per
+    episode.
 
     Returns how many that does not mark: terminals, where not all of them are unknown, or there is one only.
     """

@@ -1,4 +1,6 @@
-"""The transforms that a dataset's settings ask for, in their fixed order: pure functions from `Dataset` to `Dataset`."""
+"""The transforms that a dataset's settings ask for, in their fixed order: pure functions from `Dataset` to
+`Dataset`.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,11 @@ def apply_transforms(
     device: str = "cpu",
     quiet: bool = False,
 ) -> Dataset:
-    """Concatenate, split, subsample, label actions, append, label rewards, keep the best, weights, rewards, returns to go, action margin,
-    observation normalisation: as far as `config` asks.
+    """Concatenate, split, subsample, label actions, append, label rewards, keep the best, weights, rewards, returns to
+    go, action margin, observation normalisation: as far as `config` asks.
 
-    `owned`: nobody else has the data, so that observations may be overwritten. `device`, `quiet`: for models that label data.
+    `owned`: nobody else has the data, so that observations may be overwritten. `device`, `quiet`: for models that label
+    data.
     """
     memory = memory or Memory()
     for text in (d for d in datasets if d.spec.text):

@@ -14,7 +14,8 @@ from offrl.errors import UserError
 from offrl.tasks.task import lookup
 
 EPSILON = 1e-3  # added to the standard deviation of observations of published data, as TD3+BC and CORL do
-CONSTANT = 1e-6  # standard deviation, as a share of the largest number, up to which a dimension of other data counts as constant
+# standard deviation, as a share of the largest number, up to which a dimension of other data counts as constant
+CONSTANT = 1e-6
 
 
 def _with(dataset: Dataset, note: str, **columns: Tensor) -> Dataset:
@@ -22,13 +23,18 @@ def _with(dataset: Dataset, note: str, **columns: Tensor) -> Dataset:
 
 
 def scale_by_return_range(dataset: Dataset, size: float) -> Dataset:
-    """r * size / (largest - smallest return over whole episodes) (IQL, arXiv 2110.06169, appendix). Raises UserError when all are equal."""
+    """r * size / (largest - smallest return over whole episodes) (IQL, arXiv 2110.06169, appendix). Raises UserError
+    when all are equal.
+    """
     returns = dataset.episode_returns()
     if dataset.complete.any():
         returns = returns[dataset.complete]
     span = float(returns.max() - returns.min())
     if span <= 0.0:
-        raise UserError(f"{dataset.spec.name}: all episodes have the same return, so that dataset.reward_by_return_range has no range")
+        raise UserError(
+            f"{dataset.spec.name}: all episodes have the same return, so that dataset.reward_by_return_range has no "
+            "range"
+        )
     return _rescale(dataset, size / span, 0.0, f"reward_by_return_range {size:g} / {span:.9g}")
 
 
@@ -37,7 +43,9 @@ def normalize_rewards(dataset: Dataset) -> Dataset:
     rewards = dataset.columns["rewards"].double()
     mean, std = float(rewards.mean()), float(rewards.std())
     if not std > 0.0:
-        raise UserError(f"{dataset.spec.name}: all rewards are {mean:g}, so that dataset.normalize_rewards has nothing to divide by")
+        raise UserError(
+            f"{dataset.spec.name}: all rewards are {mean:g}, so that dataset.normalize_rewards has nothing to divide by"
+        )
     return _rescale(dataset, 1.0 / std, -mean / std, f"rewards * {1.0 / std:.9g} + {-mean / std:.9g}")
 
 
@@ -48,17 +56,27 @@ def scale_rewards(dataset: Dataset, scale: float, shift: float) -> Dataset:
 
 def _rescale(dataset: Dataset, scale: float, shift: float, note: str) -> Dataset:
     rewards = (dataset.columns["rewards"].double() * scale + shift).float()
-    spec = replace(dataset.spec, reward_scale=dataset.spec.reward_scale * scale, reward_shift=dataset.spec.reward_shift * scale + shift)
+    spec = replace(
+        dataset.spec,
+        reward_scale=dataset.spec.reward_scale * scale,
+        reward_shift=dataset.spec.reward_shift * scale + shift,
+    )
     return replace(_with(dataset, note, rewards=rewards), spec=spec)
 
 
-def returns_to_go(rewards: np.ndarray, terminations: np.ndarray, start: np.ndarray, end: np.ndarray, discount: float) -> np.ndarray:
-    """G_t = r_t + discount (1 - d_t) G_{t+1} inside each episode, float64 [R]: all episodes at once, step by step from their ends."""
+def returns_to_go(
+    rewards: np.ndarray, terminations: np.ndarray, start: np.ndarray, end: np.ndarray, discount: float
+) -> np.ndarray:
+    """G_t = r_t + discount (1 - d_t) G_{t+1} inside each episode, float64 [R]: all episodes at once, step by step from
+    their ends.
+    """
     out = rewards.astype(np.float64)
     carry = discount * (1.0 - terminations)
     order = np.argsort(start - end, kind="stable")  # longest first, so that the episodes still running are a prefix
     last, lengths = end[order] - 1, (end - start)[order]
-    alive = np.searchsorted(-lengths, -np.arange(int(lengths[0])), side="left")  # alive[k]: how many are longer than k steps
+    alive = np.searchsorted(
+        -lengths, -np.arange(int(lengths[0])), side="left"
+    )  # alive[k]: how many are longer than k steps
     for back in range(1, int(lengths[0])):
         rows = last[: alive[back]] - back
         out[rows] += carry[rows] * out[rows + 1]
@@ -73,23 +91,30 @@ def add_returns_to_go(dataset: Dataset, discount: float) -> Dataset:
 
 
 def clip_to_margin(dataset: Dataset, margin: float) -> Dataset:
-    """Actions in [-1 + margin, 1 - margin]. Discrete actions, which have no margin, stay: IQL's settings ask for one on any data."""
+    """Actions in [-1 + margin, 1 - margin]. Discrete actions, which have no margin, stay: IQL's settings ask for one on
+    any data.
+    """
     if dataset.spec.discrete:
         return dataset
-    return _with(dataset, f"action_margin {margin:g}", actions=dataset.columns["actions"].clamp(-1.0 + margin, 1.0 - margin))
+    return _with(
+        dataset, f"action_margin {margin:g}", actions=dataset.columns["actions"].clamp(-1.0 + margin, 1.0 - margin)
+    )
 
 
 def is_published(spec: DataSpec) -> bool:
-    """Whether data are those that ship with offrl or that tables of tasks know: for them others published how they normalise."""
+    """Whether data are those that ship with offrl or that tables of tasks know: for them others published how they
+    normalise.
+    """
     names = [spec.name, *([spec.task.name] if spec.task is not None else [])]
     return spec.source == "builtin" or any(lookup(name) is not None for name in names)
 
 
 def scales(std: np.ndarray, largest: np.ndarray, published: bool) -> np.ndarray:
-    """What the dimensions of observations [O] are divided by, from their standard deviations and largest absolute numbers.
+    """What the dimensions of observations [O] are divided by, from their standard deviations and largest absolute
+    numbers.
 
-    std + 1e-3 for published data, whose units are large. Elsewhere std, in whatever unit; of a constant dimension the largest number, and 1
-    where all are zero.
+    std + 1e-3 for published data, whose units are large. Elsewhere std, in whatever unit; of a constant dimension the
+    largest number, and 1 where all are zero.
     """
     if published:
         return np.asarray(std + EPSILON)
@@ -97,7 +122,8 @@ def scales(std: np.ndarray, largest: np.ndarray, published: bool) -> np.ndarray:
 
 
 def normalize_observations(dataset: Dataset, memory: Memory | None = None, in_place: bool = False) -> Dataset:
-    """(s - mean) / scale for observations and their successors, with mean and standard deviation over the rows' observations.
+    """(s - mean) / scale for observations and their successors, with mean and standard deviation over the rows'
+    observations.
 
     scale: see `scales`.
     `in_place`: overwrite the columns of `dataset`, which then takes no second copy of them.

@@ -23,7 +23,8 @@ PARTS = ("observations", "actions", "next_observations", "masks")
 
 
 def add_expert(dataset: Dataset, config: DatasetConfig, memory: Memory | None = None) -> Dataset:
-    """`dataset` with the episodes of `config.expert` appended, and a bool column "expert" that is true for the demonstrations.
+    """`dataset` with the episodes of `config.expert` appended, and a bool column "expert" that is true for the
+    demonstrations.
 
     Raises UserError where there are too few episodes, or where the two do not fit together.
     """
@@ -33,19 +34,29 @@ def add_expert(dataset: Dataset, config: DatasetConfig, memory: Memory | None = 
 
 
 def append_expert(
-    dataset: Dataset, expert: Dataset, episodes: int = 1, choice: str = "first", unmarked: int = 0, memory: Memory | None = None
+    dataset: Dataset,
+    expert: Dataset,
+    episodes: int = 1,
+    choice: str = "first",
+    unmarked: int = 0,
+    memory: Memory | None = None,
 ) -> Dataset:
-    """`dataset` with `episodes` episodes of `expert` appended as demonstrations, and then `unmarked` more that nothing marks as such.
+    """`dataset` with `episodes` episodes of `expert` appended as demonstrations, and then `unmarked` more that nothing
+    marks as such.
 
-    choice: "first" takes episodes in their order, "best" by recorded return (of equals the earlier one). episodes=0: all of them.
-    Algorithms that know nothing of experts see one dataset with all of it. Raises UserError.
+    choice: "first" takes episodes in their order, "best" by recorded return (of equals the earlier one). episodes=0:
+    all of them. Algorithms that know nothing of experts see one dataset with all of it. Raises UserError.
     """
     if EXPERT in dataset.columns:
-        raise UserError(f"{dataset.spec.name} has a column '{EXPERT}' of its own, that marks demonstrations: leave out dataset.expert")
+        raise UserError(
+            f"{dataset.spec.name} has a column '{EXPERT}' of its own, that marks demonstrations: leave out "
+            "dataset.expert"
+        )
     episodes = episodes or expert.num_episodes - unmarked
     if episodes < 1 or episodes + unmarked > expert.num_episodes:
         raise UserError(
-            f"dataset.expert={expert.spec.name} has {expert.num_episodes} episodes; dataset.expert_episodes and dataset.expert_unmarked "
+            f"dataset.expert={expert.spec.name} has {expert.num_episodes} episodes; dataset.expert_episodes and "
+            "dataset.expert_unmarked "
             f"ask for {episodes} + {unmarked}"
         )
     order = torch.arange(expert.num_episodes)
@@ -59,7 +70,10 @@ def append_expert(
     dataset = replace(dataset, columns={**dataset.columns, EXPERT: torch.zeros(len(dataset), dtype=torch.bool)})
     joined = concatenate([dataset, demonstrations], memory)
     words = f"{choice} {episodes}" + (f", then {unmarked} unmarked" if unmarked else "")
-    note = f"demonstrations: {rows:,} rows, the {choice} of {expert.num_episodes:,} episodes of {expert.spec.name} ({episodes})"
+    note = (
+        f"demonstrations: {rows:,} rows, the {choice} of {expert.num_episodes:,} episodes of {expert.spec.name} "
+        f"({episodes})"
+    )
     return replace(
         joined,
         transforms=(*dataset.transforms, f"expert {expert.spec.name} {expert.fingerprint[:12]} {words}"),
@@ -77,8 +91,9 @@ class Demonstrations:
 
 @dataclass(frozen=True)
 class ExpertSampler:
-    """Transitions of the whole dataset, without rewards, and as many of the expert: expert_observations, expert_actions,
-    expert_next_observations and expert_masks. Both uniform, with replacement; `Dataset.weights` weigh the former."""
+    """Transitions of the whole dataset, without rewards, and as many of the expert: expert_observations,
+    expert_actions, expert_next_observations and expert_masks. Both uniform, with replacement; `Dataset.weights` weigh
+    the former."""
 
     def prepare(self, dataset: Dataset) -> Demonstrations:
         """Raises UserError where no transition is marked as the expert's."""
@@ -86,14 +101,18 @@ class ExpertSampler:
         name = dataset.spec.name
         if EXPERT not in dataset.columns:
             raise UserError(
-                f"{name}: the algorithm imitates an expert and the data do not say which rows are one's: name a dataset with "
+                f"{name}: the algorithm imitates an expert and the data do not say which rows are one's: name a "
+                "dataset with "
                 f"dataset.expert=PATH, or a column that marks them with dataset.fields.{EXPERT}=KEY"
             )
         marks = dataset.columns[EXPERT].reshape(len(dataset), -1).ne(0).any(-1)
         rows = dataset.transition_rows()
         rows = rows[marks[rows]]
         if not len(rows):
-            raise UserError(f"{name}: no transition is the expert's: its rows have no successor, or dataset.top_fraction left none of them")
+            raise UserError(
+                f"{name}: no transition is the expert's: its rows have no successor, or dataset.top_fraction left none "
+                "of them"
+            )
         masks = (~dataset.columns["terminations"][rows]).to(torch.float32)
         columns = {k: masks if k == "masks" else dataset.columns[k][rows] for k in PARTS}
         indices = torch.arange(len(rows), device=rows.device)

@@ -20,12 +20,16 @@ from offrl.errors import UserError
 def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Dataset:
     """One dataset after the other. Raises UserError when shapes, action kinds or columns differ.
 
-    Where the action ranges differ, because each was taken from the data, actions are rescaled to the range that covers all.
+    Where the action ranges differ, because each was taken from the data, actions are rescaled to the range that covers
+    all.
     """
     memory, first = memory or Memory(), datasets[0]
     kinds = {d.spec.text: d.spec.name for d in datasets}
     if len(kinds) > 1:
-        raise UserError(f"cannot append data of numbers and of texts to each other: {kinds[True]} holds texts, {kinds[False]} does not")
+        raise UserError(
+            f"cannot append data of numbers and of texts to each other: {kinds[True]} holds texts, {kinds[False]} does "
+            "not"
+        )
     if first.spec.text:
         datasets = shared_strings(datasets)
         first = datasets[0]
@@ -44,7 +48,8 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
         for key in ("observation_columns", "action_columns"):
             if text := other_columns(getattr(first.spec, key), getattr(other.spec, key)):
                 raise UserError(
-                    f"cannot append {other.spec.name} to {first.spec.name}: its columns are {text[1]} instead of {text[0]}; name those of "
+                    f"cannot append {other.spec.name} to {first.spec.name}: its columns are {text[1]} instead of "
+                    f"{text[0]}; name those of "
                     "both in one order and unit with dataset.fields"
                 )
     labels, numbers = joined_labels([(d.spec.name, d.spec.action_labels) for d in datasets])
@@ -58,7 +63,9 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
                 out[at + part.start : at + part.stop] = number[values] if labels and name == "actions" else values
             at += len(dataset)
         columns[name] = torch.from_numpy(out)
-    spec = replace(first.spec, num_actions=len(labels) or max(d.spec.num_actions for d in datasets), action_labels=labels)
+    spec = replace(
+        first.spec, num_actions=len(labels) or max(d.spec.num_actions for d in datasets), action_labels=labels
+    )
     notes = [n for d in datasets for n in d.notes]
     if any(d.spec.action_labels != labels for d in datasets):
         notes.append(f"actions: the choices of all these data are numbered {listed_labels(labels)}")
@@ -95,7 +102,9 @@ def _joined_weights(datasets: Sequence[Dataset]) -> Tensor | None:
     """Each part keeps its share of the draws, which is that of its rows: weights have mean 1 over a part's rows."""
     if all(d.weights is None for d in datasets):
         return None
-    return torch.cat([torch.ones(d.num_episodes, dtype=torch.float64) if d.weights is None else d.weights for d in datasets])
+    return torch.cat(
+        [torch.ones(d.num_episodes, dtype=torch.float64) if d.weights is None else d.weights for d in datasets]
+    )
 
 
 def keep_episodes(dataset: Dataset, episodes: Tensor, note: str, memory: Memory | None = None) -> Dataset:
@@ -128,13 +137,17 @@ def keep_episodes(dataset: Dataset, episodes: Tensor, note: str, memory: Memory 
 
 
 def _kept_weights(dataset: Dataset, episodes: Tensor, lengths: Tensor) -> Tensor | None:
-    """The weights of some episodes, of mean 1 over their rows again. Raises UserError where none of them would be drawn."""
+    """The weights of some episodes, of mean 1 over their rows again. Raises UserError where none of them would be
+    drawn.
+    """
     if dataset.weights is None:
         return None
     weights = dataset.weights[episodes]
     total = (weights * lengths).sum()
     if not float(total) > 0.0:
-        raise UserError(f"{dataset.spec.name}: the weighting of these data draws none of the episodes that are to be kept")
+        raise UserError(
+            f"{dataset.spec.name}: the weighting of these data draws none of the episodes that are to be kept"
+        )
     return weights * (lengths.sum() / total)
 
 
@@ -146,7 +159,8 @@ def subsample(dataset: Dataset, fraction: float, seed: int = 0, memory: Memory |
 
 
 def split(dataset: Dataset, fraction: float, second: bool, seed: int = 0, memory: Memory | None = None) -> Dataset:
-    """The first of two parts of the episodes, a share `fraction` of each third of them by return, or the second; in their old order.
+    """The first of two parts of the episodes, a share `fraction` of each third of them by return, or the second; in
+    their old order.
 
     The same on every machine. Raises UserError where a part would be empty.
     """
@@ -154,11 +168,18 @@ def split(dataset: Dataset, fraction: float, second: bool, seed: int = 0, memory
     ranks = np.argsort(dataset.raw_returns.double().cpu().numpy(), kind="stable")
     generator = np.random.Generator(np.random.PCG64(seed))
     drawn = [generator.permutation(third) for third in np.array_split(ranks, 3)]
-    # the first `n` of a sequence that goes through the thirds in turn: each gives its share, rounded by less than one episode
-    order = sorted((place / len(third), t, episode) for t, third in enumerate(drawn) for place, episode in enumerate(third.tolist()))
+    # the first `n` of a sequence that goes through the thirds in turn: each gives its share, rounded by less than one
+    # episode
+    order = sorted(
+        (place / len(third), t, episode)
+        for t, third in enumerate(drawn)
+        for place, episode in enumerate(third.tolist())
+    )
     first = [episode for _, _, episode in order[: round(fraction * count)]]
     if not 0 < len(first) < count:
-        raise UserError(f"dataset.split={fraction:g} leaves a part of the {count} episodes of {dataset.spec.name} empty")
+        raise UserError(
+            f"dataset.split={fraction:g} leaves a part of the {count} episodes of {dataset.spec.name} empty"
+        )
     chosen = sorted(set(range(count)) - set(first)) if second else sorted(first)
     note = f"split {fraction:g} seed {seed} {'second' if second else 'first'}"
     return keep_episodes(dataset, torch.tensor(chosen), note, memory)
@@ -173,7 +194,9 @@ def terminated_only(dataset: Dataset, memory: Memory | None = None) -> Dataset:
 
 
 def top_fraction(dataset: Dataset, fraction: float, memory: Memory | None = None) -> Dataset:
-    """The best max(1, floor(fraction * episodes)) episodes by undiscounted return, in their old order; of equals the earlier one."""
+    """The best max(1, floor(fraction * episodes)) episodes by undiscounted return, in their old order; of equals the
+    earlier one.
+    """
     count = max(1, int(fraction * dataset.num_episodes + 1e-9))
     order = torch.argsort(dataset.episode_returns(), descending=True, stable=True)
     return keep_episodes(dataset, torch.sort(order[:count]).values, f"top_fraction {fraction:g}", memory)

@@ -1,4 +1,6 @@
-"""Imagined rollouts as a second source beside the real data, with a weight of its own (ImagineBench, arXiv 2505.10010)."""
+"""Imagined rollouts as a second source beside the real data, with a weight of its own (ImagineBench, arXiv
+2505.10010).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ IMAGINED = "imagined"  # the column that marks imagined rows
 
 
 def add_imagined(dataset: Dataset, config: DatasetConfig, memory: Memory | None = None) -> Dataset:
-    """`dataset` with the datasets of `config.imagined` appended, and a bool column "imagined" that is true for their rows.
+    """`dataset` with the datasets of `config.imagined` appended, and a bool column "imagined" that is true for their
+    rows.
 
     Raises UserError where one cannot be read, or does not fit.
     """
@@ -28,7 +31,9 @@ def add_imagined(dataset: Dataset, config: DatasetConfig, memory: Memory | None 
     for name in config.imagined:
         settings = config.of_any_layout()
         if not dataset.spec.text and not dataset.spec.discrete:  # their actions mean what the real ones do
-            settings = replace(settings, action_low=list(dataset.spec.action_low), action_high=list(dataset.spec.action_high))
+            settings = replace(
+                settings, action_low=list(dataset.spec.action_low), action_high=list(dataset.spec.action_high)
+            )
         others.append(load_one(resolve(name, settings), settings, memory))
     return append_imagined(dataset, others, memory)
 
@@ -36,11 +41,14 @@ def add_imagined(dataset: Dataset, config: DatasetConfig, memory: Memory | None 
 def append_imagined(dataset: Dataset, imagined: Dataset | Sequence[Dataset], memory: Memory | None = None) -> Dataset:
     """`dataset`, then the episodes of `imagined`, and a bool column "imagined" that says which rows are whose.
 
-    Columns that not all of them have are left out, with a note. Algorithms see one dataset. Raises UserError for spaces that differ.
-    """
+    Columns that not all of them have are left out, with a note. Algorithms see one dataset. Raises UserError for spaces
+    that differ."""
     others = [imagined] if isinstance(imagined, Dataset) else list(imagined)
     if IMAGINED in dataset.columns:
-        raise UserError(f"{dataset.spec.name} has a column '{IMAGINED}' of its own, that marks imagined rows: leave out dataset.imagined")
+        raise UserError(
+            f"{dataset.spec.name} has a column '{IMAGINED}' of its own, that marks imagined rows: leave out "
+            "dataset.imagined"
+        )
     shared = set(dataset.columns).intersection(*(set(d.columns) - {IMAGINED} for d in others))
     lacking = sorted(set().union(*(d.columns for d in (dataset, *others))) - shared - {IMAGINED})
     parts = []
@@ -64,12 +72,16 @@ def append_imagined(dataset: Dataset, imagined: Dataset | Sequence[Dataset], mem
 
 
 def share_draws(dataset: Dataset, share: float) -> Dataset:
-    """The dataset with weights such that imagined rows are this share of the draws; among themselves, real and imagined rows keep theirs.
+    """The dataset with weights such that imagined rows are this share of the draws; among themselves, real and imagined
+    rows keep theirs.
 
     share: from 0 (none is drawn) to 1 (they alone are). Raises UserError where one side has nothing that can be drawn.
     """
     if IMAGINED not in dataset.columns:
-        raise UserError(f"{dataset.spec.name} has no imagined rollouts (dataset.imagined=[...]) that dataset.imagined_share is about")
+        raise UserError(
+            f"{dataset.spec.name} has no imagined rollouts (dataset.imagined=[...]) that dataset.imagined_share is "
+            "about"
+        )
     first = dataset.columns[IMAGINED].cpu()[dataset.episode_start.cpu()].bool()
     # of transitions, which is what most algorithms draw: rollouts that were cut off have fewer than rows
     episodes = torch.searchsorted(dataset.episode_start.cpu(), dataset.transition_rows().cpu(), right=True) - 1
@@ -79,7 +91,10 @@ def share_draws(dataset: Dataset, share: float) -> Dataset:
     current_share = float(parts[first].sum())
     for target, side, actual in ((share, "imagined", current_share), (1.0 - share, "real", 1.0 - current_share)):
         if target > 0.0 and not actual > 0.0:
-            raise UserError(f"{dataset.spec.name}: no {side} episode is left to draw {target:g} of the rows from (dataset.imagined_share)")
+            raise UserError(
+                f"{dataset.spec.name}: no {side} episode is left to draw {target:g} of the rows from "
+                "(dataset.imagined_share)"
+            )
     scaled = torch.where(
         first,
         parts * (share / current_share if current_share > 0.0 else 0.0),
@@ -90,5 +105,8 @@ def share_draws(dataset: Dataset, share: float) -> Dataset:
         dataset,
         weights=weights,
         transforms=(*dataset.transforms, f"imagined share {share:g}"),
-        notes=(*dataset.notes, f"imagined rows are {share:.3g} of the draws; by their number they would be {current_share:.3g}"),
+        notes=(
+            *dataset.notes,
+            f"imagined rows are {share:.3g} of the draws; by their number they would be {current_share:.3g}",
+        ),
     )

@@ -25,10 +25,11 @@ FORMS = "file.py:function, package.module:function, or a preference model or rew
 def label_rewards(dataset: Dataset, labels: str | Labeller) -> Dataset:
     """The dataset with the rewards that `labels` gives: a function, or the name of one; see `labeller`.
 
-    The function is called once for each episode of T steps, with copies of its columns: observations [T, *O] as recorded, actions [T, A]
-    in the environment's units or [T] int64, rewards [T] as recorded, terminations, truncations, next_observations, and the columns of the
-    user's own. It returns [T] numbers. `Dataset.raw_returns`, by which datasets are compared, stay those of the recorded rewards. Raises
-    UserError, naming episode and row, for what it raises and for other than T finite numbers.
+    The function is called once for each episode of T steps, with copies of its columns: observations [T, *O] as
+    recorded, actions [T, A] in the environment's units or [T] int64, rewards [T] as recorded, terminations,
+    truncations, next_observations, and the columns of the user's own. It returns [T] numbers. `Dataset.raw_returns`, by
+    which datasets are compared, stay those of the recorded rewards. Raises UserError, naming episode and row, for what
+    it raises and for other than T finite numbers.
     """
     function, code = labeller(labels) if isinstance(labels, str) else (labels, _code_of(labels))
     name = labels if isinstance(labels, str) else getattr(labels, "__name__", type(labels).__name__)
@@ -47,8 +48,11 @@ def label_rewards(dataset: Dataset, labels: str | Labeller) -> Dataset:
     return replace(labelled, notes=(*dataset.notes, note), fingerprint=fingerprint)
 
 
-def call_labeller(where: str, function: Labeller, columns: dict[str, np.ndarray], first_row: int | None = None) -> np.ndarray:
-    """The rewards float32 [T] that `function` gives for the columns of an episode of T steps, which begins at `first_row` of the data.
+def call_labeller(
+    where: str, function: Labeller, columns: dict[str, np.ndarray], first_row: int | None = None
+) -> np.ndarray:
+    """The rewards float32 [T] that `function` gives for the columns of an episode of T steps, which begins at
+    `first_row` of the data.
 
     Raises UserError, which begins with `where`, for what it raises and for other than T finite numbers.
     """
@@ -69,7 +73,11 @@ def call_labeller(where: str, function: Labeller, columns: dict[str, np.ndarray]
 
 def episode_columns(dataset: Dataset, start: int, end: int) -> dict[str, np.ndarray]:
     """Copies of the columns of rows start to end - 1, for code of the user's: actions in the environment's units."""
-    columns = {name: column[start:end].cpu().numpy().copy() for name, column in dataset.columns.items() if name != "successor_known"}
+    columns = {
+        name: column[start:end].cpu().numpy().copy()
+        for name, column in dataset.columns.items()
+        if name != "successor_known"
+    }
     spec = dataset.spec
     if not spec.discrete:
         low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
@@ -79,11 +87,11 @@ def episode_columns(dataset: Dataset, start: int, end: int) -> dict[str, np.ndar
 
 
 def labeller(text: str) -> tuple[Labeller, str]:
-    """The function that `text` names, and a hash of its code: "file.py:function", "package.module:function" (or a callable object) or the
-    file of a `PreferenceModel` or of `RewardLabels`.
+    """The function that `text` names, and a hash of its code: "file.py:function", "package.module:function" (or a
+    callable object) or the file of a `PreferenceModel` or of `RewardLabels`.
 
-    The hash is of the whole file that it stands in, so that data labelled by a function that was changed since count as other data. Raises
-    UserError.
+    The hash is of the whole file that it stands in, so that data labelled by a function that was changed since count as
+    other data. Raises UserError.
     """
     path = Path(text).expanduser()
     if path.suffix == ".safetensors":
@@ -94,7 +102,9 @@ def labeller(text: str) -> tuple[Labeller, str]:
         raise UserError(f"dataset.reward_labels={text} names no function; it is {FORMS}.{nearest(path.name, files)}")
     function, source = python_object(place, name, text)
     if not callable(function) or isinstance(function, type):
-        raise UserError(f"dataset.reward_labels={text} is a {type(function).__name__}, not a function of an episode's columns")
+        raise UserError(
+            f"dataset.reward_labels={text} is a {type(function).__name__}, not a function of an episode's columns"
+        )
     code = f"{name} ".encode() + (source.read_bytes() if source is not None and source.is_file() else b"")
     return function, hashlib.sha256(code).hexdigest()
 
@@ -112,7 +122,9 @@ PARTS = ("observations", "actions", "rewards")
 
 
 def episode_key(columns: Mapping[str, np.ndarray]) -> str:
-    """A hash of an episode's observations, actions and recorded rewards: the same wherever it stands, in whichever part of the data."""
+    """A hash of an episode's observations, actions and recorded rewards: the same wherever it stands, in whichever part
+    of the data.
+    """
     digest = hashlib.sha256()
     for name in PARTS:
         values = np.ascontiguousarray(columns[name])
@@ -123,21 +135,29 @@ def episode_key(columns: Mapping[str, np.ndarray]) -> str:
 @registry.register("reward_labels", KIND)
 @dataclass(frozen=True)
 class RewardLabels:
-    """Rewards [T] of episodes, by `episode_key`. Called with an episode's columns it gives them, as `label_rewards` wants it."""
+    """Rewards [T] of episodes, by `episode_key`. Called with an episode's columns it gives them, as `label_rewards`
+    wants it.
+    """
 
     rewards: dict[str, np.ndarray]  # float32 [T] each
-    about: dict[str, Any] = field(default_factory=dict)  # the dataset's name and fingerprint, and how the rewards were made
+    about: dict[str, Any] = field(
+        default_factory=dict
+    )  # the dataset's name and fingerprint, and how the rewards were made
     name: str = field(default="reward labels", compare=False)
 
     @classmethod
     def of(cls, dataset: Dataset, rewards: np.ndarray, about: Mapping[str, Any]) -> RewardLabels:
         """rewards: [R], one for each row. Raises UserError where two episodes that are alike got different ones."""
         columns: dict[str, np.ndarray] = {}
-        for episode, (start, end) in enumerate(zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)):
+        for episode, (start, end) in enumerate(
+            zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
+        ):
             key = episode_key(episode_columns(dataset, start, end))
             values = np.asarray(rewards[start:end], np.float32)
             if key in columns and not np.array_equal(columns[key], values):
-                raise UserError(f"{dataset.spec.name}: episode {episode} is the same as an earlier one, and got other rewards")
+                raise UserError(
+                    f"{dataset.spec.name}: episode {episode} is the same as an earlier one, and got other rewards"
+                )
             columns[key] = values
         return cls(columns, {"data": dataset.spec.name, "fingerprint": dataset.fingerprint, **about})
 
@@ -146,7 +166,8 @@ class RewardLabels:
         rewards = self.rewards.get(episode_key(columns))
         if rewards is None:
             raise UserError(
-                f"{self.name} has no rewards for an episode of these data; it was made for {self.about.get('data')}: label these data with "
+                f"{self.name} has no rewards for an episode of these data; it was made for {self.about.get('data')}: "
+                "label these data with "
                 "offrl data label, and read them with the same dataset. settings"
             )
         return rewards
@@ -162,7 +183,9 @@ class RewardLabels:
             "lengths": torch.tensor([len(v) for v in values], dtype=torch.int64),
             "keys": torch.tensor([list(bytes.fromhex(key)) for key in self.rewards], dtype=torch.uint8).reshape(-1, 32),
         }
-        checkpoint.write(path, tensors, {"kind": KIND, "about": self.about}, " Free some space, or choose another file with out=.")
+        checkpoint.write(
+            path, tensors, {"kind": KIND, "about": self.about}, " Free some space, or choose another file with out=."
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> RewardLabels:
@@ -172,16 +195,28 @@ class RewardLabels:
             raise UserError(f"{path} holds no reward labels (`offrl data label` writes them)")
         with reading(path, " as reward labels"):
             rewards, lengths, keys = (tensors[name] for name in ("rewards", "lengths", "keys"))
-            if rewards.ndim != 1 or not rewards.is_floating_point() or lengths.ndim != 1 or keys.shape != (len(lengths), 32):
-                raise UserError(f"{path} is damaged: its rewards have shape {list(rewards.shape)}, its episodes' keys {list(keys.shape)}")
+            if (
+                rewards.ndim != 1
+                or not rewards.is_floating_point()
+                or lengths.ndim != 1
+                or keys.shape != (len(lengths), 32)
+            ):
+                raise UserError(
+                    f"{path} is damaged: its rewards have shape {list(rewards.shape)}, its episodes' keys "
+                    f"{list(keys.shape)}"
+                )
             if not isinstance(meta["about"], dict):
                 raise UserError(f"{path} is damaged: it does not say what made its rewards")
             values = [v.numpy().copy() for v in rewards.split(lengths.tolist())]
-            return cls(dict(zip([bytes(row).hex() for row in keys.tolist()], values, strict=True)), meta["about"], str(path))
+            return cls(
+                dict(zip([bytes(row).hex() for row in keys.tolist()], values, strict=True)), meta["about"], str(path)
+            )
 
 
 def load_labels(path: Path) -> Labeller:
-    """The labeller of rewards in a file, by what the file says it is: `RewardLabels` or a preference model. Raises UserError."""
+    """The labeller of rewards in a file, by what the file says it is: `RewardLabels` or a preference model. Raises
+    UserError.
+    """
     kind = registry.names("reward_labels").get(str(checkpoint.read(path)[1].get("kind")))
     if kind is not None:
         return kind.load(path)

@@ -1,4 +1,6 @@
-"""Trajectory weighting: which episodes are drawn more often than others (Hong et al., arXiv 2306.13085), whatever the algorithm."""
+"""Trajectory weighting: which episodes are drawn more often than others (Hong et al., arXiv 2306.13085), whatever the
+algorithm.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,14 @@ KINDS = ("none", "return", "advantage", "top")
 
 
 def weight_episodes(dataset: Dataset, kind: str, temperature: float = 0.1, fraction: float = 0.1) -> Dataset:
-    """The dataset with `Dataset.weights`: how often a row of each episode is drawn. The rows themselves stay as they are.
+    """The dataset with `Dataset.weights`: how often a row of each episode is drawn. The rows themselves stay as they
+    are.
 
-    kind "return" (RW): w_i = exp(g_i / temperature), g_i the undiscounted return, scaled to [0, 1] by the smallest and the largest;
-    "advantage" (AW): the same with the return's advantage over what a linear regression predicts from the initial state; "top": 1 for the
-    best `fraction` of the episodes by return (at least one) and 0 for the others. All rows of an episode share its weight, so that w is a
-    softmax over rows. Returns are those of the rewards as they are now. Raises UserError where there is nothing to tell episodes apart by.
-    """
+    kind "return" (RW): w_i = exp(g_i / temperature), g_i the undiscounted return, scaled to [0, 1] by the smallest and
+    the largest; "advantage" (AW): the same with the return's advantage over what a linear regression predicts from the
+    initial state; "top": 1 for the best `fraction` of the episodes by return (at least one) and 0 for the others. All
+    rows of an episode share its weight, so that w is a softmax over rows. Returns are those of the rewards as they are
+    now. Raises UserError where there is nothing to tell episodes apart by."""
     where = dataset.spec.name
     if kind not in KINDS[1:]:
         raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(KINDS[1:])}")
@@ -35,16 +38,23 @@ def weight_episodes(dataset: Dataset, kind: str, temperature: float = 0.1, fract
         words = f"top {fraction:g}"
     else:
         if count == 1:
-            raise UserError(f"{where} has one episode, so that dataset.weighting={kind} has nothing to prefer; leave it out")
+            raise UserError(
+                f"{where} has one episode, so that dataset.weighting={kind} has nothing to prefer; leave it out"
+            )
         scores = returns if kind == "return" else advantages(initial_states(dataset), returns)
         span = scores.max() - scores.min()
         if not span > 1e-12 * max(1.0, np.abs(returns).max()):
-            raise UserError(f"{where}: all {count} episodes have the same {kind}, so that dataset.weighting={kind} has nothing to prefer")
+            raise UserError(
+                f"{where}: all {count} episodes have the same {kind}, so that dataset.weighting={kind} has nothing to "
+                "prefer"
+            )
         weights = np.exp((scores - scores.max()) / span / temperature)
         words = f"{kind} temperature {temperature:g}"
     lengths = dataset.episode_lengths().numpy()
     weights = weights * lengths.sum() / (weights * lengths).sum()
-    weighted = replace(dataset, weights=torch.from_numpy(weights), transforms=(*dataset.transforms, f"weighting {words}"))
+    weighted = replace(
+        dataset, weights=torch.from_numpy(weights), transforms=(*dataset.transforms, f"weighting {words}")
+    )
     return replace(weighted, notes=(*dataset.notes, f"weighting by {words}: {share_text(weighted)}"))
 
 
@@ -57,9 +67,9 @@ def initial_states(dataset: Dataset) -> np.ndarray:
 def advantages(states: np.ndarray, returns: np.ndarray) -> np.ndarray:
     """G_i - V(s_i), with V the linear regression, with intercept, of the returns [E] on the states [E, O].
 
-    The regression is ridge with a penalty of O on standardised states, worth as many made-up episodes as there are dimensions: with
-    thousands of episodes it changes nothing that matters, and with fewer episodes than dimensions, where least squares would explain every
-    return and leave rounding errors for advantages, it shrinks the fit.
+    The regression is ridge with a penalty of O on standardised states, worth as many made-up episodes as there are
+    dimensions: with thousands of episodes it changes nothing that matters, and with fewer episodes than dimensions,
+    where least squares would explain every return and leave rounding errors for advantages, it shrinks the fit.
     """
     spread = states.std(0)
     x = (states - states.mean(0)) / np.where(spread > 1e-9 * np.maximum(1.0, np.abs(states).max(0)), spread, np.inf)

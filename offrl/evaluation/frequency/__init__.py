@@ -1,4 +1,6 @@
-"""Scores of trained policies that may decide only once in several steps of the environment: no training, only more replicas to score."""
+"""Scores of trained policies that may decide only once in several steps of the environment: no training, only more
+replicas to score.
+"""
 
 from offrl.evaluation.frequency.held import HeldPolicy
 from offrl.evaluation.frequency.scores import FrequencyScores, sweep, trapezoid, write

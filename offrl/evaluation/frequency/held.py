@@ -24,11 +24,13 @@ class Holding:
 class HeldPolicy:
     """`policy`, asked at the steps 0, D, 2 D, ... of an episode alone, as the evaluator plays policies.
 
-    What it plays in between follows from what it saw at the decision: the rest of its queue, where it draws several actions at a time (its
-    setting `execute` is then D, or all that it can draw where D is more, see `Actor.planned`), and after that the last action again.
+    What it plays in between follows from what it saw at the decision: the rest of its queue, where it draws several
+    actions at a time (its setting `execute` is then D, or all that it can draw where D is more, see `Actor.planned`),
+    and after that the last action again.
 
-    To a policy with a memory a decision is a step: its clock counts decisions, its context holds the observations and actions of decisions,
-    and as the reward of a decision it is handed the sum of the rewards since, so that a return to go stays right.
+    To a policy with a memory a decision is a step: its clock counts decisions, its context holds the observations and
+    actions of decisions, and as the reward of a decision it is handed the sum of the rewards since, so that a return to
+    go stays right.
     """
 
     def __init__(self, policy: TrainedPolicy, every: int) -> None:
@@ -36,7 +38,8 @@ class HeldPolicy:
         name = policy.algorithm.config.name
         if policy.algorithm.traits.text:
             raise UserError(
-                f"a policy of {name} answers texts, one decision each: frequency= is for actions that an environment can repeat"
+                f"a policy of {name} answers texts, one decision each: frequency= is for actions that an environment "
+                "can repeat"
             )
         self.every, self.own = every, policy.actor.planned(every)
         queues = policy.actor.planned(2) > 1

@@ -39,7 +39,9 @@ class FrequencyScores:
     @property
     def decisions(self) -> np.ndarray:
         """[D, R]: decisions in an episode, the mean over episodes."""
-        return np.stack([np.ceil(e.lengths / d).mean(axis=1) for d, e in zip(self.steps, self.evaluations, strict=True)])
+        return np.stack(
+            [np.ceil(e.lengths / d).mean(axis=1) for d, e in zip(self.steps, self.evaluations, strict=True)]
+        )
 
     def means(self, replicas: Sequence[int]) -> list[tuple[float, float, float]]:
         """For each D the mean of `values` over the seeds of these replicas, with its interval."""
@@ -53,8 +55,8 @@ class FrequencyScores:
     def frequency_score(self) -> np.ndarray | None:
         """[R]: the mean of `values` over D from the first to the last, by the trapezoid rule; None for a single D.
 
-        The frequency-averaged score of Sequence RL (arXiv 2410.08979), whose code divides by the last D alone: a perfect policy does not
-        reach 1 there.
+        The frequency-averaged score of Sequence RL (arXiv 2410.08979), whose code divides by the last D alone: a
+        perfect policy does not reach 1 there.
         """
         return None if len(self.steps) == 1 else trapezoid(self.steps, self.values) / (self.steps[-1] - self.steps[0])
 
@@ -76,7 +78,8 @@ def sweep(
     replicas: Sequence[Replica],
     evaluate: Callable[[Sequence[HeldPolicy]], Evaluation],
 ) -> FrequencyScores:
-    """Evaluate the policies of `replicas` with every number of steps between decisions, all at once and from the same start states.
+    """Evaluate the policies of `replicas` with every number of steps between decisions, all at once and from the same
+    start states.
 
     Raises UserError for policies that have no actions to repeat.
     """
@@ -87,11 +90,22 @@ def sweep(
 def write(scores: FrequencyScores, path: Path) -> None:
     """Write the table as CSV. Raises UserError."""
     names = [name for name, _ in scores.replicas[0].values]
-    header = ["seed", "steps_per_decision", "decisions_mean", "return_mean", "return_std", "score", "success", "length_mean"]
+    header = [
+        "seed",
+        "steps_per_decision",
+        "decisions_mean",
+        "return_mean",
+        "return_std",
+        "score",
+        "success",
+        "length_mean",
+    ]
     lines: list[list[Any]] = [[*names, *header]]
     for d, evaluation, decisions in zip(scores.steps, scores.evaluations, scores.decisions.tolist(), strict=True):
         for replica, row, count in zip(scores.replicas, evaluation.rows(), decisions, strict=True):
             score, success = ("" if row[k] is None else row[k] for k in ("score", "success"))
             values = [v for _, v in replica.values]
-            lines.append([*values, replica.seed, d, count, row["return"], row["return_std"], score, success, row["length"]])
+            lines.append(
+                [*values, replica.seed, d, count, row["return"], row["return_std"], score, success, row["length"]]
+            )
     write_text(path, text_of(lines))

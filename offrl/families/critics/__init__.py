@@ -1,4 +1,6 @@
-"""Critics and V as parts that an algorithm has. docs/critics.md says what each setting does and how the heads meet each objective."""
+"""Critics and V as parts that an algorithm has. docs/critics.md says what each setting does and how the heads meet each
+objective.
+"""
 
 from offrl.families.critics.critic import Critic
 from offrl.families.critics.settings import CriticSettings, epsilon_field, fit_value_range, make_value_head, optimizer

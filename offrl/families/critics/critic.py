@@ -1,4 +1,6 @@
-"""Critics as a part that an algorithm has: networks with any value head, their values, their losses, their regularisers."""
+"""Critics as a part that an algorithm has: networks with any value head, their values, their losses, their
+regularisers.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ class Critic(Part):
     config: CriticSettings
 
     def __init__(self, config: Any, spec: DataSpec, size: int | None = None, *, norm_first: bool = False) -> None:
-        """spec: of the critics' observations and actions. size: critics; None: as many as the settings say. norm_first: LayerNorm stands
-        before the activation. Raises UserError."""
+        """spec: of the critics' observations and actions. size: critics; None: as many as the settings say. norm_first:
+        LayerNorm stands before the activation. Raises UserError."""
         super().__init__(config, spec)
         if config.target_critics > config.critics:
             raise UserError(f"algo.target_critics={config.target_critics} is more than algo.critics={config.critics}")
@@ -58,7 +60,9 @@ class Critic(Part):
         state = state._replace(extra={**state.extra, "spectral": vectors})
         for _ in range(20):
             state = self.spectral_normalise(state)
-        return state._replace(target={**state.target, "critic": {k: v.clone() for k, v in state.params["critic"].items()}})
+        return state._replace(
+            target={**state.target, "critic": {k: v.clone() for k, v in state.params["critic"].items()}}
+        )
 
     # ---- values
 
@@ -93,7 +97,9 @@ class Critic(Part):
         return self.smallest(self.logits(params, observations, actions))
 
     def smallest(self, logits: Tensor) -> Values:
-        """The smallest value [B] of outputs [E, B, out_dim], and the outputs [B, out_dim] that it came from if the head needs them."""
+        """The smallest value [B] of outputs [E, B, out_dim], and the outputs [B, out_dim] that it came from if the head
+        needs them.
+        """
         values = self.head.mean(logits)
         if not self.head.distributional:
             return Values(values.amin(0))
@@ -103,8 +109,8 @@ class Critic(Part):
     def expected_q(self, params: Params, observations: Tensor, log_p: Tensor, reduce: str = "min") -> Values:
         """Discrete actions: the mean of Q under a policy's log probabilities [B, K], exact, [B].
 
-        Its outputs, if the head needs them, are the policy's mixture of the distributions of the smallest critics, as log probabilities
-        [B, bins]. reduce: see `reduce_ensemble`.
+        Its outputs, if the head needs them, are the policy's mixture of the distributions of the smallest critics, as
+        log probabilities [B, bins]. reduce: see `reduce_ensemble`.
         """
         outputs = self.logits_of_all(params, observations)  # [E, B, K, out_dim]
         values = self.head.mean(outputs)
@@ -115,10 +121,11 @@ class Critic(Part):
         return Values(value, (outputs.log_softmax(-1).gather(0, index).squeeze(0) + log_p.unsqueeze(-1)).logsumexp(-2))
 
     def aggregate(self, logits: Tensor, how: str, rho: float | Tensor = 0.5) -> Values:
-        """One value [B] of the critics' outputs [E, B, out_dim]: their smallest ("min"), their mean ("mean"), or mean - rho std ("std").
+        """One value [B] of the critics' outputs [E, B, out_dim]: their smallest ("min"), their mean ("mean"), or mean -
+        rho std ("std").
 
-        std is the population's, over E. A distribution (for a head that uses it) is the mixture of all, moved where a std is subtracted.
-        """
+        std is the population's, over E. A distribution (for a head that uses it) is the mixture of all, moved where a
+        std is subtracted."""
         if how == "min":
             return self.smallest(logits)
         value = self.reduce_ensemble(self.head.mean(logits), how, rho)
@@ -128,7 +135,9 @@ class Critic(Part):
 
     @staticmethod
     def reduce_ensemble(values: Tensor, reduce: str = "min", rho: float | Tensor = 0.5) -> Tensor:
-        """One value of the critics' [E, ...]: the smallest ("min"), their mean ("mean"), or mean - rho std ("std"), the population's."""
+        """One value of the critics' [E, ...]: the smallest ("min"), their mean ("mean"), or mean - rho std ("std"), the
+        population's.
+        """
         if reduce == "std":
             return values.mean(0) - rho * values.std(0, correction=0)
         return values.mean(0) if reduce == "mean" else values.amin(0)
@@ -142,18 +151,26 @@ class Critic(Part):
         return {k: v[indices] for k, v in target.items()}
 
     def td_target(self, batch: Batch, next_value: Values, discount: float | Tensor | None = None) -> Target:
-        """r + discount (1 - terminated) V(s'); of windows of m steps sum_k discount^k r_k + discount^m (1 - terminated) V(s_m).
+        """r + discount (1 - terminated) V(s'); of windows of m steps sum_k discount^k r_k + discount^m (1 - terminated)
+        V(s_m).
 
-        discount: of what follows a transition; None: the settings'. Raises UserError for n_step where batches have no windows.
-        """
-        rewards, gamma = (batch["rewards"], discount) if discount is not None else discounted(batch, self.config.discount)
+        discount: of what follows a transition; None: the settings'. Raises UserError for n_step where batches have no
+        windows."""
+        rewards, gamma = (
+            (batch["rewards"], discount) if discount is not None else discounted(batch, self.config.discount)
+        )
         if self.config.n_step > 1 and SPAN not in batch:
-            raise UserError(f"algo.n_step={self.config.n_step}: {getattr(self.config, 'name', 'it')} has no n-step targets; leave it at 1")
+            raise UserError(
+                f"algo.n_step={self.config.n_step}: {getattr(self.config, 'name', 'it')} has no n-step targets; leave "
+                "it at 1"
+            )
         bootstrap = self.bootstrap(next_value, gamma * batch["masks"])
         return Target(losses.td_target(rewards, batch["masks"], gamma, next_value.mean), bootstrap)
 
     def bootstrap(self, next_value: Values, scale: Tensor) -> Bootstrap | None:
-        """The next value's distribution, which counts `scale` [B] in the target; None for a head without a distribution."""
+        """The next value's distribution, which counts `scale` [B] in the target; None for a head without a
+        distribution.
+        """
         if not self.head.distributional or next_value.logits is None:
             return None
         return Bootstrap(next_value.logits, scale)
@@ -169,18 +186,31 @@ class Critic(Part):
         return self.objective(logits, target) / logits.shape[0]
 
     def loss(
-        self, params: Params, batch: Batch, target: Target, key: Tensor, logits: Tensor | None = None, objective: Objective | None = None
+        self,
+        params: Params,
+        batch: Batch,
+        target: Target,
+        key: Tensor,
+        logits: Tensor | None = None,
+        objective: Objective | None = None,
     ) -> tuple[Tensor, Metrics]:
-        """The critics' loss at the data's actions: the mean over the batch, summed over critics, with their regularisers.
+        """The critics' loss at the data's actions: the mean over the batch, summed over critics, with their
+        regularisers.
 
         logits: the critics' outputs there, where they are known already. objective: in place of the head's loss.
         """
         observations, actions = batch["observations"], batch["actions"]
         if logits is None:
-            logits = self.logits(params, observations, actions, rng.fold_in(key, 101) if self.config.critic_dropout else None)
+            logits = self.logits(
+                params, observations, actions, rng.fold_in(key, 101) if self.config.critic_dropout else None
+            )
         loss = (objective or self.objective)(logits, target).mean(-1).sum()
         value = self.head.mean(logits)
-        metrics = {"critic/loss": loss, "critic/q": value.mean(), "critic/td_error": (value - target.value).abs().mean()}
+        metrics = {
+            "critic/loss": loss,
+            "critic/q": value.mean(),
+            "critic/td_error": (value - target.value).abs().mean(),
+        }
         if (saturation := self.head.saturation(target.value)) is not None:
             metrics["critic/saturation"] = saturation
         if self.config.lipschitz:
@@ -190,8 +220,8 @@ class Critic(Part):
         return loss, metrics
 
     def fgsm_change(self, params: Params, observations: Tensor, actions: Tensor) -> Tensor:
-        """Mean square of Q(s + d, a) - Q(s, a), summed over critics, with d of size lipschitz_radius in each entry along the sign of the
-        gradient (arXiv 2302.01244, the robust regularisation with one step of FGSM)."""
+        """Mean square of Q(s + d, a) - Q(s, a), summed over critics, with d of size lipschitz_radius in each entry
+        along the sign of the gradient (arXiv 2302.01244, the robust regularisation with one step of FGSM)."""
         constant = {k: v.detach() for k, v in params.items()}
 
         def values(p: Params, inputs: Tensor) -> Tensor:  # of each critic at observations [E, B, O] of its own
@@ -212,7 +242,9 @@ class Critic(Part):
         return self.spectral_normalise(state) if self.config.spectral_norm else state
 
     def spectral_normalise(self, state: TrainState) -> TrainState:
-        """W <- W min(1, bound / sigma(W)) for every layer of every critic, sigma by one power iteration (arXiv 2302.01244, section 4)."""
+        """W <- W min(1, bound / sigma(W)) for every layer of every critic, sigma by one power iteration (arXiv
+        2302.01244, section 4).
+        """
         critic, vectors = dict(state.params["critic"]), {}
         with torch.autocast(state.step.device.type, enabled=False):  # in bfloat16 sigma is 1% off
             for name, v in state.extra["spectral"].items():
@@ -220,7 +252,9 @@ class Critic(Part):
                 u = nn.functional.normalize(torch.einsum("eio,eo->ei", w, v), dim=-1)
                 product = torch.einsum("eio,ei->eo", w, u)
                 # a layer of zeros has no direction: the old one is kept, lest the bound be off for ever
-                vectors[name] = torch.where(product.norm(dim=-1, keepdim=True) > 1e-12, nn.functional.normalize(product, dim=-1), v)
+                vectors[name] = torch.where(
+                    product.norm(dim=-1, keepdim=True) > 1e-12, nn.functional.normalize(product, dim=-1), v
+                )
                 sigma = torch.einsum("eio,ei,eo->e", w, u, vectors[name])
                 critic[name] = w * (self.config.spectral_norm / sigma.clamp(min=1e-12)).clamp(max=1.0).view(-1, 1, 1)
         return state._replace(params={**state.params, "critic": critic}, extra={**state.extra, "spectral": vectors})

@@ -1,4 +1,6 @@
-"""Settings of critics and V: what every algorithm that learns Q may be given, the value head that they name, and their optimiser."""
+"""Settings of critics and V: what every algorithm that learns Q may be given, the value head that they name, and their
+optimiser.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from offrl.settings.field import setting
 
 def epsilon_field(default: float = 1e-5) -> Any:
     """The setting `layer_norm_epsilon`, at the value of the framework in which an algorithm's authors write."""
-    return setting(default, "added to the variance in LayerNorm (torch's is 1e-5, flax's 1e-6)", low=1e-12, structural=True)
+    return setting(
+        default, "added to the variance in LayerNorm (torch's is 1e-5, flax's 1e-6)", low=1e-12, structural=True
+    )
 
 
 @dataclass
@@ -30,35 +34,57 @@ class CriticSettings(NetworkSettings):
     actor_learning_rate: float | None = setting(None, "the actor's, where it is another; null: learning_rate", low=0.0)
     batch_size: int = setting(256, "transitions in a batch", low=1)
     discount: float = setting(0.99, "discount factor", low=0.0, high=1.0)
-    polyak: float = setting(0.005, "share of the online parameters that enters the targets whenever they move", low=0.0, high=1.0)
+    polyak: float = setting(
+        0.005, "share of the online parameters that enters the targets whenever they move", low=0.0, high=1.0
+    )
     hidden: list[int] = setting([256, 256], "widths of the hidden layers", low=1)
     critic_hidden: list[int] = setting([], "widths of the critics' hidden layers (and of V's); []: hidden", low=1)
     init: str = setting(
         "torch",
-        "initial weights: torch (uniform), orthogonal, fixed_bias (as EDAC and ReBRAC), small_head (as CQL), xavier (as OGBench)",
+        "initial weights: torch (uniform), orthogonal, fixed_bias (as EDAC and ReBRAC), small_head (as CQL), xavier "
+        "(as OGBench)",
         choices=("torch", "orthogonal", "fixed_bias", "small_head", "xavier"),
     )
     activation: str = setting(
-        "relu", "activation of the hidden layers, of the policy too where it is a plain network", choices=tuple(ACTIVATIONS)
+        "relu",
+        "activation of the hidden layers, of the policy too where it is a plain network",
+        choices=tuple(ACTIVATIONS),
     )
     n_step: int = setting(
-        1, "targets sum the rewards of so many steps of the data before they bootstrap; fewer where an episode ends", low=1
+        1,
+        "targets sum the rewards of so many steps of the data before they bootstrap; fewer where an episode ends",
+        low=1,
     )
     critics: int = setting(2, "how many critics; targets take the smallest of their values", low=1)
     target_critics: int = setting(0, "a random subset of so many critics for each target, as in REDQ; 0: all", low=0)
     layer_norm: bool = setting(False, "LayerNorm after each hidden layer of the critics (and of V)")
     layer_norm_epsilon: float = epsilon_field()
     residual: bool = setting(False, "hidden layers of equal width add their input, in the critics (and in V)")
-    critic_dropout: float = setting(0.0, "dropout rate of the critics while they learn", low=0.0, high=0.99, structural=True)
-    spectral_norm: float = setting(0.0, "largest singular value of each layer of the critics; 0: any", low=0.0, structural=True)
-    lipschitz: float = setting(
-        0.0, "weight of the critics' squared change when observations move by lipschitz_radius; 0: off", low=0.0, structural=True
+    critic_dropout: float = setting(
+        0.0, "dropout rate of the critics while they learn", low=0.0, high=0.99, structural=True
     )
-    lipschitz_radius: float = setting(0.1, "largest move of each observation (normalised), in the direction of steepest change", low=0.0)
-    value_head: str = setting("scalar", "how values are represented: one number, or a distribution over value_bins", choices=HEADS)
+    spectral_norm: float = setting(
+        0.0, "largest singular value of each layer of the critics; 0: any", low=0.0, structural=True
+    )
+    lipschitz: float = setting(
+        0.0,
+        "weight of the critics' squared change when observations move by lipschitz_radius; 0: off",
+        low=0.0,
+        structural=True,
+    )
+    lipschitz_radius: float = setting(
+        0.1, "largest move of each observation (normalised), in the direction of steepest change", low=0.0
+    )
+    value_head: str = setting(
+        "scalar", "how values are represented: one number, or a distribution over value_bins", choices=HEADS
+    )
     value_bins: int = setting(101, "bins of a value head that is not scalar", low=2)
-    value_range: list[float] = setting([], "smallest and largest value of the bins; []: found from the data's discounted returns")
-    value_sigma: float = setting(0.75, "hl_gauss: standard deviation of a target in widths of a bin", low=1e-3, structural=True)
+    value_range: list[float] = setting(
+        [], "smallest and largest value of the bins; []: found from the data's discounted returns"
+    )
+    value_sigma: float = setting(
+        0.75, "hl_gauss: standard deviation of a target in widths of a bin", low=1e-3, structural=True
+    )
 
 
 def make_value_head(config: CriticSettings) -> ValueHead:

@@ -38,7 +38,9 @@ class Value(Part):
     config: CriticSettings
 
     def __init__(self, config: Any, spec: DataSpec, *, layer_norm: bool = False, norm_first: bool = False) -> None:
-        """layer_norm: with LayerNorm even where the critics have none; norm_first: before the activation. Raises UserError."""
+        """layer_norm: with LayerNorm even where the critics have none; norm_first: before the activation. Raises
+        UserError.
+        """
         super().__init__(config, spec)
         self.head = make_value_head(config)
         self.network = MLP(

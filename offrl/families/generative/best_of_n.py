@@ -1,5 +1,5 @@
-"""Acting by drawing several actions, or chunks of them, and playing the one that critics value most: the extraction of IDQL (arXiv
-2304.10573), IFQL (arXiv 2502.02538) and Q-chunking (arXiv 2507.07969).
+"""Acting by drawing several actions, or chunks of them, and playing the one that critics value most: the extraction of
+IDQL (arXiv 2304.10573), IFQL (arXiv 2502.02538) and Q-chunking (arXiv 2507.07969).
 
 Shapes in comments: E episodes, N candidates for each, D numbers in an action or a chunk.
 """
@@ -32,7 +32,8 @@ def choice_field() -> Any:
     """The setting `choice` of a `ValuedActor`."""
     return setting(
         "softmax",
-        "which of the drawn actions is played: softmax: one drawn with probabilities that grow as exp(Q), as published; best: the one with "
+        "which of the drawn actions is played: softmax: one drawn with probabilities that grow as exp(Q), as "
+        "published; best: the one with "
         "the largest Q",
         choices=("softmax", "best"),
         acting=True,
@@ -59,12 +60,16 @@ class BestOfActor(ChunkActor):
     """
 
     def condition(self, observations: Tensor, count: int) -> Tensor:
-        """What `draw` is given, a row for each of `count` candidates of each observation [E, O]: the observations, [count * E, O]."""
+        """What `draw` is given, a row for each of `count` candidates of each observation [E, O]: the observations,
+        [count * E, O].
+        """
         return flow.repeated(observations, count)
 
     @abstractmethod
     def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        """One action or chunk [R, D] in [-1, 1] for each of the normalised observations [R, O]; all that is random comes by `noise`."""
+        """One action or chunk [R, D] in [-1, 1] for each of the normalised observations [R, O]; all that is random
+        comes by `noise`.
+        """
 
     @abstractmethod
     def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
@@ -90,8 +95,9 @@ class BestOfActor(ChunkActor):
 
 
 class ValuedActor(BestOfActor):
-    """Plays one of its candidates by their Q, the smallest of the target critics that training leaves in `extra` as "target": drawn with
-    probabilities softmax(Q), as Diffusion-QL does (arXiv 2208.06193), or the best, as the setting `choice` says."""
+    """Plays one of its candidates by their Q, the smallest of the target critics that training leaves in `extra` as
+    "target": drawn with probabilities softmax(Q), as Diffusion-QL does (arXiv 2208.06193), or the best, as the setting
+    `choice` says."""
 
     def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
         critic: Any = self.algorithm.critic  # type: ignore[attr-defined]

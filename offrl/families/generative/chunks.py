@@ -19,7 +19,9 @@ def length_field(default: int, help: str = "actions in a chunk (h); 1: single ac
 
 def execute_field(default: int = 0) -> Any:
     """The setting `execute`, which only acting reads."""
-    return setting(default, "actions of a chunk that are played before the next is drawn; 0: all of them", low=0, acting=True)
+    return setting(
+        default, "actions of a chunk that are played before the next is drawn; 0: all of them", low=0, acting=True
+    )
 
 
 class Queue(NamedTuple):
@@ -30,10 +32,11 @@ class Queue(NamedTuple):
 
 
 class ChunkActor(Actor):
-    """A policy that draws `length` actions at a time and plays `execute` of them; a subclass draws them. `length` 1 has no memory.
+    """A policy that draws `length` actions at a time and plays `execute` of them; a subclass draws them. `length` 1 has
+    no memory.
 
-    Episodes that begin anew at different times draw anew at different times: what is left of a chunk never reaches another episode.
-    Where one action of each chunk is played there is nothing to remember.
+    Episodes that begin anew at different times draw anew at different times: what is left of a chunk never reaches
+    another episode. Where one action of each chunk is played there is nothing to remember.
     """
 
     resets = True
@@ -75,12 +78,16 @@ class ChunkActor(Actor):
         return queue[:, 0], Queue(torch.cat([queue[:, 1:], queue[:, -1:]], 1), left - 1)
 
     def graph(self, explore: bool) -> nn.Module | None:
-        """For an exported file: observations [E, O] -> the chunk [E, h, A], whose queue is the caller's; None for single actions."""
+        """For an exported file: observations [E, O] -> the chunk [E, h, A], whose queue is the caller's; None for
+        single actions.
+        """
         return None if self.length == 1 else ChunkGraph(self, explore)
 
 
 def traced(x: Tensor) -> bool:
-    """True where no branch of Python may look at x: under `vmap`, in a graph that is traced, and in one that a GPU records."""
+    """True where no branch of Python may look at x: under `vmap`, in a graph that is traced, and in one that a GPU
+    records.
+    """
     recorded = x.is_cuda and torch.cuda.is_current_stream_capturing()
     return recorded or torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(x)
 

@@ -1,5 +1,5 @@
-"""Temporal ensembling: a new chunk of actions at every step, and the mean of what all chunks so far say of this one (ACT, arXiv 2304.13705,
-section IV-A)."""
+"""Temporal ensembling: a new chunk of actions at every step, and the mean of what all chunks so far say of this one
+(ACT, arXiv 2304.13705, section IV-A)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def ensemble_field() -> Any:
     """The setting `ensemble` of an `EnsemblingActor`."""
     return setting(
         None,
-        "temporal ensembling: a chunk is drawn at every step, and actions are means of all chunks with weights exp(-m i), i = 0 the oldest "
+        "temporal ensembling: a chunk is drawn at every step, and actions are means of all chunks with weights exp(-m "
+        "i), i = 0 the oldest "
         "(m; published: 0.01); null: `execute` actions of each chunk are played as they are",
         acting=True,
     )
@@ -31,7 +32,9 @@ class Votes(NamedTuple):
 
 
 class EnsemblingActor(ChunkActor):
-    """A `ChunkActor` that with `ensemble` plays means of chunks. The means are kept, not the chunks: O(h) numbers an episode."""
+    """A `ChunkActor` that with `ensemble` plays means of chunks. The means are kept, not the chunks: O(h) numbers an
+    episode.
+    """
 
     @property
     def ensemble(self) -> float | None:

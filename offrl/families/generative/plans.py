@@ -1,4 +1,6 @@
-"""Plans that a diffusion model draws: trajectories of one length whose first state is given (inpainting: arXiv 2205.09991, section 3.3)."""
+"""Plans that a diffusion model draws: trajectories of one length whose first state is given (inpainting: arXiv
+2205.09991, section 3.3).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class DiffusionPlanSettings:
     multiples: list[int] = setting([1, 2, 4, 8], "widths of its levels in multiples of `base`", low=1)
     polyak: float = setting(
         5e-4,
-        "rate at which the averaged networks, which act, follow the trained ones; at first 9 / (10 + updates), where that is more",
+        "rate at which the averaged networks, which act, follow the trained ones; at first 9 / (10 + updates), where "
+        "that is more",
         low=0.0,
         high=1.0,
     )
@@ -42,7 +45,8 @@ class DiffusionPlanSettings:
 
 
 def discounted_returns(dataset: Dataset, rewards: Tensor, discount: float, termination_penalty: float) -> Tensor:
-    """sum_k discount^k r_{t+k} from each row to the end of its episode, [R] float32 on the CPU. A time-out cuts the sum.
+    """sum_k discount^k r_{t+k} from each row to the end of its episode, [R] float32 on the CPU. A time-out cuts the
+    sum.
 
     rewards: float64 [R]. termination_penalty: added to the reward of a termination, in the same units.
     """
@@ -75,8 +79,8 @@ def denoise(
 ) -> Tensor:
     """Plans [B, T, D] from noise, with the first states [B, O] put in before and after each step.
 
-    temperature: factor of all noise. push(plans, t, variance) changes them before step t, where its posterior variance is given.
-    """
+    temperature: factor of all noise. push(plans, t, variance) changes them before step t, where its posterior variance
+    is given."""
     keys = rng.split(key, steps + 1)
     shape = (states.shape[0], horizon, dim)
     x = with_first_state(temperature * rng.normal(keys[steps], shape), states)
@@ -91,6 +95,8 @@ def denoise(
     return x
 
 
-def followed(average: Mapping[str, Any], params: Mapping[str, Any], step: Tensor, rate: float | Tensor) -> dict[str, Any]:
+def followed(
+    average: Mapping[str, Any], params: Mapping[str, Any], step: Tensor, rate: float | Tensor
+) -> dict[str, Any]:
     """The averaged networks by name after update number `step`."""
     return {name: diffusion.update_average(old, params[name], step, rate) for name, old in average.items()}

@@ -20,9 +20,13 @@ class FieldSettings(ActorNetworkSettings):
     """Settings of velocity fields; the defaults are FQL's (arXiv 2502.02538) for OGBench."""
 
     hidden: list[int] = setting([512, 512, 512, 512], "widths of the hidden layers", low=1)
-    activation: str = setting("gelu_tanh", "activation of all hidden layers (JAX's GELU is gelu_tanh)", choices=tuple(ACTIVATIONS))
+    activation: str = setting(
+        "gelu_tanh", "activation of all hidden layers (JAX's GELU is gelu_tanh)", choices=tuple(ACTIVATIONS)
+    )
     init: str = setting(
-        "xavier", "initial weights: xavier (as published), torch (uniform) or orthogonal", choices=("xavier", "torch", "orthogonal")
+        "xavier",
+        "initial weights: xavier (as published), torch (uniform) or orthogonal",
+        choices=("xavier", "torch", "orthogonal"),
     )
     layer_norm_epsilon: float = epsilon_field(1e-6)
     actor_layer_norm: bool = setting(False, "LayerNorm after each hidden layer of flows and policies")
@@ -31,10 +35,14 @@ class FieldSettings(ActorNetworkSettings):
 
 @dataclass
 class FlowSettings(CriticSettings):
-    """Settings of algorithms with a flow of actions and critics; the defaults are FQL's (arXiv 2502.02538) for OGBench."""
+    """Settings of algorithms with a flow of actions and critics; the defaults are FQL's (arXiv 2502.02538) for
+    OGBench.
+    """
 
     hidden: list[int] = setting([512, 512, 512, 512], "widths of the hidden layers", low=1)
-    activation: str = setting("gelu_tanh", "activation of all hidden layers (JAX's GELU is gelu_tanh)", choices=tuple(ACTIVATIONS))
+    activation: str = setting(
+        "gelu_tanh", "activation of all hidden layers (JAX's GELU is gelu_tanh)", choices=tuple(ACTIVATIONS)
+    )
     init: str = setting(
         "xavier",
         "initial weights: xavier (as published), torch (uniform), orthogonal, fixed_bias, small_head",
@@ -48,7 +56,11 @@ class FlowSettings(CriticSettings):
 
 def pessimism_field(default: str = "mean") -> Any:
     """The setting `pessimism`."""
-    return setting(default, "value of the target critics: their mean, the smallest (min), or mean - rho std (std)", choices=PESSIMISM)
+    return setting(
+        default,
+        "value of the target critics: their mean, the smallest (min), or mean - rho std (std)",
+        choices=PESSIMISM,
+    )
 
 
 def rho_field() -> Any:
@@ -67,7 +79,9 @@ def greedy_field() -> Any:
 
 
 def make_field(config: Any, spec: DataSpec, dim: int | None = None, *, timed: bool = True) -> Field:
-    """A velocity field of these settings over points of `dim` numbers (None: an action), or with timed=False a map from noise."""
+    """A velocity field of these settings over points of `dim` numbers (None: an action), or with timed=False a map from
+    noise.
+    """
     norm = {"layer_norm": config.actor_layer_norm, "layer_norm_epsilon": config.layer_norm_epsilon}
     form = {"activation": config.activation, "init": config.init, **norm}
     return Field(spec.observation_dim, dim or spec.action_dim, config.hidden, timed=timed, **form)

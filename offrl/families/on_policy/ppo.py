@@ -1,4 +1,5 @@
-"""Proximal policy optimisation (Schulman et al., 2017, arXiv 1707.06347): advantages, the clipped objective, and what decides when to stop.
+"""Proximal policy optimisation (Schulman et al., 2017, arXiv 1707.06347): advantages, the clipped objective, and what
+decides when to stop.
 
 `weight` [B] in functions of a batch is 1 for a row that counts and 0 for one that does not.
 """
@@ -24,12 +25,12 @@ def generalised_advantages(
     decay: float,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """A_t = d_t + discount decay A_{t+1} within an episode, d_t = r_t + discount V(s_{t+1}) - V(s_t) (Schulman et al., 2015, arXiv
-    1506.02438, equation 16).
+    """A_t = d_t + discount decay A_{t+1} within an episode, d_t = r_t + discount V(s_{t+1}) - V(s_t) (Schulman et al.,
+    2015, arXiv 1506.02438, equation 16).
 
-    All [T, ...] in order of time. next_values: of the true next states, that of an episode's last one included; it counts for nothing
-    where the episode `terminated` (bool). over (bool): the row is the last one of its episode, or the episode was cut after it. weight: 0
-    for a row that does not count, whose advantage is 0.
+    All [T, ...] in order of time. next_values: of the true next states, that of an episode's last one included; it
+    counts for nothing where the episode `terminated` (bool). over (bool): the row is the last one of its episode, or
+    the episode was cut after it. weight: 0 for a row that does not count, whose advantage is 0.
     """
     deltas = rewards + discount * next_values * ~terminated - values
     deltas = deltas if weight is None else torch.where(weight > 0.0, deltas, 0.0)  # of such a row anything may be NaN
@@ -53,7 +54,9 @@ def normalised(advantages: Tensor, weight: Tensor) -> Tensor:
 
 
 def clipped_loss(advantages: Tensor, ratio: Tensor, clip: float, weight: Tensor) -> Tensor:
-    """mean max(-A r, -A clip(r, 1 - c, 1 + c)) (equation 7 of the paper, negated); ratio [B] of the new policy's density to the old's."""
+    """mean max(-A r, -A clip(r, 1 - c, 1 + c)) (equation 7 of the paper, negated); ratio [B] of the new policy's
+    density to the old's.
+    """
     bounded = ratio.clamp(1.0 - clip, 1.0 + clip)
     return weighted_mean(torch.maximum(-advantages * ratio, -advantages * bounded), weight)
 
@@ -64,7 +67,9 @@ def divergence(log_ratio: Tensor, weight: Tensor) -> Tensor:
 
 
 def clipped_together(gradients: dict[str, Params], largest: float) -> dict[str, Params]:
-    """The gradients of several modules, scaled down where their joint Euclidean norm is above `largest`; 0: as they are."""
+    """The gradients of several modules, scaled down where their joint Euclidean norm is above `largest`; 0: as they
+    are.
+    """
     if not largest:
         return gradients
     norm = global_norm({f"{name}/{k}": g for name, grads in gradients.items() for k, g in grads.items()})
@@ -73,8 +78,8 @@ def clipped_together(gradients: dict[str, Params], largest: float) -> dict[str, 
 
 
 def rate_factor(iteration: int, iterations: int, warmup: int = 0) -> float:
-    """The factor of a learning rate in an iteration, from 0: linear from 0 over `warmup` iterations, then half a cosine to 0 at
-    `iterations`."""
+    """The factor of a learning rate in an iteration, from 0: linear from 0 over `warmup` iterations, then half a cosine
+    to 0 at `iterations`."""
     if iteration < warmup:
         return iteration / warmup
     progress = (iteration - warmup) / max(1, iterations - warmup)
@@ -82,7 +87,9 @@ def rate_factor(iteration: int, iterations: int, warmup: int = 0) -> float:
 
 
 class Moments(NamedTuple):
-    """Running mean and variance of N series: [N] float64 each. They begin as mean 0, variance 1 and 1e-4 values seen."""
+    """Running mean and variance of N series: [N] float64 each. They begin as mean 0, variance 1 and 1e-4 values
+    seen.
+    """
 
     mean: Tensor
     variance: Tensor

@@ -1,5 +1,6 @@
-"""A residual on a frozen policy: "From Imitation to Refinement - Residual RL for Precise Assembly" (ResiP; Ankile et al., 2024, arXiv
-2407.16677), in small. A Gaussian policy adds a little to each action of a policy that was trained before, and learns by PPO."""
+"""A residual on a frozen policy: "From Imitation to Refinement - Residual RL for Precise Assembly" (ResiP; Ankile et
+al., 2024, arXiv 2407.16677), in small. A Gaussian policy adds a little to each action of a policy that was trained
+before, and learns by PPO."""
 
 from __future__ import annotations
 
@@ -36,36 +37,50 @@ class ResidualConfig:
     name: str = "residual"
     base: dict[str, Any] = setting({}, "settings of the policy below", filled=True)
     hidden: list[int] = setting([256, 256], "widths of the hidden layers of the residual and of its value", low=1)
-    scale: float = setting(0.1, "what the residual's output is multiplied by; 0: the policy below alone", low=0.0, acting=True)
+    scale: float = setting(
+        0.1, "what the residual's output is multiplied by; 0: the policy below alone", low=0.0, acting=True
+    )
     log_sigma: float | None = setting(
-        -1.0, "log of the standard deviation of the residual's output, fixed; null: ln(0.0368 / scale), the same noise at every scale"
+        -1.0,
+        "log of the standard deviation of the residual's output, fixed; null: ln(0.0368 / scale), the same noise at "
+        "every scale",
     )
     observation_clip: float = setting(3.0, "normalised observations are cut off at +- this", low=0.0)
-    look_every: int = setting(1, "steps between two observations that the residual sees; the policy below sees all of its own", low=1)
+    look_every: int = setting(
+        1, "steps between two observations that the residual sees; the policy below sees all of its own", low=1
+    )
     horizon: int = setting(200, "steps of each environment in an iteration [700]", low=1)
     passes: int = setting(50, "passes over an iteration's steps, at most", low=1)
-    batch_size: int = setting(0, "steps in an update, of which a pass makes as many as there are; 0: all of an iteration in one", low=0)
-    target_kl: float | None = setting(0.1, "the passes end after one with a larger divergence from the policy that played; null: never")
+    batch_size: int = setting(
+        0, "steps in an update, of which a pass makes as many as there are; 0: all of an iteration in one", low=0
+    )
+    target_kl: float | None = setting(
+        0.1, "the passes end after one with a larger divergence from the policy that played; null: never"
+    )
     clip: float = setting(0.2, "the ratio of densities counts up to 1 +- this", low=0.0)
     discount: float = setting(0.999, "per environment step", low=0.0, high=1.0)
     gae_decay: float = setting(0.95, "decay of later errors in an advantage (lambda)", low=0.0, high=1.0)
     actor_learning_rate: float = setting(3e-4, "of the residual", low=0.0)
     critic_learning_rate: float = setting(1e-3, "of its value [0.005]", low=0.0)
-    schedule: str = setting("constant", "of both rates over the iterations [cosine: to 0]", choices=("constant", "cosine"))
+    schedule: str = setting(
+        "constant", "of both rates over the iterations [cosine: to 0]", choices=("constant", "cosine")
+    )
     warmup_iterations: int = setting(0, "iterations in which the residual's rate rises from 0 [5]", low=0)
     weight_decay: float = setting(1e-6, "AdamW's", low=0.0)
     gradient_norm: float = setting(1.0, "largest joint norm of both gradients; 0: any", low=0.0)
     rewards: str = setting(
         "auto",
-        "success: 1 in a step after which the environment reports success, else 0; env: the environment's; auto: success if it is reported",
+        "success: 1 in a step after which the environment reports success, else 0; env: the environment's; auto: "
+        "success if it is reported",
         choices=("auto", "success", "env"),
     )
     end_on_success: bool = setting(True, "an episode ends with its success; false: goes on [false]")
     scale_rewards: bool = setting(False, "divide rewards by their running standard deviation and cut off at +-5 [true]")
     time_limits: str = setting(
-        "bootstrap", "a cut episode: bootstrap: goes on with the value of its last state; end: earns nothing more [end]",
+        "bootstrap",
+        "a cut episode: bootstrap: goes on with the value of its last state; end: earns nothing more [end]",
         choices=("bootstrap", "end"),
-    )  # fmt: skip
+    )
 
 
 class PlayedOnly:
@@ -79,9 +94,11 @@ class PlayedOnly:
 
 
 class Residual(Algorithm):
-    """a = clip(a_base + scale u, -1, 1), u ~ N(mean(x), sigma^2), x = [clipped normalised observation, a_base]; V(x) beside it.
+    """a = clip(a_base + scale u, -1, 1), u ~ N(mean(x), sigma^2), x = [clipped normalised observation, a_base]; V(x)
+    beside it.
 
-    The base never changes: its parameters are in `extra`. An update is a pass over one minibatch of what was just played.
+    The base never changes: its parameters are in `extra`. An update is a pass over one minibatch of what was just
+    played.
     """
 
     Config = ResidualConfig
@@ -151,16 +168,22 @@ class Residual(Algorithm):
         return actor + critic, {"actor/loss": actor, "critic/loss": critic, "actor/kl": kl, "actor/clipped": outside}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        """One step on both modules, if the passes of this iteration have not ended: after a step whose divergence was too large."""
+        """One step on both modules, if the passes of this iteration have not ended: after a step whose divergence was
+        too large.
+        """
         c, names = self.config, ("actor", "critic")
-        grads, (_, metrics) = grad_and_value(self.ppo_loss, has_aux=True)({n: state.params[n] for n in names}, state, batch)
+        grads, (_, metrics) = grad_and_value(self.ppo_loss, has_aux=True)(
+            {n: state.params[n] for n in names}, state, batch
+        )
         grads, learning = ppo.clipped_together(grads, c.gradient_norm), state.extra["learning"]
         params, opt = dict(state.params), dict(state.opt)
         for n in names:
             new, memory = self.optimizer(n).update(params[n], grads[n], opt[n])
             params[n], opt[n] = chosen(learning, new, params[n]), chosen(learning, memory, opt[n])
         again = learning if c.target_kl is None else learning * (metrics["actor/kl"] <= c.target_kl)
-        state = state._replace(params=params, opt=opt, extra={**state.extra, "learning": again}, step=state.step + learning.long() - 1)
+        state = state._replace(
+            params=params, opt=opt, extra={**state.extra, "learning": again}, step=state.step + learning.long() - 1
+        )
         # sums of these over `learning` are the means over the passes that were made
         return state, {"learning": learning, **{name: learning * value for name, value in metrics.items()}}
 
@@ -169,7 +192,9 @@ class Residual(Algorithm):
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, gain: float | None) -> nn.Module:
-    """An MLP of ReLU layers, Kaiming normal. The last layer is orthogonal of this gain, which is its bias too; None: 0, no bias."""
+    """An MLP of ReLU layers, Kaiming normal. The last layer is orthogonal of this gain, which is its bias too; None: 0,
+    no bias.
+    """
     layers: list[nn.Module] = []
     for width in hidden:
         layer = nn.Linear(inputs, width)

@@ -25,8 +25,8 @@ class Glance(NamedTuple):
 
 
 class ResidualActor(Actor):
-    """The policy below, greedy, and the residual's mean or, to explore, a sample. Its carry is that of the policy below, or a `Glance`
-    where `look_every` is above 1."""
+    """The policy below, greedy, and the residual's mean or, to explore, a sample. Its carry is that of the policy
+    below, or a `Glance` where `look_every` is above 1."""
 
     algorithm: Residual
     resets = True
@@ -34,7 +34,9 @@ class ResidualActor(Actor):
     def __init__(self, algorithm: Algorithm, state: TrainState) -> None:
         super().__init__(algorithm, state)
         below, parts = self.algorithm.base, state.extra["base"]
-        self.base = below.actor(bind(below, TrainState(parts["params"], {}, {}, parts["extra"], {}, state.step, state.key)))
+        self.base = below.actor(
+            bind(below, TrainState(parts["params"], {}, {}, parts["extra"], {}, state.step, state.key))
+        )
 
     def start(self, episodes: int) -> Carry:
         carry = self.base.start(episodes)
@@ -45,10 +47,14 @@ class ResidualActor(Actor):
         return Glance(carry, seen, torch.zeros(episodes, dtype=torch.int64, device=device))
 
     def begin_anew(self, carry: Carry, mask: Tensor) -> Carry:
-        """The carry where the episodes of a mask bool [E] begin anew, with nothing of what the policy below had planned."""
+        """The carry where the episodes of a mask bool [E] begin anew, with nothing of what the policy below had
+        planned.
+        """
 
         def choose(fresh: Any, old: Any) -> Any:
-            return None if old is None else torch.where(mask.reshape(-1, *[1] * (old.ndim - 1)), fresh, old)  # None: it has no memory
+            return (
+                None if old is None else torch.where(mask.reshape(-1, *[1] * (old.ndim - 1)), fresh, old)
+            )  # None: it has no memory
 
         return pytree.tree_map(choose, self.start(mask.shape[0]), carry)
 

@@ -22,12 +22,17 @@ def minibatches(config: ResidualConfig, envs: int) -> int:
     """The updates of a pass. Raises UserError where batches are not all of one size."""
     rows = config.horizon * envs
     if config.batch_size and rows % config.batch_size:
-        raise UserError(f"algo.batch_size={config.batch_size} does not divide the {rows:,} steps of an iteration (envs x algo.horizon)")
+        raise UserError(
+            f"algo.batch_size={config.batch_size} does not divide the {rows:,} steps of an iteration (envs x "
+            "algo.horizon)"
+        )
     return rows // config.batch_size if config.batch_size else 1
 
 
 class Passes:
-    """The minibatches of an iteration: every pass goes over all rows once, in an order of its own where it has several."""
+    """The minibatches of an iteration: every pass goes over all rows once, in an order of its own where it has
+    several.
+    """
 
     def __init__(self, keys: Tensor, minibatches: int) -> None:
         """keys [N]: of the replicas."""
@@ -63,10 +68,14 @@ class ResidualLearner(LocalEngine):
 
     @torch.no_grad()
     def sample(self, seen: Tensor, base_actions: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(actions, outputs u [N, E, A], their log densities [N, E]) for observations [N, E, O], the base's actions and keys [N]."""
+        """(actions, outputs u [N, E, A], their log densities [N, E]) for observations [N, E, O], the base's actions and
+        keys [N].
+        """
         state, algorithm = self._state[0], self.residual
 
-        def one(params: dict[str, Tensor], statistics: dict[str, Tensor], s: Tensor, a: Tensor, key: Tensor) -> tuple[Tensor, ...]:
+        def one(
+            params: dict[str, Tensor], statistics: dict[str, Tensor], s: Tensor, a: Tensor, key: Tensor
+        ) -> tuple[Tensor, ...]:
             means = algorithm.apply("actor", params, algorithm.features(statistics, s, a))
             u = means + algorithm.sigma * rng.normal(key, tuple(means.shape))
             return algorithm.combine(a, u), u, algorithm.log_prob(means, u)

@@ -1,4 +1,6 @@
-"""The loop of `offrl finetune mode=residual`: an iteration of play, the passes over it, a look; it stops and goes on between iterations."""
+"""The loop of `offrl finetune mode=residual`: an iteration of play, the passes over it, a look; it stops and goes on
+between iterations.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,14 @@ class ResidualLoop(OnlineLoop):
         return math.ceil(start.config.steps / (c.horizon * envs)) * c.passes * minibatches(c, envs)
 
     def __init__(
-        self, start: Start, run_dir: Path, device: torch.device, mode: str, evaluator: Evaluator, play: Play, arithmetic: str
+        self,
+        start: Start,
+        run_dir: Path,
+        device: torch.device,
+        mode: str,
+        evaluator: Evaluator,
+        play: Play,
+        arithmetic: str,
     ) -> None:
         c, envs = start.algorithm.config, start.config.envs or 1
         super().__init__(start, run_dir, play, c.horizon * envs, loss_limit(None))
@@ -59,7 +68,9 @@ class ResidualLoop(OnlineLoop):
         self.mark: dict[str, Any] | None = None  # what a checkpoint holds of the beginning of the iteration that runs
         self.moments = ppo.Moments.begin(self.many)  # of rewards
         self.reached = np.full(len(play.seats), np.nan)  # the running episodes' best success; NaN: nothing was reported
-        self.successes = torch.zeros(2, self.many, dtype=torch.float64)  # since the last line: episodes that reported it, those that had it
+        self.successes = torch.zeros(
+            2, self.many, dtype=torch.float64
+        )  # since the last line: episodes that reported it, those that had it
         lost: list[int] = []
         if saved is None:
             play.begin()
@@ -71,8 +82,10 @@ class ResidualLoop(OnlineLoop):
     def _introduce(self, resumed: bool, mode: str, arithmetic: str, lost: list[int]) -> None:
         parent = self.start.parent or {}
         self.bar.say(
-            f"a residual on {self.start.label} in {self.play.name}, on the policies of step {parent['step']:,} of {parent['run']}: "
-            f"{self.many} x {self.envs} environments, {self.steps:,} steps each in iterations of {self.round:,}, rewards: "
+            f"a residual on {self.start.label} in {self.play.name}, on the policies of step {parent['step']:,} of "
+            f"{parent['run']}: "
+            f"{self.many} x {self.envs} environments, {self.steps:,} steps each in iterations of {self.round:,}, "
+            "rewards: "
             f"{'success' if self.c.rewards == 'success' else 'of the environment'}"
         )
         self.bar.say(f"{arithmetic}; step {mode}; {self.run_dir}")
@@ -103,15 +116,15 @@ class ResidualLoop(OnlineLoop):
         self.mark = None
 
     def _standardise(self, observations: Tensor) -> None:
-        """Fix the statistics of the residuals' inputs, where the data gave none: those of the first iteration [N, R, O], in which the
-        residual's mean is 0 whatever it sees."""
+        """Fix the statistics of the residuals' inputs, where the data gave none: those of the first iteration [N, R,
+        O], in which the residual's mean is 0 whatever it sees."""
         spread = observations.std(1)
         self.learner.put("mean", observations.mean(1))
         self.learner.put("std", torch.where(spread > 1e-6, spread, 1.0))
 
     def _check(self, actions: np.ndarray, last: bool) -> bool:
-        """Between two steps: stop where a signal came. Whether actions [N, E, A] are finite; if not, their replicas are frozen as they were
-        before, and it is an error at the `last` try."""
+        """Between two steps: stop where a signal came. Whether actions [N, E, A] are finite; if not, their replicas are
+        frozen as they were before, and it is an error at the `last` try."""
         if self.signals.count:
             self._interrupt()
         good = np.isfinite(actions.reshape(self.many, -1)).all(1)
@@ -122,14 +135,19 @@ class ResidualLoop(OnlineLoop):
         return bool(good.all())
 
     def _earn(self, turn: Turn, t: int) -> Tensor:
-        """The rewards [N, E], that are learnt of, of a step that ended at environment step t; counts its episodes too."""
+        """The rewards [N, E], that are learnt of, of a step that ended at environment step t; counts its episodes
+        too.
+        """
         self.reached = np.fmax(self.reached, turn.successes)
         for k in np.flatnonzero(turn.over).tolist():
             if not np.isnan(self.reached[k]):
-                self.successes[:, k // self.envs] += torch.tensor([1.0, float(self.reached[k] >= 1.0)], dtype=torch.float64)
+                self.successes[:, k // self.envs] += torch.tensor(
+                    [1.0, float(self.reached[k] >= 1.0)], dtype=torch.float64
+                )
             elif self.c.rewards == "success" and turn.valid[k]:
                 raise UserError(
-                    f"algo.rewards=success: {self.play.name} ended an episode without `success` or `is_success` in its infos; "
+                    f"algo.rewards=success: {self.play.name} ended an episode without `success` or `is_success` in its "
+                    "infos; "
                     "algo.rewards=env learns from its rewards"
                 )
         self.reached[turn.over] = np.nan

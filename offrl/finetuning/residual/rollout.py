@@ -1,4 +1,6 @@
-"""Playing an iteration: every environment of every replica makes the same number of steps, across the ends of its episodes."""
+"""Playing an iteration: every environment of every replica makes the same number of steps, across the ends of its
+episodes.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,15 @@ class RolloutStep:
     terminated: Tensor  # bool
     over: Tensor  # bool
     weight: Tensor  # 0 where the physics blew up, and nothing came of the action
-    after: tuple[Tensor, Tensor] | None = None  # (observations, base's actions) of the true next states, where a cut or the end needs them
+    after: tuple[Tensor, Tensor] | None = (
+        None  # (observations, base's actions) of the true next states, where a cut or the end needs them
+    )
 
 
 class Bases:
-    """The frozen policies with the memory of their running episodes. Nobody else's call changes that memory: looking ahead takes a copy."""
+    """The frozen policies with the memory of their running episodes. Nobody else's call changes that memory: looking
+    ahead takes a copy.
+    """
 
     def __init__(self, algorithm: Residual, state: TrainState, envs: int, device: torch.device) -> None:
         """state: of all replicas."""
@@ -53,10 +59,16 @@ class Bases:
     def look(self, carries: list[Carry], observations: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, list[Carry]]:
         """(what the residuals see [N, E, O], the bases' actions [N, E, A], the next carries)."""
         seen = [actor.below(*x) for actor, *x in zip(self.actors, carries, observations, keys, strict=True)]
-        return torch.stack([s for s, _, _ in seen]), torch.stack([a for _, a, _ in seen]), [carry for _, _, carry in seen]
+        return (
+            torch.stack([s for s, _, _ in seen]),
+            torch.stack([a for _, a, _ in seen]),
+            [carry for _, _, carry in seen],
+        )
 
     def go_on(self, carries: list[Carry], over: Tensor) -> None:
-        """Keep the carries after a step; the episodes that are `over` [N, E] begin anew, with nothing of what their bases had planned."""
+        """Keep the carries after a step; the episodes that are `over` [N, E] begin anew, with nothing of what their
+        bases had planned.
+        """
         self.carries = carries
         if bool(over.any()):
             self.carries = [a.begin_anew(c, o) for o, a, c in zip(over, self.actors, carries, strict=True)]
@@ -78,9 +90,9 @@ def play_on(
     play: Play, bases: Bases, learner: ResidualLearner, keys: Tensor, t: int, steps: int,
     earn: Callable[[Turn, int], Tensor], checked: Callable[[np.ndarray, bool], bool],
 ) -> list[RolloutStep]:  # fmt: skip
-    """`steps` steps of all environments from environment step t of each replica; `earn` gives their rewards [N, E] from what came of
-    a step and its time. checked: whether actions [N, E, A] may be played; if not it was seen to, unless it was the last try, which raises.
-    keys [N]: of the replicas."""
+    """`steps` steps of all environments from environment step t of each replica; `earn` gives their rewards [N, E] from
+    what came of a step and its time. checked: whether actions [N, E, A] may be played; if not it was seen to, unless it
+    was the last try, which raises. keys [N]: of the replicas."""
     many, envs, device = len(keys), bases.envs, bases.device
 
     def seen(observations: np.ndarray) -> Tensor:
@@ -103,7 +115,9 @@ def play_on(
         t += envs
         rewards = earn(turn, t)
         flags = [torch.from_numpy(x.reshape(many, envs)).to(device) for x in (turn.terminated, turn.over, turn.valid)]
-        row = RolloutStep(observations, base_actions, u, log_prob, rewards.to(device), flags[0], flags[1], flags[2].float())
+        row = RolloutStep(
+            observations, base_actions, u, log_prob, rewards.to(device), flags[0], flags[1], flags[2].float()
+        )
         if step == steps - 1 or bool((flags[1] & ~flags[0]).any()):
             after = bases.look(carries, seen(turn.next_observations), drawn(t)[0])  # with a copy of their memory
             row.after = after[0], after[1]
@@ -113,15 +127,23 @@ def play_on(
 
 
 def batch_of(rows: list[RolloutStep], learner: ResidualLearner) -> Batch:
-    """The rows as a batch [N, T x E, ...] with advantages and returns, from the values before anything is learnt of them."""
+    """The rows as a batch [N, T x E, ...] with advantages and returns, from the values before anything is learnt of
+    them.
+    """
     config = learner.residual.config
-    columns: dict[str, Any] = {f.name: torch.stack([getattr(r, f.name) for r in rows]) for f in fields(RolloutStep) if f.name != "after"}
+    columns: dict[str, Any] = {
+        f.name: torch.stack([getattr(r, f.name) for r in rows]) for f in fields(RolloutStep) if f.name != "after"
+    }
     times, many, envs = columns["rewards"].shape
 
     def flat(x: Tensor) -> Tensor:
         return x.transpose(0, 1).reshape(many, times * envs, *x.shape[3:])
 
-    values = learner.values(flat(columns["observations"]), flat(columns["base_actions"])).reshape(many, times, envs).transpose(0, 1)
+    values = (
+        learner.values(flat(columns["observations"]), flat(columns["base_actions"]))
+        .reshape(many, times, envs)
+        .transpose(0, 1)
+    )
     next_values = torch.cat([values[1:], values[-1:]])
     for t, row in enumerate(rows):
         if row.after is not None:
@@ -129,7 +151,14 @@ def batch_of(rows: list[RolloutStep], learner: ResidualLearner) -> Batch:
             next_values[t] = torch.where(other, learner.values(*row.after), next_values[t])
     terminated = columns["terminated"] | (columns["over"] if config.time_limits == "end" else False)
     advantages = ppo.generalised_advantages(
-        columns["rewards"], values, next_values, terminated, columns["over"], config.discount, config.gae_decay, columns["weight"]
+        columns["rewards"],
+        values,
+        next_values,
+        terminated,
+        columns["over"],
+        config.discount,
+        config.gae_decay,
+        columns["weight"],
     )
     kept = ("observations", "base_actions", "u", "log_prob", "weight")
     return {**{k: flat(columns[k]) for k in kept}, "advantages": flat(advantages), "returns": flat(advantages + values)}

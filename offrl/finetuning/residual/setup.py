@@ -33,9 +33,14 @@ class _Settings:
 
 
 def begin(
-    run: str | Path | None, config: FinetuneConfig, settings: Mapping[str, Any], other: Mapping[str, Any], env: Callable[[], Any] | None
+    run: str | Path | None,
+    config: FinetuneConfig,
+    settings: Mapping[str, Any],
+    other: Mapping[str, Any],
+    env: Callable[[], Any] | None,
 ) -> Start:
-    """From the settings of a command to what will run. settings: all that were given; other: those that are not of `config`.
+    """From the settings of a command to what will run. settings: all that were given; other: those that are not of
+    `config`.
 
     Raises UserError for what is wrong with them, and for policies that cannot be built on.
     """
@@ -43,48 +48,86 @@ def begin(
         raise UserError("mode=residual learns on top of the policies of a run: offrl finetune RUN mode=residual env=ID")
     path = Path(run)
     if given := next((name for name in OTHERS if name in settings), None):
-        raise UserError(f"{given}= belongs to mode=transitions: a residual learns from what its present policy just played; leave it out")
+        raise UserError(
+            f"{given}= belongs to mode=transitions: a residual learns from what its present policy just played; leave "
+            "it out"
+        )
     for name in other:
         if not name.startswith("algo."):
-            raise UserError(f"{name}= has no place with mode=residual, which needs no data: algo.SETTING=value changes the residual")
+            raise UserError(
+                f"{name}= has no place with mode=residual, which needs no data: algo.SETTING=value changes the residual"
+            )
     algo = _algorithm(other)
     config = choose(config, {"mixing": 0.0}, fresh=False)
     minibatches(algo, config.envs or 1)
     saved = SavedRun(path)
     if saved.record.get("kind") == KIND:
-        raise UserError(f"{path} is a fine-tuning run, whose policies learnt online; give the run that it began from, or another one")
+        raise UserError(
+            f"{path} is a fine-tuning run, whose policies learnt online; give the run that it began from, or another "
+            "one"
+        )
     if saved.grid:
-        raise UserError(f"{path} has a grid over {', '.join(saved.grid)}: a residual is trained for each seed of a run without one")
+        raise UserError(
+            f"{path} has a grid over {', '.join(saved.grid)}: a residual is trained for each seed of a run without one"
+        )
     spec, label = saved.spec, saved.algorithm
     if spec.discrete or spec.text:
         raise UserError(
-            f"{path}: {label} chooses among {'texts' if spec.text else 'discrete actions'}, and a residual adds to real numbers"
+            f"{path}: {label} chooses among {'texts' if spec.text else 'discrete actions'}, and a residual adds to "
+            "real numbers"
         )
     if len(spec.observation_shape) != 1:
-        raise UserError(f"{path}: {label} sees images ({'x'.join(map(str, spec.observation_shape))}), and a residual takes rows of numbers")
-    task = task_of(spec, config, str(saved.record.get("env", "auto")), env, f"offrl finetune {path} mode=residual env=ID")
+        raise UserError(
+            f"{path}: {label} sees images ({'x'.join(map(str, spec.observation_shape))}), and a residual takes rows of "
+            "numbers"
+        )
+    task = task_of(
+        spec, config, str(saved.record.get("env", "auto")), env, f"offrl finetune {path} mode=residual env=ID"
+    )
     policies = [saved.load_policy(replica, "cpu") for replica in saved.replicas]
     for policy in policies:
         check_base(policy, path)
     if dead := saved.diverged:
         warn(f"{', '.join(map(str, dead))} of {path} had diverged: what is built on are the last finite parameters")
-    algo = dataclasses.replace(algo, base=dataclasses.asdict(policies[0].algorithm.config), rewards=rewards_of(algo.rewards, task))
+    algo = dataclasses.replace(
+        algo, base=dataclasses.asdict(policies[0].algorithm.config), rewards=rewards_of(algo.rewards, task)
+    )
     algorithm = Residual(algo, spec)
     states = []
     for policy in policies:
         state = algorithm.init(policy.seed)
         extra = {**state.extra, "base": frozen(policy.algorithm, policy.state)}
-        states.append(state._replace(key=policy.state.key, extra=extra))  # the same key: a scale of 0 is the base, draws included
+        states.append(
+            state._replace(key=policy.state.key, extra=extra)
+        )  # the same key: a scale of 0 is the base, draws included
     files = b"".join((saved.dir / "policies" / f"{r.name}.safetensors").read_bytes() for r in saved.replicas)
     parent = {"run": str(path), "step": int(policies[0].state.step), "sha256": hashlib.sha256(files).hexdigest()}
-    return Start(config, algorithm, saved.replicas, {}, spec, task, label, None, saved.record["data"], None, stack(states), parent)
+    return Start(
+        config,
+        algorithm,
+        saved.replicas,
+        {},
+        spec,
+        task,
+        label,
+        None,
+        saved.record["data"],
+        None,
+        stack(states),
+        parent,
+    )
 
 
 def _algorithm(other: Mapping[str, Any]) -> ResidualConfig:
-    known = [f.name for f in dataclasses.fields(ResidualConfig) if f.metadata.get("help") and not f.metadata.get("filled")]
+    known = [
+        f.name for f in dataclasses.fields(ResidualConfig) if f.metadata.get("help") and not f.metadata.get("filled")
+    ]
     for name in other:
         if name.removeprefix("algo.") not in known:
-            raise UserError(f"a residual has no setting '{name}'.{nearest(name.removeprefix('algo.'), known)} Settings: {', '.join(known)}")
+            raise UserError(
+                f"a residual has no setting '{name}'.{nearest(name.removeprefix('algo.'), known)} Settings: "
+                f"{', '.join(known)}"
+            )
     algo = fill(_Settings(), other, "finetune").algo
     if not algo.scale > 0.0:
         raise UserError(f"algo.scale={algo.scale:g} must be above 0: with 0 nothing that is learnt would act")
@@ -96,7 +139,9 @@ def check_base(policy: TrainedPolicy, path: Path) -> None:
     algorithm = policy.algorithm
     name = f"{path}: a policy of {algorithm.config.name}"
     if algorithm.traits.goal_conditioned:
-        raise UserError(f"{name} acts towards goals, which a residual does not see: it can be built on policies of one task")
+        raise UserError(
+            f"{name} acts towards goals, which a residual does not see: it can be built on policies of one task"
+        )
     if algorithm.assets()[0]:
         raise UserError(f"{name} keeps a model beside its parameters, and a residual's file has no place for it")
     actor = algorithm.actor(bind(algorithm, policy.state))
@@ -107,7 +152,9 @@ def check_base(policy: TrainedPolicy, path: Path) -> None:
 
 
 def rewards_of(rewards: str, task: Task) -> str:
-    """What `rewards`=auto means in an environment: success where its first step reports it. Raises UserError for a failing environment."""
+    """What `rewards`=auto means in an environment: success where its first step reports it. Raises UserError for a
+    failing environment.
+    """
     if rewards != "auto":
         return rewards
     env: Any = make_env(task)

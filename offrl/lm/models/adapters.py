@@ -1,4 +1,6 @@
-"""A language model as the trunk of a policy: its weights frozen, small matrices beside its projections learnt (LoRA, arXiv 2106.09685)."""
+"""A language model as the trunk of a policy: its weights frozen, small matrices beside its projections learnt (LoRA,
+arXiv 2106.09685).
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,9 @@ class Dropout(nn.Module):
 class Trunk(nn.Module):
     """The outputs [B, T, D] of a language model for embedded tokens [B, T, D]. Like `Transformer`, with other weights.
 
-    Learnt tensors are parameters; frozen ones are buffers that all trunks of one language model share, and that no state dictionary, copy
-    or pickle of a trunk holds. Its own dropout, and that of LoRA's inputs, have the rate `dropout`; they are on exactly when a key is
-    given. (The weights of attention are dropped out in GPT-2 alone.)
+    Learnt tensors are parameters; frozen ones are buffers that all trunks of one language model share, and that no
+    state dictionary, copy or pickle of a trunk holds. Its own dropout, and that of LoRA's inputs, have the rate
+    `dropout`; they are on exactly when a key is given. (The weights of attention are dropped out in GPT-2 alone.)
     """
 
     def __init__(
@@ -57,17 +59,23 @@ class Trunk(nn.Module):
         biases: bool = True,
         talks: bool = False,
     ) -> None:
-        """tune: "adapters", or "all" for every weight but those of words. rank, alpha: LoRA adds alpha / rank B A x to W x. layers: names
-        of the linear layers that get it; none: attention's projections to queries, keys and values. biases: those of these layers learn
-        too. talks: it can tell its loss on text.
+        """tune: "adapters", or "all" for every weight but those of words. rank, alpha: LoRA adds alpha / rank B A x to
+        W x. layers: names of the linear layers that get it; none: attention's projections to queries, keys and values.
+        biases: those of these layers learn too. talks: it can tell its loss on text.
 
         Raises UserError where there are no such layers.
         """
         super().__init__()
         self.language = language
         self.settings = {
-            "tune": tune, "rank": rank, "alpha": alpha, "dropout": dropout, "layers": tuple(layers), "biases": biases, "talks": talks,
-        }  # fmt: skip
+            "tune": tune,
+            "rank": rank,
+            "alpha": alpha,
+            "dropout": dropout,
+            "layers": tuple(layers),
+            "biases": biases,
+            "talks": talks,
+        }
         model = language.copied()
         base = model.base_model
         if not talks:
@@ -103,7 +111,9 @@ class Trunk(nn.Module):
 
     def text_loss(self, text: Tensor, key: Tensor | None = None) -> Tensor:
         """Mean negative log-likelihood of each token int64 [B, T] after the first, given those before it; []."""
-        logits = self._run(self.__dict__["whole"], {"input_ids": text}, text.shape[0], visible(None, text.shape[1], text.device), key)[0]
+        logits = self._run(
+            self.__dict__["whole"], {"input_ids": text}, text.shape[0], visible(None, text.shape[1], text.device), key
+        )[0]
         return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), text[:, 1:].flatten())
 
     def _run(self, model: Any, inputs: dict[str, Tensor], batch: int, mask: Tensor | None, key: Tensor | None) -> Any:
@@ -118,7 +128,9 @@ class Trunk(nn.Module):
             layer.key = inner
         places = {"position_ids": mask.sum(-1).squeeze(1) - 1} if self.placed else {}
         if places and "inputs_embeds" in inputs and hasattr(self.base, "wpe"):
-            inputs = {"inputs_embeds": tensor - self.base.wpe(places["position_ids"])}  # which the model is about to add
+            inputs = {
+                "inputs_embeds": tensor - self.base.wpe(places["position_ids"])
+            }  # which the model is about to add
         try:
             return model(**inputs, **places, attention_mask=bias, use_cache=False, return_dict=False)
         finally:
@@ -158,7 +170,8 @@ def _rebuild(language: Language, settings: dict[str, Any], state: dict[str, Tens
 
 
 def probe(trunk: Trunk, left_padding: bool) -> None:
-    """Raise UserError for a model that cannot be a trunk: one that takes no embedded tokens, looks ahead, or attends to padding.
+    """Raise UserError for a model that cannot be a trunk: one that takes no embedded tokens, looks ahead, or attends to
+    padding.
 
     left_padding: windows are padded at the beginning.
     """
@@ -168,18 +181,29 @@ def probe(trunk: Trunk, left_padding: bool) -> None:
         with torch.no_grad():
             y = trunk(x)
             prefix = trunk(x[:, :4])
-            padded_output = trunk(x, visible(torch.tensor([[False, True, True, True, True]]), 5)) if left_padding else None
+            padded_output = (
+                trunk(x, visible(torch.tensor([[False, True, True, True, True]]), 5)) if left_padding else None
+            )
             unpadded_output = trunk(x[:, 1:]) if left_padding else None
     except Exception as error:  # a third-party model may fail in any way here
         problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         raise UserError(f"algo.lm={name}: a {trunk.language.config.model_type} cannot be a trunk ({problem})") from None
     if y.shape != x.shape:
-        raise UserError(f"algo.lm={name}: it makes {tuple(y.shape)} of embedded tokens {tuple(x.shape)}, and the same shape is needed")
+        raise UserError(
+            f"algo.lm={name}: it makes {tuple(y.shape)} of embedded tokens {tuple(x.shape)}, and the same shape is "
+            "needed"
+        )
     scale = 1e-4 * float(y.abs().max())
     if float((y[:, :4] - prefix).abs().max()) > scale:
         raise UserError(f"algo.lm={name}: what it makes of a token depends on later ones")
-    if padded_output is not None and unpadded_output is not None and float((padded_output[:, 1:] - unpadded_output).abs().max()) > scale:
-        raise UserError(f"algo.lm={name}: a {trunk.language.config.model_type} looks at padding; use algo.padding=right")
+    if (
+        padded_output is not None
+        and unpadded_output is not None
+        and float((padded_output[:, 1:] - unpadded_output).abs().max()) > scale
+    ):
+        raise UserError(
+            f"algo.lm={name}: a {trunk.language.config.model_type} looks at padding; use algo.padding=right"
+        )
 
 
 def linear(model: Any) -> dict[str, Any]:
@@ -196,7 +220,11 @@ def adapt(base: Any, language: Language, layers: Sequence[str], rank: int, alpha
     if unknown := [n for n in suffixes if n not in leaves.values()] if layers or not targets else []:
         names = ", ".join(sorted(set(leaves.values()))) or "none"
         place = language.place or language.config.model_type
-        request = f"algo.lora_layers={','.join(layers)}: {unknown[0]}" if layers else f"{', '.join((*MERGED, *SPLIT))} (algo.lora_layers)"
+        request = (
+            f"algo.lora_layers={','.join(layers)}: {unknown[0]}"
+            if layers
+            else f"{', '.join((*MERGED, *SPLIT))} (algo.lora_layers)"
+        )
         raise UserError(f"algo.lm={place}: it has no linear layers called {request}; those it has: {names}")
     peft = packages()[1]
     settings = peft.LoraConfig(
@@ -220,7 +248,9 @@ def replace_dropout(base: nn.Module, rate: float) -> None:
 
 
 def freeze(module: nn.Module, trainable: set[int]) -> None:
-    """Parameters that do not learn become buffers, in memory of the language model; those that do get memory of their own."""
+    """Parameters that do not learn become buffers, in memory of the language model; those that do get memory of their
+    own.
+    """
     for m in module.modules():
         for name, p in list(m._parameters.items()):
             if p is not None and id(p) in trainable:

@@ -64,10 +64,11 @@ def gpt2(size: Size) -> Any:
 
 
 class LM(nn.Module):
-    """A language model without dropout. Its methods are called by name: forward("hidden", ids), as `functional_call` needs it.
+    """A language model without dropout. Its methods are called by name: forward("hidden", ids), as `functional_call`
+    needs it.
 
-    Learnt tensors are parameters; frozen ones are buffers that all copies share and no checkpoint holds (see `offrl.lm.models.adapters`).
-    """
+    Learnt tensors are parameters; frozen ones are buffers that all copies share and no checkpoint holds (see
+    `offrl.lm.models.adapters`)."""
 
     def __init__(
         self,
@@ -80,7 +81,8 @@ class LM(nn.Module):
         layers: tuple[str, ...] = (),
         checkpointing: bool = False,
     ) -> None:
-        """language: a trained one; None: one from scratch of `size`. tune: "all", "adapters" (LoRA beside the linear `layers`) or "none".
+        """language: a trained one; None: one from scratch of `size`. tune: "all", "adapters" (LoRA beside the linear
+        `layers`) or "none".
 
         Raises UserError for layers that are not there.
         """
@@ -132,7 +134,9 @@ class LM(nn.Module):
         return None if limit is None else int(limit)
 
     def train(self, mode: bool = True) -> LM:
-        """A no-op: without dropout there is no difference, and `hidden` says when activations are to be computed again."""
+        """A no-op: without dropout there is no difference, and `hidden` says when activations are to be computed
+        again.
+        """
         return super().train(False)
 
     def forward(self, method: str, *arguments: Any) -> Any:
@@ -142,8 +146,8 @@ class LM(nn.Module):
     def hidden(self, ids: Tensor, valid: Tensor | None = None, cache: Any = None) -> Tensor:
         """States [B, T, D] of tokens int64 [B, T], each from those up to it.
 
-        valid [B, C + T]: False where there is padding, at the beginning; None: there is none but at the end. cache: of the C tokens before,
-        as `fresh_cache` gives it; it is added to.
+        valid [B, C + T]: False where there is padding, at the beginning; None: there is none but at the end. cache: of
+        the C tokens before, as `fresh_cache` gives it; it is added to.
         """
         options: dict[str, Any] = {}
         if self.checkpointing:  # transformers does so in training mode, and then keeps no cache
@@ -197,16 +201,21 @@ class LM(nn.Module):
 
 
 def probe(lm: LM, tokens: int, source: str) -> None:
-    """Raise UserError for a language model that cannot be a policy: one that looks ahead, has fewer tokens than its tokenizer, cannot
-    continue from a cache, or has a head that is unknown here."""
+    """Raise UserError for a language model that cannot be a policy: one that looks ahead, has fewer tokens than its
+    tokenizer, cannot continue from a cache, or has a head that is unknown here."""
     if tokens > lm.vocabulary:
-        raise UserError(f"{source}: its tokenizer has {tokens:,} tokens and the model {lm.vocabulary:,}: they do not belong together")
+        raise UserError(
+            f"{source}: its tokenizer has {tokens:,} tokens and the model {lm.vocabulary:,}: they do not belong "
+            "together"
+        )
     ids = (torch.arange(6) * 7 % min(tokens, lm.vocabulary)).unsqueeze(0)
     try:
         with torch.no_grad():
             logits = lm.logits(lm.hidden(ids))
             prefix_logits = lm.logits(lm.hidden(ids[:, :4]))
-            padded_logits = lm.logits(lm.hidden(torch.cat([ids[:, :1], ids], 1), torch.tensor([[False] + [True] * 6])))[:, 1:]
+            padded_logits = lm.logits(lm.hidden(torch.cat([ids[:, :1], ids], 1), torch.tensor([[False] + [True] * 6])))[
+                :, 1:
+            ]
             cache = lm.fresh_cache()
             lm.hidden(ids[:, :3], torch.ones(1, 3, dtype=torch.bool), cache)
             cached_logits = lm.logits(lm.hidden(ids[:, 3:], torch.ones(1, 6, dtype=torch.bool), cache))
@@ -219,7 +228,8 @@ def probe(lm: LM, tokens: int, source: str) -> None:
         raise
     except Exception as error:  # a third-party model may fail in any way here
         raise UserError(
-            f"{source}: a {lm.base.config.model_type} cannot be a policy here ({type(error).__name__}: {first_line(error)})"
+            f"{source}: a {lm.base.config.model_type} cannot be a policy here ({type(error).__name__}: "
+            f"{first_line(error)})"
         ) from None
     scale = SAME * float(logits.abs().max())
     for difference, problem in (
@@ -244,10 +254,14 @@ class LMWithHeads(nn.Module):
     """A language model with value heads on its states. Methods are called by name, as `LM`'s."""
 
     def __init__(self, lm: LM, outs: Mapping[str, int], layers: int, bias: float = 0.0) -> None:
-        """outs: head name -> width of its output. layers: of each head, hidden ones twice as wide as the states. bias: see `value_mlp`."""
+        """outs: head name -> width of its output. layers: of each head, hidden ones twice as wide as the states. bias:
+        see `value_mlp`.
+        """
         super().__init__()
         self.lm = lm
-        self.heads = nn.ModuleDict({name: value_mlp(lm.width, [2 * lm.width] * (layers - 1), out, bias) for name, out in outs.items()})
+        self.heads = nn.ModuleDict(
+            {name: value_mlp(lm.width, [2 * lm.width] * (layers - 1), out, bias) for name, out in outs.items()}
+        )
 
     def forward(self, method: str, *arguments: Any) -> Any:
         """The method of that name, of this or of the language model."""

@@ -1,4 +1,6 @@
-"""The language model and the tokenizer that an algorithm's settings name. A process has one of each, which all its algorithms share."""
+"""The language model and the tokenizer that an algorithm's settings name. A process has one of each, which all its
+algorithms share.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,18 @@ def tokenizer_of(config: Any) -> Tokenizer:
 
 
 def read_tokenizer(config: Any) -> None:
-    """Read the tokenizer that lies beside the language model: two models of the same weights may have different ones. Raises UserError."""
+    """Read the tokenizer that lies beside the language model: two models of the same weights may have different ones.
+    Raises UserError.
+    """
     c = config
     folder, options = texts.tokenizer_place(language_of(c).place)
     _tokenizers[f"{c.lm_id} {c.lm}"] = tokenizing.of_model(folder, f"algo.lm={c.lm}", **options)
 
 
 def language_of(config: Any) -> Language:
-    """The language model that a run or a policy file noted; where none did, the one that the settings name. Raises UserError."""
+    """The language model that a run or a policy file noted; where none did, the one that the settings name. Raises
+    UserError.
+    """
     if config.lm_id:
         return languages.known(config.lm_id) or languages.open_again(config.lm, config.lm_id)
     return languages.find(config.lm, typed=False)
@@ -59,7 +65,12 @@ def language_model(config: Any, tune: str | None = None) -> LM:
         size = Size(c.width, c.layers, c.heads, c.length + (c.action_tokens or 0) + 1, tokens)
         return LM(None, size, tune=tune or c.tune, checkpointing=c.checkpointing)
     return LM(
-        language_of(c), tune=tune or c.tune, rank=c.rank, alpha=c.lora_alpha, layers=tuple(c.lora_layers), checkpointing=c.checkpointing
+        language_of(c),
+        tune=tune or c.tune,
+        rank=c.rank,
+        alpha=c.lora_alpha,
+        layers=tuple(c.lora_layers),
+        checkpointing=c.checkpointing,
     )
 
 
@@ -88,13 +99,15 @@ def fitted(config: Any, dataset: Dataset) -> Any:
     if spelt:
         words = sorted({word for word in tokenizer.control for t in spelt if word in t})
         warn(
-            f"{name}: {len(spelt):,} of {len(dataset.strings):,} different texts hold the spelling of a control token of {c.lm}, such as "
+            f"{name}: {len(spelt):,} of {len(dataset.strings):,} different texts hold the spelling of a control token "
+            f"of {c.lm}, such as "
             f"{words[0]!r}: it is read as plain text"
         )
     altered = tokenizer.unknown(actions[:CHECKED])
     if altered:
         warn(
-            f"{name}: encoded and decoded, {len(altered):,} of {min(len(actions), CHECKED):,} actions are not what they "
+            f"{name}: encoded and decoded, {len(altered):,} of {min(len(actions), CHECKED):,} actions are not what "
+            "they "
             f"were, such as {altered[0]!r}: the policy cannot write these"
         )
     action_tokens = c.action_tokens or max(1, min(int(ROOM * longest) + 1, c.length // 2))
@@ -121,7 +134,8 @@ def describe(lm: LM, config: Any) -> str:
     context = "all texts so far" if c.history is None else f"the last {c.history} text{'s' if c.history > 1 else ''}"
     ending = "an end token" if c.append_end else "a newline"
     return (
-        f"language model: {model}, {trainable:,} parameters learn{frozen_note}, {tokenizer_of(c).size:,} tokens; it reads {context} "
+        f"language model: {model}, {trainable:,} parameters learn{frozen_note}, {tokenizer_of(c).size:,} tokens; it "
+        f"reads {context} "
         f"and writes at most {c.action_tokens} tokens up to {ending}"
     )
 

@@ -13,11 +13,15 @@ from torch import Tensor
 
 from offrl import rng
 
-Read = Callable[[Tensor, Tensor], Tensor]  # (new tokens [B, T], valid [B, all so far]) -> logits [B, V] of what comes next
+Read = Callable[
+    [Tensor, Tensor], Tensor
+]  # (new tokens [B, T], valid [B, all so far]) -> logits [B, V] of what comes next
 
 
 def left_padded(prompts: Sequence[np.ndarray], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(ids int64 [B, T], valid bool [B, T]) of prompts of at least one token each, with padding before the shorter ones."""
+    """(ids int64 [B, T], valid bool [B, T]) of prompts of at least one token each, with padding before the shorter
+    ones.
+    """
     width = max(len(p) for p in prompts)
     ids, valid = np.full((len(prompts), width), pad, np.int64), np.zeros((len(prompts), width), bool)
     for row, prompt in enumerate(prompts):
@@ -38,8 +42,9 @@ def write(
 ) -> list[list[int]]:
     """The tokens that follow each prompt, up to and with the first of `stops` (bool [V]), at most `max_tokens`.
 
-    read: carries its caches from call to call. allowed: bool [V], tokens that may be written. noise: gives numbers [B] in [0, 1) for the
-    t-th token, which decide the draw from softmax(logits / temperature); None: the likeliest token is taken.
+    read: carries its caches from call to call. allowed: bool [V], tokens that may be written. noise: gives numbers [B]
+    in [0, 1) for the t-th token, which decide the draw from softmax(logits / temperature); None: the likeliest token is
+    taken.
     """
     device = stops.device
     ids, valid = left_padded(prompts, pad, device)
@@ -60,7 +65,9 @@ def write(
 
 
 def uniform_noise(key: Tensor, rows: Sequence[int], device: torch.device) -> Callable[[int], Tensor]:
-    """Numbers [B] in [0, 1) for the t-th token of rows with these numbers, each the same whichever others are drawn beside it."""
+    """Numbers [B] in [0, 1) for the t-th token of rows with these numbers, each the same whichever others are drawn
+    beside it.
+    """
     number = torch.tensor(rows, device=key.device)
     return lambda t: (rng.randint_at(rng.fold_in(key, t), number, 1 << 53).double() * 2.0**-53).to(device)
 

@@ -16,13 +16,33 @@ from offrl.errors import UserError
 from offrl.lm.models.libraries import packages
 
 # keys by which a configuration names code to fetch, kernels to fetch, or another model
-FOREIGN = frozenset({
-    "auto_map", "name_or_path", "_name_or_path", "trust_remote_code", "code_revision", "custom_pipelines", "use_kernels", "kernel_config",
-    "attn_implementation", "_attn_implementation", "_attn_implementation_internal", "quantization_config", "_commit_hash",
-    "experts_implementation", "_experts_implementation", "_experts_implementation_internal", "adapter_kwargs", "_adapter_model_path",
-})  # fmt: skip
+FOREIGN = frozenset(
+    {
+        "auto_map",
+        "name_or_path",
+        "_name_or_path",
+        "trust_remote_code",
+        "code_revision",
+        "custom_pipelines",
+        "use_kernels",
+        "kernel_config",
+        "attn_implementation",
+        "_attn_implementation",
+        "_attn_implementation_internal",
+        "quantization_config",
+        "_commit_hash",
+        "experts_implementation",
+        "_experts_implementation",
+        "_experts_implementation_internal",
+        "adapter_kwargs",
+        "_adapter_model_path",
+    }
+)
 ADAPTER = "adapter_config.json"  # transformers would load the adapter, of any kind, and the base model that it names
-LAYERS, LARGEST = 10_000, 1_000_000_000  # of a description: the most layers, heads and experts, and the largest whole number
+LAYERS, LARGEST = (
+    10_000,
+    1_000_000_000,
+)  # of a description: the most layers, heads and experts, and the largest whole number
 
 
 @contextlib.contextmanager
@@ -37,11 +57,15 @@ def offline() -> Iterator[None]:
 
 
 def config_of(about: Any, where: str) -> Any:
-    """The configuration of a causal language model, from what a file says of one. Raises UserError for anything else."""
+    """The configuration of a causal language model, from what a file says of one. Raises UserError for anything
+    else.
+    """
     transformers, _ = packages()
     kind = about.get("model_type") if isinstance(about, Mapping) else None
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
-        raise UserError(f"{where}: it describes no language model that transformers knows (model_type: {str(kind)[:60]})")
+        raise UserError(
+            f"{where}: it describes no language model that transformers knows (model_type: {str(kind)[:60]})"
+        )
     try:
         config = transformers.AutoConfig.for_model(**plain(about, where))
     except UserError:
@@ -71,7 +95,9 @@ def plain(value: Any, where: str, key: str = "") -> Any:
 
 
 def scrub(config: Any, keep: Collection[str] = ()) -> Any:
-    """A configuration that transformers read, and those in it, without what they name: see `FOREIGN`. keep: keys that stay."""
+    """A configuration that transformers read, and those in it, without what they name: see `FOREIGN`. keep: keys that
+    stay.
+    """
     for part in (config, *(v for v in vars(config).values() if isinstance(v, packages()[0].PretrainedConfig))):
         for name in (FOREIGN & vars(part).keys()) - set(keep):
             if name.endswith("_internal"):
@@ -85,7 +111,8 @@ def check_folder(folder: Path, where: str) -> None:
     """Raise UserError for a folder of a model with which transformers would read more than the model itself."""
     if (folder / ADAPTER).exists():
         raise UserError(
-            f"{where}: {ADAPTER} there names an adapter and another model, which are not followed; merge them (merge_and_unload of peft), "
+            f"{where}: {ADAPTER} there names an adapter and another model, which are not followed; merge them "
+            "(merge_and_unload of peft), "
             "or move that file away"
         )
 

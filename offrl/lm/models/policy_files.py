@@ -15,7 +15,9 @@ from offrl.lm.models.tokenizer import Tokenizer, from_json
 
 
 def pack(lm: LM, tokenizer: Tokenizer, ship: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, values for JSON): all that a policy file needs besides the learnt parameters, or the place of the language model."""
+    """(tensors, values for JSON): all that a policy file needs besides the learnt parameters, or the place of the
+    language model.
+    """
     language = lm.language
     assert language is not None
     about = {
@@ -31,16 +33,22 @@ def pack(lm: LM, tokenizer: Tokenizer, ship: str) -> tuple[dict[str, Tensor], di
 
 
 def unpack(tensors: dict[str, Tensor], about: dict[str, Any]) -> Tokenizer:
-    """Make what `pack` gave known in this process. Raises UserError where the language model is neither in the file nor in its place."""
+    """Make what `pack` gave known in this process. Raises UserError where the language model is neither in the file nor
+    in its place.
+    """
     identity = find_language(tensors, about, head=True)
     return from_json(about.get("tokenizer"), about.get("tokens"), f"the language model {identity}")
 
 
 def find_language(tensors: dict[str, Tensor], about: dict[str, Any], head: bool) -> str:
-    """The identity of the language model that a policy file holds or names, which is known in this process then. Raises UserError."""
+    """The identity of the language model that a policy file holds or names, which is known in this process then. Raises
+    UserError.
+    """
     identity, place = about.get("identity"), about.get("place")
     if not isinstance(identity, str) or not isinstance(place, str):
-        raise UserError("the policy does not say which language model it needs: the file is damaged, or no policy that offrl wrote")
+        raise UserError(
+            "the policy does not say which language model it needs: the file is damaged, or no policy that offrl wrote"
+        )
     if languages.known(identity) is None:
         if "architecture" in about:
             languages.unpack(tensors, about["architecture"], identity, head=head)

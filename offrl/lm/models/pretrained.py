@@ -1,7 +1,8 @@
-"""Language models as trunks: read from Hugging Face's format, frozen, and adapted by LoRA (Hu et al., 2021, arXiv 2106.09685).
+"""Language models as trunks: read from Hugging Face's format, frozen, and adapted by LoRA (Hu et al., 2021, arXiv
+2106.09685).
 
-Packages transformers and peft (extra `text`). Weights are read from safetensors files alone, and no code that comes with a model is run.
-Shapes in comments: B batch, T tokens, D width, H heads.
+Packages transformers and peft (extra `text`). Weights are read from safetensors files alone, and no code that comes
+with a model is run. Shapes in comments: B batch, T tokens, D width, H heads.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ FILES = [
 SMALL = 64 * 2**20  # bytes; a language model that is no larger goes into policy files
 ELSEWHERE = "OFFRL_LM"  # names a language model where that of a policy file does not lie where it did
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
-REAL = torch.device("cpu")  # as a context: what is read here is used by many, also where others only draw (`offrl.nn.outline`)
+REAL = torch.device(
+    "cpu"
+)  # as a context: what is read here is used by many, also where others only draw (`offrl.nn.outline`)
 _known: dict[str, Language] = {}  # read in this process, by identity
 
 
@@ -57,7 +60,11 @@ class Language:
         if self.place:
             return open_again, (self.place, self.identity)
         words = {id(p) for p in self.base.get_input_embeddings().parameters()}
-        return unpack, ({n: p.detach() for n, p in self.base.named_parameters() if id(p) not in words}, self.architecture(), self.identity)
+        return unpack, (
+            {n: p.detach() for n, p in self.base.named_parameters() if id(p) not in words},
+            self.architecture(),
+            self.identity,
+        )
 
     @property
     def base(self) -> Any:
@@ -93,10 +100,11 @@ class Language:
 
 
 def find(name: str, identity: str = "", typed: bool = True) -> Language:
-    """The language model in a folder (config.json and *.safetensors), or of that name on the Hugging Face Hub. Raises UserError.
+    """The language model in a folder (config.json and *.safetensors), or of that name on the Hugging Face Hub. Raises
+    UserError.
 
-    identity: that which it must have; nothing but its checksum is looked at otherwise. typed: a person named it; the names in files are
-    of folders, or of what was downloaded before.
+    identity: that which it must have; nothing but its checksum is looked at otherwise. typed: a person named it; the
+    names in files are of folders, or of what was downloaded before.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -104,7 +112,10 @@ def find(name: str, identity: str = "", typed: bool = True) -> Language:
     if folder.suffix == GGUF and folder.is_file():
         return _read_gguf(folder.resolve(), identity)
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise UserError(f"algo.lm={name}: there is no such folder; name one with config.json and *.safetensors, or algo.lm={SCRATCH}")
+        raise UserError(
+            f"algo.lm={name}: there is no such folder; name one with config.json and *.safetensors, or "
+            f"algo.lm={SCRATCH}"
+        )
     packages()
     hub = importlib.import_module("huggingface_hub")
     try:
@@ -113,7 +124,8 @@ def find(name: str, identity: str = "", typed: bool = True) -> Language:
         except Exception:  # not in the cache, or only in part
             if not (typed and trust.typed_settings()) and not trust.granted():
                 raise UserError(
-                    f"algo.lm={name}: there is no such folder here, and what only a file names is not downloaded: download it yourself "
+                    f"algo.lm={name}: there is no such folder here, and what only a file names is not downloaded: "
+                    "download it yourself "
                     f"(hf download {name}), or say trust=true"
                 ) from None
             snapshot = hub.snapshot_download(name, allow_patterns=FILES)
@@ -121,7 +133,8 @@ def find(name: str, identity: str = "", typed: bool = True) -> Language:
         raise
     except Exception as error:  # whatever the network does
         raise UserError(
-            f"algo.lm={name}: no such folder here, and the Hugging Face Hub did not give it ({str(error).strip().splitlines()[0]}); "
+            f"algo.lm={name}: no such folder here, and the Hugging Face Hub did not give it "
+            f"({str(error).strip().splitlines()[0]}); "
             f"download it where there is a network and name its folder, or take algo.lm={SCRATCH}"
         ) from None
     return _read(Path(snapshot), name, identity)
@@ -130,24 +143,33 @@ def find(name: str, identity: str = "", typed: bool = True) -> Language:
 def _read(folder: Path, place: str, expected: str = "") -> Language:
     config, weights = folder / "config.json", sorted(folder.glob("*.safetensors"))
     if not config.is_file():
-        raise UserError(f"algo.lm={folder}: it has no config.json; name a folder that a Hugging Face model was saved in")
+        raise UserError(
+            f"algo.lm={folder}: it has no config.json; name a folder that a Hugging Face model was saved in"
+        )
     if not weights:
-        files = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf"))
+        files = sorted(
+            p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
+        )
         reason = f" but {', '.join(files)}, which may hold code and is not read" if files else ""
         raise UserError(
-            f"algo.lm={folder}: it has no *.safetensors{reason}; save the model with model.save_pretrained(FOLDER, safe_serialization=True)"
+            f"algo.lm={folder}: it has no *.safetensors{reason}; save the model with model.save_pretrained(FOLDER, "
+            "safe_serialization=True)"
         )
     described.check_folder(folder, f"algo.lm={folder}")
     identity = _checksum(folder, [config, *weights], expected)
     language = _known.get(identity)
     # one that came with a policy has no words; a copy elsewhere may have other files beside it
     if language is None or language.place != place:
-        _known[identity] = Language(language.model if language is not None and language.place else _load(folder), identity, place)
+        _known[identity] = Language(
+            language.model if language is not None and language.place else _load(folder), identity, place
+        )
     return _known[identity]
 
 
 def _read_gguf(path: Path, expected: str = "") -> Language:
-    """A model in one file of llama.cpp's format, whose numbers may be quantised there and are float32 here. Raises UserError."""
+    """A model in one file of llama.cpp's format, whose numbers may be quantised there and are float32 here. Raises
+    UserError.
+    """
     if importlib.util.find_spec("gguf") is None:
         raise UserError(f"algo.lm={path}: GGUF files need the package gguf: pip install gguf")
     identity = _checksum(path, [path], expected)
@@ -181,31 +203,51 @@ def _checksum(place: Path, files: Sequence[Path], expected: str = "") -> str:
             raise UserError(f"algo.lm={place}: {path.name} cannot be read ({error.strerror})") from None
     identity = digest.hexdigest()[:16]
     if expected and identity != expected:
-        raise UserError(f"the language model at {place} is not the one that was trained with ({identity} there, {expected} then)")
+        raise UserError(
+            f"the language model at {place} is not the one that was trained with ({identity} there, {expected} then)"
+        )
     return identity
 
 
 def _load(folder: Path) -> Any:
     transformers, _ = packages()
     if described.quantised(folder):
-        raise UserError(f"algo.lm={folder}: its weights are quantised (quantization_config in config.json); save them as plain numbers")
+        raise UserError(
+            f"algo.lm={folder}: its weights are quantised (quantization_config in config.json); save them as plain "
+            "numbers"
+        )
     with silent(), described.offline(), REAL, torch.random.fork_rng(devices=[]):
         try:
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # not JSON, or an architecture that transformers does not know
-            raise UserError(f"algo.lm={folder}: config.json describes no model known here ({first_line(error)})") from None
+            raise UserError(
+                f"algo.lm={folder}: config.json describes no model known here ({first_line(error)})"
+            ) from None
         described.check_causal(described.scrub(config), f"algo.lm={folder}")
         try:
             model, report = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, config=config, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32,
-                attn_implementation=_implementation(config), output_loading_info=True,
-            )  # fmt: skip
+                folder,
+                config=config,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=torch.float32,
+                attn_implementation=_implementation(config),
+                output_loading_info=True,
+            )
         except Exception as error:  # damaged files, tensors of other shapes
-            raise UserError(f"algo.lm={folder}: its weights cannot be read as a {config.model_type} ({first_line(error)})") from None
+            raise UserError(
+                f"algo.lm={folder}: its weights cannot be read as a {config.model_type} ({first_line(error)})"
+            ) from None
     missing = [*map(str, report["missing_keys"]), *(str(m[0]) for m in report["mismatched_keys"])]
-    missing = [name for name in missing if not name.startswith(("lm_head.", "embed_out."))]  # a head is needed for text alone
+    missing = [
+        name for name in missing if not name.startswith(("lm_head.", "embed_out."))
+    ]  # a head is needed for text alone
     if missing:
-        raise UserError(f"algo.lm={folder}: its files lack {len(missing)} weights that config.json asks for, such as {sorted(missing)[0]}")
+        raise UserError(
+            f"algo.lm={folder}: its files lack {len(missing)} weights that config.json asks for, such as "
+            f"{sorted(missing)[0]}"
+        )
     return _settled(model)
 
 
@@ -225,9 +267,15 @@ def scratch(width: int, layers: int, heads: int, activation: str) -> Language:
     if width % heads:
         raise UserError(f"algo.width={width} is no multiple of algo.heads={heads}")
     config = transformers.GPT2Config(
-        vocab_size=1, n_embd=width, n_layer=layers, n_head=heads, activation_function=activation, bos_token_id=None, eos_token_id=None,
+        vocab_size=1,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+        activation_function=activation,
+        bos_token_id=None,
+        eos_token_id=None,
         attn_implementation="offrl",
-    )  # fmt: skip
+    )
     with silent(), outline("algo.lm=scratch"):
         check_memory("algo.lm=scratch", [transformers.GPT2LMHeadModel(config)])
     with silent(), REAL, torch.random.fork_rng(devices=[]):
@@ -263,8 +311,8 @@ def open_elsewhere(place: str, identity: str) -> Language:
 
 
 def unpack(tensors: dict[str, Tensor], about: dict[str, Any], identity: str, head: bool = False) -> Language:
-    """A model, with its head or without, from its architecture and those of its tensors that are given. Raises UserError where they do not
-    fit, or ask for more memory than what holds them (`offrl.nn.outline`)."""
+    """A model, with its head or without, from its architecture and those of its tensors that are given. Raises
+    UserError where they do not fit, or ask for more memory than what holds them (`offrl.nn.outline`)."""
     if identity not in _known:
         transformers, _ = packages()
         where = f"the language model {identity}"
@@ -277,7 +325,9 @@ def unpack(tensors: dict[str, Tensor], about: dict[str, Any], identity: str, hea
             check_memory(where, [drawn])
             shapes = {name: p.shape for name, p in drawn.named_parameters()}
             if other := [name for name, value in tensors.items() if shapes.get(name) != value.shape]:
-                raise UserError(f"{where}: '{other[0]}' is not of the shape that its architecture has; the file is damaged")
+                raise UserError(
+                    f"{where}: '{other[0]}' is not of the shape that its architecture has; the file is damaged"
+                )
             with REAL:
                 model = kind.from_config(config, **options)
         parameters = dict(model.named_parameters())

@@ -1,7 +1,7 @@
 """Tokenizers: small ones made from the data (characters, words, bytes), and those that come with a language model.
 
-All are objects of the package `tokenizers`. Every text is encoded on its own and the tokens are put one after another, so that it is
-always known which token belongs to which text: a joined text would merge tokens across the seams.
+All are objects of the package `tokenizers`. Every text is encoded on its own and the tokens are put one after another,
+so that it is always known which token belongs to which text: a joined text would merge tokens across the seams.
 """
 
 from __future__ import annotations
@@ -24,12 +24,24 @@ from offrl.lm.models.libraries import packages, silent
 KINDS = ("characters", "words", "bytes")
 PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 OWN = (PAD, START, END, UNKNOWN)  # of tokenizers made here, in this order
-PIECES = {"characters": r"[\s\S]", "words": r" ?\w+|\s|[^\w\s]"}  # every character is in exactly one piece, so nothing is lost
+PIECES = {
+    "characters": r"[\s\S]",
+    "words": r" ?\w+|\s|[^\w\s]",
+}  # every character is in exactly one piece, so nothing is lost
 MOST_WORDS = 20_000
 SPARE = 1_000  # numbers of tokens that a vocabulary may leave out
 ENDS_TURN = "\n"
-FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")  # one of them is there where a tokenizer is
-CURE = "save one with tokenizer.save_pretrained(FOLDER), or take algo.lm=scratch with algo.tokenizer=characters, words or bytes"
+FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+)  # one of them is there where a tokenizer is
+CURE = (
+    "save one with tokenizer.save_pretrained(FOLDER), or take algo.lm=scratch with algo.tokenizer=characters, "
+    "words or bytes"
+)
 
 
 @functools.cache
@@ -66,7 +78,9 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids int32 [T] of each text."""
-        return [np.asarray(e.ids, np.int32) for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [
+            np.asarray(e.ids, np.int32) for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids; special tokens say nothing."""
@@ -85,18 +99,25 @@ class Tokenizer:
 
 
 def vocabulary(kind: str, texts: Iterable[str], source: str) -> list[str]:
-    """The vocabulary that a tokenizer of `kind` needs for these texts, sorted; empty for bytes. Raises UserError for too many words."""
+    """The vocabulary that a tokenizer of `kind` needs for these texts, sorted; empty for bytes. Raises UserError for
+    too many words.
+    """
     if kind == "bytes":
         return []
     pattern = re.compile(PIECES[kind])
     words = {piece for text in texts for piece in pattern.findall(text)}
     if kind == "words" and len(words) > MOST_WORDS:
-        raise UserError(f"{source} has {len(words):,} different words, more than {MOST_WORDS:,}: take algo.tokenizer=bytes or characters")
+        raise UserError(
+            f"{source} has {len(words):,} different words, more than {MOST_WORDS:,}: take algo.tokenizer=bytes or "
+            "characters"
+        )
     return sorted(words)
 
 
 def make(kind: str, words: Sequence[str]) -> Tokenizer:
-    """A tokenizer of `kind` ("characters", "words" or "bytes") over `words`, as `vocabulary` gives them. Others become unknown."""
+    """A tokenizer of `kind` ("characters", "words" or "bytes") over `words`, as `vocabulary` gives them. Others become
+    unknown.
+    """
     tokenizers = package()
     models, pre, decoders = tokenizers.models, tokenizers.pre_tokenizers, tokenizers.decoders
     if kind == "bytes":
@@ -114,7 +135,9 @@ def make(kind: str, words: Sequence[str]) -> Tokenizer:
 
 
 def from_json(text: Any, numbers: Any, where: str) -> Tokenizer:
-    """A tokenizer from what `backend.to_str()` gave, and (start, end, size), as policy files hold them. Raises UserError for others."""
+    """A tokenizer from what `backend.to_str()` gave, and (start, end, size), as policy files hold them. Raises
+    UserError for others.
+    """
     problem = f"{where}: its tokenizer is damaged"
     if not (isinstance(text, str) and isinstance(numbers, list) and len(numbers) == 3):
         raise UserError(problem)
@@ -133,26 +156,39 @@ def from_json(text: Any, numbers: Any, where: str) -> Tokenizer:
 
 
 def of_model(folder: str | Path, source: str, **options: Any) -> Tokenizer:
-    """The tokenizer that lies beside a language model's weights in `folder`. Raises UserError where there is none that can be used.
+    """The tokenizer that lies beside a language model's weights in `folder`. Raises UserError where there is none that
+    can be used.
 
     options: more arguments of transformers' `from_pretrained`, such as `gguf_file`.
     """
     transformers, _ = packages()
-    if not options and not any((Path(folder) / name).is_file() for name in FILES):  # transformers would make one without a vocabulary
+    if not options and not any(
+        (Path(folder) / name).is_file() for name in FILES
+    ):  # transformers would make one without a vocabulary
         raise UserError(f"{source}: no tokenizer could be read there (none of {', '.join(FILES)}); {CURE}")
     with silent(), described.offline():
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, **options
+            )
         except Exception as error:  # no files, damaged ones, a kind that transformers does not know
             raise UserError(f"{source}: no tokenizer could be read there ({first_line(error)}); {CURE}") from None
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         kind = type(tokenizer).__name__
-        raise UserError(f"{source}: its tokenizer ({kind}) has no fast form, which is needed; convert it to tokenizer.json")
+        raise UserError(
+            f"{source}: its tokenizer ({kind}) has no fast form, which is needed; convert it to tokenizer.json"
+        )
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if start is None:
         start = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         text = tokenizer.convert_ids_to_tokens(start)
         warn(f"{source}: its tokenizer has neither a BOS nor an EOS token; token {start} ({text!r}) begins each text")
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else start
-    return Tokenizer(backend, max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1), int(start), tokenizer.eos_token_id, int(pad))
+    return Tokenizer(
+        backend,
+        max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1),
+        int(start),
+        tokenizer.eos_token_id,
+        int(pad),
+    )

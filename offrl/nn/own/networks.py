@@ -1,4 +1,6 @@
-"""Networks of a user's own in place of the multi-layer perceptrons: `algo.actor_network=` and `algo.critic_network=`."""
+"""Networks of a user's own in place of the multi-layer perceptrons: `algo.actor_network=` and
+`algo.critic_network=`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ SETTINGS = ("actor_network", "critic_network")
 def _network_setting(whose: str) -> Any:
     """The setting for a network of one's own. whose: "the policy's", for its help."""
     return setting(
-        None, f"{whose} network in place of layers of `hidden`: file.py:NAME, a function of (inputs, outputs), or a registered one"
+        None,
+        f"{whose} network in place of layers of `hidden`: file.py:NAME, a function of (inputs, outputs), or a "
+        "registered one",
     )
 
 
@@ -48,21 +52,29 @@ def factories(config: Any) -> dict[str, Any]:
 
 
 def with_own_networks(config: Any, modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """An algorithm's modules, with the networks that its settings name inside. Raises UserError for those that do not fit."""
+    """An algorithm's modules, with the networks that its settings name inside. Raises UserError for those that do not
+    fit.
+    """
     for name, factory in factories(config).items():
         where = f"algo.{name}={getattr(config, name)}"
         module = modules.get(name.removesuffix("_network"))
         if name == "actor_network":
             net = getattr(module, "net", None)
             if not isinstance(net, MLP):
-                raise UserError(f"{where}: the policy of {config.name} is no multi-layer perceptron, and has no place for it")
+                raise UserError(
+                    f"{where}: the policy of {config.name} is no multi-layer perceptron, and has no place for it"
+                )
             if getattr(config, "dropout", 0.0):
                 raise UserError(f"{where}: dropout= is of the layers that it replaces; leave it out")
             module.net = OwnNetwork(_made(factory, *_sizes(net.layers, net.head), where))  # type: ignore[union-attr]
         elif not isinstance(module, EnsembleMLP):
-            raise UserError(f"{where}: the critics of {config.name} are no multi-layer perceptrons, and have no place for it")
+            raise UserError(
+                f"{where}: the critics of {config.name} are no multi-layer perceptrons, and have no place for it"
+            )
         elif config.spectral_norm or config.critic_dropout:
-            raise UserError(f"{where}: spectral_norm= and critic_dropout= are of the layers that it replaces; leave them out")
+            raise UserError(
+                f"{where}: spectral_norm= and critic_dropout= are of the layers that it replaces; leave them out"
+            )
         else:
             size, inputs, outputs = module.head.weight.shape[0], _first(module).shape[1], module.head.weight.shape[2]
             module.replace(OwnEnsemble([_made(factory, inputs, outputs, where) for _ in range(size)]))
@@ -82,13 +94,17 @@ class OwnNetwork(nn.Module):
 
 
 class OwnEnsemble(nn.Module):
-    """E modules of one kind, evaluated together; their parameters are stacked [E, ...] under names in which "/" stands for a dot."""
+    """E modules of one kind, evaluated together; their parameters are stacked [E, ...] under names in which "/" stands
+    for a dot.
+    """
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
         self.names = {name.replace(".", "/"): name for name, _ in members[0].named_parameters()}
         for key, name in self.names.items():
-            self.register_parameter(key, nn.Parameter(torch.stack([dict(m.named_parameters())[name].detach() for m in members])))
+            self.register_parameter(
+                key, nn.Parameter(torch.stack([dict(m.named_parameters())[name].detach() for m in members]))
+            )
         self.template = (members[0],)  # in a tuple: its own parameters are none of this module's
 
     def forward(self, x: Tensor | Pairs, key: Tensor | None = None) -> Tensor:
@@ -118,7 +134,8 @@ def _made(factory: Any, inputs: int, outputs: int, where: str) -> nn.Module:
         raise UserError(f"{where} made a {type(module).__name__} of ({inputs}, {outputs}); a torch.nn.Module is due")
     if names := [name for name, _ in module.named_buffers()]:
         raise UserError(
-            f"{where}: its module has the buffer {names[0]} (as BatchNorm has); updates are pure, so only parameters may change"
+            f"{where}: its module has the buffer {names[0]} (as BatchNorm has); updates are pure, so only parameters "
+            "may change"
         )
     shape = tuple(module(torch.zeros(2, inputs)).shape)
     if shape != (2, outputs):

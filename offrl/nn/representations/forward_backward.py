@@ -23,10 +23,12 @@ def on_sphere(x: Tensor) -> Tensor:
 
 
 class NormTanhMLP(nn.Module):
-    """in -> hidden... -> out, where the first hidden layer is linear, LayerNorm, tanh and the others are linear, ReLU, as is the first
-    without `norm_tanh`; `rectified`: the output too."""
+    """in -> hidden... -> out, where the first hidden layer is linear, LayerNorm, tanh and the others are linear, ReLU,
+    as is the first without `norm_tanh`; `rectified`: the output too."""
 
-    def __init__(self, in_dim: int, hidden: Sequence[int], out_dim: int, rectified: bool = False, norm_tanh: bool = True) -> None:
+    def __init__(
+        self, in_dim: int, hidden: Sequence[int], out_dim: int, rectified: bool = False, norm_tanh: bool = True
+    ) -> None:
         super().__init__()
         sizes = [in_dim, *hidden]
         self.layers = nn.ModuleList(Linear(i, o) for i, o in zip(sizes[:-1], sizes[1:], strict=True))
@@ -53,7 +55,14 @@ class Forward(nn.Module):
     """
 
     def __init__(
-        self, obs_dim: int, action_dim: int, z_dim: int, inputs: Sequence[int], hidden: Sequence[int], *, norm_tanh: bool = True
+        self,
+        obs_dim: int,
+        action_dim: int,
+        z_dim: int,
+        inputs: Sequence[int],
+        hidden: Sequence[int],
+        *,
+        norm_tanh: bool = True,
     ) -> None:
         super().__init__()
         self.action, self.task = (reader(obs_dim + other, inputs, norm_tanh) for other in (action_dim, z_dim))

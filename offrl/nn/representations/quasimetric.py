@@ -11,9 +11,11 @@ QUASIMETRICS = ("iqe", "mrn")
 
 
 def interval_lengths(x: Tensor, y: Tensor) -> Tensor:
-    """Lengths of unions of intervals: x and y [..., C, K] -> [..., C], of the K intervals [x_k, max(x_k, y_k)] each (arXiv 2211.15120).
+    """Lengths of unions of intervals: x and y [..., C, K] -> [..., C], of the K intervals [x_k, max(x_k, y_k)] each
+    (arXiv 2211.15120).
 
-    Sorted by where it begins, an interval adds what reaches beyond all before it; gradients are those of the ends that count.
+    Sorted by where it begins, an interval adds what reaches beyond all before it; gradients are those of the ends that
+    count.
     """
     begin, order = x.sort(-1)
     end = torch.maximum(x, y).gather(-1, order)
@@ -33,9 +35,9 @@ def _running_maximum(x: Tensor) -> Tensor:
 class Quasimetric(nn.Module):
     """d(x, y) [B] >= 0 of latents [B, D]: d(x, x) = 0 and d(x, z) <= d(x, y) + d(y, z).
 
-    "iqe": intervals of `components` dimensions each, their lengths' mean and maximum mixed by a learnt share (interval quasimetric
-    embeddings, arXiv 2211.15120). "mrn": Euclidean in one half of the latent, plus the largest positive difference in the other
-    (metric residual networks, arXiv 2208.08133).
+    "iqe": intervals of `components` dimensions each, their lengths' mean and maximum mixed by a learnt share (interval
+    quasimetric embeddings, arXiv 2211.15120). "mrn": Euclidean in one half of the latent, plus the largest positive
+    difference in the other (metric residual networks, arXiv 2208.08133).
     """
 
     def __init__(self, kind: str, latent: int, component: int = 8) -> None:
@@ -43,7 +45,9 @@ class Quasimetric(nn.Module):
         if kind not in QUASIMETRICS:
             raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(QUASIMETRICS)}")
         if (kind == "iqe" and latent % component) or (kind == "mrn" and latent % 2):
-            raise ValueError(f"a latent of {latent} dimensions does not divide into {component if kind == 'iqe' else 2}")
+            raise ValueError(
+                f"a latent of {latent} dimensions does not divide into {component if kind == 'iqe' else 2}"
+            )
         self.kind, self.component = kind, component
         self.alpha = nn.Parameter(torch.zeros(())) if kind == "iqe" else None
 
@@ -66,7 +70,9 @@ class QuasimetricModel(nn.Module):
         self.log_multiplier = nn.Parameter(torch.tensor(multiplier))
 
     def forward(self, part: str, *x: Tensor) -> Tensor:
-        """`part`: "encode" s [B, O] -> [B, D]; "move" (phi, a [B, A]) -> [B, D]; "between" (phi, phi) -> [B]; "multiplier" -> []."""
+        """`part`: "encode" s [B, O] -> [B, D]; "move" (phi, a [B, A]) -> [B, D]; "between" (phi, phi) -> [B];
+        "multiplier" -> [].
+        """
         if part == "encode":
             return self.encoder(*x)
         if part == "move":

@@ -1,7 +1,8 @@
-"""What a candidate's own critic says, and whether to believe it: TD error on the data, value of the starts, size against the rewards.
+"""What a candidate's own critic says, and whether to believe it: TD error on the data, value of the starts, size
+against the rewards.
 
-None of them ranks policies well (docs/benchmarks/ope.md: own Q correlates negatively with the truth), so they are gates and baselines.
-"""
+None of them ranks policies well (docs/benchmarks/ope.md: own Q correlates negatively with the truth), so they are gates
+and baselines."""
 
 from __future__ import annotations
 
@@ -17,7 +18,16 @@ from offrl.data.transforms.episodes import subsample
 from offrl.errors import UserError
 from offrl.ope.config import OPEConfig
 from offrl.ope.importance import episode_counts
-from offrl.ope.problem import Actions, Estimates, NotFinite, Problem, candidate_actions, check_decisions, check_fit, raw_observations
+from offrl.ope.problem import (
+    Actions,
+    Estimates,
+    NotFinite,
+    Problem,
+    candidate_actions,
+    check_decisions,
+    check_fit,
+    raw_observations,
+)
 
 ROWS = 100_000  # of the data, at most, that a critic is asked about
 BATCH = 16_384  # rows that it is given at once
@@ -27,12 +37,16 @@ GROWTH = 2.0  # times the earlier TD error, above which it grows
 
 @dataclass(frozen=True)
 class Gates:
-    """Statistics of K candidates' own critics, by which to drop those that exploded. In recorded rewards; NaN for one without a critic."""
+    """Statistics of K candidates' own critics, by which to drop those that exploded. In recorded rewards; NaN for one
+    without a critic.
+    """
 
     names: tuple[str, ...]
     td_error: np.ndarray  # [K] mean (Q - r - discount m Q')^2 over transitions, each with its own discount
     q_start: np.ndarray  # [K] mean Q(s0, pi(s0)) over initial states
-    q_largest: np.ndarray  # [K] max |Q| at the data's actions and its own in next states; a shift of the rewards it trained on stays in
+    q_largest: (
+        np.ndarray
+    )  # [K] max |Q| at the data's actions and its own in next states; a shift of the rewards it trained on stays in
     q_bound: np.ndarray  # [K] max |r| / (1 - discount) of the rewards with that shift: what |Q| can be at most
     finite: np.ndarray  # [K] bool: actions, and values where it has any
 
@@ -44,14 +58,17 @@ class Gates:
 
     @property
     def passed(self) -> np.ndarray:
-        """Candidates that are finite and no larger than 1.5 times what the rewards allow: bool [K]. One without a critic passes."""
+        """Candidates that are finite and no larger than 1.5 times what the rewards allow: bool [K]. One without a
+        critic passes.
+        """
         return np.array([not reason for reason in self.reasons()])
 
     def reasons(self, earlier: Gates | None = None) -> list[str]:
         """Why each candidate is to be dropped, K texts, "" for one that is not.
 
-        earlier: gates of the same candidates, in the same order, at half of their training: a TD error that has more than doubled since
-        is a reason too (spec I.4.3 says "grows"; the factor is ours, because errors grow with healthy values too).
+        earlier: gates of the same candidates, in the same order, at half of their training: a TD error that has more
+        than doubled since is a reason too (spec I.4.3 says "grows"; the factor is ours, because errors grow with
+        healthy values too).
         """
         out = []
         for k in range(len(self.names)):
@@ -70,14 +87,19 @@ class Gates:
         """Plain numbers for a table, a dict for each candidate."""
         names = ("td_error", "q_start", "q_largest", "q_bound")
         numbers = [{name: float(getattr(self, name)[k]) for name in names} for k in range(len(self.names))]
-        return [{"candidate": n, **row, "finite": bool(f)} for n, row, f in zip(self.names, numbers, self.finite, strict=True)]
+        return [
+            {"candidate": n, **row, "finite": bool(f)}
+            for n, row, f in zip(self.names, numbers, self.finite, strict=True)
+        ]
 
 
 def gates(dataset: Dataset, candidates: Mapping[str, Any], discount: float = 0.99, seed: int = 0) -> Gates:
-    """The gate statistics of policies on a dataset (spec I.4.3); a candidate whose actions are NaN is told, not refused.
+    """The gate statistics of policies on a dataset (spec I.4.3); a candidate whose actions are NaN is told, not
+    refused.
 
-    dataset: of any reward transform, which is undone; of more than ROWS rows a share of the episodes is taken, drawn by `seed`. discount:
-    for policies that name none. Raises UserError for candidates of other spaces, and rewards that say nothing.
+    dataset: of any reward transform, which is undone; of more than ROWS rows a share of the episodes is taken, drawn by
+    `seed`. discount: for policies that name none. Raises UserError for candidates of other spaces, and rewards that say
+    nothing.
     """
     if not candidates:
         raise UserError("there is no candidate policy to look at")
@@ -95,22 +117,27 @@ def gates(dataset: Dataset, candidates: Mapping[str, Any], discount: float = 0.9
             look = _look(policy, data, candidate_actions(name, policy, data, False), rows, discount)
             if look is not None:
                 numbers = look.numbers()
-                numbers["q_start"] = start_value(policy, raw_observations(data, "observations")[data.episode_start.numpy()])
+                numbers["q_start"] = start_value(
+                    policy, raw_observations(data, "observations")[data.episode_start.numpy()]
+                )
                 good = bool(np.isfinite([numbers[k] for k in ("td_error", "q_start", "q_largest")]).all())
         except NotFinite:
             good = False
         for key, column in columns.items():
             column.append(float(numbers[key]))
         finite.append(good)
-    return Gates(tuple(candidates), **{key: np.array(column) for key, column in columns.items()}, finite=np.array(finite))
+    return Gates(
+        tuple(candidates), **{key: np.array(column) for key, column in columns.items()}, finite=np.array(finite)
+    )
 
 
 def td(problem: Problem, settings: OPEConfig) -> Estimates:
-    """Minus the mean squared TD error of each candidate's own critic on the data, in squared recorded rewards: larger is better.
+    """Minus the mean squared TD error of each candidate's own critic on the data, in squared recorded rewards: larger
+    is better.
 
-    NaN for candidates without a critic. The interval is a bootstrap over episodes with Q held fixed. A critic trained on other terms than
-    r + discount Q' (an entropy bonus, pessimism) is charged for them. Raises UserError where no candidate has a critic, and for rewards
-    that say nothing.
+    NaN for candidates without a critic. The interval is a bootstrap over episodes with Q held fixed. A critic trained
+    on other terms than r + discount Q' (an entropy bonus, pessimism) is charged for them. Raises UserError where no
+    candidate has a critic, and for rewards that say nothing.
     """
     check_rewards(problem.dataset)
     dataset, rows = problem.dataset, _some_rows(problem.dataset, settings.seed)
@@ -135,17 +162,23 @@ def own_q(problem: Problem, settings: OPEConfig) -> Estimates:
     value = own_values(problem)
     if np.isnan(value).all():
         raise UserError(_without("q", problem))
-    return Estimates("q", problem.names, value, np.full_like(value, np.nan), np.full_like(value, np.nan), settings.discount, {})
+    return Estimates(
+        "q", problem.names, value, np.full_like(value, np.nan), np.full_like(value, np.nan), settings.discount, {}
+    )
 
 
 def own_values(problem: Problem) -> np.ndarray:
-    """The estimate of each candidate's critic: mean Q(s0, pi(s0)) over the data's initial states, in the units of recorded rewards: [K]."""
+    """The estimate of each candidate's critic: mean Q(s0, pi(s0)) over the data's initial states, in the units of
+    recorded rewards: [K].
+    """
     observations = np.ascontiguousarray(raw_observations(problem.dataset, "observations")[problem.starts.numpy()])
     return np.array([start_value(policy, observations) for policy in problem.policies])
 
 
 def start_value(policy: Any, observations: np.ndarray) -> float:
-    """Mean Q(s0, pi(s0)) of a policy's own critic at raw initial observations [M, O], in recorded rewards; NaN where it has none."""
+    """Mean Q(s0, pi(s0)) of a policy's own critic at raw initial observations [M, O], in recorded rewards; NaN where it
+    has none.
+    """
     if not callable(getattr(policy, "own_value", None)):
         return float("nan")
     actions, _ = policy.step(policy.start(len(observations)), observations, 0)
@@ -159,7 +192,9 @@ def check_rewards(dataset: Dataset) -> None:
     """Raise UserError for rewards from which every policy earns the same, and for such that are not finite."""
     rewards = dataset.columns["rewards"][dataset.transition_rows()]
     if not len(rewards):
-        raise UserError(f"{dataset.spec.name} has no transition whose successor is known, so that nothing can be evaluated on it")
+        raise UserError(
+            f"{dataset.spec.name} has no transition whose successor is known, so that nothing can be evaluated on it"
+        )
     if not bool(rewards.isfinite().all()):
         raise UserError(f"{dataset.spec.name} has rewards that are not finite")
     low, ends = float(rewards.min()), bool(dataset.columns["terminations"].any())
@@ -210,7 +245,9 @@ def _look(policy: Any, dataset: Dataset, actions: Actions, rows: np.ndarray, dis
                 return None
             parts.append(np.asarray(values, np.float64))
         q = np.concatenate(parts)
-        return np.asarray(policy.in_recorded_units(q, np.zeros(len(q))), np.float64)  # of no step: the shift of rewards stays in
+        return np.asarray(
+            policy.in_recorded_units(q, np.zeros(len(q))), np.float64
+        )  # of no step: the shift of rewards stays in
 
     here, after = scored("observations", columns["actions"][chosen]), scored("next_observations", actions.after[chosen])
     if here is None or after is None:
@@ -236,6 +273,7 @@ def _some_rows(dataset: Dataset, seed: int) -> np.ndarray:
 def _without(method: str, problem: Problem) -> str:
     names: Sequence[str] = problem.names
     return (
-        f"method={method} asks each candidate's own critic, and none of {len(names)} has one that is finite (policy files and algorithms "
+        f"method={method} asks each candidate's own critic, and none of {len(names)} has one that is finite (policy "
+        "files and algorithms "
         "such as bc have none): name runs with checkpoints of an algorithm with critics, or use method=fqe"
     )

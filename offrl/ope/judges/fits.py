@@ -1,4 +1,6 @@
-"""Several fits of Q for the same policies, between which a tournament chooses, policy by policy: the methods lstd and bvft."""
+"""Several fits of Q for the same policies, between which a tournament chooses, policy by policy: the methods lstd and
+bvft.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ROWS = 50_000  # transitions of a tournament, at most
 
 
 def variants(settings: OPEConfig) -> dict[str, OPEConfig]:
-    """The settings of each fit that `settings.fits` names. Raises UserError for fewer than two, and for one that comes twice."""
+    """The settings of each fit that `settings.fits` names. Raises UserError for fewer than two, and for one that comes
+    twice.
+    """
     c = settings
     every = {
         "base": c,
@@ -34,11 +38,12 @@ def variants(settings: OPEConfig) -> dict[str, OPEConfig]:
 
 
 def lstd(fits: Mapping[str, Fitted], settings: OPEConfig) -> Estimates:
-    """Values of all policies, each by the fit that wins its LSTD tournament (arXiv 2502.08021) by the loss `settings.tournament`.
+    """Values of all policies, each by the fit that wins its LSTD tournament (arXiv 2502.08021) by the loss
+    `settings.tournament`.
 
-    fits: of the same problem, by name. details: "chosen", the winning fit of each policy; "losses" and "values", {fit: K numbers};
-    "seeds", [N, K], each policy's values by the seeds of its chosen fit. A policy all of whose fits diverged is NaN. Raises UserError for
-    rewards that say nothing.
+    fits: of the same problem, by name. details: "chosen", the winning fit of each policy; "losses" and "values", {fit:
+    K numbers}; "seeds", [N, K], each policy's values by the seeds of its chosen fit. A policy all of whose fits
+    diverged is NaN. Raises UserError for rewards that say nothing.
     """
 
     def judge(name: str, q: np.ndarray, v: np.ndarray, rewards: np.ndarray) -> np.ndarray:
@@ -60,7 +65,9 @@ def bvft(fits: Mapping[str, Fitted], settings: OPEConfig) -> Estimates:
 
 
 def vectors(fitted: Fitted, rows: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """(q, v) of each policy at transitions [n], both [K, n]: means over seeds of Q(s, a) and of Q(s', pi(s')), 0 where episodes end."""
+    """(q, v) of each policy at transitions [n], both [K, n]: means over seeds of Q(s, a) and of Q(s', pi(s')), 0 where
+    episodes end.
+    """
     problem = fitted.problem
     after = torch.stack([a.after[rows] for a in problem.actions], 1)
     ended = problem.dataset.columns["terminations"][rows].numpy()

@@ -1,7 +1,7 @@
 """The answer that a report begins with: which algorithm is ahead, by how much, and whether that can be chance.
 
-Every number is one of docs/statistics.md; one answer is about one group of datasets, or about one dataset that is in no group of several.
-"""
+Every number is one of docs/statistics.md; one answer is about one group of datasets, or about one dataset that is in no
+group of several."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class Answer:
 def answers(
     comparisons: Sequence[Comparison], entries: Sequence[Entry], behaviour: Behaviour, conditions: Conditions, reps: int
 ) -> list[Answer]:
-    """One for each group that is aggregated, then one for each other dataset with a final score; without any, one that says why.
+    """One for each group that is aggregated, then one for each other dataset with a final score; without any, one that
+    says why.
 
     Of an algorithm with many settings (`searches.SEARCH`) only the best is named, and that it was chosen
     with the environment. Settings besides the algorithm in which the first two differ are named. reps: resamples.
@@ -66,11 +67,14 @@ def answers(
             rows = [e for e in entries if e.group == name and e.dataset == dataset]
             if any(e.seeds for e in rows):
                 result.append(_of_dataset(dataset, rows, behaviour(dataset, name != RAW), conditions, several))
-    result.sort(key=lambda answer: sum(row.estimate is not None for row in answer.rows) < 2)  # who won, before what stands alone
+    result.sort(
+        key=lambda answer: sum(row.estimate is not None for row in answer.rows) < 2
+    )  # who won, before what stands alone
     return result or [_nothing(entries)]
 
 
-# --------------------------------------------------------------------------------------------------------------- a group
+# --------------------------------------------------------------------------------------------------------------- a
+# group
 
 
 def _of_group(c: Comparison, algorithm: dict[str, str], conditions: Conditions, reps: int, several: bool) -> Answer:
@@ -89,7 +93,10 @@ def _of_group(c: Comparison, algorithm: dict[str, str], conditions: Conditions, 
         gap = _times_100(difference(*pair, reps=reps))
         chance = probability_of_improvement(*pair, reps=reps)
         odds = chance.value, chance.low, chance.high
-        verdict = f"{place}{_ahead(first, others[0], gap)}; probability of improvement {_text(odds, decimals=2)}.{_differ(differences)}"
+        verdict = (
+            f"{place}{_ahead(first, others[0], gap)}; probability of improvement "
+            f"{_text(odds, decimals=2)}.{_differ(differences)}"
+        )
         together = TOGETHER if differences else ""
         if n == 1 or not math.isfinite(gap[1]):
             sure, kind = NO_INTERVAL, "warning"
@@ -99,7 +106,10 @@ def _of_group(c: Comparison, algorithm: dict[str, str], conditions: Conditions, 
             few = f"but intervals of {n} seeds are too narrow: {FEW_SEEDS} or more would tell."
             sure, kind = f"More than chance by its interval{together}, {few}", "note"
         else:
-            sure, kind = f"More than chance{together}: the interval of the difference leaves out 0.", "note" if differences else "good"
+            sure, kind = (
+                f"More than chance{together}: the interval of the difference leaves out 0.",
+                "note" if differences else "good",
+            )
         level = [o for o in others[1:] if (p := c.improvement.get((first, o))) is not None and p.low <= 0.5 <= p.high]
         sure += _level(first, level)
     elif n == 1:
@@ -107,10 +117,15 @@ def _of_group(c: Comparison, algorithm: dict[str, str], conditions: Conditions, 
     sure, kind = _doubted(sure, kind, first in searched, [])
     notes = *_values(differences), *(f"{note}." for note in c.group.notes if " left out" in note)
     return Answer(
-        verdict, sure, kind, "IQM [95% interval]",
-        f"{c.group.name}, {tasks} datasets, {seeds}. Dot: interquartile mean (IQM) of the normalised scores; line: 95% interval.",
-        tuple(Row(label, iqm[label]) for label in labels), remarks=(*notes, *chosen(labels[: 1 + MOST_OTHERS], searched, algorithm)),
-    )  # fmt: skip
+        verdict,
+        sure,
+        kind,
+        "IQM [95% interval]",
+        f"{c.group.name}, {tasks} datasets, {seeds}. Dot: interquartile mean (IQM) of the normalised scores; line: 95% "
+        "interval.",
+        tuple(Row(label, iqm[label]) for label in labels),
+        remarks=(*notes, *chosen(labels[: 1 + MOST_OTHERS], searched, algorithm)),
+    )
 
 
 def _times_100(estimate: object) -> Interval:
@@ -118,10 +133,13 @@ def _times_100(estimate: object) -> Interval:
     return value, low, high
 
 
-# ------------------------------------------------------------------------------------------------------------- a dataset
+# ------------------------------------------------------------------------------------------------------------- a
+# dataset
 
 
-def _of_dataset(dataset: str, entries: Sequence[Entry], behaviour: float | None, conditions: Conditions, several: bool) -> Answer:
+def _of_dataset(
+    dataset: str, entries: Sequence[Entry], behaviour: float | None, conditions: Conditions, several: bool
+) -> Answer:
     score = entries[0].group != RAW
     unit = "score" if score else "return"
     of = {e.label: e for e in sorted((e for e in entries if e.seeds), key=lambda e: -e.mean[0])}
@@ -142,7 +160,11 @@ def _of_dataset(dataset: str, entries: Sequence[Entry], behaviour: float | None,
     rows += [Row(e.label, None, e.lost or "no final score") for e in entries if not e.seeds]
     if behaviour is not None and others and of[first].mean[0] < behaviour:
         sure += f" None reaches the mean of the data's own episodes, {digits(behaviour, score)}."
-    dot = "Dot: the last evaluation's mean over seeds; line: 95% interval" if max(seeds) > 1 else "Dot: the last evaluation's mean"
+    dot = (
+        "Dot: the last evaluation's mean over seeds; line: 95% interval"
+        if max(seeds) > 1
+        else "Dot: the last evaluation's mean"
+    )
     papers = list(dict.fromkeys(p.source.partition(":")[0] for label in labels if (p := of[label].published)))
     marks = f"; diamond: published ({', '.join(papers)})" if papers else ""
     marks += "; dashed: the mean of the data's own episodes" if behaviour is not None else ""
@@ -159,7 +181,9 @@ def _two(
     first, second, *_ = labels
     one, two = of[first].mean, of[second].mean
     gap = one[0] - two[0], math.nan, math.nan
-    values = [[[s.normalised if score else s.raw for s in of[label].cell.scores]] for label in (first, second)]  # one task
+    values = [
+        [[s.normalised if score else s.raw for s in of[label].cell.scores]] for label in (first, second)
+    ]  # one task
     where = f" on {dataset}" if several else ""
     verdict = f"{_ahead(first, second, gap, score)}{where}: {_text(one, score)} against {_text(two, score)}"
     if not all(map(math.isfinite, (*one, *two))):
@@ -170,7 +194,9 @@ def _two(
     level = [o for o in labels[2:] if of[o].mean[2] >= one[1] or not math.isfinite(of[o].mean[2])]
     n = min(of[label].seeds for label in labels)
     if two[2] >= one[1]:
-        sure = f"The intervals overlap: with {_number(n, 'seed')} this cannot be told from chance.{_level(first, level)}"
+        sure = (
+            f"The intervals overlap: with {_number(n, 'seed')} this cannot be told from chance.{_level(first, level)}"
+        )
         return verdict, sure + WIDE * (n == 2), "warning"
     together, kind = (TOGETHER, "note") if differences else ("", "good")
     return verdict, f"More than chance{together}: the intervals do not overlap.{_level(first, level)}", kind
@@ -183,7 +209,10 @@ def _one(dataset: str, e: Entry, score: bool, behaviour: float | None) -> tuple[
     verdict = f"{e.label} {unit} {_text(e.mean, score)} on {dataset}"
     if behaviour is not None:
         where = "above" if mean >= behaviour else "below"
-        verdict += f", {digits(abs(mean - behaviour), score)} {where} the mean of the data's own episodes, {digits(behaviour, score)}"
+        verdict += (
+            f", {digits(abs(mean - behaviour), score)} {where} the mean of the data's own episodes, "
+            f"{digits(behaviour, score)}"
+        )
     if e.published is not None:
         verdict += f"; published: {published(e.published)} ({e.published.source.partition(':')[0]})"
     verdict += "."
@@ -191,12 +220,28 @@ def _one(dataset: str, e: Entry, score: bool, behaviour: float | None) -> tuple[
         return verdict, NO_INTERVAL, "warning"
     wide = WIDE * (e.seeds == 2)
     if behaviour is None:
-        return verdict, f"95% interval over {_number(e.seeds, 'seed')}; the mean of the data's own episodes is not known.{wide}", "note"
+        return (
+            verdict,
+            f"95% interval over {_number(e.seeds, 'seed')}; the mean of the data's own episodes is not known.{wide}",
+            "note",
+        )
     if low > behaviour:
-        return verdict, "The whole interval lies above the data's mean: the policies do better than what they learnt from.", "good"
+        return (
+            verdict,
+            "The whole interval lies above the data's mean: the policies do better than what they learnt from.",
+            "good",
+        )
     if high < behaviour:
-        return verdict, "The whole interval lies below the data's mean: the policies do worse than what they learnt from.", "bad"
-    return verdict, f"The interval holds the data's mean: with {_number(e.seeds, 'seed')} the two cannot be told apart.{wide}", "warning"
+        return (
+            verdict,
+            "The whole interval lies below the data's mean: the policies do worse than what they learnt from.",
+            "bad",
+        )
+    return (
+        verdict,
+        f"The interval holds the data's mean: with {_number(e.seeds, 'seed')} the two cannot be told apart.{wide}",
+        "warning",
+    )
 
 
 def published(number: Published) -> str:
@@ -206,7 +251,10 @@ def published(number: Published) -> str:
 def _doubted(sure: str, kind: str, searched: bool, missing: Sequence[str]) -> tuple[str, str]:
     """How sure it is, less what the interval does not cover."""
     if searched:
-        sure, kind = f"{sure} No interval covers that its settings were chosen with the environment.", "note" if kind == "good" else kind
+        sure, kind = (
+            f"{sure} No interval covers that its settings were chosen with the environment.",
+            "note" if kind == "good" else kind,
+        )
     if missing:
         sure, kind = f"{sure} No final score of {_list(missing)}.", "note" if kind == "good" else kind
     return sure, kind
@@ -216,7 +264,8 @@ def _seeds(e: Entry) -> str:
     return f"{e.seeds} of {e.asked} seeds" if e.seeds < e.asked else ""
 
 
-# --------------------------------------------------------------------------------------------------------- without scores
+# --------------------------------------------------------------------------------------------------------- without
+# scores
 
 
 def _nothing(entries: Sequence[Entry]) -> Answer:
@@ -230,7 +279,8 @@ def _nothing(entries: Sequence[Entry]) -> Answer:
     if reasons and all("no environment" in r for r in reasons):
         return Answer(
             f"{who}: trained, but not scored.",
-            "No environment is known for these data, so nothing says how good the policies are. The first command scores them in one that "
+            "No environment is known for these data, so nothing says how good the policies are. The first command "
+            "scores them in one that "
             "you name, the second estimates their returns from the data alone.",
             "note", "", about, rows, commands=(f"offrl evaluate {_word(place)} env=ID", f"offrl select {_word(place)}"),
         )  # fmt: skip
@@ -238,7 +288,9 @@ def _nothing(entries: Sequence[Entry]) -> Answer:
         return Answer(f"{who}: failed.", reasons[0], "bad", "", about, rows)
     if reasons and all(r.startswith("no score at") for r in reasons):
         todo = "Training reached its end and scores.csv does not have its last evaluation. This scores the policies:"
-        return Answer(f"{who}: not scored.", todo, "note", "", about, rows, commands=(f"offrl evaluate {_word(place)}",))
+        return Answer(
+            f"{who}: not scored.", todo, "note", "", about, rows, commands=(f"offrl evaluate {_word(place)}",)
+        )
     waiting = any(r.startswith(("unfinished", "not started", "begun")) for r in reasons)
     todo = "The same command as before continues what has not finished." if waiting else "The reasons stand below."
     return Answer(f"{who}: no final score yet.", todo, "note", "", about, rows)
@@ -249,7 +301,10 @@ def _so_far(e: Entry) -> str:
     text = e.lost or "no final score"
     if not latest:
         return text
-    return f"{text}; {digits(math.fsum(s.value for s in latest) / len(latest), e.cell.normalised)} at step {latest[0].step:,}, not counted"
+    return (
+        f"{text}; {digits(math.fsum(s.value for s in latest) / len(latest), e.cell.normalised)} at step "
+        f"{latest[0].step:,}, not counted"
+    )
 
 
 def _word(path: str) -> str:
@@ -258,7 +313,8 @@ def _word(path: str) -> str:
     return shlex.quote(path)
 
 
-# ------------------------------------------------------------------------------------------------------------------ words
+# ------------------------------------------------------------------------------------------------------------------
+# words
 
 
 def _ahead(first: str, second: str, gap: Interval, score: bool = True) -> str:

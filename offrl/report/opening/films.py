@@ -16,11 +16,16 @@ from offrl.video.record import FOLDER
 LARGEST, MOST_BYTES = 6_000_000, 20_000_000  # of a file, and of all of them: base64 makes a third more of it
 MOST = 6  # runs whose film is shown, and whose goal map
 FILM = "Episodes as they were scored, all seeds of the run side by side."
-MAP = "The way that the policy takes to each goal; where the algorithm learns them, its distances to the goal as colours, and its subgoals."
+MAP = (
+    "The way that the policy takes to each goal; where the algorithm learns them, its distances to the goal as "
+    "colours, and its subgoals."
+)
 
 
 def films(made: Material) -> None:
-    """A section with the first film and the goal map of each run that has one; of large ones and of many the rest is named."""
+    """A section with the first film and the goal map of each run that has one; of large ones and of many the rest is
+    named.
+    """
     maps = [(run, file) for run in made.results.runs for file in _inside(run, [run.dir / PICTURE])]
     shown = [(run, file) for run in made.results.runs for file in _films(run)[:1]]
     if not maps and not shown:
@@ -47,7 +52,11 @@ def films(made: Material) -> None:
                 named.append(str(file))
                 continue
             room -= len(content)
-            page.figure(content, f"{run.algorithm} on {run.dataset}. {MAP}", alt=f"Goal map of {run.algorithm} on {run.dataset}. {MAP}")
+            page.figure(
+                content,
+                f"{run.algorithm} on {run.dataset}. {MAP}",
+                alt=f"Goal map of {run.algorithm} on {run.dataset}. {MAP}",
+            )
     if named:
         with page.details(f"{count(len(named), 'file')} more, not shown to keep the page small"):
             page.items(named)
@@ -59,7 +68,9 @@ def _films(run: SavedRun) -> list[Path]:
 
 
 def _inside(run: SavedRun, files: Sequence[Path]) -> list[Path]:
-    """Those that are plain files in the run's own folder: a link in a stranger's run would put another file into the page."""
+    """Those that are plain files in the run's own folder: a link in a stranger's run would put another file into the
+    page.
+    """
     root = run.dir.resolve()
     return [file for file in files if file.is_file() and file.resolve().is_relative_to(root)]
 

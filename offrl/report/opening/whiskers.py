@@ -1,6 +1,7 @@
 """An answer as part of a page: its sentences, and a table whose rows are drawn as dots with whiskers.
 
-The picture is a table, and its drawings stretch with the window: it is read on a phone, on paper and by a screen reader.
+The picture is a table, and its drawings stretch with the window: it is read on a phone, on paper and by a screen
+reader.
 """
 
 from __future__ import annotations
@@ -44,12 +45,17 @@ def picture(answer: Answer, colours: Mapping[str, str], column: str = "algorithm
             f"<td>{digits(marks[0], answer.score)}</td></tr>"
         )
     if axis is not None:
-        body.append(f'<tr class="axis" aria-hidden="true"><td></td><td class="track">{axis.labels()}</td><td></td></tr>')
+        body.append(
+            f'<tr class="axis" aria-hidden="true"><td></td><td class="track">{axis.labels()}</td><td></td></tr>'
+        )
     body += [_row(row, axis, INK, answer) for row in rows if row.estimate is None]
     if len(answer.rows) > MOST_ROWS:
-        body.append(f'<tr><th scope="row" class="soft" colspan="3">and {len(answer.rows) - MOST_ROWS} more, in the tables below</th></tr>')
+        body.append(
+            f'<tr><th scope="row" class="soft" colspan="3">and {len(answer.rows) - MOST_ROWS} more, in the tables '
+            "below</th></tr>"
+        )
     head = f'<tr><th scope="col">{escape(column)}</th><td></td><th scope="col">{escape(answer.unit)}</th></tr>'
-    return f'<table class="whiskers"><caption>{escape(answer.about)}</caption><thead>{head}</thead><tbody>{"".join(body)}</tbody></table>'
+    return f'<table class="whiskers"><caption>{escape(answer.about)}</caption><thead>{head}</thead><tbody>{"".join(body)}</tbody></table>'  # noqa: E501
 
 
 def _row(row: Row, axis: _Axis | None, colour: str, answer: Answer) -> str:
@@ -60,7 +66,9 @@ def _row(row: Row, axis: _Axis | None, colour: str, answer: Answer) -> str:
     small = [f"[{interval.replace(' to ', ', ')}]"] if interval else []
     small += [row.note] if row.note else []
     small += [f"published {published(row.published)}"] if row.published is not None else []
-    number = f"<strong>{digits(row.estimate[0], answer.score)}</strong>" + "".join(f" <small>{escape(s)}</small>" for s in small)
+    number = f"<strong>{digits(row.estimate[0], answer.score)}</strong>" + "".join(
+        f" <small>{escape(s)}</small>" for s in small
+    )
     return f'<tr>{name}<td class="track">{axis.svg(_dot(row, axis, colour))}</td><td>{number}</td></tr>'
 
 
@@ -70,12 +78,15 @@ def _dot(row: Row, axis: _Axis, colour: str) -> str:
     shape = ""
     if row.published is not None:
         shape += (
-            f'<svg x="{axis.place(row.published.mean)}" y="50%" overflow="visible"><path d="M0 -6L6 0 0 6-6 0z" class="diamond"/></svg>'
+            f'<svg x="{axis.place(row.published.mean)}" y="50%" overflow="visible"><path d="M0 -6L6 0 0 6-6 '
+            '0z" class="diamond"/></svg>'
         )
     paint = themed(escape(colour))
     if math.isfinite(low) and math.isfinite(high):
         a, b = axis.place(low), axis.place(high)
-        ends = [place for place, end in ((a, low), (b, high)) if axis.low <= end <= axis.high]  # a cut whisker has no end
+        ends = [
+            place for place, end in ((a, low), (b, high)) if axis.low <= end <= axis.high
+        ]  # a cut whisker has no end
         caps = "".join(f'<line x1="{x}" x2="{x}" y1="34%" y2="66%"/>' for x in ends)
         shape += f'<g style="stroke:{paint}" class="whisker"><line x1="{a}" x2="{b}" y1="50%" y2="50%"/>{caps}</g>'
     return f'{shape}<circle cx="{axis.place(value)}" cy="50%" r="5.5" style="fill:{paint}"/>'
@@ -88,10 +99,15 @@ class _Axis:
         from matplotlib.ticker import MaxNLocator
 
         estimates = [row.estimate for row in rows if row.estimate is not None]
-        values = [*(e[0] for e in estimates), *marks, *(row.published.mean for row in rows if row.published is not None)]
+        values = [
+            *(e[0] for e in estimates),
+            *marks,
+            *(row.published.mean for row in rows if row.published is not None),
+        ]
         ends = [x for e in estimates for x in e if math.isfinite(x)] + values
         size = max(values) - min(values) or max(ends) - min(ends) or abs(values[0]) or 1.0
-        # Two seeds have an interval twelve times as wide as themselves: the dots decide the range, and a whisker may leave it.
+        # Two seeds have an interval twelve times as wide as themselves: the dots decide the range, and a whisker may
+        # leave it.
         low, high = max(min(ends), min(values) - ROOM * size), min(max(ends), max(values) + ROOM * size)
         room = 0.06 * ((high - low) or size)
         self.low, self.high, self.marks = low - room, high + room, marks
@@ -102,12 +118,18 @@ class _Axis:
 
     def svg(self, content: str) -> str:
         """A row's drawing: grid lines, the data's mean, and what is in front of them."""
-        grid = "".join(f'<line x1="{(x := self.place(t))}" x2="{x}" y1="0" y2="100%" class="grid"/>' for t in self.ticks)
-        mean = "".join(f'<line x1="{(x := self.place(m))}" x2="{x}" y1="0" y2="100%" class="mean"/>' for m in self.marks)
+        grid = "".join(
+            f'<line x1="{(x := self.place(t))}" x2="{x}" y1="0" y2="100%" class="grid"/>' for t in self.ticks
+        )
+        mean = "".join(
+            f'<line x1="{(x := self.place(m))}" x2="{x}" y1="0" y2="100%" class="mean"/>' for m in self.marks
+        )
         return f'<svg width="100%" height="{HEIGHT}" aria-hidden="true">{grid}{mean}{content}</svg>'
 
     def labels(self) -> str:
         width = (self.ticks[-1] - self.ticks[0]) / (len(self.ticks) - 1) if len(self.ticks) > 1 else 1.0
         decimals = max(0, -math.floor(math.log10(width) + 1e-9))
-        texts = "".join(f'<text x="{self.place(t)}" y="14" text-anchor="middle">{t:,.{decimals}f}</text>' for t in self.ticks)
+        texts = "".join(
+            f'<text x="{self.place(t)}" y="14" text-anchor="middle">{t:,.{decimals}f}</text>' for t in self.ticks
+        )
         return f'<svg width="100%" height="20">{texts}</svg>'

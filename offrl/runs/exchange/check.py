@@ -22,7 +22,9 @@ PAGE = "docs/results-exchange.md lists all keys"
 
 
 def check(value: Any, where: str) -> dict[str, Any]:
-    """`value`, which is a document of version 1. where: the file, and the line, for messages. Raises UserError that names the field."""
+    """`value`, which is a document of version 1. where: the file, and the line, for messages. Raises UserError that
+    names the field.
+    """
     try:
         wrong = _fault(value)
     except RecursionError:
@@ -36,12 +38,18 @@ def check(value: Any, where: str) -> dict[str, Any]:
 def _fault(value: Any) -> str:
     """The first thing that is wrong, in words; "" where nothing is."""
     if not isinstance(value, Mapping):
-        return f"it is {_kind(value)}, and a results document is an object {{...}}; several stand one a line in a .jsonl file"
+        return (
+            f"it is {_kind(value)}, and a results document is an object {{...}}; several stand one a line in a "
+            ".jsonl file"
+        )
     if "schema" not in value:
         return f"'schema' is missing, so this is no results document, or it needs \"schema\": {VERSION}; {PAGE}"
     if value["schema"] != VERSION or isinstance(value["schema"], bool):
         newer = isinstance(value["schema"], (int, float)) and value["schema"] > VERSION
-        return f"schema is {_short(value['schema'])}, and this offrl reads {VERSION}; {'update offrl' if newer else 'write that version'}"
+        return (
+            f"schema is {_short(value['schema'])}, and this offrl reads {VERSION}; "
+            f"{'update offrl' if newer else 'write that version'}"
+        )
     return (
         _counts(value)
         or _absent(value, Document, "")
@@ -56,7 +64,10 @@ def _fault(value: Any) -> str:
 def _counts(value: Mapping[str, Any]) -> str:
     for name, most in (("runs", MOST_RUNS), ("curve", MOST_POINTS)):
         if isinstance(value.get(name), list) and len(value[name]) > most:
-            return f"{name} has {len(value[name]):,} entries, and a document {most:,} at most: give each experiment a document of its own"
+            return (
+                f"{name} has {len(value[name]):,} entries, and a document {most:,} at most: give each "
+                "experiment a document of its own"
+            )
     return ""
 
 
@@ -87,7 +98,9 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Iterator[str]:
-    """Numbers that are not finite or too large, texts that are too long, and too many layers, anywhere in the document."""
+    """Numbers that are not finite or too large, texts that are too long, and too many layers, anywhere in the
+    document.
+    """
     pending: list[tuple[Any, tuple[Any, ...]]] = [(value, ())]
     while pending:
         item, path = pending.pop()
@@ -124,7 +137,11 @@ def _head(value: Mapping[str, Any]) -> str:
     }
     if empty := next((name for name, text in texts.items() if not text.strip()), ""):
         return f"{empty} is empty: name it, for results are told apart by it"
-    counts = {"dataset.rows": dataset["rows"], "dataset.episodes": dataset["episodes"], "task.max_steps": task["max_steps"]}
+    counts = {
+        "dataset.rows": dataset["rows"],
+        "dataset.episodes": dataset["episodes"],
+        "task.max_steps": task["max_steps"],
+    }
     counts |= {"protocol.steps": protocol["steps"], "protocol.episodes": protocol["episodes"]}
     tuned = algorithm["tuned"] or {}
     counts |= {f"algorithm.tuned.{name}": tuned.get(name) for name in ("candidates", "episodes_used")}
@@ -143,14 +160,24 @@ def _references(dataset: str, task: Mapping[str, Any]) -> str:
         return ""
     low, high = reference["min"], reference["max"]
     if (low is None) != (high is None) or (low is not None and not low < high):
-        return f"task.reference_scores has min {low} and max {high}, where two returns are due, the second the larger, or null for both"
+        return (
+            f"task.reference_scores has min {low} and max {high}, where two returns are due, the second the "
+            "larger, or null for both"
+        )
     known = lookup(dataset)
-    if known is None or known.ref_label != reference["source"] or known.ref_min is None or known.ref_max is None or low is None:
+    if (
+        known is None
+        or known.ref_label != reference["source"]
+        or known.ref_min is None
+        or known.ref_max is None
+        or low is None
+    ):
         return ""
     if _near(low, known.ref_min) and _near(high, known.ref_max):
         return ""
     return (
-        f"task.reference_scores gives min {low:g} and max {high:g} as {known.ref_label}'s for {dataset}, which are {known.ref_min:g} and "
+        f"task.reference_scores gives min {low:g} and max {high:g} as {known.ref_label}'s for {dataset}, which are "
+        f"{known.ref_min:g} and "
         f"{known.ref_max:g}: name another source, or score with those"
     )
 
@@ -168,24 +195,35 @@ def _runs(value: Mapping[str, Any]) -> Iterator[str]:
         if returns is not None and not returns:
             yield f"{name}.returns is empty: write null where single episodes are not known, with return_mean beside it"
         if returns is None and "return_mean" not in run and not run["diverged"]:
-            yield f"{name}.returns is null, and there is no return_mean: give the returns of the episodes, or their mean"
+            yield (
+                f"{name}.returns is null, and there is no return_mean: give the returns of the episodes, or their mean"
+            )
         for key in ("lengths", "costs"):
             if run[key] is None:
                 continue
             if low := next((n for n in run[key] if n < 0), None):
                 yield f"{name}.{key} holds {low:g}, where numbers of 0 or more are due"
             if returns is not None and len(run[key]) != len(returns):
-                yield f"{name}.{key} has {len(run[key])} entries and returns {len(returns)}: both have one for each episode"
+                yield (
+                    f"{name}.{key} has {len(run[key])} entries and returns {len(returns)}: both have one for "
+                    "each episode"
+                )
         if run.get("success") is not None and not 0 <= run["success"] <= 1:
             yield f"{name}.success is {run['success']:g}, where a share of episodes between 0 and 1 is due"
         mean = mean_return(run)
         if returns is not None and mean is not None and not _near(mean, math.fsum(returns) / len(returns)):
-            yield f"{name}.return_mean is {mean:g}, and the mean of its returns {math.fsum(returns) / len(returns):g}: leave it out"
+            yield (
+                f"{name}.return_mean is {mean:g}, and the mean of its returns "
+                f"{math.fsum(returns) / len(returns):g}: leave it out"
+            )
         if run["score"] is None or mean is None or not by_return or reference is None or reference["min"] is None:
             continue
         due = 100 * (mean - reference["min"]) / (reference["max"] - reference["min"])
         if not _near(run["score"], due):
-            yield f"{name}.score is {run['score']:g}, and its returns between task.reference_scores are {due:g}: correct one of them"
+            yield (
+                f"{name}.score is {run['score']:g}, and its returns between task.reference_scores are {due:g}: "
+                "correct one of them"
+            )
 
 
 def _curve(value: Mapping[str, Any]) -> Iterator[str]:

@@ -23,8 +23,12 @@ from offrl.settings.diff import Variant
 
 FINGERPRINT = "data.fingerprint"  # among the settings of a variant; a document has it as dataset.checksum
 TAIL = 1 << 26  # bytes of episodes.jsonl that are read for its last lines
-_WHOLE = re.compile(r"(file://|~|\.\.[/\\]|[/\\]|[A-Za-z]:[/\\])")  # what a text that is a path of this machine begins with
-_WITHIN = re.compile(r"(?<![\w/\\-])(?:~[\w.-]*|[A-Za-z]:)?[/\\](?![/\\])(?:[^\s/\\'\"]+[/\\])+")  # the folders of one within a text
+_WHOLE = re.compile(
+    r"(file://|~|\.\.[/\\]|[/\\]|[A-Za-z]:[/\\])"
+)  # what a text that is a path of this machine begins with
+_WITHIN = re.compile(
+    r"(?<![\w/\\-])(?:~[\w.-]*|[A-Za-z]:)?[/\\](?![/\\])(?:[^\s/\\'\"]+[/\\])+"
+)  # the folders of one within a text
 
 
 def document(
@@ -40,24 +44,37 @@ def document(
 ) -> dict[str, Any]:
     """The results document of a run, or of one point of its grid.
 
-    values: the point, `{"temperature": 3.0}`; it may be left out where the run has one. tuned: how its settings were chosen,
-    `{"by": ..., "candidates": ..., "judge": ..., "episodes_used": ..., "split": ...}` (`schema.TunedEntry`). created: the date, YYYY-MM-DD;
-    None: today's in UTC. license: of the results. commit: of the library. hardware: whether the device and the seconds of training are in
-    it; with False and `created` given, the same run gives the same bytes.
+    values: the point, `{"temperature": 3.0}`; it may be left out where the run has one. tuned: how its settings were
+    chosen, `{"by": ..., "candidates": ..., "judge": ..., "episodes_used": ..., "split": ...}` (`schema.TunedEntry`).
+    created: the date, YYYY-MM-DD; None: today's in UTC. license: of the results. commit: of the library. hardware:
+    whether the device and the seconds of training are in it; with False and `created` given, the same run gives the
+    same bytes.
 
-    Raises UserError where there is no run, it was never scored, its settings cannot be read, or the point is not one of its grid.
-    """
+    Raises UserError where there is no run, it was never scored, its settings cannot be read, or the point is not one of
+    its grid."""
     made = _made(run, tuned, created, license, commit, notes, hardware)
     wanted = dict(values or {})
-    chosen = [one for point, one in made if all(name in point and point[name] == value for name, value in wanted.items())]
+    chosen = [
+        one for point, one in made if all(name in point and point[name] == value for name, value in wanted.items())
+    ]
     if len(chosen) != 1:
-        points = "; ".join(", ".join(f"{k}={v:g}" if isinstance(v, (int, float)) else f"{k}={v}" for k, v in p.items()) for p, _ in made)
-        raise UserError(f"{_dir(run)} has {len(chosen)} grid points with values={wanted}: say which of {points[:400] or 'none'}")
+        points = "; ".join(
+            ", ".join(f"{k}={v:g}" if isinstance(v, (int, float)) else f"{k}={v}" for k, v in p.items())
+            for p, _ in made
+        )
+        raise UserError(
+            f"{_dir(run)} has {len(chosen)} grid points with values={wanted}: say which of {points[:400] or 'none'}"
+        )
     return chosen[0]
 
 
 def documents(
-    run: SavedRun | str | Path, *, created: str | None = None, license: str | None = None, notes: str | None = None, hardware: bool = True
+    run: SavedRun | str | Path,
+    *,
+    created: str | None = None,
+    license: str | None = None,
+    notes: str | None = None,
+    hardware: bool = True,
 ) -> list[dict[str, Any]]:
     """The results documents of a run: one for each point of its grid, one without a grid. See `document`."""
     return [one for _, one in _made(run, None, created, license, None, notes, hardware)]
@@ -86,19 +103,26 @@ def _made(
     if steps is None:
         raise UserError(reader.problems[0])
     if not reader.scores:
-        raise UserError(f"{saved.dir} was never scored, so it has no results: offrl train resume={saved.dir} eval.env=ID scores it")
+        raise UserError(
+            f"{saved.dir} was never scored, so it has no results: offrl train resume={saved.dir} eval.env=ID scores it"
+        )
     seconds = times(saved)[1]
     about = {
         "license": license,
         "commit": commit,
         "notes": notes,
         "created": created or datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "hardware": {"kind": str(saved.record.get("device", "")), "wall_s": round(seconds, 1) if math.isfinite(seconds) else None},
+        "hardware": {
+            "kind": str(saved.record.get("device", "")),
+            "wall_s": round(seconds, 1) if math.isfinite(seconds) else None,
+        },
     }
     about |= {} if hardware else {"hardware": None}
     episodes = _episodes(saved, {s.step for s in reader.scores})
     points = {r.cell: dict(r.values) for r in saved.replicas}
-    of_cell = dict(zip(points, reader.variants, strict=True))  # the reader adds one for each point, in the order of the replicas
+    of_cell = dict(
+        zip(points, reader.variants, strict=True)
+    )  # the reader adds one for each point, in the order of the replicas
     result = []
     for cell, variant in of_cell.items():
         rows = [s for s in reader.scores if s.cell == cell]
@@ -111,9 +135,21 @@ def _made(
 
 
 ORDER = (
-    "schema", "library", "version", "commit", "created", "license", "dataset", "task", "algorithm", "protocol", "runs", "curve", "hardware",
+    "schema",
+    "library",
+    "version",
+    "commit",
+    "created",
+    "license",
+    "dataset",
+    "task",
+    "algorithm",
+    "protocol",
+    "runs",
+    "curve",
+    "hardware",
     "notes",
-)  # fmt: skip
+)
 
 
 def _document(
@@ -141,7 +177,8 @@ def _document(
             "environment": str(public(row.env_id)) or "unknown",
             "packages": {name: number for name, _, number in packages},
             "reference_scores": _reference(run, row),
-            "max_steps": evaluation.get("max_steps") or ((run.record.get("spec") or {}).get("task") or {}).get("max_episode_steps"),
+            "max_steps": evaluation.get("max_steps")
+            or ((run.record.get("spec") or {}).get("task") or {}).get("max_episode_steps"),
             "scored_by": row.scored_by,
         },
         "algorithm": {
@@ -175,7 +212,9 @@ def _reference(run: SavedRun, row: Score) -> dict[str, Any] | None:
     return {"source": row.reference, "min": None, "max": None}
 
 
-def _scored(rows: Sequence[Score], missing: Sequence[Missing], episodes: Mapping[tuple[int, int, str], Any]) -> dict[str, Any]:
+def _scored(
+    rows: Sequence[Score], missing: Sequence[Missing], episodes: Mapping[tuple[int, int, str], Any]
+) -> dict[str, Any]:
     """`runs` and `curve`: the last evaluation of each seed, and the earlier ones."""
     last = {s.seed: s for s in sorted(rows, key=lambda s: s.step)}
     dead = {m.seed for m in missing if m.reason.startswith("diverged")}
@@ -185,14 +224,28 @@ def _scored(rows: Sequence[Score], missing: Sequence[Missing], episodes: Mapping
             curve.append({"seed": s.seed, "step": s.step, "score": s.normalised, "return_mean": s.raw})
             continue
         returns, lengths = episodes.get((s.step, s.seed, s.cell), (None, None))
-        one = {"seed": s.seed, "step": s.step, "returns": returns, "lengths": lengths, "costs": None, "score": s.normalised}
-        runs.append({**one, "diverged": s.seed in dead, "return_mean": s.raw, **({} if s.success is None else {"success": s.success})})
+        one = {
+            "seed": s.seed,
+            "step": s.step,
+            "returns": returns,
+            "lengths": lengths,
+            "costs": None,
+            "score": s.normalised,
+        }
+        runs.append(
+            {
+                **one,
+                "diverged": s.seed in dead,
+                "return_mean": s.raw,
+                **({} if s.success is None else {"success": s.success}),
+            }
+        )
     return {"runs": runs, "curve": curve}
 
 
 def _episodes(run: SavedRun, steps: set[int]) -> dict[tuple[int, int, str], tuple[list[float], list[int] | None]]:
-    """(step, seed, grid point) -> returns and lengths of the single episodes, of the last evaluation; {} for a run that has no such file
-    or a damaged one."""
+    """(step, seed, grid point) -> returns and lengths of the single episodes, of the last evaluation; {} for a run that
+    has no such file or a damaged one."""
     result = {}
     for line in lines_backwards(run.dir / EPISODES, TAIL):
         returns, lengths = line.get("returns"), line.get("lengths")
@@ -207,8 +260,8 @@ def _episodes(run: SavedRun, steps: set[int]) -> dict[tuple[int, int, str], tupl
 
 
 def public(value: Any) -> Any:
-    """`value`, text or nested dictionaries and lists with texts in them, without logins, and with the last part only of paths that say
-    where something lies on this machine."""
+    """`value`, text or nested dictionaries and lists with texts in them, without logins, and with the last part only of
+    paths that say where something lies on this machine."""
     if isinstance(value, str):
         text = without_logins(value)
         if _WHOLE.match(text):

@@ -21,8 +21,8 @@ HEAD = 1000  # characters within which a file that is no more than met in a fold
 def read(path: str | Path) -> list[dict[str, Any]]:
     """The documents of a .json or .jsonl file, checked; keys that are not known stay in them.
 
-    Raises UserError, in one line with the file and the field, where it cannot be read, is larger than 64 MB, or is no results document of
-    version 1.
+    Raises UserError, in one line with the file and the field, where it cannot be read, is larger than 64 MB, or is no
+    results document of version 1.
     """
     return [value for _, value in documents_in(Path(path))]
 
@@ -39,7 +39,8 @@ def documents_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
 def write(path: str | Path, documents: Sequence[Mapping[str, Any]]) -> Path:
     """Write documents, atomically: one to a .json file, any number to a .jsonl file. Returns the file.
 
-    Raises UserError for another name, for several documents in a .json, for what is no document, and where the disk refuses.
+    Raises UserError for another name, for several documents in a .json, for what is no document, and where the disk
+    refuses.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
@@ -47,7 +48,10 @@ def write(path: str | Path, documents: Sequence[Mapping[str, Any]]) -> Path:
     if not documents:
         raise UserError(f"{path}: no results to write")
     if path.suffix == ".json" and len(documents) > 1:
-        raise UserError(f"{path}: there are {len(documents)} documents, and a .json file holds one: give {path.with_suffix('.jsonl')}")
+        raise UserError(
+            f"{path}: there are {len(documents)} documents, and a .json file holds one: give "
+            f"{path.with_suffix('.jsonl')}"
+        )
     checked = [check(dict(value), f"document {i} for {path}") for i, value in enumerate(documents, start=1)]
     lines = [json.dumps(value, allow_nan=False, ensure_ascii=False) for value in checked]
     write_text(path, "".join(line.encode("utf-8", "backslashreplace").decode() + "\n" for line in lines))
@@ -55,7 +59,9 @@ def write(path: str | Path, documents: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def stated_in(folder: Path) -> list[Path]:
-    """The files directly in a folder that look like results documents: `"schema"` stands in their first 1,000 characters."""
+    """The files directly in a folder that look like results documents: `"schema"` stands in their first 1,000
+    characters.
+    """
     result = []
     for path in sorted(folder.iterdir()):
         if path.suffix in SUFFIXES and not path.name.startswith(".") and path.is_file():
@@ -79,7 +85,9 @@ def _text(path: Path) -> str:
     except UserError as error:
         raise UserError(f"{error}: split it, one document a line in several .jsonl files") from None
     if (count := text.count("{") + text.count("[")) > MOST_BRACKETS:
-        raise UserError(f"{path} has {count:,} objects and lists, and such a file has {MOST_BRACKETS:,} at most: split it")
+        raise UserError(
+            f"{path} has {count:,} objects and lists, and such a file has {MOST_BRACKETS:,} at most: split it"
+        )
     return text.removeprefix("\ufeff")
 
 
@@ -97,9 +105,13 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise UserError(f"{where}: it is nested too deeply for a results document; settings are flat, name: value") from None
+        raise UserError(
+            f"{where}: it is nested too deeply for a results document; settings are flat, name: value"
+        ) from None
     except json.JSONDecodeError as error:
         more = "; several documents stand one a line in a .jsonl file" if error.msg == "Extra data" else ""
-        raise UserError(f"{where} is no JSON: {error.msg} (line {error.lineno}, column {error.colno}){more}; write it again") from None
+        raise UserError(
+            f"{where} is no JSON: {error.msg} (line {error.lineno}, column {error.colno}){more}; write it again"
+        ) from None
     except ValueError:  # a number of thousands of digits
         raise UserError(f"{where}: it holds a whole number of too many digits; write it again") from None

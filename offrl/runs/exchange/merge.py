@@ -1,7 +1,8 @@
-"""Documents and tables of others beside the runs that were read: the same scores, told apart where they are not of one experiment.
+"""Documents and tables of others beside the runs that were read: the same scores, told apart where they are not of one
+experiment.
 
-Seeds stand in one cell of a report only where dataset, settings and the way they were scored agree. What states the same dataset checksum,
-settings hash and seed again is counted once.
+Seeds stand in one cell of a report only where dataset, settings and the way they were scored agree. What states the
+same dataset checksum, settings hash and seed again is counted once.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ def add(reader: Reader) -> list[dict[str, Any]]:
 
 
 def documents_of(results: Results, license: str | None = None) -> list[dict[str, Any]]:
-    """Documents of all that `collect` found: of its runs that were scored, one a grid point, and those of others as they are.
+    """Documents of all that `collect` found: of its runs that were scored, one a grid point, and those of others as
+    they are.
 
-    What repeats data, settings and seeds is left out. license: of the runs' results. Raises UserError where nothing was scored.
-    """
+    What repeats data, settings and seeds is left out. license: of the runs' results. Raises UserError where nothing was
+    scored."""
     scored = {s.run for s in results.scores}
     own = [one for run in results.runs if str(run.dir) in scored for one in documents(run, license=license)]
     seeds: dict[tuple[str, str], set[int]] = {}
@@ -66,7 +68,10 @@ def documents_of(results: Results, license: str | None = None) -> list[dict[str,
             known |= new
             result.append(one)
     if not result:
-        raise UserError("nothing that was read is a scored run or a results document, so there are no results to write: leave results= out")
+        raise UserError(
+            "nothing that was read is a scored run or a results document, so there are no results to write: leave "
+            "results= out"
+        )
     return result
 
 
@@ -76,12 +81,21 @@ class _Merge:
         self.documents: list[dict[str, Any]] = []
         self.variants = {v.key for v in reader.variants}
         self.missing = {(m.dataset, m.algorithm, m.settings, m.seed) for m in reader.missing}
-        self.names: dict[tuple[str, str], tuple[str, str]] = {}  # (checksum, settings) -> (dataset, algorithm) as the first calls them
+        self.names: dict[
+            tuple[str, str], tuple[str, str]
+        ] = {}  # (checksum, settings) -> (dataset, algorithm) as the first calls them
         self.places: dict[Key, dict[str, Any]] = {}  # how the scores of a cell were made
-        self.seeds: dict[tuple[str, str, int], tuple[str, Key]] = {}  # (checksum, settings, seed) -> where it stands, its cell
+        self.seeds: dict[
+            tuple[str, str, int], tuple[str, Key]
+        ] = {}  # (checksum, settings, seed) -> where it stands, its cell
         checksums = {str(run.dir): run.fingerprint for run in reader.runs}
         for s in reader.scores:
-            place = {"environment": s.env_id, "scored_by": s.scored_by, "reference": s.reference, "steps": s.step if s.final else None}
+            place = {
+                "environment": s.env_id,
+                "scored_by": s.scored_by,
+                "reference": s.reference,
+                "steps": s.step if s.final else None,
+            }
             known = self.places.setdefault(s.key, place)
             known["steps"] = known["steps"] or place["steps"]
             if s.run in checksums:
@@ -96,12 +110,19 @@ class _Merge:
         stated = _text(value["dataset"]["name"]), _text(algorithm["name"])
         names = self.names.setdefault((checksum, settings), stated)
         if names != stated:
-            lines = f"{where} calls {stated[1]} on {stated[0]} what is {names[1]} on {names[0]} elsewhere, by checksum and settings"
+            lines = (
+                f"{where} calls {stated[1]} on {stated[0]} what is {names[1]} on {names[0]} elsewhere, by "
+                "checksum and settings"
+            )
             self.reader.problems.append(f"{lines}: shown under that name")
         place = _place(value)
         key = (*names, settings)
         differing = _unlike(self.places.setdefault(key, place), place)
-        flat = {_text(k): _value(v) for k, v in flatten(dict(algorithm["settings"])).items()} if algorithm["settings"] else {}
+        flat = (
+            {_text(k): _value(v) for k, v in flatten(dict(algorithm["settings"])).items()}
+            if algorithm["settings"]
+            else {}
+        )
         given = {_text(k): _value(v) for k, v in (algorithm.get("given") or {}).items()}
         if value["library"] != "offrl":
             given["library"] = _text(value["library"])
@@ -115,12 +136,18 @@ class _Merge:
             self.reader.variants.append(Variant(*key, {**flat, FINGERPRINT: _text(checksum[:12]), **given}, given))
         self._scores(where, value, runs, key)
 
-    def _fresh(self, where: str, value: Mapping[str, Any], data: tuple[str, str], key: Key, otherwise: bool) -> list[Mapping[str, Any]]:
-        """The runs of a document that nothing else states, and of those that are stated twice what `collect` shall choose from."""
+    def _fresh(
+        self, where: str, value: Mapping[str, Any], data: tuple[str, str], key: Key, otherwise: bool
+    ) -> list[Mapping[str, Any]]:
+        """The runs of a document that nothing else states, and of those that are stated twice what `collect` shall
+        choose from.
+        """
         last: dict[int, Mapping[str, Any]] = {}
         for run in value["runs"]:
             if run["seed"] in last:
-                self.reader.problems.append(f"{where} states seed {run['seed']} twice; counted once, the one that got further")
+                self.reader.problems.append(
+                    f"{where} states seed {run['seed']} twice; counted once, the one that got further"
+                )
             if run["seed"] not in last or run["step"] > last[run["seed"]]["step"]:
                 last[run["seed"]] = run
         result, dropped = [], []
@@ -134,7 +161,8 @@ class _Merge:
             seeds = f"seed{'s' if len(dropped) > 1 else ''} {', '.join(str(seed) for seed, _ in dropped[:8])}"
             why = "; scored otherwise there" if otherwise else ""
             self.reader.problems.append(
-                f"{where} states {seeds} of {key[1]} on {key[0]} again, same data and settings: counted once, from {dropped[0][1]}{why}"
+                f"{where} states {seeds} of {key[1]} on {key[0]} again, same data and settings: counted once, from "
+                f"{dropped[0][1]}{why}"
             )
         return result
 
@@ -142,19 +170,35 @@ class _Merge:
         task, protocol = value["task"], value["protocol"]
         reference = task["reference_scores"]
         about: dict[str, Any] = {
-            "suite": "", "dataset": key[0], "algorithm": key[1], "settings": key[2], "cell": "", "run": where,
+            "suite": "",
+            "dataset": key[0],
+            "algorithm": key[1],
+            "settings": key[2],
+            "cell": "",
+            "run": where,
             "env_id": _text(task["environment"]),
-            "packages": _text(", ".join(f"{name} {number}".strip() for name, number in task["packages"].items()), 10 * LABEL),
-            "reference": "" if reference is None else _text(reference["source"]), "scored_by": task.get("scored_by", "return"),
-        }  # fmt: skip
+            "packages": _text(
+                ", ".join(f"{name} {number}".strip() for name, number in task["packages"].items()), 10 * LABEL
+            ),
+            "reference": "" if reference is None else _text(reference["source"]),
+            "scored_by": task.get("scored_by", "return"),
+        }
         seeds = {run["seed"] for run in runs}
         by_seed: dict[int, list[Score]] = {}
         ends = {(run["seed"], run["step"]) for run in runs}
         for point in value["curve"]:
             raw = point.get("return_mean", _return(point["score"], task))
             if point["seed"] in seeds and raw is not None and (point["seed"], point["step"]) not in ends:
-                one = Score(**about, seed=point["seed"], step=point["step"], episodes=protocol["episodes"], raw=float(raw),
-                            normalised=_score(point["score"], raw, task), success=None, final=False)  # fmt: skip
+                one = Score(
+                    **about,
+                    seed=point["seed"],
+                    step=point["step"],
+                    episodes=protocol["episodes"],
+                    raw=float(raw),
+                    normalised=_score(point["score"], raw, task),
+                    success=None,
+                    final=False,
+                )
                 by_seed.setdefault(point["seed"], []).append(one)
         for curve in by_seed.values():
             every = self.reader.every
@@ -166,9 +210,17 @@ class _Merge:
                 count = protocol["episodes"] if run["returns"] is None else len(run["returns"])
                 success = run.get("success")
                 self.reader.scores.append(
-                    Score(**about, seed=run["seed"], step=step, episodes=count, raw=raw, normalised=_score(run["score"], raw, task),
-                          success=None if success is None else float(success), final=final)
-                )  # fmt: skip
+                    Score(
+                        **about,
+                        seed=run["seed"],
+                        step=step,
+                        episodes=count,
+                        raw=raw,
+                        normalised=_score(run["score"], raw, task),
+                        success=None if success is None else float(success),
+                        final=final,
+                    )
+                )
             if not final and (*key, run["seed"]) not in self.missing:
                 self.missing.add((*key, run["seed"]))
                 why = "diverged" if run["diverged"] else f"unfinished: step {step:,} of {protocol['steps']:,}"
@@ -232,7 +284,13 @@ def _text(text: Any, most: int = LABEL) -> str:
 
 
 def _value(value: Any) -> Any:
-    return value if isinstance(value, (bool, int, float)) or value is None else _text(value) if isinstance(value, str) else _plain(value)
+    return (
+        value
+        if isinstance(value, (bool, int, float)) or value is None
+        else _text(value)
+        if isinstance(value, str)
+        else _plain(value)
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,6 @@
-"""The entries of a results document, version 1, and their types. A key is there, and null where nothing is known, unless it is optional."""
+"""The entries of a results document, version 1, and their types. A key is there, and null where nothing is known,
+unless it is optional.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tables of other libraries: CSV files with the columns algorithm, dataset, seed, step and return, one line an evaluation or an episode."""
+"""Tables of other libraries: CSV files with the columns algorithm, dataset, seed, step and return, one line an
+evaluation or an episode.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +36,24 @@ class ForeignTable:
 
 def is_table(path: Path) -> bool:
     """Whether a file's first line names the columns that are needed."""
-    return path.suffix == ".csv" and {*NEEDED} <= {name.strip().strip('"') for name in header(path).lstrip("\ufeff").split(",")}
+    return path.suffix == ".csv" and {*NEEDED} <= {
+        name.strip().strip('"') for name in header(path).lstrip("\ufeff").split(",")
+    }
 
 
 def table_in(path: Path) -> ForeignTable:
-    """The scores of a table: of each algorithm, dataset and seed the lines of one step are the episodes of one evaluation.
+    """The scores of a table: of each algorithm, dataset and seed the lines of one step are the episodes of one
+    evaluation.
 
-    The last step of an algorithm on a dataset is its final evaluation; a seed that ends before it is unfinished. The score is the column
-    `score`, or, of a dataset with a benchmark's exact name, made of its reference returns. Settings are not known, so the seeds of
-    two tables are never averaged. Raises UserError that names the line.
+    The last step of an algorithm on a dataset is its final evaluation; a seed that ends before it is unfinished. The
+    score is the column `score`, or, of a dataset with a benchmark's exact name, made of its reference returns. Settings
+    are not known, so the seeds of two tables are never averaged. Raises UserError that names the line.
     """
     try:
         if os.path.getsize(path) > MOST_BYTES:
-            raise UserError(f"{path} has {os.path.getsize(path):,} bytes, and such a table {MOST_BYTES:,} at most: split it")
+            raise UserError(
+                f"{path} has {os.path.getsize(path):,} bytes, and such a table {MOST_BYTES:,} at most: split it"
+            )
         rows = csv_text.read(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); give a file that exists") from None
@@ -76,11 +83,15 @@ def _table(path: Path, values: dict[tuple[str, str, int, int, str], list[tuple[f
     source = {"file": path.name}
     settings = digest({"table": str(path.resolve())})
     cells = dict.fromkeys((dataset, algorithm, place) for algorithm, dataset, _, _, place in values)
-    several = {(d, a) for d, a, _ in cells if sum(key[:2] == (d, a) for key in cells) > 1}  # that stand there in several environments
+    several = {
+        (d, a) for d, a, _ in cells if sum(key[:2] == (d, a) for key in cells) > 1
+    }  # that stand there in several environments
     hashes = {}
     for dataset, algorithm, place in cells:
         given = {**source, **({"environment": place} if (dataset, algorithm) in several else {})}
-        hashes[dataset, algorithm, place] = settings if len(given) == 1 else digest({"table": settings, "environment": place})
+        hashes[dataset, algorithm, place] = (
+            settings if len(given) == 1 else digest({"table": settings, "environment": place})
+        )
         result.variants.append(Variant(dataset, algorithm, hashes[dataset, algorithm, place], given, given))
     ends: dict[tuple[str, str, str], int] = defaultdict(int)
     last: dict[tuple[str, str, str, int], int] = defaultdict(int)
@@ -91,12 +102,30 @@ def _table(path: Path, values: dict[tuple[str, str, int, int, str], list[tuple[f
         cell = dataset, algorithm, place
         raw = math.fsum(r for r, _ in episodes) / len(episodes)
         stated = [s for _, s in episodes if s is not None]
-        score, reference = _score(dataset, raw, math.fsum(stated) / len(stated) if len(stated) == len(episodes) else None)
+        score, reference = _score(
+            dataset, raw, math.fsum(stated) / len(stated) if len(stated) == len(episodes) else None
+        )
         result.scores.append(
-            Score(suite="", dataset=dataset, env_id=place, packages="", reference=reference, scored_by="return", algorithm=algorithm,
-                  settings=hashes[cell], seed=seed, step=step, episodes=len(episodes), raw=raw, normalised=score, success=None, cell="",
-                  run=str(path), final=step == ends[cell])
-        )  # fmt: skip
+            Score(
+                suite="",
+                dataset=dataset,
+                env_id=place,
+                packages="",
+                reference=reference,
+                scored_by="return",
+                algorithm=algorithm,
+                settings=hashes[cell],
+                seed=seed,
+                step=step,
+                episodes=len(episodes),
+                raw=raw,
+                normalised=score,
+                success=None,
+                cell="",
+                run=str(path),
+                final=step == ends[cell],
+            )
+        )
     for (dataset, algorithm, place, seed), step in last.items():
         if step < (end := ends[dataset, algorithm, place]):
             why = f"unfinished: step {step:,} of {end:,}"

@@ -20,8 +20,8 @@ LOGGERS = {
 class Boards:
     """Loggers by name, each made when there is something to show, for importing one takes seconds.
 
-    A disk that is full ends the run, as for its other files; a service that does not answer is left out, with a warning: metrics.jsonl and
-    scores.csv have all that it would have shown.
+    A disk that is full ends the run, as for its other files; a service that does not answer is left out, with a
+    warning: metrics.jsonl and scores.csv have all that it would have shown.
     """
 
     def __init__(
@@ -33,7 +33,9 @@ class Boards:
         again: Sequence[dict[str, Any]],
         settings: Mapping[str, Any],
     ) -> None:
-        """purge_step: what TensorBoard has from there on is shown no more. again: lines of metrics.jsonl that this takes away too."""
+        """purge_step: what TensorBoard has from there on is shown no more. again: lines of metrics.jsonl that this
+        takes away too.
+        """
         self.names, self.run_dir, self.replicas, self.settings = list(names), run_dir, replicas, settings
         self.purge_step, self.again = purge_step, again
         self.open: dict[str, Any] = {}
@@ -50,7 +52,9 @@ class Boards:
 
     def _opened(self, name: str) -> Any:
         module, kind = LOGGERS[name].split(":")
-        board = getattr(importlib.import_module(module), kind)(self.run_dir, self.replicas, self.purge_step, self.settings)
+        board = getattr(importlib.import_module(module), kind)(
+            self.run_dir, self.replicas, self.purge_step, self.settings
+        )
         self.open[name] = board
         for row in self.again if name == "tensorboard" else ():
             board.scalars(row["step"], {k: v for k, v in row.items() if k != "step"})

@@ -1,4 +1,6 @@
-"""The curves of a run: one value per replica as means, over all and over each grid point, and single replicas where they are few."""
+"""The curves of a run: one value per replica as means, over all and over each grid point, and single replicas where
+they are few.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as numbers and texts."""
-    shown = {k: v if isinstance(v, (bool, int, float, str)) else "null" if v is None else str(v) for k, v in settings.items()}
+    shown = {
+        k: v if isinstance(v, (bool, int, float, str)) else "null" if v is None else str(v) for k, v in settings.items()
+    }
     return {k: one_line(v) if isinstance(v, str) else v for k, v in shown.items()}
 
 

@@ -20,7 +20,9 @@ AT_ONCE = 100  # entries of a request
 class MlflowBoard:
     """One MLflow run, where MLFLOW_TRACKING_URI says, in the experiment $MLFLOW_EXPERIMENT_NAME ("offrl")."""
 
-    def __init__(self, run_dir: Path, replicas: Sequence[Replica], purge_step: int, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_dir: Path, replicas: Sequence[Replica], purge_step: int, settings: Mapping[str, Any]
+    ) -> None:
         """Begin, or go on with the MLflow run of this run directory."""
         import mlflow
         from mlflow.entities import Metric, Param

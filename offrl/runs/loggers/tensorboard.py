@@ -13,13 +13,18 @@ from offrl.system.files import discard
 
 
 class Board:
-    """TensorBoard files under tensorboard/ of a run. Importing TensorBoard takes a second, so one is made when there is something to show.
+    """TensorBoard files under tensorboard/ of a run. Importing TensorBoard takes a second, so one is made when there is
+    something to show.
 
     All methods raise OSError when a file cannot be written.
     """
 
-    def __init__(self, run_dir: Path, replicas: Sequence[Replica], purge_step: int, settings: Mapping[str, Any] | None = None) -> None:
-        """Open the event files; those of `purge_step` and later, from before the run was continued, are shown no more."""
+    def __init__(
+        self, run_dir: Path, replicas: Sequence[Replica], purge_step: int, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        """Open the event files; those of `purge_step` and later, from before the run was continued, are shown no
+        more.
+        """
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder = folder = run_dir / "tensorboard"
@@ -28,7 +33,9 @@ class Board:
         self.groups = groups_of(replicas)
 
     def scalars(self, step: int, rows: Mapping[str, Sequence[float | None]]) -> None:
-        """`<name>/mean` over the replicas that have a value; `<replica>/<name>` and `cell/<cell>/<name>`, its mean, where they are few."""
+        """`<name>/mean` over the replicas that have a value; `<replica>/<name>` and `cell/<cell>/<name>`, its mean,
+        where they are few.
+        """
         for name, value in curves(self.groups, rows).items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
@@ -41,14 +48,18 @@ class Board:
             self.writer.flush()
 
     def hparams(self, step: int, settings: Mapping[str, Any], results: Mapping[str, Sequence[float | None]]) -> None:
-        """A row of the HPARAMS table for each grid point: `settings`, its own values, and the means of `results` over seeds."""
+        """A row of the HPARAMS table for each grid point: `settings`, its own values, and the means of `results` over
+        seeds.
+        """
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
         for old in (self.folder / "hparams").glob("*"):  # a run that went on writes it anew
             discard(old, r"events\.out\.tfevents\..*")
         for values, where in self.cells.items():
-            metrics = {f"final/{k}": v for k, row in results.items() if (v := mean([row[i] for i in where])) is not None}
+            metrics = {
+                f"final/{k}": v for k, row in results.items() if (v := mean([row[i] for i in where])) is not None
+            }
             shown = plain({**settings, **dict(values)})
             with SummaryWriter(str(self.folder / "hparams" / (cell_name(values) or "run"))) as writer:
                 for summary in hparams(shown, metrics):

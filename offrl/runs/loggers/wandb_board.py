@@ -21,7 +21,9 @@ class WandbBoard:
     Its files are not in the run: there are links among them, which lead out of it.
     """
 
-    def __init__(self, run_dir: Path, replicas: Sequence[Replica], purge_step: int, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_dir: Path, replicas: Sequence[Replica], purge_step: int, settings: Mapping[str, Any]
+    ) -> None:
         """Begin, or go on with the W&B run of this run directory."""
         import wandb
 
@@ -29,7 +31,9 @@ class WandbBoard:
         project = os.environ.get("WANDB_PROJECT") or "offrl"
         self.histogram_of = wandb.Histogram
         self.groups = groups_of(replicas)
-        self.run = wandb.init(project=project, id=identity, resume="allow", name=run_dir.name, config=plain(settings), tags=["offrl"])
+        self.run = wandb.init(
+            project=project, id=identity, resume="allow", name=run_dir.name, config=plain(settings), tags=["offrl"]
+        )
         keep_id(run_dir, "wandb", identity)
         self.run.define_metric(STEP, hidden=True)
         self.run.define_metric("*", step_metric=STEP)

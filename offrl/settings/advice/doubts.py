@@ -11,26 +11,39 @@ MANY_SEEDS = 64
 
 
 def doubts(config: TrainConfig, rows: int) -> Iterator[str]:
-    """One line for each setting of a run on `rows` transitions that can hardly be meant. Rates of learning: `warn_of_rates`."""
+    """One line for each setting of a run on `rows` transitions that can hardly be meant. Rates of learning:
+    `warn_of_rates`.
+    """
     algo: Any = config.algo
     values = {name: getattr(algo, name, None) for name in ("batch_size", "discount", "polyak", "real_share")}
     grid = {name: config.grid.get(name) or [value] for name, value in values.items() if isinstance(value, (int, float))}
     if (values["batch_size"] or 0) > rows:
-        yield f"algo.batch_size={values['batch_size']:,} is more than the {rows:,} rows of the data: rows repeat in every batch"
+        yield (
+            f"algo.batch_size={values['batch_size']:,} is more than the {rows:,} rows of the data: rows repeat "
+            "in every batch"
+        )
     if 0.0 in grid.get("discount", ()):
         yield "algo.discount=0: only the reward of the step itself counts, and values look no further; 0.99 is usual"
     if any(0.0 < v < 0.5 for v in grid.get("discount", ())):
         low = min(v for v in grid["discount"] if v > 0.0)
-        yield f"algo.discount={low:g} looks {1.0 / (1.0 - low):.1f} steps ahead; 0.99 is usual, and 1 - discount is another quantity"
+        yield (
+            f"algo.discount={low:g} looks {1.0 / (1.0 - low):.1f} steps ahead; 0.99 is usual, and 1 - discount "
+            "is another quantity"
+        )
     if 0.0 in grid.get("polyak", ()):
         yield "algo.polyak=0: target networks never move, so values stay those of the first parameters; 0.005 is usual"
     if any(0.5 <= v < 1.0 for v in grid.get("polyak", ())):
         high = max(v for v in grid["polyak"] if v < 1.0)
         yield f"algo.polyak={high:g} of the online parameters enters the targets in every update; 0.005 is usual"
     if config.eval.every and config.eval.every > config.steps:
-        yield f"eval.every={config.eval.every:,} is more than steps={config.steps:,}: policies are scored at the end only"
+        yield (
+            f"eval.every={config.eval.every:,} is more than steps={config.steps:,}: policies are scored at the end only"
+        )
     if config.checkpoint.every and config.checkpoint.every > config.steps:
-        yield f"checkpoint.every={config.checkpoint.every:,} is more than steps={config.steps:,}: one checkpoint is written, at the end"
+        yield (
+            f"checkpoint.every={config.checkpoint.every:,} is more than steps={config.steps:,}: one checkpoint "
+            "is written, at the end"
+        )
     if "log_every" in config.given and config.log_every > config.steps:
         yield f"log_every={config.log_every:,} is more than steps={config.steps:,}: there is one line of metrics"
     if len(seeds := seed_list(config.seeds)) > MANY_SEEDS:

@@ -20,7 +20,9 @@ def choose_steps(config: TrainConfig, rows: int, on_cpu: bool) -> None:
 
 
 def steps_for(rows: int, on_cpu: bool) -> int:
-    """Updates of a first run: about one for each row, as papers' runs have, within what a CPU does in minutes. Two digits."""
+    """Updates of a first run: about one for each row, as papers' runs have, within what a CPU does in minutes. Two
+    digits.
+    """
     steps = max(LEAST, min(rows, CPU if on_cpu else PUBLISHED))
     unit = 10 ** (len(str(steps)) - 2)
     return -(-steps // unit) * unit
@@ -28,12 +30,15 @@ def steps_for(rows: int, on_cpu: bool) -> int:
 
 def is_open(config: TrainConfig) -> bool:
     """Whether neither a person nor a file of settings says how long the run is."""
-    return "steps" not in config.given and config.experiment == "none" and config.steps == PUBLISHED and not config.resume
+    return (
+        "steps" not in config.given and config.experiment == "none" and config.steps == PUBLISHED and not config.resume
+    )
 
 
 def words(steps: int, rows: int, on_cpu: bool) -> str:
     """The line that says what was chosen."""
     return (
-        f"steps={steps:,} is a first run's length, for {rows:,} rows{' on a CPU' if on_cpu else ''}; published runs have "
+        f"steps={steps:,} is a first run's length, for {rows:,} rows{' on a CPU' if on_cpu else ''}; published runs "
+        "have "
         f"{PUBLISHED:,}: the same command with steps={PUBLISHED} goes on from there"
     )

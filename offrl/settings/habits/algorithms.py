@@ -1,4 +1,6 @@
-"""What people call algorithms: another spelling, the name in the paper or in another library, and what offrl does not have."""
+"""What people call algorithms: another spelling, the name in the paper or in another library, and what offrl does not
+have.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,49 @@ from collections.abc import Collection
 
 # spelled as `plain` leaves them
 OTHER_NAMES = {
-    "behaviorcloning": "bc", "behaviourcloning": "bc", "behavioralcloning": "bc", "anybc": "bc", "imitation": "bc",
-    "10bc": "percent_bc", "bc10": "percent_bc", "top10bc": "percent_bc", "filteredbc": "percent_bc", "fbc": "percent_bc",
-    "implicitqlearning": "iql", "conservativeqlearning": "cql", "calibratedql": "cal_ql", "calibratedqlearning": "cal_ql",
-    "td3plusbc": "td3_bc", "minimalistoffline": "td3_bc", "advantageweightedactorcritic": "awac",
-    "decisiontransformer": "dt", "elasticdecisiontransformer": "edt", "qlearningdecisiontransformer": "qdt",
-    "trajectorytransformer": "tt", "valueguideddecisiontransformer": "vadt", "metadecisiontransformer": "meta_dt",
-    "decisionpretrainedtransformer": "dpt", "extremeqlearning": "xql", "diffusionpolicy": "diffusion_bc", "diffusionbc": "diffusion_bc",
-    "flowmatching": "flow_bc", "flowbc": "flow_bc", "actionchunkingtransformer": "act", "actionchunkingwithtransformers": "act",
-    "forwardbackward": "fb", "quasimetricrl": "qrl", "contrastiverl": "crl", "worldmodel": "dynamics", "ensembledynamics": "dynamics",
-    "probabilisticensemble": "dynamics", "dualrl": "recoil", "rvsr": "rvs", "rvsg": "rvs", "sacn": "sac_n", "sac_n": "sac_n",
-}  # fmt: skip
+    "behaviorcloning": "bc",
+    "behaviourcloning": "bc",
+    "behavioralcloning": "bc",
+    "anybc": "bc",
+    "imitation": "bc",
+    "10bc": "percent_bc",
+    "bc10": "percent_bc",
+    "top10bc": "percent_bc",
+    "filteredbc": "percent_bc",
+    "fbc": "percent_bc",
+    "implicitqlearning": "iql",
+    "conservativeqlearning": "cql",
+    "calibratedql": "cal_ql",
+    "calibratedqlearning": "cal_ql",
+    "td3plusbc": "td3_bc",
+    "minimalistoffline": "td3_bc",
+    "advantageweightedactorcritic": "awac",
+    "decisiontransformer": "dt",
+    "elasticdecisiontransformer": "edt",
+    "qlearningdecisiontransformer": "qdt",
+    "trajectorytransformer": "tt",
+    "valueguideddecisiontransformer": "vadt",
+    "metadecisiontransformer": "meta_dt",
+    "decisionpretrainedtransformer": "dpt",
+    "extremeqlearning": "xql",
+    "diffusionpolicy": "diffusion_bc",
+    "diffusionbc": "diffusion_bc",
+    "flowmatching": "flow_bc",
+    "flowbc": "flow_bc",
+    "actionchunkingtransformer": "act",
+    "actionchunkingwithtransformers": "act",
+    "forwardbackward": "fb",
+    "quasimetricrl": "qrl",
+    "contrastiverl": "crl",
+    "worldmodel": "dynamics",
+    "ensembledynamics": "dynamics",
+    "probabilisticensemble": "dynamics",
+    "dualrl": "recoil",
+    "rvsr": "rvs",
+    "rvsg": "rvs",
+    "sacn": "sac_n",
+    "sac_n": "sac_n",
+}
 # what people ask for that is not here, and what is nearest in kind
 NOT_HERE = {
     "bcq": "iql or td3_bc, which also stay near the data's actions",
@@ -37,7 +71,8 @@ NOT_HERE = {
     "ddpg": "td3_bc",
     "dqn": "iql, bc or cql, some of which take discrete actions: offrl list",
     "doubledqn": "iql, bc or cql, some of which take discrete actions: offrl list",
-    "ppo": "offrl finetune, which goes on in an environment; PPO's policies can be recorded: offrl collect policy=model.zip",
+    "ppo": "offrl finetune, which goes on in an environment; PPO's policies can be recorded: offrl collect "
+    "policy=model.zip",
     "a2c": "offrl finetune, which goes on in an environment",
     "gail": "bc or recoil, which imitate from data",
     "dreamer": "mopo, mobile or pets, which learn in or plan with a model",

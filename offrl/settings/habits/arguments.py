@@ -1,4 +1,6 @@
-"""What people type, as settings: `--steps 1e5`, `--algo=iql`, a dataset's name or file alone, files that the shell made of a pattern."""
+"""What people type, as settings: `--steps 1e5`, `--algo=iql`, a dataset's name or file alone, files that the shell made
+of a pattern.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ LISTS = ("seeds", "algos", "datasets", "compare", "target_returns", "rewards", "
 def as_settings(arguments: Sequence[str], switches: Collection[str] = ()) -> list[str]:
     """`["--steps", "1e5", "--dry-run", "x"]` as `["steps=1e5", "dry_run=true", "x"]`; everything else stays as it is.
 
-    switches: names of the settings that are true or false, which need no value. An option without a value that is none of them stays, for
-    the command to say what it knows.
+    switches: names of the settings that are true or false, which need no value. An option without a value that is none
+    of them stays, for the command to say what it knows.
     """
     result: list[str] = []
     rest = list(arguments)
@@ -44,7 +46,11 @@ def as_settings(arguments: Sequence[str], switches: Collection[str] = ()) -> lis
                 result.append(f"{name[3:]}=false" if name not in switches else f"{name}=true")
         elif rest and not rest[0].startswith("--") and not SETTING.match(rest[0]):
             values = [rest.pop(0)]
-            while name in LISTS and rest and not (rest[0].startswith("-") or SETTING.match(rest[0]) or Path(rest[0], "run.json").exists()):
+            while (
+                name in LISTS
+                and rest
+                and not (rest[0].startswith("-") or SETTING.match(rest[0]) or Path(rest[0], "run.json").exists())
+            ):
                 values.append(rest.pop(0))
             result.append(f"{name}={','.join(values)}")
         else:
@@ -55,13 +61,19 @@ def as_settings(arguments: Sequence[str], switches: Collection[str] = ()) -> lis
 def _underscored(word: str) -> str:
     """A setting's name with underscores: `batch-size=256`. Columns and launchers have names of their own."""
     name, equals, value = word.partition("=")
-    if equals and SETTING.match(word) and not re.match(r"dataset\.fields\.|launcher\.", name) and not Path(word).exists():
+    if (
+        equals
+        and SETTING.match(word)
+        and not re.match(r"dataset\.fields\.|launcher\.", name)
+        and not Path(word).exists()
+    ):
         return f"{name.replace('-', '_')}={value}"
     return word
 
 
 def placed(arguments: Sequence[str], command: str = "train") -> list[str]:
-    """The words without `=` of a command that trains, as the algorithm and the dataset they name; files become one dataset.
+    """The words without `=` of a command that trains, as the algorithm and the dataset they name; files become one
+    dataset.
 
     Raises UserError for a word that is neither, and for two datasets in one command.
     """
@@ -74,7 +86,10 @@ def placed(arguments: Sequence[str], command: str = "train") -> list[str]:
         if (name := algorithms.meant(word, config_names("algo"))) and not Path(word).exists():
             settings.append(f"algo={name}")
         elif (Path(word) / "run.json").exists():
-            raise UserError(f"{word} is a run; resume={word} continues it, offrl evaluate {word} scores it, offrl finetune {word} goes on")
+            raise UserError(
+                f"{word} is a run; resume={word} continues it, offrl evaluate {word} scores it, offrl finetune {word} "
+                "goes on"
+            )
         elif Path(word).expanduser().exists() or glob.has_magic(word) or datasets.is_name(word):
             files.append(word)
         else:
@@ -83,11 +98,17 @@ def placed(arguments: Sequence[str], command: str = "train") -> list[str]:
     if files and given:
         raise UserError(f"{files[0]} and {given[0]} are both given; leave one of them out")
     if len(names := [a for a in settings if a.startswith("algo=")]) > 1:
-        raise UserError(f"{' and '.join(names)} are both given; several algorithms are compared by offrl benchmark algos=a,b")
+        raise UserError(
+            f"{' and '.join(names)} are both given; several algorithms are compared by offrl benchmark algos=a,b"
+        )
     text = ",".join(files) if files else given[0].partition("=")[2] if given else ""
-    several = datasets.expanded(text.split(",") if not Path(text).expanduser().exists() and text.isprintable() else [text])
+    several = datasets.expanded(
+        text.split(",") if not Path(text).expanduser().exists() and text.isprintable() else [text]
+    )
     if len(several) > 1 and any(a.startswith("dataset.concatenate=") for a in settings):
-        raise UserError(f"{text} are {len(several)} datasets and dataset.concatenate= names more; name all of them in one place")
+        raise UserError(
+            f"{text} are {len(several)} datasets and dataset.concatenate= names more; name all of them in one place"
+        )
     settings = [a for a in settings if a not in given]
     if files or given:
         settings.append(f"dataset={several[0]}")
@@ -95,7 +116,10 @@ def placed(arguments: Sequence[str], command: str = "train") -> list[str]:
         quoted = ",".join(f"'{name}'" if re.search(r"[^\w./:+-]", name) else name for name in several[1:])
         settings.append(f"dataset.concatenate=[{quoted}]")
         shown = f"{', '.join(several[1:4])}{' ...' if len(several) > 4 else ''}"
-        note(f"{len(several)} datasets are trained on as one, {several[0]} and {shown}; offrl data merge writes them as one file")
+        note(
+            f"{len(several)} datasets are trained on as one, {several[0]} and {shown}; offrl data merge writes them as "
+            "one file"
+        )
     elif files:
         note(f"{files[0]} is taken as dataset={several[0]}")
     return settings

@@ -1,4 +1,6 @@
-"""Names of datasets as people write them: patterns, lists, old versions, and environments taken for datasets. Opens no file."""
+"""Names of datasets as people write them: patterns, lists, old versions, and environments taken for datasets. Opens no
+file.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ MUJOCO = ("Hopper", "HalfCheetah", "Walker2d", "Ant", "Humanoid", "Swimmer", "Re
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` is a dataset's name, as far as can be told without reading: a known one, or of OGBench's or Minari's form."""
+    """Whether `text` is a dataset's name, as far as can be told without reading: a known one, or of OGBench's or
+    Minari's form.
+    """
     forms = (
         r"(minari:|d4rl:|ogbench:).+",
         r"[\w.-]+(/[\w.-]+)+-v\d+",
@@ -27,7 +31,9 @@ def is_name(text: str) -> bool:
 
 
 def expanded(names: Sequence[str]) -> list[str]:
-    """The names with patterns (data/*.hdf5) as the files they stand for, by name. Raises UserError for one without files."""
+    """The names with patterns (data/*.hdf5) as the files they stand for, by name. Raises UserError for one without
+    files.
+    """
     result: list[str] = []
     for name in names:
         if glob.has_magic(name) and not Path(name).expanduser().exists():
@@ -45,7 +51,10 @@ def environment_hint(env_id: str) -> str:
     match = GYM_ID.fullmatch(env_id)
     if match is None or match[1] not in MUJOCO or int(match[2]) > 3:
         return ""
-    return f" {match[1]}-v5 works, and so does {match[1]}-v4, which D4RL's scores belong to; v{match[2]} needs the abandoned mujoco-py."
+    return (
+        f" {match[1]}-v5 works, and so does {match[1]}-v4, which D4RL's scores belong to; v{match[2]} needs the "
+        "abandoned mujoco-py."
+    )
 
 
 def hint(name: str) -> str:
@@ -53,7 +62,9 @@ def hint(name: str) -> str:
     if match := GYM_ID.fullmatch(name):
         family = match[1].lower()
         own = [n for n in known.datasets() if n.partition("-")[0] == family]
-        cure = f" to score in it, eval.env={match[1]}-v5." if match[1] in MUJOCO else f" to score in it, eval.env={name}."
+        cure = (
+            f" to score in it, eval.env={match[1]}-v5." if match[1] in MUJOCO else f" to score in it, eval.env={name}."
+        )
         shown = ", ".join([n for n in own if "medium" in n and n.endswith("-v2")][:3] or own[:3])
         return f" It is an environment's id;{cure}" + (f" Datasets recorded there: {shown}." if shown else "")
     stem = re.sub(r"-v\d+$", "", name.lower())

@@ -1,7 +1,8 @@
-"""Settings under other names: without their prefix (temperature=3), with another library's word (gamma, eval_freq), or a paper's symbol.
+"""Settings under other names: without their prefix (temperature=3), with another library's word (gamma, eval_freq), or
+a paper's symbol.
 
-One that can only be meant in one way is taken, and a note says how; one with several meanings is a mistake whose message lists them.
-"""
+One that can only be meant in one way is taken, and a note says how; one with several meanings is a mistake whose
+message lists them."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ SAME = {
     "algo.horizon": "rollout_length",
     "algo.real_share": "real_ratio",
     "steps": (
-        "max_timesteps total_timesteps timesteps n_steps num_steps train_steps offline_steps n_updates updates gradient_steps "
+        "max_timesteps total_timesteps timesteps n_steps num_steps train_steps offline_steps n_updates updates "
+        "gradient_steps "
         "iterations n_iterations max_iters num_train_steps max_steps step update_steps num_updates"
     ),
     "seeds": "n_seeds num_seeds",
@@ -73,7 +75,8 @@ INSTEAD = {
     "n_epochs": "offrl counts updates, each of one batch: steps=N, where N is epochs x rows / batch size",
     "num_epochs": "offrl counts updates, each of one batch: steps=N, where N is epochs x rows / batch size",
     "max_epochs": "offrl counts updates, each of one batch: steps=N, where N is epochs x rows / batch size",
-    "n_steps_per_epoch": "there are no epochs: steps=N counts all updates, log_every=N those between two lines of metrics",
+    "n_steps_per_epoch": "there are no epochs: steps=N counts all updates, log_every=N those between two lines of "
+    "metrics",
     "tensorboard": "every run writes for TensorBoard: tensorboard --logdir runs",
     "track": "every run writes for TensorBoard: tensorboard --logdir runs",
     "buffer_size": "the whole dataset is used; fewer episodes: dataset.subsample=0.1, fewer rows: offrl data subset",
@@ -86,7 +89,7 @@ INSTEAD = {
     "save_best": "all checkpoints with checkpoint.keep=0; offrl select ranks them",
     "early_stopping": "stop=fqe-plateau ends a run when its value, estimated from data, no longer rises",
     "render": "offrl evaluate RUN video=true makes films",
-    "deterministic": "the same command always gives the same numbers on the same kind of machine; nothing has to be set",
+    "deterministic": "the same command always gives the same numbers on the same kind of machine; nothing has to be set",  # noqa: E501
 }
 GREEK = {
     "α": "alpha",
@@ -129,7 +132,9 @@ WORDS_FOR_ALGO = {word for word, names in WORDS.items() if names == ("algo",)}
 
 
 def _renamed(values: Mapping[str, Any], words: set[str]) -> dict[str, Any]:
-    """The algorithm first, under its own name: it decides what the others mean. `agent=agents/iql.py` is OGBench's way to say iql."""
+    """The algorithm first, under its own name: it decides what the others mean. `agent=agents/iql.py` is OGBench's way
+    to say iql.
+    """
     result: dict[str, Any] = {}
     for name, value in values.items():
         if name in words and "algo" not in values and isinstance(value, str):
@@ -182,37 +187,52 @@ def _one(name: str, value: Any, algo: str) -> tuple[str, Any]:
 
 
 def _is_sure(word: str, algo: str) -> bool:
-    """Whether a word with one meaning is taken for it: not where only a paper's symbol says so that stands for many things elsewhere."""
+    """Whether a word with one meaning is taken for it: not where only a paper's symbol says so that stands for many
+    things elsewhere.
+    """
     own = known.settings_of(algo)
     return (
-        word in SURE or word in own or word in WORDS or any(word.endswith(n) for n in (*own, *(n for ns in groups().values() for n in ns)))
+        word in SURE
+        or word in own
+        or word in WORDS
+        or any(word.endswith(n) for n in (*own, *(n for ns in groups().values() for n in ns)))
     )
 
 
 def _is_dataset(text: str) -> bool:
     """Whether a text has the form of a dataset's name or file: CORL and OGBench call that `env`."""
-    return bool(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+){2,}-v\d+", text)) or bool(re.search(r"\.(hdf5|h5|npz|parquet|csv)$", text))
+    return bool(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+){2,}-v\d+", text)) or bool(
+        re.search(r"\.(hdf5|h5|npz|parquet|csv)$", text)
+    )
 
 
 def _meanings(word: str, algo: str) -> set[str]:
     """Full names of the settings that `word` can stand for with this algorithm."""
     own = known.settings_of(algo)
     short = word.replace("-", "_")
-    exact = ({f"algo.{short}"} if short in own else set()) | {f"{g}.{short}" for g, names in groups().items() if short in names}
+    exact = ({f"algo.{short}"} if short in own else set()) | {
+        f"{g}.{short}" for g, names in groups().items() if short in names
+    }
     first, _, last = short.partition("_")
     if first in (*groups(), "algo") and last in (own if first == "algo" else groups()[first]):
         exact.add(f"{first}.{last}")
     if exact:
         return exact
     same = next(([n] for n in WORDS.get(short, ()) if not n.startswith("algo.") or n.removeprefix("algo.") in own), [])
-    return {*same, *(f"algo.{n}" for n in symbols().get(algo, symbols().get(base_algorithm(algo), {})).get(short, ()) if n in own)}
+    return {
+        *same,
+        *(f"algo.{n}" for n in symbols().get(algo, symbols().get(base_algorithm(algo), {})).get(short, ()) if n in own),
+    }
 
 
 @functools.cache
 def groups() -> dict[str, tuple[str, ...]]:
     """Names of the settings of each group but the algorithm."""
     config = TrainConfig()
-    return {g: tuple(f.name for f in dataclasses.fields(getattr(config, g)) if f.metadata.get("help") and f.name != "name") for g in GROUPS}
+    return {
+        g: tuple(f.name for f in dataclasses.fields(getattr(config, g)) if f.metadata.get("help") and f.name != "name")
+        for g in GROUPS
+    }
 
 
 @functools.cache
@@ -249,13 +269,29 @@ def _unknown(name: str, algo: str) -> str:
     if elsewhere:
         shown = ", ".join(elsewhere[:5]) + (" and others" if len(elsewhere) > 5 else "")
         word = next(w for w in wanted if w in known.settings_of(elsewhere[0]))
-        return f"unknown setting '{name}': algo={algo} has none, algo.{word} is one of {shown}. Its own: offrl list algo={algo}"
-    names = [*TOP, *(f"algo.{n}" for n in known.settings_of(algo)), *(f"{g}.{n}" for g, ns in groups().items() for n in ns)]
+        return (
+            f"unknown setting '{name}': algo={algo} has none, algo.{word} is one of {shown}. Its own: offrl "
+            f"list algo={algo}"
+        )
+    names = [
+        *TOP,
+        *(f"algo.{n}" for n in known.settings_of(algo)),
+        *(f"{g}.{n}" for g, ns in groups().items() for n in ns),
+    ]
     head, dot, rest = name.partition(".")
-    names += [f"grid.{rest}"] if dot and rest in known.settings_of(algo) and nearest(head, TOP) == nearest("grid", TOP) else []
+    names += (
+        [f"grid.{rest}"]
+        if dot and rest in known.settings_of(algo) and nearest(head, TOP) == nearest("grid", TOP)
+        else []
+    )
     bare = {n.rpartition(".")[2]: n for n in reversed(names)}
-    close = nearest(name, names) or (nearest(name, bare) and _of_bare(name, bare)) or nearest(name.partition(".")[0], TOP)
-    return f"unknown setting '{name}'.{close or few(name, TOP)} All of them: offrl train --help all, offrl list algo={algo}"
+    close = (
+        nearest(name, names) or (nearest(name, bare) and _of_bare(name, bare)) or nearest(name.partition(".")[0], TOP)
+    )
+    return (
+        f"unknown setting '{name}'.{close or few(name, TOP)} All of them: offrl train --help all, offrl list "
+        f"algo={algo}"
+    )
 
 
 def _of_bare(name: str, bare: Mapping[str, str]) -> str:

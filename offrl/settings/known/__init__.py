@@ -1,6 +1,6 @@
-"""What can be chosen by name, read from `index.json` and not from the algorithms, whose import takes torch and seconds: for mistakes,
-lists, `--help` and the completion of commands. `python scripts/known_names.py` writes the file; what plugins add is not in it.
-"""
+"""What can be chosen by name, read from `index.json` and not from the algorithms, whose import takes torch and seconds:
+for mistakes, lists, `--help` and the completion of commands. `python scripts/known_names.py` writes the file; what
+plugins add is not in it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,25 @@ from offrl.settings.field import setting
 
 FILE = Path(__file__).with_name("index.json")
 TYPES = {
-    "float": float, "int": int, "bool": bool, "str": str, "list[float]": list[float], "list[int]": list[int], "list[str]": list[str],
-    "float | None": float | None, "int | None": int | None, "bool | None": bool | None, "str | None": str | None,
+    "float": float,
+    "int": int,
+    "bool": bool,
+    "str": str,
+    "list[float]": list[float],
+    "list[int]": list[int],
+    "list[str]": list[str],
+    "float | None": float | None,
+    "int | None": int | None,
+    "bool | None": bool | None,
+    "str | None": str | None,
     "dict[str, Any]": dict[str, Any],
-}  # fmt: skip
+}
 
 
 @functools.cache
 def index() -> dict[str, Any]:
-    """`algorithms`: name -> {title, vectorized, settings: [key], changes: [name=value]}; `settings`: key -> {name, type,
+    """`algorithms`: name -> {title, vectorized, settings: [key], changes: [name=value]}; `settings`: key -> {name,
+    type,
     default, help, ...}; `datasets`: family -> names; `symbols`: algorithm -> {symbol of its paper: settings}."""
     return dict(json.loads(FILE.read_text(encoding="utf-8")))
 
@@ -34,24 +44,35 @@ def is_known(algo: str) -> bool:
 
 @functools.cache
 def schema(algo: str) -> Any:
-    """An object with the settings of an algorithm of the index, as its Config composed with its file has them: types, defaults, marks.
+    """An object with the settings of an algorithm of the index, as its Config composed with its file has them: types,
+    defaults, marks.
 
-    It trains nothing: `offrl.settings.field.describe`, `check` and `offrl.settings.replicas` read it as they would read the Config.
-    """
+    It trains nothing: `offrl.settings.field.describe`, `check` and `offrl.settings.replicas` read it as they would read
+    the Config."""
     entries = index()["settings"]
-    fields: list[tuple[str, Any, Any]] = [("name", str, dataclasses.field(default=index()["algorithms"][algo].get("base", algo)))]
+    fields: list[tuple[str, Any, Any]] = [
+        ("name", str, dataclasses.field(default=index()["algorithms"][algo].get("base", algo)))
+    ]
     for key in index()["algorithms"][algo]["settings"]:
         about = dict(entries[key])
-        fields.append((about.pop("name"), TYPES[about.pop("type")], setting(about.pop("default"), about.pop("help"), **about)))
+        fields.append(
+            (about.pop("name"), TYPES[about.pop("type")], setting(about.pop("default"), about.pop("help"), **about))
+        )
     return dataclasses.make_dataclass("Known", fields)()
 
 
 def settings_of(algo: str) -> dict[str, dict[str, Any]]:
     """name -> its entry in the index, of the settings of an algorithm that a user may give."""
     entries = index()["settings"]
-    return {entries[key]["name"]: entries[key] for key in index()["algorithms"][algo]["settings"] if not entries[key].get("filled")}
+    return {
+        entries[key]["name"]: entries[key]
+        for key in index()["algorithms"][algo]["settings"]
+        if not entries[key].get("filled")
+    }
 
 
 def datasets() -> list[str]:
-    """Names that dataset= takes without a path: offrl's own, D4RL's, OGBench's. Minari's are those that are installed."""
+    """Names that dataset= takes without a path: offrl's own, D4RL's, OGBench's. Minari's are those that are
+    installed.
+    """
     return [name for names in index()["datasets"].values() for name in names]

@@ -1,4 +1,6 @@
-"""A progress bar for notebooks: HTML that IPython replaces in place. rich's and tqdm's bars need ipywidgets, which many notebooks lack."""
+"""A progress bar for notebooks: HTML that IPython replaces in place. rich's and tqdm's bars need ipywidgets, which many
+notebooks lack.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,9 @@ class NotebookBar:
         share = 100.0 * self.done / self.total if self.total else 0.0
         colour = "#009e73" if share >= 100.0 else "#0072b2"
         bar = (
-            '<span style="display:inline-block;width:240px;height:10px;border-radius:5px;background:rgba(128,128,128,0.25);'
-            f'overflow:hidden"><span style="display:block;height:10px;width:{share:.1f}%;background:{colour}"></span></span>'
+            '<span style="display:inline-block;width:240px;height:10px;border-radius:5px;background:rgba(128,128,128,0.25);'  # noqa: E501
+            'overflow:hidden"><span '
+            f'style="display:block;height:10px;width:{share:.1f}%;background:{colour}"></span></span>'
         )
         texts = [html.escape(one_line(t)) for t in (self.title, self._counts(), self.text)]
         beside = "".join(f"<span>{text}</span>" for text in texts[1:] if text)

@@ -1,5 +1,5 @@
-"""The plugins that a person has named on this machine: file and content. A run that names one of them again may have it; another one's
-file, or the same one with other content, is a stranger's until a person names it."""
+"""The plugins that a person has named on this machine: file and content. A run that names one of them again may have
+it; another one's file, or the same one with other content, is a stranger's until a person names it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Python files that a person adds to offrl: algorithms, data sources, networks, environments that register themselves when imported.
+"""Python files that a person adds to offrl: algorithms, data sources, networks, environments that register themselves
+when imported.
 
-`plugins=my.py` names one, $OFFRL_PLUGINS the same for all commands. Each file is a module of its own, so that its classes can be pickled;
-worker processes inherit the variable, and import the module by its name. A run records its plugins. That record is a file, which may be a
-stranger's: what only a file names is run where a person has named it before with the same content (`known`), or with trust=true.
-"""
+`plugins=my.py` names one, $OFFRL_PLUGINS the same for all commands. Each file is a module of its own, so that its
+classes can be pickled; worker processes inherit the variable, and import the module by its name. A run records its
+plugins. That record is a file, which may be a stranger's: what only a file names is run where a person has named it
+before with the same content (`known`), or with trust=true."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def scope() -> Iterator[None]:
 
 
 def typed(files: str | Path | Iterable[str | Path] | None) -> list[str]:
-    """Import the plugins that a person named; their absolute paths. Raises UserError, naming file and line of what is wrong."""
+    """Import the plugins that a person named; their absolute paths. Raises UserError, naming file and line of what is
+    wrong.
+    """
     names = [files] if isinstance(files, (str, Path)) else list(files or [])
     if bad := [n for n in names if not isinstance(n, (str, Path))]:
         raise UserError(f"plugins={bad[0]!r} is no file; write plugins=my.py, or plugins=[a.py,b.py]")
@@ -55,7 +58,9 @@ def typed(files: str | Path | Iterable[str | Path] | None) -> list[str]:
 
 
 def load_named() -> list[str]:
-    """Import all plugins that were named, here, in $OFFRL_PLUGINS or to a parent process; their paths. Raises UserError."""
+    """Import all plugins that were named, here, in $OFFRL_PLUGINS or to a parent process; their paths. Raises
+    UserError.
+    """
     paths = [_path(Path(name)) for name in _named()]
     for path in paths:
         _load(path)
@@ -65,8 +70,8 @@ def load_named() -> list[str]:
 def of_file(files: Any, where: str) -> list[str]:
     """Import the plugins that a run or a policy names; their paths. `where`: that file, for messages.
 
-    A plugin of the same file name that a person has named takes the place of one. Raises UserError for what no person has named.
-    """
+    A plugin of the same file name that a person has named takes the place of one. Raises UserError for what no person
+    has named."""
     if not files:
         return []
     if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
@@ -89,7 +94,8 @@ def _of_file(name: str, where: str) -> Path:
         raise UserError(f"{where} needs the plugin {path}, which is not there: say plugins=PATH/{path.name}")
     if not trust.granted() and not remembered(path):
         raise UserError(
-            f"{where} names the plugin {path}, Python code that is not run unasked, for with this content nobody has named it here: say "
+            f"{where} names the plugin {path}, Python code that is not run unasked, for with this content nobody has "
+            "named it here: say "
             f"plugins={path} if you know it, or trust=true"
         )
     os.environ[VARIABLE] = os.pathsep.join([*_named(), str(path)])  # for child processes
@@ -103,15 +109,21 @@ def checksums(files: Iterable[str]) -> dict[str, str]:
 
 def used_by(*things: Any) -> list[str]:
     """The plugins that define these classes or functions."""
-    return [path for path in _loaded if _module_name(Path(path)) in [getattr(thing, "__module__", None) for thing in things]]
+    return [
+        path for path in _loaded if _module_name(Path(path)) in [getattr(thing, "__module__", None) for thing in things]
+    ]
 
 
 def object_of(text: str, setting: str) -> Any:
-    """What `FILE.py:NAME` stands for, FILE being one of the plugins that are loaded. Raises UserError. setting: for messages."""
+    """What `FILE.py:NAME` stands for, FILE being one of the plugins that are loaded. Raises UserError. setting: for
+    messages.
+    """
     file, _, name = text.rpartition(":")
     paths = {Path(path).name: Path(path) for path in _loaded}
     if Path(file).name not in paths:
-        raise UserError(f"{setting}={text} is in the file {file}, which is not loaded: say plugins=PATH/{Path(file).name}")
+        raise UserError(
+            f"{setting}={text} is in the file {file}, which is not loaded: say plugins=PATH/{Path(file).name}"
+        )
     module = sys.modules[_module_name(paths[Path(file).name])]
     if not hasattr(module, name):
         own = [n for n in vars(module) if not n.startswith("_")]
@@ -120,7 +132,9 @@ def object_of(text: str, setting: str) -> Any:
 
 
 def blamed(error: BaseException) -> str | None:
-    """One line that names file and line, for an error that a plugin raised, or what a plugin called; None for others."""
+    """One line that names file and line, for an error that a plugin raised, or what a plugin called; None for
+    others.
+    """
     files = set(_named())
     places = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
@@ -132,8 +146,8 @@ def blamed(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def blaming() -> Iterator[None]:
-    """Within it an error of a plugin's code is a UserError: file, line, and what went wrong there. Other errors, and those of the machine,
-    pass."""
+    """Within it an error of a plugin's code is a UserError: file, line, and what went wrong there. Other errors, and
+    those of the machine, pass."""
     try:
         yield
     except (UserError, OSError, MemoryError, Interrupted):
@@ -200,7 +214,11 @@ class _Finder:
             return None
         places = [Path(place) for place in _named()]
         place = next((p for p in places if _module_name(p) == name), None)
-        return None if place is None else importlib.util.spec_from_file_location(name, place, loader=_Loader(name, str(place)))
+        return (
+            None
+            if place is None
+            else importlib.util.spec_from_file_location(name, place, loader=_Loader(name, str(place)))
+        )
 
 
 sys.meta_path.append(_Finder)

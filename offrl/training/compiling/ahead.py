@@ -1,8 +1,9 @@
-"""A pattern of updates as a library of machine code, kept under a name made of the code and the settings it was made of.
+"""A pattern of updates as a library of machine code, kept under a name made of the code and the settings it was made
+of.
 
-`torch.compile` reads the Python code anew in each process, which takes as long as a thousand updates; the library is loaded in
-milliseconds, by processes that never import a compiler. It is traced by running the updates once (`make_fx`), and compiled by AOTInductor.
-"""
+`torch.compile` reads the Python code anew in each process, which takes as long as a thousand updates; the library is
+loaded in milliseconds, by processes that never import a compiler. It is traced by running the updates once (`make_fx`),
+and compiled by AOTInductor."""
 
 from __future__ import annotations
 
@@ -39,21 +40,29 @@ OPTIONS = {
     "size_asserts": False,
 }
 PACE = "pace.json"  # in the folder of compiled code: the last compilation
-COMPILING = (4.0, 0.012)  # seconds of a core: for any step, and for each of its operations (Zen 5, torch 2.13; docs/benchmarks/speed.md)
+COMPILING = (
+    4.0,
+    0.012,
+)  # seconds of a core: for any step, and for each of its operations (Zen 5, torch 2.13; docs/benchmarks/speed.md)
 Work = Callable[..., None]
 Traced = tuple[fx.GraphModule, list[Tensor]]
 
 
 def available() -> bool:
     """Whether this torch compiles ahead of time for a CPU in the way that is used here."""
-    return hasattr(getattr(torch._C, "_aoti", None), "AOTIModelContainerRunnerCpu") and hasattr(torch.compiler, "skip_all_guards_unsafe")
+    return hasattr(getattr(torch._C, "_aoti", None), "AOTIModelContainerRunnerCpu") and hasattr(
+        torch.compiler, "skip_all_guards_unsafe"
+    )
 
 
 class Library:
-    """`work(*trees)`, which writes over its arguments, as compiled code. Later calls must be of tensors of the same shapes and strides."""
+    """`work(*trees)`, which writes over its arguments, as compiled code. Later calls must be of tensors of the same
+    shapes and strides.
+    """
 
     def __init__(self, work: Work, trees: tuple[Any, ...], subject: Sequence[Any]) -> None:
-        """Load it, or make it; of several processes that need the same one makes it. subject: all that decides what `work` does.
+        """Load it, or make it; of several processes that need the same one makes it. subject: all that decides what
+        `work` does.
 
         Raises whatever tracing and compiling do.
         """
@@ -74,7 +83,9 @@ class Library:
             if entry is None:
                 with _no_collection():
                     program, constants = _made(leaves, traced or _traced(work, leaves, structure), folder)
-                places = [next((i for i, x in enumerate(name.tensors) if x is constant), None) for constant in constants]
+                places = [
+                    next((i for i, x in enumerate(name.tensors) if x is constant), None) for constant in constants
+                ]
                 if key is not None and None not in places:
                     write_text(key, json.dumps({"program": program.stem, "constants": places}))
             else:
@@ -110,14 +121,20 @@ def _known(key: Path, tensors: int) -> tuple[Path, list[int]] | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         entry = json.loads(key.read_text())
         program, constants = key.with_name(f"{entry['program']}.so"), [int(i) for i in entry["constants"]]
-        if re.fullmatch("[0-9a-f]{64}", entry["program"]) and program.is_file() and all(0 <= i < tensors for i in constants):
+        if (
+            re.fullmatch("[0-9a-f]{64}", entry["program"])
+            and program.is_file()
+            and all(0 <= i < tensors for i in constants)
+        ):
             return program, constants
     return None
 
 
 @contextlib.contextmanager
 def _traced_beside_kernels(work: Work, leaves: list[Tensor], structure: Any) -> Iterator[Traced | None]:
-    """What `_traced` gives, where meanwhile the kernels have to be compiled; else None. See `kernels.compiling` for other processes."""
+    """What `_traced` gives, where meanwhile the kernels have to be compiled; else None. See `kernels.compiling` for
+    other processes.
+    """
     with kernels.compiling() as compilation:
         if compilation is None:
             yield None
@@ -131,7 +148,9 @@ def _traced_beside_kernels(work: Work, leaves: list[Tensor], structure: Any) -> 
 
 
 def _made(leaves: list[Tensor], traced: Traced, folder: Path) -> tuple[Path, list[Tensor]]:
-    """A library of what was traced, compiled unless another name's graph was the same; and the tensors that it reads besides `leaves`."""
+    """A library of what was traced, compiled unless another name's graph was the same; and the tensors that it reads
+    besides `leaves`.
+    """
     graph, constants = traced
     inputs = [*leaves, *constants]
     text = f"{sources('offrl.training.compiling')}\n{kernels.kinds()}\n{graph.code}\n"
@@ -146,7 +165,9 @@ def _made(leaves: list[Tensor], traced: Traced, folder: Path) -> tuple[Path, lis
 
 
 def _traced(work: Work, leaves: list[Tensor], structure: Any) -> Traced:
-    """The operations of `work` on copies of `leaves`, with the tensors that it read from elsewhere as further inputs."""
+    """The operations of `work` on copies of `leaves`, with the tensors that it read from elsewhere as further
+    inputs.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def flat(*inputs: Tensor) -> list[Tensor]:
@@ -158,7 +179,11 @@ def _traced(work: Work, leaves: list[Tensor], structure: Any) -> Traced:
     constants: list[Tensor] = []
     for node in list(graph.graph.nodes):
         node.meta.clear()  # of this trace's own imagined tensors
-        if node.op != "get_attr" or not isinstance(value := getattr(graph, str(node.target)), Tensor) or value.numel() <= 1:
+        if (
+            node.op != "get_attr"
+            or not isinstance(value := getattr(graph, str(node.target)), Tensor)
+            or value.numel() <= 1
+        ):
             continue
         known = next((i for i, x in enumerate(constants) if x is value), None)
         if known is None:
@@ -210,16 +235,18 @@ def _compile(graph: fx.GraphModule, inputs: list[Tensor], program: Path) -> None
 def _quick() -> Iterator[None]:
     """AOTInductor in half of its time, and without its notes.
 
-    Checks of each input, which it writes and never runs, are left out; the processor's flags say which vectors it has, and no program is
-    built and loaded to try each; where an operation was called from is not kept; a table that torch makes anew for each operation is made
-    once; the two files of a program are compiled side by side. Where torch has other names for these, it takes longer, or the caller falls
-    back.
+    Checks of each input, which it writes and never runs, are left out; the processor's flags say which vectors it has,
+    and no program is built and loaded to try each; where an operation was called from is not kept; a table that torch
+    makes anew for each operation is made once; the two files of a program are compiled side by side. Where torch has
+    other names for these, it takes longer, or the caller falls back.
     """
     from torch._inductor import cpp_builder, cpu_vec_isa
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
-    loggers = [logging.getLogger(name) for name in ("torch._inductor", "torch.utils.cpp_extension")]  # the latter looks for CUDA
+    loggers = [
+        logging.getLogger(name) for name in ("torch._inductor", "torch.utils.cpp_extension")
+    ]  # the latter looks for CUDA
     levels, beside = [logger.level for logger in loggers], _Beside(cpp_builder.CppBuilder.build)
     no_checks = (
         "\nstatic constexpr bool _check_aoti_runtime_check_inputs_env() { return false; }\n"
@@ -279,7 +306,9 @@ class _Beside:
 
 
 def compiling_seconds(operations: int) -> float:
-    """How long compiling that many operations takes here, as the last compilation says; without one, as where this was written."""
+    """How long compiling that many operations takes here, as the last compilation says; without one, as where this was
+    written.
+    """
     seconds = COMPILING[0] + COMPILING[1] * operations
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         last = json.loads((backend.compiled_folder() / PACE).read_text())
@@ -291,4 +320,7 @@ def compiling_seconds(operations: int) -> float:
 def _note_seconds(seconds: float, operations: int) -> None:
     """Keep how long a compilation took, for `compiling_seconds`."""
     with contextlib.suppress(OSError, UserError):
-        write_text(backend.compiled_folder() / PACE, json.dumps({"seconds": round(seconds, 2), "operations": operations}) + "\n")
+        write_text(
+            backend.compiled_folder() / PACE,
+            json.dumps({"seconds": round(seconds, 2), "operations": operations}) + "\n",
+        )

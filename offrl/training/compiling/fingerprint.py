@@ -1,7 +1,8 @@
-"""A name for what a piece of Python computes: of its code, of all that this code calls, and of the values that it reads.
+"""A name for what a piece of Python computes: of its code, of all that this code calls, and of the values that it
+reads.
 
-Two programs with the same name may take each other's place. What cannot be named (open files, threads, code without source) is refused.
-"""
+Two programs with the same name may take each other's place. What cannot be named (open files, threads, code without
+source) is refused."""
 
 from __future__ import annotations
 
@@ -48,7 +49,17 @@ _OF_CLASSES = (
     "__dataclass_fields__",
 )
 _OF_DATACLASSES = ("__annotations__", "__dataclass_fields__")
-_OUTSIDE = ("_io", "io", "_thread", "threading", "socket", "subprocess", "multiprocessing", "weakref", "random")  # more than values
+_OUTSIDE = (
+    "_io",
+    "io",
+    "_thread",
+    "threading",
+    "socket",
+    "subprocess",
+    "multiprocessing",
+    "weakref",
+    "random",
+)  # more than values
 _LIBRARIES = (*sys.stdlib_module_names, "torch", "numpy")  # the machine's name holds their versions
 
 
@@ -81,7 +92,9 @@ class Fingerprint:
             self._tensor(thing)
         elif isinstance(thing, np.ndarray):
             self._note(f"array {thing.dtype} {thing.shape}")
-            self._hash.update(np.ascontiguousarray(thing).tobytes() if thing.dtype != object else repr(thing.tolist()).encode())
+            self._hash.update(
+                np.ascontiguousarray(thing).tobytes() if thing.dtype != object else repr(thing.tolist()).encode()
+            )
         elif isinstance(thing, (list, tuple)):
             self._all(type(thing), thing)
         elif isinstance(thing, (set, frozenset)):
@@ -115,18 +128,31 @@ class Fingerprint:
 
     def _function(self, thing: Any) -> None:
         """Functions and what wraps them, else an object with attributes."""
-        if isinstance(thing, (types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType, types.MethodDescriptorType)):
+        if isinstance(
+            thing,
+            (
+                types.BuiltinFunctionType,
+                types.MethodWrapperType,
+                types.WrapperDescriptorType,
+                types.MethodDescriptorType,
+            ),
+        ):
             self._note(f"builtin {thing.__qualname__}")
         elif isinstance(thing, types.FunctionType):
             self._note(f"function {thing.__module__}.{thing.__qualname__}")
             if not _of_library(thing.__module__):
                 self._code(thing.__code__, thing.__globals__)
-                self._all(tuple, (thing.__defaults__, thing.__kwdefaults__, *(_content(cell) for cell in thing.__closure__ or ())))
+                self._all(
+                    tuple,
+                    (thing.__defaults__, thing.__kwdefaults__, *(_content(cell) for cell in thing.__closure__ or ())),
+                )
         elif isinstance(thing, types.MethodType):
             self._all(tuple, (thing.__func__, thing.__self__))
         elif isinstance(thing, functools.partial):
             self._all(tuple, (thing.func, thing.args, thing.keywords))
-        elif isinstance(thing, (staticmethod, classmethod, functools.cached_property, property)) or hasattr(thing, "__wrapped__"):
+        elif isinstance(thing, (staticmethod, classmethod, functools.cached_property, property)) or hasattr(
+            thing, "__wrapped__"
+        ):
             self._all(type(thing), [getattr(thing, name, None) for name in ("__wrapped__", "func", "fget")])
         else:
             self._object(thing)
@@ -152,7 +178,9 @@ class Fingerprint:
         for base in kind.__mro__[1:]:
             self.add(base)
         members = {
-            name: value for name, value in vars(kind).items() if name not in (*_OF_CLASSES, *_OF_DATACLASSES) and not _is_slot(value)
+            name: value
+            for name, value in vars(kind).items()
+            if name not in (*_OF_CLASSES, *_OF_DATACLASSES) and not _is_slot(value)
         }
         self._all(type, (part for name in sorted(members) for part in (name, members[name])))
 
@@ -175,7 +203,9 @@ class Fingerprint:
 
     def _global(self, value: Any) -> None:
         """What a function reads is its arguments and constants: of other objects in a module only the kind is noted."""
-        if isinstance(value, (*_PLAIN, Tensor, np.ndarray, type, types.FunctionType, types.BuiltinFunctionType, functools.partial)):
+        if isinstance(
+            value, (*_PLAIN, Tensor, np.ndarray, type, types.FunctionType, types.BuiltinFunctionType, functools.partial)
+        ):
             self.add(value)
         elif hasattr(value, "__wrapped__"):
             self.add(value.__wrapped__)
@@ -201,7 +231,9 @@ def _of_library(module: str | None) -> bool:
 
 @functools.cache
 def sources(package: str) -> str:
-    """The checksum of all source files of an imported package: code that is found by name while it runs belongs to them."""
+    """The checksum of all source files of an imported package: code that is found by name while it runs belongs to
+    them.
+    """
     digest = hashlib.sha256()
     for folder in sys.modules[package].__path__:
         for at, folders, names in os.walk(folder, followlinks=True):

@@ -39,11 +39,16 @@ product = torch.ops.offrl.product.default
 DECLARATIONS = {  # what code by AOTInductor calls
     product: ["AOTITorchError aoti_torch_cpu_product(AtenTensorHandle, AtenTensorHandle, AtenTensorHandle*)"],
     gated_product: [
-        "AOTITorchError aoti_torch_cpu_gated_product(AtenTensorHandle, AtenTensorHandle, AtenTensorHandle, AtenTensorHandle, int32_t, "
+        "AOTITorchError aoti_torch_cpu_gated_product(AtenTensorHandle, AtenTensorHandle, AtenTensorHandle, "
+        "AtenTensorHandle, int32_t, "
         "AtenTensorHandle*)"
     ],
-    torch.ops.offrl.stream.default: ["AOTITorchError aoti_torch_cpu_stream(AtenTensorHandle, int64_t, AtenTensorHandle*)"],
-    vector_product: ["AOTITorchError aoti_torch_cpu_vector_product(AtenTensorHandle, AtenTensorHandle, AtenTensorHandle*)"],
+    torch.ops.offrl.stream.default: [
+        "AOTITorchError aoti_torch_cpu_stream(AtenTensorHandle, int64_t, AtenTensorHandle*)"
+    ],
+    vector_product: [
+        "AOTITorchError aoti_torch_cpu_vector_product(AtenTensorHandle, AtenTensorHandle, AtenTensorHandle*)"
+    ],
 }
 
 
@@ -64,11 +69,15 @@ def _(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _gated_product(gate: Tensor, outer: Tensor, inner: Tensor, right: Tensor, turned: bool) -> Tensor:
-    """diag(outer) [gate > 0] diag(inner) right: gate [B, M, K], outer [B, M], inner [B, K], right [B, K, N] -> [B, M, N], or [B, N, M]."""
+    """diag(outer) [gate > 0] diag(inner) right: gate [B, M, K], outer [B, M], inner [B, K], right [B, K, N] -> [B, M,
+    N], or [B, N, M].
+    """
     (count, rows, depth), columns = gate.shape, right.shape[2]
     out = torch.empty((count, columns, rows) if turned else (count, rows, columns))
     tensors = [part for x in (gate, outer, inner, right) for part in _strided(x)]
-    _loaded().offrl_gated_product(*tensors, ctypes.c_void_p(out.data_ptr()), *map(ctypes.c_int64, (turned, count, rows, columns, depth)))
+    _loaded().offrl_gated_product(
+        *tensors, ctypes.c_void_p(out.data_ptr()), *map(ctypes.c_int64, (turned, count, rows, columns, depth))
+    )
     return out
 
 
@@ -115,8 +124,8 @@ def _loaded() -> ctypes.CDLL:
 
 @functools.lru_cache(maxsize=1)
 def native() -> ctypes.CDLL | None:
-    """The compiled `kernels.cpp`, kept for this kind of machine, whose functions compiled code finds from now on; None where there is no
-    compiler for it, or its results are not those of torch."""
+    """The compiled `kernels.cpp`, kept for this kind of machine, whose functions compiled code finds from now on; None
+    where there is no compiler for it, or its results are not those of torch."""
     try:
         library = ctypes.CDLL(str(_compiled()), mode=ctypes.RTLD_GLOBAL)
     except (OSError, subprocess.SubprocessError):
@@ -126,8 +135,8 @@ def native() -> ctypes.CDLL | None:
 
 @functools.lru_cache(maxsize=1)
 def _dense_are_fast() -> bool:
-    """Whether our dense products take no longer than those of the library in use, as measured once (5 ms) and kept: processes of a run must
-    all take the same ones, since they round differently."""
+    """Whether our dense products take no longer than those of the library in use, as measured once (5 ms) and kept:
+    processes of a run must all take the same ones, since they round differently."""
     library = getattr(devices.matmul_switch(), "fp32_precision", "none")
     path = _compiled().with_suffix(f".{library}.txt")
     with locks.alone(path, "the kernels' time", quiet=True):
@@ -149,8 +158,8 @@ def _dense_are_fast() -> bool:
 
 @contextlib.contextmanager
 def compiling() -> Iterator[Future[Any] | None]:
-    """The library's compilation in a thread; None where there is nothing to compile. Another process that asks meanwhile waits until this
-    ends, so that what is done within is done by one."""
+    """The library's compilation in a thread; None where there is nothing to compile. Another process that asks
+    meanwhile waits until this ends, so that what is done within is done by one."""
     if torch.get_num_threads() > 1 or _compiler() is None:
         yield None
         return
@@ -209,5 +218,9 @@ def _right(library: ctypes.CDLL) -> bool:
     library.offrl_product(*_strided(gate), *_strided(right), ctypes.c_void_p(dense.data_ptr()), *shape)
     expected = (outer[..., None] * (gate > 0) * inner[:, None, :]).double() @ right.double()
     close = functools.partial(torch.allclose, rtol=1e-4, atol=1e-4)
-    results = ((out.mT, expected), (dense, gate.double() @ right.double()), (sums[..., None], gate.double() @ inner.double()[..., None]))
+    results = (
+        (out.mT, expected),
+        (dense, gate.double() @ right.double()),
+        (sums[..., None], gate.double() @ inner.double()[..., None]),
+    )
     return all(close(result.double(), exact) for result, exact in results)

@@ -1,4 +1,6 @@
-"""What torch's compiler leaves undone in a traced update: results that are in it twice, and products that are made to be transposed."""
+"""What torch's compiler leaves undone in a traced update: results that are in it twice, and products that are made to
+be transposed.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ class Simpler(CustomGraphPass):
 def merge_equal(graph: Graph) -> None:
     """An operator called again with the same inputs gives its first result.
 
-    An update asks for the policy at the same observations in several losses: autograd's own graphs are rid of that, those of torch.func's
-    gradients are not.
+    An update asks for the policy at the same observations in several losses: autograd's own graphs are rid of that,
+    those of torch.func's gradients are not.
     """
     first: dict[Any, Node] = {}
     for node in list(graph.nodes):
@@ -70,8 +72,8 @@ def _pure(node: Node) -> bool:
 
 
 def turn_products(graph: Graph) -> None:
-    """(A B)^T becomes B^T A^T. Products read their inputs transposed at no cost; the optimiser that reads a gradient so takes twice as
-    long. Gradients of gradients are of this kind (EDAC)."""
+    """(A B)^T becomes B^T A^T. Products read their inputs transposed at no cost; the optimiser that reads a gradient so
+    takes twice as long. Gradients of gradients are of this kind (EDAC)."""
     for node in list(graph.nodes):
         if node.target is not aten.permute.default or not _swaps_last(node.args[1]):
             continue
@@ -102,10 +104,14 @@ def _call(graph: Graph, target: OpOverload, *x: Any) -> Node:
 
 
 def use_products(graph: Graph, dense: bool) -> None:
-    """Products with the gradient at the last hidden layer of a ReLU network with one output, with vectors, and if `dense` most others, by
-    `kernels`."""
+    """Products with the gradient at the last hidden layer of a ReLU network with one output, with vectors, and if
+    `dense` most others, by `kernels`."""
     for node in list(graph.nodes):
-        if node.target is not aten.bmm.default or node.meta["val"].dtype is not torch.float32 or node.meta["val"].device.type != "cpu":
+        if (
+            node.target is not aten.bmm.default
+            or node.meta["val"].dtype is not torch.float32
+            or node.meta["val"].device.type != "cpu"
+        ):
             continue
         with graph.inserting_before(node):
             new = _vector_product(graph, *node.args)
@@ -135,13 +141,18 @@ def _gated_product(graph: Graph, left: Any, right: Any) -> Node | None:
             continue
         gate, outer, inner, turned = parts
         count, rows, depth = factor.meta["val"].shape[0], outer.meta["val"].shape[1], inner.meta["val"].shape[2]
-        if not count == outer.meta["val"].shape[0] == inner.meta["val"].shape[0] or gate.meta["val"].numel() != count * rows * depth:
+        if (
+            not count == outer.meta["val"].shape[0] == inner.meta["val"].shape[0]
+            or gate.meta["val"].numel() != count * rows * depth
+        ):
             continue
         gate = _call(graph, aten.view.default, gate, [count, rows, depth])
         outer, inner = _call(graph, aten.select.int, outer, 2, 0), _call(graph, aten.select.int, inner, 1, 0)
         if turned != is_right:  # a product from the right is one of the transposed factors from the left, transposed
             gate, outer, inner = _turned(graph, gate), inner, outer
-        return _call(graph, kernels.gated_product, gate, outer, inner, _turned(graph, other) if is_right else other, is_right)
+        return _call(
+            graph, kernels.gated_product, gate, outer, inner, _turned(graph, other) if is_right else other, is_right
+        )
     return None
 
 
@@ -155,29 +166,44 @@ def _product(graph: Graph, left: Any, right: Any) -> Node | None:
 
 
 def _gate(node: Any) -> tuple[Node, Node, Node, bool] | None:
-    """gate, outer [B, M, 1] and inner [B, 1, K] of what is `outer * inner` where gate > 0 and else 0, and whether it is transposed."""
+    """gate, outer [B, M, 1] and inner [B, 1, K] of what is `outer * inner` where gate > 0 and else 0, and whether it is
+    transposed.
+    """
     turned, source = False, _source(node)
     while source.target is aten.permute.default and _swaps_last(source.args[1]):
         turned, source = not turned, _source(source.args[0])
     if source.target is not aten.where.self:
         return None
     condition, zero, value = source.args
-    if condition.target is not aten.le.Scalar or condition.args[1] != 0 or condition.args[0].meta["val"].shape != source.meta["val"].shape:
+    if (
+        condition.target is not aten.le.Scalar
+        or condition.args[1] != 0
+        or condition.args[0].meta["val"].shape != source.meta["val"].shape
+    ):
         return None
     if getattr(zero, "target", None) is not aten.scalar_tensor.default or zero.args[0] != 0:
         return None
     value = _source(value)
-    if value.target is not aten.mul.Tensor or not all(isinstance(x, Node) and x.meta["val"].ndim == 3 for x in value.args):
+    if value.target is not aten.mul.Tensor or not all(
+        isinstance(x, Node) and x.meta["val"].ndim == 3 for x in value.args
+    ):
         return None
     outer, inner = value.args if value.args[0].meta["val"].shape[2] == 1 else reversed(value.args)
-    if outer.meta["val"].shape[2] != 1 or inner.meta["val"].shape[1] != 1 or not condition.args[0].meta["val"].is_contiguous():
+    if (
+        outer.meta["val"].shape[2] != 1
+        or inner.meta["val"].shape[1] != 1
+        or not condition.args[0].meta["val"].is_contiguous()
+    ):
         return None
     return condition.args[0], outer, inner, turned
 
 
 def _source(node: Any) -> Any:
     """The node whose result this one passes on as it is, but for its leading axes."""
-    while node.target in (aten.view.default, aten.expand.default) and node.args[0].meta["val"].shape[-2:] == node.meta["val"].shape[-2:]:
+    while (
+        node.target in (aten.view.default, aten.expand.default)
+        and node.args[0].meta["val"].shape[-2:] == node.meta["val"].shape[-2:]
+    ):
         if node.args[0].meta["val"].numel() != node.meta["val"].numel():
             break
         node = node.args[0]

@@ -1,4 +1,6 @@
-"""A pattern of updates as one compiled function or CUDA graph that overwrites the state, checked against the uncompiled one."""
+"""A pattern of updates as one compiled function or CUDA graph that overwrites the state, checked against the uncompiled
+one.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,32 @@ from offrl.training.compiling import ahead
 from offrl.training.updates import update_keys
 
 Hyper = dict[str, Tensor]  # field of an algorithm's config -> one value for each replica, float32 [N]
-Updates = Callable[[TrainState, Tensor, Hyper, list[Batch]], tuple[TrainState, Metrics]]  # the new state comes without `buffers`
+Updates = Callable[
+    [TrainState, Tensor, Hyper, list[Batch]], tuple[TrainState, Metrics]
+]  # the new state comes without `buffers`
 
 ALIKE = {"float32": 0.02, "tf32": 0.1, "bf16": 0.3}  # relative; code for another CPU differs by more than 1
 
 
 class Program:
-    """A whole pattern of updates in place; `mode` becomes eager or cudagraph where compiled code is not to be had or wrong."""
+    """A whole pattern of updates in place; `mode` becomes eager or cudagraph where compiled code is not to be had or
+    wrong.
+    """
 
-    def __init__(self, updates: Updates, period: int, mode: str, precision: str, pool: Any, subject: Sequence[Any] = ()) -> None:
-        """updates: the pattern, eager. mode: compiled, cudagraph or compiled-cudagraph. pool: see `make_step`. subject: all that decides
-        what `updates` does, by which it is found when it has been compiled before; empty: it is not kept."""
-        self.updates, self.period, self.mode, self.precision, self.pool, self.subject = updates, period, mode, precision, pool, subject
+    def __init__(
+        self, updates: Updates, period: int, mode: str, precision: str, pool: Any, subject: Sequence[Any] = ()
+    ) -> None:
+        """updates: the pattern, eager. mode: compiled, cudagraph or compiled-cudagraph. pool: see `make_step`. subject:
+        all that decides what `updates` does, by which it is found when it has been compiled before; empty: it is not
+        kept."""
+        self.updates, self.period, self.mode, self.precision, self.pool, self.subject = (
+            updates,
+            period,
+            mode,
+            precision,
+            pool,
+            subject,
+        )
         self._function: Callable[..., None] | None = None
         self._graphs: dict[int, _CudaGraph] = {}
         self._names: dict[str, torch.dtype] | None = None  # of the pattern's metrics
@@ -82,8 +98,9 @@ class Program:
         def program(*arguments: Any) -> None:
             self._in_place(*arguments)
 
-        # Shapes never change here, and checking each tensor before each update costs as much as a small matrix product. Without
-        # checks what was compiled must be found by this step alone: it is kept with the code object, hence one of its own.
+        # Shapes never change here, and checking each tensor before each update costs as much as a small matrix product.
+        # Without checks what was compiled must be found by this step alone: it is kept with the code object, hence one
+        # of its own.
         skip = getattr(torch.compiler, "skip_all_guards_unsafe", None)
         program.__code__ = program.__code__.replace()
         options: dict[str, Any] = {"joint_custom_pre_pass": passes.Simpler()}
@@ -92,17 +109,24 @@ class Program:
         if skip is not None and "cudagraph" not in self.mode:
             options["cpp_wrapper"] = True  # calling a hundred kernels from Python takes a twentieth of a small update
         if "cudagraph" in self.mode and "deterministic" in torch._inductor.list_options():
-            options["deterministic"] = True  # else timings decide the last bits, and those of a resumed run may find otherwise
+            options["deterministic"] = (
+                True  # else timings decide the last bits, and those of a resumed run may find otherwise
+            )
         return torch.compile(program, fullgraph=True, dynamic=False, options=options)
 
-    def _in_place(self, state: TrainState, sums: Metrics, keys: Tensor | None, hyper: Hyper, batches: list[Batch]) -> None:
+    def _in_place(
+        self, state: TrainState, sums: Metrics, keys: Tensor | None, hyper: Hyper, batches: list[Batch]
+    ) -> None:
         """One pattern whose results overwrite `state` and are added to `sums`: no memory is taken, none is copied."""
         if keys is None:
             keys = update_keys(state, self.period)
         new, metrics = self.updates(state, keys.transpose(0, 1), hyper, batches)
         olds, leaves = pytree.tree_leaves(state._replace(buffers={})), pytree.tree_leaves(new)
         # what an update passes on under another name is read before it is overwritten
-        leaves = [x.clone() if x is not old and any(x is other for other in olds) else x for old, x in zip(olds, leaves, strict=True)]
+        leaves = [
+            x.clone() if x is not old and any(x is other for other in olds) else x
+            for old, x in zip(olds, leaves, strict=True)
+        ]
         if self.mode == "cudagraph":
             backend.overwrite(olds, leaves)
             if sums:
@@ -115,19 +139,26 @@ class Program:
             total.add_(metrics[name])
 
     def complete(self, sums: Metrics, state: TrainState, keys: Tensor, hyper: Hyper, batches: list[Batch]) -> Metrics:
-        """`sums` with a zero for every metric that a whole pattern gives: the first time an update is tried for their names."""
+        """`sums` with a zero for every metric that a whole pattern gives: the first time an update is tried for their
+        names.
+        """
         if self._names is None:
             _, metrics = self.updates(state, keys.transpose(0, 1), hyper, batches)
             self._names = {name: value.dtype for name, value in metrics.items()}
         if all(name in sums for name in self._names):
             return sums
-        zeros = {name: torch.zeros(state.step.shape, dtype=dtype, device=state.step.device) for name, dtype in self._names.items()}
+        zeros = {
+            name: torch.zeros(state.step.shape, dtype=dtype, device=state.step.device)
+            for name, dtype in self._names.items()
+        }
         return {**zeros, **sums}
 
     # ---- the compiled pattern against the uncompiled one
 
     def trust(self, state: TrainState, hyper: Hyper, batches: list[Batch]) -> None:
-        """Before the compiled pattern is used: go on without it, with a warning, where it cannot be made or computes something else."""
+        """Before the compiled pattern is used: go on without it, with a warning, where it cannot be made or computes
+        something else.
+        """
         if self._checked or not self.mode.startswith("compiled"):
             return
         self._checked = True
@@ -147,13 +178,15 @@ class Program:
             warn(f"the step {problem}; this run goes on without compilation")
 
     def doubt(self, state: TrainState, hyper: Hyper, batches: list[Batch]) -> str | None:
-        """The difference of the compiled pattern from the uncompiled one, beyond rounding, from `state` on; None where there is none, or
-        nothing is compiled."""
+        """The difference of the compiled pattern from the uncompiled one, beyond rounding, from `state` on; None where
+        there is none, or nothing is compiled."""
         if not self.mode.startswith("compiled"):
             return None
         keys = update_keys(state, self.period)
         # copies: an update may work in place, and the compiled one does; neither changes the buffers
-        one, other = (pytree.tree_map(torch.clone, state._replace(buffers={}))._replace(buffers=state.buffers) for _ in range(2))
+        one, other = (
+            pytree.tree_map(torch.clone, state._replace(buffers={}))._replace(buffers=state.buffers) for _ in range(2)
+        )
         expected, metrics = self.updates(one, keys.transpose(0, 1), hyper, batches)
         sums = {name: torch.zeros_like(value) for name, value in metrics.items()}
         # called as it will be: nothing looks at the arguments again
@@ -161,12 +194,14 @@ class Program:
         return difference(state, (expected, metrics), (other, sums), self.precision)
 
 
-def difference(before: TrainState, first: tuple[TrainState, Metrics], second: tuple[TrainState, Metrics], precision: str) -> str | None:
-    """The first place where two results of the same updates differ by more than rounding, such as "moments of critic by 1.4"; None for
-    none.
+def difference(
+    before: TrainState, first: tuple[TrainState, Metrics], second: tuple[TrainState, Metrics], precision: str
+) -> str | None:
+    """The first place where two results of the same updates differ by more than rounding, such as "moments of critic by
+    1.4"; None for none.
 
-    Adam turns a gradient that is nothing but rounding into a whole step, so parameters are compared by how far they moved, a module at a
-    time, and moments are what tells.
+    Adam turns a gradient that is nothing but rounding into a whole step, so parameters are compared by how far they
+    moved, a module at a time, and moments are what tells.
     """
     limit, (a, metrics), (b, sums) = ALIKE[precision], first, second
     if not (torch.equal(a.step, b.step) and torch.equal(a.key, b.key)):
@@ -177,9 +212,16 @@ def difference(before: TrainState, first: tuple[TrainState, Metrics], second: tu
             return f"{name} by {gap:.2g}"
     for module in a.params:
         moments = [pytree.tree_leaves(state.opt.get(module)) for state in (a, b)]
-        moved = [[x - y for x, y in zip(s.params[module].values(), before.params[module].values(), strict=True)] for s in (a, b)]
+        moved = [
+            [x - y for x, y in zip(s.params[module].values(), before.params[module].values(), strict=True)]
+            for s in (a, b)
+        ]
         # noise around 0 is compared with the parameters' own size
-        small = 1e-6 * float(torch.cat([x.flatten().double() for x in a.params[module].values()]).norm()) if a.params[module] else 0.0
+        small = (
+            1e-6 * float(torch.cat([x.flatten().double() for x in a.params[module].values()]).norm())
+            if a.params[module]
+            else 0.0
+        )
         for what, (x, y), allowed in (("moments", moments, limit), ("steps", moved, 0.5 + limit)):
             gap = _gap(x, y, at_least=small)
             if gap > allowed:
@@ -189,7 +231,9 @@ def difference(before: TrainState, first: tuple[TrainState, Metrics], second: tu
 
 
 def _gap(left: list[Tensor], right: list[Tensor], at_least: float) -> float:
-    """Distance of two lists of tensors, relative to the size of the first; entries that are not finite there do not count."""
+    """Distance of two lists of tensors, relative to the size of the first; entries that are not finite there do not
+    count.
+    """
     total, size = 0.0, 0.0
     for x, y in zip(left, right, strict=True):
         if x.is_floating_point():
@@ -208,9 +252,13 @@ class _CudaGraph:
         function = program.function()
         self.sums = program.complete({}, self.state, update_keys(self.state, program.period), self.hyper, self.batches)
         # `replay` undoes what the calls before the capture do to the state
-        self.graph = backend.capture(lambda: function(self.state, self.sums, None, self.hyper, self.batches), program.pool)
+        self.graph = backend.capture(
+            lambda: function(self.state, self.sums, None, self.hyper, self.batches), program.pool
+        )
 
-    def replay(self, state: TrainState, sums: Metrics, hyper: Hyper, batches: list[Batch], times: int) -> tuple[TrainState, Metrics]:
+    def replay(
+        self, state: TrainState, sums: Metrics, hyper: Hyper, batches: list[Batch], times: int
+    ) -> tuple[TrainState, Metrics]:
         if state is not self.state:
             backend.overwrite(pytree.tree_leaves(self.state), pytree.tree_leaves(state))
         tensors = list(hyper.values())

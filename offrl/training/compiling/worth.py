@@ -1,7 +1,8 @@
-"""Whether compiling a run's step, and starting processes for it, takes less time than it saves: by a few updates that are timed once.
+"""Whether compiling a run's step, and starting processes for it, takes less time than it saves: by a few updates that
+are timed once.
 
-What was measured is kept beside the compiled code, so that the same run on the same machine is carried out alike, to the last bit.
-"""
+What was measured is kept beside the compiled code, so that the same run on the same machine is carried out alike, to
+the last bit."""
 
 from __future__ import annotations
 
@@ -55,7 +56,15 @@ def cost(plan: Plan, source: Any, replicas: list[Replica]) -> Cost:
     """What updates of these replicas cost on this machine: as it was measured before, or is now."""
     size = group_sizes(len(replicas), min(len(replicas), plan.group))[0]
     algorithm = plan.algorithm
-    run = (type(algorithm).__qualname__, algorithm.config, algorithm.spec, plan.batch_size, plan.precision, size, len(replicas))
+    run = (
+        type(algorithm).__qualname__,
+        algorithm.config,
+        algorithm.spec,
+        plan.batch_size,
+        plan.precision,
+        size,
+        len(replicas),
+    )
     name = hashlib.sha256(repr((sources("offrl"), *run)).encode()).hexdigest()[:32]
     path = backend.compiled_folder() / f"cost-{name}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -71,7 +80,9 @@ def cost(plan: Plan, source: Any, replicas: list[Replica]) -> Cost:
 def _measured(plan: Plan, source: Any, replicas: list[Replica], size: int) -> Cost:
     """Time some eager updates of fresh replicas on the CPU, of as many as one program may hold."""
     period = plan.algorithm.traits.period
-    engine = LocalEngine(dataclasses.replace(plan, mode="eager", group=size), source, replicas[:size], torch.device("cpu"))
+    engine = LocalEngine(
+        dataclasses.replace(plan, mode="eager", group=size), source, replicas[:size], torch.device("cpu")
+    )
     state = first_state(plan.algorithm, replicas[:size])
     engine.load(state, state, {})
     step = 0 if plan.algorithm.every in (0, period) else period  # without what comes once in a while
@@ -88,7 +99,9 @@ def _measured(plan: Plan, source: Any, replicas: list[Replica], size: int) -> Co
 
 
 class _Counter(TorchFunctionMode):
-    """Counts what is called of torch. (What it does in turn is known to a TorchDispatchMode only, which imports a compiler.)"""
+    """Counts what is called of torch. (What it does in turn is known to a TorchDispatchMode only, which imports a
+    compiler.)
+    """
 
     count = 0
 

@@ -21,7 +21,9 @@ class EvaluationEvent:
     """An evaluation that has just been written down."""
 
     step: int  # updates that the policies had
-    scores: Sequence[Mapping[str, Any]]  # the new rows of scores.csv, one for each replica: seed, score, return_mean, ...
+    scores: Sequence[
+        Mapping[str, Any]
+    ]  # the new rows of scores.csv, one for each replica: seed, score, return_mean, ...
     policies: Sequence[TrainedPolicy]  # those that were scored, in the same order
     run_dir: Path
 
@@ -46,16 +48,22 @@ class Callbacks:
         self.stops, self.problem = False, ""
         for function in self.functions:
             if not callable(function):
-                raise UserError(f"on_evaluation={function!r} is no function; give one of an EvaluationEvent, or a list of them")
+                raise UserError(
+                    f"on_evaluation={function!r} is no function; give one of an EvaluationEvent, or a list of them"
+                )
             try:
                 inspect.signature(function).bind(None)
             except TypeError as error:
-                raise UserError(f"on_evaluation: {_name(function)} cannot be called with one argument, the event: {error}") from None
+                raise UserError(
+                    f"on_evaluation: {_name(function)} cannot be called with one argument, the event: {error}"
+                ) from None
             except ValueError:  # a built-in's signature is not known
                 continue
 
     def __call__(self, step: int, scores: Sequence[Mapping[str, Any]], policies: Sequence[TrainedPolicy]) -> None:
-        """Hand an evaluation to the functions. One that returns False ends the run; one that fails ends it too, and raises nothing here."""
+        """Hand an evaluation to the functions. One that returns False ends the run; one that fails ends it too, and
+        raises nothing here.
+        """
         if not self.functions or self.problem:
             return
         event = EvaluationEvent(step, scores, policies, self.run_dir)
@@ -66,7 +74,9 @@ class Callbacks:
                 frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
                 at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
                 reason = " ".join(str(error).split())
-                self.problem = f"on_evaluation: {_name(function)} failed{at} (step {step:,}): {type(error).__name__}: {reason}"
+                self.problem = (
+                    f"on_evaluation: {_name(function)} failed{at} (step {step:,}): {type(error).__name__}: {reason}"
+                )
                 return
 
     def record(self, step: int) -> None:

@@ -17,9 +17,9 @@ FILE = "index.html"
 def write_page(folder: Path, result: Mapping[str, Any]) -> Path:
     """Write the page of a finished tune, and return its path.
 
-    result: what is in result.json. Of the folder only `state/` is read, and looked for what can be linked to; what is missing or damaged
-    there is left out with a sentence. The same result and files give the same bytes. Raises UserError where the page cannot be written.
-    """
+    result: what is in result.json. Of the folder only `state/` is read, and looked for what can be linked to; what is
+    missing or damaged there is left out with a sentence. The same result and files give the same bytes. Raises
+    UserError where the page cannot be written."""
     made = TunePage(Path(folder), result)
     opening.show(made)
     made.page.contents()

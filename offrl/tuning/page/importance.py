@@ -17,8 +17,10 @@ from offrl.tuning.search.space import Space
 
 LEAST = 20  # settings of one rung, below which a forest says nothing
 EVALUATOR = (
-    "Share of the variance of the estimate that each setting explains by itself or with others: fANOVA over a random forest "
-    "(optuna.importance.FanovaImportanceEvaluator, seed 0), on the first rung, which judged all settings after as many updates. It is "
+    "Share of the variance of the estimate that each setting explains by itself or with others: fANOVA over a random "
+    "forest "
+    "(optuna.importance.FanovaImportanceEvaluator, seed 0), on the first rung, which judged all settings after as many "
+    "updates. It is "
     "about this search's ranges, and about what the judge says rather than the truth."
 )
 
@@ -40,12 +42,20 @@ def show(made: TunePage) -> None:
         if first:
             page.text(EVALUATOR, "small")
             first = False
-        page.figure(figures.importance(shares), f"{algo}, {plural(len(known), 'setting')}", alt=f"Importance of the settings of {algo}")
-        page.table(["setting", "share of the variance"], [[name, Cell(f"{s:.1%}", value=s)] for name, s in shares.items()])
+        page.figure(
+            figures.importance(shares),
+            f"{algo}, {plural(len(known), 'setting')}",
+            alt=f"Importance of the settings of {algo}",
+        )
+        page.table(
+            ["setting", "share of the variance"], [[name, Cell(f"{s:.1%}", value=s)] for name, s in shares.items()]
+        )
 
 
 def shares_of(space: Space, judged: Sequence[tuple[Mapping[str, Any], float]]) -> dict[str, float] | str:
-    """{setting: share}, the largest first, of settings' values and estimates; or a sentence that says why there are none."""
+    """{setting: share}, the largest first, of settings' values and estimates; or a sentence that says why there are
+    none.
+    """
     if len(space.dimensions) < 2:
         return "one setting was searched, so there is nothing to compare it with."
     if len(judged) < LEAST:
@@ -57,10 +67,16 @@ def shares_of(space: Space, judged: Sequence[tuple[Mapping[str, Any], float]]) -
     optuna = load_optuna()
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
     for values, value in judged:
-        if all(d.name in values for d in space.dimensions) and (trial := as_trial(optuna, space, values, (value,))) is not None:
+        if (
+            all(d.name in values for d in space.dimensions)
+            and (trial := as_trial(optuna, space, values, (value,))) is not None
+        ):
             study.add_trial(trial)
     if (count := len(study.get_trials(deepcopy=False))) < LEAST:
-        return f"{plural(count, 'setting')} inside the search space judged on one rung; fANOVA needs {LEAST} to say anything."
+        return (
+            f"{plural(count, 'setting')} inside the search space judged on one rung; fANOVA needs {LEAST} to "
+            "say anything."
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

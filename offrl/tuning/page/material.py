@@ -124,11 +124,20 @@ class TunePage:
 
 def _judgement(row: Mapping[str, Any], judge: str, others: Sequence[str]) -> Judgement:
     return Judgement(
-        setting=str(row["setting"]), algo=str(row["algo"]), rung=str(row["rung"]), bracket=row.get("bracket"),
-        updates=int(row.get("updates") or 0), seeds=int(row.get("seeds") or 0), value=real(row.get(judge)), error=real(row.get("error")),
-        worst=real(row.get("worst")), distance=real(row.get("distance")), others={o: real(row.get(o)) for o in others},
-        exploded=str(row.get("exploded") or ""), fate=str(row.get("fate") or ""),
-    )  # fmt: skip
+        setting=str(row["setting"]),
+        algo=str(row["algo"]),
+        rung=str(row["rung"]),
+        bracket=row.get("bracket"),
+        updates=int(row.get("updates") or 0),
+        seeds=int(row.get("seeds") or 0),
+        value=real(row.get(judge)),
+        error=real(row.get("error")),
+        worst=real(row.get("worst")),
+        distance=real(row.get("distance")),
+        others={o: real(row.get(o)) for o in others},
+        exploded=str(row.get("exploded") or ""),
+        fate=str(row.get("fate") or ""),
+    )
 
 
 def _space(algo: str, entries: Sequence[Mapping[str, Any]], default: Mapping[str, Any]) -> Space:

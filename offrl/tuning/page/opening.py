@@ -21,15 +21,18 @@ from offrl.tuning.table import FINAL
 ROLES = {"winner": "#009e73", "default": "#d55e00"}
 MANY = 12
 SCORE = (
-    "Mean over seeds with its 95% interval (Student's t; the seed is the unit). These seeds were trained anew, on all episodes of the "
+    "Mean over seeds with its 95% interval (Student's t; the seed is the unit). These seeds were trained anew, on all "
+    "episodes of the "
     "data, and played episodes that nothing chose by: this is the number to report."
 )
 OPTIMISM = (
-    "Grey: the estimate that chose. {} The largest of several that each err promises too much: of {} equal settings with this error it "
+    "Grey: the estimate that chose. {} The largest of several that each err promises too much: of {} equal settings "
+    "with this error it "
     "would exceed the truth by {} on average (its optimism). Its unit is the judge's, {}, and not that of the score."
 )
 RULES = {
-    "one-se": "By the one-standard-error rule (rule=one-se), which takes the most conservative of the settings that the judge cannot tell "
+    "one-se": "By the one-standard-error rule (rule=one-se), which takes the most conservative of the settings that "
+    "the judge cannot tell "
     "from the largest estimate",
     "best": "By the largest estimate (rule=best)",
 }
@@ -70,7 +73,11 @@ def _rule(made: TunePage) -> str:
     rule, by_data = RULES.get(str(made.result["rule"])), made.result["by_data"]
     if rule is None or not made.judge or len(made.finals) < 2 or made.result["chosen"].get("episodes"):
         return ""
-    return f" {rule}." if len(by_data.get("members") or ()) > 1 or made.result["rule"] != "one-se" else f" {rule}: here that one alone."
+    return (
+        f" {rule}."
+        if len(by_data.get("members") or ()) > 1 or made.result["rule"] != "one-se"
+        else f" {rule}: here that one alone."
+    )
 
 
 def _place(made: TunePage) -> str:
@@ -115,12 +122,21 @@ def untold(made: TunePage) -> str:
 
 
 def comparison(retrained: Mapping[str, Mapping[str, Any]], is_default: bool) -> tuple[str, str]:
-    """(a sentence on the winner against the default settings, one of page.KINDS): by the differences of seeds that both have."""
+    """(a sentence on the winner against the default settings, one of page.KINDS): by the differences of seeds that both
+    have.
+    """
     if not retrained:
-        return "Nothing was trained anew (retrain=false), so there is no score to report: estimates that chose promise too much.", "warning"
+        return (
+            "Nothing was trained anew (retrain=false), so there is no score to report: estimates that chose promise "
+            "too much.",
+            "warning",
+        )
     winner, default = retrained.get("winner"), retrained.get("default")
     if winner is None or not winner["seeds"]:
-        return "The choice was trained anew, but not scored: these data name no environment, or env=none was given.", "note"
+        return (
+            "The choice was trained anew, but not scored: these data name no environment, or env=none was given.",
+            "note",
+        )
     if is_default or default is None:
         return "The choice is what would be trained without a search: the default settings of its algorithm.", "note"
     pairs = _pairs(winner, default)
@@ -130,7 +146,11 @@ def comparison(retrained: Mapping[str, Mapping[str, Any]], is_default: bool) -> 
     score = bool(winner["normalised"])
     word, difference = "score" if score else "return", f"{mean:+.1f}" if score or abs(mean) < 1000 else f"{mean:+,.0f}"
     if math.isnan(low):
-        return f"{difference} {word} against the default settings, by one seed of each: nothing says how much of this is chance.", "warning"
+        return (
+            f"{difference} {word} against the default settings, by one seed of each: nothing says how much of this is "
+            "chance.",
+            "warning",
+        )
     interval = f"{difference} {word}, 95% interval {span((mean, low, high), score)}, {len(pairs)} new seeds of each"
     if low > 0.0:
         return f"Better than the default settings of its algorithm: {interval}.", "good"
@@ -143,7 +163,10 @@ def _pairs(winner: Mapping[str, Any], default: Mapping[str, Any]) -> list[tuple[
     """Scores of the seeds that both have."""
     if bool(winner["normalised"]) != bool(default["normalised"]):
         return []
-    scores = [{r.get("seed", i): real(s) for i, (r, s) in enumerate(zip(e["rows"], e["seeds"], strict=False))} for e in (winner, default)]
+    scores = [
+        {r.get("seed", i): real(s) for i, (r, s) in enumerate(zip(e["rows"], e["seeds"], strict=False))}
+        for e in (winner, default)
+    ]
     return [(scores[0][seed], scores[1][seed]) for seed in scores[0] if seed in scores[1]]
 
 
@@ -168,26 +191,36 @@ def _scores(made: TunePage, entries: Mapping[str, Mapping[str, Any]]) -> None:
     for role, name in names.items():
         entry = entries[role]
         score, interval = bool(entry["normalised"]), _interval(entry)
-        rows.append([
-            Cell(role, small=(name,)),
-            Cell(digits(interval[0], score), strong=True, value=interval[0]) if interval else Cell(NONE),
-            Cell(whole(span(interval, score)) or "one seed") if interval else Cell(NONE),
-            Cell("", small=(", ".join(digits(real(s), score) for s in entry["seeds"]),)),
-            Cell("", small=(whole(_estimate(made, name)),)),
-        ])  # fmt: skip
+        rows.append(
+            [
+                Cell(role, small=(name,)),
+                Cell(digits(interval[0], score), strong=True, value=interval[0]) if interval else Cell(NONE),
+                Cell(whole(span(interval, score)) or "one seed") if interval else Cell(NONE),
+                Cell("", small=(", ".join(digits(real(s), score) for s in entry["seeds"]),)),
+                Cell("", small=(whole(_estimate(made, name)),)),
+            ]
+        )
     if not rows and made.judge:
         made.page.text(f"Estimate that chose: {_estimate(made, made.chosen)} ({made.judge}, 95%).", "small")
     elif rows:
-        made.page.table(["", "score, new seeds", "95% interval", "each seed", f"estimate that chose ({made.judge or 'none'})"], rows)
+        made.page.table(
+            ["", "score, new seeds", "95% interval", "each seed", f"estimate that chose ({made.judge or 'none'})"], rows
+        )
     optimism, count = real(made.result["optimism"]), len(made.finals)
     if math.isfinite(optimism) and made.judge:
         made.page.text(OPTIMISM.format(_place(made), count, number(optimism), made.estimate_of()), "small")
     played = made.result["chosen"]
     if played.get("episodes"):
-        words = f"{plural(played['episodes'], 'real episode')} chose among the finalists; what chose promises too much here as well."
+        words = (
+            f"{plural(played['episodes'], 'real episode')} chose among the finalists; what chose promises too "
+            "much here as well."
+        )
         made.page.text(words, "small")
         if played.get("finalists"):
-            lines = [[n, c, cell(real(m))] for n, c, m in zip(played["finalists"], played["counts"], played["means"], strict=True)]
+            lines = [
+                [n, c, cell(real(m))]
+                for n, c, m in zip(played["finalists"], played["counts"], played["means"], strict=True)
+            ]
             made.page.table(["finalist, in the data's order", "real episodes", "mean return"], lines)
 
 
@@ -202,8 +235,9 @@ def _estimate(made: TunePage, name: str) -> str:
 def _command(made: TunePage) -> None:
     made.page.text("To train it yourself, on all data and without the search:")
     made.page.markup(
-        f'<pre id="command" style="white-space:pre-wrap;overflow-wrap:anywhere;user-select:all;-webkit-user-select:all">'
-        f'{escape(made.result["command"])}</pre><p><button type="button" id="copy" hidden>copy</button></p><script>{COPY}</script>'
+        f'<pre id="command" style="white-space:pre-wrap;overflow-wrap:anywhere;user-select:all;-webkit-user-select:all">'  # noqa: E501
+        f'{escape(made.result["command"])}</pre><p><button type="button" id="copy" '
+        f"hidden>copy</button></p><script>{COPY}</script>"
     )
 
 
@@ -213,7 +247,10 @@ def warnings(made: TunePage) -> list[str]:
     vetoed: Mapping[str, str] = result["by_data"].get("vetoed") or {}
     judged = made.final(made.chosen)
     if made.chosen in vetoed:
-        lines.append(f"the choice itself is vetoed: {vetoed[made.chosen]}; every other finalist was too, or was worse in what was played")
+        lines.append(
+            f"the choice itself is vetoed: {vetoed[made.chosen]}; every other finalist was too, or was worse in what "
+            "was played"
+        )
     elif judged is not None and judged.exploded:
         lines.append(f"the choice itself is doubtful, as every finalist was vetoed: {judged.exploded}")
     if others := [f"{n}: {why}" for n, why in vetoed.items() if n != made.chosen]:
@@ -221,7 +258,9 @@ def warnings(made: TunePage) -> list[str]:
     if result.get("short"):
         lines.append(f"the judge is too short: {result['short']}")
     if made.judge and result["data"]["episodes"] < FEW_EPISODES:
-        lines.append(f"only {plural(result['data']['episodes'], 'episode')} judged: which of them these are decides much")
+        lines.append(
+            f"only {plural(result['data']['episodes'], 'episode')} judged: which of them these are decides much"
+        )
     lost = [j.setting for j in made.comparable if math.isnan(j.value)]
     if lost:
         lines.append(f"{plural(len(lost), 'setting')} diverged with all seeds: {some(lost)}")
@@ -253,16 +292,29 @@ def searched(made: TunePage) -> None:
     configs, steps = result["budget"]
     data, seeds = result["data"], result["seeds"]
     reported = f", seeds {', '.join(map(str, seeds['final']))} reported" if seeds["final"] else ""
-    page.items([
-        f"data: {data['name']}, of which {plural(data['episodes'], 'episode')} judged (checksum {str(data['fingerprint'])[:12]})",
-        f"{plural(configs, 'setting')} of each algorithm, {steps:,} updates in full; proposer {result['proposer']}, rule {result['rule']}",
-        f"seeds {', '.join(map(str, seeds['search']))} searched{reported}",
-        *([f"judged by {made.estimate_of()}" + (f"; beside it {', '.join(made.others)}" if made.others else "")] if made.judge else []),
-    ])  # fmt: skip
+    page.items(
+        [
+            f"data: {data['name']}, of which {plural(data['episodes'], 'episode')} judged (checksum "
+            f"{str(data['fingerprint'])[:12]})",
+            f"{plural(configs, 'setting')} of each algorithm, {steps:,} updates in full; proposer "
+            f"{result['proposer']}, "
+            f"rule {result['rule']}",
+            f"seeds {', '.join(map(str, seeds['search']))} searched{reported}",
+            *(
+                [f"judged by {made.estimate_of()}" + (f"; beside it {', '.join(made.others)}" if made.others else "")]
+                if made.judge
+                else []
+            ),
+        ]
+    )
     rows: list[list[Any]] = []
     for algo, space in made.spaces.items():
         for d in space.dimensions:
-            ends = some([text(v) for v in d.values], 12) if d.values else f"{number(d.low)} to {number(d.high)}{', log' if d.log else ''}"
+            ends = (
+                some([text(v) for v in d.values], 12)
+                if d.values
+                else f"{number(d.low)} to {number(d.high)}{', log' if d.log else ''}"
+            )
             rows.append([algo, d.name, ends, text(space.default[d.name]) if d.name in space.default else NONE])
     page.table(["algorithm", "setting", "searched", "default"], rows)
     made_, full = result["updates"]["made"], result["updates"]["full"]

@@ -15,7 +15,8 @@ from offrl.tuning.table import FINAL
 WILD = "wild card"
 MOST_BRACKETS = 8  # that are drawn
 ABOUT = (
-    "Ranks are by the judge's estimate among the settings of the same rung, and in the last column among all finalists. A wild card goes "
+    "Ranks are by the judge's estimate among the settings of the same rung, and in the last column among all "
+    "finalists. A wild card goes "
     "on although its estimate was not large enough; what becomes of it is the only sign of what thinning out has cost."
 )
 
@@ -31,7 +32,13 @@ def show(made: TunePage) -> None:
         page.text(f"One rung: all {plural(len(made.finals), 'setting')} were trained in full and judged together.")
         return
     page.text(ABOUT, "small")
-    page.legend([(kind, colour) for kind, colour in FATES.items() if kind in {f for b in brackets for _, f, _ in paths(made, b)[1]}])
+    page.legend(
+        [
+            (kind, colour)
+            for kind, colour in FATES.items()
+            if kind in {f for b in brackets for _, f, _ in paths(made, b)[1]}
+        ]
+    )
     with page.gallery():
         for bracket in brackets[:MOST_BRACKETS]:
             columns, lines = paths(made, bracket)
@@ -85,13 +92,22 @@ def _table(made: TunePage, brackets: Sequence[int]) -> None:
         for rung in dict.fromkeys(j.rung for j in own):
             judged = [j for j in own if j.rung == rung]
             count = {f: sum(j.fate == f for j in judged) for f in ("kept", WILD, "dropped")}
-            others = 0 if rung == FINAL else len(judged) - sum(count.values()) - sum(j.fate == "finalist" for j in judged)
+            others = (
+                0 if rung == FINAL else len(judged) - sum(count.values()) - sum(j.fate == "finalist" for j in judged)
+            )
             best = min(judged, key=lambda j: (math.isnan(j.value), -j.value if not math.isnan(j.value) else 0.0))
             numbers = [None] * 4 if rung == FINAL else [count["kept"], count[WILD], others, count["dropped"]]
-            rows.append([
-                Cell("all" if bracket is None else str(bracket), value=float(bracket or 0)), rung, judged[0].updates, len(judged), *numbers,
-                best.setting, cell(best.value, best.error),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    Cell("all" if bracket is None else str(bracket), value=float(bracket or 0)),
+                    rung,
+                    judged[0].updates,
+                    len(judged),
+                    *numbers,
+                    best.setting,
+                    cell(best.value, best.error),
+                ]
+            )
     fates = ["kept", "wild card", "kept otherwise", "dropped"]
     made.page.table(["bracket", "rung", "updates", "settings", *fates, "best", f"{made.judge}, 95%"], rows)
 
@@ -120,4 +136,6 @@ def _wild_cards(made: TunePage) -> None:
     taken = " One is the choice itself." if any(c.setting == made.chosen for c in cards) else ""
     larger = f"{won} of {plural(ended, 'wild card')} trained in full"
     page.text(f"Would a wild card have won? {larger} ended with a larger estimate than the chosen setting's.{taken}")
-    page.table(["wild card", "bracket", "rung", "rank there", f"final {made.judge}, 95%", "less the chosen one's"], rows)
+    page.table(
+        ["wild card", "bracket", "rung", "rank there", f"final {made.judge}, 95%", "less the chosen one's"], rows
+    )

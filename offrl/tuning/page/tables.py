@@ -19,9 +19,14 @@ from offrl.tuning.choice import hypervolume, on_unit_axes, pareto_front
 from offrl.tuning.page.material import TunePage, cell, plural, value_cell
 
 MANY = 12  # rows, above which the table is folded
-AXES = {"return": "estimate", "worst": "worst seed's estimate", "distance": "closeness: minus the distance from the data"}
+AXES = {
+    "return": "estimate",
+    "worst": "worst seed's estimate",
+    "distance": "closeness: minus the distance from the data",
+}
 FRONT = (
-    "Blue: finalists that no other one equals in every criterion and beats in one; steps join those of the two criteria shown. Nothing "
+    "Blue: finalists that no other one equals in every criterion and beats in one; steps join those of the two "
+    "criteria shown. Nothing "
     "weighs one criterion against another. Green: the chosen one; orange: the default."
 )
 FILES = {
@@ -44,7 +49,11 @@ def criteria(made: TunePage) -> None:
         return
     page = made.page
     page.heading("Several criteria")
-    columns = {"return": [j.value for j in known], "worst": [j.worst for j in known], "distance": [-j.distance for j in known]}
+    columns = {
+        "return": [j.value for j in known],
+        "worst": [j.worst for j in known],
+        "distance": [-j.distance for j in known],
+    }
     points = np.array([columns[n] for n in names]).T
     on = set(pareto_front(points))
     page.text(f"{FRONT} {plural(len(on), 'finalist')} of {len(known)} on the front.")
@@ -56,11 +65,20 @@ def criteria(made: TunePage) -> None:
                 continue
             x, y = points[keep, a].tolist(), points[keep, b].tolist()
             edge = pareto_front(points[keep][:, [a, b]])
-            figure = figures.front(x, y, [i in on for i in keep], edge, [kinds[i] for i in keep], (AXES[names[a]], AXES[names[b]]))
+            figure = figures.front(
+                x, y, [i in on for i in keep], edge, [kinds[i] for i in keep], (AXES[names[a]], AXES[names[b]])
+            )
             page.figure(figure, _area(points[keep][:, [a, b]]), alt=f"Pareto front of {names[a]} and {names[b]}")
     rows: list[list[Any]] = []
     for j in sorted((known[i] for i in on), key=lambda j: -j.value):
-        rows.append([Cell(made.label(j.setting), strong=j.setting == made.chosen), cell(j.value, j.error), cell(j.worst), cell(j.distance)])
+        rows.append(
+            [
+                Cell(made.label(j.setting), strong=j.setting == made.chosen),
+                cell(j.value, j.error),
+                cell(j.worst),
+                cell(j.distance),
+            ]
+        )
     page.table(["on the front", f"{made.judge}, 95%", "worst seed", "distance"], rows, sortable=True)
 
 
@@ -70,7 +88,9 @@ def _area(points: np.ndarray) -> str:
     if not (low < high).all():
         return "All finalists are alike in one of the two."
     area = hypervolume(on_unit_axes(points, low.tolist(), high.tolist()))
-    return f"Hypervolume {area:.3f}, on axes from the worst to the best finalist: not to be compared with another page's."
+    return (
+        f"Hypervolume {area:.3f}, on axes from the worst to the best finalist: not to be compared with another page's."
+    )
 
 
 def all_settings(made: TunePage) -> None:
@@ -88,16 +108,40 @@ def all_settings(made: TunePage) -> None:
     rows: list[list[Any]] = []
     for j in made.judgements:
         values = made.settings.get(j.setting, {"values": {}})["values"]
-        rows.append([
-            Cell(j.setting, strong=j.setting == made.chosen), *([j.algo] if several else []), j.rung, j.bracket,
-            Cell(whole(j.fate), kind="good" if j.fate == "chosen" else ""), cell(j.value), cell(j.error),
-            *(value_cell(values.get(k)) for k in names), *(cell(j.others[o]) for o in made.others), cell(j.worst), cell(j.distance),
-            j.updates, j.seeds, _reason(j.exploded or (vetoed.get(j.setting, "") if j.bracket is None else "")),
-        ])  # fmt: skip
+        rows.append(
+            [
+                Cell(j.setting, strong=j.setting == made.chosen),
+                *([j.algo] if several else []),
+                j.rung,
+                j.bracket,
+                Cell(whole(j.fate), kind="good" if j.fate == "chosen" else ""),
+                cell(j.value),
+                cell(j.error),
+                *(value_cell(values.get(k)) for k in names),
+                *(cell(j.others[o]) for o in made.others),
+                cell(j.worst),
+                cell(j.distance),
+                j.updates,
+                j.seeds,
+                _reason(j.exploded or (vetoed.get(j.setting, "") if j.bracket is None else "")),
+            ]
+        )
     headers = [
-        "setting", *(["algorithm"] if several else []), "rung", "bracket", "fate", made.judge, "standard error", *names, *made.others,
-        "worst seed", "distance", "updates", "seeds", "vetoed",
-    ]  # fmt: skip
+        "setting",
+        *(["algorithm"] if several else []),
+        "rung",
+        "bracket",
+        "fate",
+        made.judge,
+        "standard error",
+        *names,
+        *made.others,
+        "worst seed",
+        "distance",
+        "updates",
+        "seeds",
+        "vetoed",
+    ]
     keep = [
         i
         for i in range(len(headers))
@@ -107,7 +151,8 @@ def all_settings(made: TunePage) -> None:
         page.table([headers[i] for i in keep], [[r[i] for i in keep] for r in rows], sortable=True)
     if reference := made.result["by_data"].get("reference"):
         page.text(
-            f"Distance: root mean square between the policy's actions and the data's (discrete actions: the share that differ); that of a "
+            "Distance: root mean square between the policy's actions and the data's (discrete actions: the share that "
+            "differ); that of a "
             f"linear clone of the data is {number(float(reference))}.", "small",
         )  # fmt: skip
 

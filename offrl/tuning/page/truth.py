@@ -1,4 +1,6 @@
-"""Where true returns are known: what the choice lost, how well the judges rank, and what real episodes would have bought."""
+"""Where true returns are known: what the choice lost, how well the judges rank, and what real episodes would have
+bought.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,16 @@ from offrl.tuning.regret import EPISODES, regret_curve
 REPS = 500  # resamples of settings and seeds for the judges
 TRIALS, RESAMPLES = 400, 200  # of the curves
 MEASURES = {
-    "spearman": "rank correlation", "kendall": "Kendall's tau", "regret@1": "regret of the first", "regret@3": "regret of the first 3",
-}  # fmt: skip
-BASELINES = {"own_q": ("own Q", "q", 1.0), "td_error": ("small TD error", "td", -1.0), "distance": ("near the data", "", -1.0)}
+    "spearman": "rank correlation",
+    "kendall": "Kendall's tau",
+    "regret@1": "regret of the first",
+    "regret@3": "regret of the first 3",
+}
+BASELINES = {
+    "own_q": ("own Q", "q", 1.0),
+    "td_error": ("small TD error", "td", -1.0),
+    "distance": ("near the data", "", -1.0),
+}
 """Statistics of each policy in state/judged.json: name, the judge that is the same, and whether more is better."""
 BANDS = ("the data's order, then halving", "no data, halving")  # whose intervals are drawn; the table has all
 RULES = {
@@ -32,13 +41,17 @@ RULES = {
     "no data, halving": ("halving", False, "#d55e00"),
 }
 JUDGED = (
-    "How the judges rank the finalists, against their true mean returns. Regrets are shares of the range of true returns that taking the "
-    "first, or the best of the first three, loses: 0 is perfect. 95% intervals draw settings, and seeds within them, anew."
+    "How the judges rank the finalists, against their true mean returns. Regrets are shares of the range of true "
+    "returns that taking the "
+    "first, or the best of the first three, loses: 0 is perfect. 95% intervals draw settings, and seeds within them, "
+    "anew."
 )
 THINNED = "The judge that decides chose the finalists too, which narrows what is left to tell apart."
 CURVE = (
-    "What n real episodes would have bought, replayed on the true returns: 0 is the best finalist, 1 what one taken at random has. With 0 "
-    "the data decide alone. Bands (of two; the table has all) are pointwise 95% intervals over other settings and other episodes. The best "
+    "What n real episodes would have bought, replayed on the true returns: 0 is the best finalist, 1 what one taken at "
+    "random has. With 0 "
+    "the data decide alone. Bands (of two; the table has all) are pointwise 95% intervals over other settings and "
+    "other episodes. The best "
     "of several noisy means stands for the truth, which overstates regret where few episodes were played."
 )
 
@@ -51,8 +64,10 @@ def show(made: TunePage) -> None:
     page = made.page
     page.heading("Against the truth")
     page.text(
-        f"Each seed of every finalist was played {plural(known['episodes'], 'episode')} after the choice, which chose nothing. The best of "
-        f"them is {made.label(known['best'])}, with a mean return of {number(real(known['means'][known['best']]))}. {lost(made, known)}"
+        f"Each seed of every finalist was played {plural(known['episodes'], 'episode')} after the choice, which chose "
+        "nothing. The best of "
+        f"them is {made.label(known['best'])}, with a mean return of {number(real(known['means'][known['best']]))}. "
+        f"{lost(made, known)}"
     )
     page.text(f"Environment: {known['environment']}.", "small")
     names = complete(known["seeds"])
@@ -70,7 +85,9 @@ def show(made: TunePage) -> None:
 def complete(seeds: Mapping[str, Sequence[Any]]) -> list[str]:
     """Settings with a true return for every seed."""
     most = max(map(len, seeds.values()), default=0)
-    return [name for name, values in seeds.items() if len(values) == most and all(math.isfinite(real(v)) for v in values)]
+    return [
+        name for name, values in seeds.items() if len(values) == most and all(math.isfinite(real(v)) for v in values)
+    ]
 
 
 def lost(made: TunePage, known: Mapping[str, Any]) -> str:
@@ -79,7 +96,10 @@ def lost(made: TunePage, known: Mapping[str, Any]) -> str:
     if math.isnan(amount):
         return f"The true return of the choice, {made.chosen}, is not known."
     regret = known["regret"]
-    cost = f"The choice loses {number(amount)} of return against the best finalist, a regret of {number(real(regret['chosen']))}"
+    cost = (
+        f"The choice loses {number(amount)} of return against the best finalist, a regret of "
+        f"{number(real(regret['chosen']))}"
+    )
     parts = [f"{cost} (0: the best, 1: what one at random loses)."]
     if made.result["by_data"]["setting"] != made.chosen and math.isfinite(real(regret["by_data"])):
         other = made.result["by_data"]["setting"]
@@ -96,22 +116,29 @@ def _scatter(made: TunePage, known: Mapping[str, Any], names: Sequence[str]) -> 
     seeds = [list(map(real, known["seeds"][j.setting])) for j in judged]
     points = [(j.value, j.error, mean, made.kind(j.setting)) for j, mean in zip(judged, means, strict=True)]
     figure = figures.against_truth(points, seeds, f"estimate, {made.judge}")
-    caption = "Estimates with 95% intervals against true mean returns; grey, single seeds; green, the chosen one; orange, the default."
+    caption = (
+        "Estimates with 95% intervals against true mean returns; grey, single seeds; green, the chosen one; "
+        "orange, the default."
+    )
     page.figure(figure, caption)
     order = sorted(range(len(judged)), key=lambda i: -means[i])
     rows: list[list[Any]] = [
         [
-            Cell(judged[i].setting, strong=judged[i].setting == made.chosen), cell(means[i]),
-            Cell("", small=(", ".join(map(number, seeds[i])),)), cell(judged[i].value, judged[i].error),
+            Cell(judged[i].setting, strong=judged[i].setting == made.chosen),
+            cell(means[i]),
+            Cell("", small=(", ".join(map(number, seeds[i])),)),
+            cell(judged[i].value, judged[i].error),
         ]
         for i in order
-    ]  # fmt: skip
+    ]
     with page.details("True returns in numbers"):
         page.table(["finalist", "true mean return", "each seed", f"{made.judge}, 95%"], rows, sortable=True)
 
 
 def estimates(made: TunePage, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """{judge: its estimates [K], larger is better, NaN where there is none}: the judges, and statistics that cost nothing."""
+    """{judge: its estimates [K], larger is better, NaN where there is none}: the judges, and statistics that cost
+    nothing.
+    """
     judged = [made.final(n) for n in names]
     result: dict[str, np.ndarray] = {}
     if made.judge:
@@ -144,11 +171,21 @@ def _judges(made: TunePage, seeds: Mapping[str, Sequence[Any]], names: Sequence[
         cells = [_interval(quality(returns, estimate, measure, reps=REPS)) for measure in MEASURES]
         chances = [chance_of_best(returns, estimate, k, reps=REPS) for k in (1, 3)]
         rows.append([Cell(name, strong=name == made.judge), *cells, *(Cell(f"{c:.0%}", value=c) for c in chances)])
-    rows.append(["at random", cell(0.0), cell(0.0), *(Cell(f"{v:.2f}", value=v) for v in at_random(returns.mean(1))), *_shares(len(names))])
+    rows.append(
+        [
+            "at random",
+            cell(0.0),
+            cell(0.0),
+            *(Cell(f"{v:.2f}", value=v) for v in at_random(returns.mean(1))),
+            *_shares(len(names)),
+        ]
+    )
     page.table(["judge", *MEASURES.values(), "the best is first", "among the first 3"], rows)
     if len(judges) > 1 and len(names) >= FEW:
         pairs = compare_judges(returns, judges, reps=REPS)
-        lines: list[list[Any]] = [[f"{p.first} less {p.second}", _interval(p.difference), _p(p.adjusted)] for p in pairs]
+        lines: list[list[Any]] = [
+            [f"{p.first} less {p.second}", _interval(p.difference), _p(p.adjusted)] for p in pairs
+        ]
         with page.details("Judges compared by rank correlation, on the same resamples"):
             page.table(["judges", "difference", "p (Holm)"], lines)
             page.text("Only a pair with p below 0.05 tells a better judge from a worse one.", "small")
@@ -182,8 +219,8 @@ def _interval(x: Interval) -> Cell:
 
 
 def returns_of(record: Mapping[str, Any] | None, names: Sequence[str]) -> tuple[list[str], np.ndarray] | None:
-    """(settings in the order of `names`, returns [K, seeds x episodes], a column being one seed and one reset) of state/truth.json; None
-    where the file has no such matrix of at least two settings."""
+    """(settings in the order of `names`, returns [K, seeds x episodes], a column being one seed and one reset) of
+    state/truth.json; None where the file has no such matrix of at least two settings."""
     rows: dict[str, dict[Any, list[float]]] = {}
     policies = record.get("policies") if record else None
     for row in policies if isinstance(policies, list) else []:
@@ -209,11 +246,15 @@ def _curves(made: TunePage, names: Sequence[str]) -> None:
     for label, (rule, by_data, colour) in RULES.items():
         if by_data and not made.judge:
             continue
-        curve = regret_curve(returns, rule, EPISODES, prior=prior if by_data else None, paired=True, trials=TRIALS, resamples=RESAMPLES)
+        curve = regret_curve(
+            returns, rule, EPISODES, prior=prior if by_data else None, paired=True, trials=TRIALS, resamples=RESAMPLES
+        )
         curves[label] = (curve, colour)
     page.text(CURVE, "small")
     page.legend([(label, colour) for label, (_, colour) in curves.items()])
-    page.figure(figures.regret(curves, [n for n in BANDS if n in curves]), "", alt="Regret against the number of real episodes")
+    page.figure(
+        figures.regret(curves, [n for n in BANDS if n in curves]), "", alt="Regret against the number of real episodes"
+    )
     rows: list[list[Any]] = []
     for label, (curve, _) in curves.items():
         points = zip(curve.value.tolist(), curve.low.tolist(), curve.high.tolist(), strict=True)

@@ -27,16 +27,22 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}); restore it, or begin again with another out=") from None
     if not isinstance(record, dict) or not isinstance(record.get("version"), int) or record["version"] > VERSION:
-        raise UserError(f"{path} is of a newer offrl, or no file of a tune; upgrade offrl, or begin again with another out=")
+        raise UserError(
+            f"{path} is of a newer offrl, or no file of a tune; upgrade offrl, or begin again with another out="
+        )
     if not all(isinstance(record.get(k), kind) for k, kind in (("identity", str), ("settings", dict), ("given", dict))):
-        raise UserError(f"{path} is damaged: identity, settings or given is missing; restore it, or begin again with another out=")
+        raise UserError(
+            f"{path} is damaged: identity, settings or given is missing; restore it, or begin again with another out="
+        )
     return record
 
 
 def claim(folder: Path, identity: str, settings: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Write what a tune is, or check that the folder holds this very one; returns the UTC date of its beginning, YYYY-MM-DD.
+    """Write what a tune is, or check that the folder holds this very one; returns the UTC date of its beginning,
+    YYYY-MM-DD.
 
-    identity: a hash of `settings`, flat. given: as the command had it. Raises UserError where the folder holds anything else.
+    identity: a hash of `settings`, flat. given: as the command had it. Raises UserError where the folder holds anything
+    else.
     """
     path = folder / FILE
     if path.exists():
@@ -44,10 +50,14 @@ def claim(folder: Path, identity: str, settings: Mapping[str, Any], given: Mappi
         if old["identity"] != identity:
             changed = diff.difference(old["settings"], json.loads(json.dumps(settings, default=str)))
             words = next((f"{k}: {a} there, {b} here" for k, (a, b) in changed.items()), "other settings")
-            raise UserError(f"{folder} holds another tune ({words}); choose another out=, or `offrl tune resume={folder}`")
+            raise UserError(
+                f"{folder} holds another tune ({words}); choose another out=, or `offrl tune resume={folder}`"
+            )
         return str(old.get("created", ""))
     if folder.exists() and (others := sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))):
-        raise UserError(f"{folder} holds no tune and is not empty (it has {', '.join(others[:3])}); choose another out=")
+        raise UserError(
+            f"{folder} holds no tune and is not empty (it has {', '.join(others[:3])}); choose another out="
+        )
     places = marked(TuneConfig, "place")
     kept = {k: v for k, v in given.items() if k not in places}
     created = datetime.now(timezone.utc).date().isoformat()

@@ -53,7 +53,13 @@ def read_spec(path: Path) -> RungRun:
     spec = json.loads(path.read_text(encoding="utf-8"))
     origin = spec["origin"] and Origin(Path(spec["origin"]["run"]), tuple(spec["origin"]["places"]))
     replicas = tuple(Replica(r["seed"], tuple((n, v) for n, v in r["values"])) for r in spec["replicas"])
-    return RungRun(Path(spec["directory"]), {**spec["settings"], "quiet": True, "workers": 1}, tuple(spec["trials"]), replicas, origin)
+    return RungRun(
+        Path(spec["directory"]),
+        {**spec["settings"], "quiet": True, "workers": 1},
+        tuple(spec["trials"]),
+        replicas,
+        origin,
+    )
 
 
 def _in_processes(work: Tune, runs: Sequence[RungRun]) -> None:

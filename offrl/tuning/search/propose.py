@@ -1,7 +1,8 @@
 """Who proposes settings: random and quasi-random numbers, a grid, or Optuna's samplers.
 
-Every call is a function of its arguments: the sampler of a batch is seeded with the tune's seed and the number of settings that came
-before, and told all their results anew. A tune that was interrupted therefore asks for the same settings as one that was not.
+Every call is a function of its arguments: the sampler of a batch is seeded with the tune's seed and the number of
+settings that came before, and told all their results anew. A tune that was interrupted therefore asks for the same
+settings as one that was not.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ TRIES = 200  # draws of an unseen setting before a space counts as used up
 def propose(space: Space, proposer: str, count: int, history: History, seed: int) -> list[Values]:
     """`count` settings, none of which was told before, or fewer where a space of listed values has no more.
 
-    The first one of all is what would be trained without a search. history: in the order in which they were proposed. Raises UserError
-    where a package is missing.
+    The first one of all is what would be trained without a search. history: in the order in which they were proposed.
+    Raises UserError where a package is missing.
     """
     first = [dict(space.default)] if not history else []
     seen = {key(space, v) for v, _ in history} | {key(space, v) for v in first}
@@ -52,17 +53,26 @@ def key(space: Space, values: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def fold(*parts: int | str) -> int:
     """A seed made of numbers and texts, the same on every machine."""
-    return int(np.random.SeedSequence([p if isinstance(p, int) else zlib.crc32(p.encode()) for p in parts]).generate_state(1)[0])
+    return int(
+        np.random.SeedSequence([p if isinstance(p, int) else zlib.crc32(p.encode()) for p in parts]).generate_state(1)[
+            0
+        ]
+    )
 
 
 def _random(space: Space, count: int, history: History, seed: int) -> Iterator[Values]:
     generator = np.random.Generator(np.random.PCG64(fold(seed, space.algo, len(history))))
     for _ in range(count + TRIES):
-        yield {d.name: d.at(u) for d, u in zip(space.dimensions, generator.random(len(space.dimensions)).tolist(), strict=True)}
+        yield {
+            d.name: d.at(u)
+            for d, u in zip(space.dimensions, generator.random(len(space.dimensions)).tolist(), strict=True)
+        }
 
 
 def _sobol(space: Space, count: int, history: History, seed: int) -> Iterator[Values]:
-    """One scrambled sequence for the whole tune, gone on with where it stopped; Owen's scrambling of Sobol's points, from torch."""
+    """One scrambled sequence for the whole tune, gone on with where it stopped; Owen's scrambling of Sobol's points,
+    from torch.
+    """
     from torch.quasirandom import SobolEngine
 
     engine = SobolEngine(len(space.dimensions), scramble=True, seed=fold(seed, space.algo))
@@ -71,7 +81,9 @@ def _sobol(space: Space, count: int, history: History, seed: int) -> Iterator[Va
 
 
 def _grid(space: Space, count: int, history: History, seed: int) -> Iterator[Values]:
-    """As many levels of each range as `count` settings allow beside the first one, in the middles of equal shares; all values of a list."""
+    """As many levels of each range as `count` settings allow beside the first one, in the middles of equal shares; all
+    values of a list.
+    """
     free = sum(1 for d in space.dimensions if not d.values)
     fixed = math.prod(len(d.values) for d in space.dimensions if d.values)
     levels = 1
@@ -87,7 +99,8 @@ def _optuna(sampler: str) -> Callable[[Space, int, History, int], Iterator[Value
         optuna = load_optuna(sampler)
         criteria = max((len(r) for _, r in history if r is not None), default=1)
         study = optuna.create_study(
-            directions=["maximize"] * criteria, sampler=_sampler(optuna, sampler, fold(seed, space.algo, len(history)), count)
+            directions=["maximize"] * criteria,
+            sampler=_sampler(optuna, sampler, fold(seed, space.algo, len(history)), count),
         )
         shapes = distributions(optuna, space)
         for values, result in history:
@@ -103,7 +116,7 @@ def _optuna(sampler: str) -> Callable[[Space, int, History, int], Iterator[Value
 PROPOSERS = {"random": _random, "sobol": _sobol, "grid": _grid, **{name: _optuna(name) for name in OPTUNA}}
 
 
-# ------------------------------------------------------------------------------------------------------------------------ Optuna
+# --------------------------------------------------------------------------------------------------------------- Optuna
 
 
 def load_optuna(what: str = "") -> Any:
@@ -124,7 +137,9 @@ def _sampler(optuna: Any, name: str, seed: int, count: int) -> Any:
     with warnings.catch_warnings():  # of arguments that Optuna calls experimental
         warnings.simplefilter("ignore")
         if name == "tpe":
-            return samplers.TPESampler(n_startup_trials=10, multivariate=True, group=True, constant_liar=True, seed=seed)
+            return samplers.TPESampler(
+                n_startup_trials=10, multivariate=True, group=True, constant_liar=True, seed=seed
+            )
         if name == "cmaes":
             return samplers.CmaEsSampler(popsize=max(4, count), seed=seed)
         return samplers.NSGAIISampler(population_size=max(4, count), seed=seed)
@@ -134,12 +149,16 @@ def distributions(optuna: Any, space: Space) -> dict[str, Any]:
     """Optuna's distribution of each dimension; of a list, of the place in it."""
     kinds = optuna.distributions
     return {
-        d.name: kinds.IntDistribution(0, len(d.values) - 1) if d.values else kinds.FloatDistribution(d.low, d.high, log=d.log)
+        d.name: kinds.IntDistribution(0, len(d.values) - 1)
+        if d.values
+        else kinds.FloatDistribution(d.low, d.high, log=d.log)
         for d in space.dimensions
     }
 
 
-def as_trial(optuna: Any, space: Space, values: Mapping[str, Any], result: tuple[float, ...] | None, **attributes: Any) -> Any:
+def as_trial(
+    optuna: Any, space: Space, values: Mapping[str, Any], result: tuple[float, ...] | None, **attributes: Any
+) -> Any:
     """A finished trial of Optuna's; None for a setting outside the space, as the default may be."""
     params: dict[str, float] = {}
     for d in space.dimensions:

@@ -1,4 +1,6 @@
-"""Successive halving (arXiv 1603.06560): how many settings are trained for how many updates, and which of them go on."""
+"""Successive halving (arXiv 1603.06560): how many settings are trained for how many updates, and which of them go
+on.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class Rung:
 
 
 def halving(settings: int, updates: int, eta: int, rungs: int) -> list[Rung]:
-    """n_{i+1} = max(1, floor(n_i / eta)), r_i = floor(updates / eta^(rungs - 1 - i)); the last rung has exactly `updates`.
+    """n_{i+1} = max(1, floor(n_i / eta)), r_i = floor(updates / eta^(rungs - 1 - i)); the last rung has exactly
+    `updates`.
 
     27 settings, 27 updates, eta 3 and 4 rungs: (27, 1), (9, 3), (3, 9), (1, 27).
     """
@@ -35,16 +38,27 @@ def cost(rungs: Sequence[Rung], seeds: int = 1) -> int:
 
 
 def survivors(
-    values: Sequence[float], keep: int, wild: int | None, families: Sequence[str], multiple: int = 1, always: Sequence[int] = ()
+    values: Sequence[float],
+    keep: int,
+    wild: int | None,
+    families: Sequence[str],
+    multiple: int = 1,
+    always: Sequence[int] = (),
 ) -> dict[int, str]:
-    """{index: why} of the settings that go on, from the judge's values, larger is better, NaN for those that all diverged.
+    """{index: why} of the settings that go on, from the judge's values, larger is better, NaN for those that all
+    diverged.
 
-    They are the `keep` best; "best of ALGO" where an algorithm would have none left; a wild card, number `wild` (any whole number) of the
-    others, by which one sees what thinning out costs; and the next best, until their number is a multiple of `multiple`, so that programs
-    have one size. `always`: earlier wild cards, which stay, and then no other is drawn. No setting that diverged goes on.
+    They are the `keep` best; "best of ALGO" where an algorithm would have none left; a wild card, number `wild` (any
+    whole number) of the others, by which one sees what thinning out costs; and the next best, until their number is a
+    multiple of `multiple`, so that programs have one size. `always`: earlier wild cards, which stay, and then no other
+    is drawn. No setting that diverged goes on.
     """
     array = np.asarray(values, dtype=float)
-    order = [int(i) for i in np.argsort(-np.where(np.isnan(array), -np.inf, array), kind="stable") if not math.isnan(array[i])]
+    order = [
+        int(i)
+        for i in np.argsort(-np.where(np.isnan(array), -np.inf, array), kind="stable")
+        if not math.isnan(array[i])
+    ]
     chosen = dict.fromkeys(order[:keep], "kept")
     for family in dict.fromkeys(families):
         own = [i for i in order if families[i] == family]

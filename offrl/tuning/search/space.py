@@ -1,7 +1,8 @@
 """Search spaces: what of an algorithm's settings is searched, between which values.
 
-Imports no torch. A setting that a grid can vary is a number of its own for each replica of one program; another one (the widths of
-layers, a number of critics) decides a program, so that settings which differ in it are trained in different runs.
+Imports no torch. A setting that a grid can vary is a number of its own for each replica of one program; another one
+(the widths of layers, a number of critics) decides a program, so that settings which differ in it are trained in
+different runs.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Space:
         return tuple(_hashable(values[d.name]) for d in self.dimensions if not d.tensor)
 
     def caution(self, values: Mapping[str, Any]) -> tuple[float, ...]:
-        """Orders settings by how near they stay to the data, larger is nearer: in the order of the dimensions that have a safe end."""
+        """Orders settings by how near they stay to the data, larger is nearer: in the order of the dimensions that have
+        a safe end.
+        """
         result = []
         for d in self.dimensions:
             if d.safe:
@@ -89,9 +92,9 @@ def _hashable(value: Any) -> Any:
 def space_of(algo: str, settings: Any, kind: str, own: Mapping[str, Any], vectorized: bool = True) -> Space:
     """The search space of an algorithm.
 
-    settings: its Config as it would be trained without a search. kind: "wide", "published" or "none", of the values in configs/space.
-    own: {name: what a command gave as space.NAME}. Raises UserError for names that it has not, ranges that are none, and where nothing is
-    left to search.
+    settings: its Config as it would be trained without a search. kind: "wide", "published" or "none", of the values in
+    configs/space. own: {name: what a command gave as space.NAME}. Raises UserError for names that it has not, ranges
+    that are none, and where nothing is left to search.
     """
     file = base_algorithm(algo)
     there = file in config_names("space")
@@ -99,11 +102,15 @@ def space_of(algo: str, settings: Any, kind: str, own: Mapping[str, Any], vector
     names = [f.name for f in dataclasses.fields(settings)]
     for name in own:
         if name not in names:
-            raise UserError(f"space.{name}: {algo} has no setting algo.{name}.{nearest(name, names)} `offrl list algo={algo}` shows them")
+            raise UserError(
+                f"space.{name}: {algo} has no setting algo.{name}.{nearest(name, names)} `offrl list algo={algo}` "
+                "shows them"
+            )
     if not known and not own:
         have = ", ".join(sorted(config_names("space")))
         raise UserError(
-            f"nothing of {algo} is searched: no published ranges are known for it (they are for {have}); name settings yourself, such as "
+            f"nothing of {algo} is searched: no published ranges are known for it (they are for {have}); name settings "
+            "yourself, such as "
             "space.learning_rate=[1e-4,1e-3,log]"
         )
     can = varied(type(settings)) if vectorized else []
@@ -112,7 +119,11 @@ def space_of(algo: str, settings: Any, kind: str, own: Mapping[str, Any], vector
         entry = known.get(name, {})
         if bad := next((k for k in entry if k not in KEYS), ""):
             raise UserError(f"configs/space/{file}.yaml: {name} has an unknown entry '{bad}'.{nearest(bad, KEYS)}")
-        dimension = _given(name, own[name], name in can) if name in own else _published(name, entry, kind, name in can, settings)
+        dimension = (
+            _given(name, own[name], name in can)
+            if name in own
+            else _published(name, entry, kind, name in can, settings)
+        )
         dimensions.append(dataclasses.replace(dimension, safe=str(entry.get("safe", ""))))
     for d in dimensions:
         for value in d.values or (d.low, d.high):
@@ -143,26 +154,35 @@ def _given(name: str, given: Any, tensor: bool) -> Dimension:
     values = list(given) if isinstance(given, (list, tuple)) else [given]
     if values and values[-1] in SCALES:
         ends = values[:-1]
-        if len(ends) != 2 or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in map(_number, ends)):
+        if len(ends) != 2 or not all(
+            isinstance(v, (int, float)) and not isinstance(v, bool) for v in map(_number, ends)
+        ):
             raise UserError(f"space.{name}: a range is written space.{name}=[low,high,{values[-1]}]")
         low, high = (float(_number(v)) for v in ends)
         if not low < high or not math.isfinite(high - low):
-            raise UserError(f"space.{name}=[{low:g},{high:g},{values[-1]}]: the low end must be below the high one, and both finite")
+            raise UserError(
+                f"space.{name}=[{low:g},{high:g},{values[-1]}]: the low end must be below the high one, and both finite"
+            )
         if values[-1] == "log" and not low > 0.0:
             raise UserError(f"space.{name}=[{low:g},{high:g},log]: a logarithmic range begins above 0")
         if not tensor:
             raise UserError(
-                f"space.{name}: algo.{name} decides how a program is built, and each value is one: name values, space.{name}=[a,b]"
+                f"space.{name}: algo.{name} decides how a program is built, and each value is one: name values, "
+                f"space.{name}=[a,b]"
             )
         return Dimension(name, tensor, low, high, values[-1] == "log")
     if not values:
-        raise UserError(f"space.{name}=[] has no values; write values, space.{name}=[a,b], or a range, space.{name}=[low,high,log]")
+        raise UserError(
+            f"space.{name}=[] has no values; write values, space.{name}=[a,b], or a range, space.{name}=[low,high,log]"
+        )
     values = [_number(v) for v in values]
     if any(values.count(v) > 1 for v in values):
         raise UserError(f"space.{name} has a value twice")
     if tensor and not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
         wrong = next(v for v in values if not isinstance(v, (int, float)) or isinstance(v, bool))
-        raise UserError(f"space.{name}: {wrong} is no number; a range is [low,high,log] or [low,high,linear], values are [a,b,c]")
+        raise UserError(
+            f"space.{name}: {wrong} is no number; a range is [low,high,log] or [low,high,linear], values are [a,b,c]"
+        )
     return Dimension(name, tensor, values=tuple(float(v) if tensor else v for v in values))
 
 

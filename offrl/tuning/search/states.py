@@ -1,4 +1,6 @@
-"""What the files in `state/` of a tune must hold before anything is made of them: a stranger may have written the folder."""
+"""What the files in `state/` of a tune must hold before anything is made of them: a stranger may have written the
+folder.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,20 @@ def fault(stage: str, record: Mapping[str, Any], settings: Collection[str], judg
         return f"it is by {', '.join(record['methods'])}, and the tune is judged by {', '.join(judges)}"
     named = {
         "kept": lambda: list(record["settings"]),
-        "chosen": lambda: [record["setting"], *record["order"], *record["members"], *record["vetoed"], *record["overruled"]],
+        "chosen": lambda: [
+            record["setting"],
+            *record["order"],
+            *record["members"],
+            *record["vetoed"],
+            *record["overruled"],
+        ],
         "played": lambda: [record["setting"]],
     }.get(kind, list)()
     if kind == "kept" and not named:
         return "no setting goes on"
-    return next((f"it names the setting {str(n)[:60]}, which this stage does not have" for n in named if n not in settings), "")
+    return next(
+        (f"it names the setting {str(n)[:60]}, which this stage does not have" for n in named if n not in settings), ""
+    )
 
 
 def unasked(asked: Mapping[str, Any], spaces: Mapping[str, Space]) -> str:
@@ -68,7 +78,9 @@ def unasked(asked: Mapping[str, Any], spaces: Mapping[str, Space]) -> str:
             value = values[d.name]
             listed = [*map(_plain, d.values), _plain(space.default[d.name])]
             number = isinstance(value, int | float) and not isinstance(value, bool) and not d.values
-            if _plain(value) not in listed and not (number and min(d.low, rounded(d.low)) <= value <= max(d.high, rounded(d.high))):
+            if _plain(value) not in listed and not (
+                number and min(d.low, rounded(d.low)) <= value <= max(d.high, rounded(d.high))
+            ):
                 return f"{name} has {d.name}={str(value)[:60]}, which is not among what is searched, {d.text()}"
     return ""
 

@@ -1,4 +1,6 @@
-"""Optuna's store: the settings and their estimates, for Optuna's own tools (optuna-dashboard, importances) and samplers elsewhere."""
+"""Optuna's store: the settings and their estimates, for Optuna's own tools (optuna-dashboard, importances) and samplers
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,17 @@ IDENTITY, SETTING = "offrl_tune", "setting"
 
 
 def record(
-    storage: str | None, folder: Path, spaces: Mapping[str, Space], history: Mapping[str, History], identity: str, criteria: int
+    storage: str | None,
+    folder: Path,
+    spaces: Mapping[str, Space],
+    history: Mapping[str, History],
+    identity: str,
+    criteria: int,
 ) -> None:
     """Add to the store, a study for each algorithm, what it does not hold yet.
 
-    storage: as `TuneConfig.storage`. identity: of the tune; what is in the store must be of the same. Raises UserError for a store of
-    another tune, or one that cannot be read or written.
+    storage: as `TuneConfig.storage`. identity: of the tune; what is in the store must be of the same. Raises UserError
+    for a store of another tune, or one that cannot be read or written.
     """
     optuna = load_optuna()
     store = _open(optuna, storage, folder)
@@ -52,7 +59,9 @@ def _open(optuna: Any, storage: str | None, folder: Path) -> Any:
         try:
             return optuna.storages.RDBStorage(storage)
         except Exception as error:  # whatever a database driver raises
-            raise UserError(f"storage={storage} cannot be opened ({first_line(error)}); write sqlite:///FILE, or leave it out") from None
+            raise UserError(
+                f"storage={storage} cannot be opened ({first_line(error)}); write sqlite:///FILE, or leave it out"
+            ) from None
     path = folder / JOURNAL if storage is None else Path(storage)
     _mend(path)
     from optuna.storages import JournalStorage
@@ -61,15 +70,20 @@ def _open(optuna: Any, storage: str | None, folder: Path) -> Any:
     try:
         return JournalStorage(JournalFileBackend(str(path)))
     except Exception as error:  # of a file that is no journal
-        raise UserError(f"{path} is no journal of Optuna's ({first_line(error)}); remove it, or name another with storage=") from None
+        raise UserError(
+            f"{path} is no journal of Optuna's ({first_line(error)}); remove it, or name another with storage="
+        ) from None
 
 
 def _mend(path: Path) -> None:
-    """Cut a last line that an interrupted write left unfinished: Optuna would append to it, and never read the file again.
+    """Cut a last line that an interrupted write left unfinished: Optuna would append to it, and never read the file
+    again.
 
     Raises UserError, before anything is written, for what is no journal, and for one that is too large to be read.
     """
-    path = Path(os.path.realpath(path))  # of links, those that a command names; a tune's folder has none that leads out of it
+    path = Path(
+        os.path.realpath(path)
+    )  # of links, those that a command names; a tune's folder has none that leads out of it
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         return
@@ -80,13 +94,16 @@ def _mend(path: Path) -> None:
                 raise UserError(f"{path} is no journal of Optuna's, and stays as it is; name another with storage=")
             if size > MOST:
                 raise UserError(
-                    f"{path} has {size:,} bytes, and a journal has {MOST:,} at most; move it away, or name another with storage="
+                    f"{path} has {size:,} bytes, and a journal has {MOST:,} at most; move it away, or name another "
+                    "with storage="
                 )
             file.seek(max(0, size - END))
             end = file.read()
             if head and not end.endswith(b"\n"):
                 if b"\n" not in end and size > END:
-                    raise UserError(f"{path} is no journal of Optuna's: its last line has more than {END:,} bytes; move it away")
+                    raise UserError(
+                        f"{path} is no journal of Optuna's: its last line has more than {END:,} bytes; move it away"
+                    )
                 file.truncate(size - len(end) + end.rfind(b"\n") + 1)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
@@ -102,10 +119,13 @@ def _study(optuna: Any, store: Any, algo: str, criteria: int, identity: str, whe
         raise UserError(f"the store {where} cannot be used ({first_line(error)}); name another with storage=") from None
     known = study.user_attrs.get(IDENTITY)
     if known is None and study.get_trials(deepcopy=False):
-        raise UserError(f"the store {where} holds a study '{algo}' that offrl did not write; name another with storage=")
+        raise UserError(
+            f"the store {where} holds a study '{algo}' that offrl did not write; name another with storage="
+        )
     if known not in (None, identity):
         raise UserError(
-            f"the store {where} is of another tune (other data, spaces or judges: {known[:12]}, and this is {identity[:12]}); name another "
+            f"the store {where} is of another tune (other data, spaces or judges: {known[:12]}, and this is "
+            f"{identity[:12]}); name another "
             "with storage=, or another out="
         )
     if known is None:

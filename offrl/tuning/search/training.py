@@ -92,7 +92,9 @@ def origin_of(names: Sequence[str], before: Sequence[RungRun], seeds: int) -> Or
 
 
 def train_rung(run: RungRun, data: DataSets) -> None:
-    """Train one run, or go on with it; at once where it is finished. Raises UserError; Interrupted, when all is saved."""
+    """Train one run, or go on with it; at once where it is finished. Raises UserError; Interrupted, when all is
+    saved.
+    """
     config = compose({**run.settings, "name": run.directory.name, "runs_dir": str(run.directory.parent)})
     dataset = data.get(config)
     config, pretrained = ready(config, dataset)
@@ -108,7 +110,8 @@ def _begin_from(run: RungRun, config: TrainConfig, dataset: Dataset) -> None:
     latest = files.load_latest(run.origin.run)
     if latest is None:
         raise UserError(
-            f"{run.origin.run} has no checkpoint any more, and {run.directory.name} goes on from it: remove both, and tune again"
+            f"{run.origin.run} has no checkpoint any more, and {run.directory.name} goes on from it: remove both, and "
+            "tune again"
         )
     tensors, meta = latest
     places = torch.tensor(run.origin.places)

@@ -1,4 +1,6 @@
-"""What a file holds, by a slow and plain reading that shares nothing with `offrl.data`: see docs/datasets.md for what files mean."""
+"""What a file holds, by a slow and plain reading that shares nothing with `offrl.data`: see docs/datasets.md for what
+files mean.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def judge(path: Path, config: dict[str, Any]) -> Verdict:
             truth.complete, truth.successors[-1] = None, ...
     if doubts.blind:
         return Verdict("either", doubts.first, None)
-    return Verdict("either", doubts.first, episodes) if doubts.all or doubts.recorded else Verdict("valid", "", episodes)
+    return (
+        Verdict("either", doubts.first, episodes) if doubts.all or doubts.recorded else Verdict("valid", "", episodes)
+    )
 
 
 def _read(path: Path, fields: dict[str, str], doubts: Doubts) -> Any:
@@ -53,7 +57,9 @@ def _read(path: Path, fields: dict[str, str], doubts: Doubts) -> Any:
 
 
 def _keyed(file: Any, path: Path, fields: dict[str, str], doubts: Doubts) -> Any:
-    """A file with arrays by their keys. `file` has `keys`, `get(key)` (None where there is no such key) and `shape(key)`."""
+    """A file with arrays by their keys. `file` has `keys`, `get(key)` (None where there is no such key) and
+    `shape(key)`.
+    """
     try:
         if rollouts.fits(file):
             return rollouts.read(file, doubts)

@@ -63,7 +63,9 @@ class ParquetFile:
             raise Refused(f"'{key}' cannot be read: {error}"[:120]) from None
 
     def is_text(self, key: str) -> bool:
-        return key in self.schema.names and bool(pa.types.is_string(kind := self.schema.field(key).type) or pa.types.is_large_string(kind))
+        return key in self.schema.names and bool(
+            pa.types.is_string(kind := self.schema.field(key).type) or pa.types.is_large_string(kind)
+        )
 
     def numbered(self, key: str) -> np.ndarray:
         """Texts as numbers, equal ones alike."""

@@ -20,10 +20,22 @@ WORDS = {
     "episode_ends": ("episode_end", "episode_terminals"),
     "episode_ids": ("episode_id",),
 }
-COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations", "episode_ends", "episode_ids",
-           "final_observations")  # fmt: skip
+COLUMNS = (
+    "observations",
+    "actions",
+    "rewards",
+    "terminations",
+    "truncations",
+    "next_observations",
+    "episode_ends",
+    "episode_ids",
+    "final_observations",
+)
 OGBENCH = re.compile(r"(visual-)?(pointmaze|antmaze|cube|scene|puzzle)-.*-v\d+(-val)?")
-FEW_ACTIONS, MOST_ACTIONS = 1000, 10**8  # discrete actions beyond the first may be questioned, beyond the second must be
+FEW_ACTIONS, MOST_ACTIONS = (
+    1000,
+    10**8,
+)  # discrete actions beyond the first may be questioned, beyond the second must be
 JUMPS = 0.1  # the share of rows from which on stored successors and observations do not belong together
 
 
@@ -31,7 +43,11 @@ def choose(file: Any, path: Path, fields: dict[str, str], doubts: Doubts) -> dic
     """The columns by offrl's names."""
     keys = set(file.keys)
     table: dict[str, np.ndarray] = {}
-    compact = {"observations", "actions", "terminals"} <= keys and not {"rewards", "timeouts", "next_observations"} & keys
+    compact = {"observations", "actions", "terminals"} <= keys and not {
+        "rewards",
+        "timeouts",
+        "next_observations",
+    } & keys
     if file.kind == "npz" and compact and not fields:
         doubts.amounts = True
         if not OGBENCH.fullmatch(path.stem):
@@ -40,11 +56,14 @@ def choose(file: Any, path: Path, fields: dict[str, str], doubts: Doubts) -> dic
             table[column] = file.get(key)
         table["rewards"] = np.zeros(len(table["observations"]))
         return table
-    # a column a sensor, with usual names, is a table of its own kind: Parquet whose columns are not all there by offrl's names
+    # a column a sensor, with usual names, is a table of its own kind: Parquet whose columns are not all there by
+    # offrl's names
     wide = file.kind == "parquet" and not fields and not {"observations", "actions", "rewards"} <= keys
     lower = {key.lower(): key for key in keys}
     for column in COLUMNS:
-        names = [fields[column]] if column in fields else [lower[n] for n in (column, *WORDS.get(column, ())) if n in lower]
+        names = (
+            [fields[column]] if column in fields else [lower[n] for n in (column, *WORDS.get(column, ())) if n in lower]
+        )
         if column == "final_observations" and file.kind == "parquet" and names and names[0] in file.series:
             continue  # of as many rows as the others: nothing takes them
         if wide and not names and column[:-1] in keys:
@@ -121,9 +140,15 @@ def episodes(table: dict[str, np.ndarray], doubts: Doubts) -> list[Truth]:
 
 
 def _cut(
-    observations: np.ndarray, acts: np.ndarray, rewards: np.ndarray, terminations: Any, ends: list[bool], successors: Any, finals: Any,
+    observations: np.ndarray,
+    acts: np.ndarray,
+    rewards: np.ndarray,
+    terminations: Any,
+    ends: list[bool],
+    successors: Any,
+    finals: Any,
     complete: bool,
-) -> list[Truth]:  # fmt: skip
+) -> list[Truth]:
     truths: list[Truth] = []
     start = 0
     lasts = [i for i, end in enumerate(ends) if end]
@@ -146,7 +171,9 @@ def _cut(
 
 
 def _hidden(observations: np.ndarray, successors: np.ndarray, terminations: Any, lasts: list[int]) -> set[int]:
-    """Last rows whose stored successor is the next episode's first observation: single time-outs, terminations only where all are."""
+    """Last rows whose stored successor is the next episode's first observation: single time-outs, terminations only
+    where all are.
+    """
     rows = len(observations)
     same = [bool((successors[i] == observations[(i + 1) % rows]).all()) for i in lasts]
     ended = [bool(terminations is not None and terminations[i]) for i in lasts]
@@ -200,7 +227,12 @@ def actions(values: np.ndarray, rows: int, doubts: Doubts) -> np.ndarray:
     values = (values[:, None] if values.ndim == 1 else values).astype(np.float32)
     if values.shape[1] == 0:
         doubts.add("actions of no numbers")
-    elif not doubts.amounts and values.shape[1] > 1 and ((values == 0) | (values == 1)).all() and (values.sum(1) == 1).all():
+    elif (
+        not doubts.amounts
+        and values.shape[1] > 1
+        and ((values == 0) | (values == 1)).all()
+        and (values.sum(1) == 1).all()
+    ):
         return values.argmax(1).astype(np.int64)
     elif (values == np.round(values)).all():
         doubts.add("continuous actions that are whole numbers")

@@ -10,7 +10,18 @@ import numpy as np
 
 from tests.fuzz.oracle.verdict import LARGE, Doubts, Refused, Unknown
 
-ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, UnicodeError, MemoryError, AttributeError, IndexError, OverflowError)
+ERRORS = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    KeyError,
+    TypeError,
+    UnicodeError,
+    MemoryError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+)
 RATIO = 1100  # no common filter packs numbers more tightly than deflate, which packs zeros 1 : 1032
 
 
@@ -89,7 +100,9 @@ class File:
         return paths
 
     def item(self, key: str) -> Any:
-        """The h5py object at a path, or None where no link has the name. Refuses links that lead out of the file or nowhere."""
+        """The h5py object at a path, or None where no link has the name. Refuses links that lead out of the file or
+        nowhere.
+        """
         return self._follow(self.file, key, 0)
 
     def _follow(self, group: Any, key: str, depth: int) -> Any:

@@ -62,7 +62,11 @@ def _values(text: str, path: Path, doubts: Doubts) -> list[Any]:
     except ValueError:
         if path.name.endswith((".json", ".json.gz")) or text.lstrip()[0] == "[" or len(lines) > 1:
             document = json.loads(text, object_pairs_hook=pairs)
-            return document if isinstance(document, list) and not (document and all(_step(v) for v in document)) else [document]
+            return (
+                document
+                if isinstance(document, list) and not (document and all(_step(v) for v in document))
+                else [document]
+            )
         raise
     if len(values) == 1 and isinstance(values[0], list) and not (values[0] and all(_step(v) for v in values[0])):
         return values[0]
@@ -126,7 +130,9 @@ def _need(value: Any, key: str, kind: type) -> Any:
     return value[key]
 
 
-def _truth(observations: list[str], actions: list[str], rewards: list[float], final: str | None, ended: bool, complete: bool) -> Truth:
+def _truth(
+    observations: list[str], actions: list[str], rewards: list[float], final: str | None, ended: bool, complete: bool
+) -> Truth:
     return Truth(observations, actions, rewards, ended, [*observations[1:], final], complete)
 
 
@@ -148,7 +154,12 @@ def _turns(value: Any, doubts: Doubts) -> Truth:
             part.append(_need(turn, key, object))
     observations = [_text(t, "obs") for t in parts[0]]
     return _truth(
-        observations, [_text(t, "action") for t in parts[1]], [_number(r, "reward") for r in parts[2]], final, ended, ended or cut
+        observations,
+        [_text(t, "action") for t in parts[1]],
+        [_number(r, "reward") for r in parts[2]],
+        final,
+        ended,
+        ended or cut,
     )
 
 
@@ -224,7 +235,12 @@ def _steps(value: Any, doubts: Doubts) -> Truth:
         _text(final, "next_state")
     rewards = [_number(_need(v, "reward", object), "reward") for v in value]
     return _truth(
-        [_text(v["state"], "state") for v in value], [_text(v["action"], "action") for v in value], rewards, final, flags[-1], True
+        [_text(v["state"], "state") for v in value],
+        [_text(v["action"], "action") for v in value],
+        rewards,
+        final,
+        flags[-1],
+        True,
     )
 
 

@@ -51,14 +51,23 @@ def read(path: Path, doubts: Doubts) -> list[Truth]:
         raise Refused("no episodes")
     if isinstance(truths[0].observations, np.ndarray):
         alike(truths)
-    if meta.get("total_episodes") != len(episodes.names) or meta.get("total_steps") != sum(len(t.rewards) for t in truths):
+    if meta.get("total_episodes") != len(episodes.names) or meta.get("total_steps") != sum(
+        len(t.rewards) for t in truths
+    ):
         doubts.add("metadata.json says another number of steps or episodes")
     return truths
 
 
 def _doubt_metadata(meta: Any, doubts: Doubts) -> None:
     """What may be refused though the episodes do not depend on it."""
-    kinds = {"dataset_id": str, "minari_version": str, "env_spec": str, "description": str, "data_format": str, "jpeg_encoding": bool}
+    kinds = {
+        "dataset_id": str,
+        "minari_version": str,
+        "env_spec": str,
+        "description": str,
+        "data_format": str,
+        "jpeg_encoding": bool,
+    }
     for key, kind in kinds.items():
         if key in meta and not isinstance(meta[key], kind):
             doubts.add(f"{key} is no {kind.__name__}")
@@ -75,7 +84,11 @@ def _doubt_metadata(meta: Any, doubts: Doubts) -> None:
         doubts.add("an author of a wrong type")
     try:
         spec = json.loads(meta["env_spec"]) if meta.get("env_spec") else {}
-        plain = isinstance(spec, dict) and isinstance(spec.get("id", ""), str) and isinstance(spec.get("kwargs") or {}, dict)
+        plain = (
+            isinstance(spec, dict)
+            and isinstance(spec.get("id", ""), str)
+            and isinstance(spec.get("kwargs") or {}, dict)
+        )
         limit = spec.get("max_episode_steps")
         if not plain or ("id" not in spec and spec) or not (limit is None or (type(limit) is int and limit > 0)):
             raise ValueError
@@ -175,7 +188,9 @@ def _space_of_actions(values: np.ndarray, space: Any, steps: int, doubts: Doubts
 
 
 def _observations(episodes: Any, name: str, key: str, space: Any, doubts: Doubts) -> np.ndarray:
-    """[T + 1, ...] in the form of the space: images as they are, numbers one-hot, dictionaries joined in sorted order."""
+    """[T + 1, ...] in the form of the space: images as they are, numbers one-hot, dictionaries joined in sorted
+    order.
+    """
     kind = space.get("type") if isinstance(space, dict) else None
     if kind == "Dict":
         inside = space.get("subspaces")

@@ -35,7 +35,13 @@ class Hdf5Episodes:
             try:
                 if item.is_virtual and all(source.file_name == "." for source in item.virtual_sources()):
                     self.doubts.add("virtual texts")
-                elif item.external or item.is_virtual or not item.shape or item.dtype.kind not in "OS" or item.size > 10**6:
+                elif (
+                    item.external
+                    or item.is_virtual
+                    or not item.shape
+                    or item.dtype.kind not in "OS"
+                    or item.size > 10**6
+                ):
                     raise Refused(f"{name}: {key} holds no texts")
                 hdf5.enough(item, key, self.file.size, self.doubts)
                 return [v.decode() if isinstance(v, bytes) else v for v in _one_each(item[()], key).tolist()]

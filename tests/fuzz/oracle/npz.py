@@ -47,7 +47,9 @@ class File:
             info = self.zip.getinfo(name)
             with self.zip.open(name) as file:
                 version = np.lib.format.read_magic(file)
-                reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+                reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[
+                    version
+                ]
                 shape, _, dtype = reader(file)
                 head = file.tell()
         except Exception as error:

@@ -113,7 +113,9 @@ def read(file: Any, doubts: Doubts) -> list[Truth]:
     for name in ("observations", "actions", "rewards"):
         plain[name] = plain[name].astype(arrays[name].dtype, copy=False)
     for column in ("terminations", "truncations"):
-        if column in plain and any(f and not e for f, e in zip(plain[column].reshape(-1), plain["episode_ends"], strict=False)):
+        if column in plain and any(
+            f and not e for f, e in zip(plain[column].reshape(-1), plain["episode_ends"], strict=False)
+        ):
             doubts.add("flags inside a rollout")
     return columns.episodes(plain, doubts)
 
@@ -135,8 +137,13 @@ def _first(file: Any, doubts: Doubts) -> list[Truth]:
     if not isinstance(file.item("version"), h5py.Dataset):
         doubts.add("version is no column")
     table = {}
-    for column, key in {"observations": "observations", "actions": "actions", "rewards": "rewards", "terminations": "terminals",
-                        "episode_ends": "episode_terminals"}.items():  # fmt: skip
+    for column, key in {
+        "observations": "observations",
+        "actions": "actions",
+        "rewards": "rewards",
+        "terminations": "terminals",
+        "episode_ends": "episode_terminals",
+    }.items():
         table[column] = file.get(key)
         if table[column] is None:
             raise Refused(f"there is no '{key}'")
@@ -202,7 +209,10 @@ def _second(file: Any, doubts: Doubts) -> list[Truth]:
 def alike(truths: list[Truth]) -> None:
     """Refuses episodes that do not fit together."""
     for truth in truths[1:]:
-        if truth.observations.shape[1:] != truths[0].observations.shape[1:] or truth.actions.shape[1:] != truths[0].actions.shape[1:]:
+        if (
+            truth.observations.shape[1:] != truths[0].observations.shape[1:]
+            or truth.actions.shape[1:] != truths[0].actions.shape[1:]
+        ):
             raise Refused("episodes of different shapes")
         if (truth.actions.dtype.kind == "i") != (truths[0].actions.dtype.kind == "i"):
             raise Refused("actions of different kinds")

@@ -13,7 +13,9 @@ class Refused(Exception):
 
 
 class Unknown(Exception):
-    """The oracle cannot say what the file holds, or does not read so much: either is fine, and the watch over memory decides."""
+    """The oracle cannot say what the file holds, or does not read so much: either is fine, and the watch over memory
+    decides.
+    """
 
 
 @dataclass
@@ -23,7 +25,9 @@ class Doubts:
     all: list[str] = field(default_factory=list)
     blind: bool = False
     amounts: bool = False  # the layout says that arrays of actions are amounts
-    recorded: bool = False  # the file has a record of offrl's, which says which ends and last successors were really there
+    recorded: bool = (
+        False  # the file has a record of offrl's, which says which ends and last successors were really there
+    )
 
     def add(self, text: str) -> None:
         self.all.append(text)

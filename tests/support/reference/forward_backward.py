@@ -23,7 +23,9 @@ def norm(p: Arrays, name: str, x: np.ndarray) -> np.ndarray:
 
 
 def trunk(p: Arrays, name: str, x: np.ndarray, rectified: bool = False) -> np.ndarray:
-    """Linear, LayerNorm, tanh, or linear, ReLU where it has no norm; then linear, ReLU for each further hidden layer; then linear."""
+    """Linear, LayerNorm, tanh, or linear, ReLU where it has no norm; then linear, ReLU for each further hidden layer;
+    then linear.
+    """
     for i in range(sum(k.startswith(f"{name}.layers.") and k.endswith("weight") for k in p)):
         x = linear(p, f"{name}.layers.{i}", x)
         x = np.tanh(norm(p, f"{name}.norm", x)) if i == 0 and f"{name}.norm.weight" in p else np.maximum(x, 0.0)

@@ -1,4 +1,6 @@
-"""GELU networks of flows, critics and V, and flow matching, in float64 NumPy, written by hand. Knows nothing of offrl."""
+"""GELU networks of flows, critics and V, and flow matching, in float64 NumPy, written by hand. Knows nothing of
+offrl.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Goal-conditioned networks and losses in float64 NumPy, written by hand: OGBench's equations (specification C). Knows nothing of offrl."""
+"""Goal-conditioned networks and losses in float64 NumPy, written by hand: OGBench's equations (specification C). Knows
+nothing of offrl.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,12 @@ def log_density(mean: np.ndarray, x: np.ndarray) -> np.ndarray:
     return np.asarray((-0.5 * (x - mean) ** 2 - 0.5 * np.log(2.0 * np.pi)).sum(-1))
 
 
-def ivl(now: np.ndarray, before: np.ndarray, after: np.ndarray, success: np.ndarray, discount: float, expectile: float) -> float:
-    """C.2: sum over twins of mean |tau - 1(adv < 0)| (r + g m V_i'(s') - V_i(s))**2, adv = r + g m min V'(s') - mean V'(s)."""
+def ivl(
+    now: np.ndarray, before: np.ndarray, after: np.ndarray, success: np.ndarray, discount: float, expectile: float
+) -> float:
+    """C.2: sum over twins of mean |tau - 1(adv < 0)| (r + g m V_i'(s') - V_i(s))**2, adv = r + g m min V'(s') - mean
+    V'(s).
+    """
     reward, mask, total = success - 1.0, 1.0 - success, 0.0
     adv = reward + discount * mask * np.minimum(after[0], after[1]) - (before[0] + before[1]) / 2
     weight = np.where(adv < 0, 1 - expectile, expectile)
@@ -71,9 +77,12 @@ def union_length(begin: np.ndarray, end: np.ndarray) -> float:
 
 
 def iqe(x: np.ndarray, y: np.ndarray, component: int, alpha: float) -> float:
-    """Interval quasimetric embedding of two latents (arXiv 2211.15120): mean and maximum over components, mixed by sigmoid(alpha)."""
+    """Interval quasimetric embedding of two latents (arXiv 2211.15120): mean and maximum over components, mixed by
+    sigmoid(alpha).
+    """
     lengths = [
-        union_length(x[i : i + component], np.maximum(x[i : i + component], y[i : i + component])) for i in range(0, len(x), component)
+        union_length(x[i : i + component], np.maximum(x[i : i + component], y[i : i + component]))
+        for i in range(0, len(x), component)
     ]
     share = 1.0 / (1.0 + np.exp(-alpha))
     return float(share * np.mean(lengths) + (1.0 - share) * np.max(lengths))

@@ -1,4 +1,6 @@
-"""Networks with LayerNorm after each activation (`first`: before it), and their gradients, in float64 NumPy. It knows nothing of offrl."""
+"""Networks with LayerNorm after each activation (`first`: before it), and their gradients, in float64 NumPy. It knows
+nothing of offrl.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-Net = list[tuple[np.ndarray, ...]]  # (W [in, out], b [out], scale [out], shift [out]) of hidden layers; the last has W and b only
+Net = list[
+    tuple[np.ndarray, ...]
+]  # (W [in, out], b [out], scale [out], shift [out]) of hidden layers; the last has W and b only
 EPS = 1e-6  # flax's
 
 
@@ -43,7 +47,9 @@ def forward(layers: Net, x: np.ndarray, first: bool = False) -> tuple[np.ndarray
     return x @ w + b, [*seen, x]
 
 
-def backward(layers: Net, seen: list[Any], grad: np.ndarray, first: bool = False) -> tuple[list[np.ndarray], np.ndarray]:
+def backward(
+    layers: Net, seen: list[Any], grad: np.ndarray, first: bool = False
+) -> tuple[list[np.ndarray], np.ndarray]:
     """Gradients in the order of `flat`, and with respect to the input, from the gradient at the output."""
     grads = [seen[-1].T @ grad, grad.sum(0)]
     grad = grad @ layers[-1][0].T

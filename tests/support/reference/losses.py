@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 
-def gumbel(u: np.ndarray, beta: float, clip: float, scale_rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The loss of each row, and its derivative with respect to V. scale_rows: more rows that the common factor counts."""
+def gumbel(
+    u: np.ndarray, beta: float, clip: float, scale_rows: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The loss of each row, and its derivative with respect to V. scale_rows: more rows that the common factor
+    counts.
+    """
     z = np.minimum(u / beta, clip)
     counted = z if scale_rows is None else np.concatenate([z, np.minimum(scale_rows / beta, clip)])
     m = max(counted.max(), -1.0)

@@ -1,4 +1,6 @@
-"""Networks, their gradients and Adam in float64 NumPy, written by hand: what the golden tests compare with. Knows nothing of offrl."""
+"""Networks, their gradients and Adam in float64 NumPy, written by hand: what the golden tests compare with. Knows
+nothing of offrl.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ Net = list[tuple[np.ndarray, np.ndarray]]  # (W [in, out], b [out]) of each laye
 
 
 def net(params: dict[str, Any], prefix: str = "", member: int | None = None) -> Net:
-    """The layers of an MLP's parameters (W stored [out, in]), or of one member of an ensemble's (W [E, in, out], b [E, 1, out])."""
+    """The layers of an MLP's parameters (W stored [out, in]), or of one member of an ensemble's (W [E, in, out], b [E,
+    1, out]).
+    """
     depth = sum(k.startswith(prefix + "layers.") and k.endswith(".weight") for k in params)
     layers = []
     for name in [*(f"{prefix}layers.{i}" for i in range(depth)), f"{prefix}head"]:

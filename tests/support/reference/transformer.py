@@ -32,7 +32,10 @@ def transformer(x: np.ndarray, p: dict[str, np.ndarray], layers: int, heads: int
     causal = np.tril(np.ones((tokens, tokens), bool))
     for i in range(layers):
         at = f"blocks.{i}"
-        q, k, v = (a.reshape(tokens, heads, -1).swapaxes(0, 1) for a in np.split(affine(norm(x, p, f"{at}.norm1"), p, f"{at}.qkv"), 3, -1))
+        q, k, v = (
+            a.reshape(tokens, heads, -1).swapaxes(0, 1)
+            for a in np.split(affine(norm(x, p, f"{at}.norm1"), p, f"{at}.qkv"), 3, -1)
+        )
         scores = np.where(causal, q @ k.swapaxes(1, 2) / np.sqrt(width // heads), -np.inf)
         x = x + affine((softmax(scores) @ v).swapaxes(0, 1).reshape(tokens, width), p, f"{at}.out")
         x = x + affine(np.maximum(affine(norm(x, p, f"{at}.norm2"), p, f"{at}.up"), 0.0), p, f"{at}.down")

@@ -1,4 +1,6 @@
-"""A small world model, its predictions in float64 NumPy, and model-based algorithms that use it. Shared by the golden tests of those."""
+"""A small world model, its predictions in float64 NumPy, and model-based algorithms that use it. Shared by the golden
+tests of those.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ def dataset(**columns: Any) -> Dataset:
     """60 rows of noise in episodes of 15; the second one ends in a terminal."""
     g = np.random.default_rng(7)
     ends, cuts = np.arange(ROWS) == 29, np.arange(ROWS) % 15 == 14
-    options: dict[str, Any] = {"rewards": g.normal(size=ROWS), "action_low": [-1.0] * A, "action_high": [1.0] * A, **columns}
+    options: dict[str, Any] = {
+        "rewards": g.normal(size=ROWS),
+        "action_low": [-1.0] * A,
+        "action_high": [1.0] * A,
+        **columns,
+    }
     rewards = options.pop("rewards")
     return from_arrays(g.normal(size=(ROWS, OBS)), g.uniform(-1, 1, (ROWS, A)), rewards, ends, cuts & ~ends, **options)
 
@@ -63,10 +70,20 @@ def world_model(
 def make(
     path: Path, name: str, data: Dataset | None = None, model: dict[str, Any] | None = None, **settings: Any
 ) -> tuple[Any, TrainState, Any]:
-    """(algorithm, state, source): `name` with a small model, networks whose weights are larger than initial ones, and the data prepared."""
+    """(algorithm, state, source): `name` with a small model, networks whose weights are larger than initial ones, and
+    the data prepared.
+    """
     data = dataset() if data is None else data
     kind = registry.get("algo", name)
-    small = {"hidden": [6, 5], "batch_size": 8, "rollouts": 6, "horizon": 3, "rollout_retain": 2, "real_share": 0.25, "discount": 0.9}
+    small = {
+        "hidden": [6, 5],
+        "batch_size": 8,
+        "rollouts": 6,
+        "horizon": 3,
+        "rollout_retain": 2,
+        "real_share": 0.25,
+        "discount": 0.9,
+    }
     at = world_model(path / "model.safetensors", data, **(model or {}))
     algorithm = kind(kind.Config(**{**small, "world_model": at, **settings}), data.spec, {"world_model": load(at)})
     source = algorithm.runtime.source = algorithm.sampler().prepare(data)
@@ -92,7 +109,9 @@ def softplus(x: np.ndarray) -> np.ndarray:
 
 def predict(tree: dict[str, Any], observations: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Means and standard deviations [E, B, O + 1] of the next observation and the reward, of every member."""
-    offset, unit, high, low = (np.asarray(x, dtype=np.float64) for x in (tree["mean"], tree["std"], *(tree["params"][k] for k in BOUNDS)))
+    offset, unit, high, low = (
+        np.asarray(x, dtype=np.float64) for x in (tree["mean"], tree["std"], *(tree["params"][k] for k in BOUNDS))
+    )
     inputs = (np.concatenate([observations, actions], -1) - offset) / unit
     means, stds = [], []
     for e in range(tree["params"]["net.head.weight"].shape[0]):
@@ -129,7 +148,10 @@ def q_values(params: dict[str, Any], observations: np.ndarray, actions: np.ndarr
     inputs = np.concatenate([np.broadcast_to(observations, (*actions.shape[:-1], OBS)), actions], -1)
     many = params["head.weight"].shape[0]
     return np.stack(
-        [ref.forward(ref.net(params, member=e), inputs.reshape(-1, OBS + A))[0].reshape(actions.shape[:-1]) for e in range(many)]
+        [
+            ref.forward(ref.net(params, member=e), inputs.reshape(-1, OBS + A))[0].reshape(actions.shape[:-1])
+            for e in range(many)
+        ]
     )
 
 

@@ -1,4 +1,6 @@
-"""Caches, suites and collections of strangers: only offrl's own files are deleted or replaced, and names stay in their folder."""
+"""Caches, suites and collections of strangers: only offrl's own files are deleted or replaced, and names stay in their
+folder.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,19 @@ def files(folder: Path) -> set[str]:
 
 
 def test_a_cache_deletes_its_own_entries_only(tmp_path: Path) -> None:
-    """Row 2: folders that are not offrl's, entries without a manifest, files in an entry that are not offrl's, links."""
+    """Row 2: folders that are not offrl's, entries without a manifest, files in an entry that are not offrl's,
+    links.
+    """
     place, home = tmp_path / "flat", tmp_path / "home"
     kept(place / OLDER)
-    for name in ("thesis/a", f"{ENTRY}/no-manifest", "0123/x", f"{OLDER}/notes.txt", "building-plans/house", f"{OLDER}/photos/1.npy"):
+    for name in (
+        "thesis/a",
+        f"{ENTRY}/no-manifest",
+        "0123/x",
+        f"{OLDER}/notes.txt",
+        "building-plans/house",
+        f"{OLDER}/photos/1.npy",
+    ):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text("mine")
     kept(home / ENTRY[::-1])
@@ -56,7 +67,9 @@ def test_a_cache_deletes_its_own_entries_only(tmp_path: Path) -> None:
     size = data().nbytes
     assert flat.write(place / kept_name, data(), [], 1.5 * size) == ""
     gone = before - files(place)
-    assert gone and all(re.fullmatch(rf"{OLDER}/({OURS})", name) for name in gone)  # the one entry, whose other files stay
+    assert gone and all(
+        re.fullmatch(rf"{OLDER}/({OURS})", name) for name in gone
+    )  # the one entry, whose other files stay
     assert files(home) == at_home
 
 
@@ -79,7 +92,9 @@ def test_a_dataset_is_kept_in_place_of_an_older_one(tmp_path: Path) -> None:
     (tmp_path / OLDER).mkdir()
     (tmp_path / OLDER / "thesis").write_text("mine")
     assert flat.write(tmp_path / OLDER, data(), [], 1e9) == os.strerror(errno.ENOTEMPTY)
-    assert files(tmp_path / OLDER) == {"thesis"} and not [p for p in tmp_path.iterdir() if p.name.startswith("building")]
+    assert files(tmp_path / OLDER) == {"thesis"} and not [
+        p for p in tmp_path.iterdir() if p.name.startswith("building")
+    ]
 
 
 def test_discard_follows_no_link(tmp_path: Path) -> None:
@@ -134,8 +149,12 @@ def test_a_download_follows_no_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_collection_replaces_its_own_minari_datasets_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
-    """Row 3 ("not tried: collect's resume from a prepared folder"): collect.json says that a dataset of the user was being written."""
+def test_a_collection_replaces_its_own_minari_datasets_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    """Row 3 ("not tried: collect's resume from a prepared folder"): collect.json says that a dataset of the user was
+    being written.
+    """
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     place = tmp_path / "minari" / "offrl" / "hopper-v5" / "medium-v0" / "data"
     place.mkdir(parents=True)

@@ -19,7 +19,9 @@ ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files awa
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home of this test's. The folders above it count as this user's, open to be passed: pytest's own are closed to others."""
+    """A home of this test's. The folders above it count as this user's, open to be passed: pytest's own are closed to
+    others.
+    """
     above, real = {tmp_path, *tmp_path.parents}, Path.stat
 
     def as_elsewhere(self: Path, **options: Any) -> os.stat_result:
@@ -47,7 +49,9 @@ def folder(path: Path, mode: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("mode", "writer"), [(0o755, ""), (0o700, ""), (0o775, "its group"), (0o777, "everybody"), (0o1777, "")])
+@pytest.mark.parametrize(
+    ("mode", "writer"), [(0o755, ""), (0o700, ""), (0o775, "its group"), (0o777, "everybody"), (0o1777, "")]
+)
 def test_who_could_put_another_folder_in_its_place(tmp_path: Path, mode: int, writer: str) -> None:
     """A folder above that others can write to lets them rename what is in it; the sticky bit (/tmp) does not."""
     below = folder(folder(tmp_path / "above", mode) / "compiled", 0o755)
@@ -56,10 +60,13 @@ def test_who_could_put_another_folder_in_its_place(tmp_path: Path, mode: int, wr
 
 
 @pytest.mark.parametrize(
-    ("mode", "writer"), [(0o755, ""), (0o775, "its group"), (0o777, "everybody"), (0o1777, "everybody"), (0o770, "its group")]
+    ("mode", "writer"),
+    [(0o755, ""), (0o775, "its group"), (0o777, "everybody"), (0o1777, "everybody"), (0o770, "its group")],
 )
 def test_who_could_put_files_into_it(tmp_path: Path, mode: int, writer: str) -> None:
-    """In a folder with the sticky bit others cannot rename, but add files, such as code under the name that will be looked for."""
+    """In a folder with the sticky bit others cannot rename, but add files, such as code under the name that will be
+    looked for.
+    """
     place = folder(tmp_path / "compiled", mode)
     assert writer in code_cache.exposed(place) and bool(code_cache.exposed(place)) == bool(writer)
 
@@ -120,9 +127,17 @@ def test_a_shared_cache_keeps_no_code_unless_asked_for(
     backend.cache_compiled()
     assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == home / ".cache/offrl/compiled"
     line = capsys.readouterr().err
-    assert line.count("\n") == 1 and str(shared / "compiled") in line and "everybody" in line and "OFFRL_SHARED_CACHE=1" in line
+    assert (
+        line.count("\n") == 1
+        and str(shared / "compiled") in line
+        and "everybody" in line
+        and "OFFRL_SHARED_CACHE=1" in line
+    )
     backend.cache_compiled()  # a worker process inherits the choice, and says nothing
-    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == home / ".cache/offrl/compiled" and capsys.readouterr().err == ""
+    assert (
+        Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == home / ".cache/offrl/compiled"
+        and capsys.readouterr().err == ""
+    )
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     monkeypatch.setenv("OFFRL_SHARED_CACHE", "1")
     backend.cache_compiled()
@@ -141,13 +156,19 @@ def test_without_a_private_home_there_is_a_temporary_folder(
     monkeypatch.setattr(code_cache, "_made", made := [*code_cache._made])  # a child has made none
     code_cache._made.clear()
     backend.cache_compiled()
-    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == base and not code_cache._made and capsys.readouterr().err == ""
+    assert (
+        Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == base
+        and not code_cache._made
+        and capsys.readouterr().err == ""
+    )
     code_cache._made.extend(made)
 
 
 @ROOT
 def test_temporary_folders_are_private_and_those_of_others_are_left_alone(tmp_path: Path) -> None:
-    """/dev/shm and /tmp hold what workers share: mode 700, and no folder that another user left there is opened, let alone removed."""
+    """/dev/shm and /tmp hold what workers share: mode 700, and no folder that another user left there is opened, let
+    alone removed.
+    """
     other = folder(tmp_path / "offrl-other", 0o755)
     os.mkfifo(other / ".owned")  # to open it would wait for ever
     os.chown(other, 12345, -1)

@@ -1,4 +1,5 @@
-"""Data of strangers: bytes from outside the file, images of other kinds, files that grow without measure, and values of other types.
+"""Data of strangers: bytes from outside the file, images of other kinds, files that grow without measure, and values of
+other types.
 
 tests/unit/test_untrusted_files.py holds the same for what was mended with the readers.
 """
@@ -47,14 +48,19 @@ def refused(path: Path, **settings: Any) -> str:
     return str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------- row 12: bytes from outside the file
+# ------------------------------------------------------------------------------------------- row 12: bytes from outside
+# the file
 
 
 def d3rlpy(folder: Path) -> Path:
     """Two episodes, with a group of names each."""
     with h5py.File(path := folder / "d3.h5", "w") as file:
         for episode in range(2):
-            for name, value in (("observations", np.zeros((N, 4))), ("actions", np.zeros((N, 2))), ("rewards", np.zeros((N, 1)))):
+            for name, value in (
+                ("observations", np.zeros((N, 4))),
+                ("actions", np.zeros((N, 2))),
+                ("rewards", np.zeros((N, 1))),
+            ):
                 file[f"{name}_{episode}"] = value
             file[f"terminated_{episode}"] = True
     return path
@@ -65,7 +71,9 @@ def minari_of_entries(folder: Path) -> Path:
     path = minari(folder)
     meta = path / "data" / "metadata.json"
     about = json.loads(meta.read_text())
-    about["observation_space"] = json.dumps({"type": "Dict", "subspaces": {"x": json.loads(about["observation_space"])}})
+    about["observation_space"] = json.dumps(
+        {"type": "Dict", "subspaces": {"x": json.loads(about["observation_space"])}}
+    )
     meta.write_text(json.dumps(about))
     with h5py.File(path / "data" / "main_data.hdf5", "a") as file:
         for number in range(3):
@@ -105,7 +113,8 @@ def test_nothing_outside_the_file_is_read(tmp_path: Path, way: Way, place: str) 
     make, key = PLACES[place]
     path = make(tmp_path)
     with h5py.File(
-        path if path.is_file() else path / ("data/main_data.hdf5" if (path / "data").is_dir() else "main_data.hdf5"), "a"
+        path if path.is_file() else path / ("data/main_data.hdf5" if (path / "data").is_dir() else "main_data.hdf5"),
+        "a",
     ) as file:
         del file[key]
         way(file, key, tmp_path)
@@ -113,7 +122,11 @@ def test_nothing_outside_the_file_is_read(tmp_path: Path, way: Way, place: str) 
     if place == "minari-episode" and way in (external_storage, virtual):
         assert "episode_1" in refused(path)  # a dataset where a group is due
         return
-    assert "out of the file" in (text := refused(path, fields=fields)) or "lies in another file" in text or "holds bool" in text
+    assert (
+        "out of the file" in (text := refused(path, fields=fields))
+        or "lies in another file" in text
+        or "holds bool" in text
+    )
     if place == "minari-infos" and way in (external_storage, virtual):
         return  # `convert` leaves infos of another length out
     with pytest.raises(UserError):
@@ -121,7 +134,8 @@ def test_nothing_outside_the_file_is_read(tmp_path: Path, way: Way, place: str) 
     assert not list(tmp_path.glob("out*"))
 
 
-# ------------------------------------------------------------------------------------------------------------- row 13: images
+# ------------------------------------------------------------------------------------------------------------- row 13:
+# images
 
 
 def encoded(folder: Path, frame: bytes, shape: tuple[int, ...] = (32, 32, 3)) -> Path:
@@ -154,7 +168,9 @@ def test_images_are_jpeg_alone(tmp_path: Path, form: str, monkeypatch: pytest.Mo
     assert "image 0 is no JPEG image" in refused(encoded(tmp_path, frame))
 
 
-def test_the_sizes_of_images_are_looked_at_before_they_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sizes_of_images_are_looked_at_before_they_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Row 13: a few bytes that say 30,000 x 30,000 were decoded, and ended in a traceback."""
     sound = picture("JPEG")
     assert len(load_dataset(str(encoded(tmp_path / "sound", sound)))) == 30
@@ -166,14 +182,17 @@ def test_the_sizes_of_images_are_looked_at_before_they_are_decoded(tmp_path: Pat
     image = pytest.importorskip("PIL.JpegImagePlugin").JpegImageFile
     monkeypatch.setattr(image, "load", lambda self: pytest.fail("it was decoded"))
     assert "image 0 has shape [33, 32, 3], expected [32, 32, 3]" in refused(encoded(tmp_path / "other", sized(33, 32)))
-    assert "image 0 cannot be read (DecompressionBombError" in refused(encoded(tmp_path / "bomb", sized(30_000, 30_000)))
+    assert "image 0 cannot be read (DecompressionBombError" in refused(
+        encoded(tmp_path / "bomb", sized(30_000, 30_000))
+    )
     monkeypatch.undo()
     assert "image 0 cannot be read" in refused(encoded(tmp_path / "cut", sound[:300]))
     with pytest.raises(UserError, match="images for 1 steps"):
         images.decode([sound], np.zeros((2, 32, 32, 3), np.uint8), "x")
 
 
-# ------------------------------------------------------------------------------------------------------------- row 20: bombs
+# ------------------------------------------------------------------------------------------------------------- row 20:
+# bombs
 
 
 @pytest.fixture
@@ -223,7 +242,10 @@ def test_arrow_whose_batches_grow(tmp_path: Path, small: None) -> None:
     table = pa.table(dict.fromkeys(("observations", "actions", "rewards"), np.zeros(200_000, np.float32)))
     read: list[int] = []
     options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.OSFile(str(folder / "0" / "0.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema, options=options) as writer:
+    with (
+        pa.OSFile(str(folder / "0" / "0.arrow"), "wb") as file,
+        pa.ipc.new_file(file, table.schema, options=options) as writer,
+    ):
         writer.write_table(table, max_chunksize=10_000)
     opened = pa.ipc.open_file
 
@@ -232,7 +254,11 @@ def test_arrow_whose_batches_grow(tmp_path: Path, small: None) -> None:
             self.reader = opened(source)
 
         def __getattr__(self, name: str) -> Any:
-            return (lambda k: read.append(k) or self.reader.get_batch(k)) if name == "get_batch" else getattr(self.reader, name)
+            return (
+                (lambda k: read.append(k) or self.reader.get_batch(k))
+                if name == "get_batch"
+                else getattr(self.reader, name)
+            )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pa.ipc, "open_file", Reader)
@@ -240,10 +266,12 @@ def test_arrow_whose_batches_grow(tmp_path: Path, small: None) -> None:
     assert max(read) < 5
 
 
-def test_json_lines_are_measured_before_they_are_parsed(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_lines_are_measured_before_they_are_parsed(
+    tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Row 20: 3.5 MB of lines took a minute of parsing before they were refused."""
     path = tmp_path / "x.jsonl.gz"
-    line = b'{"turns": [{"obs": "a", "action": "b", "reward": 1.0}], "final_obs": null, "terminated": true, "truncated": false}\n'
+    line = b'{"turns": [{"obs": "a", "action": "b", "reward": 1.0}], "final_obs": null, "terminated": true, "truncated": false}\n'  # noqa: E501
     path.write_bytes(gzip.compress(line * 2_000))
     monkeypatch.setattr("offrl.data.text.files._parse", lambda *_: pytest.fail("it was parsed"))
     assert "unpacked, would take" in refused(path)
@@ -252,7 +280,10 @@ def test_json_lines_are_measured_before_they_are_parsed(tmp_path: Path, small: N
 def test_blank_and_faulty_lines_come_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 20: a megabyte of packed line breaks took four minutes; each faulty line was kept for the report."""
     path = tmp_path / "x.jsonl"
-    episode = '{"turns": [{"obs": "a", "action": "b", "reward": 1.0}], "final_obs": null, "terminated": true, "truncated": false}\n'
+    episode = (
+        '{"turns": [{"obs": "a", "action": "b", "reward": 1.0}], "final_obs": null, "terminated": true, '
+        '"truncated": false}\n'
+    )
     monkeypatch.setattr("offrl.data.text.files.MOST_BLANK", 10)
     path.write_text(episode + "\n" * 10 + episode)
     assert len(load_dataset(str(path))) == 2
@@ -264,7 +295,8 @@ def test_blank_and_faulty_lines_come_to_an_end(tmp_path: Path, monkeypatch: pyte
     assert sum("is not JSON" in str(fault) for fault in report.faults) == 5 and "there are more faults" in str(report)
 
 
-# ----------------------------------------------------------------------------------------- row 21: wrong types and damage
+# ----------------------------------------------------------------------------------------- row 21: wrong types and
+# damage
 
 
 DEEP = '{"a":' * 500 + "1" + "}" * 500
@@ -300,14 +332,18 @@ def test_metadata_of_minari_of_other_types(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "recorded", [[1], "a", {"task": [1]}, {"task": {"name": "x", "env_id": 3}}, {"unknown": 5}, {"unknown": [[1]]}, {"metas": [5]}], ids=str
+    "recorded",
+    [[1], "a", {"task": [1]}, {"task": {"name": "x", "env_id": 3}}, {"unknown": 5}, {"unknown": [[1]]}, {"metas": [5]}],
+    ids=str,
 )
 def test_what_offrl_recorded_beside_texts_of_other_types(tmp_path: Path, recorded: Any) -> None:
     """Row 21, of Minari's texts."""
     folder = text_minari(tmp_path)
     path = folder / "data" / "metadata.json"
     sizes = {"episodes": 1, "turns": 1} if isinstance(recorded, dict) else {}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"offrl": {"text": sizes | recorded if sizes else recorded}}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"offrl": {"text": sizes | recorded if sizes else recorded}})
+    )
     assert str(folder) in refused(folder)
 
 
@@ -342,7 +378,10 @@ def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
             guard.from_json(text)
     assert guard.from_json("[" * 64 + "]" * 64) and guard.from_json(json.dumps([[1]] * 1_000)) == [[1]] * 1_000
     path = tmp_path / "x.jsonl"
-    turns = '"turns": [{"obs": "a", "action": "b", "reward": 1.0}], "final_obs": null, "terminated": true, "truncated": false'
+    turns = (
+        '"turns": [{"obs": "a", "action": "b", "reward": 1.0}], "final_obs": null, "terminated": true, '
+        '"truncated": false'
+    )
     path.write_text("{" + turns + ', "meta": ' + DEEP + "}\n")
     assert "line 1 cannot be read as JSON (more than 64 lists" in refused(path)
 

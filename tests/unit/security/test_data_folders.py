@@ -1,4 +1,6 @@
-"""Data of strangers, once more: links in folders, pipes and devices under any name, and files that take for ever or end the process."""
+"""Data of strangers, once more: links in folders, pipes and devices under any name, and files that take for ever or end
+the process.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,14 @@ def refused(path: Path | str) -> str:
     return str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------------------------------------------- links
+# ---------------------------------------------------------------------------------------------------------------- links
 
 
 @pytest.mark.parametrize("part", ["data", "data/main_data.hdf5", "data/metadata.json", "data/notes"])
 @pytest.mark.parametrize("form", ["set", "set/data/main_data.hdf5"])
-def test_no_link_leads_out_of_a_minari_dataset(part: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_link_leads_out_of_a_minari_dataset(
+    part: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The stranger's folder leads to private data, and `convert` would write them into the copy that is handed back."""
     monkeypatch.delenv(trust.SWITCH, raising=False)
     private = shutil.copytree(minari(tmp_path), tmp_path / "private")
@@ -65,7 +69,9 @@ def test_no_link_leads_out_of_a_minari_dataset(part: str, form: str, tmp_path: P
         assert len(load_dataset(DatasetConfig(name=str(tmp_path / form), cache="never"))) == 30
 
 
-def test_no_link_leads_out_of_arrow_texts_and_folders_of_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_link_leads_out_of_arrow_texts_and_folders_of_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(trust.SWITCH, raising=False)
     folder = minari_arrow(tmp_path / "arrow", [{"x": [0.0, 0.0]}] * 3, [0.0] * 3)
     (folder / "0").rename(tmp_path / "elsewhere")
@@ -93,10 +99,12 @@ def test_links_within_a_dataset_and_to_it(tmp_path: Path) -> None:
     assert len(load_dataset(DatasetConfig(name=str(tmp_path / "typed"), cache="never"))) == 30
 
 
-# ------------------------------------------------------------------------------------------------------------------------------- pipes
+# ---------------------------------------------------------------------------------------------------------------- pipes
 
 
-@pytest.mark.parametrize("name", ["x.hdf5", "x.csv", "x.csv.gz", "x.npz", "x.parquet", "x.jsonl", "x.jsonl.gz", "x", "[x.csv,x.csv]"])
+@pytest.mark.parametrize(
+    "name", ["x.hdf5", "x.csv", "x.csv.gz", "x.npz", "x.parquet", "x.jsonl", "x.jsonl.gz", "x", "[x.csv,x.csv]"]
+)
 def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo("x.csv" if name.startswith("[") else name)
@@ -125,7 +133,7 @@ def test_every_container_refuses_a_pipe(tmp_path: Path) -> None:
     assert "notes is neither a file nor a folder" in refused(place)
 
 
-# ---------------------------------------------------------------------------------------------------------------- for ever, or the end
+# ------------------------------------------------------------------------------------------------- for ever, or the end
 
 
 def npz(path: Path, headers: dict[str, str]) -> Path:
@@ -187,7 +195,9 @@ def test_all_links_are_found(tmp_path: Path) -> None:
         links: dict[str, int] = {}
         file.id.links.visit(lambda name, info: links.update({name.decode(): info.type}), info=True)
         own = checked_links(file)
-        assert {n.rpartition("/")[2] for n in own} == {n.rpartition("/")[2] for n in links} and len(own) <= len(links) + 4
+        assert {n.rpartition("/")[2] for n in own} == {n.rpartition("/")[2] for n in links} and len(own) <= len(
+            links
+        ) + 4
         assert own["a/b/soft"] == 1 and own["other"] == 0
 
 
@@ -217,7 +227,7 @@ def test_parquet_of_many_columns(tmp_path: Path) -> None:
     assert "has 10,001 columns" in refused(tmp_path / "x.parquet")
 
 
-# ------------------------------------------------------------------------------------------------------------------ other data than said
+# ------------------------------------------------------------------------------------------------- other data than said
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
@@ -232,7 +242,9 @@ def test_minari_of_another_format_than_it_says(form: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "names", [{"FALSE": 2, "TRUE": 1}, {"FALSE": 1, "TRUE": 0}, {"GALSE": 0, "TRUE": 1}, {"FALSE": 0, "TRUE": 3}], ids=str
+    "names",
+    [{"FALSE": 2, "TRUE": 1}, {"FALSE": 1, "TRUE": 0}, {"GALSE": 0, "TRUE": 1}, {"FALSE": 0, "TRUE": 3}],
+    ids=str,
 )
 def test_flags_of_an_enumeration_of_other_numbers(names: dict[str, int], tmp_path: Path) -> None:
     """A flipped bit in the enumeration turned every stored 0 into true."""

@@ -1,4 +1,6 @@
-"""What a server of datasets may send: how much, which bytes, and where it may lead (row 22 of the table of attacks in issue 37)."""
+"""What a server of datasets may send: how much, which bytes, and where it may lead (row 22 of the table of attacks in
+issue 37).
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,14 @@ def endless(handler: http.server.BaseHTTPRequestHandler) -> None:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    for variable in ("OFFRL_MIRROR", "OFFRL_CACHE", "D4RL_DATASET_DIR", "OGBENCH_DATASET_DIR", "http_proxy", "HTTP_PROXY"):
+    for variable in (
+        "OFFRL_MIRROR",
+        "OFFRL_CACHE",
+        "D4RL_DATASET_DIR",
+        "OGBENCH_DATASET_DIR",
+        "http_proxy",
+        "HTTP_PROXY",
+    ):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("offrl.data.transfer.time.sleep", lambda seconds: None)
     made = Server()
@@ -98,7 +107,9 @@ def test_an_endless_download_ends_at_the_limit(server: Server, tmp_path: Path) -
     with pytest.raises(UserError, match=r"more than 0\.001 GB are not downloaded.*dataset\.download_limit_gb="):
         get(server, tmp_path, limit_gb=0.001)
     assert leftovers(tmp_path) == []
-    with pytest.raises(UserError, match=rf"is not the known file: it has [\d,]+ bytes or more, the known one {KNOWN[0]:,}"):
+    with pytest.raises(
+        UserError, match=rf"is not the known file: it has [\d,]+ bytes or more, the known one {KNOWN[0]:,}"
+    ):
         get(server, tmp_path, known=KNOWN)
     assert leftovers(tmp_path) == []
 
@@ -127,11 +138,14 @@ def test_a_file_at_the_limit_is_whole_and_a_broken_one_goes_on(server: Server, t
 
 
 def test_other_bytes_than_the_known_ones_are_not_kept(server: Server, tmp_path: Path) -> None:
-    """Row 22: no checksum was pinned anywhere; a host, or who stands before it, could serve other data of the same shape."""
+    """Row 22: no checksum was pinned anywhere; a host, or who stands before it, could serve other data of the same
+    shape.
+    """
     server.answer = send(DATA[::-1])
     read: list[Path] = []
     with pytest.raises(
-        UserError, match=rf"is not the known one: its SHA-256 is \w{{64}}, that of the known one {KNOWN[1]}; it was removed"
+        UserError,
+        match=rf"is not the known one: its SHA-256 is \w{{64}}, that of the known one {KNOWN[1]}; it was removed",
     ):
         fetch(f"{server.url}/a.bin", tmp_path, read.append, known=KNOWN)
     assert leftovers(tmp_path) == [] and read == []  # nothing has opened it
@@ -140,12 +154,16 @@ def test_other_bytes_than_the_known_ones_are_not_kept(server: Server, tmp_path: 
 
 
 def test_the_second_download_must_be_the_first(server: Server, tmp_path: Path) -> None:
-    """Row 22: where no checksum is known the first download's is noted, and a later one that differs is refused, with the cure."""
+    """Row 22: where no checksum is known the first download's is noted, and a later one that differs is refused, with
+    the cure.
+    """
     path = get(server, tmp_path)
     assert json.loads((tmp_path / "a.bin.json").read_text())["sha256"] == KNOWN[1]
     path.unlink()
     server.answer = send(DATA[::-1])
-    with pytest.raises(UserError, match=r"is another one than was downloaded before.*remove .*a\.bin\.json and try again"):
+    with pytest.raises(
+        UserError, match=r"is another one than was downloaded before.*remove .*a\.bin\.json and try again"
+    ):
         get(server, tmp_path)
     assert leftovers(tmp_path) == ["a.bin.json"]
     (tmp_path / "a.bin.json").unlink()
@@ -190,7 +208,9 @@ def test_no_redirect_leads_to_where_nothing_protects(start: str, target: str, al
             redirects.redirect_request(request, None, 302, "", {}, target)
 
 
-@pytest.mark.parametrize(("target", "words"), [("ftp://127.0.0.1:1/a.bin", "redirects to ftp://"), ("file:///etc/hostname", "302")])
+@pytest.mark.parametrize(
+    ("target", "words"), [("ftp://127.0.0.1:1/a.bin", "redirects to ftp://"), ("file:///etc/hostname", "302")]
+)
 def test_a_download_that_is_led_away_leaves_nothing(server: Server, tmp_path: Path, target: str, words: str) -> None:
     """Row 22 (to files it was refused before)."""
     server.answer = send(b"", 302, Location=target)
@@ -204,7 +224,10 @@ def test_a_mirror_with_a_login(server: Server, tmp_path: Path, capsys: pytest.Ca
     mirror = server.url.replace("://", "://user:pass-word-99@")
     official = "https://unreachable.invalid/root/sets/a.bin"
     fetch(official, tmp_path / "1", lambda path: None, mirror)
-    assert server.headers[0]["Authorization"] == "Basic dXNlcjpwYXNzLXdvcmQtOTk=" and "user" not in server.headers[0]["Host"]
+    assert (
+        server.headers[0]["Authorization"] == "Basic dXNlcjpwYXNzLXdvcmQtOTk="
+        and "user" not in server.headers[0]["Host"]
+    )
     for answer in (send(status=401), send(status=500), send(b"", announce=10**13), send(DATA[:10], announce=100)):
         server.answer = answer
         with pytest.raises(UserError) as caught:
@@ -232,7 +255,9 @@ def test_plain_http_to_another_host_is_said_where_no_checksum_protects(
 
 
 def test_the_tables_of_known_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 22: D4RL over https with sizes and SHA-256 for the files where TensorFlow Datasets lists them; the setting reaches `fetch`."""
+    """Row 22: D4RL over https with sizes and SHA-256 for the files where TensorFlow Datasets lists them; the setting
+    reaches `fetch`.
+    """
     asked: list[tuple[str, Any, Any]] = []
 
     def note(url: str, *_: Any, known: Any = None, limit_gb: float) -> Path:
@@ -260,11 +285,14 @@ def test_the_tables_of_known_datasets(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_neorl2_file_is_compared_with_the_published_checksum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Row 22: its host is plain http; the package publishes MD5s, which the message with the address and the loader now have."""
+    """Row 22: its host is plain http; the package publishes MD5s, which the message with the address and the loader now
+    have.
+    """
     monkeypatch.setenv("OFFRL_NEORL2", str(tmp_path))
     monkeypatch.setattr(neorl2, "read", lambda name, path, config: path)
     with pytest.raises(
-        UserError, match=r"http://datasets\.polixir\.site/neorl2/DMSD/DMSD-train\.npz \(MD5 88dfa39aa18904e809056b51c2e6319b\)"
+        UserError,
+        match=r"http://datasets\.polixir\.site/neorl2/DMSD/DMSD-train\.npz \(MD5 88dfa39aa18904e809056b51c2e6319b\)",
     ):
         neorl2._loader("DMSD")(DatasetConfig())
     (tmp_path / "DMSD-train.npz").write_bytes(DATA)

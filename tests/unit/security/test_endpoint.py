@@ -1,4 +1,6 @@
-"""What a language model's server may do with a key, with time and with the reader of its answers (row 23 of issue 37's table)."""
+"""What a language model's server may do with a key, with time and with the reader of its answers (row 23 of issue 37's
+table).
+"""
 
 from __future__ import annotations
 
@@ -55,14 +57,22 @@ def test_deep_json_is_one_line() -> None:
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
-def test_plain_http_to_another_host_warns_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_http_to_another_host_warns_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Row 23: the key went unencrypted to any host without a word."""
     endpoint = client("http://llm.example/v1")
     monkeypatch.setattr(endpoint, "_once", lambda prompt: "yes")
     endpoint.complete(["a"])
     endpoint.complete(["b"])
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and "llm.example" in lines[0] and "$OFFRL_LLM_KEY" in lines[0] and "https://" in lines[0] and KEY not in lines[0]
+    assert (
+        len(lines) == 1
+        and "llm.example" in lines[0]
+        and "$OFFRL_LLM_KEY" in lines[0]
+        and "https://" in lines[0]
+        and KEY not in lines[0]
+    )
     for url in ("https://llm.example/v1", "http://127.0.0.1:1/v1", "http://localhost:1/v1", "http://[::1]:1/v1"):
         endpoint = client(url)
         monkeypatch.setattr(endpoint, "_once", lambda prompt: "yes")
@@ -99,7 +109,9 @@ def dripping() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    "head", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX-Long:", b"HTTP/1.1 500 Oh\r\n\r\n"], ids=["body", "head", "error"]
+    "head",
+    [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX-Long:", b"HTTP/1.1 500 Oh\r\n\r\n"],
+    ids=["body", "head", "error"],
 )
 def test_a_reply_in_drips_ends(dripping: Any, head: bytes) -> None:
     """Row 23: a byte now and then is a sign of life, and there was no total time: this waited for ever."""

@@ -1,4 +1,6 @@
-"""Environments that only a file names: no module of theirs is imported, and no argument of theirs opens or starts anything."""
+"""Environments that only a file names: no module of theirs is imported, and no argument of theirs opens or starts
+anything.
+"""
 
 from __future__ import annotations
 
@@ -103,13 +105,24 @@ def minari(folder: Path, spec: dict[str, Any], **meta: Any) -> Path:
     spaces["action_space"] = box | {"shape": [1], "low": [-2], "high": [2]}
     data = folder / "set" / "data"
     data.mkdir(parents=True)
-    about = {k: json.dumps(v) for k, v in spaces.items()} | {"total_steps": N, "total_episodes": 2, "data_format": "hdf5"}
-    (data / "metadata.json").write_text(json.dumps(about | {"dataset_id": "set-v0", "env_spec": json.dumps(spec)} | meta))
+    about = {k: json.dumps(v) for k, v in spaces.items()} | {
+        "total_steps": N,
+        "total_episodes": 2,
+        "data_format": "hdf5",
+    }
+    (data / "metadata.json").write_text(
+        json.dumps(about | {"dataset_id": "set-v0", "env_spec": json.dumps(spec)} | meta)
+    )
     with h5py.File(data / "main_data.hdf5", "w") as file:
         for number in range(2):
             rows, group = slice(20 * number, 20 * number + 20), file.create_group(f"episode_{number}")
             group["observations"] = np.concatenate([values["observations"][rows], np.zeros((1, 3), np.float32)])
-            for key, name in (("actions", "actions"), ("rewards", "rewards"), ("terminals", "terminations"), ("timeouts", "truncations")):
+            for key, name in (
+                ("actions", "actions"),
+                ("rewards", "rewards"),
+                ("terminals", "terminations"),
+                ("timeouts", "truncations"),
+            ):
                 group[name] = values[key][rows]
     return folder / "set"
 
@@ -127,7 +140,9 @@ FORMS: dict[str, Callable[[Path, str], Path]] = {
     "attribute": lambda folder, env_id: d4rl(folder, env_id),
     "metadata": lambda folder, env_id: d4rl(folder, "", env_id=env_id),
     "record": lambda folder, env_id: d4rl(folder, "", offrl=json.dumps(record(env_id))),
-    "minari": lambda folder, env_id: minari(folder, {"id": env_id, "kwargs": {}}, eval_env_spec=json.dumps({"id": env_id})),
+    "minari": lambda folder, env_id: minari(
+        folder, {"id": env_id, "kwargs": {}}, eval_env_spec=json.dumps({"id": env_id})
+    ),
     "minari-record": lambda folder, env_id: minari(folder, {"id": env_id}, offrl=record(env_id)),
     "text": lambda folder, env_id: text_lines(folder, env_id),
 }
@@ -135,7 +150,9 @@ FORMS: dict[str, Callable[[Path, str], Path]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_command_on_data_imports_what_a_file_names(tmp_path: Path, evil: tuple[str, Path], form: str) -> None:
-    """Rows 9 and 10: inspect, convert and merge show the id and go on, and what is trained on the data asks for it to be typed."""
+    """Rows 9 and 10: inspect, convert and merge show the id and go on, and what is trained on the data asks for it to
+    be typed.
+    """
     env_id, marker = evil
     path = FORMS[form](tmp_path, env_id)
     config = DatasetConfig(name=str(path), cache="never")
@@ -167,7 +184,9 @@ OLD = Path(__file__).parents[2] / "data" / "run-0.1"
 
 @pytest.mark.parametrize("place", ["task", "env"])
 def test_a_run_of_a_stranger_imports_nothing(tmp_path: Path, evil: tuple[str, Path], place: str) -> None:
-    """Row 9: `offrl.load(RUN).evaluate()` under a script that lies above the run. The honest run is scored as before."""
+    """Row 9: `offrl.load(RUN).evaluate()` under a script that lies above the run. The honest run is scored as
+    before.
+    """
     shutil.copytree(OLD, run := tmp_path / "runs" / "a")
     for path in (run, run / "run.json"):
         path.chmod(path.stat().st_mode | stat.S_IWUSR)
@@ -182,13 +201,17 @@ def test_a_run_of_a_stranger_imports_nothing(tmp_path: Path, evil: tuple[str, Pa
     with pytest.raises(UserError, match="is named by a file"):
         SavedRun(run).task()
     assert not evil[1].exists()
-    with pytest.raises(UserError, match="observations"):  # typed, it is imported, and is another environment than the run's
+    with pytest.raises(
+        UserError, match="observations"
+    ):  # typed, it is imported, and is another environment than the run's
         SavedRun(run).task(env=evil[0])
     assert evil[1].exists()
 
 
 def test_what_a_person_names_is_made(evil: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's own module, in Python or by a table of a plugin, works as before; so it does in processes that this one starts."""
+    """The user's own module, in Python or by a table of a plugin, works as before; so it does in processes that this
+    one starts.
+    """
     env_id, marker = evil
     values = columns()
     data = from_arrays(values["observations"], values["actions"], values["rewards"], env=env_id)
@@ -204,7 +227,9 @@ def test_what_a_person_names_is_made(evil: tuple[str, Path], monkeypatch: pytest
     trust.check_environment("Ant-v5", {"opponent": print})  # no file holds a function
 
     monkeypatch.setenv(trust.SWITCH, "")
-    saved = task_from_json({"name": "of-a-plugin", "env_id": env_id})  # a run on a plugin's dataset: its table has the same
+    saved = task_from_json(
+        {"name": "of-a-plugin", "env_id": env_id}
+    )  # a run on a plugin's dataset: its table has the same
     with pytest.raises(UserError, match="is named by a file"):
         make_env(saved)
 
@@ -215,17 +240,33 @@ def test_what_a_person_names_is_made(evil: tuple[str, Path], monkeypatch: pytest
     make_env(saved).close()
 
 
-# ------------------------------------------------------------------------------------------------------- what files may name
+# ------------------------------------------------------------------------------------------------------- what files may
+# name
 
 
 @pytest.mark.parametrize(
     "env_id",
     [
-        "venv.__main__:X-v0", "this:X-v0", "offrl.cli.__main__:X-v0", "offrl.cli.main:X-v0", "gymnasium.utils.play:X-v0", "offrl._x:X-v0",
-        "minigrid.manual_control:X-v0", "offrl.envs:evil:X-v0", ".evil:X-v0", "offrl.envs..evil:X-v0", "offrl.envs.__main__:X-v0", ":X-v0",
-        "gymnasium_evil:X-v0", "offrl.envs.a b:X-v0", 3, None, ["a:b"], {"id": "x"},
+        "venv.__main__:X-v0",
+        "this:X-v0",
+        "offrl.cli.__main__:X-v0",
+        "offrl.cli.main:X-v0",
+        "gymnasium.utils.play:X-v0",
+        "offrl._x:X-v0",
+        "minigrid.manual_control:X-v0",
+        "offrl.envs:evil:X-v0",
+        ".evil:X-v0",
+        "offrl.envs..evil:X-v0",
+        "offrl.envs.__main__:X-v0",
+        ":X-v0",
+        "gymnasium_evil:X-v0",
+        "offrl.envs.a b:X-v0",
+        3,
+        None,
+        ["a:b"],
+        {"id": "x"},
     ],
-)  # fmt: skip
+)
 def test_modules_that_no_registration_needs(env_id: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 10: any installed module was imported, also those that do something when they are."""
     monkeypatch.setenv(trust.SWITCH, "")
@@ -234,7 +275,9 @@ def test_modules_that_no_registration_needs(env_id: Any, monkeypatch: pytest.Mon
 
 
 def test_the_environments_of_all_named_data_sets_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the tables name may stand in files, and the list holds nothing besides them and what extras install to be named so."""
+    """What the tables name may stand in files, and the list holds nothing besides them and what extras install to be
+    named so.
+    """
     from offrl.envs.neorl2 import TASKS
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
@@ -254,13 +297,17 @@ def test_the_environments_of_all_named_data_sets_are_known(monkeypatch: pytest.M
 def test_levels_of_babyai_and_ogbench_are_checked_too(evil: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment of offrl's that makes another by a name among its arguments, which a file gives."""
     monkeypatch.setattr(
-        "offrl.envs.text.babyai.package", lambda *_: type("", (), {f"{k}_TO_IDX": {} for k in ("OBJECT", "COLOR", "STATE")})
+        "offrl.envs.text.babyai.package",
+        lambda *_: type("", (), {f"{k}_TO_IDX": {} for k in ("OBJECT", "COLOR", "STATE")}),
     )
     from offrl.envs.text.babyai import TextBabyAI
 
     with pytest.raises(UserError, match="is named by a file"):
         TextBabyAI(level=evil[0])
-    for env_id, arguments in (("offrl.envs.text.babyai:offrl/TextBabyAI-v0", {"level": evil[0]}), ("Ant-v5", {"name": evil[0]})):
+    for env_id, arguments in (
+        ("offrl.envs.text.babyai:offrl/TextBabyAI-v0", {"level": evil[0]}),
+        ("Ant-v5", {"name": evil[0]}),
+    ):
         with pytest.raises(UserError, match="may open or start"):
             make_env(task_from_json({"name": "x", "env_id": env_id, "env_kwargs": arguments}))
     pytest.importorskip("ogbench")
@@ -271,7 +318,8 @@ def test_levels_of_babyai_and_ogbench_are_checked_too(evil: tuple[str, Path], mo
     assert not evil[1].exists()
 
 
-# ------------------------------------------------------------------------------------------------------------- arguments
+# -------------------------------------------------------------------------------------------------------------
+# arguments
 
 
 HOSTILE: dict[str, dict[str, Any]] = {
@@ -296,7 +344,9 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_arguments_of_files_open_and_start_nothing(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 17 and beyond: MuJoCo's model, a chess engine's program and the log that it writes, a run, code that a policy wrote."""
+    """Row 17 and beyond: MuJoCo's model, a chess engine's program and the log that it writes, a run, code that a policy
+    wrote.
+    """
     monkeypatch.setenv(trust.SWITCH, "")
     with pytest.raises(UserError, match="may open or start what the file chooses") as caught:
         trust.check_environment("Hopper-v5", HOSTILE[case])
@@ -309,13 +359,23 @@ def test_arguments_that_honest_files_have_are_taken(tmp_path: Path, monkeypatch:
     """Those of Minari's own data sets. How it was drawn is dropped: row 17, no display, abort in glfw."""
     monkeypatch.setenv(trust.SWITCH, "")
     arguments = {
-        "maze_map": [[1, "r", "g", "c"], [1, 0, 0, 1]], "reward_type": "sparse", "continuing_task": True,
+        "maze_map": [[1, "r", "g", "c"], [1, 0, 0, 1]],
+        "reward_type": "sparse",
+        "continuing_task": True,
         "tasks_to_complete": ["slide cabinet"],
-        "game": "breakout", "mode": None, "repeat_action_probability": 0.25, "xml_file": "hopper.xml", "name": "game:Sokoban-v0-easy",
-        "default_camera_config": {"distance": 4.0, "lookat": [0.0, 0.0, 1.15]}, "level": "BabyAI-GoToLocal-v0", "reset_noise_scale": 1e-3,
-    }  # fmt: skip
+        "game": "breakout",
+        "mode": None,
+        "repeat_action_probability": 0.25,
+        "xml_file": "hopper.xml",
+        "name": "game:Sokoban-v0-easy",
+        "default_camera_config": {"distance": 4.0, "lookat": [0.0, 0.0, 1.15]},
+        "level": "BabyAI-GoToLocal-v0",
+        "reset_noise_scale": 1e-3,
+    }
     trust.check_environment("Hopper-v5", arguments)
-    task = load_dataset(str(minari(tmp_path, {"id": "Pendulum-v1", "kwargs": {"g": 9.0, "render_mode": "human"}}))).spec.task
+    task = load_dataset(
+        str(minari(tmp_path, {"id": "Pendulum-v1", "kwargs": {"g": 9.0, "render_mode": "human"}}))
+    ).spec.task
     assert task is not None and task.env_kwargs == {"g": 9.0}
     assert task_from_json({"name": "x", "env_kwargs": {"g": 9.0, "render_mode": "human"}}).env_kwargs == {"g": 9.0}
     made = read_raw(str(d4rl(tmp_path, "", offrl=json.dumps(record("Pendulum-v1", g=9.0, render_mode="human"))))).task
@@ -327,7 +387,12 @@ def test_minaris_wrappers_and_entry_points_are_never_used(tmp_path: Path, evil: 
     """Harmless before, and to stay so: `entry_point` and `additional_wrappers` of env_spec name code."""
     module = evil[0].partition(":")[0]
     wrapper = {"name": "Evil", "entry_point": f"{module}:Wrapper", "kwargs": {}}
-    spec = {"id": "Pendulum-v1", "entry_point": f"{module}:Env", "vector_entry_point": f"{module}:Env", "additional_wrappers": [wrapper]}
+    spec = {
+        "id": "Pendulum-v1",
+        "entry_point": f"{module}:Env",
+        "vector_entry_point": f"{module}:Env",
+        "additional_wrappers": [wrapper],
+    }
     data = load_dataset(str(minari(tmp_path, spec)))
     task = resolve_task(data.spec.task, EvalConfig())
     assert task is not None and "the recorded wrappers Evil are left out" in task.note
@@ -339,12 +404,26 @@ def test_minaris_wrappers_and_entry_points_are_never_used(tmp_path: Path, evil: 
 @pytest.mark.parametrize(
     "change",
     [
-        {"env_id": 3}, {"env_id": ["a"]}, {"env_kwargs": [1]}, {"env_kwargs": "a"}, {"max_episode_steps": -5}, {"name": 1}, {"note": {}},
-        {"max_episode_steps": "a"}, {"max_episode_steps": True}, {"ref_min": "low"}, {"ref_max": float("inf")}, {"ref_min": 10**400},
-        {"starts": [1]}, {"starts": "abc"}, {"observation_keys": [1]}, {"observation_keys": {"a": 1}}, {"scored_by": None},
+        {"env_id": 3},
+        {"env_id": ["a"]},
+        {"env_kwargs": [1]},
+        {"env_kwargs": "a"},
+        {"max_episode_steps": -5},
+        {"name": 1},
+        {"note": {}},
+        {"max_episode_steps": "a"},
+        {"max_episode_steps": True},
+        {"ref_min": "low"},
+        {"ref_max": float("inf")},
+        {"ref_min": 10**400},
+        {"starts": [1]},
+        {"starts": "abc"},
+        {"observation_keys": [1]},
+        {"observation_keys": {"a": 1}},
+        {"scored_by": None},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_tasks_of_other_kinds_are_one_line(change: dict[str, Any]) -> None:
     """Row 21: tracebacks."""
     with pytest.raises(UserError, match=next(iter(change))) as caught:

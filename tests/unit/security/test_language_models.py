@@ -51,8 +51,18 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("lm")
     names = {"bos_token": tokenizing.START, "eos_token": tokenizing.END, "pad_token": tokenizing.PAD}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizing.make("bytes", []).backend, **names).save_pretrained(folder)
-    sizes = {"vocab_size": 260, "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 64, "bos_token_id": None, "eos_token_id": None}
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizing.make("bytes", []).backend, **names
+    ).save_pretrained(folder)
+    sizes = {
+        "vocab_size": 260,
+        "n_embd": 8,
+        "n_layer": 1,
+        "n_head": 1,
+        "n_positions": 64,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(folder)
     return folder
 
@@ -71,7 +81,12 @@ def policy(path: Path, lm: Path, ship: str = "always") -> Path:
     """A policy file of LaMo with the language model, or where it lies."""
     g, n = np.random.default_rng(0), 40
     data = from_arrays(
-        g.normal(size=(n, 3)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), np.arange(n) % 20 == 19, action_low=-1.0, action_high=1.0
+        g.normal(size=(n, 3)),
+        g.uniform(-1, 1, (n, 2)),
+        g.normal(size=n),
+        np.arange(n) % 20 == 19,
+        action_low=-1.0,
+        action_high=1.0,
     )
     kind = registry.get("algo", "lamo")
     config = kind.Config(lm=str(lm), context=2, rank=2, ship_lm=ship)
@@ -100,19 +115,38 @@ def test_an_architecture_in_a_file_names_no_code(tmp_path: Path, gpt2: Path) -> 
     code = tmp_path / "code"
     code.mkdir()
     (code / "evil.py").write_text(EVIL.format(str(tmp_path / "ran")))
-    names = {"auto_map": {f"Auto{n}": "evil.Model" for n in ("Model", "ModelForCausalLM", "Config")}, "name_or_path": str(code)}
-    names |= {"_name_or_path": str(code), "trust_remote_code": True, "attn_implementation": "evil/kernel", "quantization_config": {"x": 1}}
+    names = {
+        "auto_map": {f"Auto{n}": "evil.Model" for n in ("Model", "ModelForCausalLM", "Config")},
+        "name_or_path": str(code),
+    }
+    names |= {
+        "_name_or_path": str(code),
+        "trust_remote_code": True,
+        "attn_implementation": "evil/kernel",
+        "quantization_config": {"x": 1},
+    }
     path = policy(tmp_path / "p.safetensors", gpt2)
     about = files.read(path)[1]["luggage"]["architecture"]
     assert "no causal language model" in refused(changed(path, architecture={"model_type": "vit", **names}))
-    for other in ({"model_type": "no-such"}, {"model_type": []}, {**names}, [], 3, {"model_type": "gpt2", "n_embd": "x"}):
+    for other in (
+        {"model_type": "no-such"},
+        {"model_type": []},
+        {**names},
+        [],
+        3,
+        {"model_type": "gpt2", "n_embd": "x"},
+    ):
         refused(changed(path, architecture=other))
     TrainedPolicy.load(changed(path, architecture={**about, **names})).act(np.zeros(3, np.float32))
     assert not (tmp_path / "ran").exists() and not any("evil" in name for name in sys.modules)
 
 
-@pytest.mark.parametrize("change", [{"n_embd": 30_000}, {"n_layer": 9_000}, {"n_layer": 10**9}, {"n_positions": 900_000_000}], ids=str)
-def test_an_architecture_takes_no_memory_before_it_fits(tmp_path: Path, gpt2: Path, change: dict[str, int], monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    "change", [{"n_embd": 30_000}, {"n_layer": 9_000}, {"n_layer": 10**9}, {"n_positions": 900_000_000}], ids=str
+)
+def test_an_architecture_takes_no_memory_before_it_fits(
+    tmp_path: Path, gpt2: Path, change: dict[str, int], monkeypatch: Any
+) -> None:
     """Row 20, of the language model in a policy file."""
     from offrl.nn import outline
 
@@ -129,7 +163,9 @@ def test_luggage_of_other_types_is_one_line(tmp_path: Path, gpt2: Path, change: 
     assert "which language model" in refused(changed(policy(tmp_path / "p.safetensors", gpt2), **change))
 
 
-@pytest.mark.parametrize("numbers", [[0, 2, 10**12], [0, 2, 50_000], [-1, 2, 260], [0, 2], [0, 500, 260], "abc", None, [0, "2", 260]])
+@pytest.mark.parametrize(
+    "numbers", [[0, 2, 10**12], [0, 2, 50_000], [-1, 2, 260], [0, 2], [0, 500, 260], "abc", None, [0, "2", 260]]
+)
 def test_a_tokenizer_in_a_file_has_as_many_tokens_as_it_says(numbers: Any) -> None:
     """Rows 20 and 21: tables are made of that size."""
     text = tokenizing.make("bytes", []).backend.to_str()
@@ -150,7 +186,9 @@ def test_a_tokenizer_in_a_file_that_is_none(text: Any) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, gpt2: Path) -> list[bool]:
-    """What is asked of the Hub: for each question whether it was about local files only. It has every model; the cache has none."""
+    """What is asked of the Hub: for each question whether it was about local files only. It has every model; the cache
+    has none.
+    """
     asked: list[bool] = []
 
     def snapshot_download(name: str, *, local_files_only: bool = False, **_: Any) -> str:
@@ -163,7 +201,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, gpt2: Path) -> list[bool]:
     return asked
 
 
-def test_what_a_policy_file_names_is_not_downloaded(tmp_path: Path, gpt2: Path, hub: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_policy_file_names_is_not_downloaded(
+    tmp_path: Path, gpt2: Path, hub: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Row 14: a policy file names a model of the Hub."""
     path = changed(policy(tmp_path / "p.safetensors", gpt2, ship="never"), place="evil/model")
     assert "not downloaded" in refused(path) and hub == [True]
@@ -208,7 +248,9 @@ def test_a_run_that_continues_downloads_nothing(monkeypatch: pytest.MonkeyPatch)
     assert typed == [True, False]
 
 
-def test_another_model_than_the_one_of_training_is_not_even_read(tmp_path: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_model_than_the_one_of_training_is_not_even_read(
+    tmp_path: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A policy file may name any folder of this machine: only a model with the right checksum is opened."""
     path = changed(policy(tmp_path / "p.safetensors", gpt2, ship="never"), identity="0123456789abcdef")
     monkeypatch.setattr(languages, "_load", lambda folder: pytest.fail("it was read"))
@@ -227,7 +269,9 @@ def test_a_folders_code_is_not_run(tmp_path: Path, gpt2: Path, read: Any) -> Non
     folder = copied(gpt2, tmp_path / "lm", auto_map=names, attn_implementation="evil/kernel", use_kernels=True)
     (folder / "evil.py").write_text(EVIL.format(str(tmp_path / "ran")))
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"auto_map": {"AutoTokenizer": ["evil.Model", "evil.Model"]}}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(settings | {"auto_map": {"AutoTokenizer": ["evil.Model", "evil.Model"]}})
+    )
     assert read(str(folder)).model.config.model_type == "gpt2"
     assert not (tmp_path / "ran").exists() and not any("evil" in name for name in sys.modules)
     copied(gpt2, folder, auto_map=names, model_type="evil")
@@ -240,7 +284,12 @@ def test_a_folders_code_is_not_run(tmp_path: Path, gpt2: Path, read: Any) -> Non
 def test_an_adapter_beside_a_model_is_not_followed(tmp_path: Path, gpt2: Path, read: Any) -> None:
     """adapter_config.json: peft imports the module that `megatron_core` names, and transformers the base model."""
     folder = copied(gpt2, tmp_path / "lm")
-    about = {"peft_type": "LORA", "base_model_name_or_path": "evil/model", "megatron_config": {}, "megatron_core": "this"}
+    about = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": "evil/model",
+        "megatron_config": {},
+        "megatron_core": "this",
+    }
     (folder / "adapter_config.json").write_text(json.dumps(about))
     with pytest.raises(UserError, match=r"adapter_config\.json there names an adapter"):
         read(str(folder))
@@ -279,7 +328,9 @@ def test_quantised_weights_are_refused(tmp_path: Path, gpt2: Path) -> None:
         ("{% for i in range(9999) %}{{ 'x' * 1000 }}{% endfor %}", "makes 9,999,000 characters"),
     ],
 )
-def test_chat_templates_come_to_an_end(tmp_path: Path, gpt2: Path, monkeypatch: Any, template: str, problem: str) -> None:
+def test_chat_templates_come_to_an_end(
+    tmp_path: Path, gpt2: Path, monkeypatch: Any, template: str, problem: str
+) -> None:
     """A chat template is a program; transformers' sandbox lets it loop."""
     monkeypatch.setattr(local_model, "STEPS", 300_000)
     folder = copied(gpt2, tmp_path / "lm")

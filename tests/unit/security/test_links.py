@@ -1,4 +1,6 @@
-"""Links, hard links and FIFOs in folders of strangers: nothing outside the folder is written, emptied or deleted, and nobody waits."""
+"""Links, hard links and FIFOs in folders of strangers: nothing outside the folder is written, emptied or deleted, and
+nobody waits.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +55,28 @@ def stranger(place: Path) -> Path:
 
 
 LINKS = [
-    ".run.json.part", "metrics.jsonl.part", ".metrics.jsonl.part", "metrics.jsonl", ".select.csv.part", "select.csv", ".lock",
-    "checkpoints/latest", "export/seed_0/.policy.onnx.part", "learning_curve.png.part", "new.json",
-]  # fmt: skip
+    ".run.json.part",
+    "metrics.jsonl.part",
+    ".metrics.jsonl.part",
+    "metrics.jsonl",
+    ".select.csv.part",
+    "select.csv",
+    ".lock",
+    "checkpoints/latest",
+    "export/seed_0/.policy.onnx.part",
+    "learning_curve.png.part",
+    "new.json",
+]
 FOLDERS = ["tensorboard", "policies", "checkpoints", "export"]
-COMMANDS = ["train resume=run steps=30", "select run", "export run", "evaluate run", "finetune run env=Hopper-v5", "finetune resume=run",
-            "train name=run runs_dir=. steps=20"]  # fmt: skip
+COMMANDS = [
+    "train resume=run steps=30",
+    "select run",
+    "export run",
+    "evaluate run",
+    "finetune run env=Hopper-v5",
+    "finetune resume=run",
+    "train name=run runs_dir=. steps=20",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -81,7 +99,11 @@ def test_a_run_with_any_link_out_of_it_is_not_opened(home: Path, link: str) -> N
     place.unlink(missing_ok=True)
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(home / ("thesis" if link in FOLDERS else "bashrc"))
-    for opening in (lambda: SavedRun("run"), lambda: load_model("run"), lambda: locks.exclusive(Path("run")).__enter__()):
+    for opening in (
+        lambda: SavedRun("run"),
+        lambda: load_model("run"),
+        lambda: locks.exclusive(Path("run")).__enter__(),
+    ):
         with pytest.raises(UserError, match=f"{link} is a link that leads out of the run"):
             opening()
     assert untouched(home)
@@ -219,7 +241,9 @@ def test_a_prepared_collection_or_benchmark_is_not_continued(home: Path, capsys:
     with pytest.raises(UserError, match=r"collect\.json is a link that leads out"):
         claim(Path("out"), CollectConfig(), {})
     Path("runs/own/cells/.submitit").mkdir(parents=True)
-    Path("runs/own/cells/.submitit/job.sh").symlink_to("/cluster/runs/own/cells/.submitit/1/job.sh")  # of a folder that has moved
+    Path("runs/own/cells/.submitit/job.sh").symlink_to(
+        "/cluster/runs/own/cells/.submitit/1/job.sh"
+    )  # of a folder that has moved
     dry = "benchmark suite=own datasets=[builtin] algos=[bc] steps=5 dry_run=true"
     assert main(dry.split()) == 0
     shutil.rmtree("runs/own/cells")
@@ -231,7 +255,9 @@ def test_a_prepared_collection_or_benchmark_is_not_continued(home: Path, capsys:
 
 
 def test_a_fifo_is_not_waited_for(home: Path) -> None:
-    """Row 20: a FIFO as scores.csv, run.json, benchmark.json, results.csv or a cell's status; `report` names what it leaves out."""
+    """Row 20: a FIFO as scores.csv, run.json, benchmark.json, results.csv or a cell's status; `report` names what it
+    leaves out.
+    """
     stranger(Path("runs/good"))
     for name in ("scores.csv", "run.json", "timing.jsonl"):
         place = stranger(Path("runs") / f"fifo-{name}") / name
@@ -268,11 +294,14 @@ def test_a_benchmark_names_runs_of_its_own_folder(home: Path, run: str) -> None:
         plan.read_record(Path("bench"))
     stranger(Path("bench/good"))
     collected = results.collect(["bench"])
-    assert [str(one.dir) for one in collected.runs] == ["bench/good"] and "is not in this folder" in collected.problems[0]
+    assert [str(one.dir) for one in collected.runs] == ["bench/good"] and "is not in this folder" in collected.problems[
+        0
+    ]
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [('"seeds": [', '"seeds": ["../../../home/thesis/x", '), ('"grid": [', '"grid": [["../x", [1.0]], ')]
+    ("old", "new"),
+    [('"seeds": [', '"seeds": ["../../../home/thesis/x", '), ('"grid": [', '"grid": [["../x", [1.0]], ')],
 )
 def test_a_record_names_files_of_its_own_folder(home: Path, old: str, new: str) -> None:
     """Row 15, for seeds and the fields of a grid, of which the names of a run's policies are made."""

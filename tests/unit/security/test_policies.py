@@ -62,7 +62,11 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        sizes = [t.untyped_storage().nbytes() for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.device.type == "cpu"]
+        sizes = [
+            t.untyped_storage().nbytes()
+            for t in pytree.tree_leaves(out)
+            if isinstance(t, torch.Tensor) and t.device.type == "cpu"
+        ]
         assert max(sizes, default=0) < 10**7, "memory of the size that the settings ask for"
         return out
 
@@ -93,9 +97,14 @@ def test_networks_are_not_built_before_their_shapes_fit(
 ) -> None:
     """Row 20: `hidden: [30000,30000]` in a policy of some kilobytes."""
     monkeypatch.setattr(outline, "OPERATIONS", 2_000)
-    small = {"dt": {"width": 8, "heads": 1, "layers": 1, "max_timestep": 10}, "pets": {"termination": "never", "reward": "learned"}}
+    small = {
+        "dt": {"width": 8, "heads": 1, "layers": 1, "max_timestep": 10},
+        "pets": {"termination": "never", "reward": "learned"},
+    }
     settings = {"hidden": [8, 8]} if hasattr(registry.get("algo", name).Config(), "hidden") else {}
-    settings |= {"inference_samples": 4, "z_dim": 4, "inputs_hidden": [8], "backward_hidden": [8]} if name == "fb" else {}
+    settings |= (
+        {"inference_samples": 4, "z_dim": 4, "inputs_hidden": [8], "backward_hidden": [8]} if name == "fb" else {}
+    )
     tensors, meta = saved(tmp_path / "p.safetensors", name, **settings, **small.get(name, {}))
     TrainedPolicy.load(tmp_path / "p.safetensors")
     where = rewritten(tmp_path / "p.safetensors", tensors, {**meta, "config": {**meta["config"], **change}})
@@ -117,9 +126,16 @@ def test_networks_are_not_built_before_their_shapes_fit(
 def test_what_acting_takes_has_an_end(name: str, change: dict[str, Any], problem: str) -> None:
     """Row 20: memory that acting would take, which no tensor shows."""
     kind = registry.get("algo", name)
-    settled = {"termination": "never", "reward": "learned"} if name == "pets" else {"longest": 10} if name == "tt" else {}
+    settled = (
+        {"termination": "never", "reward": "learned"} if name == "pets" else {"longest": 10} if name == "tt" else {}
+    )
     with pytest.raises(UserError, match=problem):
-        kind(restored(kind.Config, {"name": name, **{k: v for k, v in settled.items() if k != "longest"}, **change}, "p"), SPEC)
+        kind(
+            restored(
+                kind.Config, {"name": name, **{k: v for k, v in settled.items() if k != "longest"}, **change}, "p"
+            ),
+            SPEC,
+        )
 
 
 @pytest.mark.parametrize(
@@ -140,8 +156,14 @@ def test_what_acting_takes_has_an_end(name: str, change: dict[str, Any], problem
         ({"spec": 3}, "does not say which algorithm"),
         ({"spec": {"observation_shape": "ab", "action_dim": 2}}, "observation_shape is 'ab'"),
         ({"spec": {"observation_shape": [3], "action_dim": -2}}, "-2 action dimensions"),
-        ({"spec": {"observation_shape": [3], "action_dim": 2, "action_low": [0.0]}}, "action_low has 1 entries, where 2"),
-        ({"spec": {"observation_shape": [3], "action_dim": 2, "task": {"name": "x", "env_kwargs": []}}}, "env_kwargs is"),
+        (
+            {"spec": {"observation_shape": [3], "action_dim": 2, "action_low": [0.0]}},
+            "action_low has 1 entries, where 2",
+        ),
+        (
+            {"spec": {"observation_shape": [3], "action_dim": 2, "task": {"name": "x", "env_kwargs": []}}},
+            "env_kwargs is",
+        ),
         ({"spec": {"observation_shape": [90_000_000, 90_000_000, 90_000_000], "action_dim": 2}}, ""),
         ({"seed": {}}, "has the seed {}"),
         ({"luggage": 3}, "does not say which algorithm"),
@@ -157,7 +179,17 @@ def test_settings_of_other_types_are_one_line(tmp_path: Path, change: dict[str, 
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     "header",
-    ["[]", "3", "{}", '{"version": 2}', '{"version": "2", "sha256": ""}', '{"version": 2, "sha256": []}', DEEP, "{", "9" * 5000],
+    [
+        "[]",
+        "3",
+        "{}",
+        '{"version": 2}',
+        '{"version": "2", "sha256": ""}',
+        '{"version": 2, "sha256": []}',
+        DEEP,
+        "{",
+        "9" * 5000,
+    ],
     ids=lambda text: text[:20],
 )
 def test_headers_of_other_kinds_are_one_line(tmp_path: Path, header: str) -> None:
@@ -180,7 +212,9 @@ def test_exports_and_pickles_are_no_policies(tmp_path: Path, suffix: str) -> Non
     """Nothing loads a stranger's TorchScript, torch.export, ONNX or pickle."""
     (tmp_path / f"policy{suffix}").write_bytes(b"x")
     with pytest.raises(UserError):
-        load_agents(str(tmp_path / f"policy{suffix}"), observation_dim=3, action_low=None, action_high=None, discrete=False)
+        load_agents(
+            str(tmp_path / f"policy{suffix}"), observation_dim=3, action_low=None, action_high=None, discrete=False
+        )
 
 
 # ---------------------------------------------------------------------------------------------------- Stable-Baselines3
@@ -243,7 +277,9 @@ def test_bombs_in_models_of_sb3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UserError, match="packed by a method that SB3 does not use"):
         read_zip(model(tmp_path / "m.zip", {}, method=zipfile.ZIP_BZIP2), *RANGE)
     huge = torch.ones(1).expand(10**6, 10**6)
-    with pytest.raises(UserError, match=r"'actor\.mu\.2\.weight' is no plain tensor, or claims more numbers than are stored"):
+    with pytest.raises(
+        UserError, match=r"'actor\.mu\.2\.weight' is no plain tensor, or claims more numbers than are stored"
+    ):
         read_zip(model(tmp_path / "m.zip", {}, weights(**{"actor.mu.2.weight": huge})), *RANGE)
     sparse = torch.sparse_coo_tensor(torch.zeros(2, 1, dtype=torch.int64), torch.ones(1), (10**6, 10**6))
     with pytest.raises(UserError, match="no plain tensor"):
@@ -325,7 +361,9 @@ def test_preference_models_of_other_kinds_are_one_line(tmp_path: Path, change: d
         PreferenceModel.load(path)
 
 
-@pytest.mark.parametrize("change", [{"hidden": [30_000, 30_000]}, {"members": 90_000_000}, {"hidden": {}}, {"members": "3"}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"hidden": [30_000, 30_000]}, {"members": 90_000_000}, {"hidden": {}}, {"members": "3"}], ids=str
+)
 def test_world_models_are_not_built_before_their_shapes_fit(
     tmp_path: Path, change: dict[str, Any], watched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,7 +374,11 @@ def test_world_models_are_not_built_before_their_shapes_fit(
     monkeypatch.setattr(outline, "OPERATIONS", 2_000)
     made = world_model.WorldModel(DynamicsSettings(members=2, hidden=[8], termination="never", reward="learned"), SPEC)
     path = tmp_path / "m.safetensors"
-    tree = {"params": {k: v.detach() for k, v in made.network.named_parameters()}, "mean": torch.zeros(5), "std": torch.ones(5)}
+    tree = {
+        "params": {k: v.detach() for k, v in made.network.named_parameters()},
+        "mean": torch.zeros(5),
+        "std": torch.ones(5),
+    }
     world_model.save(path, made, tree, {"data": {"name": "x", "fingerprint": "y"}})
     assert world_model.load(path).model.members == 2
     tensors, meta = files.read(path)
@@ -349,7 +391,15 @@ def test_world_models_are_not_built_before_their_shapes_fit(
 @pytest.mark.usefixtures("no_collection")
 def test_kept_answers_of_other_kinds_are_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Row 21, of the file of answers: deep JSON and wrong types."""
-    lines = [DEEP, "[1]", "3", '{"key": 1, "answer": "a"}', '{"key": "k", "answer": ["a"]}', '{"key": "good", "answer": "yes"}', "\xff"]
+    lines = [
+        DEEP,
+        "[1]",
+        "3",
+        '{"key": 1, "answer": "a"}',
+        '{"key": "k", "answer": ["a"]}',
+        '{"key": "good", "answer": "yes"}',
+        "\xff",
+    ]
     (tmp_path / "answers.jsonl").write_bytes("\n".join(lines).encode("latin-1"))
     assert Answers(tmp_path / "answers.jsonl").known == {"good": "yes"}
     assert "6 damaged line(s) are passed over" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""A stranger's run.json: whatever its entries are, reading it ends in one line that names the file and the entry, soon."""
+"""A stranger's run.json: whatever its entries are, reading it ends in one line that names the file and the entry,
+soon.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def looked_at(folder: Path) -> None:
 def entries(node: Any, at: tuple[Any, ...] = ()) -> Any:
     """The ways to all entries of a record, and to the first one of each list."""
     yield at
-    for key, value in node.items() if isinstance(node, dict) else list(enumerate(node))[:1] if isinstance(node, list) else ():
+    for key, value in (
+        node.items() if isinstance(node, dict) else list(enumerate(node))[:1] if isinstance(node, list) else ()
+    ):
         yield from entries(value, (*at, key))
 
 
@@ -85,7 +89,14 @@ def test_every_entry_may_be_anything(odds: tuple[Any, ...], run: Any) -> None:
 def test_what_is_no_record(text: str, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Row 21: no object, damaged, or nested so deeply that a parser gives up."""
     folder = run(text)
-    for command in ("evaluate RUN", "train resume=RUN", "select RUN", "finetune RUN env=Hopper-v5", "finetune resume=RUN", "export RUN"):
+    for command in (
+        "evaluate RUN",
+        "train resume=RUN",
+        "select RUN",
+        "finetune RUN env=Hopper-v5",
+        "finetune resume=RUN",
+        "export RUN",
+    ):
         assert main(command.replace("RUN", str(folder)).split()) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and f"{folder / 'run.json'} " in error
@@ -97,7 +108,14 @@ def test_what_is_no_record(text: str, run: Any, capsys: pytest.CaptureFixture[st
     "grid, seeds",
     [
         ([[f"f{i}", [1.0, 2.0]] for i in range(30)], [0]),
-        ([["temperature", list(range(1, 1001))], ["expectile", [i / 1000 for i in range(1000)]], ["discount", [0.9] * 1000]], [0, 1]),
+        (
+            [
+                ["temperature", list(range(1, 1001))],
+                ["expectile", [i / 1000 for i in range(1000)]],
+                ["discount", [0.9] * 1000],
+            ],
+            [0, 1],
+        ),
         ([], list(range(10_001))),
         ([["temperature", []]], [0]),
         ([], []),
@@ -111,9 +129,15 @@ def test_replicas_are_counted_before_they_are_made(grid: Any, seeds: Any, run: A
     record["identity"] |= {"grid": grid, "seeds": seeds}
     folder = run(record)
     spec = DataSpec((11,), 3)
-    for read in (lambda: SavedRun(folder), lambda: run_settings(folder), lambda: load_run(folder, spec, "values", Requirement("iql", {}))):
+    for read in (
+        lambda: SavedRun(folder),
+        lambda: run_settings(folder),
+        lambda: load_run(folder, spec, "values", Requirement("iql", {})),
+    ):
         with pytest.raises(
-            UserError, match=r"run\.json is not what offrl writes \((.*replicas|seeds=|grid\.temperature has no|identity\.seeds has 10,001)"
+            UserError,
+            match=r"run\.json is not what offrl writes \((.*replicas|seeds=|grid\.temperature has no|identity\.seeds "
+            r"has 10,001)",
         ):
             read()
 
@@ -139,10 +163,17 @@ def test_types() -> None:
     """Values held against annotations."""
     assert misfit({"a": [1, 2.5]}, dict[str, list[float]], "x") == ""
     assert misfit({"a": [1, "b"]}, dict[str, list[float]], "x") == "x.a[1] is 'b', where a number is due"
-    assert misfit(True, int, "x") and misfit(1.0, int, "x") and not misfit(None, int | None, "x") and misfit("1", int | None, "x")
+    assert (
+        misfit(True, int, "x")
+        and misfit(1.0, int, "x")
+        and not misfit(None, int | None, "x")
+        and misfit("1", int | None, "x")
+    )
     assert misfit([["a", [1]], ["b"]], list[tuple[str, list[float]]], "x") == "x[1] has 1 entries, where 2 are due"
     assert misfit({"observation_shape": 3}, DataSpec, "spec") == "spec.observation_shape is 3, where a list is due"
-    assert misfit([1], DataSpec | None, "spec") == "spec is [1], where entries by name are due" and not misfit(lambda: 1, Any, "x")
+    assert misfit([1], DataSpec | None, "spec") == "spec is [1], where entries by name are due" and not misfit(
+        lambda: 1, Any, "x"
+    )
 
 
 def test_sparse_files_are_not_read(tmp_path: Path) -> None:
@@ -169,12 +200,18 @@ def test_sparse_files_are_not_read(tmp_path: Path) -> None:
         results.collect([str(tmp_path / "b")])
 
 
-@pytest.mark.parametrize("status", [{"steps": "x"}, {"steps": None}, {"seconds": []}, {"error": 5}, {"status": ["done"]}])
+@pytest.mark.parametrize(
+    "status", [{"steps": "x"}, {"steps": None}, {"seconds": []}, {"error": 5}, {"status": ["done"]}]
+)
 def test_a_status_of_other_types_is_none(status: dict[str, Any], tmp_path: Path) -> None:
     from offrl.benchmark import plan
 
     (tmp_path / "cells").mkdir()
-    (tmp_path / "cells" / "x.json").write_text(json.dumps({"status": "done", "steps": 5, "seconds": 1.5, "error": "", **status}))
+    (tmp_path / "cells" / "x.json").write_text(
+        json.dumps({"status": "done", "steps": 5, "seconds": 1.5, "error": "", **status})
+    )
     assert plan.read_status(tmp_path, "x") == {}
-    (tmp_path / "cells" / "x.json").write_text(json.dumps({"status": "done", "steps": 5, "seconds": 1.5, "error": "", "token": "t"}))
+    (tmp_path / "cells" / "x.json").write_text(
+        json.dumps({"status": "done", "steps": 5, "seconds": 1.5, "error": "", "token": "t"})
+    )
     assert plan.read_status(tmp_path, "x")["steps"] == 5

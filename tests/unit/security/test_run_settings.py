@@ -1,4 +1,6 @@
-"""A stranger's config.yaml: it runs no code, reads no environment variable, and says nothing of where offrl's own files lie."""
+"""A stranger's config.yaml: it runs no code, reads no environment variable, and says nothing of where offrl's own files
+lie.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Edit], Pat
 
 def notes(tmp_path: Path) -> str:
     """Code of the stranger's that leaves a mark."""
-    (tmp_path / "notes.py").write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')\ndef f(columns): return columns['rewards']\n")
+    (tmp_path / "notes.py").write_text(
+        f"open({str(tmp_path / 'PWNED')!r}, 'w')\ndef f(columns): return columns['rewards']\n"
+    )
     return f"{tmp_path / 'notes.py'}:f"
 
 
@@ -63,11 +67,18 @@ def set_in(part: str, name: str, value: Any) -> Edit:
     return lambda values: values.setdefault(part, {}).update({name: value})
 
 
-COMMANDS = ["train resume=RUN", "train config=RUN/config.yaml", "select RUN", "finetune RUN env=Hopper-v5 steps=10 mixing=0.5"]
+COMMANDS = [
+    "train resume=RUN",
+    "train config=RUN/config.yaml",
+    "select RUN",
+    "finetune RUN env=Hopper-v5 steps=10 mixing=0.5",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_code_that_a_run_names_is_not_run(command: str, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_that_a_run_names_is_not_run(
+    command: str, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Row 1: dataset.reward_labels of a run's config.yaml names the stranger's Python file."""
     text = notes(tmp_path)
     folder = run(set_in("dataset", "reward_labels", text))
@@ -91,7 +102,9 @@ def test_code_in_what_was_once_given_is_not_run(run: Any, tmp_path: Path) -> Non
 
 
 def test_code_that_a_person_names_is_run(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Row 1, honest: the command says it again, or trust=true; one line says whose code it is. Names of data are no code."""
+    """Row 1, honest: the command says it again, or trust=true; one line says whose code it is. Names of data are no
+    code.
+    """
     text = notes(tmp_path)
     folder = run(set_in("dataset", "reward_labels", text))
     assert run_settings(folder, {"dataset.reward_labels": text}).dataset.reward_labels == text
@@ -105,7 +118,10 @@ def test_code_that_a_person_names_is_run(run: Any, tmp_path: Path, capsys: pytes
     with pytest.raises(UserError, match="is Python code"):  # another function is not that one
         data_of([SavedRun(folder)])
     shutil.rmtree(folder)
-    assert run_settings(run(set_in("dataset", "reward_labels", "labels.safetensors"))).dataset.reward_labels == "labels.safetensors"
+    assert (
+        run_settings(run(set_in("dataset", "reward_labels", "labels.safetensors"))).dataset.reward_labels
+        == "labels.safetensors"
+    )
 
 
 def test_what_reads_no_data_takes_such_a_run(run: Any, tmp_path: Path) -> None:
@@ -116,12 +132,20 @@ def test_what_reads_no_data_takes_such_a_run(run: Any, tmp_path: Path) -> None:
     assert start.data is not None and start.data.reward_labels is not None and not (tmp_path / "PWNED").exists()
 
 
-PLACES = {"cache": "always", "cache_dir": "stranger/cache", "cache_limit_gb": 1e-9, "memory": "mmap", "memory_limit_gb": 1e-9,
-          "mirror": "http://127.0.0.1:9/"}  # fmt: skip
+PLACES = {
+    "cache": "always",
+    "cache_dir": "stranger/cache",
+    "cache_limit_gb": 1e-9,
+    "memory": "mmap",
+    "memory_limit_gb": 1e-9,
+    "mirror": "http://127.0.0.1:9/",
+}
 
 
 def test_places_are_the_users_own(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows 2 and 7: where the cache lies, what it holds, and who serves downloads, are said by the command or by default."""
+    """Rows 2 and 7: where the cache lies, what it holds, and who serves downloads, are said by the command or by
+    default.
+    """
     folder = run(
         lambda v: (
             v["algo"].pop("largest_weight"),
@@ -131,14 +155,18 @@ def test_places_are_the_users_own(run: Any, capsys: pytest.CaptureFixture[str]) 
     )
     config = run_settings(folder, {"dataset.memory": "device"})
     default = offrl.data.DatasetConfig()
-    assert {k: getattr(config.dataset, k) for k in PLACES} == {k: getattr(default, k) for k in PLACES} | {"memory": "device"}
+    assert {k: getattr(config.dataset, k) for k in PLACES} == {k: getattr(default, k) for k in PLACES} | {
+        "memory": "device"
+    }
     assert not {f"dataset.{k}" for k in PLACES if k != "memory"} & config.given.keys()
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "dataset.mirror=http://127.0.0.1:9/" in error and "memory=mmap" not in error
     with offrl.trusted():
         assert run_settings(folder).dataset.cache_dir == "stranger/cache"
     assert compose({"config": str(folder / "config.yaml")}).dataset.mirror is None
-    assert compose({"config": str(shutil.copy(folder / "config.yaml", "own.yaml"))}).dataset.memory == "mmap"  # the user's own file
+    assert (
+        compose({"config": str(shutil.copy(folder / "config.yaml", "own.yaml"))}).dataset.memory == "mmap"
+    )  # the user's own file
 
 
 def test_a_runs_cache_folder_is_not_emptied(run: Any, tmp_path: Path) -> None:
@@ -168,7 +196,11 @@ def test_no_text_of_a_run_is_an_interpolation(name: str, run: Any, capsys: pytes
     """Row 6: ${oc.env:TOKEN}, escaped or not, as a value or a key; even trust=true does not resolve it."""
     folder = run(TEXTS[name])
     where = f"{folder / 'config.yaml'}: {name} has an interpolation"
-    reads = [lambda: run_settings(folder), lambda: compose({"config": str(folder / "config.yaml")}), lambda: _places(folder, None)]
+    reads = [
+        lambda: run_settings(folder),
+        lambda: compose({"config": str(folder / "config.yaml")}),
+        lambda: _places(folder, None),
+    ]
     for read in reads:
         with pytest.raises(UserError) as error:
             read()
@@ -179,8 +211,15 @@ def test_no_text_of_a_run_is_an_interpolation(name: str, run: Any, capsys: pytes
 
 
 def test_what_a_person_gave_as_an_interpolation_is_the_value_that_it_had(run: Any) -> None:
-    """Row 6, honest: `dataset=${oc.env:DATA}/x.hdf5` stood in the command; the file has the path beside it. Also for a stranger's."""
-    given = {"dataset": "${oc.env:TOKEN}", "eval.episodes": "${oc.env:TOKEN}", "label": "x", "no.setting": "${oc.env:TOKEN}"}
+    """Row 6, honest: `dataset=${oc.env:DATA}/x.hdf5` stood in the command; the file has the path beside it. Also for a
+    stranger's.
+    """
+    given = {
+        "dataset": "${oc.env:TOKEN}",
+        "eval.episodes": "${oc.env:TOKEN}",
+        "label": "x",
+        "no.setting": "${oc.env:TOKEN}",
+    }
     config = run_settings(run(lambda v: v.update(given=given)))
     assert config.given == {"dataset": "builtin", "eval.episodes": 1}
 
@@ -232,14 +271,18 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_yaml_that_explodes_is_refused(name: str, run: Any) -> None:
-    """Row 20: a kilobyte of YAML that stands for 10^9 values, or for a list in a list in a list; reports read it too."""
+    """Row 20: a kilobyte of YAML that stands for 10^9 values, or for a list in a list in a list; reports read it
+    too.
+    """
     from offrl.runs.parse import yaml_or_error
 
     folder = run(lambda v: None)
     path = folder / "config.yaml"
     path.write_text(path.read_text() + BOMBS[name])
     for read in (lambda: run_settings(folder), lambda: compose({"config": str(path)})):
-        with pytest.raises(UserError, match=r"config\.yaml is not valid YAML.*(unfolds to more than|more than 50 levels)"):
+        with pytest.raises(
+            UserError, match=r"config\.yaml is not valid YAML.*(unfolds to more than|more than 50 levels)"
+        ):
             read()
     assert isinstance(yaml_or_error(path), Exception)
 
@@ -261,7 +304,9 @@ def test_a_pipe_is_no_config(run: Any) -> None:
         lambda v: v["algo"].update(hidden="wide"),
         lambda v: v.update(seeds="x"),
         lambda v: v.update(seeds=10**9),
-        lambda v: v.update(grid={"temperature": list(range(1, 200)), "expectile": [0.5 + i / 1000 for i in range(200)]}),
+        lambda v: v.update(
+            grid={"temperature": list(range(1, 200)), "expectile": [0.5 + i / 1000 for i in range(200)]}
+        ),
         lambda v: v.update(trust=True),
         lambda v: v["given"].update({"trust": True}),
         lambda v: v.update(steps={"a": 1}),
@@ -288,8 +333,15 @@ def test_a_resumed_run_is_exact_wherever_its_data_lay(tmp_path: Path, monkeypatc
     """Rows 2 and 7, honest: columns in mapped files were the command's choice; without them the same bits come out."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OFFRL_CACHE", str(tmp_path / "cache"))
-    small: dict[str, Any] = {"compile": "eager", "algo.hidden": [8], "eval.env": "none", "workers": 1, "quiet": True, "seeds": 2,
-                             "checkpoint.keep": 0}  # fmt: skip
+    small: dict[str, Any] = {
+        "compile": "eager",
+        "algo.hidden": [8],
+        "eval.env": "none",
+        "workers": 1,
+        "quiet": True,
+        "seeds": 2,
+        "checkpoint.keep": 0,
+    }
     offrl.train(steps=20, name="one", settings=small)
     offrl.train(steps=10, name="two", settings={**small, "dataset.memory": "mmap", "dataset.cache": "always"})
     assert read_record(Path("runs/two"))["data"]["memory_mapped"]
@@ -305,6 +357,8 @@ def test_a_dataset_object_keeps_its_odd_name(tmp_path: Path, monkeypatch: pytest
     seen: list[str] = []
     monkeypatch.setattr("offrl.api.train_from", lambda values, *rest: [seen.append(compose(values).dataset.name)])
     rows = {"observations": torch.zeros(4, 2), "actions": torch.zeros(4, 1), "rewards": torch.zeros(4)}
-    data = from_arrays(**{k: v.numpy() for k, v in rows.items()}, terminations=[False, True, False, True], name="${oc.env:TOKEN}")
+    data = from_arrays(
+        **{k: v.numpy() for k, v in rows.items()}, terminations=[False, True, False, True], name="${oc.env:TOKEN}"
+    )
     offrl.train(dataset=data)
     assert seen == ["${oc.env:TOKEN}"]

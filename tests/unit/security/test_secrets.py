@@ -36,7 +36,12 @@ def secretive(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def orders(**values: Any) -> dict[str, Any]:
-    return {"token": "t", "command": ["host", "", 1], "cwd": "/", "cells": {"x": {"dataset": "d", "steps": 1, "values": values}}}
+    return {
+        "token": "t",
+        "command": ["host", "", 1],
+        "cwd": "/",
+        "cells": {"x": {"dataset": "d", "steps": 1, "values": values}},
+    }
 
 
 def test_a_plan_holds_no_key_and_no_password(tmp_path: Path, secretive: None) -> None:
@@ -52,7 +57,11 @@ def test_a_plan_holds_no_key_and_no_password(tmp_path: Path, secretive: None) ->
         "OFFRL_MIRROR": "https://mirror.example/sets",
         "OFFRL_TRUST": "1",
         "MINARI_DATASETS_PATH": "/data/minari",
-        **{name: os.environ[name] for name in cell.PASSED_ON if name in os.environ and name not in ("OFFRL_MIRROR", "OFFRL_TRUST")},
+        **{
+            name: os.environ[name]
+            for name in cell.PASSED_ON
+            if name in os.environ and name not in ("OFFRL_MIRROR", "OFFRL_TRUST")
+        },
     }
     assert content["cells"]["x"]["values"] == {"dataset.mirror": "https://mirror.example/sets"}
 
@@ -70,7 +79,9 @@ def test_a_plan_replaces_a_file_that_everybody_reads(tmp_path: Path) -> None:
 
 
 def test_jobs_of_this_machine_still_have_the_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 8: a login typed in dataset.mirror goes to jobs by the environment, which a launcher hands on, and is gone afterwards."""
+    """Row 8: a login typed in dataset.mirror goes to jobs by the environment, which a launcher hands on, and is gone
+    afterwards.
+    """
     monkeypatch.delenv("OFFRL_MIRROR", raising=False)
     (tmp_path / plan.CELLS).mkdir()
     with cell.ordered(tmp_path, orders(**{"dataset.mirror": MIRROR})):
@@ -78,12 +89,17 @@ def test_jobs_of_this_machine_still_have_the_login(tmp_path: Path, monkeypatch: 
         url, login = split_login(saved, os.environ["OFFRL_MIRROR"])  # as `fetch` does
     assert url == "https://mirror.example/sets" and login == split_login(MIRROR)[1] is not None
     assert "OFFRL_MIRROR" not in os.environ
-    assert split_login("https://other.example/sets", MIRROR) == ("https://other.example/sets", None)  # no login goes to another host
+    assert split_login("https://other.example/sets", MIRROR) == (
+        "https://other.example/sets",
+        None,
+    )  # no login goes to another host
     assert split_login("http://mirror.example/sets", MIRROR)[1] is None
 
 
 def test_a_plan_of_an_older_version_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 8: a benchmark that goes on removes the plan with keys that an older version left, even where nothing is to be trained."""
+    """Row 8: a benchmark that goes on removes the plan with keys that an older version left, even where nothing is to
+    be trained.
+    """
     (tmp_path / "own" / plan.CELLS).mkdir(parents=True)
     old = tmp_path / "own" / plan.CELLS / plan.PLAN
     old.write_text(json.dumps({"environment": {"OFFRL_LLM_KEY": KEY}}))
@@ -111,9 +127,19 @@ def test_a_fine_tuning_run_saves_its_mirror_without_the_login(tmp_path: Path, mo
     monkeypatch.setattr(finetuned, "identity", lambda start: {})
     data = DatasetConfig(mirror=MIRROR)
     start: Any = SimpleNamespace(
-        config=FinetuneConfig(), algorithm=SimpleNamespace(config=data), given={"dataset.mirror": MIRROR}, data=data, described={},
-        spec=DataSpec((1,), 1), task=Task("x"), replicas=[], label="x", parent=None, fixed={}, anneal={},
-    )  # fmt: skip
+        config=FinetuneConfig(),
+        algorithm=SimpleNamespace(config=data),
+        given={"dataset.mirror": MIRROR},
+        data=data,
+        described={},
+        spec=DataSpec((1,), 1),
+        task=Task("x"),
+        replicas=[],
+        label="x",
+        parent=None,
+        fixed={},
+        anneal={},
+    )
     finetuned.claim(tmp_path, start, "eager", "cpu")
     text = "".join(path.read_text() for path in tmp_path.iterdir())
     assert PASSWORD not in text and text.count("https://mirror.example/sets") == 3

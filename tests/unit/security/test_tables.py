@@ -27,11 +27,29 @@ from offrl.system.csv_text import read, rows_of, text_of
 ROOT = Path(__file__).resolve().parents[3]
 OLD = ROOT / "tests" / "data" / "run-0.1"
 FORMULA = "=cmd|' /C calc'!A0"
-NAMES = ("=cmd|' /C calc'!A0", "-x", "+1+1", "@a", "'=x", "'x", "a,b", 'a"b', "a;=b", "-1.5", "-", "'", "''-", "\t=x", "\uff1dx")
+NAMES = (
+    "=cmd|' /C calc'!A0",
+    "-x",
+    "+1+1",
+    "@a",
+    "'=x",
+    "'x",
+    "a,b",
+    'a"b',
+    "a;=b",
+    "-1.5",
+    "-",
+    "'",
+    "''-",
+    "\t=x",
+    "\uff1dx",
+)
 
 
 def formulas(text: str) -> list[str]:
-    """Cells of a CSV file as a spreadsheet would read it, parted by commas or by semicolons, that are formulas and no numbers."""
+    """Cells of a CSV file as a spreadsheet would read it, parted by commas or by semicolons, that are formulas and no
+    numbers.
+    """
     cells = [x for mark in ",;" for row in csv.reader(text.splitlines(), delimiter=mark) for x in row]
     return [x for x in cells if re.match(r"[=+\-@\t\r\uff1d]", x) and not re.fullmatch(r"[+-]\d[-+\d.,e]*", x)]
 
@@ -40,7 +58,9 @@ def test_offrl_reads_and_writes_csv_in_one_place() -> None:
     for top in ("offrl", "algorithms", "world_models", "envs"):
         for folder, _, names in os.walk(ROOT / top):
             for path in (Path(folder, name) for name in names if name.endswith(".py") and name != "csv_text.py"):
-                known = re.search(r"csv\.(writer|reader|DictWriter|DictReader)\(|to_csv|savetxt", path.read_text(encoding="utf-8"))
+                known = re.search(
+                    r"csv\.(writer|reader|DictWriter|DictReader)\(|to_csv|savetxt", path.read_text(encoding="utf-8")
+                )
                 assert not known, f"{path}: use offrl.system.csv_text"
 
 

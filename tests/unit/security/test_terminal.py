@@ -1,4 +1,6 @@
-"""Names in files of strangers on their way to a terminal: control characters are shown, not sent, and no name begins a line of its own."""
+"""Names in files of strangers on their way to a terminal: control characters are shown, not sent, and no name begins a
+line of its own.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from offrl.runs.tables import print_table
 from offrl.system.progress import Progress, TrainingProgress
 
 ROOT = Path(__file__).resolve().parents[3]
-NAME = "x\x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b1A\r\u202e\ud800\n  no faults found\n"  # the clipboard, an empty screen, a line up, a forged line
+# the clipboard, an empty screen, a line up, a forged line
+NAME = "x\x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b1A\r\u202e\ud800\n  no faults found\n"
 SHOWN = "x\\x1b]52;c;cm0gLXJm\\x07\\x1b[2J\\x9b1A\\r\\u202e\\ud800\\n  no faults found\\n"
 
 
@@ -40,7 +43,9 @@ def lines(text: str) -> list[str]:
 
 
 def test_offrl_prints_through_one_function() -> None:
-    """Row 18: `errors.say` (and rich's consoles, of a bar and of a table, whose texts are made printable where they are handed over)."""
+    """Row 18: `errors.say` (and rich's consoles, of a bar and of a table, whose texts are made printable where they are
+    handed over).
+    """
     known = {"offrl/errors.py": 1, "offrl/system/progress.py": 1, "offrl/runs/tables.py": 1}
     for top in ("offrl", "algorithms", "world_models", "envs"):
         for folder, _, names in os.walk(ROOT / top):  # which does not follow offrl's links to the others
@@ -84,14 +89,25 @@ def test_a_strangers_data_set_says_nothing_for_us(tmp_path: Path, capsys: pytest
     with h5py.File(place / "main_data.hdf5", "w") as file:
         group = file.create_group("episode_0")
         group["observations"], group["actions"] = rng.normal(size=(21, 2)), rng.uniform(-1, 1, (20, 1))
-        group["rewards"], group["terminations"], group["truncations"] = np.full(20, np.nan), np.zeros(20, bool), np.arange(20) == 19
+        group["rewards"], group["terminations"], group["truncations"] = (
+            np.full(20, np.nan),
+            np.zeros(20, bool),
+            np.arange(20) == 19,
+        )
     box = {"type": "Box", "dtype": "float64"}
     spaces = {
         "observation_space": json.dumps({**box, "shape": [2], "low": [-9, -9], "high": [9, 9]}),
         "action_space": json.dumps({**box, "shape": [1], "low": [-1], "high": [1]}),
     }
     name = "a\x1b]52;c;x\x07\r\n\n  no faults found\n"
-    about = {"dataset_id": name, "author": name, "algorithm_name": name, "total_episodes": 1, "total_steps": 20, **spaces}
+    about = {
+        "dataset_id": name,
+        "author": name,
+        "algorithm_name": name,
+        "total_episodes": 1,
+        "total_steps": 20,
+        **spaces,
+    }
     (place / "metadata.json").write_text(json.dumps(about))
     assert main(["data", "inspect", str(tmp_path / "set")]) == 1
     captured = capsys.readouterr()

@@ -31,7 +31,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str | None]]:
 
 
 @pytest.mark.parametrize("before", [None, "", "1", "other:X-v0"])
-def test_it_reaches_the_process_and_no_setting(before: str | None, seen: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_reaches_the_process_and_no_setting(
+    before: str | None, seen: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(trust.SWITCH, raising=False)
     if before is not None:
         monkeypatch.setenv(trust.SWITCH, before)

@@ -1,4 +1,6 @@
-"""A stranger's tune that somebody continues: its files choose numbers, never a place, a service or code; damage is one line."""
+"""A stranger's tune that somebody continues: its files choose numbers, never a place, a service or code; damage is one
+line.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Tune = Callable[..., Path]
 
 @pytest.fixture
 def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
-    """`stranger(name=value)`: a tune of which nothing is trained yet, with settings in its tune.json that a stranger added."""
+    """`stranger(name=value)`: a tune of which nothing is trained yet, with settings in its tune.json that a stranger
+    added.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home" / ".config").mkdir(parents=True)
@@ -36,8 +40,21 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
              rewards=g.normal(size=300), terminals=np.zeros(300, bool), timeouts=np.arange(300) % 5 == 4)  # fmt: skip
 
     def make(**more: Any) -> Path:
-        plan.prepare({"dataset": "log.npz", "algos": "iql", "budget": "4x64", "rungs": 1, "retrain": False, "out": "t", "env": "none",
-                      "proposer": "random", "algo.hidden": [4], "algo.expectile": 0.7, "quiet": True})  # fmt: skip
+        plan.prepare(
+            {
+                "dataset": "log.npz",
+                "algos": "iql",
+                "budget": "4x64",
+                "rungs": 1,
+                "retrain": False,
+                "out": "t",
+                "env": "none",
+                "proposer": "random",
+                "algo.hidden": [4],
+                "algo.expectile": 0.7,
+                "quiet": True,
+            }
+        )
         record = json.loads(Path("t/tune.json").read_text())
         record["given"] |= more
         Path("t/tune.json").write_text(json.dumps(record))
@@ -47,8 +64,12 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
 
 
 @pytest.mark.parametrize("name", ["storage", "train.storage"])
-def test_a_tunes_file_names_no_store(name: str, stranger: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A text file's last line was cut, an empty file filled, a database changed, a file made where the desktop starts programs."""
+def test_a_tunes_file_names_no_store(
+    name: str, stranger: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A text file's last line was cut, an empty file filled, a database changed, a file made where the desktop starts
+    programs.
+    """
     text, empty, base = (tmp_path / "home" / n for n in ("diary.txt", "empty", "base.sqlite"))
     text.write_text("one\ntwo, without an end")
     empty.touch()
@@ -62,7 +83,9 @@ def test_a_tunes_file_names_no_store(name: str, stranger: Tune, tmp_path: Path, 
         assert f"storage={place}"[:40] in capsys.readouterr().err
     assert text.read_text() == "one\ntwo, without an end" and not empty.read_bytes() and base.read_bytes() == before
     assert not new.parent.exists()
-    assert plan.prepare({"resume": str(folder), "storage": "mine.log"}).config.storage == "mine.log", "what a person types"
+    assert plan.prepare({"resume": str(folder), "storage": "mine.log"}).config.storage == "mine.log", (
+        "what a person types"
+    )
 
 
 PLACES = {"launcher": "ray", "jobs": 10**6, "device": "cuda:7", "threads": 100_000, "out": "else", "quiet": False,
@@ -70,7 +93,9 @@ PLACES = {"launcher": "ray", "jobs": 10**6, "device": "cuda:7", "threads": 100_0
           "workers": 100_000}  # fmt: skip
 
 
-def test_a_tunes_file_names_no_place_service_or_code(stranger: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tunes_file_names_no_place_service_or_code(
+    stranger: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')\n")
     (tmp_path / "evil.yaml").write_text("threads: 7\n")
     code = {"plugins": str(tmp_path / "evil.py"), "train.config": str(tmp_path / "evil.yaml")}
@@ -95,7 +120,9 @@ def test_what_a_person_types_beside_a_strangers_tune(stranger: Tune, monkeypatch
     }
 
 
-@pytest.mark.parametrize("name", ["bracket", "algo.temperature", "dataset.concatenate", "space.temperature", "algos", "logger", "given"])
+@pytest.mark.parametrize(
+    "name", ["bracket", "algo.temperature", "dataset.concatenate", "space.temperature", "algos", "logger", "given"]
+)
 def test_settings_of_other_types_are_one_line(name: str, stranger: Tune) -> None:
     path = stranger() / "tune.json"
     record = json.loads(path.read_text())
@@ -117,7 +144,10 @@ def test_a_number_of_processes_has_a_bound(name: str) -> None:
 
 def test_a_run_sends_its_curves_to_no_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text("logger: [wandb, tensorboard]\nthreads: 100000\neval: {workers: 100000}\ngiven: {logger: mlflow, threads: 100000}\n")
+    path.write_text(
+        "logger: [wandb, tensorboard]\nthreads: 100000\neval: {workers: 100000}\ngiven: {logger: mlflow, threads: "
+        "100000}\n"
+    )
     saved = read_settings(path)
     assert saved["logger"] == ["tensorboard"] and saved["threads"] == saved["eval"]["workers"] == cores()
     assert saved["given"] == {"logger": "none", "threads": cores(), "dataset": None} or saved["given"] == {
@@ -125,7 +155,9 @@ def test_a_run_sends_its_curves_to_no_service(tmp_path: Path, capsys: pytest.Cap
         "threads": cores(),
     }
     error = capsys.readouterr().err
-    assert all(text in error for text in ("logger=", "threads=100000", "eval.workers=100000")) and error.count("\n") == 1
+    assert (
+        all(text in error for text in ("logger=", "threads=100000", "eval.workers=100000")) and error.count("\n") == 1
+    )
     path.write_text("logger: tensorboard\nthreads: 1\n")
     assert read_settings(path)["logger"] == "tensorboard" and not capsys.readouterr().err
     with pytest.raises(UserError, match="logger=5 is no name"):
@@ -133,7 +165,7 @@ def test_a_run_sends_its_curves_to_no_service(tmp_path: Path, capsys: pytest.Cap
     assert TrainConfig().threads == 1
 
 
-# ------------------------------------------------------------------------------------------------------------------------------ the store
+# ------------------------------------------------------------------------------------------------------------ the store
 
 
 @pytest.mark.parametrize("content", [b"one\ntwo, without an end", b"\0" * 4096, b"{}\n"])
@@ -161,9 +193,17 @@ def test_a_sparse_journal_is_not_read(tmp_path: Path) -> None:
         store.check(None, tmp_path, ["iql"], "me", 1)
 
 
-# ------------------------------------------------------------------------------------------------------------------------------- stages
+# --------------------------------------------------------------------------------------------------------------- stages
 
-CHOSEN = {"setting": "iql-01", "why": "", "order": ["iql-01", "iql-00"], "members": [], "vetoed": {}, "overruled": {}, "reference": None}
+CHOSEN = {
+    "setting": "iql-01",
+    "why": "",
+    "order": ["iql-01", "iql-00"],
+    "members": [],
+    "vetoed": {},
+    "overruled": {},
+    "reference": None,
+}
 ROW = {"setting": "iql-00", "seed": 0, "fqe": 1.0, "distance": 0.1, "exploded": ""}
 
 
@@ -180,9 +220,17 @@ ROW = {"setting": "iql-00", "seed": 0, "fqe": 1.0, "distance": 0.1, "exploded": 
         ("bracket-0", {"settings": ["x"]}, "settings"),
         ("judged", {"methods": ["wis"], "policies": []}, "is judged by fqe"),
         ("judged", {"methods": ["fqe"], "policies": [{**ROW, "fqe": "1"}]}, "fqe"),
-        ("judged-0-0", {"methods": ["fqe"], "policies": [{k: v for k, v in ROW.items() if k != "fqe"}]}, "'fqe' is missing"),
+        (
+            "judged-0-0",
+            {"methods": ["fqe"], "policies": [{k: v for k, v in ROW.items() if k != "fqe"}]},
+            "'fqe' is missing",
+        ),
         ("judged", {"methods": ["fqe"], "policies": [{**ROW, "fqe_draws": "abc"}]}, "fqe_draws"),
-        ("truth", {"environment": "x", "episodes": 1, "normalised": True, "policies": [{"setting": "iql-00"}]}, "missing"),
+        (
+            "truth",
+            {"environment": "x", "episodes": 1, "normalised": True, "policies": [{"setting": "iql-00"}]},
+            "missing",
+        ),
         ("retrained-winner", {}, "'rows' is missing"),
         ("retrained-winner", {"rows": [5]}, "rows[0]"),
         ("trained-0-0", {"policies": 5, "rows": 5, "methods": 5}, ""),
@@ -207,7 +255,8 @@ def test_a_tune_whose_choice_is_unknown_is_refused(stranger: Tune) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["[]", "{", '{"setting": "x", "episode": 0, "return": 1.0}', '{"setting": "a", "episode": "0", "return": 1}']
+    "line",
+    ["[]", "{", '{"setting": "x", "episode": 0, "return": 1.0}', '{"setting": "a", "episode": "0", "return": 1}'],
 )
 def test_episodes_of_others_are_one_line(line: str, tmp_path: Path) -> None:
     path = tmp_path / final.EPISODES
@@ -218,9 +267,20 @@ def test_episodes_of_others_are_one_line(line: str, tmp_path: Path) -> None:
 
 def test_proposals_lie_within_what_is_searched() -> None:
     spaces = {
-        "iql": space_of("iql", compose({"algo": "iql", "experiment": "none"}).algo, "none", {"temperature": [1, 4], "hidden": [[4], [8]]})
+        "iql": space_of(
+            "iql",
+            compose({"algo": "iql", "experiment": "none"}).algo,
+            "none",
+            {"temperature": [1, 4], "hidden": [[4], [8]]},
+        )
     }
     sound = {"temperature": 4, "hidden": [8]}
     assert states.unasked({"iql-00": ["iql", sound]}, spaces) == ""
-    for wrong in ({**sound, "hidden": [10**9]}, {**sound, "temperature": 1e30}, {**sound, "temperature": float("nan")}, {"hidden": [8]}, 5):
+    for wrong in (
+        {**sound, "hidden": [10**9]},
+        {**sound, "temperature": 1e30},
+        {**sound, "temperature": float("nan")},
+        {"hidden": [8]},
+        5,
+    ):
         assert "iql-00" in states.unasked({"iql-00": ["iql", wrong]}, spaces)

@@ -1,8 +1,9 @@
-"""Rows 3 and 4, for all writers: nothing but `offrl.system` opens a file for writing, replaces or deletes one under a fixed name.
+"""Rows 3 and 4, for all writers: nothing but `offrl.system` opens a file for writing, replaces or deletes one under a
+fixed name.
 
-Files go through `offrl.system.files.replacing` (and `write`, `write_text`, `write_bytes`, which are made of it), those that grow through
-`open_to_append`, locks through `trust.open_to_write`; `discard` deletes what a pattern names. What else opens, moves or deletes files is
-listed here with its reason.
+Files go through `offrl.system.files.replacing` (and `write`, `write_text`, `write_bytes`, which are made of it), those
+that grow through `open_to_append`, locks through `trust.open_to_write`; `discard` deletes what a pattern names. What
+else opens, moves or deletes files is listed here with its reason.
 """
 
 from __future__ import annotations
@@ -17,14 +18,29 @@ ROOT = Path(__file__).resolve().parents[3]
 FRESH = "in a new folder that mkdtemp has just made"
 OWN = "deletes a file that it has named, a link itself where there is one"
 ALLOWED = {
-    "offrl/system/files.py": {"os.replace": "`replacing`", "part.unlink": "`replacing`", "path.unlink": "`discard`",
-                              "folder.rmdir": "`discard`", "(folder / f'step_{old:09d}.safetensors').unlink": OWN},
-    "offrl/system/trust.py": {"open": "`open_part`: exclusively", "os.open": "`open_to_write`: not through links",
-                              "os.ftruncate": "`open_to_write`: after that check", "left.unlink": "`open_part`: unfinished ones"},
+    "offrl/system/files.py": {
+        "os.replace": "`replacing`",
+        "part.unlink": "`replacing`",
+        "path.unlink": "`discard`",
+        "folder.rmdir": "`discard`",
+        "(folder / f'step_{old:09d}.safetensors').unlink": OWN,
+    },
+    "offrl/system/trust.py": {
+        "open": "`open_part`: exclusively",
+        "os.open": "`open_to_write`: not through links",
+        "os.ftruncate": "`open_to_write`: after that check",
+        "left.unlink": "`open_part`: unfinished ones",
+    },
     "offrl/system/locks.py": {"shutil.rmtree": "of a TemporaryFolder, whose process has died or which ends"},
-    "offrl/system/backend.py": {"code.rename": "Inductor's own folder, by names of this machine", "Path(folder).rename": "the same",
-                                "code.with_suffix(SEAL).unlink": OWN},
-    "offrl/training/compiling/ahead.py": {"os.replace": "moves it into place, in the folder of compiled code", "shutil.rmtree": FRESH},
+    "offrl/system/backend.py": {
+        "code.rename": "Inductor's own folder, by names of this machine",
+        "Path(folder).rename": "the same",
+        "code.with_suffix(SEAL).unlink": OWN,
+    },
+    "offrl/training/compiling/ahead.py": {
+        "os.replace": "moves it into place, in the folder of compiled code",
+        "shutil.rmtree": FRESH,
+    },
     "offrl/training/compiling/kernels.py": {"os.replace": "moves it into place, in the folder of compiled code"},
     "offrl/runs/log.py": {"os.ftruncate": "takes back a line of the file that it has open"},
     "offrl/runs/results.py": {"target.with_suffix('.parquet').unlink": OWN},
@@ -32,31 +48,69 @@ ALLOWED = {
     "offrl/collect/train.py": {"path.unlink": OWN, "snapshot.path.unlink": OWN},
     "offrl/finetuning/replay_buffer.py": {"self._path(first).unlink": OWN},
     "offrl/export/write.py": {"path.unlink": OWN},
-    "offrl/data/memory.py": {"open": FRESH, "np.lib.format.open_memmap": FRESH, "np.save": FRESH, "np.savez": FRESH, "stale.unlink": FRESH,
-                             "(self.folder / MANIFEST).write_text": FRESH, "shutil.rmtree": FRESH, "os.replace": "moves it into place"},
-    "offrl/lm/tokens.py": {"np.save": FRESH, "(staging / 'sizes.json').write_text": FRESH, "shutil.rmtree": FRESH,
-                           "os.replace": "moves it into place"},
+    "offrl/data/memory.py": {
+        "open": FRESH,
+        "np.lib.format.open_memmap": FRESH,
+        "np.save": FRESH,
+        "np.savez": FRESH,
+        "stale.unlink": FRESH,
+        "(self.folder / MANIFEST).write_text": FRESH,
+        "shutil.rmtree": FRESH,
+        "os.replace": "moves it into place",
+    },
+    "offrl/lm/tokens.py": {
+        "np.save": FRESH,
+        "(staging / 'sizes.json').write_text": FRESH,
+        "shutil.rmtree": FRESH,
+        "os.replace": "moves it into place",
+    },
     "offrl/benchmark/cell.py": {"(folder / plan.CELLS / plan.PLAN).unlink": OWN},
     "offrl/data/transfer.py": {"part.unlink": OWN, "path.unlink": OWN},
-    "offrl/data/formats/place.py": {"os.replace": "`placing`: moves from a TemporaryFolder into place", "folder.rmdir": "that it has made"},
+    "offrl/data/formats/place.py": {
+        "os.replace": "`placing`: moves from a TemporaryFolder into place",
+        "folder.rmdir": "that it has made",
+    },
     "offrl/data/formats/download.py": {"os.replace": "the part into place"},
     "offrl/data/formats/minari.py": {"path.rmdir": "empty ones", "folder.rmdir": "empty ones"},
-    "offrl/data/formats/write_minari.py": {"path.write_text": "within `placing`", "file.write_text": "where nothing is"},
+    "offrl/data/formats/write_minari.py": {
+        "path.write_text": "within `placing`",
+        "file.write_text": "where nothing is",
+    },
     "offrl/system/processes.py": {"obj.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tofile": FRESH},
-    "offrl/data/text/write.py": {"gzip.GzipFile": "the same", "path.open": "in `placing`", "path.write_text": "in `placing`"},
-    "offrl/data/containers/hdf5_sink.py": {"os.open": "within `placing`", "os.ftruncate": "the file that it has open",
-                                           "h5py.File": "a file-like object of this module"},
-}  # fmt: skip
+    "offrl/data/text/write.py": {
+        "gzip.GzipFile": "the same",
+        "path.open": "in `placing`",
+        "path.write_text": "in `placing`",
+    },
+    "offrl/data/containers/hdf5_sink.py": {
+        "os.open": "within `placing`",
+        "os.ftruncate": "the file that it has open",
+        "h5py.File": "a file-like object of this module",
+    },
+}
 OPENS = ("open", "File", "open_memmap", "memmap", "GzipFile", "ZipFile")  # with a mode
 ALWAYS = {  # whatever their arguments
     "os": ("replace", "rename", "remove", "unlink", "ftruncate", "truncate", "link", "symlink", "mkfifo"),
     "shutil": ("rmtree", "copy", "copy2", "copyfile", "copytree", "move"),
     "np": ("save", "savez", "savez_compressed"),
 }
-METHODS = ("write_text", "write_bytes", "touch", "unlink", "rename", "rmdir", "symlink_to", "hardlink_to", "savefig", "tofile")
+METHODS = (
+    "write_text",
+    "write_bytes",
+    "touch",
+    "unlink",
+    "rename",
+    "rmdir",
+    "symlink_to",
+    "hardlink_to",
+    "savefig",
+    "tofile",
+)
 QUALIFIED = [rf"\b{module}\.{name}\(" for module, names in ALWAYS.items() for name in names]
 MODE = r"""["'](w|a|x|r\+|w\+|a\+|x\+)[bt]?\+?["']"""
-CALLS = re.compile("|".join([MODE, r"\bos\.open\(", rf"\.({'|'.join(METHODS)})\(", *QUALIFIED]))  # only files with one are parsed
+CALLS = re.compile(
+    "|".join([MODE, r"\bos\.open\(", rf"\.({'|'.join(METHODS)})\(", *QUALIFIED])
+)  # only files with one are parsed
 OWN_MODULES = ("checkpoint", "files", "plan")  # whose write_text is that of offrl.system.files
 
 
@@ -71,10 +125,17 @@ def writes(call: ast.Call) -> bool:
     if base == "os" and name == "open":
         return ast.unparse(call.args[0]) != "os.devnull" and ast.unparse(call.args[1]) != "os.O_RDONLY"
     if isinstance(func, ast.Attribute) and name in METHODS and base not in OWN_MODULES:
-        return not (name == "savefig" and call.args and isinstance(call.args[0], ast.Name) and call.args[0].id in ("file", "buffer"))
+        return not (
+            name == "savefig"
+            and call.args
+            and isinstance(call.args[0], ast.Name)
+            and call.args[0].id in ("file", "buffer")
+        )
     if name in OPENS and base not in ("tarfile", "zipfile", "Image"):
         words = [*call.args, *(k.value for k in call.keywords if k.arg == "mode")]
-        modes = [a.value for a in words if isinstance(a, ast.Constant) and isinstance(a.value, str) and len(a.value) <= 3]
+        modes = [
+            a.value for a in words if isinstance(a, ast.Constant) and isinstance(a.value, str) and len(a.value) <= 3
+        ]
         computed = [a for a in words if isinstance(a, ast.IfExp)]
         return any(set(mode) & set("wax+") and set(mode) <= set("rwaxbt+") for mode in modes) or bool(computed)
     return False
