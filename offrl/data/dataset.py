@@ -35,6 +35,7 @@ class ColumnSpec:
     unit: str = ""
     scale: float = 1.0
     offset: float = 0.0
+    auto_offset: bool = False  # the reader chose the offset, since float32 merges the recorded numbers
 
 
 @dataclass(frozen=True)

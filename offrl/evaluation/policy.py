@@ -228,9 +228,14 @@ class TrainedPolicy:
 
     def normalised(self, observations: np.ndarray) -> Tensor:
         """Raw observations [E, ...] as networks take them: float32 [E, O]."""
-        obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(
-            len(observations), self.algorithm.spec.observation_dim
-        )
+        spec = self.algorithm.spec
+        obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), spec.observation_dim)
+        for d, column in enumerate(spec.observation_columns):
+            if column.auto_offset and bool((obs[:, d].abs() > abs(column.offset) / 2).any()):
+                raise UserError(
+                    f"observation {d} lies at what {column.name} records, of which float32 merges the numbers: add "
+                    f"{column.offset:.15g} to it, in float64"
+                )
         return obs if self.mean is None or self.std is None else (obs - self.mean) / self.std
 
     @property

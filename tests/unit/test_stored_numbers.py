@@ -4,16 +4,22 @@ observations.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 
+from offrl.algorithms.bc import BC, BCConfig
 from offrl.data.containers import npz
+from offrl.data.dataset import ColumnSpec, DataSpec
 from offrl.data.load import load_dataset
+from offrl.data.tables.frame import from_dataframe
 from offrl.errors import UserError
+from offrl.evaluation.policy import TrainedPolicy
 from offrl.settings.dataset import DatasetConfig
 from tests.support.data_files import minari, minari_arrow
 
@@ -21,6 +27,7 @@ RNG = np.random.default_rng(0)
 NORTHING = 5_400_000 + np.cumsum(RNG.normal(0, 0.01, 400))  # in metres: float32 knows half metres there
 PLAIN = RNG.normal(size=400)
 ENDS = np.arange(400) % 100 == 99
+FOLLOWING = np.where(ENDS, NORTHING + 0.25, np.roll(NORTHING, -1))
 SAID = "5.4e+06, 1 stay different in float32"
 
 
@@ -125,3 +132,35 @@ def test_d3rlpys_tuple_observations_are_refused_by_name(tmp_path: Path, form: st
         UserError, match=r"x\.h5 holds d3rlpy's tuple observations, .* not supported: join them into one \(numpy\.conc"
     ):
         load_dataset(DatasetConfig(name=str(path), format=form))
+
+
+@pytest.mark.parametrize("container", ["frame", "csv", "parquet"])
+def test_an_observed_column_that_float32_merges_gets_an_offset(tmp_path: Path, container: str) -> None:
+    table = pd.DataFrame(
+        {"obs_n": NORTHING, "obs_t": PLAIN, "action": np.clip(PLAIN, -1, 1), "reward": PLAIN, "truncated": 1 * ENDS}
+    )
+    table = table.assign(next_obs_n=FOLLOWING, next_obs_t=np.append(PLAIN[1:], 0.0))
+    fields = {"next_observations": ["next_obs_n", "next_obs_t"]}
+    if container == "frame":
+        dataset = from_dataframe(table, fields=fields)
+    else:
+        file = tmp_path / f"x.{container}"
+        table.to_csv(file, index=False) if container == "csv" else table.to_parquet(file)
+        dataset = load_dataset(DatasetConfig(name=str(file), fields=fields))
+    assert dataset.spec.observation_columns[0] == ColumnSpec("obs_n", offset=-5_400_000.0, auto_offset=True)
+    assert [n for n in dataset.notes if n.startswith("obs_n: float32") and "minus 5400000" in n]
+    for name, values in (("observations", NORTHING), ("next_observations", FOLLOWING)):
+        np.testing.assert_array_equal(dataset.columns[name][:, 0], (values - 5_400_000).astype(np.float32))
+    assert DataSpec.from_json(json.loads(json.dumps(dataset.spec.to_json()))) == dataset.spec
+
+    algorithm = BC(BCConfig(hidden=(4,)), dataset.spec)
+    policy = TrainedPolicy(algorithm, algorithm.init(0), 0)
+    assert policy.normalised(np.array([[0.25, 0.0]]))[0, 0] == 0.25
+    with pytest.raises(UserError, match=r"obs_n records.*add -5400000 to it"):
+        policy.normalised(np.array([[5_400_000.25, 0.0]]))
+
+
+def test_an_offset_that_is_given_stays(tmp_path: Path) -> None:
+    table = pd.DataFrame({"obs": NORTHING, "action": np.clip(PLAIN, -1, 1), "reward": PLAIN, "truncated": 1 * ENDS})
+    dataset = from_dataframe(table, observations=[{"column": "obs", "offset": -5_399_000}])
+    assert dataset.spec.observation_columns == (ColumnSpec("obs", offset=-5_399_000.0),)

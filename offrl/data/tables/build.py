@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from offrl.data.containers import rlds
 from offrl.data.dataset import ColumnSpec
@@ -71,6 +72,10 @@ def read_chosen(
     for text in getattr(table, "notes", ()):
         raw.note(text)
     raw.columns["observations"] = columns.column("observations")
+    raw.named["observations"] = tuple(
+        replace(spec, offset=columns.offsets[i], auto_offset=True) if i in columns.offsets else spec
+        for i, spec in enumerate(raw.named["observations"])
+    )
     rows = raw.rows
     marks = {c: columns.flags(c, rows) for c in MARKS if c in chosen}
     order, ends = mark_episodes(raw, chosen, columns, rows, marks, config.max_gap)

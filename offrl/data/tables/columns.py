@@ -12,6 +12,7 @@ from offrl.data.tables.tabular import Tabular
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
+OBSERVATIONS = ("observations", "next_observations", "final_observations")
 MARKS = ("terminations", "truncations", "dones", "episode_ends")  # flags of ends
 
 
@@ -22,6 +23,8 @@ class Columns:
         self.table, self.chosen, self.memory, self.raw = table, chosen, memory, raw
         self.exact = _exact(chosen, config)
         self.order: np.ndarray | None = None
+        # of dimensions of observations, what is added to them since float32 merges what is recorded
+        self.offsets: dict[int, float] = {}
         names = dict.fromkeys(part.column for parts in chosen.values() for part in parts)
         self.kept = {} if table.by_column else table.read(list(names), self.exact)
 
@@ -86,7 +89,7 @@ class Columns:
         if (array := self.array(column)) is not None:
             return array
         blocks = [self.scaled(parts[0])]
-        if len(parts) == 1 and (column not in ("observations", "next_observations") or blocks[0].ndim > 1):
+        if len(parts) == 1 and (column not in OBSERVATIONS or blocks[0].ndim > 1):
             return blocks[0]
         out = self.memory.empty(column, (len(blocks[0]), len(parts)), np.float32)
         for i, part in enumerate(parts):
@@ -98,10 +101,26 @@ class Columns:
                 )
             if values.ndim > 1:  # lists, or an array beside columns
                 return np.concatenate([self._flat(column, p) for p in parts], 1)
+            if column == "observations" and not part.offset and lost(part.column, values):
+                self._choose_offset(i, part, values)
+            if column in OBSERVATIONS and i in self.offsets:
+                values = values + self.offsets[i]
             self._say_lost(column, part, values)
             with np.errstate(over="ignore"):
                 out[:, i] = values
         return out
+
+    def _choose_offset(self, dimension: int, part: Term, values: np.ndarray) -> None:
+        """Make observations of a column from the number of fewest digits that lies among its values."""
+        finite = values[np.isfinite(values)].astype(np.float64)
+        middle, spread = float(np.median(finite)), float(np.ptp(finite))
+        rounded = (float(f"{middle:.{digits}g}") for digits in range(1, 18))
+        offset = self.offsets[dimension] = -next(x for x in rounded if abs(x - middle) <= spread)
+        self.raw.note(
+            f"{part.column}: float32, which holds 7 digits, would merge most of its numbers, so that observations "
+            f"are the column {'minus' if offset < 0 else 'plus'} {abs(offset):.15g}, and policies take it so (offset "
+            "in policy.json)"
+        )
 
     def _flat(self, column: str, part: Term) -> np.ndarray:
         """The numbers of a column of the table as float32 [R, width]."""
