@@ -195,13 +195,14 @@ def count_from_zero(raw: RawData) -> None:
     if not start or not len(actions):
         return
     low, high = int(actions.min()), int(actions.max())
-    own, plain = start <= low and high < start + count and not raw.num_actions, low >= 0 and high < count
-    if own and plain:
+    from_start = start <= low and high < start + count and not raw.num_actions
+    from_zero = low >= 0 and high < count
+    if from_start and from_zero:
         raise UserError(two_numberings(raw.where, low, high, start, count))
-    if own:
+    if from_start:
         raw.note(f"actions: the environment's numbers {start} to {start + count - 1}, counted from 0 in the data")
         raw.columns["actions"] = actions - start
-    if own or plain:
+    if from_start or from_zero:
         raw.task, raw.num_actions = replace(task, action_start=start), raw.num_actions or count
 
 

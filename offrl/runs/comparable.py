@@ -250,7 +250,10 @@ def differences(results: Results, datasets: Collection[str], labels: Sequence[st
     texts: dict[str, set[str]] = {}
     for dataset in datasets:
         cells = [c for c in results.cells() if c.dataset == dataset and c.label in labels]
-        sides = {c.label: _conditions(c, results.settings.get((c.dataset, c.algorithm, c.settings), {})) for c in cells}
+        stored = {c.label: results.settings.get((c.dataset, c.algorithm, c.settings), {}) for c in cells}
+        sides = {c.label: _conditions(c, stored[c.label]) for c in cells}
+        if len(cells) > 1 and (unknown := [label for label, values in stored.items() if not values]):
+            texts.setdefault("settings", set()).add(f"not stored of {_several(unknown)}, so that more may differ")
         if len({c.algorithm for c in cells}) == 1:
             sides = {
                 label: {k: v for k, v in side.items() if k in ("updates", "episodes")} for label, side in sides.items()

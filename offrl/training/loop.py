@@ -99,5 +99,5 @@ def time_text(total: float, compiling: float, waited: float) -> str:
     is named.
     """
     parts = {"compiling": compiling, "waiting for evaluation": waited}
-    shown = " and ".join(f"{what} {duration(seconds)}" for what, seconds in parts.items() if seconds > 1.0)
+    shown = " and ".join(f"{part} {duration(seconds)}" for part, seconds in parts.items() if seconds > 1.0)
     return f"trained in {duration(total)}" + (f", of which {shown}" if shown else "")

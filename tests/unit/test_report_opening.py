@@ -19,6 +19,8 @@ from offrl.report.opening import films
 from offrl.report.opening.answer import Answer, Row
 from offrl.report.opening.whiskers import MOST_ROWS, picture
 from offrl.report.page import Page
+from offrl.runs.comparable import difference_lines
+from offrl.runs.results import collect, write
 from offrl.statistics.aggregate import difference, iqm
 
 from .test_html import Reader
@@ -376,3 +378,12 @@ def test_a_benchmark_ends_with_what_differs_besides_the_algorithms(tmp_path: Pat
     assert [line for line in lines if line.startswith("differing")] == [
         f"differing besides the algorithm on {HOPPER}: batch size: 64 (awac (batch_size=64)), 256 (bc, td3_bc)"
     ]
+
+
+def test_scores_without_settings_are_said_to_hide_differences(tmp_path: Path) -> None:
+    for algorithm in ("bc", "td3_bc"):
+        make(tmp_path / "runs", algorithm, HOPPER, level(50), hidden=[8])
+    write(collect([tmp_path / "runs"]), tmp_path / "table")
+    (line,) = difference_lines(collect([tmp_path / "table" / "results.csv"]))
+    assert line.endswith("settings: not stored of bc, td3_bc, so that more may differ")
+    assert not difference_lines(collect([tmp_path / "runs"]))

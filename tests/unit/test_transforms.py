@@ -23,6 +23,7 @@ from offrl.data.transforms.columns import (
 )
 from offrl.data.transforms.episodes import concatenate, subsample, terminated_only, top_fraction
 from offrl.errors import UserError
+from offrl.tasks.task import Task
 
 
 def make(rewards: list[float], ends: list[int], terminals: list[int] = (), **more: object) -> Dataset:  # type: ignore[assignment]
@@ -197,6 +198,19 @@ def test_concatenation_joins_rows_and_episodes() -> None:
         [10],
     ]
     assert both.fingerprint not in ("", FOUR.fingerprint)
+
+
+def test_concatenation_holds_entries_of_dict_observations_against_each_other() -> None:
+    def joined(name: str, *keys: str) -> Dataset:
+        task = Task(name=name, observation_keys=keys)
+        return replace(FOUR, spec=replace(FOUR.spec, name=name, task=task))
+
+    a, b, flat = joined("a", "x", "y"), joined("b", "y", "x"), joined("flat")
+    with pytest.raises(UserError, match="cannot append b to a: its observations are joined of y,x instead of x,y"):
+        concatenate([a, b])
+    both = concatenate([a, flat, joined("c", "x", "y")])
+    assert both.notes[-1] == "the observations of flat are taken to be joined of x,y in this order, as c is"
+    assert not concatenate([flat, joined("d")]).notes
 
 
 def test_concatenation_rescales_actions_to_a_common_range(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from offrl.data.memory import Memory, chunks
 from offrl.data.raw import joined_labels, listed_labels, other_columns
 from offrl.data.text.dataset import shared_strings
 from offrl.errors import UserError
+from offrl.tasks.entries import OWN_ORDER
 
 
 def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Dataset:
@@ -52,6 +53,20 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
                     f"{text[0]}; name those of "
                     "both in one order and unit with dataset.fields"
                 )
+    notes = [n for d in datasets for n in d.notes]
+    orders = {d.spec.name: d.spec.task.observation_keys if d.spec.task is not None else () for d in datasets}
+    if len(known := {keys: name for name, keys in orders.items() if keys and keys != OWN_ORDER}) > 1:
+        (keys, name), (other_keys, other_name) = list(known.items())[:2]
+        raise UserError(
+            f"cannot append {other_name} to {name}: its observations are joined of {','.join(other_keys)} instead of "
+            f"{','.join(keys)}"
+        )
+    if known and (flat := [name for name, keys in orders.items() if keys not in known]):
+        keys, name = next(iter(known.items()))
+        notes.append(
+            f"the observations of {', '.join(flat)} are taken to be joined of {','.join(keys)} in this order, as "
+            f"{name} is"
+        )
     labels, numbers = joined_labels([(d.spec.name, d.spec.action_labels) for d in datasets])
     columns = {}
     for name, column in first.columns.items():
@@ -66,7 +81,6 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
     spec = replace(
         first.spec, num_actions=len(labels) or max(d.spec.num_actions for d in datasets), action_labels=labels
     )
-    notes = [n for d in datasets for n in d.notes]
     if any(d.spec.action_labels != labels for d in datasets):
         notes.append(f"actions: the choices of all these data are numbered {listed_labels(labels)}")
     if not spec.discrete:
