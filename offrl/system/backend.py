@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from offrl.errors import UserError, warn
-from offrl.system import children, code_cache, devices
+from offrl.system import code_cache, devices
 from offrl.system.files import write_text
 
 SEAL = ".sha256"  # beside compiled code
@@ -107,7 +107,6 @@ def cache_compiled() -> None:
     machine that shares this home, nor by the number of threads. So there is a folder for each of these. To be called
     after `configure`.
     """
-    children.end_compilers_with_me()
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if folder is not None and not code_cache.is_own(folder):
         return

@@ -5,8 +5,7 @@ A child holds the reading end of a pipe whose writing end nobody but the parent 
 parent is gone. A thread of the child waits for that from the first line on, before anything heavy is imported. On Linux
 the kernel kills the child besides, which reaches one that is deep in a library, where no other thread of Python runs;
 it does so when the parent's *thread* ends that made the child, so all children are made by a thread that lives as long
-as the process. A compiler that torch starts knows none of this: `end_compilers_with_me` leaves somebody behind who ends
-it. Imports nothing heavy.
+as the process. A compiler that torch starts knows none of this, and finishes its file. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -34,24 +33,6 @@ _START = (
     "children.live_with_parent(int(sys.argv[1])); children.call(sys.argv[2], sys.argv[4 : 4 + int(sys.argv[3])])"
 )
 
-MARK = "OFFRL_COMPILES_FOR"
-COMPILERS = ("g++", "c++", "gcc", "cc", "clang", "clang++", "cc1plus", "cc1", "collect2", "as", "ld")
-_SWEEP = """
-import os, signal, sys, time
-os.read(int(sys.argv[1]), 1)
-names = sys.argv[3].split()
-for _ in range(5):
-    for number in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            program = os.path.basename(os.readlink(f"/proc/{number}/exe"))
-            marked = sys.argv[2].encode() in open(f"/proc/{number}/environ", "rb").read().split(b"\\0")
-            if marked and any(part in names for part in program.replace(".", "-").split("-")):
-                os.kill(int(number), signal.SIGKILL)
-        except OSError:
-            pass
-    time.sleep(0.1)
-"""
-
 
 class _Parent:
     """A process's own side: the pipe whose reading end its children hold, and the thread that makes them."""
@@ -65,7 +46,6 @@ class _Parent:
 _parent: _Parent | None = None
 _lock = threading.Lock()
 _watching = False
-_marked = 0  # the process that `end_compilers_with_me` was called in
 
 
 def start(
@@ -99,37 +79,6 @@ def call(target: str, words: Sequence[str]) -> None:
 
     module, function = target.split(":")
     getattr(importlib.import_module(module), function)(*words)
-
-
-def end_compilers_with_me() -> None:
-    """Have the compilers that libraries start in this process, or its children, killed when it is gone: a C++ file
-    takes ten seconds.
-
-    A small process waits for that end and looks for programs of COMPILERS that were given this process's mark in their
-    environment. Only on Linux, whose /proc shows it; elsewhere a compiler finishes its file. Nothing where no process
-    can be started.
-    """
-    global _marked
-    with _lock:
-        if _marked == os.getpid() or not os.path.isdir("/proc/self"):
-            return
-        _marked = os.getpid()
-    mark = f"{os.getpid()}-{time.time_ns():x}"
-    os.environ[MARK] = mark
-    parent = _own_side()
-    command = [
-        sys.executable or "python3",
-        "-I",
-        "-S",
-        "-c",
-        _SWEEP,
-        str(parent.read),
-        f"{MARK}={mark}",
-        " ".join(COMPILERS),
-    ]
-    quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    with contextlib.suppress(OSError):
-        subprocess.Popen(command, pass_fds=[parent.read], start_new_session=True, cwd="/", **quiet)
 
 
 def _own_side() -> _Parent:

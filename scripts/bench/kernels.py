@@ -3,8 +3,8 @@
     python scripts/bench/kernels.py                     # this machine's instructions
     python scripts/bench/kernels.py --avx2              # the same machine without AVX-512, in torch and in g++
 
-Rates are of CPU time, medians over rounds; a ratio is taken within a round. Start-up is the time from the command to the
-20th update of a process that finds the code compiled.
+Rates are of CPU time, medians over rounds; a ratio is taken within a round. Start-up is the time from the command to
+the 20th update of a process that finds the code compiled.
 """
 
 from __future__ import annotations

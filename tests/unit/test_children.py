@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -109,25 +108,6 @@ def test_the_end_of_a_thread_is_not_the_end_of_the_parent() -> None:
         child.stderr is not None and b"TypeError" in child.stderr.read()
     )  # it got as far as `sleep`, which takes no text
     assert child.wait() == 1
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="compilers are found in /proc")
-def test_compilers_are_ended_and_nothing_else(parent, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    for name in ("x86_64-linux-gnu-g++-12", "other"):
-        shutil.copy(shutil.which("sleep") or "", tmp_path / name)
-    process, compiler = parent(f"""
-        import signal, subprocess
-        from offrl.system import children
-        children.end_compilers_with_me()
-        for name in ("x86_64-linux-gnu-g++-12", "other"):
-            print(subprocess.Popen([{str(tmp_path)!r} + "/" + name, "100"]).pid, flush=True)
-        signal.pause()
-    """)
-    other = int(process.stdout.readline())
-    process.kill()
-    assert_gone(compiler)
-    assert alive(other)
-    os.kill(other, signal.SIGKILL)
 
 
 def test_a_job_of_another_system_ends_with_the_command_that_began_it(parent) -> None:  # type: ignore[no-untyped-def]

@@ -31,7 +31,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(Path, "stat", as_elsewhere)
     monkeypatch.setattr(code_cache, "_of_one", lambda gid: False)
     monkeypatch.setattr(code_cache, "_made", [])
-    monkeypatch.setattr(backend.children, "end_compilers_with_me", lambda: None)
     monkeypatch.setattr(backend, "_machine", list)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name in ("TORCHINDUCTOR_CACHE_DIR", "OFFRL_CACHE", "OFFRL_SHARED_CACHE"):
