@@ -8,7 +8,7 @@ from typing import Any
 
 from offrl.errors import warn
 from offrl.evaluation.evaluator import Evaluator, Progress
-from offrl.evaluation.pool import EvaluationPool, PoolUnavailable, poolable
+from offrl.evaluation.pool.host import EvaluationPool, PoolUnavailable, poolable
 from offrl.evaluation.result import Evaluation
 from offrl.settings.replicas import Replica
 

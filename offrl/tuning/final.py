@@ -15,7 +15,7 @@ import numpy as np
 from offrl.data.containers.guard import from_json
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, first_line, warn
-from offrl.evaluation.pool import evaluate_parallel
+from offrl.evaluation.pool.host import evaluate_parallel
 from offrl.runs.run import SavedRun
 from offrl.settings.evaluation import EvalConfig
 from offrl.system import trust

@@ -31,7 +31,7 @@ from offrl.api import Run
 from offrl.data.dataset import DataSpec
 from offrl.evaluation.evaluator import Evaluator, plain_products
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.evaluation.pool import EvaluationPool
+from offrl.evaluation.pool.host import EvaluationPool
 from offrl.settings.evaluation import EvalConfig
 from offrl.system import backend
 from offrl.tasks.environments import make_env

@@ -24,7 +24,7 @@ from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import evaluate
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.evaluation.pool import EvaluationPool
+from offrl.evaluation.pool.host import EvaluationPool
 from offrl.evaluation.predict import PredictState
 from offrl.export import card
 from offrl.export.check import check

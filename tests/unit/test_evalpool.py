@@ -23,10 +23,10 @@ from offrl import registry
 from offrl.algorithm import select, stack, with_settings
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
-from offrl.evaluation import pool as evalpool
 from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.evaluation.pool import EvaluationPool, PoolUnavailable, evaluate_parallel, poolable
+from offrl.evaluation.pool import host, protocol
+from offrl.evaluation.pool.host import EvaluationPool, PoolUnavailable, evaluate_parallel, poolable
 from offrl.evaluation.result import Evaluation
 from offrl.settings.evaluation import EvalConfig, cores, worker_count
 from offrl.tasks.task import Task
@@ -94,8 +94,8 @@ def test_policies_of_a_grid(pool: EvaluationPool, evaluator: Evaluator) -> None:
     mine = policies(3)
     for n, policy in enumerate(mine):
         policy.algorithm = with_settings(policy.algorithm, {"alpha": float(n)})
-    blob = evalpool._pickled([policy.algorithm for policy in mine])
-    assert len(blob) < 2 * len(evalpool._pickled(mine[0].algorithm))
+    blob = protocol.to_bytes([policy.algorithm for policy in mine])
+    assert len(blob) < 2 * len(protocol.to_bytes(mine[0].algorithm))
     assert same(pool.evaluate(mine, [0, 0, 0]), evaluator(mine, [0, 0, 0]))
 
 
@@ -278,7 +278,7 @@ def test_the_script_is_not_run_again_and_nothing_outlives_it(tmp_path: Path) -> 
             from offrl.algorithm import with_settings
             from offrl.data.dataset import DataSpec
             from offrl.settings.evaluation import EvalConfig
-            from offrl.evaluation.pool import EvaluationPool
+            from offrl.evaluation.pool.host import EvaluationPool
             from offrl.evaluation.policy import TrainedPolicy
             from offrl.tasks.task import Task
             Algorithm = registry.get("algo", "td3_bc")
@@ -293,7 +293,7 @@ def test_the_script_is_not_run_again_and_nothing_outlives_it(tmp_path: Path) -> 
             os.kill(os.getpid(), signal.SIGKILL)
         """)
     )
-    path = os.pathsep.join(p for p in (str(Path(evalpool.__file__).parents[1]), os.environ.get("PYTHONPATH", "")) if p)
+    path = os.pathsep.join(p for p in (str(Path(host.__file__).parents[2]), os.environ.get("PYTHONPATH", "")) if p)
     result = subprocess.run(
         [sys.executable, script], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60
     )
@@ -313,7 +313,7 @@ def test_the_script_is_not_run_again_and_nothing_outlives_it(tmp_path: Path) -> 
     ("count", "episodes", "hands"), [(1, 10, 2), (4, 10, 2), (3, 10, 2), (5, 3, 4), (2, 1, 8), (64, 10, 8), (1, 1, 1)]
 )
 def test_the_work_is_shared_out(count: int, episodes: int, hands: int) -> None:
-    shares = evalpool._shares(count, episodes, hands)
+    shares = host._shares(count, episodes, hands)
     pairs = [(n, e) for n, es in shares for e in es]
     assert sorted(pairs) == [(n, e) for n in range(count) for e in range(episodes)]
     load = [0] * hands

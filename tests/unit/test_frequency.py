@@ -18,7 +18,7 @@ from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.frequency import HeldPolicy, trapezoid
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.evaluation.pool import _dumps, _loads
+from offrl.evaluation.pool.protocol import from_bytes, to_bytes
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.task import lookup
 from tests.support.cases import Case
@@ -131,7 +131,7 @@ def test_handed_to_another_process(bc: Run) -> None:
     task, algorithms = lookup("chain-stitch"), []
     assert task is not None
     held = HeldPolicy(bc.policy(learning_rate=1e-2), 3)
-    copy = _loads(_dumps(held, algorithms), algorithms)  # type: ignore[arg-type]
+    copy = from_bytes(to_bytes(held, algorithms), algorithms)  # type: ignore[arg-type]
     with Evaluator(task, EvalConfig(episodes=4)) as evaluator:
         np.testing.assert_array_equal(evaluator([held], [0]).returns, evaluator([copy], [0]).returns)
 

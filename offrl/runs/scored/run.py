@@ -9,7 +9,7 @@ from offrl.errors import UserError
 from offrl.evaluation import frequency as frequencies
 from offrl.evaluation.frequency import FrequencyScores, HeldPolicy
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.evaluation.pool import evaluate_parallel
+from offrl.evaluation.pool.host import evaluate_parallel
 from offrl.evaluation.result import Evaluation
 from offrl.evaluation.target_returns import AchievedReturns, data_range, spread_targets, sweep
 from offrl.runs.run import SavedRun

@@ -1,0 +1,155 @@
+"""Messages between an evaluation pool and its worker processes, and policies as bytes.
+
+Contents that a worker might be unable to read travel as bytes of their own, so that it can say so.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offrl.algorithm import Algorithm
+from offrl.evaluation.evaluator import Evaluator
+from offrl.evaluation.result import Policy, Tally
+from offrl.tasks.provenance import Provenance
+from offrl.tasks.task import Task
+
+REPORT_INTERVAL = 0.2  # seconds between a worker's reports, and between calls of `on_progress`
+
+
+@dataclass(frozen=True)
+class Setup:
+    """To a worker, first: a pickled (task, config, registration), of which the last is `registration(task)`."""
+
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Algorithms:
+    """To a worker: the pickled algorithms that the policies of the next units refer to by their places."""
+
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Play:
+    """To a worker: play these episodes of a policy."""
+
+    job: int
+    seed: int
+    episodes: list[int]
+    policy: bytes  # see `to_bytes`
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """To a worker: stop playing for this job."""
+
+    job: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """From a worker: its environments are made."""
+
+    provenance: Provenance
+
+
+@dataclass(frozen=True)
+class Warned:
+    """From a worker: a warning, to be shown once for each kind."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """From a worker: it is of no use, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """From a worker: so many episodes of its unit are over."""
+
+    job: int
+    episodes: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """From a worker, which is free then: the results of its unit; `error` where there are none; neither: cancelled."""
+
+    job: int
+    tally: Tally | None = None
+    error: Exception | None = None
+
+
+def play(
+    evaluator: Evaluator, seed: int, episodes: list[int], policy: Policy, on_progress: Callable[[int, int], None]
+) -> Tally:
+    """The results of some episodes of one policy, in the first row of a tally."""
+    tally = Tally.of([policy], [seed], evaluator.config.episodes)
+    evaluator.play(0, policy, seed, episodes, tally, on_progress)
+    return tally
+
+
+def registration(task: Task) -> str | None:
+    """Gymnasium's registration of the task's environment in this process, as text; None where it is not registered
+    (yet).
+    """
+    gym: Any = sys.modules.get("gymnasium")
+    spec = None if gym is None or task.env_id is None else gym.registry.get(task.env_id.rpartition(":")[2])
+    if spec is None:
+        return None
+    entry = spec.entry_point
+    target = f"{entry.__module__}:{entry.__qualname__}" if callable(entry) else str(entry)
+    return f"{target} {spec.max_episode_steps} {spec.kwargs} {[w.name for w in spec.additional_wrappers]}"
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles for our own processes only. Tensors are copied first: a view would take all of its storage along."""
+
+    algorithms: list[Algorithm] | None = None  # that are left out
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if self.algorithms is None or not isinstance(obj, Algorithm):
+            return None
+        numbers = [n for n, known in enumerate(self.algorithms) if known is obj]
+        if not numbers:
+            self.algorithms.append(obj)
+        return numbers[0] if numbers else len(self.algorithms) - 1
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and obj.numel() * obj.element_size() < obj.untyped_storage().nbytes():
+            return obj.detach().clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return NotImplemented
+
+
+def to_bytes(thing: Any, algorithms: list[Algorithm] | None = None) -> bytes:
+    """A copy of an object. Its algorithms, networks and all, are left out and appended to `algorithms`, unless they are
+    there. Raises whatever pickling raises.
+    """
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer, pickle.HIGHEST_PROTOCOL)
+    pickler.algorithms = algorithms
+    pickler.dump(thing)
+    return buffer.getvalue()
+
+
+def from_bytes(content: bytes, algorithms: Sequence[Algorithm]) -> Any:
+    """The inverse of `to_bytes`."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> Any:
+            return algorithms[pid]
+
+    return Unpickler(io.BytesIO(content)).load()
