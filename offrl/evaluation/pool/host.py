@@ -18,13 +18,18 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
-
 from offrl.algorithm import Algorithm
 from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluator, Progress
 from offrl.evaluation.pool import protocol
-from offrl.evaluation.pool.protocol import Finished, Ready, Result, Unavailable, Warned
+from offrl.evaluation.pool.job import Job, Unit, cut
+from offrl.evaluation.pool.protocol import (
+    ProgressMessage,
+    ReadyMessage,
+    ResultMessage,
+    UnavailableMessage,
+    WarningMessage,
+)
 from offrl.evaluation.result import Evaluation, Policy, Tally
 from offrl.settings.evaluation import EvalConfig, cores
 from offrl.system import processes
@@ -84,48 +89,11 @@ def evaluate_parallel(
 
 
 @dataclass(eq=False)
-class _Unit:
-    """Some episodes of one policy: what one process does at a time."""
-
-    policy: int
-    seed: int
-    episodes: list[int]
-    policy_bytes: bytes
-    finished: int = 0
-
-
-@dataclass(eq=False)
-class _Job:
-    """One evaluation."""
-
-    number: int
-    seeds: list[int]
-    tally: Tally
-    waiting: list[_Unit]  # not begun; the next one last
-    algorithms: list[Algorithm]  # that the policies refer to by their places here
-    algorithms_bytes: bytes  # the same, for the workers
-    running: list[_Unit] = field(default_factory=list)
-
-    def add(self, unit: _Unit, part: Tally) -> None:
-        """The results of a unit, whose policy is the only one of `part`."""
-        for name in ("returns", "lengths", "successes", "discounted", "estimates"):
-            getattr(self.tally, name)[unit.policy, unit.episodes] = getattr(part, name)[0, unit.episodes]
-        self.tally.faults += part.faults
-        self.tally.finished += len(unit.episodes)
-        self.running.remove(unit)
-
-    @property
-    def finished(self) -> int:
-        """Episodes over so far, those of running units included."""
-        return self.tally.finished + sum(u.finished for u in self.running)
-
-
-@dataclass(eq=False)
 class _Worker:
     process: subprocess.Popen[bytes]
     link: Connection
     ready: bool = False
-    unit: _Unit | None = None
+    unit: Unit | None = None
     job: int = 0  # of the last unit
     sending: threading.Lock = field(default_factory=threading.Lock)
 
@@ -149,11 +117,11 @@ class EvaluationPool:
         self.provenance: Provenance | None = None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._job: _Job | None = None
+        self._job: Job | None = None
         self._count = 0  # evaluations so far
         self._job_error: Exception | None = None
         self._unavailable: PoolUnavailable | None = None  # for good
-        self._warnings: list[Warned] = []
+        self._warnings: list[WarningMessage] = []
         self._shown_warnings: set[str] = set()
         self._delay, self._size = delay, workers
         self._closing = threading.Event()
@@ -161,7 +129,7 @@ class EvaluationPool:
         self._workers: list[_Worker] = []
         self._thread: threading.Thread | None = None
         try:
-            self._setup = protocol.Setup(pickle.dumps((task, config, protocol.registration(task))))
+            self._setup = protocol.SetupMessage(pickle.dumps((task, config, protocol.registration(task))))
         except Exception as error:
             self._unavailable = PoolUnavailable(f"{task.name} cannot be handed to an evaluation process ({error})")
             return
@@ -219,12 +187,12 @@ class EvaluationPool:
             algorithms_bytes = protocol.to_bytes(algorithms)  # at once, for those of a grid share their networks
         except Exception as error:  # whatever a third-party algorithm raises when it is pickled
             raise PoolUnavailable(f"the policies cannot be handed to an evaluation process ({error})") from error
-        shares = _shares(len(policies), self.config.episodes, self._size + shared)
-        units = [_Unit(n, int(seeds[n]), episodes, contents[n]) for n, episodes in shares]
+        parts = cut(len(policies), self.config.episodes, self._size + shared)
+        units = [Unit(n, int(seeds[n]), episodes, contents[n]) for n, episodes in parts]
         with self._lock:
             self._count += 1
             self._job_error = None
-            self._job = _Job(self._count, [int(s) for s in seeds], tally, units[::-1], algorithms, algorithms_bytes)
+            self._job = Job(self._count, [int(s) for s in seeds], tally, units[::-1], algorithms, algorithms_bytes)
         self._wake_send.send_bytes(b"!")
 
     def poll(self) -> Evaluation | None:
@@ -290,7 +258,7 @@ class EvaluationPool:
             busy = [w for w in self._workers if w.unit is not None]
         for worker in busy:
             with contextlib.suppress(OSError):
-                worker.send(protocol.Cancel(worker.job))
+                worker.send(protocol.CancelMessage(worker.job))
 
     # what follows runs under the lock, or in the thread
 
@@ -322,7 +290,7 @@ class EvaluationPool:
         if self._closing.is_set():
             raise RuntimeError("the pool is closed")
 
-    def _play_here(self, job: _Job, unit: _Unit, evaluator: Evaluator, on_progress: Progress | None) -> None:
+    def _play_here(self, job: Job, unit: Unit, evaluator: Evaluator, on_progress: Progress | None) -> None:
         """Do a unit in this process."""
         self.provenance = evaluator.provenance
 
@@ -343,7 +311,7 @@ class EvaluationPool:
         with self._lock:
             job.add(unit, tally)
 
-    def _put_back(self, job: _Job, unit: _Unit | None) -> None:
+    def _put_back(self, job: Job, unit: Unit | None) -> None:
         if unit is not None:
             with self._lock:
                 unit.finished = 0
@@ -404,28 +372,28 @@ class EvaluationPool:
             worker.unit, worker.job = unit, job.number
             job.running.append(unit)
         if new:
-            worker.send(protocol.Algorithms(job.algorithms_bytes))
-        worker.send(protocol.Play(job.number, unit.seed, unit.episodes, unit.policy_bytes))
+            worker.send(protocol.AlgorithmsMessage(job.algorithms_bytes))
+        worker.send(protocol.PlayMessage(job.number, unit.seed, unit.episodes, unit.policy_bytes))
 
     def _on_message(self, worker: _Worker, message: Any) -> None:
         """Take in one message of a worker. Under the lock."""
-        if isinstance(message, Ready):
+        if isinstance(message, ReadyMessage):
             worker.ready, self.provenance = True, message.provenance
-        elif isinstance(message, Warned):
+        elif isinstance(message, WarningMessage):
             self._warnings.append(message)
-        elif isinstance(message, Unavailable):
+        elif isinstance(message, UnavailableMessage):
             self._unavailable = PoolUnavailable(message.reason)
         else:
             self._on_progress(worker, message)
 
-    def _on_progress(self, worker: _Worker, message: Finished | Result) -> None:
+    def _on_progress(self, worker: _Worker, message: ProgressMessage | ResultMessage) -> None:
         """Take in what a worker says of its unit, which may be of an evaluation that is over. Under the lock."""
         job, unit = self._job, worker.unit
-        if isinstance(message, Result):
+        if isinstance(message, ResultMessage):
             worker.unit = None
         if job is None or unit is None or job.number != message.job or unit not in job.running:
             return
-        if isinstance(message, Finished):
+        if isinstance(message, ProgressMessage):
             unit.finished = message.episodes
         elif message.tally is not None:
             job.add(unit, message.tally)
@@ -442,20 +410,3 @@ class EvaluationPool:
                 f"an evaluation process {ending}", f"{CURE}, with less memory"
             )
             self._changed.notify_all()
-
-
-def _shares(policies: int, episodes: int, num_processes: int) -> list[tuple[int, list[int]]]:
-    """(policy, episodes) of each piece of work for so many processes, the largest first.
-
-    A policy's episodes are kept together where that keeps all processes busy, since each piece asks the policy anew at
-    each
-    step.
-    """
-    pairs = [(n, e) for n in range(policies) for e in range(episodes)]
-    if policies % num_processes == 0 or policies >= 3 * num_processes:
-        cuts = [pairs[n * episodes : (n + 1) * episodes] for n in range(policies)]
-    else:
-        edges = np.linspace(0, len(pairs), min(num_processes, len(pairs)) + 1).round().astype(int)
-        cuts = [pairs[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
-    shares = [(n, [e for m, e in cut if m == n]) for cut in cuts for n in sorted({n for n, _ in cut})]
-    return sorted(shares, key=lambda share: -len(share[1]))

@@ -24,21 +24,21 @@ REPORT_INTERVAL = 0.2  # seconds between a worker's reports, and between calls o
 
 
 @dataclass(frozen=True)
-class Setup:
+class SetupMessage:
     """To a worker, first: a pickled (task, config, registration), of which the last is `registration(task)`."""
 
     content: bytes
 
 
 @dataclass(frozen=True)
-class Algorithms:
+class AlgorithmsMessage:
     """To a worker: the pickled algorithms that the policies of the next units refer to by their places."""
 
     content: bytes
 
 
 @dataclass(frozen=True)
-class Play:
+class PlayMessage:
     """To a worker: play these episodes of a policy."""
 
     job: int
@@ -48,21 +48,21 @@ class Play:
 
 
 @dataclass(frozen=True)
-class Cancel:
+class CancelMessage:
     """To a worker: stop playing for this job."""
 
     job: int
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyMessage:
     """From a worker: its environments are made."""
 
     provenance: Provenance
 
 
 @dataclass(frozen=True)
-class Warned:
+class WarningMessage:
     """From a worker: a warning, to be shown once for each kind."""
 
     kind: str
@@ -70,14 +70,14 @@ class Warned:
 
 
 @dataclass(frozen=True)
-class Unavailable:
+class UnavailableMessage:
     """From a worker: it is of no use, and why."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Finished:
+class ProgressMessage:
     """From a worker: so many episodes of its unit are over."""
 
     job: int
@@ -85,7 +85,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Result:
+class ResultMessage:
     """From a worker, which is free then: the results of its unit; `error` where there are none; neither: cancelled."""
 
     job: int

@@ -18,7 +18,16 @@ import torch
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.pool import protocol
-from offrl.evaluation.pool.protocol import Algorithms, Cancel, Finished, Play, Ready, Result, Unavailable, Warned
+from offrl.evaluation.pool.protocol import (
+    AlgorithmsMessage,
+    CancelMessage,
+    PlayMessage,
+    ProgressMessage,
+    ReadyMessage,
+    ResultMessage,
+    UnavailableMessage,
+    WarningMessage,
+)
 from offrl.system import processes
 
 
@@ -37,36 +46,38 @@ def work(descriptor: str) -> None:
 
     def cancel(message: Any) -> bool:
         nonlocal cancelled
-        if isinstance(message, Cancel):
+        if isinstance(message, CancelMessage):
             cancelled = message.job
-        return isinstance(message, Cancel)
+        return isinstance(message, CancelMessage)
 
     inbox = processes.attend(link, cancel)
-    sys.stderr = _Lines(lambda line: send(Warned(line, line.removeprefix("offrl: warning: "))))
+    sys.stderr = _Lines(lambda line: send(WarningMessage(line, line.removeprefix("offrl: warning: "))))
     try:
         task, config, registered = pickle.loads(inbox.get().content)
         torch.set_num_threads(1)
         evaluator = Evaluator(
-            task, config, lambda kind, text: send(Warned(kind, f"evaluation in {task.env_id}: {text}"))
+            task, config, lambda kind, text: send(WarningMessage(kind, f"evaluation in {task.env_id}: {text}"))
         )
         if registered is not None and protocol.registration(task) != registered:
             raise UserError(f"environment '{task.env_id}' is another one in an evaluation process than in this program")
     except Exception as error:
         text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        send(Unavailable(f"an evaluation process cannot make the environment ({text})"))
+        send(UnavailableMessage(f"an evaluation process cannot make the environment ({text})"))
         return _wait_for_end()
-    send(Ready(evaluator.provenance))
+    send(ReadyMessage(evaluator.provenance))
     algorithms: list[Any] = []
     while True:
         message = inbox.get()
         try:
-            if isinstance(message, Algorithms):
+            if isinstance(message, AlgorithmsMessage):
                 algorithms = pickle.loads(message.content)
                 continue
-            assert isinstance(message, Play)
+            assert isinstance(message, PlayMessage)
             policy = protocol.from_bytes(message.policy, algorithms)
         except Exception as error:
-            send(Unavailable(f"an evaluation process cannot load the policies ({type(error).__name__}: {error})"))
+            send(
+                UnavailableMessage(f"an evaluation process cannot load the policies ({type(error).__name__}: {error})")
+            )
             return _wait_for_end()
         job, reported = message.job, time.monotonic()
 
@@ -77,17 +88,17 @@ def work(descriptor: str) -> None:
             now = time.monotonic()
             if now - reported > protocol.REPORT_INTERVAL:
                 reported = now
-                send(Finished(job, done))
+                send(ProgressMessage(job, done))
 
         try:
-            send(Result(job, protocol.play(evaluator, message.seed, message.episodes, policy, on_progress)))
+            send(ResultMessage(job, protocol.play(evaluator, message.seed, message.episodes, policy, on_progress)))
         except _Cancelled:
-            send(Result(job))
+            send(ResultMessage(job))
         except UserError as error:
-            send(Result(job, error=UserError(str(error))))
+            send(ResultMessage(job, error=UserError(str(error))))
         except Exception:
             text = f"an evaluation process failed:\n{traceback.format_exc()}"
-            send(Result(job, error=RuntimeError(text)))
+            send(ResultMessage(job, error=RuntimeError(text)))
 
 
 def _wait_for_end() -> None:
