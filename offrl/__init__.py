@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from offrl.registry import register
     from offrl.system.trust import trusted
     from offrl.tasks.task import Task
-    from offrl.training.listeners.callback import EvaluationEvent
+    from offrl.training.run.callbacks import EvaluationEvent
 
 __all__ = [
     "Dataset",
@@ -50,7 +50,7 @@ __all__ = [
 
 _WHERE = {
     "Dataset": ("offrl.data.dataset", "Dataset"),
-    "EvaluationEvent": ("offrl.training.listeners.callback", "EvaluationEvent"),
+    "EvaluationEvent": ("offrl.training.run.callbacks", "EvaluationEvent"),
     "Interrupted": ("offrl.errors", "Interrupted"),
     "ModelEnv": ("offrl.world_models.environment", "ModelEnv"),
     "ModelVectorEnv": ("offrl.world_models.environment", "ModelVectorEnv"),

@@ -38,8 +38,8 @@ from offrl.system.devices import pick_device
 from offrl.system.user_code import refuse_imported
 from offrl.tasks.task import with_factory
 from offrl.training import distributed
-from offrl.training.listeners.callback import OnEvaluation
 from offrl.training.loop import train as run_training
+from offrl.training.run.callbacks import OnEvaluation
 from offrl.training.stages import ready
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ _BUILTIN = {
     "transform": "offrl.relabel",
     "reward_labels": "offrl.data.transforms.reward_labels offrl.relabel",
     "world_model": "offrl.algorithms",
-    "artifact": "offrl.training.artifacts offrl.report.world_model",
+    "artifact": "offrl.training.run.artifacts offrl.report.world_model",
     "stop": "offrl.ope.stopping",
     "termination": "offrl.world_models.known.terminations offrl.envs",
     "reward": "offrl.world_models.known.rewards offrl.envs",
@@ -42,8 +42,8 @@ def register(kind: str, name: str) -> Callable[[T], T]:
     """Decorator: make an object known as `name`. `kind` is "algo", "network", "dataset" (a loader), "task" (an
     environment lookup), "published" (a lookup of published scores), "termination" or "reward" (a known function of a
     transition), "transform" (of a dataset, by a model that it trains), "reward_labels" (a class whose `load` reads a
-    file of that kind), "stop" (an `offrl.training.stopping.StoppingRule`) or "artifact" (an
-    `offrl.training.artifacts.Artifact`)."""
+    file of that kind), "stop" (an `offrl.training.run.stopping.StoppingRule`) or "artifact" (an
+    `offrl.training.run.artifacts.Artifact`)."""
 
     def add(item: T) -> T:
         known = _table.setdefault(kind, {})

@@ -191,7 +191,7 @@ def group_size(config: Any, device: str) -> int:
     """
     from offrl import registry
     from offrl.settings.replicas import replicas
-    from offrl.training.setup import CPU_GROUP
+    from offrl.training.execution import CPU_GROUP
 
     if config.group is not None:
         return config.group

@@ -172,7 +172,7 @@ class _Doctor:
         import torch
 
         from offrl.system import backend
-        from offrl.training.setup import no_triton
+        from offrl.training.execution import no_triton
 
         backend.cache_compiled()
         began = time.monotonic()
@@ -252,7 +252,7 @@ class _Doctor:
 
     def memory(self, check: SelfCheck) -> str:
         """The number of seeds that fit beside each other."""
-        from offrl.training.groups import SHARE
+        from offrl.training.execution import SHARE
 
         self.fastest = None  # its memory is free again
         state, working, free = check.memory()

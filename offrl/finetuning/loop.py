@@ -25,9 +25,9 @@ from offrl.settings.presets import finetune_settings
 from offrl.system import backend
 from offrl.system.devices import pick_device
 from offrl.system.locks import exclusive
-from offrl.training.checkpoints import Saved, part
 from offrl.training.engine import Plan, first_state
-from offrl.training.setup import choose_mode
+from offrl.training.execution import choose_mode
+from offrl.training.run.checkpoints import Saved, part
 from offrl.training.updates import loss_limit, warn_of_rates
 
 SLICE = 16  # updates between two looks at signals

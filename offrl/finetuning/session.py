@@ -23,11 +23,11 @@ from offrl.runs.log import RunLog
 from offrl.settings.evaluation import worker_count
 from offrl.system.progress import Progress
 from offrl.system.signals import StopSignals
-from offrl.training.checkpoints import Checkpoints, Saved
 from offrl.training.engine import LocalEngine, policies_of
-from offrl.training.scores import Scores
-from offrl.training.setup import PAYS_FROM
-from offrl.training.updates import metric_means, rows, sound, warn_diverged
+from offrl.training.execution import PAYS_FROM
+from offrl.training.run.checkpoints import Checkpoints, Saved
+from offrl.training.run.scores import Scores
+from offrl.training.updates import check_divergence, metric_means, rows, warn_diverged
 
 EVALUATIONS = 20  # of a run, unless eval.every says otherwise
 CURE = "A smaller algo.learning_rate or utd often helps"  # of replicas that diverge
@@ -226,7 +226,7 @@ class OnlineLoop(ABC):
         means: dict[str, list[float]] = {}
         if self.updates > self.line_updates:
             values = self._means(metric_means(self.learner.sums(), self.updates - self.line_updates))
-            self.alive, diverged = sound(values, self.alive, self.loss_limit)
+            self.alive, diverged = check_divergence(values, self.alive, self.loss_limit)
             for n, reason in diverged.items():
                 warn_diverged(self.replicas[n], self.lined, self.t, reason, CURE)
             means = rows(values, self.alive)

@@ -26,7 +26,7 @@ from offrl.runs.tables import print_table
 from offrl.settings.compose import compose
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
-from offrl.training.artifacts import FinishedRun
+from offrl.training.run.artifacts import FinishedRun
 from offrl.world_models.dynamics import Split, split
 from offrl.world_models.model import FOLDER, ModelTrainer, Trained, Tree, WorldModel, load
 from offrl.world_models.quality import LEVELS, Sample, dimensions, measured, ood, own_deviations, sample

@@ -65,8 +65,8 @@ class Engine(Protocol):
     def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
         """Go on from here."""
 
-    def doubt(self) -> str | None:
-        """`Step.doubt` of the states that `settle` remembered."""
+    def verify_compiled(self) -> str | None:
+        """`Step.verify_compiled` of the states that `settle` remembered."""
 
     def finished(self) -> Tensor | None:
         """Mask of the replicas [N] that need no more updates; None where the algorithm does not say."""
@@ -233,9 +233,9 @@ class LocalEngine:
         ]  # what diverged is not trained again
         self._sums = [self._part(sums, part) for part in self.parts]
 
-    def doubt(self) -> str | None:
+    def verify_compiled(self) -> str | None:
         for step, state, good, hyper_ in zip(self.groups, self._state, self._good, self.hyper, strict=True):
-            if problem := step.doubt(good._replace(buffers=state.buffers), hyper_):
+            if problem := step.verify_compiled(good._replace(buffers=state.buffers), hyper_):
                 return problem
         return None
 

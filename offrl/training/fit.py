@@ -12,8 +12,7 @@ from offrl.algorithm import Algorithm, TrainState
 from offrl.settings.replicas import Replica
 from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan, Slices, first_state
-from offrl.training.groups import default_group
-from offrl.training.setup import choose_mode
+from offrl.training.execution import choose_mode, default_group
 
 Progress = Callable[[int, float], None]  # updates done, updates per second
 

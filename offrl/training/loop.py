@@ -13,8 +13,8 @@ from offrl.runs.record import as_begun
 from offrl.settings.train import TrainConfig
 from offrl.system.progress import duration
 from offrl.training import distributed
-from offrl.training.listeners.callback import OnEvaluation
-from offrl.training.session import Session
+from offrl.training.run.callbacks import OnEvaluation
+from offrl.training.run.session import Session
 from offrl.training.setup import set_up
 
 
@@ -38,46 +38,47 @@ def train(
         dataset = setup.dataset
         run = Session(config, dataset, run_dir, setup, resources, on_evaluation)
         engine, log, scores, slices, signals = run.engine, run.log, run.scores, run.slices, run.signals
-        trains, started = run.step < run.end, time.monotonic()
+        clock = run.clock
+        trains, started = clock.running, time.monotonic()
         resources.enter_context(log)
         resources.enter_context(signals.handled(log.say))
         compiled, compiling = setup.plan.mode.startswith("compiled"), 0.0
         if trains and compiled:
             log.say("compiling the step, 10 to 30 seconds; at once where it was compiled before")
-        while run.step < run.end and run.alive.any():
-            stop = run.next_stop()
-            slices.begin(run.step)
-            while run.step < stop and not signals.count:
-                end = slices.next(run.step, stop)
-                if run.world.size > 1:
+        while clock.running and run.alive.any():
+            stop = clock.next_stop()
+            slices.begin(clock.step)
+            while clock.step < stop and not signals.count:
+                end = slices.next(clock.step, stop)
+                if run.process_group.size > 1:
                     end, signals.count = distributed.agree(end, signals.count, run.device)
                     if signals.count:
                         break
-                engine.run(run.step, end - run.step)
-                run.step = end
+                engine.run(clock.step, end - clock.step)
+                clock.step = end
                 first_seconds = slices.done(end)
                 if first_seconds is not None:
                     log.timing(end, first_updates=first_seconds)
                     compiling = first_seconds if compiled else 0.0
                     continue
                 scores.poll()
-                if end < run.end:
+                if end < clock.end:
                     log.progress(end, slices.recent, run.text)
-            if run.step == stop:
+            if clock.step == stop:
                 run.write_metrics()
-                if run.step < run.end and run.finished():
-                    run.end = run.step
-                    log.say(f"stopping at step {run.end:,}: nothing gets better any more")
-                log.timing(run.step, updates_per_second=slices.rate)
-                run.heed_callbacks()
-                if run.due(run.eval_every):
-                    scores.begin(run.step, run.policies)
+                if clock.running and run.finished():
+                    clock.end = clock.step
+                    log.say(f"stopping at step {clock.end:,}: nothing gets better any more")
+                log.timing(clock.step, updates_per_second=slices.rate)
+                run.stop_if_callback_asked()
+                if clock.due(clock.eval_every):
+                    scores.begin(clock.step, run.policies)
                     run.consult_stopping_rule()
-                    run.heed_callbacks()
+                    run.stop_if_callback_asked()
                     slices.pause()
-                if run.step == run.end:
+                if clock.step == clock.end:
                     scores.wait()
-                if run.due(run.save_every):
+                if clock.due(clock.save_every):
                     run.save()
             if signals.count:
                 run.save(cut_short=True)
@@ -85,11 +86,11 @@ def train(
         scores.wait()
         if scores.step is not None:  # a signal came
             raise run.interrupted()
-        if run.rescored or (run.step < run.end and not run.alive.any()):
+        if run.rescored or (clock.running and not run.alive.any()):
             run.save()
         run.write_results()
         if trains or run.rescored:
-            log.hparams({**vars(config.algo), "dataset": dataset.spec.name, "steps": run.step})
+            log.hparams({**vars(config.algo), "dataset": dataset.spec.name, "steps": clock.step})
         if trains:
             log.say(time_text(time.monotonic() - started, compiling, scores.seconds_waited))
 

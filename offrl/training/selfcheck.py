@@ -22,8 +22,8 @@ from offrl.settings.compose import compose
 from offrl.settings.replicas import Replica
 from offrl.system.backend import move
 from offrl.training.engine import LocalEngine, Plan, first_state
-from offrl.training.groups import STATES, default_group, replica_bytes
-from offrl.training.setup import PAYS_FROM, check_kind, choose_mode, make_algorithm
+from offrl.training.execution import PAYS_FROM, STATES, choose_mode, default_group, replica_bytes
+from offrl.training.setup import check_kind, make_algorithm
 from offrl.training.stages import ready
 
 SEEDS = 8  # tried side by side

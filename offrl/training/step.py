@@ -22,7 +22,7 @@ from offrl.algorithm import Algorithm, Metrics, TrainState, with_config
 from offrl.data.samplers.transitions import Batch
 from offrl.training import distributed
 from offrl.training.compiling.program import Hyper, Program, Updates
-from offrl.training.updates import add, counted, update_keys
+from offrl.training.updates import add, update_keys, with_counts
 
 KEYS = 128  # updates whose keys are made at once
 REFRESH = -(1 << 41)  # keys of `Algorithm.refresh`: updates have those of 0, 1, ...
@@ -54,7 +54,7 @@ class Step:
         self.source, self.batch_size, self.replicas = source, batch_size, replicas
         self.algorithm = with_config(algorithm, copy.copy(algorithm.config))
         self.base = algorithm.config
-        self.world = world
+        self.process_group = world
         if world.size > 1:
             self.algorithm.runtime.reduce_gradients = distributed.average
         self.algorithm.runtime.source = source
@@ -73,7 +73,7 @@ class Step:
         self.updates = functools.cache(self._updates)
         self.program: Program | None = None
         if mode != "eager":
-            subject = (
+            cache_key = (
                 self.algorithm,
                 self.sampler,
                 source,
@@ -84,7 +84,7 @@ class Step:
                 precision,
             )
             self.program = Program(
-                self.updates(0, algorithm.traits.period), algorithm.traits.period, mode, precision, pool, subject
+                self.updates(0, algorithm.traits.period), algorithm.traits.period, mode, precision, pool, cache_key
             )
 
     @property
@@ -115,9 +115,14 @@ class Step:
             for i in range(length):
                 batch = batches[i] if batches else self.sampler(self.source, keys[i, 0], self.batch_size)
                 key = keys[i, 1]
-                if self.world.size > 1:  # each process takes its share of the one batch, and draws noise of its own
-                    batch = {name: column[self.world.rank :: self.world.size] for name, column in batch.items()}
-                    key = rng.fold_in(key, self.world.rank)
+                if (
+                    self.process_group.size > 1
+                ):  # each process takes its share of the one batch, and draws noise of its own
+                    batch = {
+                        name: column[self.process_group.rank :: self.process_group.size]
+                        for name, column in batch.items()
+                    }
+                    key = rng.fold_in(key, self.process_group.rank)
                 with self._autocast(state):
                     state, metrics = self.algorithm.update(state, batch, key, phase=first + i)
                 state = state._replace(step=state.step + 1)
@@ -125,7 +130,7 @@ class Step:
                     k: v.float() for k, v in metrics.items()
                 }  # under autocast they may be bfloat16, which sums badly
                 total = add(
-                    total, metrics if self.algorithm.traits.period == 1 else counted(metrics)
+                    total, metrics if self.algorithm.traits.period == 1 else with_counts(metrics)
                 )  # a metric may come in some phases only
             self._configure({name: getattr(self.base, name) for name in hyper})
             return state._replace(buffers={}), total
@@ -162,14 +167,14 @@ class Step:
             for old, leaf in zip(pytree.tree_leaves(state), pytree.tree_leaves(new), strict=True):
                 old.copy_(leaf)
             new = state
-        return new, add(sums, counted(metrics))
+        return new, add(sums, with_counts(metrics))
 
-    def doubt(self, state: TrainState, hyper: Hyper | None = None) -> str | None:
+    def verify_compiled(self, state: TrainState, hyper: Hyper | None = None) -> str | None:
         """The difference of the compiled updates from the uncompiled ones, beyond rounding, from `state` on; None where
         there is none, nothing is compiled, or batches come from outside."""
         if self.program is None or self.batches is not None:
             return None
-        return self.program.doubt(state, self.hyper if hyper is None else hyper, [])
+        return self.program.verify_compiled(state, self.hyper if hyper is None else hyper, [])
 
     def run(
         self, state: TrainState, sums: Metrics, step: int, count: int, slot: int = 0, hyper: Hyper | None = None

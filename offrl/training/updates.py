@@ -37,7 +37,7 @@ def add(total: Metrics, metrics: Metrics) -> Metrics:
     return {**total, **{k: total[k] + v if k in total else v for k, v in metrics.items()}}
 
 
-def counted(metrics: Metrics) -> Metrics:
+def with_counts(metrics: Metrics) -> Metrics:
     """`metrics` that come in some updates only, with a count of 1 for each."""
     return {**metrics, **{COUNT + k: torch.ones_like(v) for k, v in metrics.items()}}
 
@@ -79,7 +79,7 @@ def trouble(metrics: Metrics, index: int, limit: float) -> str:
     return f"{name} is {losses[name]:.2g}, which no loss on such data is" if name and abs(losses[name]) > limit else ""
 
 
-def sound(metrics: Metrics, alive: Tensor, limit: float) -> tuple[Tensor, dict[int, str]]:
+def check_divergence(metrics: Metrics, alive: Tensor, limit: float) -> tuple[Tensor, dict[int, str]]:
     """(mask of the replicas that are `alive` [N] and whose metrics are finite and losses within `limit`, the reasons of
     those that were alive and are in trouble)."""
     reasons = {n: reason for n in torch.nonzero(alive).squeeze(-1).tolist() if (reason := trouble(metrics, n, limit))}

@@ -109,7 +109,7 @@ class WorkerEngine:
     def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
         self._each("load", [pytree.tree_map(lambda x, p=p: x[p], (state, good, sums)) for p in self.parts])
 
-    def doubt(self) -> str | None:
+    def verify_compiled(self) -> str | None:
         return next((problem for problem in self._all("doubt") if problem), None)
 
     def finished(self) -> Tensor | None:

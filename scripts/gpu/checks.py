@@ -38,8 +38,7 @@ from offrl.data.samplers.transitions import TransitionSampler
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.training import engine
-from offrl.training.groups import replica_bytes
-from offrl.training.setup import choose_mode
+from offrl.training.execution import choose_mode, replica_bytes
 from offrl.training.step import make_step
 from offrl.training.updates import metric_means
 

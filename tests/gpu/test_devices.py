@@ -18,10 +18,9 @@ from offrl.errors import UserError
 from offrl.settings.replicas import Replica
 from offrl.settings.train import TrainConfig
 from offrl.system import backend
-from offrl.training import distributed, setup
+from offrl.training import distributed, execution
 from offrl.training.engine import LocalEngine, Plan, first_state
-from offrl.training.groups import default_group
-from offrl.training.setup import choose_mode, training_devices
+from offrl.training.execution import choose_mode, default_group, training_devices
 from offrl.training.step import make_step
 from tests.support import cases
 from tests.support.imitated import META, Held, Machine, imitated
@@ -62,9 +61,9 @@ def triton(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(torch, "compile", compile_)
     monkeypatch.setattr(backend, "cache_compiled", lambda: None)
     monkeypatch.setattr(torch, "zeros", lambda *a, **k: None)
-    monkeypatch.setattr(setup.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(setup.shutil, "which", lambda name: f"/usr/bin/{name}")
-    setup.no_triton.cache_clear()
+    monkeypatch.setattr(execution.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(execution.shutil, "which", lambda name: f"/usr/bin/{name}")
+    execution.no_triton.cache_clear()
     return there
 
 

@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 
 from offrl import losses
 from offrl.settings.replicas import Replica
-from offrl.training.compiling import ahead, worth
+from offrl.training.compiling import ahead, cost_model
 from offrl.training.compiling.fingerprint import Fingerprint, Unnamed
 from offrl.training.engine import Plan
-from offrl.training.setup import choose_mode
+from offrl.training.execution import choose_mode
 from tests.support.problems import compiled_problem
 
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ def test_compiling_pays_by_the_time_of_updates_not_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    small, large = (worth.Cost(seconds, ahead.compiling_seconds(500)) for seconds in (0.0005, 0.5))
+    small, large = (cost_model.Cost(seconds, ahead.compiling_seconds(500)) for seconds in (0.0005, 0.5))
     assert not small.compiling_pays(6000, 1) and large.compiling_pays(300, 2)
     assert not small.processes_pay(6000) and large.processes_pay(300)
     usual = ahead.compiling_seconds(500)
@@ -103,22 +103,30 @@ def test_costs_are_measured_once_for_the_same_settings(tmp_path: Path, monkeypat
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     algorithm, source = compiled_problem()
     plan = Plan(algorithm, 8, "eager", "float32", 2)
-    measured = worth.cost(plan, source, [Replica(0), Replica(1)])
+    measured = cost_model.cost(plan, source, [Replica(0), Replica(1)])
     assert measured.seconds > 0 and measured.compiling > 0
     ahead._note_seconds(1e3, 500)
-    monkeypatch.setattr(worth, "_measured", lambda *x: worth.Cost(1.0, 2.0))
-    assert worth.cost(plan, source, [Replica(0), Replica(1)]) == measured
-    assert worth.cost(dataclasses.replace(plan, batch_size=16), source, [Replica(0), Replica(1)]) == worth.Cost(
-        1.0, 2.0
-    )
+    monkeypatch.setattr(cost_model, "_measured", lambda *x: cost_model.Cost(1.0, 2.0))
+    assert cost_model.cost(plan, source, [Replica(0), Replica(1)]) == measured
+    assert cost_model.cost(
+        dataclasses.replace(plan, batch_size=16), source, [Replica(0), Replica(1)]
+    ) == cost_model.Cost(1.0, 2.0)
     for file in tmp_path.glob("cost-*"):
         file.write_text('{"seconds": "many"}')
-    assert worth.cost(plan, source, [Replica(0), Replica(1)]) == worth.Cost(1.0, 2.0)
+    assert cost_model.cost(plan, source, [Replica(0), Replica(1)]) == cost_model.Cost(1.0, 2.0)
 
 
 def test_the_mode_follows_what_was_measured() -> None:
-    assert choose_mode("auto", CPU, 100_000, pays=False) == "eager" == choose_mode("eager", CPU, 100, pays=True)
-    assert choose_mode("compiled", CPU, 100, pays=False) == "compiled" == choose_mode("auto", CPU, 100, pays=True)
+    assert (
+        choose_mode("auto", CPU, 100_000, compiling_pays=False)
+        == "eager"
+        == choose_mode("eager", CPU, 100, compiling_pays=True)
+    )
+    assert (
+        choose_mode("compiled", CPU, 100, compiling_pays=False)
+        == "compiled"
+        == choose_mode("auto", CPU, 100, compiling_pays=True)
+    )
 
 
 CODE = """

@@ -141,7 +141,7 @@ def test_what_differs_is_named(what: str, named: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch, "compile", broken)
     algorithm, source = compiled_problem()
     step = make_step(algorithm, source, batch_size=8, replicas=2, mode="compiled")
-    found = step.doubt(stack([algorithm.init(s) for s in (0, 1)]))
+    found = step.verify_compiled(stack([algorithm.init(s) for s in (0, 1)]))
     assert found is not None and named in found
 
 
@@ -152,17 +152,17 @@ def test_an_engine_says_whether_its_steps_are_to_be_trusted(monkeypatch: pytest.
         monkeypatch.setattr(torch, "compile", compile_)
         engine = LocalEngine(Plan(algorithm, 8, "compiled", "float32", 2), source, [Replica(0), Replica(1)], CPU)
         engine.load(state, state, {})
-        assert bool(engine.doubt()) is doubted
+        assert bool(engine.verify_compiled()) is doubted
     engine = LocalEngine(Plan(algorithm, 8, "eager", "float32", 2), source, [Replica(0), Replica(1)], CPU)
     engine.load(state, state, {})
-    assert engine.doubt() is None
+    assert engine.verify_compiled() is None
 
 
 @pytest.mark.parametrize("found", [None, "moments of critic by 1.4"])
 def test_a_run_that_diverges_asks_the_compiled_step_first(
     found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(LocalEngine, "doubt", lambda self: found)
+    monkeypatch.setattr(LocalEngine, "verify_compiled", lambda self: found)
     g, n = np.random.default_rng(0), 200
     data = from_arrays(
         g.normal(size=(n, 2)),

@@ -21,8 +21,7 @@ from offrl.system import backend, devices, processes
 from offrl.system import files as checkpoint
 from offrl.system.locks import OWNED
 from offrl.training.engine import LocalEngine, Plan, first_state, group_sizes
-from offrl.training.grid import try_update
-from offrl.training.groups import default_group
+from offrl.training.execution import default_group, try_update
 from offrl.training.workers import WorkerEngine, WorkersUnavailable, shares
 
 CPU = torch.device("cpu")

@@ -25,8 +25,8 @@ from offrl.figures import goal_map
 from offrl.settings.replicas import Replica
 from offrl.tasks.environments import make_env
 from offrl.tasks.task import Task
-from offrl.training.artifacts import FinishedRun, make_artifacts
 from offrl.training.engine import policies_of
+from offrl.training.run.artifacts import FinishedRun, make_artifacts
 
 
 def walks(normal: bool = False, name: str = "my-maze", **columns: Any) -> Dataset:

@@ -28,7 +28,7 @@ from offrl.settings.presets import read_yaml
 from offrl.tasks.entries import OWN_ORDER
 from offrl.tasks.environments import resolve_task
 from offrl.tasks.task import Task, lookup, with_factory
-from offrl.training.updates import loss_limit, sound, warn_of_no_rewards, warn_of_rates
+from offrl.training.updates import check_divergence, loss_limit, warn_of_no_rewards, warn_of_rates
 
 OBS = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
 ACT = np.random.default_rng(1).uniform(-1, 1, (60, 2)).astype(np.float32)
@@ -272,7 +272,7 @@ def test_losses_are_measured_by_the_data() -> None:
         "critic/loss": torch.tensor([1e13, -2e14, 1.0, 1.0, 1e30]),
         "critic/q": torch.tensor([1e20, 0.0, torch.nan, 0.0, 0.0]),
     }
-    left, reasons = sound(metrics, alive, limit)
+    left, reasons = check_divergence(metrics, alive, limit)
     assert left.tolist() == [True, False, False, True, False]
     assert reasons == {1: "critic/loss is -2e+14, which no loss on such data is", 2: "not finite: critic/q"}
 

@@ -17,8 +17,7 @@ from offrl.benchmark.plan import hold
 from offrl.errors import UserError
 from offrl.settings.evaluation import cores
 from offrl.system import backend, children, devices, files, locks, trust
-from offrl.training.groups import default_group
-from offrl.training.setup import choose_mode
+from offrl.training.execution import choose_mode, default_group
 from offrl.training.updates import metric_means
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,8 +23,8 @@ from offrl.finetuning.residual.learner import Passes, ResidualLearner, minibatch
 from offrl.finetuning.residual.rollout import Bases, batch_of, play_on
 from offrl.finetuning.session import OnlineLoop, busy
 from offrl.finetuning.setup import Start
-from offrl.training.checkpoints import Saved, part
 from offrl.training.engine import Plan, first_state
+from offrl.training.run.checkpoints import Saved, part
 from offrl.training.updates import loss_limit, warn_of_rates
 
 LARGEST = 5.0  # of rewards over their running standard deviation

@@ -60,8 +60,8 @@ class Library:
     shapes and strides.
     """
 
-    def __init__(self, work: Work, trees: tuple[Any, ...], subject: Sequence[Any]) -> None:
-        """Load it, or make it; of several processes that need the same one makes it. subject: all that decides what
+    def __init__(self, work: Work, trees: tuple[Any, ...], cache_key: Sequence[Any]) -> None:
+        """Load it, or make it; of several processes that need the same one makes it. cache_key: all that decides what
         `work` does.
 
         Raises whatever tracing and compiling do.
@@ -74,7 +74,7 @@ class Library:
             with _traced_beside_kernels(work, leaves, structure) as traced:
                 with contextlib.suppress(Unnamed):
                     inputs = [(x.dtype, x.shape, x.stride()) for x in leaves]
-                    for part in (sources("offrl"), kernels.kinds(), str(structure), inputs, *subject):
+                    for part in (sources("offrl"), kernels.kinds(), str(structure), inputs, *cache_key):
                         name.add(part)
                     key = folder / f"{name.digest()}.key"
                 if key is not None:  # before the other processes go on: who traced compiles
@@ -115,7 +115,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _known(key: Path, tensors: int) -> tuple[Path, list[int]] | None:
-    """The library that was kept as `key`, and the numbers of its constants among so many tensors of the subject."""
+    """The library that was kept as `key`, and the numbers of its constants among so many tensors of the cache_key."""
     if os.environ.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES") == "1":
         return None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

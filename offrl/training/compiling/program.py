@@ -33,18 +33,19 @@ class Program:
     """
 
     def __init__(
-        self, updates: Updates, period: int, mode: str, precision: str, pool: Any, subject: Sequence[Any] = ()
+        self, updates: Updates, period: int, mode: str, precision: str, pool: Any, cache_key: Sequence[Any] = ()
     ) -> None:
-        """updates: the pattern, eager. mode: compiled, cudagraph or compiled-cudagraph. pool: see `make_step`. subject:
+        """updates: the pattern, eager. mode: compiled, cudagraph or compiled-cudagraph. pool: see `make_step`.
+        cache_key:
         all that decides what `updates` does, by which it is found when it has been compiled before; empty: it is not
         kept."""
-        self.updates, self.period, self.mode, self.precision, self.pool, self.subject = (
+        self.updates, self.period, self.mode, self.precision, self.pool, self.cache_key = (
             updates,
             period,
             mode,
             precision,
             pool,
-            subject,
+            cache_key,
         )
         self._function: Callable[..., None] | None = None
         self._graphs: dict[int, _CudaGraph] = {}
@@ -70,7 +71,7 @@ class Program:
         """`_in_place`, compiled if the mode says so."""
         if self._function is None:
             self._function = self._in_place
-            if self.mode == "compiled" and self.subject and self.precision == "float32" and ahead.available():
+            if self.mode == "compiled" and self.cache_key and self.precision == "float32" and ahead.available():
                 self._function = self._by_library
             elif self.mode.startswith("compiled"):
                 self._function = self._jit()
@@ -79,8 +80,8 @@ class Program:
     def _by_library(self, *arguments: Any) -> None:
         """The first call of `_in_place` as a library, which then takes this function's place; or torch.compile's."""
         try:
-            subject = [self.period, *self.subject]
-            self._function = ahead.Library(self._in_place, arguments, subject)
+            cache_key = [self.period, *self.cache_key]
+            self._function = ahead.Library(self._in_place, arguments, cache_key)
         except Exception as error:
             if isinstance(error, (UserError, MemoryError)) or "out of memory" in str(error):
                 raise
@@ -163,7 +164,7 @@ class Program:
             return
         self._checked = True
         try:
-            problem = self.doubt(state, hyper, batches)
+            problem = self.verify_compiled(state, hyper, batches)
             if problem is None:
                 backend.seal_compiled()
             else:
@@ -177,7 +178,7 @@ class Program:
             self._function = None
             warn(f"the step {problem}; this run goes on without compilation")
 
-    def doubt(self, state: TrainState, hyper: Hyper, batches: list[Batch]) -> str | None:
+    def verify_compiled(self, state: TrainState, hyper: Hyper, batches: list[Batch]) -> str | None:
         """The difference of the compiled pattern from the uncompiled one, beyond rounding, from `state` on; None where
         there is none, or nothing is compiled."""
         if not self.mode.startswith("compiled"):

@@ -38,10 +38,10 @@ class Scores:
         dataset: str,
         signals: StopSignals,
         show: Callable[[str], None],
-        heard: Callable[[int, list[dict[str, Any]], list[Any]], None] = lambda step, rows, policies: None,
+        on_scores: Callable[[int, list[dict[str, Any]], list[Any]], None] = lambda step, rows, policies: None,
     ) -> None:
         """dataset: its name, for scores.csv. signals: end the waiting for scores. show: called with new scores in
-        words, and heard with their step, their rows and the policies."""
+        words, and on_scores with their step, their rows and the policies."""
         self.scorer, self.log, self.replicas, self.dataset, self.signals, self.show = (
             scorer,
             log,
@@ -50,7 +50,7 @@ class Scores:
             signals,
             show,
         )
-        self.heard = heard
+        self.on_scores = on_scores
         self.text = ""  # the last scores in words
         self.seconds_waited = 0.0
 
@@ -71,16 +71,16 @@ class Scores:
         """
         if self.scorer is None:
             return
-        self.wait(heed_signals=False)
+        self.wait(stop_on_signal=False)
         self.scorer.begin(step, policies(), self.replicas)
         if self.scorer.pool is None:
             self.wait()
 
-    def wait(self, heed_signals: bool = True) -> None:
+    def wait(self, stop_on_signal: bool = True) -> None:
         """Until the evaluation that runs, if any, is over, or a signal came."""
         started = time.monotonic()
         with contextlib.suppress(_CutShort):
-            self.poll(self._look if heed_signals else lambda done, total: None)
+            self.poll(self._look if stop_on_signal else lambda done, total: None)
         self.seconds_waited += time.monotonic() - started
 
     def poll(self, wait: Callable[[int, int], None] | None = None) -> None:
@@ -99,7 +99,7 @@ class Scores:
             "score" if result.scores is not None else "return", result.per_seed().tolist(), self.replicas
         )
         self.show(self.text)
-        self.heard(step, [{"step": step, **row} for row in rows], policies)
+        self.on_scores(step, [{"step": step, **row} for row in rows], policies)
 
     def cancel(self) -> None:
         """Abandon the evaluation that runs."""

@@ -25,7 +25,7 @@ from offrl.training.compiling import ahead
 from offrl.training.compiling.fingerprint import sources
 from offrl.training.engine import LocalEngine, Plan, first_state, group_sizes
 
-LEAST = 200  # updates; shorter runs are eager without being timed
+MIN_UPDATES = 200  # updates; shorter runs are eager without being timed
 TIMED = 3  # patterns of updates, after one that sets things up
 ENOUGH = 1.0  # seconds of timing, where an update takes long
 BACKWARD = 1.5  # operations of a compiled graph for each call of torch

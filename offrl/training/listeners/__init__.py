@@ -1,1 +1,0 @@
-"""What looks at a run from outside while it trains."""
