@@ -110,7 +110,7 @@ class WorkerEngine:
         self._each("load", [pytree.tree_map(lambda x, p=p: x[p], (state, good, sums)) for p in self.parts])
 
     def verify_compiled(self) -> str | None:
-        return next((problem for problem in self._all("doubt") if problem), None)
+        return next((problem for problem in self._all("verify_compiled") if problem), None)
 
     def finished(self) -> Tensor | None:
         parts = [_tensors(part) for part in self._all("finished")]
