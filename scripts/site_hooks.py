@@ -30,6 +30,7 @@ OWN = {
     "SECURITY.md": "reporting.md",
     "README.md": "index.md",
 }
+LINKS = re.compile(r"\[([^\]]*)\]\(([^)\s#]+\.md)(?:#[^)\s]*)?\)")
 SHOWN = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash", ".cff": "yaml", "": "text"}
 LONGEST = 100_000  # characters of a file that is shown
 MATHJAX = """window.MathJax = {
@@ -39,13 +40,8 @@ MATHJAX = """window.MathJax = {
 """  # noqa: E501
 
 
-def title(path: Path) -> str:
-    """The first heading of a page."""
-    return re.search(r"^# (.+)$", path.read_text(), re.M)[1]  # type: ignore[index]
-
-
 def on_config(config: Any) -> Any:
-    """Adds the pages of the algorithms, by family, and those of docs/benchmarks to the navigation."""
+    """Adds the pages of the algorithms, by family, to the navigation."""
     docs = Path(config.docs_dir)
     families: dict[str, list[dict[str, str]]] = {name: [] for name in algorithm_pages.FAMILIES}
     for path in sorted((docs / "algorithms").glob("*.md")):
@@ -54,10 +50,6 @@ def on_config(config: Any) -> Any:
     for entry in config.nav:
         if "Algorithms" in entry:
             entry["Algorithms"] += [{name[0].upper() + name[1:]: pages} for name, pages in families.items()]
-        if "Benchmarks" in entry:
-            entry["Benchmarks"] = [
-                {title(path): f"benchmarks/{path.name}"} for path in sorted((docs / "benchmarks").glob("*.md"))
-            ]
     return config
 
 
@@ -90,12 +82,11 @@ def source_page(target: str) -> str:
 def on_files(files: Files, *, config: Any) -> Files:
     """Adds pages for the repository's files that are linked, and MathJax."""
     docs = Path(config.docs_dir)
-    own = {name: page for name, page in OWN.items() if name != "README.md"}
     linked = set().union(
         *(outside(path.read_text(), f"docs/{path.relative_to(docs).as_posix()}") for path in docs.rglob("*.md"))
     )
-    linked |= set().union(*(outside((ROOT / name).read_text(), name) for name in own))
-    for name, page in own.items():
+    linked |= set().union(*(outside((ROOT / name).read_text(), name) for name in OWN))
+    for name, page in OWN.items():
         files.append(File.generated(config, page, content=relinked((ROOT / name).read_text(), name, page)))
     for target in sorted(linked - set(OWN)):
         if (ROOT / target).exists():
@@ -123,7 +114,15 @@ def relinked(text: str, source: str, page: str) -> str:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
-    """Links out of docs/ lead to the pages that show those files."""
+    """Links out of docs/ lead to the pages that show those files; those to pages that are no part of the site (its
+    `exclude_docs`) become their names.
+    """
     source = page.file.src_uri
-    done = source.startswith("source/") or (source in OWN.values() and source != "index.md")
-    return markdown if done else relinked(markdown, f"docs/{source}", source)
+    if not source.startswith("source/") and source not in OWN.values():
+        markdown = relinked(markdown, f"docs/{source}", source)
+
+    def named(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))
+        return f"{match[1]} (`docs/{target}` in the repository)" if config.exclude_docs.match_file(target) else match[0]
+
+    return LINKS.sub(named, markdown)
