@@ -187,7 +187,7 @@ def group_size(config: Any, device: str) -> int:
 
     Group sizes decide last bits, so the cores that happen to be free must not decide them. On a CPU half of the
     replicas at most, so that two cores find work where one cell trains at a time; larger groups are hardly faster there
-    (docs/benchmarks/speed.md).
+    (docs/benchmarks/speed-journal.md).
     """
     from offrl import registry
     from offrl.settings.replicas import replicas

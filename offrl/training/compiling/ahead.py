@@ -43,7 +43,7 @@ PACE = "pace.json"  # in the folder of compiled code: the last compilation
 COMPILING = (
     4.0,
     0.012,
-)  # seconds of a core: for any step, and for each of its operations (Zen 5, torch 2.13; docs/benchmarks/speed.md)
+)  # seconds of a core: for any step, and for each of its operations (Zen 5, torch 2.13; docs/benchmarks/speed-journal.md)
 Work = Callable[..., None]
 Traced = tuple[fx.GraphModule, list[Tensor]]
 

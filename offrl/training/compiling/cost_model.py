@@ -29,7 +29,7 @@ MIN_UPDATES = 200  # updates; shorter runs are eager without being timed
 TIMED = 3  # patterns of updates, after one that sets things up
 ENOUGH = 1.0  # seconds of timing, where an update takes long
 BACKWARD = 1.5  # operations of a compiled graph for each call of torch
-SAVED = 0.5  # of an eager update's time, which compiled code saves (docs/benchmarks/speed.md)
+SAVED = 0.5  # of an eager update's time, which compiled code saves (docs/benchmarks/speed-journal.md)
 STARTING = 5.0  # seconds of a core until a process works
 
 
