@@ -40,10 +40,8 @@ OPTIONS = {
     "size_asserts": False,
 }
 PACE = "pace.json"  # in the folder of compiled code: the last compilation
-COMPILING = (
-    4.0,
-    0.012,
-)  # seconds of a core: for any step, and for each of its operations (Zen 5, torch 2.13; docs/benchmarks/speed-journal.md)
+# seconds of a core: for any step, and for each of its operations (Zen 5, torch 2.13; docs/benchmarks/speed-journal.md)
+COMPILING = (4.0, 0.012)
 Work = Callable[..., None]
 Traced = tuple[fx.GraphModule, list[Tensor]]
 
