@@ -130,7 +130,7 @@ class Evaluator:
             rows[e] = row
         games.unstable.clear()
         carry = set_goal(games.policy, games.policy.start(count), _rows(goals, games.at))
-        began, value = list(games.at), None
+        started_at, value = list(games.at), None
         games.discount = float(getattr(games.policy, "discount", DISCOUNT))
         for t in range(self.limit):
             actions, carry = games.policy.step(carry, rows, t)
@@ -143,8 +143,8 @@ class Evaluator:
             if not games.at:
                 break
         if value is not None and isinstance(games.policy, Values):
-            tally.estimates[games.n, began] = games.policy.in_recorded_units(
-                value[began], tally.lengths[games.n, began]
+            tally.estimates[games.n, started_at] = games.policy.in_recorded_units(
+                value[started_at], tally.lengths[games.n, started_at]
             )
 
     def _turn(self, games: _Games, raw: Any, t: int) -> None:

@@ -153,10 +153,10 @@ class Arena:
             for t in range(self.limit):
                 actions, memory = learner.step(memory, rows, len(rewards))
                 actions = self._fitting(np.asarray(actions))
-                gained, lost = np.zeros(count), np.zeros(count)
+                gained, step_regrets = np.zeros(count), np.zeros(count)
                 for n in list(running):
                     observation, reward, terminated, truncated, info = self.envs[n].step(actions[n])
-                    gained[n], lost[n], lengths[n] = reward, info.get("regret", 0.0), t + 1
+                    gained[n], step_regrets[n], lengths[n] = reward, info.get("regret", 0.0), t + 1
                     reports_regret = reports_regret or "regret" in info
                     rows[n] = last[n] = self.flatten(observation)
                     if terminated or truncated:
@@ -164,7 +164,7 @@ class Arena:
                         rows[n] = 0
                 memory = learner.observe_reward(memory, gained)
                 rewards.append(gained)
-                regrets.append(lost)
+                regrets.append(step_regrets)
                 if progress is not None:
                     progress(len(rewards), episodes * self.limit)
                 if not running:
@@ -204,7 +204,7 @@ def table(played: Mapping[str, Sequence[Played]]) -> str:
     lines: list[tuple[Any, ...]] = [("learner", "policy", "tasks", "what", "x", "mean", "std_over_tasks")]
     for name, policies in played.items():
         for index, one in enumerate(policies):
-            x, values, what = one.curve()
+            x, values, label = one.curve()
             for i, column in zip(x.tolist(), values.T, strict=True):
-                lines.append((name, index, len(one.tasks), what, i, f"{column.mean():.6g}", f"{column.std():.6g}"))
+                lines.append((name, index, len(one.tasks), label, i, f"{column.mean():.6g}", f"{column.std():.6g}"))
     return text_of(lines)

@@ -137,8 +137,8 @@ class TrainedPolicy:
             )
         array = np.array(goals, np.float32).reshape(len(goals), -1)  # a copy: it may be read-only
         if array.shape[1] != width:
-            what = "like achieved_goals in the data" if spec.goal_dim else "like an observation"
-            raise UserError(f"the goal has {array.shape[1]} numbers; this policy of {name} takes {width}, {what}")
+            meaning = "like achieved_goals in the data" if spec.goal_dim else "like an observation"
+            raise UserError(f"the goal has {array.shape[1]} numbers; this policy of {name} takes {width}, {meaning}")
         if not np.isfinite(array).all():
             raise UserError("the goal holds NaN or infinity")
         return self.actor.set_goal(carry, torch.as_tensor(array) if spec.goal_dim else self.normalised(array))
@@ -351,10 +351,12 @@ class TrainedPolicy:
         if plugins := used_by(type(algorithm), *factories(algorithm.config).values()):
             meta["plugins"] = [Path(path).name for path in plugins]  # not where they lie: the file may go to others
         acting = self.state._replace(params={n: self.state.params[n] for n in algorithm.traits.policy_modules})
-        tensors, about = algorithm.assets()
+        tensors, description = algorithm.assets()
         assets = {policy_file.ASSETS + name: tensor for name, tensor in tensors.items()}
         checkpoint.write(
-            Path(path), {**checkpoint.flatten(acting), **assets}, {**meta, **({"luggage": about} if about else {})}
+            Path(path),
+            {**checkpoint.flatten(acting), **assets},
+            {**meta, **({"luggage": description} if description else {})},
         )
 
     @classmethod

@@ -104,12 +104,12 @@ def critic_of(run_dir: Path, policy: TrainedPolicy, index: int) -> dict[str, Any
         )
     algorithm, where = policy.algorithm, str(run_dir / files.FOLDER)
     with outline(where):
-        drawn = type(algorithm)(algorithm.config, algorithm.spec, algorithm.pretrained)
-        drawn.buffers = dict  # type: ignore[method-assign]
-        template = drawn.init(0).params
+        fresh = type(algorithm)(algorithm.config, algorithm.spec, algorithm.pretrained)
+        fresh.buffers = dict  # type: ignore[method-assign]
+        template = fresh.init(0).params
     names = [n for n in algorithm.traits.critic_modules if n not in policy.state.params]
-    own = {k: v[index] for k, v in latest[0].items() if k.startswith("state/params/")}
-    critic = files.unflatten({"state": {"params": {n: template[n] for n in names}}}, own, where)
+    saved_params = {k: v[index] for k, v in latest[0].items() if k.startswith("state/params/")}
+    critic = files.unflatten({"state": {"params": {n: template[n] for n in names}}}, saved_params, where)
     return pytree.tree_map(lambda x: x.clone(), critic["state"]["params"])
 
 

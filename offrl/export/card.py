@@ -21,27 +21,27 @@ SHOWN = 40  # columns and choices
 MARK = "library_name: offrl"  # in the front matter of every card of ours
 
 
-def write(folder: Path, policy: TrainedPolicy, about: Mapping[str, Any]) -> list[Path]:
+def write(folder: Path, policy: TrainedPolicy, description: Mapping[str, Any]) -> list[Path]:
     """Write README.md and policy.safetensors into `folder`; returns what was written. A README.md of somebody else
     stays as it is.
 
-    about: what the JSON file of an export holds.
+    description: what the JSON file of an export holds.
     """
     policy.save(folder / POLICY)
     card = folder / CARD
     if card.exists() and MARK not in card.read_text(encoding="utf-8", errors="replace")[:2000]:
         return [folder / POLICY]
-    files.write_text(card, text(policy, about))
+    files.write_text(card, text(policy, description))
     return [card, folder / POLICY]
 
 
-def text(policy: TrainedPolicy, about: Mapping[str, Any]) -> str:
+def text(policy: TrainedPolicy, description: Mapping[str, Any]) -> str:
     """The card: front matter with the scores as results of a model index, and how to use the policy."""
-    algorithm = str(about.get("algorithm") or policy.algorithm.config.name)
-    data = _plain((about.get("dataset") or {}).get("name") or policy.algorithm.spec.name)
+    algorithm = str(description.get("algorithm") or policy.algorithm.config.name)
+    data = _plain((description.get("dataset") or {}).get("name") or policy.algorithm.spec.name)
     task = policy.algorithm.spec.task
     environment = _plain((task.env_id if task is not None else None) or data)
-    scores = list(about.get("scores") or [])
+    scores = list(description.get("scores") or [])
     head: dict[str, Any] = {
         "library_name": "offrl",
         "pipeline_tag": "reinforcement-learning",
@@ -75,7 +75,7 @@ def text(policy: TrainedPolicy, about: Mapping[str, Any]) -> str:
         "",
         *_columns(policy.algorithm.spec),
         *_table(scores),
-        *_chunks(about),
+        *_chunks(description),
         "```python",
         "import offrl",
         "",
@@ -93,10 +93,10 @@ def text(policy: TrainedPolicy, about: Mapping[str, Any]) -> str:
 def _columns(spec: DataSpec) -> list[str]:
     """What goes in and comes out, where the data had names for it."""
     lines = []
-    for what, columns in (("observes", spec.observation_columns), ("acts on", spec.action_columns)):
+    for verb, columns in (("observes", spec.observation_columns), ("acts on", spec.action_columns)):
         shown = [f"{_plain(c.name)}{f' in {_plain(c.unit)}' if c.unit else ''}{_scaling(c)}" for c in columns[:SHOWN]]
         if shown:
-            lines.append(f"It {what}: {', '.join(shown)}{', ...' if len(columns) > SHOWN else ''}.")
+            lines.append(f"It {verb}: {', '.join(shown)}{', ...' if len(columns) > SHOWN else ''}.")
     if spec.action_labels:
         choices = ", ".join(
             f"{i + spec.first_choice} {_plain(label)}" for i, label in enumerate(spec.action_labels[:SHOWN])
@@ -111,9 +111,9 @@ def _scaling(column: ColumnSpec) -> str:
     return times + (f" {'plus' if column.offset > 0 else 'minus'} {abs(column.offset):g}" if column.offset else "")
 
 
-def _chunks(about: Mapping[str, Any]) -> list[str]:
+def _chunks(description: Mapping[str, Any]) -> list[str]:
     """How to play an exported file's chunks of actions, where it gives some."""
-    output = (about.get("outputs") or [{}])[0]
+    output = (description.get("outputs") or [{}])[0]
     if "execute" not in output:
         return []
     _, length, width = output["shape"]
@@ -132,10 +132,10 @@ def _metrics(scores: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The entries of a model index: means with the ends of their 95% intervals in their names."""
     metrics = []
     for row in scores:
-        what = "this policy" if "episodes" in row else f"{len(row.get('seeds', ()))} seeds"
+        subject = "this policy" if "episodes" in row else f"{len(row.get('seeds', ()))} seeds"
         for kind, key in (("mean_reward", "return_mean"), ("normalized_score", "score"), ("success_rate", "success")):
             if isinstance(value := row.get(key), (int, float)):
-                name = f"{kind.replace('_', ' ')}, {what}{_interval(row, key)}"
+                name = f"{kind.replace('_', ' ')}, {subject}{_interval(row, key)}"
                 metrics.append({"type": kind, "value": round(float(value), 4), "name": name, "verified": False})
     return metrics
 

@@ -63,7 +63,7 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
     is more: sums in another order differ as much in policies that are very steep, and far out.
     """
     exact = PolicyGraph(policy, explore, torch.float64)
-    largest = far = allowed = 0.0
+    largest = outside = allowed = 0.0
     ordinary, ties = TOLERANCE, 0
     rng = np.random.default_rng(0)
     groups = [(n, 1.0) for n in BATCHES] + [(FAR_ROWS, scale) for scale in FAR]
@@ -81,7 +81,7 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
                 return Check(
                     runtime,
                     largest,
-                    far,
+                    outside,
                     ties,
                     ordinary,
                     f"a batch of {count} fails in {runtime} ({type(error).__name__}: {text})",
@@ -91,7 +91,7 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
                     f"it gives {output.dtype} {output.shape} for a batch of {count}, the policy "
                     f"{expected.dtype} {expected.shape}"
                 )
-                return Check(runtime, largest, far, ties, ordinary, wrong)
+                return Check(runtime, largest, outside, ties, ordinary, wrong)
             if exact.discrete:
                 differ = np.flatnonzero(output != expected)
                 real = [
@@ -110,14 +110,14 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
             if scale == 1.0:
                 largest = max(largest, difference)
             else:
-                far = max(far, difference)
+                outside = max(outside, difference)
             if not difference <= allowed:  # NaN fails as well
                 where = (
                     f"observations {scale:g} standard deviations from the mean"
                     if scale > 1.0
                     else f"a batch of {count}"
                 )
-                what = (
+                subject = (
                     "of the actions differ"
                     if exact.discrete
                     else f"is the largest difference, where {allowed:.2g} is allowed,"
@@ -125,12 +125,12 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
                 return Check(
                     runtime,
                     largest,
-                    far,
+                    outside,
                     ties,
                     ordinary,
-                    f"{difference:.2g} {what} from the Python policy on {where} in {runtime}",
+                    f"{difference:.2g} {subject} from the Python policy on {where} in {runtime}",
                 )
-    return Check(runtime, largest, far, ties, ordinary)
+    return Check(runtime, largest, outside, ties, ordinary)
 
 
 def _half_range(policy: TrainedPolicy) -> np.ndarray:

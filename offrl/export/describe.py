@@ -23,7 +23,7 @@ KIND, VERSION = "offrl policy", 1
 
 
 def description(
-    policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], about: Mapping[str, Any]
+    policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], details: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The whole of the JSON file but its "files". `about`: what `of_run` gives."""
     algorithm, spec = policy.algorithm, policy.algorithm.spec
@@ -104,25 +104,25 @@ def description(
         "kind": KIND,
         "version": VERSION,
         "policy": {
-            "algorithm": about.get("algorithm", algorithm.config.name),
+            "algorithm": details.get("algorithm", algorithm.config.name),
             "acts": "a sample of its distribution" if stochastic else "its greedy action",
             "settings": dataclasses.asdict(algorithm.config),
             "seed": policy.seed,
             "updates": int(policy.state.step),
             "weights_sha256": digest.hexdigest(),
-            **about.get("policy", {}),
+            **details.get("policy", {}),
         },
         "inputs": inputs,
         "outputs": [output],
-        "dataset": about.get("dataset", {"name": spec.name, "source": spec.source}),
+        "dataset": details.get("dataset", {"name": spec.name, "source": spec.source}),
         "environment": {
             "id": task.env_id if task is not None else None,
             "note": task.note if task is not None else "",
             **({"steps_limit": task.max_episode_steps} if task is not None and task.max_episode_steps else {}),
             **names["environment"],
         },
-        "scores": about.get("scores", []),
-        "packages": {"training": about.get("packages", {}), "export": _packages()},
+        "scores": details.get("scores", []),
+        "packages": {"training": details.get("packages", {}), "export": _packages()},
     }
 
 
@@ -189,7 +189,7 @@ def _scores(run: SavedRun, replica: Replica) -> list[dict[str, Any]]:
     return result
 
 
-def text(about: Mapping[str, Any]) -> str:
+def text(description: Mapping[str, Any]) -> str:
     """The JSON text: small lists and objects on one line each."""
 
     def join(match: re.Match[str]) -> str:
@@ -197,7 +197,7 @@ def text(about: Mapping[str, Any]) -> str:
         line = re.sub(r"^([\[{]) | ([\]}])$", r"\1\2", line)
         return line if len(line) <= 120 else match[0]
 
-    lines = json.dumps(about, indent=1, allow_nan=False)
+    lines = json.dumps(description, indent=1, allow_nan=False)
     for brackets in (r"\[[^][{}]*\]", r"\{[^{}]*\}"):
         lines = re.sub(brackets, join, lines)
     return lines + "\n"

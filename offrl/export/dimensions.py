@@ -103,9 +103,9 @@ def _actuators(model: Any) -> dict[int, dict[str, Any]]:
         kind = int(model.jnt_type[target]) if joint else -1
         if plain and kind in (SLIDE, HINGE):
             strength = float(actuator.gear[0] * actuator.gainprm[0])
-            what = "force" if kind == SLIDE else "torque"
+            quantity = "force" if kind == SLIDE else "torque"
             result[i] |= {
-                "meaning": f"{what} on {on or f'joint {target}'}",
+                "meaning": f"{quantity} on {on or f'joint {target}'}",
                 "unit": f"{strength:g} N{'' if kind == SLIDE else ' m'}",
             }
     return result
@@ -139,12 +139,12 @@ def _coordinates(model: Any, velocities: bool) -> list[dict[str, Any]]:
     for i in range(model.njnt):
         joint = model.joint(i)
         name, kind = joint.name or f"joint {i}", int(joint.type[0])
-        what, per = ("velocity", "/s") if velocities else ("position", "")
+        quantity, per = ("velocity", "/s") if velocities else ("position", "")
         if kind in (SLIDE, HINGE):
-            result.append({"name": f"{name} {what}", "unit": ("m" if kind == SLIDE else "rad") + per})
+            result.append({"name": f"{name} {quantity}", "unit": ("m" if kind == SLIDE else "rad") + per})
             continue
         if kind == FREE:
-            result += [{"name": f"{name} {what} {axis}", "unit": f"m{per}"} for axis in "xyz"]
+            result += [{"name": f"{name} {quantity} {axis}", "unit": f"m{per}"} for axis in "xyz"]
         if velocities:
             result += [{"name": f"{name} angular velocity {axis}", "unit": "rad/s"} for axis in "xyz"]
         else:

@@ -89,16 +89,16 @@ def recording() -> Iterator[list[tuple[str, Tensor]]]:
 @contextlib.contextmanager
 def _handing_out(noise: Sequence[Tensor]) -> Iterator[None]:
     """Policies that act meanwhile get `noise`, in its order, for what they draw; keys mean nothing."""
-    left = list(noise)
+    unused = list(noise)
 
     def normal(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return left.pop(0)
+        return unused.pop(0)
 
     def uniform(key: Tensor, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Tensor:
-        return left.pop(0) * (high - low) + low
+        return unused.pop(0) * (high - low) + low
 
     def categorical(key: Tensor, logits: Tensor) -> Tensor:
-        return (logits - torch.log(-torch.log(left.pop(0).clamp(SMALLEST, LARGEST)))).argmax(-1)
+        return (logits - torch.log(-torch.log(unused.pop(0).clamp(SMALLEST, LARGEST)))).argmax(-1)
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise Undrawable(
@@ -167,18 +167,18 @@ class PolicyGraph(nn.Module):
         with torch.no_grad():
             self._actor = algorithm.actor(state)
         make = getattr(self._actor, "graph", None)
-        own: nn.Module | None = None if make is None else make(explore)
-        if own is None and self._actor.start(1) is not None:
+        graph_module: nn.Module | None = None if make is None else make(explore)
+        if graph_module is None and self._actor.start(1) is not None:
             raise UserError(
                 f"a policy of {name} remembers the episode so far, and an exported file maps one observation to one "
                 "action: "
                 f"it cannot be exported (an actor that defines graph() can)"
             )
-        self.aimed = own is None and policy.goal_conditioned
+        self.aimed = graph_module is None and policy.goal_conditioned
         self.own_goals = spec.goal_dim > 0  # not observations, and never normalised
-        self.own = own
+        self.module = graph_module
         bound = {name: params.module for name, params in state.params.items() if isinstance(params, BoundParams)}
-        self.nets = nn.ModuleDict(bound if own is None else {})
+        self.nets = nn.ModuleDict(bound if graph_module is None else {})
         if policy.mean is not None and policy.std is not None:
             self.register_buffer("observation_mean", policy.mean.to(dtype))
             self.register_buffer("observation_std", policy.std.to(dtype))
@@ -197,8 +197,8 @@ class PolicyGraph(nn.Module):
             goals, noise = inputs[0].to(self.dtype), inputs[1:]
             carry = self._actor.set_goal(None, goals if self.own_goals else self._normalise(goals))
         with _handing_out([x.to(self.dtype) for x in noise]):
-            if self.own is not None:
-                actions = self.own(x)
+            if self.module is not None:
+                actions = self.module(x)
             else:
                 actions, _ = self._actor.act(carry, x, self._actor.state.key, explore=self.explore)
         if self.discrete:
@@ -215,14 +215,14 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
 
     Raises Undrawable where a draw depends on the batch in another way than by one dimension of its size.
     """
-    spec, seen = policy.algorithm.spec, []
+    spec, inputs = policy.algorithm.spec, []
     width = spec.goal_dim or spec.observation_dim
     for batch in PROBES:
         goals = np.zeros((batch, width), np.float32)
         with recording() as draws:
             answer(policy, np.zeros((batch, spec.observation_dim), np.float32), goals, explore)
-        seen.append([(kind, tuple(x.shape)) for kind, x in draws])
-    first, second = seen
+        inputs.append([(kind, tuple(x.shape)) for kind, x in draws])
+    first, second = inputs
     if [(kind, len(shape)) for kind, shape in first] != [(kind, len(shape)) for kind, shape in second]:
         raise Undrawable("what it draws depends on the number of observations")
     result = [Draw(GOALS, (None, width))] if policy.goal_conditioned else []
@@ -237,5 +237,5 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
 def input_names(draws: Sequence[Draw]) -> list[str]:
     """The names of the inputs: `goals`, `noise`, or `noise_0`, `noise_1`, ..."""
     goals = [GOALS for d in draws if d.kind == GOALS]
-    drawn = len(draws) - len(goals)
-    return goals + (["noise"] if drawn == 1 else [f"noise_{i}" for i in range(drawn)])
+    num_draws = len(draws) - len(goals)
+    return goals + (["noise"] if num_draws == 1 else [f"noise_{i}" for i in range(num_draws)])

@@ -76,9 +76,9 @@ def export_run(
         if replica in run.diverged:
             warn(f"{replica} diverged: what is exported are its last finite parameters")
     path = _place(out, run.dir / "export" / replica.name, format, stochastic)
-    for own in ("policies", "checkpoints"):
-        if (run.dir / own).resolve() in path.resolve().parents:
-            raise UserError(f"out={out} is where the run keeps its own {own}; choose another folder")
+    for folder_name in ("policies", "checkpoints"):
+        if (run.dir / folder_name).resolve() in path.resolve().parents:
+            raise UserError(f"out={out} is where the run keeps its own {folder_name}; choose another folder")
     done = export_policy(policy, path, format, stochastic, opset, describe.of_run(run, replica))
     if out is None or Path(out).is_dir() or not Path(out).suffix:  # a folder that can become a repository
         return replace(done, card=tuple(card.write(path.parent, policy, done.about)))
@@ -111,7 +111,7 @@ def export_policy(
             raise UserError(f"{needs}. format=pt2 needs nothing more") from None
     path = Path(path)
     beside = path.with_suffix(".json")
-    others = _others(beside, path)
+    other_files = _others(beside, path)
     name = policy.algorithm.config.name
     try:
         draws = draws_of(policy, stochastic)
@@ -143,10 +143,10 @@ def export_policy(
     }
     description = describe.description(policy, stochastic, draws, about or {})
     # files of the same policy in other formats share the description
-    same = others.get("policy", {}).get("weights_sha256") == description["policy"]["weights_sha256"]
-    listed = {n: e for n, e in others.get("files", {}).items() if same and n != path.name and plain_name(n)}
-    kept = {n: e for n, e in listed.items() if _intact(path.with_name(n), e)}
-    description["files"] = {path.name: entry, **kept}
+    same = other_files.get("policy", {}).get("weights_sha256") == description["policy"]["weights_sha256"]
+    listed = {n: e for n, e in other_files.get("files", {}).items() if same and n != path.name and plain_name(n)}
+    intact = {n: e for n, e in listed.items() if _intact(path.with_name(n), e)}
+    description["files"] = {path.name: entry, **intact}
     checkpoint.write_bytes(path, built.data, CURE)
     checkpoint.write_text(beside, describe.text(description), CURE)
     if hashlib.sha256(path.read_bytes()).hexdigest() != entry["sha256"]:
@@ -257,7 +257,7 @@ def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
     names = input_names(draws) if draws else []
     program = _program(graph, draws)
     with _quiet(), contextlib.redirect_stdout(io.StringIO()):
-        made = torch.onnx.export(
+        exported = torch.onnx.export(
             program,
             (),
             None,
@@ -267,8 +267,8 @@ def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
             opset_version=opset,
             external_data=False,
         )
-    assert made is not None
-    model = made.model_proto
+    assert exported is not None
+    model = exported.model_proto
     written = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
     if written != opset:
         raise UserError(
@@ -298,8 +298,8 @@ def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
 def _name_batch(model: Any) -> None:
     """The free dimension is called `batch`, whatever torch.export called it."""
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
-    own = {d.dim_param for v in model.graph.input for d in v.type.tensor_type.shape.dim if d.dim_param}
+    axis_names = {d.dim_param for v in model.graph.input for d in v.type.tensor_type.shape.dim if d.dim_param}
     for value in values:
         for dimension in value.type.tensor_type.shape.dim:
-            if dimension.dim_param in own:
+            if dimension.dim_param in axis_names:
                 dimension.dim_param = "batch"

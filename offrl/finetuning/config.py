@@ -112,17 +112,19 @@ def choose(config: FinetuneConfig, online: Mapping[str, Any], fresh: bool) -> Fi
     chosen = {
         k: online.get(k, defaults[k]) if getattr(config, k) == "auto" else getattr(config, k) for k in CONVENTIONS
     }
-    mixing, every, noise = (chosen[k] for k in CONVENTIONS)
+    mixing, update_every, noise = (chosen[k] for k in CONVENTIONS)
     if mixing is not None and not (_number(mixing) and 0.0 <= mixing <= 1.0):
         raise UserError(f"mixing={mixing} must be auto, null, or a number from 0 (no data) to 1 (data only)")
-    if every != "episode" and not (_number(every) and every == int(every) and every >= 1):
-        raise UserError(f"update_every={every} must be auto, episode, or a whole number of environment steps")
+    if update_every != "episode" and not (
+        _number(update_every) and update_every == int(update_every) and update_every >= 1
+    ):
+        raise UserError(f"update_every={update_every} must be auto, episode, or a whole number of environment steps")
     if noise is not None and not (_number(noise) and noise >= 0.0):
         raise UserError(f"noise={noise} must be auto, null (the policy's own exploration) or a number from 0")
     if not config.utd > 0.0:
         raise UserError(f"utd={config.utd} must be above 0")
     chosen["mixing"] = None if mixing is None else float(mixing)
-    chosen["update_every"] = every if every == "episode" else int(every)
+    chosen["update_every"] = update_every if update_every == "episode" else int(update_every)
     chosen["noise"] = None if noise is None else float(noise)
     warmup = (FROM_SCRATCH_WARMUP if fresh else 0) if config.warmup is None else config.warmup
     evaluation = (

@@ -190,9 +190,9 @@ class Play:
         for k, (seat, episode) in enumerate(zip(self.seats, state["episode"].tolist(), strict=True)):
             seat.episode = episode - 1
             self._reset(k, seat)
-        turns, lost = [], set()
+        turns, restarted = [], set()
         for t in range(max(lengths)):
-            at = [k for k, n in enumerate(lengths) if n > t and k not in lost]
+            at = [k for k, n in enumerate(lengths) if n > t and k not in restarted]
             rows, rewards, terminated, truncated, unstable, _ = (
                 self._advance(at, np.stack([parts[k][t] for k in at])) if at else _NOTHING
             )
@@ -200,7 +200,7 @@ class Play:
             for i, k in enumerate(at):
                 seat = self.seats[k]
                 if i in unstable or terminated[i] or truncated[i] or not np.isfinite(rows[i]).all():
-                    lost.add(k)
+                    restarted.add(k)
                     continue
                 seat.actions.append(parts[k][t])
                 seat.total += float(rewards[i])
@@ -209,10 +209,10 @@ class Play:
                 self.current[k] = rows[i]
             turns.append(turn)
         saved = state["current"].numpy()
-        lost |= {k for k in range(len(self.seats)) if self.current[k].tobytes() != saved[k].tobytes()}
-        for k in sorted(lost):
+        restarted |= {k for k in range(len(self.seats)) if self.current[k].tobytes() != saved[k].tobytes()}
+        for k in sorted(restarted):
             self._reset(k, self.seats[k])
-        return turns, sorted(lost)
+        return turns, sorted(restarted)
 
     # ---- one environment
 

@@ -70,8 +70,8 @@ class Learner(LocalEngine):
             )
         leaves, spec = pytree.tree_flatten(start)
         same = [leaf.expand(len(self._state[0].key), *leaf.shape).clone() for leaf in leaves]
-        kept = [memory[str(i)].to(self.device) for i in range(len(leaves))] if memory else same
-        self._after = pytree.tree_unflatten(kept, spec)
+        leaves_kept = [memory[str(i)].to(self.device) for i in range(len(leaves))] if memory else same
+        self._after = pytree.tree_unflatten(leaves_kept, spec)
 
     def memory(self) -> dict[str, Tensor]:
         """The memory of the running episodes, for a checkpoint."""
@@ -114,8 +114,8 @@ class Learner(LocalEngine):
                 return actions, after
             draw, other = rng.split(rng.fold_in(key, 1))
             if spec.discrete:
-                others = rng.randint(other, (len(obs),), spec.num_actions)
-                return torch.where(rng.bernoulli(draw, (len(obs),), noise), others, actions), after
+                random_actions = rng.randint(other, (len(obs),), spec.num_actions)
+                return torch.where(rng.bernoulli(draw, (len(obs),), noise), random_actions, actions), after
             return (actions + noise * rng.normal(draw, tuple(actions.shape))).clamp(-1.0, 1.0), after
 
         inputs = acting, obs, keys, self.hyper[0], self._before, fresh

@@ -101,12 +101,12 @@ class TransitionLoop(OnlineLoop):
         state = first_state(algorithm, self.replicas) if start.state is None else start.state
         saved = self.checkpoints.load(state)
         self.first = self.goal = self.updates = self.line_updates = int(state.step[0])
-        lost: list[int] = []
+        restarted: list[int] = []
         if saved is None:
             self.replay.discard(0)
             play.begin()
         else:
-            lost = self._return_to(saved)
+            restarted = self._return_to(saved)
         source = None
         if start.dataset is not None:
             data = start.dataset if start.dataset.mapped else start.dataset.to(device)
@@ -116,9 +116,9 @@ class TransitionLoop(OnlineLoop):
         self.learner = Learner(plan, self.batches, self.replicas, device, start.fixed, start.anneal)
         self._open(evaluator, saved, state, busy(self.steps * config.utd))
         self.learner.begin(self.envs, {} if saved is None else part(saved.tensors, "memory"))
-        self._introduce(saved is not None, mode, arithmetic, lost)
+        self._introduce(saved is not None, mode, arithmetic, restarted)
 
-    def _introduce(self, resumed: bool, mode: str, arithmetic: str, lost: list[int]) -> None:
+    def _introduce(self, resumed: bool, mode: str, arithmetic: str, restarted: list[int]) -> None:
         """The first lines for the reader."""
         start, config, spec = self.start, self.config, self.start.spec
         came = "fresh parameters" if start.parent is None else f"step {start.parent['step']:,} of {start.parent['run']}"
@@ -147,7 +147,7 @@ class TransitionLoop(OnlineLoop):
         warn_of_rates(algo, start.grid)
         for note in unsaid((*start.notes, *(start.dataset.notes if start.dataset is not None else ()))):
             say(note)
-        self._continued(resumed, lost)
+        self._continued(resumed, restarted)
 
     # ---- play
 
@@ -219,9 +219,9 @@ class TransitionLoop(OnlineLoop):
         self.replay.load(saved.meta["files"], saved.meta["rows"])
         if self.t >= self.steps:  # nothing more is played
             return []
-        turns, lost = self.play.resume(part(saved.tensors, "play"))
+        turns, restarted = self.play.resume(part(saved.tensors, "play"))
         for turn in turns:
             self.rows.take(turn)
-        for k in lost:
+        for k in restarted:
             self.rows.drop(k)
-        return lost
+        return restarted

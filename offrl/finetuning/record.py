@@ -74,13 +74,9 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
     old = runs.read_record(run_dir) if (run_dir / runs.RECORD).exists() else None
     expected = identity(start)
     if old is None:
-        if (
-            others := sorted(p.name for p in run_dir.iterdir() if not p.name.startswith("."))
-            if run_dir.exists()
-            else []
-        ):
+        if files := sorted(p.name for p in run_dir.iterdir() if not p.name.startswith(".")) if run_dir.exists() else []:
             raise UserError(
-                f"{run_dir} is no run directory and not empty (it has {', '.join(others[:3])}); choose another name="
+                f"{run_dir} is no run directory and not empty (it has {', '.join(files[:3])}); choose another name="
             )
     else:
         if old.get("kind") != KIND:

@@ -128,8 +128,8 @@ class MixedBatches:
         return {k: torch.cat([v, played[k]], 1) for k, v in data.items()}
 
     @staticmethod
-    def _key(step: int, which: int, keys: Tensor) -> Tensor:
-        return rng.fold_in(rng.split(rng.fold_in(keys, step))[0], which)
+    def _key(step: int, stream: int, keys: Tensor) -> Tensor:
+        return rng.fold_in(rng.split(rng.fold_in(keys, step))[0], stream)
 
     def _played(self, step: int, count: int) -> Batch:
         slots = vmap(lambda k, n: rng.randint(k, (count,), n))(self._key(step, 0, self.keys), self.ring.counts)

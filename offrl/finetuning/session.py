@@ -60,8 +60,10 @@ class OnlineLoop(ABC):
             start.config.envs or 1,
         )
         self.steps = self._rounds(config.steps)
-        every = config.eval.every
-        self.eval_every = self.steps if every == 0 else self._rounds(every or math.ceil(self.steps / EVALUATIONS))
+        eval_interval = config.eval.every
+        self.eval_every = (
+            self.steps if eval_interval == 0 else self._rounds(eval_interval or math.ceil(self.steps / EVALUATIONS))
+        )
         self.log_every = self._rounds(config.log_every)
         self.save_every = self._rounds(config.checkpoint.every) if config.checkpoint.every else self.eval_every
         self.signals = StopSignals()
@@ -83,7 +85,7 @@ class OnlineLoop(ABC):
     # ---- of a subclass
 
     @abstractmethod
-    def _introduce(self, resumed: bool, mode: str, arithmetic: str, lost: list[int]) -> None:
+    def _introduce(self, resumed: bool, mode: str, arithmetic: str, restarted: list[int]) -> None:
         """The first lines for the reader."""
 
     @abstractmethod
@@ -130,7 +132,7 @@ class OnlineLoop(ABC):
         scorer = Scorer(evaluator, 0 if brief else worker_count(config.eval))
         self.scores = Scores(scorer, self.log, self.replicas, start.spec.name, self.signals, self._show)
 
-    def _continued(self, resumed: bool, lost: list[int]) -> None:
+    def _continued(self, resumed: bool, restarted: list[int]) -> None:
         """Lines about where a resumed run goes on."""
         if resumed and self.t >= self.steps:
             self.bar.say(f"this run has its {self.t:,} steps already: nothing is played (a larger steps= continues it)")
@@ -138,12 +140,11 @@ class OnlineLoop(ABC):
             self.bar.say(
                 f"continuing from step {self.t:,}; episodes that were running are played again up to where they were"
             )
-        if lost:
-            names = ", ".join(self.play.seats[k].where() for k in lost[:3])
+        if restarted:
+            names = ", ".join(self.play.seats[k].where() for k in restarted[:3])
             warn(
-                f"{self.play.name} is not decided by its seed alone: {len(lost)} of the episodes that were running did "
-                "not come back to "
-                f"where they were, and new ones begin in their place {names}"
+                f"{self.play.name} is not decided by its seed alone: {len(restarted)} of the episodes that were "
+                f"running did not come back to where they were, and new ones begin in their place {names}"
             )
 
     # ---- run
@@ -165,8 +166,8 @@ class OnlineLoop(ABC):
             finally:
                 self.scores.close()
 
-    def _due(self, every: int) -> bool:
-        return self.t % every == 0 or self.t >= self.steps
+    def _due(self, interval: int) -> bool:
+        return self.t % interval == 0 or self.t >= self.steps
 
     def _look(self) -> None:
         """Metrics, scores and checkpoints that are due at this step, if they were not there before the run was stopped
@@ -210,9 +211,9 @@ class OnlineLoop(ABC):
 
     def _hopeless(self, finite: np.ndarray) -> str:
         """The mistake where frozen replicas still give actions that are not `finite` [N]."""
-        lost = ", ".join(str(self.replicas[n]) for n in np.flatnonzero(~finite).tolist())
+        names = ", ".join(str(self.replicas[n]) for n in np.flatnonzero(~finite).tolist())
         return (
-            f"the policy of {lost} gives actions that are not finite for observations of {self.play.name} at step "
+            f"the policy of {names} gives actions that are not finite for observations of {self.play.name} at step "
             f"{self.t:,}: "
             "it had diverged before, or the observations are far outside the data's"
         )

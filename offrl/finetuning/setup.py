@@ -252,16 +252,22 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
         )
     kind, changes = _kind(base_algorithm(algorithm_group(str(name))), "")
     config = choose(config, changes, fresh=True)
-    named = other.get("dataset") is not None or dataset is not None
-    if not named and config.mixing != 0.0:
+    new_dataset = other.get("dataset") is not None or dataset is not None
+    if not new_dataset and config.mixing != 0.0:
         raise UserError(
             f"mixing={_word(config.mixing)} draws from data: name them, dataset=NAME, or learn without any, mixing=0"
         )
-    extra = {"dataset": literal(dataset.spec.name)} if dataset is not None else {} if named else {"experiment": "none"}
+    extra = (
+        {"dataset": literal(dataset.spec.name)}
+        if dataset is not None
+        else {}
+        if new_dataset
+        else {"experiment": "none"}
+    )
     parent = compose({k: v for k, v in other.items() if v is not None} | extra)
     algo, _, anneal = _online(changes, parent.algo, other)
     data = None
-    if named:
+    if new_dataset:
         _one_kind_of_rewards(parent.dataset, config)
         data = _load(parent.dataset, config, dataset)
         parent = dataclasses.replace(parent, algo=algo)
@@ -289,7 +295,7 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
         spec,
         task,
         parent.label or algo.name,
-        parent.dataset if named else None,
+        parent.dataset if new_dataset else None,
         described,
         data if config.mixing != 0.0 else None,
         first_state(algorithm, replicas),
@@ -327,7 +333,7 @@ def _resumed(
         settings = None if saved.get("dataset") is None else DatasetConfig(**saved["dataset"])
         if wrong := misfit(saved.get("dataset"), DatasetConfig | None, "dataset"):
             raise TypeError(wrong)
-        own = {
+        run_settings = {
             k: saved[k] for k in (f.name for f in dataclasses.fields(FinetuneConfig)) if k in saved and k != "resume"
         }
     except (KeyError, TypeError) as error:
@@ -335,8 +341,8 @@ def _resumed(
             f"{path / runs.CONFIG} does not fit this version of offrl ({error}); continue with the version that wrote "
             "it"
         ) from None
-    own.update({"runs_dir": str(path.resolve().parent), "name": path.resolve().name, "quiet": False})
-    merged = {**flatten(own), **{k: v for k, v in given.items() if k not in other}}
+    run_settings.update({"runs_dir": str(path.resolve().parent), "name": path.resolve().name, "quiet": False})
+    merged = {**flatten(run_settings), **{k: v for k, v in given.items() if k not in other}}
     merged.pop("eval.env", None)
     config = choose(fill(FinetuneConfig(), merged, "finetune"), {}, fresh=False)
     for name, value in given.items():
@@ -439,11 +445,11 @@ def _online(
     return dataclasses.replace(algo, **fixed), numbers, anneal
 
 
-def task_of(spec: DataSpec, config: FinetuneConfig, own: str, env: Factory | None, cure: str) -> Task:
+def task_of(spec: DataSpec, config: FinetuneConfig, env_id: str, env: Factory | None, cure: str) -> Task:
     """The task to learn. Raises UserError where there is no environment."""
     if env is not None:
         return with_factory(spec.task, env, spec.name)
-    name = config.env if config.env is not None else "auto" if own == "none" else own
+    name = config.env if config.env is not None else "auto" if env_id == "none" else env_id
     task = resolve_task(spec.task, EvalConfig(env=name)) if name != "none" else None
     if task is None:
         raise UserError(f"there is no environment to learn in; name one: {cure}")

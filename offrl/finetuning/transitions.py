@@ -29,9 +29,9 @@ def returns_of(sampler: Any, discount: float) -> Returns:
     """The function that computes returns_to_go: the algorithm's sampler's (Cal-QL's), or with the discount of the
     data's column.
     """
-    own = getattr(sampler, "returns", None)
-    if own is not None:
-        return own
+    sampler_returns = getattr(sampler, "returns", None)
+    if sampler_returns is not None:
+        return sampler_returns
 
     def returns(rewards: np.ndarray, terminations: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
         return returns_to_go(rewards, terminations, start, end, discount)

@@ -42,9 +42,11 @@ def configure(device: torch.device, threads: int, precision: str = "float32") ->
     """
     torch.set_num_threads(threads)
     leave_dynamo()
-    words = {"float32": "float32", "tf32": "products in TensorFloat-32", "bf16": "networks under bfloat16 autocast"}[
-        precision
-    ]
+    precision_text = {
+        "float32": "float32",
+        "tf32": "products in TensorFloat-32",
+        "bf16": "networks under bfloat16 autocast",
+    }[precision]
     if device.type == "mps":
         if precision != "float32":
             raise UserError(f"precision={precision} is not for device=mps; use float32")
@@ -53,12 +55,12 @@ def configure(device: torch.device, threads: int, precision: str = "float32") ->
         if device.index is not None:  # "cuda" alone is the current one already, and `set_device` refuses it
             torch.cuda.set_device(device)  # streams and graphs are made on the current one
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-        return f"{torch.cuda.get_device_name(device)}, {words}"
+        return f"{torch.cuda.get_device_name(device)}, {precision_text}"
     devices.keep_memory()
     if precision == "tf32":
         raise UserError("precision=tf32 needs a CUDA GPU; on a CPU use float32 or bf16")
     if precision == "bf16":
-        return f"CPU, {threads} thread{'s' if threads > 1 else ''}, {words}"
+        return f"CPU, {threads} thread{'s' if threads > 1 else ''}, {precision_text}"
     word = f"CPU, {threads} thread{'s' if threads > 1 else ''}, float32 products by "
     if devices.products_library() == devices.ONEDNN:
         devices.matmul_switch().fp32_precision = "bf16"

@@ -49,7 +49,7 @@ _watching = False
 
 
 def start(
-    target: str, words: Sequence[str], *, pass_fds: Sequence[int] = (), **options: Any
+    target: str, arguments: Sequence[str], *, pass_fds: Sequence[int] = (), **options: Any
 ) -> subprocess.Popen[bytes]:
     """A fresh interpreter with our module path that calls `target`, "module:function", with `words`, and ends at once
     when this process has ended. options: of `subprocess.Popen`. Raises OSError."""
@@ -57,7 +57,16 @@ def start(
         raise OSError(errno.ENOSYS, "Windows hands no pipes to child processes")
     parent = _own_side()
     paths = [p for p in sys.path if isinstance(p, str)]
-    command = [sys.executable or "python3", "-c", _START, str(parent.read), target, str(len(words)), *words, *paths]
+    command = [
+        sys.executable or "python3",
+        "-c",
+        _START,
+        str(parent.read),
+        target,
+        str(len(arguments)),
+        *arguments,
+        *paths,
+    ]
     options = {
         "stdin": subprocess.DEVNULL,
         "start_new_session": True,
@@ -73,12 +82,12 @@ def start(
         raise OSError(str(error)) from None
 
 
-def call(target: str, words: Sequence[str]) -> None:
+def call(target: str, arguments: Sequence[str]) -> None:
     """In a child: call "module:function"."""
     import importlib
 
     module, function = target.split(":")
-    getattr(importlib.import_module(module), function)(*words)
+    getattr(importlib.import_module(module), function)(*arguments)
 
 
 def _own_side() -> _Parent:

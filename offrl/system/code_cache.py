@@ -44,14 +44,14 @@ def folder() -> Path:
     return base
 
 
-def is_own(place: str) -> bool:
+def is_own(folder: str) -> bool:
     """True where `place` is in a folder that `folder` chose, here or in the process that started this one."""
-    base = Path(place).parent
+    base = Path(folder).parent
     return base in _bases() or (base.name.startswith(_TEMPORARY) and (base / OWNED).exists())
 
 
 def _bases() -> list[Path]:
-    return list(dict.fromkeys(kept / "compiled" for kept in (cache_dir(None), HOME.expanduser())))
+    return list(dict.fromkeys(base / "compiled" for base in (cache_dir(None), HOME.expanduser())))
 
 
 def exposed(folder: Path) -> str:

@@ -174,8 +174,8 @@ def load_latest(run_dir: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | Non
             warn(f"{message}; going on from step {content[1]['step']:,}")
         return content
     if damaged:
-        others = f", nor any of the {len(damaged) - 1} before" if len(damaged) > 1 else ""
-        raise UserError(f"{damaged[0]}{others}: restore a checkpoint, or start anew with another name=")
+        earlier = f", nor any of the {len(damaged) - 1} before" if len(damaged) > 1 else ""
+        raise UserError(f"{damaged[0]}{earlier}: restore a checkpoint, or start anew with another name=")
     return None
 
 

@@ -61,7 +61,7 @@ def lock(file: IO[Any], wait: bool = True) -> None:
 
 
 def once(
-    path: Path | None, make: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]], what: str, quiet: bool
+    path: Path | None, make: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]], label: str, quiet: bool
 ) -> Kept:
     """Tensors and plain values from the file `path`, or made and put there; None: made and not kept.
 
@@ -71,22 +71,22 @@ def once(
     if path is None:
         tensors, meta = make()
         return dict(tensors), dict(meta)
-    with alone(path, what, quiet):
+    with alone(path, label, quiet):
         if path.is_file():
             try:
                 return checkpoint.read(path)
             except UserError as error:
-                warn(f"{error}; {what} are made anew")
+                warn(f"{error}; {label} are made anew")
         tensors, meta = make()
         try:
             checkpoint.write(path, tensors, meta)
         except UserError as error:
-            warn(f"{what} are not kept, and made again the next time: {error}")
+            warn(f"{label} are not kept, and made again the next time: {error}")
     return dict(tensors), dict(meta)
 
 
 @contextlib.contextmanager
-def alone(path: Path, what: str, quiet: bool) -> Iterator[None]:
+def alone(path: Path, label: str, quiet: bool) -> Iterator[None]:
     """Holds a lock beside `path`; the system drops it with the process. Where none can be had the work is done
     without.
     """
@@ -101,7 +101,7 @@ def alone(path: Path, what: str, quiet: bool) -> Iterator[None]:
             lock(file, wait=False)
         except OSError:
             if not quiet:
-                say(f"waiting for another process, which makes {what}")
+                say(f"waiting for another process, which makes {label}")
             with contextlib.suppress(OSError):  # a file system without locks
                 lock(file)
         yield
@@ -136,20 +136,20 @@ class TemporaryFolder:
     """A new folder PREFIX... in `place`, which belongs to this process. What a killed process left under that prefix is
     removed first: nobody else would, and in memory it would stay until the machine is started anew."""
 
-    def __init__(self, prefix: str, place: Path) -> None:
+    def __init__(self, prefix: str, parent: Path) -> None:
         """Raises OSError."""
         user = os.getuid() if hasattr(os, "getuid") else 0  # on Windows all files are user 0's
-        for left in glob.glob(f"{glob.escape(str(place / prefix))}*/{OWNED}"):
-            folder = os.path.dirname(left)
+        for owned_file in glob.glob(f"{glob.escape(str(parent / prefix))}*/{OWNED}"):
+            folder = os.path.dirname(owned_file)
             with contextlib.suppress(OSError, UserError):
-                about = os.lstat(folder)
-                if not stat.S_ISDIR(about.st_mode) or about.st_uid != user:  # a link, or another user's in /tmp
+                info = os.lstat(folder)
+                if not stat.S_ISDIR(info.st_mode) or info.st_uid != user:  # a link, or another user's in /tmp
                     continue
-                with trust.open_to_write(left, "a") as file:
+                with trust.open_to_write(owned_file, "a") as file:
                     lock(file, wait=False)
                     shutil.rmtree(folder, ignore_errors=True)
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             self._lock = trust.open_to_write(self.path / OWNED, "a")  # held until `close`, or the end of this process
             with contextlib.suppress(OSError):  # a file system without locks: nobody removes it there
                 lock(self._lock)

@@ -105,8 +105,8 @@ class Shared:
         """Raises OSError where there is no room, and whatever pickling raises."""
         nbytes = sum(t.numel() * t.element_size() for t in _tensors(thing))
         memory = Path("/dev/shm")
-        place = memory if memory.is_dir() and shutil.disk_usage(memory).free > 2 * nbytes else None
-        self._folder = TemporaryFolder("offrl-", place or Path(tempfile.gettempdir()))
+        parent = memory if memory.is_dir() and shutil.disk_usage(memory).free > 2 * nbytes else None
+        self._folder = TemporaryFolder("offrl-", parent or Path(tempfile.gettempdir()))
         self.folder = self._folder.path
         try:
             self.blob = _dumps(thing, self.folder)

@@ -22,9 +22,9 @@ def duration(seconds: float) -> str:
     total = max(0, round(seconds))
     if total < 60:
         return f"{total} s"
-    minutes, rest = divmod(total, 60)
+    minutes, remainder = divmod(total, 60)
     if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
+        return f"{minutes} min {remainder:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 

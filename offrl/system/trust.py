@@ -71,9 +71,9 @@ def typed(env_id: str | None, arguments: Mapping[str, Any] | None = None) -> Non
     if granted():
         return
     known = os.environ.get(SWITCH, "").split()
-    words = [_word(env_id)] if env_id and not importable(env_id) and env_id.isprintable() else []
-    words += filter(None, (_token(k, v) for k, v in (arguments or {}).items() if not _plain(k, v)))
-    if new := [w for w in words if w not in known]:
+    tokens = [_word(env_id)] if env_id and not importable(env_id) and env_id.isprintable() else []
+    tokens += filter(None, (_token(k, v) for k, v in (arguments or {}).items() if not _plain(k, v)))
+    if new := [w for w in tokens if w not in known]:
         os.environ[SWITCH] = " ".join([*known, *new])
 
 
@@ -154,21 +154,21 @@ def read_text(path: Path, most: int = 1 << 26) -> str:
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _OWN)
     with os.fdopen(handle, "rb") as file:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
+        info = os.fstat(handle)
+        if not stat.S_ISREG(info.st_mode):
             raise UserError(f"{path} is no plain file")
-        if about.st_size > most:
-            raise UserError(f"{path} has {about.st_size:,} bytes, and such a file has {most:,} at most")
+        if info.st_size > most:
+            raise UserError(f"{path} has {info.st_size:,} bytes, and such a file has {most:,} at most")
         return file.read(most).decode()
 
 
 def refuse_sparse(path: Path) -> None:
     """Raises UserError for a file that seems huge and of which the disk holds almost nothing: it costs its maker
     nothing, and its reader all memory. For logs and tables, which may honestly be large. Raises OSError."""
-    about = os.stat(path)
-    if about.st_size > 1 << 28 and getattr(about, "st_blocks", about.st_size) * 512 < about.st_size // 64:
+    info = os.stat(path)
+    if info.st_size > 1 << 28 and getattr(info, "st_blocks", info.st_size) * 512 < info.st_size // 64:
         raise UserError(
-            f"{path} has {about.st_size:,} bytes, of which the disk holds {about.st_blocks * 512:,}: it is damaged; "
+            f"{path} has {info.st_size:,} bytes, of which the disk holds {info.st_blocks * 512:,}: it is damaged; "
             "remove it"
         )
 
@@ -297,10 +297,10 @@ def open_part(path: Path, mode: int = 0o666) -> tuple[IO[bytes], Path]:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     names = re.compile(re.escape(f".{path.name}.") + r"(\d+\.)?part")
     for name in filter(names.fullmatch, os.listdir(path.parent)):
-        left = path.with_name(name)
+        leftover = path.with_name(name)
         with contextlib.suppress(FileNotFoundError):
-            if left == part or left.is_symlink() or time.time() - left.stat().st_mtime > STALE:
-                left.unlink()
+            if leftover == part or leftover.is_symlink() or time.time() - leftover.stat().st_mtime > STALE:
+                leftover.unlink()
     return open(part, "x+b", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_BINARY", 0), mode)), part
 
 

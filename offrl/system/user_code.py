@@ -22,14 +22,14 @@ def refuse_imported() -> None:
         raise UserError(f'{path} trains when it is imported: put what it runs under `if __name__ == "__main__":`')
 
 
-def python_object(place: str, name: str, text: str) -> tuple[Any, Path | None]:
+def python_object(reference: str, name: str, text: str) -> tuple[Any, Path | None]:
     """The object `name` of the Python file (.py) or module `place`, and the file it was read from. `text`: both, for
     messages.
 
     Raises UserError.
     """
-    if place.endswith(".py"):
-        path = Path(place).expanduser()
+    if reference.endswith(".py"):
+        path = Path(reference).expanduser()
         if not path.is_file():
             files = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
             raise UserError(f"there is no file {path}.{nearest(path.name, files)}")
@@ -46,17 +46,17 @@ def python_object(place: str, name: str, text: str) -> tuple[Any, Path | None]:
             sys.path.pop(0)
     else:
         try:
-            missing = importlib.util.find_spec(place) is None
+            missing = importlib.util.find_spec(reference) is None
         except (ImportError, ValueError):  # a parent that is missing, or a name that cannot be one
             missing = True
         if missing:
-            raise UserError(f"{text}: there is no Python module '{place}'; a file is named file.py:{name}")
-        module = guarded(f"importing {place}", importlib.import_module, place)
+            raise UserError(f"{text}: there is no Python module '{reference}'; a file is named file.py:{name}")
+        module = guarded(f"importing {reference}", importlib.import_module, reference)
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
             raise UserError(
-                f"{place} has no '{part}'.{nearest(part, [n for n in vars(module) if not n.startswith('_')])}"
+                f"{reference} has no '{part}'.{nearest(part, [n for n in vars(module) if not n.startswith('_')])}"
             )
         value = getattr(value, part)
     source = getattr(module, "__file__", None)

@@ -122,11 +122,11 @@ class SelfCheck:
         """Updates per second of an engine that has made `TRIED`. seconds: how long the timing takes."""
         done, count = TRIED, TRIED
         while True:
-            began = time.perf_counter()
+            start = time.perf_counter()
             engine.run(done, count)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-            spent, done = time.perf_counter() - began, done + count
+            spent, done = time.perf_counter() - start, done + count
             if spent >= seconds / 2:
                 return count / spent
             per_update = max(spent, 1e-6) / count

@@ -152,11 +152,11 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
     check_stitching(config.algo, algorithm, dataset)
     task = dataset.spec.task
     if algorithm.traits.goal_conditioned and task is not None and "desired_goal" in task.observation_keys:
-        others = ",".join(k for k in task.observation_keys if k != "desired_goal")
+        other_keys = ",".join(k for k in task.observation_keys if k != "desired_goal")
         raise UserError(
             f"the observations of {dataset.spec.name} hold the desired goal, which {config.algo.name} must be told "
             "apart from them: "
-            f"dataset.observation_keys=[{others}]"
+            f"dataset.observation_keys=[{other_keys}]"
         )
     return algorithm
 

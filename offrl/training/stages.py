@@ -172,9 +172,9 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
     if not alive:
         raise UserError(f"{where}: all its replicas diverged")
     with of_file(tensors), outline(str(run_dir)):
-        drawn = kind(config, recorded)
-        drawn.buffers = dict  # it may be large, and nothing that builds on it needs it
-        template = drawn.init(0)._replace(opt={}, buffers={})
+        fresh = kind(config, recorded)
+        fresh.buffers = dict  # it may be large, and nothing that builds on it needs it
+        template = fresh.init(0)._replace(opt={}, buffers={})
     replicas = expand(grid, identity["seeds"], identity.get("paired") is True)
     states = []
     for i in alive if requirement.every_replica else alive[:1]:

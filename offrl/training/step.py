@@ -206,13 +206,13 @@ class Step:
                     .unsqueeze(1)
                     .transpose(1, 2)
                 )
-                own = hyper
+                values = hyper
                 if self.alone:  # the axis of the one replica is off for all of them
-                    state, keys, own = _first((state, keys.transpose(0, 1), hyper))
+                    state, keys, values = _first((state, keys.transpose(0, 1), hyper))
                 for key in keys:  # one by one: the sums then do not show where a run was interrupted
                     batches = self._batches(step, 1)
                     new, metrics = self.updates(step % period, 1)(
-                        state, key, own, _first(batches) if self.alone else batches
+                        state, key, values, _first(batches) if self.alone else batches
                     )
                     state = new._replace(buffers=state.buffers)
                     sums = add(sums, _stacked(metrics) if self.alone else metrics)

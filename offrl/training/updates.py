@@ -83,9 +83,9 @@ def check_divergence(metrics: Metrics, alive: Tensor, limit: float) -> tuple[Ten
     """(mask of the replicas that are `alive` [N] and whose metrics are finite and losses within `limit`, the reasons of
     those that were alive and are in trouble)."""
     reasons = {n: reason for n in torch.nonzero(alive).squeeze(-1).tolist() if (reason := trouble(metrics, n, limit))}
-    lost = torch.zeros_like(alive)
-    lost[list(reasons)] = True
-    return alive & ~lost, reasons
+    diverged = torch.zeros_like(alive)
+    diverged[list(reasons)] = True
+    return alive & ~diverged, reasons
 
 
 def warn_of_rates(config: Any, grid: Mapping[str, Sequence[float]]) -> None:

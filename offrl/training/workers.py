@@ -124,8 +124,8 @@ class WorkerEngine:
             link.close()
         self.children, self.links = [], []
 
-    def _gather(self, what: str) -> TrainState:
-        return pytree.tree_map(lambda *leaves: torch.cat(leaves), *[_tensors(part) for part in self._all(what)])
+    def _gather(self, method: str) -> TrainState:
+        return pytree.tree_map(lambda *leaves: torch.cat(leaves), *[_tensors(part) for part in self._all(method)])
 
     def _all(self, name: str, *arguments: Any) -> list[Any]:
         return self._each(name, [arguments] * len(self.links))

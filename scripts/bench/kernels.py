@@ -3,8 +3,7 @@
     python scripts/bench/kernels.py                     # this machine's instructions
     python scripts/bench/kernels.py --avx2              # the same machine without AVX-512, in torch and in g++
 
-Rates are of CPU time, medians over rounds; a ratio is taken within a round. Start-up is the time from the command to
-the 20th update of a process that finds the code compiled.
+Rates are of CPU time, medians over rounds; a ratio is taken within a round.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parent.parent
@@ -42,19 +40,14 @@ def main() -> None:
     parser.add_argument("--avx2", action="store_true", help="without AVX-512")
     options = parser.parse_args()
     print(f"{machine()}{', without AVX-512' * options.avx2}\n")
-    print("| algorithm | | updates/s | of torch.compile (range) | start-up, s |\n|---|---|---|---|---|")
+    print("| algorithm | | updates/s | of torch.compile (range) |\n|---|---|---|---|")
     for name in options.only or NAMES:
         print("\n".join(table(name, options)), flush=True)
 
 
 def table(name: str, options: argparse.Namespace) -> list[str]:
     """The rows of an algorithm."""
-    programs, seconds = {}, {}
-    for variant, change in VARIANTS.items():
-        start(name, change, options).communicate()  # compiles
-        began = time.perf_counter()
-        programs[variant] = start(name, change, options)
-        seconds[variant] = time.perf_counter() - began
+    programs = {variant: start(name, change, options) for variant, change in VARIANTS.items()}
     rates: dict[str, list[float]] = {variant: [] for variant in programs}
     for _ in range(options.rounds):
         for variant, program in programs.items():
@@ -66,7 +59,7 @@ def table(name: str, options: argparse.Namespace) -> list[str]:
         program.communicate()
     return [
         f"| {name} | {variant} | {statistics.median(rate):.1f} | "
-        f"{span(two_trees.ratios(rate, rates['torch.compile']))} | {seconds[variant]:.1f} |"
+        f"{span(two_trees.ratios(rate, rates['torch.compile']))} |"
         for variant, rate in rates.items()
     ]
 

@@ -2,7 +2,7 @@
 replicas to score.
 """
 
-from offrl.evaluation.frequency.held import HeldPolicy
+from offrl.evaluation.frequency.action_repeat import HeldPolicy
 from offrl.evaluation.frequency.scores import FrequencyScores, sweep, trapezoid, write
 
 __all__ = ["FrequencyScores", "HeldPolicy", "sweep", "trapezoid", "write"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from offrl.evaluation.frequency.held import HeldPolicy
+from offrl.evaluation.frequency.action_repeat import HeldPolicy
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.result import Evaluation
 from offrl.settings.replicas import Replica, Values, by_cell

@@ -67,7 +67,7 @@ class ResidualLearner(LocalEngine):
             self.hyper[0][name] = torch.full((len(self.passes.keys),), rate, device=self.device)
 
     @torch.no_grad()
-    def sample(self, seen: Tensor, base_actions: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def sample(self, observations: Tensor, base_actions: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(actions, outputs u [N, E, A], their log densities [N, E]) for observations [N, E, O], the base's actions and
         keys [N].
         """
@@ -80,18 +80,18 @@ class ResidualLearner(LocalEngine):
             u = means + algorithm.sigma * rng.normal(key, tuple(means.shape))
             return algorithm.combine(a, u), u, algorithm.log_prob(means, u)
 
-        actions, u, density = vmap(one)(state.params["actor"], self._statistics(), seen, base_actions, keys)
+        actions, u, density = vmap(one)(state.params["actor"], self._statistics(), observations, base_actions, keys)
         return actions, u, density
 
     @torch.no_grad()
-    def values(self, seen: Tensor, base_actions: Tensor) -> Tensor:
+    def values(self, observations: Tensor, base_actions: Tensor) -> Tensor:
         """V [N, R] of R rows of each replica."""
         algorithm = self.residual
 
         def one(params: dict[str, Tensor], statistics: dict[str, Tensor], s: Tensor, a: Tensor) -> Tensor:
             return algorithm.apply("critic", params, algorithm.features(statistics, s, a)).squeeze(-1)
 
-        return vmap(one)(self._state[0].params["critic"], self._statistics(), seen, base_actions)
+        return vmap(one)(self._state[0].params["critic"], self._statistics(), observations, base_actions)
 
     def learn(self, rows: Batch, first: int, updates: int) -> None:
         """The passes over rows [N, R, ...], from update number `first`, until every replica's have ended."""

@@ -71,15 +71,15 @@ class ResidualLoop(OnlineLoop):
         self.successes = torch.zeros(
             2, self.many, dtype=torch.float64
         )  # since the last line: episodes that reported it, those that had it
-        lost: list[int] = []
+        restarted: list[int] = []
         if saved is None:
             play.begin()
         else:
-            lost = self._return_to(saved)
+            restarted = self._return_to(saved)
         self._open(evaluator, saved, state, busy(self.updates_of(start)))
-        self._introduce(saved is not None, mode, arithmetic, lost)
+        self._introduce(saved is not None, mode, arithmetic, restarted)
 
-    def _introduce(self, resumed: bool, mode: str, arithmetic: str, lost: list[int]) -> None:
+    def _introduce(self, resumed: bool, mode: str, arithmetic: str, restarted: list[int]) -> None:
         parent = self.start.parent or {}
         self.bar.say(
             f"a residual on {self.start.label} in {self.play.name}, on the policies of step {parent['step']:,} of "
@@ -92,7 +92,7 @@ class ResidualLoop(OnlineLoop):
         warn_of_rates(self.c, {})
         for note in self.start.notes:
             self.bar.say(note)
-        self._continued(resumed, lost)
+        self._continued(resumed, restarted)
 
     # ---- play
 
@@ -214,9 +214,9 @@ class ResidualLoop(OnlineLoop):
         if self.t >= self.steps:  # nothing more is played
             return []
         self.bases.load(part(saved.tensors, "bases"))
-        _, lost = self.play.resume(part(saved.tensors, "play"))
+        _, restarted = self.play.resume(part(saved.tensors, "play"))
         anew = torch.zeros(self.many * self.envs, dtype=torch.bool)
-        anew[lost] = True
-        self.reached[lost] = np.nan
+        anew[restarted] = True
+        self.reached[restarted] = np.nan
         self.bases.go_on(self.bases.carries, anew.reshape(self.many, self.envs).to(self.device))
-        return lost
+        return restarted

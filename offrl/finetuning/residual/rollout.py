@@ -58,11 +58,11 @@ class Bases:
     @torch.no_grad()
     def look(self, carries: list[Carry], observations: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, list[Carry]]:
         """(what the residuals see [N, E, O], the bases' actions [N, E, A], the next carries)."""
-        seen = [actor.below(*x) for actor, *x in zip(self.actors, carries, observations, keys, strict=True)]
+        outputs = [actor.below(*x) for actor, *x in zip(self.actors, carries, observations, keys, strict=True)]
         return (
-            torch.stack([s for s, _, _ in seen]),
-            torch.stack([a for _, a, _ in seen]),
-            [carry for _, _, carry in seen],
+            torch.stack([s for s, _, _ in outputs]),
+            torch.stack([a for _, a, _ in outputs]),
+            [carry for _, _, carry in outputs],
         )
 
     def go_on(self, carries: list[Carry], over: Tensor) -> None:
@@ -160,5 +160,9 @@ def batch_of(rows: list[RolloutStep], learner: ResidualLearner) -> Batch:
         config.gae_decay,
         columns["weight"],
     )
-    kept = ("observations", "base_actions", "u", "log_prob", "weight")
-    return {**{k: flat(columns[k]) for k in kept}, "advantages": flat(advantages), "returns": flat(advantages + values)}
+    names = ("observations", "base_actions", "u", "log_prob", "weight")
+    return {
+        **{k: flat(columns[k]) for k in names},
+        "advantages": flat(advantages),
+        "returns": flat(advantages + values),
+    }

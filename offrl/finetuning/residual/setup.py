@@ -47,9 +47,9 @@ def begin(
     if run is None:
         raise UserError("mode=residual learns on top of the policies of a run: offrl finetune RUN mode=residual env=ID")
     path = Path(run)
-    if given := next((name for name in OTHERS if name in settings), None):
+    if clash := next((name for name in OTHERS if name in settings), None):
         raise UserError(
-            f"{given}= belongs to mode=transitions: a residual learns from what its present policy just played; leave "
+            f"{clash}= belongs to mode=transitions: a residual learns from what its present policy just played; leave "
             "it out"
         )
     for name in other:

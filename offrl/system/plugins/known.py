@@ -24,11 +24,11 @@ def remember(path: Path) -> None:
     """Note that a person named this file as it is now. Where nothing can be kept, a person has to name it again."""
     with contextlib.suppress(OSError, UserError):
         line = f"{checksum(path)} {path}"
-        place = _place()
-        if line in _lines(place):
+        list_file = _place()
+        if line in _lines(list_file):
             return
-        place.parent.mkdir(0o700, parents=True, exist_ok=True)
-        with open_to_write(place, "a", encoding="utf-8") as file:
+        list_file.parent.mkdir(0o700, parents=True, exist_ok=True)
+        with open_to_write(list_file, "a", encoding="utf-8") as file:
             if hasattr(os, "fchmod"):
                 os.fchmod(file.fileno(), 0o600)
             file.write(line + "\n")
@@ -46,14 +46,14 @@ def _place() -> Path:
     return Path(os.environ.get("OFFRL_CACHE") or "~/.cache/offrl").expanduser() / NAME
 
 
-def _lines(place: Path) -> list[str]:
+def _lines(file: Path) -> list[str]:
     """The lines of the file; none where others than its owner, who must be this user, could have written there."""
     try:
         if hasattr(os, "getuid"):
-            for part in (place, place.parent):
-                about = os.stat(part)
-                if about.st_uid != os.getuid() or about.st_mode & stat.S_IWOTH:
+            for part in (file, file.parent):
+                info = os.stat(part)
+                if info.st_uid != os.getuid() or info.st_mode & stat.S_IWOTH:
                     return []
-        return read_text(place).splitlines()
+        return read_text(file).splitlines()
     except (OSError, UnicodeDecodeError, UserError):
         return []

@@ -83,10 +83,10 @@ def of_file(files: Any, where: str) -> list[str]:
 
 
 def _of_file(name: str, where: str) -> Path:
-    named = {Path(path).name: Path(path) for path in _named()}
+    plugins = {Path(path).name: Path(path) for path in _named()}
     path = Path(name)
-    if path.name in named:
-        return named[path.name]
+    if path.name in plugins:
+        return plugins[path.name]
     cure = f"say plugins={path.name if path.is_absolute() else name}, with the path of that file, if you know it"
     if not path.is_absolute() or path.suffix != ".py":
         raise UserError(f"{where} needs the plugin {name}: {cure}")
@@ -126,8 +126,8 @@ def object_of(text: str, setting: str) -> Any:
         )
     module = sys.modules[_module_name(paths[Path(file).name])]
     if not hasattr(module, name):
-        own = [n for n in vars(module) if not n.startswith("_")]
-        raise UserError(f"{setting}={text}: {paths[Path(file).name]} has no '{name}'.{nearest(name, own)}")
+        public_names = [n for n in vars(module) if not n.startswith("_")]
+        raise UserError(f"{setting}={text}: {paths[Path(file).name]} has no '{name}'.{nearest(name, public_names)}")
     return getattr(module, name)
 
 
@@ -136,12 +136,12 @@ def blamed(error: BaseException) -> str | None:
     others.
     """
     files = set(_named())
-    places = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
-        places.append((str(error.filename), error.lineno))
-    place = next((p for p in reversed(places) if p[0] in files), None)
+        frames.append((str(error.filename), error.lineno))
+    frame = next((p for p in reversed(frames) if p[0] in files), None)
     reason = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
-    return None if place is None else f"plugin {place[0]}, line {place[1]}: {type(error).__name__}: {reason}"
+    return None if frame is None else f"plugin {frame[0]}, line {frame[1]}: {type(error).__name__}: {reason}"
 
 
 @contextlib.contextmanager
@@ -173,8 +173,8 @@ def _path(path: Path) -> Path:
 
 
 def _module_name(path: Path) -> str:
-    place = hashlib.sha256(str(path).encode()).hexdigest()[:6]  # two folders may have a file of the same name
-    return f"{PREFIX}{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{place}"
+    folder_hash = hashlib.sha256(str(path).encode()).hexdigest()[:6]  # two folders may have a file of the same name
+    return f"{PREFIX}{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{folder_hash}"
 
 
 def _load(path: Path) -> None:
@@ -212,12 +212,12 @@ class _Finder:
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if not name.startswith(PREFIX):
             return None
-        places = [Path(place) for place in _named()]
-        place = next((p for p in places if _module_name(p) == name), None)
+        files = [Path(plugin) for plugin in _named()]
+        plugin = next((p for p in files if _module_name(p) == name), None)
         return (
             None
-            if place is None
-            else importlib.util.spec_from_file_location(name, place, loader=_Loader(name, str(place)))
+            if plugin is None
+            else importlib.util.spec_from_file_location(name, plugin, loader=_Loader(name, str(plugin)))
         )
 
 

@@ -81,11 +81,11 @@ class Library:
             if entry is None:
                 with _no_collection():
                     program, constants = _made(leaves, traced or _traced(work, leaves, structure), folder)
-                places = [
+                constant_indices = [
                     next((i for i, x in enumerate(name.tensors) if x is constant), None) for constant in constants
                 ]
-                if key is not None and None not in places:
-                    write_text(key, json.dumps({"program": program.stem, "constants": places}))
+                if key is not None and None not in constant_indices:
+                    write_text(key, json.dumps({"program": program.stem, "constants": constant_indices}))
             else:
                 program, constants = entry[0], [name.tensors[i] for i in entry[1]]
         self.constants = constants
@@ -93,11 +93,11 @@ class Library:
         self._tree: Any = None
         self._leaves: list[Tensor] = []
 
-    def __call__(self, tree: Any, *others: Any) -> None:
+    def __call__(self, tree: Any, *other_trees: Any) -> None:
         """tree: the largest one, whose tensors are looked up again only where it is another object."""
         if tree is not self._tree:
             self._tree, self._leaves = tree, pytree.tree_leaves(tree)
-        self._runner.run([*self._leaves, *pytree.tree_leaves(others), *self.constants])
+        self._runner.run([*self._leaves, *pytree.tree_leaves(other_trees), *self.constants])
 
 
 @contextlib.contextmanager
@@ -156,9 +156,9 @@ def _made(leaves: list[Tensor], traced: Traced, folder: Path) -> tuple[Path, lis
     text += "\n".join(f"{name} {x.tolist()}" for name, x in sorted(_held(graph).items()))
     program = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.so"
     if not program.is_file() or os.environ.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES") == "1":
-        began = time.monotonic()
+        start = time.monotonic()
         _compile(graph, inputs, program)
-        _note_seconds(time.monotonic() - began, sum(node.op == "call_function" for node in graph.graph.nodes))
+        _note_seconds(time.monotonic() - start, sum(node.op == "call_function" for node in graph.graph.nodes))
     return program, constants
 
 
@@ -212,21 +212,21 @@ def _compile(graph: fx.GraphModule, inputs: list[Tensor], program: Path) -> None
     from offrl.training.compiling import passes
 
     program.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix="building-", dir=program.parent.parent))
+    build_folder = Path(tempfile.mkdtemp(prefix="building-", dir=program.parent.parent))
     try:
         with _quick(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's of its own use of itself
-            options: dict[str, Any] = {**OPTIONS, "aot_inductor.output_path": str(place)}
-            options["joint_custom_pre_pass"] = passes.Simpler(own := kernels.kinds())
-            if own:
+            options: dict[str, Any] = {**OPTIONS, "aot_inductor.output_path": str(build_folder)}
+            options["joint_custom_pre_pass"] = passes.Simpler(kernel_kinds := kernels.kinds())
+            if kernel_kinds:
                 options["aot_inductor.custom_ops_to_c_shims"] = kernels.DECLARATIONS
-            made = Path(str(torch._inductor.aot_compile(graph, tuple(inputs), options=options)))
-        operators = made.with_suffix(".json")  # those that are called through Python
+            library = Path(str(torch._inductor.aot_compile(graph, tuple(inputs), options=options)))
+        operators = library.with_suffix(".json")  # those that are called through Python
         if operators.is_file():
             os.replace(operators, program.with_suffix(".json"))
-        os.replace(made, program)
+        os.replace(library, program)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(build_folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -258,7 +258,7 @@ def _quick() -> Iterator[None]:
         (cpp_builder.CppBuilder, "build", lambda self: beside.build(self)),
     ]
     changes = [change for change in changes if hasattr(*change[:2])]
-    originals = [(place, name, getattr(place, name)) for place, name, _ in changes]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
         for change in changes:
             setattr(*change)

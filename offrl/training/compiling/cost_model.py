@@ -91,9 +91,9 @@ def _measured(plan: Plan, source: Any, replicas: list[Replica], size: int) -> Co
     times: list[float] = []
     while len(times) < TIMED and sum(times) < ENOUGH:
         step += period
-        began = time.perf_counter()
+        start = time.perf_counter()
         engine.run(step, period)
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     compiling = ahead.compiling_seconds(int(BACKWARD * counter.count))
     return Cost(min(times) / period * len(replicas) / size, compiling)
 

@@ -120,10 +120,12 @@ class Fingerprint:
         self._note(")")
 
     def _tensor(self, x: Tensor) -> None:
-        own = isinstance(x, nn.Parameter)  # a network's first weights are drawn anew by each process, and never used
-        self._note(f"tensor {x.dtype} {tuple(x.shape)} {x.stride()} {x.device} {own}")
+        is_parameter = isinstance(
+            x, nn.Parameter
+        )  # a network's first weights are drawn anew by each process, and never used
+        self._note(f"tensor {x.dtype} {tuple(x.shape)} {x.stride()} {x.device} {is_parameter}")
         self.tensors.append(x)
-        if not own and x.numel() <= SMALL:
+        if not is_parameter and x.numel() <= SMALL:
             self._hash.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
     def _function(self, thing: Any) -> None:

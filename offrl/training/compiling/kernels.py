@@ -147,9 +147,9 @@ def _dense_are_fast() -> bool:
         seconds: dict[Any, float] = {torch.bmm: float("inf"), product: float("inf")}
         for _ in range(TRIES):
             for function, least in seconds.items():
-                began = time.perf_counter()
+                start = time.perf_counter()
                 function(left, right)
-                seconds[function] = min(least, time.perf_counter() - began)
+                seconds[function] = min(least, time.perf_counter() - start)
         answer = str(seconds[product] < EQUAL * seconds[torch.bmm])
         with contextlib.suppress(OSError, UserError):
             write_text(path, answer + "\n")
@@ -195,10 +195,10 @@ def _compiled() -> Path:
     with locks.alone(target.with_suffix(".key"), "the kernels", quiet=True):
         if not target.is_file():
             with tempfile.TemporaryDirectory(prefix="building-", dir=target.parent.parent) as folder:
-                made = Path(folder, target.name)
-                command = [compiler, *FLAGS, "-o", str(made), str(SOURCE), f"-L{torch_libraries}", "-ltorch_cpu"]
+                library = Path(folder, target.name)
+                command = [compiler, *FLAGS, "-o", str(library), str(SOURCE), f"-L{torch_libraries}", "-ltorch_cpu"]
                 subprocess.run(command, check=True, capture_output=True)
-                os.replace(made, target)
+                os.replace(library, target)
     return target
 
 

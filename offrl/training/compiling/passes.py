@@ -26,18 +26,18 @@ class Simpler(CustomGraphPass):
     own: which, see `kernels.kinds`.
     """
 
-    def __init__(self, own: tuple[str, ...] = ()) -> None:
-        self.own = own
+    def __init__(self, kernel_kinds: tuple[str, ...] = ()) -> None:
+        self.kernel_kinds = kernel_kinds
 
     def __call__(self, graph: Graph) -> None:
         merge_equal(graph)
         turn_products(graph)
-        if self.own:
-            use_products(graph, "dense" in self.own)
+        if self.kernel_kinds:
+            use_products(graph, "dense" in self.kernel_kinds)
 
     def uuid(self) -> Any:
         """What is compiled with another version of this file is not used."""
-        return get_hash_for_files((__file__,)) + str(self.own).encode()
+        return get_hash_for_files((__file__,)) + str(self.kernel_kinds).encode()
 
 
 def merge_equal(graph: Graph) -> None:
@@ -77,16 +77,16 @@ def turn_products(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.target is not aten.permute.default or not _swaps_last(node.args[1]):
             continue
-        seen = node.args[0]
-        product = seen.args[0] if seen.target is aten.view.default else seen
-        if product.target is not aten.bmm.default or len(seen.users) > 1 or len(product.users) > 1:
+        operand = node.args[0]
+        product = operand.args[0] if operand.target is aten.view.default else operand
+        if product.target is not aten.bmm.default or len(operand.users) > 1 or len(product.users) > 1:
             continue
         with graph.inserting_before(node):
             left, right = (_call(graph, aten.permute.default, factor, [0, 2, 1]) for factor in reversed(product.args))
             turned = _call(graph, aten.bmm.default, left, right)
             node.replace_all_uses_with(_call(graph, aten.view.default, turned, list(node.meta["val"].shape)))
         graph.erase_node(node)
-        for unused in (seen, product) if seen is not product else (product,):
+        for unused in (operand, product) if operand is not product else (product,):
             graph.erase_node(unused)
 
 

@@ -223,10 +223,10 @@ def difference(
             if a.params[module]
             else 0.0
         )
-        for what, (x, y), allowed in (("moments", moments, limit), ("steps", moved, 0.5 + limit)):
+        for label, (x, y), allowed in (("moments", moments, limit), ("steps", moved, 0.5 + limit)):
             gap = _gap(x, y, at_least=small)
             if gap > allowed:
-                return f"{what} of {module} by {gap:.2g}"
+                return f"{label} of {module} by {gap:.2g}"
     gap = _gap(pytree.tree_leaves((a.target, a.extra)), pytree.tree_leaves((b.target, b.extra)), at_least=1e-6)
     return f"targets or statistics by {gap:.2g}" if gap > limit else None
 
@@ -249,7 +249,7 @@ class _CudaGraph:
 
     def __init__(self, program: Program, state: TrainState, hyper: Hyper, batches: list[Batch]) -> None:
         self.state, self.hyper, self.batches = (pytree.tree_map(torch.clone, tree) for tree in (state, hyper, batches))
-        self.given: list[Tensor] = []  # whose numbers `hyper` holds
+        self.hyper_tensors: list[Tensor] = []  # whose numbers `hyper` holds
         function = program.function()
         self.sums = program.complete({}, self.state, update_keys(self.state, program.period), self.hyper, self.batches)
         # `replay` undoes what the calls before the capture do to the state
@@ -263,9 +263,11 @@ class _CudaGraph:
         if state is not self.state:
             backend.overwrite(pytree.tree_leaves(self.state), pytree.tree_leaves(state))
         tensors = list(hyper.values())
-        if len(tensors) != len(self.given) or any(new is not old for new, old in zip(tensors, self.given, strict=True)):
+        if len(tensors) != len(self.hyper_tensors) or any(
+            new is not old for new, old in zip(tensors, self.hyper_tensors, strict=True)
+        ):
             backend.overwrite(list(self.hyper.values()), tensors)
-            self.given = tensors
+            self.hyper_tensors = tensors
         backend.overwrite(pytree.tree_leaves(self.batches), pytree.tree_leaves(batches))
         for name, value in self.sums.items():
             if sums.get(name) is not value:

@@ -22,8 +22,8 @@ class RunClock:
     @classmethod
     def of(cls, config: TrainConfig, step: int) -> RunClock:
         """The clock of a run with these settings that goes on from `step`."""
-        every = config.eval.every
-        eval_every = math.ceil(config.steps / 10) if every is None else every or config.steps
+        eval_interval = config.eval.every
+        eval_every = math.ceil(config.steps / 10) if eval_interval is None else eval_interval or config.steps
         save_every = config.checkpoint.every or min(eval_every, math.ceil(config.steps / 20))
         return cls(step, config.steps, config.steps, config.log_every, eval_every, save_every)
 
@@ -35,8 +35,8 @@ class RunClock:
     def next_stop(self) -> int:
         """The next step at which metrics, scores or a checkpoint are due."""
         intervals = (self.log_every, self.eval_every, self.save_every)
-        return min(self.steps, *((self.step // every + 1) * every for every in intervals))
+        return min(self.steps, *((self.step // interval + 1) * interval for interval in intervals))
 
-    def due(self, every: int) -> bool:
+    def due(self, interval: int) -> bool:
         """True at a multiple of `every` updates, and at the end."""
-        return self.step % every == 0 or self.step == self.end
+        return self.step % interval == 0 or self.step == self.end

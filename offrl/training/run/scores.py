@@ -91,8 +91,8 @@ class Scores:
             return
         step, result, seconds = scored
         rows = [{COLUMNS.get(k, k): v for k, v in row.items()} for row in result.rows()]
-        about = {"dataset": self.dataset, "environment": result.label, **dataclasses.asdict(result.provenance)}
-        rows = [{**row, **about} for row in rows]
+        constants = {"dataset": self.dataset, "environment": result.label, **dataclasses.asdict(result.provenance)}
+        rows = [{**row, **constants} for row in rows]
         self.log.scores(step, rows, result.returns, result.lengths)
         self.log.timing(step, evaluation=seconds)
         self.text = score_text(

@@ -29,7 +29,7 @@ ALLOWED = {
         "open": "`open_part`: exclusively",
         "os.open": "`open_to_write`: not through links",
         "os.ftruncate": "`open_to_write`: after that check",
-        "left.unlink": "`open_part`: unfinished ones",
+        "leftover.unlink": "`open_part`: unfinished ones",
     },
     "offrl/system/locks.py": {"shutil.rmtree": "of a TemporaryFolder, whose process has died or which ends"},
     "offrl/system/backend.py": {

@@ -41,9 +41,9 @@ class HeldPolicy:
                 f"a policy of {name} answers texts, one decision each: frequency= is for actions that an environment "
                 "can repeat"
             )
-        self.every, self.own = every, policy.actor.planned(every)
+        self.every, self.planned = every, policy.actor.planned(every)
         queues = policy.actor.planned(2) > 1
-        self.policy = policy.with_settings({"execute": self.own}) if queues else policy
+        self.policy = policy.with_settings({"execute": self.planned}) if queues else policy
 
     @property
     def seed(self) -> int:
@@ -62,12 +62,12 @@ class HeldPolicy:
         return replace(carry, inner=self.policy.set_goal(carry.inner, goals))
 
     def step(self, carry: Holding, observations: np.ndarray, t: int) -> tuple[np.ndarray, Holding]:
-        place = t % self.every
-        if place == 0:
+        position = t % self.every
+        if position == 0:
             inner = carry.inner if carry.earned is None else self.policy.observe_reward(carry.inner, carry.earned)
             carry = Holding(inner, observations.copy(), carry.actions)
         assert carry.observations is not None
-        if place < self.own:
+        if position < self.planned:
             actions, inner = self.policy.step(carry.inner, carry.observations, t)
             carry = replace(carry, inner=inner, actions=actions)
         assert carry.actions is not None
