@@ -17,7 +17,7 @@ from offrl.settings.saved import restored
 from offrl.system import files
 from offrl.system.plugins.loading import of_file
 
-ASSETS = "luggage/"  # before names of tensors of `Algorithm.assets`
+ASSETS = "assets/"  # before names of tensors of `Algorithm.assets`
 CURE = "the file is damaged, or no policy that offrl wrote"
 
 
@@ -35,7 +35,7 @@ def read(path: Path) -> tuple[Algorithm, TrainState, int]:
     tensors, meta = files.read(path)
     if meta.get("kind") != "policy":
         raise UserError(f"{path} is not a policy file; policies are under policies/ in a run directory")
-    settings, spec, seed, about = (meta.get(name) for name in ("config", "spec", "seed", "luggage"))
+    settings, spec, seed, about = (meta.get(name) for name in ("config", "spec", "seed", "assets"))
     name = settings.get("name") if isinstance(settings, dict) else None
     if not (
         isinstance(settings, dict)

@@ -356,7 +356,7 @@ class TrainedPolicy:
         checkpoint.write(
             Path(path),
             {**checkpoint.flatten(acting), **assets},
-            {**meta, **({"luggage": description} if description else {})},
+            {**meta, **({"assets": description} if description else {})},
         )
 
     @classmethod

@@ -30,8 +30,7 @@ class FinetuneConfig:
     mode: str = setting(
         "transitions",
         "transitions: the replicas learn on, from single transitions of data and play; residual: a small policy "
-        "learns, by PPO, what to "
-        "add to the actions of the run's policies, which stay as they are",
+        "learns, by PPO, what to add to the actions of the run's policies, which stay as they are",
         choices=("transitions", "residual"),
     )
     env: str | None = setting(None, "a Gymnasium id; null: the environment that the run was scored in", shown="ID")
@@ -42,8 +41,8 @@ class FinetuneConfig:
     mixing: Any = setting(
         "auto",
         "share of each batch drawn from the data, the rest from what was played; 0: without the data; null: from the "
-        "union of both, in "
-        "proportion; auto: what the algorithm is used with (AWAC, IQL and its relatives: null, the others: 0.5)",
+        "union of both, in proportion; auto: what the algorithm is used with (AWAC, IQL and its relatives: null, the "
+        "others: 0.5)",
     )
     utd: float = setting(1.0, "updates for each environment step", low=0.0)
     warmup: int | None = setting(
@@ -52,15 +51,13 @@ class FinetuneConfig:
     update_every: Any = setting(
         "auto",
         "environment steps between updates, which then come utd times as many at once; episode: when each replica has "
-        "ended one; auto: "
-        "what the algorithm is used with (Cal-QL: episode, the others: 1)",
+        "ended one; auto: what the algorithm is used with (Cal-QL: episode, the others: 1)",
     )
     noise: Any = setting(
         "auto",
         "null: the policy's own exploration (a sample, or TD3's noise); a number: its greedy action and Gaussian noise "
-        "of that standard "
-        "deviation, in half widths of the action range (discrete: probability of a random action); auto: what the "
-        "algorithm is used with",
+        "of that standard deviation, in half widths of the action range (discrete: probability of a random action); "
+        "auto: what the algorithm is used with",
     )
     capacity: int | None = setting(None, "transitions of each replica that are kept; null: all", low=1)
     seed: int = setting(0, "decides the start states of the episodes, together with the replica's seed", low=0)

@@ -65,8 +65,7 @@ class Learner(LocalEngine):
         if not actor.resets:
             raise UserError(
                 f"a policy of {self.algorithm.config.name} remembers its episodes in a way in which they cannot begin "
-                "anew one by one: "
-                "offrl finetune cannot play it"
+                "anew one by one: offrl finetune cannot play it"
             )
         leaves, spec = pytree.tree_flatten(start)
         same = [leaf.expand(len(self._state[0].key), *leaf.shape).clone() for leaf in leaves]

@@ -19,7 +19,7 @@ from offrl.finetuning.learner import Learner
 from offrl.finetuning.replay_buffer import MixedBatches, Replay, Ring
 from offrl.finetuning.residual.loop import ResidualLoop
 from offrl.finetuning.session import OnlineLoop, busy
-from offrl.finetuning.setup import Start
+from offrl.finetuning.start import Start
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.settings.presets import finetune_settings
 from offrl.system import backend
@@ -128,8 +128,7 @@ class TransitionLoop(OnlineLoop):
         say = self.bar.say
         say(
             f"{start.label} in {self.play.name} from {came}: {self.many} x {self.envs} environments, {self.steps:,} "
-            "steps each, "
-            f"{mixing}, {config.utd:g} updates a step"
+            f"steps each, {mixing}, {config.utd:g} updates a step"
         )
         say(f"{arithmetic}; step {mode}; {self.run_dir}")
         algo = start.algorithm.config

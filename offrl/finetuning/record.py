@@ -13,7 +13,7 @@ from typing import Any
 from offrl.data.addresses import without_logins
 from offrl.errors import UserError
 from offrl.finetuning.config import FREE
-from offrl.finetuning.setup import KIND, Start
+from offrl.finetuning.start import KIND, Start
 from offrl.runs import record as runs
 from offrl.settings.diff import difference
 from offrl.settings.field import plain_name, without_places
@@ -86,8 +86,8 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
         if old["identity"]["parent"] != expected["parent"]:
             raise UserError(
                 f"{run_dir} began from another state ({_words(old['identity']['parent'])}) than "
-                f"{_words(expected['parent'])}, which has "
-                f"changed since: offrl finetune resume={run_dir} goes on with the old one, another name= begins anew"
+                f"{_words(expected['parent'])}, which has changed since: offrl finetune resume={run_dir} goes on with "
+                "the old one, another name= begins anew"
             )
         changed = difference(runs.complete(old["identity"]), expected)
         if changed:

@@ -191,8 +191,7 @@ class Replay:
             self.ring.add(replica, {name: tensors[name].numpy() for name in self.ring.columns})
         if self.ring.total.tolist() != list(total):
             raise UserError(f"{self.folder} holds {self.ring.total.tolist()} transitions where the checkpoint needs "
-                            f"{list(total)}: files "
-                            "were removed or changed; begin anew with another name=")  # fmt: skip
+                            f"{list(total)}: files were removed or changed; begin anew with another name=")  # fmt: skip
         self.discard(files)
 
     def discard(self, first: int) -> None:

@@ -18,7 +18,7 @@ from offrl.errors import Interrupted, warn
 from offrl.evaluation.background import Scorer
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning.environments import Play, Turn
-from offrl.finetuning.setup import Start
+from offrl.finetuning.start import Start
 from offrl.runs.log import RunLog
 from offrl.settings.evaluation import worker_count
 from offrl.system.progress import Progress
@@ -214,8 +214,7 @@ class OnlineLoop(ABC):
         names = ", ".join(str(self.replicas[n]) for n in np.flatnonzero(~finite).tolist())
         return (
             f"the policy of {names} gives actions that are not finite for observations of {self.play.name} at step "
-            f"{self.t:,}: "
-            "it had diverged before, or the observations are far outside the data's"
+            f"{self.t:,}: it had diverged before, or the observations are far outside the data's"
         )
 
     # ---- look

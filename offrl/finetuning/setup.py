@@ -3,77 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from offrl import registry
-from offrl.algorithm import Algorithm, TrainState
-from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.load import load_dataset
-from offrl.data.transforms.apply import apply_transforms
-from offrl.data.transforms.rescale import in_scale_of
+from offrl.algorithm import Algorithm
+from offrl.data.dataset import Dataset
 from offrl.errors import UserError, nearest, warn
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
 from offrl.finetuning.environments import spec_of
+from offrl.finetuning.residual.setup import begin as begin_residual
+from offrl.finetuning.resume import resume
+from offrl.finetuning.start import KIND, Factory, Start, check_rewards, load, null_or_number, run_data, task_of
 from offrl.finetuning.transitions import columns_for
 from offrl.runs import record as runs
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose, fill, flatten
-from offrl.settings.dataset import DatasetConfig
-from offrl.settings.evaluation import EvalConfig
-from offrl.settings.kinds import misfit
 from offrl.settings.presets import algorithm_group, base_algorithm, finetune_settings
-from offrl.settings.replicas import Replica, expand
-from offrl.settings.saved import restored
-from offrl.settings.train import TrainConfig, seed_list
-from offrl.settings.untrusted import check_code, literal, read_settings
+from offrl.settings.replicas import expand
+from offrl.settings.train import seed_list
+from offrl.settings.untrusted import literal
 from offrl.system import files as checkpoint
 from offrl.system import trust
-from offrl.system.devices import pick_device
-from offrl.tasks.environments import resolve_task
-from offrl.tasks.task import Task, with_factory
+from offrl.tasks.task import Task
 from offrl.training.engine import first_state
 from offrl.training.setup import make_algorithm
-
-KIND = "finetune"  # of a run's record
-NEEDED = (
-    "data.name",
-    "data.fingerprint",
-    "identity.finetune",
-    "online.label",
-    "online.parent",
-    "online.fixed",
-    "online.anneal",
-)
-Factory = Callable[[], Any]
-
-
-@dataclass
-class Start:
-    """All that decides a fine-tuning run but its settings."""
-
-    config: FinetuneConfig  # without open ends
-    algorithm: Algorithm  # with its settings as they are online
-    replicas: list[Replica]
-    grid: dict[str, list[float]]
-    spec: DataSpec
-    task: Task
-    label: str
-    data: DatasetConfig | None  # settings of the data; None: there are none
-    described: dict[str, Any]  # the data in the record
-    dataset: Dataset | None = None  # None where no batch needs it
-    state: TrainState | None = None  # on the CPU; None: of the run's own checkpoint
-    parent: dict[str, Any] | None = None  # the run that it began from; None: fresh parameters
-    fixed: dict[str, float] = field(default_factory=dict)  # settings that change online, where a grid has another value
-    anneal: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    given: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    run_dir: Path | None = None  # of a run that goes on
 
 
 def begin(
@@ -103,11 +61,9 @@ def begin(
             raise UserError(f"{run} and from={source} are both given; leave one of them out")
         run = str(source)
     if config.mode == "residual" and config.resume is None:
-        from offrl.finetuning.residual.setup import begin as residual  # which needs this module
-
-        start = residual(run, config, settings, other, env)
+        start = begin_residual(run, config, settings, other, env)
     elif config.resume is not None:
-        start = _resumed(config, settings, other, run, dataset, env)
+        start = resume(config, settings, other, run, dataset, env)
     else:
         start = (
             _of_run(Path(run), config, other, dataset, env) if run is not None else _fresh(config, other, dataset, env)
@@ -155,9 +111,9 @@ def _of_run(
     record_spec = run.spec
     task = task_of(record_spec, config, env_name, env, f"offrl finetune {path} env=ID")
     data, spec = None, record_spec
-    _one_kind_of_rewards(parent.dataset, config)
+    check_rewards(parent.dataset, config)
     if config.mixing != 0.0 or dataset is not None:
-        data = _data(parent, config, dataset, run.record, path)
+        data = run_data(parent, config, dataset, run.record, path)
         spec = data.spec
     algorithm = kind(algo, spec)
     saved = checkpoint.load_latest(path)
@@ -195,51 +151,6 @@ def _of_run(
     )
 
 
-def _one_kind_of_rewards(settings: DatasetConfig, config: FinetuneConfig) -> None:
-    """Raise UserError where batches would mix labelled rewards with the environment's."""
-    if getattr(settings, "reward_labels", None) and config.mixing != 0.0:
-        raise UserError(
-            "the data's rewards are labels (dataset.reward_labels), and the environment gives its own: batches would "
-            "mix two kinds of "
-            "rewards; mixing=0 learns from the environment's alone"
-        )
-
-
-def _data(
-    parent: TrainConfig, config: FinetuneConfig, dataset: Dataset | None, record: dict[str, Any], path: Path
-) -> Dataset:
-    """The run's own data again. Raises UserError where they are gone or others."""
-    if (
-        dataset is None
-        and runs.spec_of(record, path).source == "arrays"
-        and parent.dataset.name not in registry.names("dataset")
-    ):
-        raise UserError(
-            f"{path} was trained on arrays from Python: give them, offrl.finetune(run, dataset=...), or leave them "
-            "out, mixing=0"
-        )
-    try:
-        data = _load(parent.dataset, config, dataset)
-    except UserError as error:
-        raise UserError(f"{error} (the data of {path}, which mixing={_word(config.mixing)} needs; dataset=PATH says "
-                        "where they are, "
-                        "mixing=0 goes on without them)") from None  # fmt: skip
-    if data.fingerprint != record["data"]["fingerprint"]:
-        raise UserError(f"{path} was trained on {record['data']['name']} ({record['data']['fingerprint'][:12]}) and "
-                        "this is "
-                        f"{data.spec.name} ({data.fingerprint[:12]}): give its own data, or mixing=0")  # fmt: skip
-    return in_scale_of(data, runs.spec_of(record, path))
-
-
-def _load(settings: DatasetConfig, config: FinetuneConfig, dataset: Dataset | None) -> Dataset:
-    device = str(pick_device(config.device))
-    return load_dataset(settings, device) if dataset is None else apply_transforms([dataset], settings)
-
-
-def _word(value: float | None) -> str:
-    return "null" if value is None else f"{value:g}"
-
-
 # ---- fresh parameters
 
 
@@ -255,7 +166,8 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
     new_dataset = other.get("dataset") is not None or dataset is not None
     if not new_dataset and config.mixing != 0.0:
         raise UserError(
-            f"mixing={_word(config.mixing)} draws from data: name them, dataset=NAME, or learn without any, mixing=0"
+            f"mixing={null_or_number(config.mixing)} draws from data: name them, dataset=NAME, or learn without any, "
+            "mixing=0"
         )
     extra = (
         {"dataset": literal(dataset.spec.name)}
@@ -268,8 +180,8 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
     algo, _, anneal = _online(changes, parent.algo, other)
     data = None
     if new_dataset:
-        _one_kind_of_rewards(parent.dataset, config)
-        data = _load(parent.dataset, config, dataset)
+        check_rewards(parent.dataset, config)
+        data = load(parent.dataset, config, dataset)
         parent = dataclasses.replace(parent, algo=algo)
         parent = runs.fit(parent, data)
         algo, spec = parent.algo, data.spec
@@ -305,94 +217,7 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
     )
 
 
-# ---- a fine-tuning run that goes on
-
-
-def _resumed(
-    config: FinetuneConfig,
-    given: dict[str, Any],
-    other: dict[str, Any],
-    run: Any,
-    dataset: Dataset | None,
-    env: Factory | None,
-) -> Start:
-    path = Path(str(config.resume))
-    record = runs.read_record(path)
-    if record.get("kind") != KIND:
-        raise UserError(f"{path} is no fine-tuning run: offrl finetune {path} begins one from it")
-    if run is not None:
-        raise UserError(f"resume={path} goes on with what it began from; leave out {run}")
-    record = runs.read_record(path, NEEDED)
-    saved = read_settings(path / runs.CONFIG, given)
-    if changed := [k for k in other if k not in ("dataset",) and not k.startswith(("dataset.cache", "dataset.memory"))]:
-        raise UserError(f"resume={path} goes on with its own settings; leave out {changed[0]}=")
-    identity = record["identity"]
-    try:
-        kind = registry.get("algo", identity["algo"]["name"])
-        algo = restored(kind.Config, saved["algo"], str(path))
-        settings = None if saved.get("dataset") is None else DatasetConfig(**saved["dataset"])
-        if wrong := misfit(saved.get("dataset"), DatasetConfig | None, "dataset"):
-            raise TypeError(wrong)
-        run_settings = {
-            k: saved[k] for k in (f.name for f in dataclasses.fields(FinetuneConfig)) if k in saved and k != "resume"
-        }
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{path / runs.CONFIG} does not fit this version of offrl ({error}); continue with the version that wrote "
-            "it"
-        ) from None
-    run_settings.update({"runs_dir": str(path.resolve().parent), "name": path.resolve().name, "quiet": False})
-    merged = {**flatten(run_settings), **{k: v for k, v in given.items() if k not in other}}
-    merged.pop("eval.env", None)
-    config = choose(fill(FinetuneConfig(), merged, "finetune"), {}, fresh=False)
-    for name, value in given.items():
-        if name in identity["finetune"] and identity["finetune"][name] != getattr(config, name):
-            raise UserError(
-                f"{path} began with {name}={identity['finetune'][name]}, not {value}; begin another run, with another "
-                "name="
-            )
-    spec = runs.spec_of(record, path)
-    data = None
-    check_code(path / runs.CONFIG, saved, given, ("eval", *(("dataset",) if config.mixing != 0.0 else ())))
-    if config.mixing != 0.0 and settings is not None:
-        typed = {
-            k.removeprefix("dataset."): v for k, v in other.items()
-        }  # where the data are, and offrl's own files of them
-        settings = dataclasses.replace(settings, **{"name" if k == "dataset" else k: v for k, v in typed.items()})
-        stand_in = TrainConfig(algo=algo, dataset=settings)
-        data = _data(stand_in, config, dataset, record, path)
-    if checkpoint.load_latest(path) is None:
-        raise UserError(f"{path} has no checkpoint yet; run the command that began it again")
-    task = task_of(
-        spec,
-        dataclasses.replace(config, env=None),
-        str(record.get("env", "auto")),
-        env,
-        f"offrl finetune resume={path} env=ID",
-    )
-    grid = dict(identity.get("grid", []))
-    more, replicas = record["online"], expand(grid, identity["seeds"], identity.get("paired") is True)
-    return Start(
-        config,
-        kind(algo, spec),
-        replicas,
-        grid,
-        spec,
-        task,
-        more["label"],
-        settings,
-        record["data"],
-        data,
-        None,
-        more["parent"],
-        more["fixed"],
-        {k: (*v, 1.0)[:3] for k, v in more["anneal"].items()},
-        saved["given"],
-        run_dir=path,
-    )
-
-
-# ---- all three
+# ---- both
 
 
 def _kind(name: str, where: str) -> tuple[type[Algorithm], dict[str, Any]]:
@@ -406,13 +231,15 @@ def _kind(name: str, where: str) -> tuple[type[Algorithm], dict[str, Any]]:
         n for n, k in registry.names("algo").items() if _learns_from_rewards(k) and finetune_settings(n) is not None
     )
     if not _learns_from_rewards(kind):
-        raise UserError(f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards "
-                        "would teach it nothing; "
-                        f"those that can be fine-tuned: {able}")  # fmt: skip
+        raise UserError(
+            f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards would teach it "
+            f"nothing; those that can be fine-tuned: {able}"
+        )
     if changes is None:
-        raise UserError(f"{where or name}: {name} learns from demonstrations, in a model, or from windows of steps, "
-                        "not from single steps "
-                        f"of an environment; those that can be fine-tuned: {able}")  # fmt: skip
+        raise UserError(
+            f"{where or name}: {name} learns from demonstrations, in a model, or from windows of steps, not from "
+            f"single steps of an environment; those that can be fine-tuned: {able}"
+        )
     return kind, changes
 
 
@@ -443,14 +270,3 @@ def _online(
     }
     numbers = {k: float(v) for k, v in fixed.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
     return dataclasses.replace(algo, **fixed), numbers, anneal
-
-
-def task_of(spec: DataSpec, config: FinetuneConfig, env_id: str, env: Factory | None, cure: str) -> Task:
-    """The task to learn. Raises UserError where there is no environment."""
-    if env is not None:
-        return with_factory(spec.task, env, spec.name)
-    name = config.env if config.env is not None else "auto" if env_id == "none" else env_id
-    task = resolve_task(spec.task, EvalConfig(env=name)) if name != "none" else None
-    if task is None:
-        raise UserError(f"there is no environment to learn in; name one: {cure}")
-    return task

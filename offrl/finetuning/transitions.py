@@ -45,8 +45,7 @@ def columns_for(spec: DataSpec, sampler: Any, observation_type: torch.dtype, nam
     """
     if not isinstance(sampler, TransitionSampler | ChunkSampler):
         raise UserError(f"{name} learns from batches of its own kind ({type(sampler).__name__}), which are not made of "
-                        "single transitions: "
-                        "offrl finetune cannot go on with it")  # fmt: skip
+                        "single transitions: offrl finetune cannot go on with it")  # fmt: skip
     if unknown := [column for column in sampler.extra if column not in LATE]:
         raise UserError(f"{name} learns from the data's column '{unknown[0]}', which an environment does not give")
     observation: Column = tuple(spec.observation_shape), observation_type

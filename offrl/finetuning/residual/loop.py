@@ -22,7 +22,7 @@ from offrl.finetuning.environments import Play, Turn
 from offrl.finetuning.residual.learner import Passes, ResidualLearner, minibatches
 from offrl.finetuning.residual.rollout import Bases, batch_of, play_on
 from offrl.finetuning.session import OnlineLoop, busy
-from offrl.finetuning.setup import Start
+from offrl.finetuning.start import Start
 from offrl.training.engine import Plan, first_state
 from offrl.training.run.checkpoints import Saved, part
 from offrl.training.updates import loss_limit, warn_of_rates

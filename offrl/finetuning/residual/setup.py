@@ -17,7 +17,7 @@ from offrl.families.on_policy.residual import Residual, ResidualConfig
 from offrl.families.on_policy.residual_actor import frozen
 from offrl.finetuning.config import FinetuneConfig, choose
 from offrl.finetuning.residual.learner import minibatches
-from offrl.finetuning.setup import KIND, Start, task_of
+from offrl.finetuning.start import KIND, Start, task_of
 from offrl.runs.run import SavedRun
 from offrl.settings.compose import fill
 from offrl.tasks.environments import make_env

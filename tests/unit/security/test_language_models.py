@@ -96,10 +96,10 @@ def policy(path: Path, lm: Path, ship: str = "always") -> Path:
     return path
 
 
-def changed(path: Path, **luggage: Any) -> Path:
+def changed(path: Path, **assets: Any) -> Path:
     tensors, meta = files.read(path)
-    about = meta["luggage"] | luggage
-    files.write(path, tensors, {k: v for k, v in (meta | {"luggage": about}).items() if k not in ("version", "sha256")})
+    about = meta["assets"] | assets
+    files.write(path, tensors, {k: v for k, v in (meta | {"assets": about}).items() if k not in ("version", "sha256")})
     return path
 
 
@@ -126,7 +126,7 @@ def test_an_architecture_in_a_file_names_no_code(tmp_path: Path, gpt2: Path) -> 
         "quantization_config": {"x": 1},
     }
     path = policy(tmp_path / "p.safetensors", gpt2)
-    about = files.read(path)[1]["luggage"]["architecture"]
+    about = files.read(path)[1]["assets"]["architecture"]
     assert "no causal language model" in refused(changed(path, architecture={"model_type": "vit", **names}))
     for other in (
         {"model_type": "no-such"},
@@ -152,13 +152,13 @@ def test_an_architecture_takes_no_memory_before_it_fits(
 
     monkeypatch.setattr(outline, "OPERATIONS", 3_000)
     path = policy(tmp_path / "p.safetensors", gpt2)
-    about = files.read(path)[1]["luggage"]["architecture"]
+    about = files.read(path)[1]["assets"]["architecture"]
     text = refused(changed(path, architecture={**about, **change}))
     assert any(words in text for words in ("networks of", "no model has so many", "not of the shape"))
 
 
 @pytest.mark.parametrize("change", [{"identity": 3}, {"place": []}, {"identity": None}], ids=str)
-def test_luggage_of_other_types_is_one_line(tmp_path: Path, gpt2: Path, change: dict[str, Any]) -> None:
+def test_assets_of_other_types_is_one_line(tmp_path: Path, gpt2: Path, change: dict[str, Any]) -> None:
     """Row 21, of the language model in a policy file."""
     assert "which language model" in refused(changed(policy(tmp_path / "p.safetensors", gpt2), **change))
 

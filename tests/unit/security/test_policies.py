@@ -166,7 +166,7 @@ def test_what_acting_takes_has_an_end(name: str, change: dict[str, Any], problem
         ),
         ({"spec": {"observation_shape": [90_000_000, 90_000_000, 90_000_000], "action_dim": 2}}, ""),
         ({"seed": {}}, "has the seed {}"),
-        ({"luggage": 3}, "does not say which algorithm"),
+        ({"assets": 3}, "does not say which algorithm"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
 )
