@@ -436,7 +436,7 @@ def test_a_schedule_that_is_longer_than_the_run(offrl: Offrl, monkeypatch: pytes
     command = "train algo=iql seeds=1 algo.decay_steps=60"
     note = "the actor's learning rate falls over 60 updates (algo.decay_steps); this run ends at 75% of it\n"
     assert "falls over" not in offrl(f"{command} name=trial").out
-    monkeypatch.setattr("offrl.training.run.session.PAYS_FROM", 20)
+    monkeypatch.setattr("offrl.training.run.header.PAYS_FROM", 20)
     long, quiet = offrl(command), offrl(f"{command} name=quiet quiet=true")
     assert long.out.count(note) == 1 and not long.err and "falls over" not in quiet.out
 

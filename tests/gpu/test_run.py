@@ -52,7 +52,7 @@ def test_a_run_and_its_resume(algo: str, tmp_path: Path, monkeypatch: pytest.Mon
     expected = train(tmp_path, algo, 20, "cpu", device="cpu", compile="eager")
     for module in ("offrl.training.setup", "offrl.api"):
         monkeypatch.setattr(f"{module}.pick_device", lambda name: META)
-    monkeypatch.setattr("offrl.training.setup.choose_mode", lambda *a: "cudagraph")
+    monkeypatch.setattr("offrl.training.execution.choose_mode", lambda *a: "cudagraph")
     monkeypatch.setattr("offrl.system.backend.configure", lambda *a: "imitated")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with imitated(), Machine():
