@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from offrl.figures.style import own_settings
+from offrl.report import answer, figures, scores, whiskers
 from offrl.report import appendix as behind
 from offrl.report import diagnostics as details
-from offrl.report import figures, scores
 from offrl.report.compare import check_baseline, compare
 from offrl.report.config import ReportConfig
 from offrl.report.context import MANY, Material, count
-from offrl.report.opening import answer, whiskers
-from offrl.report.opening.films import films
+from offrl.report.films import films
 from offrl.report.page import Page
 from offrl.report.rows import Entry, entries, table
 from offrl.runs.comparable import differences, groups

@@ -53,6 +53,9 @@ class Published:
     std: float | None
     source: str
 
+    def text(self, score: bool = True) -> str:
+        return digits(self.mean, score) + ("" if self.std is None else f" \u00b1 {digits(self.std, score)}")
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -176,15 +179,12 @@ def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
     """
     score = entry.group != RAW
     small: list[str] = []
-    note = ""
+    note, published = "", []
     if entry.published is not None:
         if entry.published.source not in notes:
             notes.append(entry.published.source)
         note = f"[{notes.index(entry.published.source) + 1}]"
-        std = "" if entry.published.std is None else f" \u00b1 {digits(entry.published.std, score)}"
-        published = ["published " + whole(f"{digits(entry.published.mean, score)}{std} {note}")]
-    else:
-        published = []
+        published = ["published " + whole(f"{entry.published.text(score)} {note}")]
     if not entry.seeds:
         reasons = list(dict.fromkeys(m.reason for m in entry.cell.missing)) or ["no final score"]
         failed = any(r.startswith(("failed", "diverged")) for r in reasons)

@@ -11,9 +11,8 @@ import numpy as np
 from offrl.figures.curves import Curves
 from offrl.report import diagnostics as details
 from offrl.report import figures
-from offrl.report.compare import Comparison
+from offrl.report.compare import SEARCH, Comparison
 from offrl.report.context import MANY, Material, count, folded
-from offrl.report.opening.searches import SEARCH
 from offrl.report.page import Cell, slug
 from offrl.report.rows import BEST, RAW, UNSCORED, Entry, digits, show, span, whole
 from offrl.runs.comparable import settings_matrix

@@ -20,6 +20,7 @@ from offrl.errors import UserError, first_line, warn
 from offrl.system import backend, files, trust
 from offrl.system.devices import pick_device
 from offrl.system.locks import exclusive
+from offrl.system.progress import StageProgress
 from offrl.tuning.config import OPTUNA
 from offrl.tuning.final import finish, task_of
 from offrl.tuning.judging import Summary, judge, policies_of, rung_settings, short_judge, summarise
@@ -29,7 +30,6 @@ from offrl.tuning.search.launch import train_all
 from offrl.tuning.search.propose import load_optuna, propose
 from offrl.tuning.search.rungs import Rung, cost, survivors
 from offrl.tuning.search.training import RungRun, Values
-from offrl.tuning.show import Show
 from offrl.tuning.table import write_trials
 
 Trials = dict[str, tuple[str, Values]]  # setting: (algorithm, values)
@@ -49,7 +49,7 @@ def tune(values: Mapping[str, Any]) -> dict[str, Any]:
             store.check(config.storage, work.folder, config.algos, work.identity, len(config.criteria))
         device = pick_device(config.device)
         backend.configure(device, config.threads)  # also where all runs are trained already: judging must round alike
-        show = Show(config.quiet)
+        show = StageProgress(config.quiet)
         show.tell(*introduction(work))
         if words := short_judge(config.ope, config.data_judges, config.rungs > 1 or len(work.brackets) > 1):
             warn(words)
@@ -65,7 +65,7 @@ def tune(values: Mapping[str, Any]) -> dict[str, Any]:
 class TuningSearch:
     """A tune at work: what was found so far, stage by stage."""
 
-    def __init__(self, work: Tune, show: Show) -> None:
+    def __init__(self, work: Tune, show: StageProgress) -> None:
         self.work, self.config, self.show = work, work.config, show
         self.trials: Trials = {}  # all settings so far
         self.history: dict[str, list[tuple[Values, tuple[float, ...] | None]]] = {a: [] for a in work.spaces}

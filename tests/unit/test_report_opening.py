@@ -14,11 +14,9 @@ import pytest
 
 from offrl.benchmark.run import _results
 from offrl.figures.curves import Curves
-from offrl.report import figures
-from offrl.report.opening import films
-from offrl.report.opening.answer import Answer, Row
-from offrl.report.opening.whiskers import MOST_ROWS, picture
+from offrl.report import figures, films
 from offrl.report.page import Page
+from offrl.report.whiskers import MOST_ROWS, Answer, Row, picture
 from offrl.statistics.aggregate import difference, iqm
 
 from .test_html import Reader
