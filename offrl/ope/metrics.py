@@ -30,20 +30,6 @@ def spearman(truth: Sequence[float] | Any, estimate: Sequence[float] | Any) -> f
     return float((a * b).sum()) / size if size > 0.0 else math.nan
 
 
-def kendall(truth: Sequence[float] | Any, estimate: Sequence[float] | Any) -> float:
-    """Kendall's tau-b: (concordant - discordant pairs) / sqrt(pairs apart on one side * pairs apart on the other).
-
-    NaN where `spearman` is.
-    """
-    a, b = _pair(truth, estimate)
-    if len(a) < 2 or np.isnan(a).any() or np.isnan(b).any():
-        return math.nan
-    above = np.triu_indices(len(a), 1)
-    x, y = (np.sign(np.subtract.outer(rank, rank))[above] for rank in (ranks(a), ranks(b)))  # of infinite values too
-    size = math.sqrt(float((x * x).sum() * (y * y).sum()))
-    return float((x * y).sum()) / size if size > 0.0 else math.nan
-
-
 def regret(truth: Sequence[float] | Any, estimate: Sequence[float] | Any, k: int = 1) -> float:
     """The loss of taking the best of the k policies with the largest estimates in place of the best of all, as a share
     of the range of true values: 0 is perfect, 1 the worst. Of equal estimates the expected loss over all orders; NaN

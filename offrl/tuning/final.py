@@ -100,9 +100,8 @@ def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summ
     complete = ~np.isnan(values[open_]).any(1)
     if config.rule == "one-se" and complete.any() and (values.shape[1] > 1 or draws is not None):
         careful = cautions(search, [names[k] for k in open_], summary.distance[open_])
-        tie = choice.one_se(
-            values[open_], careful, summary.distance[open_], resampled=None if draws is None else draws[open_]
-        )
+        fits = None if draws is None else draws[open_]
+        tie = choice.one_se(values[open_], careful, summary.distance[open_], fits)
         members = [names[open_[k]] for k in tie.members]
         chosen = open_[tie.chosen]
         others = len(members) - 1
@@ -189,16 +188,14 @@ def _play(search: TuningSearch, task: Task | None, policies: Policies, by_data: 
         return {"setting": by_data["setting"], "why": "the only finalist", "episodes": 0}
     count = max(2, min(config.finalists, config.episodes // 2, len(playable)))
     names = playable[:count]
-    prior = -np.arange(count, dtype=float)  # the order of the data decides between equals
     playing: arms.EpisodeSearch
     if config.confidence < 1.0:
         low, high = float(work.judged_on.raw_returns.min()), float(work.judged_on.raw_returns.max())
         size = max(high - low, 1e-6)
-        middle = np.full(count, 0.5 * (low + high))
-        playing = arms.TopTwo(count, config.episodes, middle, prior_sd=size, noise=size / 4.0, margin=size / 100.0,
-                             confidence=config.confidence, seed=config.seed)  # fmt: skip
+        prior = {"prior": 0.5 * (low + high), "prior_sd": size, "noise": size / 4.0, "margin": size / 100.0}
+        playing = arms.TopTwo(count, config.episodes, **prior, confidence=config.confidence, seed=config.seed)
     else:
-        playing = arms.SequentialHalving(count, config.episodes, prior)
+        playing = arms.SequentialHalving(count, config.episodes)
     path = work.folder / EPISODES
     for setting, episode, value in _lines(path, names):
         playing.add(names.index(setting), episode, value)
