@@ -71,13 +71,10 @@ def precision(truth: Sequence[float] | Any, estimate: Sequence[float] | Any, k: 
     return len(best & chosen) / k
 
 
-def absolute_error(truth: Sequence[float] | Any, estimate: Sequence[float] | Any, normalise: bool = True) -> float:
-    """Mean of |V - estimate|; with `normalise` as a share of the range of true values (NaN where that is 0)."""
+def absolute_error(truth: Sequence[float] | Any, estimate: Sequence[float] | Any) -> float:
+    """Mean of |V - estimate|."""
     v, e = _pair(truth, estimate)
-    error, span = float(np.abs(v - e).mean()), float(v.max() - v.min())
-    if not normalise:
-        return error
-    return error / span if span > 0.0 else math.nan
+    return float(np.abs(v - e).mean())
 
 
 def _pair(truth: Any, estimate: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -18,9 +18,8 @@ from offrl.data.load import load_dataset
 from offrl.errors import UserError, nearest, warn
 from offrl.ope.candidates import data_of, find_runs, join, load_policies, recorded, run_candidates
 from offrl.ope.config import ALL_NAMES, METHOD_NAMES, OPEConfig, validate
-from offrl.ope.doubly_robust import doubly_robust
 from offrl.ope.fqe import Fitted, fit, summarise
-from offrl.ope.importance import behavior_log_prob, wis
+from offrl.ope.importance import behavior_log_prob, doubly_robust, wis
 from offrl.ope.judges.critics import own_q, own_values, td
 from offrl.ope.judges.fits import bvft, lstd, variants
 from offrl.ope.metrics import absolute_error, precision, regret, spearman
@@ -141,7 +140,7 @@ class Selection:
                 "regret@5": regret(v, e, 5),
                 "precision@5": precision(v, e, min(5, len(v))),
                 "rank correlation": spearman(v, e),
-                "absolute error": absolute_error(v, e, normalise=False)
+                "absolute error": absolute_error(v, e)
                 if self.truth_kind == "discounted" and name != "td"
                 else math.nan,
             }

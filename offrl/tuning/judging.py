@@ -11,7 +11,7 @@ import numpy as np
 
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
-from offrl.ope.candidates import run_candidates
+from offrl.ope.candidates import run_policies
 from offrl.ope.config import OPEConfig, short_fit
 from offrl.ope.judges.critics import gates
 from offrl.ope.selection import Stage, evaluate_policies
@@ -28,13 +28,11 @@ def policies_of(runs: Sequence[RungRun]) -> Policies:
     policies: Policies = {}
     for run in runs:
         saved = SavedRun(run.directory)
-        candidates = {
-            name.rpartition("/")[2].rpartition("@")[0]: policy for name, policy in run_candidates(saved).items()
-        }
+        latest = {replica: policy for replica, _, policy in run_policies(saved)}
         count = len(run.replicas) // len(run.trials)
         for place, (replica, own) in enumerate(zip(saved.replicas, run.replicas, strict=True)):
-            if replica.name in candidates:
-                policies[run.trials[place // count], own.seed] = candidates[replica.name]
+            if replica in latest:
+                policies[run.trials[place // count], own.seed] = latest[replica]
     return policies
 
 

@@ -252,17 +252,6 @@ def test_gates_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.finite.tolist() == [True, True, True, False, False, True]
     assert found.passed.tolist() == [True, True, False, False, False, True]
     assert found.reasons()[2] == "max |Q| is 1.58 times what the rewards allow" and "not finite" in found.reasons()[4]
-    assert (
-        found.rows()[2]["candidate"] == "huge"
-        and found.rows()[2]["q_largest"] == 9.5
-        and found.rows()[3]["finite"] is False
-    )
-    earlier = dataclasses.replace(found, td_error=np.full(6, 1.0))
-    later = dataclasses.replace(found, td_error=np.array([2.5, 1.9, 0, 0, 0, np.nan]))
-    assert (
-        later.reasons(earlier)[0] == "its TD error grew from 1 to 2.5"
-        and later.reasons(earlier)[1] == "" == later.reasons(earlier)[5]
-    )
     monkeypatch.setattr(critics, "ROWS", 2)  # a part of the episodes, and of their rows
     assert ope.gates(data(ended=False), {"exact": Critic(EXACT)}).td_error[0] == pytest.approx(0.0)
 

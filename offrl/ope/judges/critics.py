@@ -32,7 +32,6 @@ from offrl.ope.problem import (
 ROWS = 100_000  # of the data, at most, that a critic is asked about
 BATCH = 16_384  # rows that it is given at once
 LARGEST = 1.5  # times max |r| / (1 - discount), above which values have exploded
-GROWTH = 2.0  # times the earlier TD error, above which it grows
 
 
 @dataclass(frozen=True)
@@ -63,33 +62,15 @@ class Gates:
         """
         return np.array([not reason for reason in self.reasons()])
 
-    def reasons(self, earlier: Gates | None = None) -> list[str]:
-        """Why each candidate is to be dropped, K texts, "" for one that is not.
-
-        earlier: gates of the same candidates, in the same order, at half of their training: a TD error that has more
-        than doubled since is a reason too (spec I.4.3 says "grows"; the factor is ours, because errors grow with
-        healthy values too).
-        """
-        out = []
-        for k in range(len(self.names)):
-            before = float("nan") if earlier is None else float(earlier.td_error[k])
-            if not self.finite[k]:
-                out.append("its actions or values are not finite")
-            elif self.ratio[k] > LARGEST:
-                out.append(f"max |Q| is {self.ratio[k]:.3g} times what the rewards allow")
-            elif self.td_error[k] > GROWTH * before:
-                out.append(f"its TD error grew from {before:.3g} to {self.td_error[k]:.3g}")
-            else:
-                out.append("")
-        return out
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Plain numbers for a table, a dict for each candidate."""
-        names = ("td_error", "q_start", "q_largest", "q_bound")
-        numbers = [{name: float(getattr(self, name)[k]) for name in names} for k in range(len(self.names))]
+    def reasons(self) -> list[str]:
+        """Why each candidate is to be dropped, K texts, "" for one that is not."""
         return [
-            {"candidate": n, **row, "finite": bool(f)}
-            for n, row, f in zip(self.names, numbers, self.finite, strict=True)
+            "its actions or values are not finite"
+            if not finite
+            else f"max |Q| is {ratio:.3g} times what the rewards allow"
+            if ratio > LARGEST
+            else ""
+            for finite, ratio in zip(self.finite, self.ratio, strict=True)
         ]
 
 
