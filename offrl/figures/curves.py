@@ -11,6 +11,7 @@ from offrl.errors import UserError
 from offrl.figures.style import (
     COLOURS,
     GREY,
+    INK,
     clip_height,
     label_ends,
     new_figure,
@@ -93,13 +94,12 @@ def learning_curve(
     colours = COLOURS if len(runs) <= len(COLOURS) else ordered_colours(len(runs))
     colon = ":" if fields else ""
     lines = {label + colon: (curves, colours[i % len(colours)]) for i, (label, curves) in enumerate(runs.items())}
-    ends = draw_lines(axes, lines, spread=spread, behaviour=behaviour)
     several = any(len(curves) > 1 for curves in runs.values())
     note = ("mean over seeds, 95% interval; thin: each seed" if spread else "mean over seeds") if several else ""
     if fields:
         note += f"{'; ' if note else ''}lines: {', '.join(fields)}"
-    # The unit stands above the axis, where it is read without turning the head.
-    axes.set_title(heading + (f"  ({note})" if note else ""), loc="left", fontsize=9.5, color="#333333")
+    heading += f"  ({note})" if note else ""
+    ends = draw_lines(axes, lines, spread=spread, behaviour=behaviour, heading=heading)
     label_ends(axes, ends)
     save(figure, out)
     return figure
@@ -124,6 +124,8 @@ def draw_lines(
     spread: bool,
     behaviour: float | None = None,
     thin: bool = True,
+    xlabel: str = "updates",
+    heading: str = "",
 ) -> list[tuple[float, str, str]]:
     """Learning curves {label: (values, colour)} and their axes; the data's own mean, `behaviour`, as a dashed line.
 
@@ -135,7 +137,7 @@ def draw_lines(
     if behaviour is not None and math.isfinite(behaviour):
         axes.axhline(behaviour, color=GREY, linestyle=(0, (5, 4)), linewidth=1.2, zorder=1)
         ends.append((behaviour, f"data's mean {short(behaviour)}", GREY))
-    plain_axes(axes)
+    plain_axes(axes, xlabel, heading)
     axes.margins(x=0.01, y=0.06)
     # Two seeds have an interval twelve times as wide as themselves: the lines decide the range, and the band may leave
     # it.
@@ -147,7 +149,6 @@ def draw_lines(
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: thousands(x)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
-    axes.set_xlabel("updates", fontsize=9.5, color="#333333")
     return ends
 
 
@@ -175,24 +176,24 @@ def grid_picture(results: Sequence[Result], out: Path, *, title: str = "") -> bo
     seeds = f"mean over {results[0].seeds} seeds" if results[0].seeds > 1 else "one seed"
     if len(varied) == 1:
         ((field, levels),) = varied.items()
-        _draw_values(axes, field, levels, means)
         interval = ", 95% interval" if results[0].seeds > 1 else ""
-        axes.set_title(f"{heading} at the end  ({seeds}{interval})", loc="left", fontsize=9.5, color="#333333")
+        _draw_values(axes, field, levels, means, f"{heading} at the end  ({seeds}{interval})")
     else:
         (row, rows), (column, columns) = varied.items()
         table = [
             [next(m[0] for g, m in zip(points, means, strict=True) if (g[row], g[column]) == (r, c)) for c in columns]
             for r in rows
         ]
+        plain_axes(axes, column, f"{heading} at the end  ({seeds})", grid="")
         heat_map(axes, table, [number(c) for c in columns], [number(r) for r in rows], numbers=True)
-        axes.set_xlabel(column, fontsize=9.5, color="#333333")
-        axes.set_ylabel(row, fontsize=9.5, color="#333333")
-        axes.set_title(f"{heading} at the end  ({seeds})", loc="left", fontsize=9.5, color="#333333")
+        axes.set_ylabel(row, fontsize=9.5, color=INK)
     save(figure, out)
     return True
 
 
-def _draw_values(axes: Any, field: str, levels: Sequence[float], means: Sequence[tuple[float, float, float]]) -> None:
+def _draw_values(
+    axes: Any, field: str, levels: Sequence[float], means: Sequence[tuple[float, float, float]], heading: str
+) -> None:
     """Means with their intervals over the values of one field."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
@@ -206,7 +207,7 @@ def _draw_values(axes: Any, field: str, levels: Sequence[float], means: Sequence
     if all(map(math.isfinite, bars[0] + bars[1])):
         axes.errorbar(places, middle, bars, color=COLOURS[0], capsize=4, linewidth=1.2, zorder=3)
     axes.plot(places, middle, color=COLOURS[0], linewidth=2.2, marker="o", zorder=4)
-    plain_axes(axes)
+    plain_axes(axes, field, heading)
     axes.margins(x=0.04, y=0.08)
     clip_height(axes, middle)
     axes.xaxis.set_major_locator(FixedLocator(places))
@@ -214,7 +215,6 @@ def _draw_values(axes: Any, field: str, levels: Sequence[float], means: Sequence
     texts = dict(zip(places, (number(level) for level, _ in points), strict=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: texts.get(x, "")))
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.set_xlabel(field, fontsize=9.5, color="#333333")
 
 
 def _heat_map_of_steps(
@@ -226,9 +226,8 @@ def _heat_map_of_steps(
     steps = sorted({step for curves in runs.values() for curve in curves.values() for step in curve})
     table = [[mean_interval([c[s] for c in curves.values() if s in c])[0] for s in steps] for curves in runs.values()]
     figure, axes = new_figure(title, height=max(4.4, min(24.0, 1.2 + 0.2 * len(runs))))
+    plain_axes(axes, "updates", f"{heading}; rows: {', '.join(fields)}", grid="")
     heat_map(axes, table, [thousands(s) for s in steps], list(runs), numbers=len(steps) <= 12 and len(runs) <= 110)
-    axes.set_xlabel("updates", fontsize=9.5, color="#333333")
-    axes.set_title(f"{heading}; rows: {', '.join(fields)}", loc="left", fontsize=9.5, color="#333333")
     save(figure, out)
     return figure
 
@@ -238,9 +237,9 @@ def heat_map(
 ) -> None:
     """Colours, and the numbers themselves if `numbers`. A cell without a value stays white."""
     image = axes.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest")
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    axes.tick_params(length=0, labelsize=9 if len(rows) <= 20 else 7, colors="#333333")
+    axes.spines["bottom"].set_visible(False)
+    size = 9 if len(rows) <= 20 else 7
+    axes.tick_params(labelsize=size)
     for axis, texts, limit in ((axes.xaxis, columns, 12), (axes.yaxis, rows, 110)):
         places = range(0, len(texts), math.ceil(len(texts) / limit))
         axis.set_ticks(list(places), [texts[i] for i in places])
@@ -250,16 +249,8 @@ def heat_map(
     for i, row in enumerate(table):
         for j, value in enumerate(row):
             if math.isfinite(value):
-                dark = image.norm(value) < 0.6
-                axes.text(
-                    j,
-                    i,
-                    short(value),
-                    ha="center",
-                    va="center",
-                    fontsize=9 if len(rows) <= 20 else 7,
-                    color="w" if dark else "k",
-                )
+                ink = "w" if image.norm(value) < 0.6 else "k"
+                axes.text(j, i, short(value), ha="center", va="center", fontsize=size, color=ink)
 
 
 def unit(column: str) -> str:

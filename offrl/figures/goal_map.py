@@ -292,9 +292,8 @@ def _picture(out: Path, scene: Scene, places: np.ndarray, title: str) -> None:
     lines = math.ceil((len(scene.panels) + 1) / columns)
     side = 3.3  # inches
     tall = side * float(np.clip(height / max(width, 1e-9), 0.4, 1.6)) + 0.3
-    figure, alone = style.new_figure(title, height=lines * tall + 0.4, width=columns * side)
-    alone.remove()
-    every = figure.subplots(lines, columns, squeeze=False).ravel()
+    figure, grid = style.new_grid(title, lines, columns, lines * tall + 0.4, columns * side)
+    every = grid.ravel()
     known = [p.distances[np.isfinite(p.distances)] for p in scene.panels if p.distances is not None]
     all_known = np.concatenate(known) if known else np.zeros(0)
     norm = Normalize(*np.percentile(all_known, (1, 99))) if len(all_known) else None
@@ -326,25 +325,15 @@ def _draw_panel(axes: Any, panel: Panel, scene: Scene, places: np.ndarray, norm:
         axes.plot(*chain.T, color=SUBGOAL, linewidth=1.0, linestyle=(0, (2, 2)), zorder=5)
         axes.scatter(*panel.subgoals.T, s=46, color=SUBGOAL, edgecolors="#ffffff", linewidths=0.8, zorder=6)
         for number, (x, y) in enumerate(panel.subgoals.tolist(), 1):
-            axes.text(
-                x,
-                y - 0.008 / scale,
-                str(number),
-                fontsize=5,
-                ha="center",
-                va="center",
-                color="#ffffff",
-                fontweight="bold",
-                zorder=7,
-            )
+            bold: Any = {"fontsize": 5, "fontweight": "bold", "color": "#ffffff", "zorder": 7}
+            axes.text(x, y - 0.008 / scale, str(number), ha="center", va="center", **bold)
     axes.scatter(*panel.begin, s=60, color=START, edgecolors="#000000", linewidths=1.6, zorder=8)
     axes.scatter(*panel.goal[:2], s=190, marker="*", color=GOAL, edgecolors="#ffffff", linewidths=0.9, zorder=9)
-    axes.set_title(panel.title, loc="left", fontsize=9.5, color="#333333")
+    style.plain_axes(axes, heading=panel.title, grid="")
+    axes.spines["bottom"].set_visible(False)
     axes.set_aspect("equal")
     axes.set_xticks([])
     axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
 
 
 def _legend(figure: Any, axes: Any, scene: Scene, norm: Any) -> None:
@@ -361,26 +350,13 @@ def _legend(figure: Any, axes: Any, scene: Scene, norm: Any) -> None:
     signs.append(Line2D([], [], color=WAY, linewidth=1.3, label=scene.way))
     if any(len(p.subgoals) for p in scene.panels):
         signs.append(sign("o", 7, SUBGOAL, "#ffffff", "subgoals, one after another:\nthe data's states that are meant"))
-    axes.legend(
-        handles=signs,
-        loc="upper left",
-        frameon=False,
-        fontsize=9.5,
-        labelcolor="#333333",
-        borderaxespad=0.0,
-        labelspacing=0.9,
-    )
+    written: Any = {"fontsize": 9.5, "labelcolor": style.INK, "frameon": False}
+    axes.legend(handles=signs, loc="upper left", borderaxespad=0.0, labelspacing=0.9, **written)
     if norm is None:
-        axes.text(
-            0.0,
-            0.1,
-            "it learns no distances:\ngrey are states of the data",
-            fontsize=9.5,
-            color="#333333",
-            transform=axes.transAxes,
-        )
+        grey = "it learns no distances:\ngrey are states of the data"
+        axes.text(0.0, 0.1, grey, fontsize=9.5, color=style.INK, transform=axes.transAxes)
         return
     bar = axes.inset_axes((0.03, 0.14, 0.8, 0.06))
     figure.colorbar(ScalarMappable(norm, "viridis_r"), cax=bar, orientation="horizontal").outline.set_visible(False)
-    bar.tick_params(length=0, labelsize=9, colors="#333333")
-    bar.set_title("learnt distance to the goal", loc="left", fontsize=9.5, color="#333333")
+    style.plain_axes(bar, heading="learnt distance to the goal", grid="")
+    bar.spines["bottom"].set_visible(False)

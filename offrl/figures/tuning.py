@@ -11,7 +11,6 @@ import numpy as np
 from offrl.errors import one_line
 from offrl.figures.style import clip_height, new_figure, plain_axes
 
-INK = "#333333"
 MARKS = {"": ("o", "#0072b2", 5.0), "default": ("D", "#d55e00", 5.0), "chosen": ("o", "#009e73", 7.0)}
 MANY = 60  # points, from which on they are drawn faintly
 LONGEST = 22  # letters of a name in a picture
@@ -56,7 +55,7 @@ def slices(
             elinewidth=0.6 if faint else 1.1,
             zorder=4 if kind else 2,
         )
-    plain_axes(axes)
+    plain_axes(axes, clipped(name) + (" (log)" if log else ""), unit)
     clip_height(axes, [p[1] for p in points])
     if values:
         slanted = 30 if sum(map(len, values)) > 42 else 0
@@ -68,8 +67,6 @@ def slices(
     axes.yaxis.set_major_locator(MaxNLocator(5))
     for axis in (axes.yaxis, *([] if values else [axes.xaxis])):
         axis.set_major_formatter(FuncFormatter(lambda v, _: number(v)))
-    axes.set_xlabel(clipped(name) + (" (log)" if log else ""), fontsize=9.5, color=INK)
-    axes.set_title(unit, loc="left", fontsize=9.5, color=INK)
     return figure
 
 
