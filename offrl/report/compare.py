@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from offrl.errors import UserError, nearest
 from offrl.runs.comparable import Group
-from offrl.statistics.aggregate import Curve, Interval, aggregates, performance_profile, probability_of_improvement
+from offrl.statistics.aggregate import aggregates, performance_profile, probability_of_improvement
+from offrl.statistics.bootstrap import Curve, Interval
 
 MOST_PAIRS = 5  # algorithms that are compared pair by pair; with more only the best with each other one
 SEARCH = 3  # settings of one algorithm from which on the best of them counts as chosen

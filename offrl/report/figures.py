@@ -23,7 +23,7 @@ from offrl.figures.style import (
 )
 
 if TYPE_CHECKING:
-    from offrl.statistics.aggregate import Curve, Interval
+    from offrl.statistics.bootstrap import Curve, Interval
 
 METRICS = {"iqm": "IQM", "median": "median", "mean": "mean", "optimality_gap": "optimality gap"}
 MOST_SEED_LINES = 24  # of a learning-curve picture; with more only means and bands are drawn

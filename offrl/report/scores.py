@@ -17,7 +17,8 @@ from offrl.report.page import Cell, slug
 from offrl.report.rows import BEST, RAW, UNSCORED, Entry, digits, show, span, whole
 from offrl.runs.comparable import settings_matrix
 from offrl.runs.tables import CHOICE
-from offrl.statistics.aggregate import DRAWS, Interval, expected_online_performance
+from offrl.statistics.aggregate import DRAWS, expected_online_performance
+from offrl.statistics.bootstrap import Interval
 
 WIDE = 6  # algorithms side by side
 MOST_POINTS = 1000  # evaluations of a learning curve that are drawn
