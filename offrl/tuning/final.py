@@ -27,7 +27,7 @@ from offrl.tuning.judging import Policies, Summary, policies_of, summarise
 from offrl.tuning.plan import PLAYED, RETRAINED, TRUTH
 from offrl.tuning.result import write_result
 from offrl.tuning.search.training import RungRun, train_rung
-from offrl.tuning.table import write_trials
+from offrl.tuning.table import FINAL, judged_rows, write_trials
 
 if TYPE_CHECKING:
     from offrl.tuning.engine import TuningSearch
@@ -54,7 +54,10 @@ def finish(search: TuningSearch) -> dict[str, Any]:
         by_data["members"], "not told from the best"
     )
     fates[final["setting"]] = "chosen"
-    search.rows = write_trials(search, fates)
+    if summary is not None:
+        _, steps = config.configs_and_steps()
+        search.rows += judged_rows(search.trials, summary, config.data_judges[0], FINAL, steps, fates, None)
+    write_trials(search.work.folder, search.rows)
     if config.truth:
         search.stage("truth", lambda: _truth(search, task, policies()))
     retrained = _retrain(search, final["setting"]) if config.retrain else {}
