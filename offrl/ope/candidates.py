@@ -103,21 +103,26 @@ def data_of(runs: Sequence[SavedRun], device: str = "cpu") -> Dataset:
             f"{run.dir} ({run.record['data']['name']}, {key[:12]})" for key, run in list(prints.items())[:2]
         )
         raise UserError(f"{names} were trained on different data: say which to evaluate on with dataset=")
-    config = run_settings(first.dir).dataset
-    if first.spec.source == "arrays" and config.name not in registry.names("dataset"):
+    return load_again(first, recorded(run_settings(first.dir).dataset), device)
+
+
+def load_again(run: SavedRun, config: DatasetConfig, device: str = "cpu", quiet: bool = False) -> Dataset:
+    """The data of a run, read as `config`, the run's own or part of it, says. Raises UserError as `data_of`."""
+    if run.spec.source == "arrays" and config.name not in registry.names("dataset"):
         raise UserError(
-            f"{first.dir} was trained on arrays from Python: offrl.ope.select([...], dataset=...) takes them"
+            f"{run.dir} was trained on arrays from Python: name data of the same spaces with dataset= (from Python, "
+            "offrl.ope.select takes the arrays)"
         )
     try:
-        dataset = load_dataset(recorded(config), device)
+        dataset = load_dataset(config, device, quiet)
     except UserError as error:
         raise UserError(
-            f"the data of {first.dir} cannot be read ({error}); name others of the same spaces with dataset="
+            f"the data of {run.dir} cannot be read ({error}); name others of the same spaces with dataset="
         ) from None
-    if dataset.fingerprint != first.fingerprint:
+    if dataset.fingerprint != run.fingerprint:
         raise UserError(
-            f"{config.name} is not what {first.dir} was trained on any more ({dataset.fingerprint[:12]}, then "
-            f"{first.fingerprint[:12]}); dataset={config.name} evaluates on it all the same"
+            f"{config.name} is not what {run.dir} was trained on any more ({dataset.fingerprint[:12]}, then "
+            f"{run.fingerprint[:12]}); dataset={config.name} takes it all the same"
         )
     return dataset
 

@@ -26,6 +26,8 @@ from offrl.training.fit import Progress, fit
 MARGIN = 1e-4  # actions are clipped to +-(1 - MARGIN), where a tanh-Gaussian's density is finite
 NEGLIGIBLE = 1e-9  # rewards discounted below this share are left out
 ROWS = 16_384
+CLIP = (-6.0, 2.0)  # bounds of the log ratio of one step
+DRAWS = 10  # actions of an exploring candidate for each expectation
 
 
 def behavior_log_prob(
@@ -213,7 +215,7 @@ def doubly_robust(fitted: Fitted, behavior: Tensor, settings: OPEConfig) -> Esti
     """
     problem = fitted.problem
     columns, episodes = problem.dataset.columns, problem.dataset.num_episodes
-    here, after = state_values(fitted, settings.draws)
+    here, after = state_values(fitted)
     q = fitted.data_values(torch.arange(len(problem.dataset))).mean(0)
     masks = (~columns["terminations"]).double().unsqueeze(1)
     errors = columns["rewards"].double().unsqueeze(1) + settings.discount * masks * after - q
@@ -222,15 +224,15 @@ def doubly_robust(fitted: Fitted, behavior: Tensor, settings: OPEConfig) -> Esti
     return _estimates("dr", problem, settings, first + sums, effective, correction=sums[0].tolist())
 
 
-def state_values(fitted: Fitted, draws: int) -> tuple[Tensor, Tensor]:
+def state_values(fitted: Fitted) -> tuple[Tensor, Tensor]:
     """(V(s_t), V(s_{t+1})) of each candidate, float64 [R, K]: mean over the seeds of Q at its own actions.
 
-    Greedy candidates have one action; as they explore, it is the mean over `draws` of them.
+    Greedy candidates have one action; as they explore, it is the mean over DRAWS of them.
     """
     problem = fitted.problem
     rows = torch.arange(len(problem.dataset))
     here = after = torch.zeros(())
-    draws = draws if problem.explore else 1
+    draws = DRAWS if problem.explore else 1
     for draw in range(draws):
         actions = problem.actions
         if draw:
@@ -246,7 +248,7 @@ def _weighted(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(`weighted_sums` of the gains, effective episodes, the bootstrap's counts of episodes [B, E])."""
     target = target_log_prob(problem, settings.target_std)
-    ratios = (target - behavior.unsqueeze(1)).clamp(settings.clip_low, settings.clip_high)
+    ratios = (target - behavior.unsqueeze(1)).clamp(*CLIP)
     counts = episode_counts(problem.dataset.num_episodes, settings.bootstrap, settings.seed)
     return *weighted_sums(ratios, gains, problem.dataset, settings.discount, counts, usable), counts
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
+from offrl.errors import some
 from offrl.report.compare import Comparison, chosen, without_searches
 from offrl.report.context import count
 from offrl.report.rows import RAW, UNSCORED, Entry, Interval, digits
@@ -201,7 +202,7 @@ def _doubted(sure: str, kind: str, searched: bool, missing: Sequence[str]) -> tu
     if searched:
         sure += " No interval covers that its settings were chosen with the environment."
     if missing:
-        sure += f" No final score of {_list(missing)}."
+        sure += f" No final score of {some(missing, MOST_OTHERS)}."
     if kind == "good" and (searched or missing):
         kind = "note"
     return sure, kind
@@ -211,7 +212,7 @@ def _nothing(entries: Sequence[Entry]) -> Answer:
     """Why there is no final score, and what to do."""
     reasons = list(dict.fromkeys(m.reason for e in entries for m in e.cell.missing))
     labels, datasets = list(dict.fromkeys(e.label for e in entries)), list(dict.fromkeys(e.dataset for e in entries))
-    who = f"{_list(labels)} on {_list(datasets)}"
+    who = f"{some(labels, MOST_OTHERS)} on {some(datasets, MOST_OTHERS)}"
     rows = tuple(Row(e.label if len(datasets) == 1 else f"{e.label} on {e.dataset}", None, _so_far(e)) for e in entries)
     about = "What is there so far; only what reached its planned number of updates counts." if rows else ""
     run = next((e.cell.missing[0].run for e in entries if e.cell.missing and e.cell.missing[0].run), "RUN")
@@ -253,7 +254,7 @@ def _ahead(first: str, second: str, gap: Interval, score: bool = True) -> str:
 
 
 def _differ(differences: dict[str, str]) -> str:
-    return f" They differ in more than the algorithm: {_list(differences)}." if differences else ""
+    return f" They differ in more than the algorithm: {some(differences, MOST_OTHERS)}." if differences else ""
 
 
 def _values(differences: dict[str, str]) -> list[str]:
@@ -261,16 +262,10 @@ def _values(differences: dict[str, str]) -> list[str]:
 
 
 def _level(first: str, labels: Sequence[str]) -> str:
-    return f" Not told apart from {first} either: {_list(labels)}." if labels else ""
+    return f" Not told apart from {first} either: {some(labels, MOST_OTHERS)}." if labels else ""
 
 
 def _text(estimate: Interval, score: bool = True, decimals: int | None = None) -> str:
     """`7.1 [3.2, 11.0]`; the value alone without an interval."""
     shown = [digits(x, score) if decimals is None else f"{x:.{decimals}f}" for x in estimate]
     return f"{shown[0]} [{shown[1]}, {shown[2]}]" if all(map(math.isfinite, estimate)) else shown[0]
-
-
-def _list(names: Iterable[str]) -> str:
-    shown = list(names)
-    more = f" and {len(shown) - MOST_OTHERS} more" if len(shown) > MOST_OTHERS else ""
-    return ", ".join(shown[:MOST_OTHERS]) + more

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from offrl.errors import some
 from offrl.figures.style import own_settings
 from offrl.report import answer, figures, scores, whiskers
 from offrl.report import appendix as behind
@@ -179,9 +180,7 @@ def _problems(made: Material) -> None:
     failed: list[str] = []
     rest: list[str] = []
     for reason, group in where.items():
-        cells = ", ".join(f"{e.label} on {e.dataset}" for e in group[:3]) + (
-            f" and {len(group) - 3} more" if len(group) > 3 else ""
-        )
+        cells = some([f"{e.label} on {e.dataset}" for e in group], 3)
         (failed if "failed" in reason or "diverged" in reason else rest).append(f"{cells}: {reason}")
     lines = [*made.results.problems, *failed, *rest]
     if not made.results.final and len(made.rows) <= whiskers.MOST_ROWS:

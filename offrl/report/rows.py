@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offrl import registry
+from offrl.errors import some
 from offrl.report.page import Cell as Shown
 from offrl.runs.comparable import group
 from offrl.runs.results import Cell, Results
@@ -91,7 +92,7 @@ class Entry:
                 by_reason[m.reason].append(m.seed)
         parts = []
         for reason, seeds in by_reason.items():
-            who = f"seed{'s' if len(seeds) > 1 else ''} {_numbers(sorted(set(seeds)))}: " if seeds else ""
+            who = f"seed{'s' if len(seeds) > 1 else ''} {some(map(str, sorted(set(seeds))), 8)}: " if seeds else ""
             parts.append(f"{who}{reason}")
         return "; ".join(parts)
 
@@ -248,11 +249,6 @@ def _plain(value: object) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     return repr(value) if isinstance(value, float) else str(value)
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"
 
 
 def whole(text: str) -> str:

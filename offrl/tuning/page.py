@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from offrl.errors import some
 from offrl.figures.style import own_settings
 from offrl.figures.tuning import number, slices
 from offrl.report.context import MANY, count, folded
@@ -27,7 +28,6 @@ from offrl.tuning.verdict import (
     real,
     setting_text,
     show_choice,
-    some,
 )
 
 FILE = "index.html"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offrl.errors import say
+from offrl.errors import say, some
 from offrl.runs import exchange
 from offrl.runs.tables import interval_text
 from offrl.settings.field import shown_value
@@ -22,7 +22,7 @@ from offrl.tuning.judging import short_judge
 from offrl.tuning.page import write_page
 from offrl.tuning.plan import GROUP
 from offrl.tuning.search.rungs import cost
-from offrl.tuning.verdict import TuneResult, default_doubt, some
+from offrl.tuning.verdict import TuneResult, default_doubt
 
 if TYPE_CHECKING:
     from offrl.tuning.engine import TuningSearch

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from offrl.errors import some
 from offrl.figures.tuning import number
 from offrl.report.context import count
 from offrl.report.page import Cell, Page, escape
@@ -96,11 +97,6 @@ def estimate(x: float, error: float = math.nan) -> Cell:
     if not math.isfinite(x):
         return Cell(NONE)
     return Cell(number(x), small=(whole(f"\u00b1 {number(ERROR95 * error)}"),) if math.isfinite(error) else (), value=x)
-
-
-def some(names: Sequence[str], most: int = 6) -> str:
-    """The first few of many names."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def default_doubt(tune: TuneResult) -> str:
