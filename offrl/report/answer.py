@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from offrl.errors import some
 from offrl.report.compare import Comparison, chosen, without_searches
 from offrl.report.context import count
-from offrl.report.rows import RAW, UNSCORED, Entry, Interval, digits
+from offrl.report.rows import RAW, UNSCORED, Entry, Interval, digits, times_100
 from offrl.report.whiskers import Answer, Row
 from offrl.runs.comparable import FEW_SEEDS, sentence
 from offrl.statistics.aggregate import difference, probability_of_improvement
@@ -55,16 +55,15 @@ def _of_group(c: Comparison, algorithm: dict[str, str], conditions: Conditions, 
     n, tasks = c.group.seeds, len(c.group.datasets)
     equal = len({int(n) for x in c.group.scores.values() for n in (x == x).sum(0)}) == 1
     seeds = f"{count(n, 'seed')}{' each' if equal else ' or more'}"
-    iqm = {label: _times_100(c.aggregates[label]["iqm"]) for label in labels}
+    iqm = {label: times_100(c.aggregates[label]["iqm"]) for label in labels}
     place = f"{c.group.name}: " if several else ""
     verdict = f"{place}{first} scores {_text(iqm[first])}, the interquartile mean over {tasks} datasets."
     sure, kind = "One algorithm: there is nothing here to compare it with.", "note"
     differences = conditions(c.group.datasets, labels[:2])
     if others:
         pair = c.group.scores[first], c.group.scores[others[0]]
-        gap = _times_100(difference(*pair, reps=reps))
-        chance = probability_of_improvement(*pair, reps=reps)
-        odds = chance.value, chance.low, chance.high
+        gap = times_100(difference(*pair, reps=reps))
+        odds = probability_of_improvement(*pair, reps=reps)
         verdict = (
             f"{place}{_ahead(first, others[0], gap)}; probability of improvement "
             f"{_text(odds, decimals=2)}.{_differ(differences)}"
@@ -96,11 +95,6 @@ def _of_group(c: Comparison, algorithm: dict[str, str], conditions: Conditions, 
         tuple(Row(label, iqm[label]) for label in labels),
         remarks=(*notes, *chosen(labels[: 1 + MOST_OTHERS], searched, algorithm)),
     )
-
-
-def _times_100(estimate: object) -> Interval:
-    value, low, high = (100 * getattr(estimate, name) for name in ("value", "low", "high"))
-    return value, low, high
 
 
 def _of_dataset(

@@ -174,6 +174,19 @@ def span(interval: Interval, score: bool = True) -> str:
     return f"{digits(interval[1], score)} to {digits(interval[2], score)}"
 
 
+def times_100(interval: Interval) -> Interval:
+    """An interval of scores in units of 1, in those of scores."""
+    value, low, high = interval
+    return 100 * value, 100 * low, 100 * high
+
+
+def interval_cell(interval: Interval, score: bool = True, unit: str = "", kind: str = "") -> Shown:
+    """A value, with its interval below it where it has one."""
+    small = span(interval, score)
+    text = digits(interval[0], score) + unit
+    return Shown(text, small=(whole(small),) if small else (), value=interval[0], kind=kind)
+
+
 def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
     """The cell of a score table: mean, interval, what is missing, and the published score with the number of its source
     in `notes`.

@@ -14,11 +14,10 @@ from offrl.report import figures
 from offrl.report.compare import SEARCH, Comparison
 from offrl.report.context import MANY, Material, count, folded
 from offrl.report.page import Cell, slug
-from offrl.report.rows import BEST, RAW, UNSCORED, Entry, digits, show, span, whole
+from offrl.report.rows import BEST, RAW, UNSCORED, Entry, digits, interval_cell, show, times_100
 from offrl.runs.comparable import settings_matrix
 from offrl.runs.tables import CHOICE
 from offrl.statistics.aggregate import DRAWS, expected_online_performance
-from offrl.statistics.bootstrap import Interval
 
 WIDE = 6  # algorithms side by side
 MOST_POINTS = 1000  # evaluations of a learning curve that are drawn
@@ -113,7 +112,8 @@ def _matrix(made: Material, rows: Sequence[Entry], comparison: Comparison | None
     if comparison is not None and comparison.aggregates:
         aggregates = comparison.aggregates
         cells = [
-            _estimate(aggregates[label]["mean"], "note") if label in aggregates else Cell(NONE) for label in labels
+            interval_cell(times_100(aggregates[x]["mean"]), kind="note") if x in aggregates else Cell(NONE)
+            for x in labels
         ]
         used = len(comparison.group.datasets)
         body.append(
@@ -124,12 +124,6 @@ def _matrix(made: Material, rows: Sequence[Entry], comparison: Comparison | None
         made.page.table(["algorithm", *(str(row[0]) for row in body)], turned, notes=notes, sortable=True)
         return
     made.page.table(["dataset", *labels], body, notes=notes)
-
-
-def _estimate(interval: Interval, kind: str = "") -> Cell:
-    """An aggregate in units of 100, with its interval below it."""
-    small = (whole(f"{100 * interval.low:.1f} to {100 * interval.high:.1f}"),) if math.isfinite(interval.low) else ()
-    return Cell(f"{100 * interval.value:.1f}", small=small, value=100 * interval.value, kind=kind)
 
 
 def _success(made: Material) -> None:
@@ -148,8 +142,7 @@ def _success(made: Material) -> None:
                 cells.append(Cell(NONE))
                 continue
             percent = (100 * success[0], 100 * max(0.0, success[1]), 100 * min(1.0, success[2]))
-            interval = whole(span(percent))
-            cells.append(Cell(f"{percent[0]:.1f}%", small=(interval,) if interval else (), value=percent[0]))
+            cells.append(interval_cell(percent, unit="%"))
         body.append([dataset, *cells])
     made.page.table(
         ["dataset", *labels],
@@ -206,7 +199,7 @@ def together(made: Material) -> None:
         headers = ["algorithm", *figures.METRICS.values(), "runs"]
         body: list[list[Any]] = []
         for label in c.order:
-            cells = [_estimate(c.aggregates[label][metric]) for metric in figures.METRICS]
+            cells = [interval_cell(times_100(c.aggregates[label][metric])) for metric in figures.METRICS]
             body.append([label, *cells, int((~np.isnan(c.group.scores[label])).sum())])
         page.table(headers, body, caption=f"{count(len(c.group.datasets), 'dataset')}: {', '.join(c.group.datasets)}")
         made.add(figures.intervals(c.aggregates, made.colour), f"aggregates-{name}", "The same as a picture.")
@@ -217,17 +210,12 @@ def together(made: Material) -> None:
         page.legend([(label, made.colour[label]) for label in c.order])
         if c.improvement:
             with page.details("Probabilities of improvement in numbers"):
-                page.table(
-                    ["comparison", "probability", "95% low", "high"],
-                    [[f"{x} over {y}", *_chances(i)] for (x, y), i in c.improvement.items()],
-                )
+                body = [[f"{x} over {y}", *map(_chance, i)] for (x, y), i in c.improvement.items()]
+                page.table(["comparison", "probability", "95% low", "high"], body)
 
 
-def _chances(interval: Interval) -> list[Cell]:
-    return [
-        Cell(f"{v:.2f}" if math.isfinite(v) else NONE, value=v if math.isfinite(v) else None)
-        for v in (interval.value, interval.low, interval.high)
-    ]
+def _chance(x: float) -> Cell:
+    return Cell(f"{x:.2f}" if math.isfinite(x) else NONE, value=x)
 
 
 def searches(made: Material) -> None:
@@ -253,14 +241,9 @@ def searches(made: Material) -> None:
         )
         scale = 100.0 if score else 1.0
         curve = expected_online_performance(matrix, ks)
-        cells: list[Any] = [None] * len(ks)
-        for i, (value, low, high) in enumerate(
-            zip(scale * curve.value, scale * curve.low, scale * curve.high, strict=True)
-        ):
-            interval = span((float(value), float(low), float(high)), score)
-            cells[i] = Cell(
-                digits(float(value), score), small=(whole(interval),) if interval else (), value=float(value)
-            )
+        ends = ((scale * end).tolist() for end in (curve.value, curve.low, curve.high))
+        cells: list[Any] = [interval_cell((v, low, high), score) for v, low, high in zip(*ends, strict=True)]
+        cells += [None] * (len(ks) - len(cells))
         body.append([dataset, algorithm, n, *cells])
     page.table(["dataset", "algorithm", "settings", *(f"best of {k}" for k in ks)], body)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,7 @@ CONFIDENCE = 0.95
 CHUNK = 2_000_000  # numbers held at once
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """An estimate and the ends of its interval, which are NaN where no task has two runs."""
 
     value: float
