@@ -20,7 +20,7 @@ from offrl.errors import UserError
 from offrl.nn.policies import Deterministic, Gaussian, TanhGaussian, gaussian_log_prob
 from offrl.ope.config import OPEConfig
 from offrl.ope.fqe import Fitted, Scale, standardised
-from offrl.ope.problem import Estimates, Problem, candidate_actions, raw_observations
+from offrl.ope.problem import Estimates, Problem, candidate_actions, in_environment, raw_observations
 from offrl.training.fit import Progress, fit
 
 MARGIN = 1e-4  # actions are clipped to +-(1 - MARGIN), where a tanh-Gaussian's density is finite
@@ -100,18 +100,18 @@ def _own_density(name: str, policy: Any, dataset: Dataset) -> Tensor:
     observations = raw_observations(dataset, "observations")
     spec, actions = dataset.spec, dataset.columns["actions"]
     if hasattr(policy, "log_prob"):
-        raw = actions.numpy()
-        jacobian = 0.0
-        if not spec.discrete:
-            low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
-            raw, jacobian = low + (raw + 1.0) * 0.5 * (high - low), float(np.log((high - low) / 2.0).sum())
-        densities = torch.as_tensor(np.asarray(policy.log_prob(observations, raw), np.float64))
+        densities = torch.as_tensor(
+            np.asarray(policy.log_prob(observations, in_environment(spec, actions)), np.float64)
+        )
         if densities.shape != (len(dataset),):
             raise UserError(
                 f"candidate {name}: log_prob gave shape {tuple(densities.shape)} for {len(dataset)} rows; one number a "
                 "row is due"
             )
-        return densities + jacobian
+        if spec.discrete:
+            return densities
+        low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+        return densities + float(np.log((high - low) / 2.0).sum())
     algorithm = getattr(policy, "algorithm", None)
     state: TrainState | None = getattr(policy, "state", None)
     if (

@@ -26,6 +26,7 @@ from offrl.ope.problem import (
     candidate_actions,
     check_decisions,
     check_fit,
+    in_environment,
     raw_observations,
 )
 
@@ -88,28 +89,22 @@ def gates(dataset: Dataset, candidates: Mapping[str, Any], discount: float = 0.9
     if len(data) > ROWS and data.num_episodes > 1:
         data = subsample(data, ROWS / len(data), seed)
     check_rewards(data)
-    columns: dict[str, list[float]] = {name: [] for name in ("td_error", "q_start", "q_largest", "q_bound")}
-    finite, rows = [], _some_rows(data, seed)
-    for name, policy in candidates.items():
+    rows, starts = _some_rows(data, seed), raw_observations(data, "observations")[data.episode_start.numpy()]
+    numbers, finite = np.full((4, len(candidates)), np.nan), np.ones(len(candidates), bool)
+    for k, (name, policy) in enumerate(candidates.items()):
         check_fit(name, policy, data, False)
         check_decisions(name, policy)
-        numbers, good = dict.fromkeys(columns, np.nan), True
         try:
             look = _look(policy, data, candidate_actions(name, policy, data, False), rows, discount)
-            if look is not None:
-                numbers = look.numbers()
-                numbers["q_start"] = start_value(
-                    policy, raw_observations(data, "observations")[data.episode_start.numpy()]
-                )
-                good = bool(np.isfinite([numbers[k] for k in ("td_error", "q_start", "q_largest")]).all())
         except NotFinite:
-            good = False
-        for key, column in columns.items():
-            column.append(float(numbers[key]))
-        finite.append(good)
-    return Gates(
-        tuple(candidates), **{key: np.array(column) for key, column in columns.items()}, finite=np.array(finite)
-    )
+            finite[k] = False
+            continue
+        if look is not None:
+            with np.errstate(all="ignore"):
+                squares, largest = np.mean(look.errors**2), np.abs(look.values).max()
+            numbers[:, k] = squares, start_value(policy, starts), largest, look.bound
+            finite[k] = np.isfinite(numbers[:3, k]).all()
+    return Gates(tuple(candidates), *numbers, finite)
 
 
 def td(problem: Problem, settings: OPEConfig) -> Estimates:
@@ -195,15 +190,6 @@ class _Look:
     values: np.ndarray  # [2 M] Q at the data's actions, and at its own in next states
     bound: float
 
-    def numbers(self) -> dict[str, float]:
-        with np.errstate(all="ignore"):
-            return {
-                "td_error": float(np.mean(self.errors**2)),
-                "q_start": float("nan"),
-                "q_largest": float(np.abs(self.values).max()),
-                "q_bound": self.bound,
-            }
-
 
 def _look(policy: Any, dataset: Dataset, actions: Actions, rows: np.ndarray, discount: float) -> _Look | None:
     """None where the policy has no critic. discount: for a policy that names none."""
@@ -212,14 +198,8 @@ def _look(policy: Any, dataset: Dataset, actions: Actions, rows: np.ndarray, dis
     spec, columns, chosen = dataset.spec, dataset.columns, torch.from_numpy(rows)
     discount = float(getattr(policy, "discount", discount))
 
-    def in_environment(scaled: torch.Tensor) -> np.ndarray:
-        if spec.discrete:
-            return scaled.numpy()
-        low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
-        return (low + (scaled.numpy() + 1.0) * 0.5 * (high - low)).astype(np.float32)
-
     def scored(column: str, scaled: torch.Tensor) -> np.ndarray | None:
-        observations, taken, parts = raw_observations(dataset, column), in_environment(scaled), []
+        observations, taken, parts = raw_observations(dataset, column), in_environment(spec, scaled), []
         for first in range(0, len(rows), BATCH):
             values = policy.own_value(observations[rows[first : first + BATCH]], taken[first : first + BATCH])
             if values is None:
