@@ -104,7 +104,8 @@ def gates(dataset: Dataset, candidates: Mapping[str, Any], discount: float = 0.9
                 squares, largest = np.mean(look.errors**2), np.abs(look.values).max()
             numbers[:, k] = squares, start_value(policy, starts), largest, look.bound
             finite[k] = np.isfinite(numbers[:3, k]).all()
-    return Gates(tuple(candidates), *numbers, finite)
+    td_error, q_start, q_largest, q_bound = numbers
+    return Gates(tuple(candidates), td_error, q_start, q_largest, q_bound, finite)
 
 
 def td(problem: Problem, settings: OPEConfig) -> Estimates:
