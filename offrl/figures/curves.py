@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,27 +55,34 @@ def read_curves(path: Path, column: str) -> dict[Values, Curves]:
     return points
 
 
+def common_column(scores_csvs: Iterable[Path]) -> str:
+    """ "score" where every file has scores, "return_mean" otherwise."""
+    return "score" if all(read_curves(path, "score") for path in scores_csvs) else "return_mean"
+
+
+def with_colours(lines: Mapping[str, Curves]) -> dict[str, tuple[Curves, str]]:
+    """{label: (values, colour)}."""
+    colours = COLOURS if len(lines) <= len(COLOURS) else ordered_colours(len(lines))
+    return {label: (curves, colour) for (label, curves), colour in zip(lines.items(), colours, strict=False)}
+
+
 @own_settings()
 def learning_curve(
     scores_csvs: Mapping[str, Path],
     out: Path,
     *,
     behaviour: float | None = None,
-    ylabel: str = "",
     title: str = "",
-    column: str | None = None,
 ) -> Figure | None:
     """Draw evaluations over training steps, 900 x 550 pixels: the mean over seeds with its 95% interval, and every seed
     as a thin line.
 
     A grid has a line for each point, the means only where these are more than MOST_SPREADS, and more than MOST_LINES
     become a heat map. `scores_csvs`: label -> scores.csv. `behaviour`: the dataset's own mean, as a dashed line, in the
-    unit of `column`, which is by default "score" where every file has scores and "return_mean" otherwise. Returns the
-    figure; None, and draws nothing, when there is no value. Raises UserError when a file cannot be read or `out` cannot
-    be written.
+    unit of `common_column`. Returns the figure; None, and draws nothing, when there is no value. Raises UserError when
+    a file cannot be read or `out` cannot be written.
     """
-    if column is None:
-        column = "score" if all(read_curves(path, "score") for path in scores_csvs.values()) else "return_mean"
+    column = common_column(scores_csvs.values())
     files = {label: points for label, path in scores_csvs.items() if (points := read_curves(path, column))}
     if not files:
         return None
@@ -85,15 +92,13 @@ def learning_curve(
         for values, curves in points.items()
     }
     fields = [field for field, _ in next(iter(next(iter(files.values()))))]
-    heading = ylabel or unit(column)
+    heading = unit(column)
     if len(runs) > MOST_LINES:
         return _heat_map_of_steps(runs, out, heading=f"{heading}, mean over seeds", fields=fields, title=title)
 
     figure, axes = new_figure(title)
     spread = len(runs) <= MOST_SPREADS or not fields
-    colours = COLOURS if len(runs) <= len(COLOURS) else ordered_colours(len(runs))
-    colon = ":" if fields else ""
-    lines = {label + colon: (curves, colours[i % len(colours)]) for i, (label, curves) in enumerate(runs.items())}
+    lines = with_colours({label + (":" if fields else ""): curves for label, curves in runs.items()})
     several = any(len(curves) > 1 for curves in runs.values())
     note = ("mean over seeds, 95% interval; thin: each seed" if spread else "mean over seeds") if several else ""
     if fields:
@@ -133,7 +138,7 @@ def draw_lines(
     writes beside the ends."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    ends = [draw_curves(axes, curves, colour, label, spread, thin) for label, (curves, colour) in lines.items()]
+    ends = [_draw_curves(axes, curves, colour, label, spread, thin) for label, (curves, colour) in lines.items()]
     if behaviour is not None and math.isfinite(behaviour):
         axes.axhline(behaviour, color=GREY, linestyle=(0, (5, 4)), linewidth=1.2, zorder=1)
         ends.append((behaviour, f"data's mean {short(behaviour)}", GREY))
@@ -263,7 +268,7 @@ def _line_name(label: str, values: Values, several: bool) -> str:
     return f"{label} {point}" if point and several else point or label
 
 
-def draw_curves(
+def _draw_curves(
     axes: Any, curves: Curves, colour: str, label: str, spread: bool, thin: bool = True
 ) -> tuple[float, str, str]:
     """One line, with its interval if `spread`, and its seeds if also `thin`. Returns where its label belongs, the label
