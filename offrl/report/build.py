@@ -16,7 +16,7 @@ from offrl.report import appendix as behind
 from offrl.report import diagnostics as details
 from offrl.report.compare import check_baseline, compare
 from offrl.report.config import ReportConfig
-from offrl.report.context import MANY, Material, count
+from offrl.report.context import MANY, ReportContext, count
 from offrl.report.films import films
 from offrl.report.page import Page
 from offrl.report.rows import Entry, entries, table
@@ -92,23 +92,23 @@ def _report(
     )
     comparisons = [compare(group, config.bootstrap, config.baseline) for group in compared]
     page = Page(config.title or _title(results, rows), _subtitle(results, rows))
-    made = Material(page, out, results, rows, comparisons, ungrouped, figures.colours(labels))
+    context = ReportContext(page, out, results, rows, comparisons, ungrouped, figures.colours(labels))
     write(results, out / "scores.csv")
     write_text(out / "table.csv", table(rows))
-    _answers(made, config.bootstrap)
-    _problems(made)
+    _answers(context, config.bootstrap)
+    _problems(context)
     page.contents()
     settle()
     say("drawing")
-    films(made)
-    scores.scores(made)
-    scores.together(made)
-    scores.searches(made)
-    scores.curves(made)
-    behind.settings(made)
-    behind.times(made)
-    behind.environments(made)
-    behind.diagnostics(made)
+    films(context)
+    scores.scores(context)
+    scores.together(context)
+    scores.searches(context)
+    scores.curves(context)
+    behind.settings(context)
+    behind.times(context)
+    behind.environments(context)
+    behind.diagnostics(context)
     page.heading("Files")
     which = "every evaluation" if results.every == 1 else f"one evaluation in {results.every}, and the last,"
     page.text(
@@ -119,20 +119,20 @@ def _report(
     return page.save(out / "index.html")
 
 
-def _answers(made: Material, reps: int) -> None:
+def _answers(context: ReportContext, reps: int) -> None:
     """The first screen: who is ahead, by how much, how sure; of many datasets the first few with their pictures."""
-    page = made.page
+    page = context.page
     first, *others = answer.answers(
-        made.comparisons,
-        made.rows,
-        lambda dataset, score: details.behaviour(made.results.runs, dataset, score),
-        functools.partial(differences, made.results),
+        context.comparisons,
+        context.rows,
+        lambda dataset, score: details.behaviour(context.results.runs, dataset, score),
+        functools.partial(differences, context.results),
         reps,
     )
-    whiskers.show(page, first, made.colour, first=True)
+    whiskers.show(page, first, context.colour, first=True)
     with page.gallery() if len(others) > 1 else contextlib.nullcontext():
         for one in others[:MOST_ANSWERS]:
-            whiskers.show(page, one, made.colour, first=False)
+            whiskers.show(page, one, context.colour, first=False)
     if rest := others[MOST_ANSWERS:]:
         with page.details(f"{count(len(rest), 'more dataset')}"):
             page.items([f"{one.verdict} {one.sure}" for one in rest])
@@ -171,10 +171,10 @@ def _subtitle(results: Results, rows: Sequence[Entry]) -> str:
     return " \u00b7 ".join(parts)
 
 
-def _problems(made: Material) -> None:
+def _problems(context: ReportContext) -> None:
     """Warnings to read before the numbers, and a list of everything that is missing."""
     where: dict[str, list[Entry]] = {}
-    for e in made.rows:
+    for e in context.rows:
         if e.lost:
             where.setdefault(e.lost, []).append(e)
     failed: list[str] = []
@@ -182,18 +182,18 @@ def _problems(made: Material) -> None:
     for reason, group in where.items():
         cells = some([f"{e.label} on {e.dataset}" for e in group], 3)
         (failed if "failed" in reason or "diverged" in reason else rest).append(f"{cells}: {reason}")
-    lines = [*made.results.problems, *failed, *rest]
-    if not made.results.final and len(made.rows) <= whiskers.MOST_ROWS:
-        lines = list(made.results.problems)  # the first screen names each
-    if (every := made.results.every) > 1:
+    lines = [*context.results.problems, *failed, *rest]
+    if not context.results.final and len(context.rows) <= whiskers.MOST_ROWS:
+        lines = list(context.results.problems)  # the first screen names each
+    if (every := context.results.every) > 1:
         lines.insert(0, THINNED.format(every, MOST_SCORES / 1e6))
-    _, several = details.version_rows(made.results.runs)
+    _, several = details.version_rows(context.results.runs)
     for name in ("mujoco", "gymnasium"):
-        if name in several and not any(name in line for line in made.results.problems):
+        if name in several and not any(name in line for line in context.results.problems):
             lines.append(f"runs were made with different versions of {name}; see Environments and versions")
     if not lines:
         return
-    page = made.page
+    page = context.page
     page.box(
         f"{count(len(lines), 'thing')} to know before reading the numbers", lines[:MANY], "bad" if failed else "warning"
     )
@@ -202,4 +202,6 @@ def _problems(made: Material) -> None:
             page.items(lines[MANY:])
     if any(len(group) > 3 for group in where.values()):
         with page.details("Every score that is missing, and why"):
-            page.table(["dataset", "algorithm", "missing"], [[e.dataset, e.label, e.lost] for e in made.rows if e.lost])
+            page.table(
+                ["dataset", "algorithm", "missing"], [[e.dataset, e.label, e.lost] for e in context.rows if e.lost]
+            )
