@@ -15,12 +15,12 @@ from offrl.figures.style import (
     clip_height,
     label_ends,
     new_figure,
-    ordered_colours,
     own_settings,
     plain_axes,
     save,
     short,
     thousands,
+    with_colours,
 )
 from offrl.runs.log import SCORE_COLUMNS, SENTENCE
 from offrl.runs.record import CURVE, GRID, SCORES
@@ -58,12 +58,6 @@ def read_curves(path: Path, column: str) -> dict[Values, Curves]:
 def common_column(scores_csvs: Iterable[Path]) -> str:
     """ "score" where every file has scores, "return_mean" otherwise."""
     return "score" if all(read_curves(path, "score") for path in scores_csvs) else "return_mean"
-
-
-def with_colours(lines: Mapping[str, Curves]) -> dict[str, tuple[Curves, str]]:
-    """{label: (values, colour)}."""
-    colours = COLOURS if len(lines) <= len(COLOURS) else ordered_colours(len(lines))
-    return {label: (curves, colour) for (label, curves), colour in zip(lines.items(), colours, strict=False)}
 
 
 @own_settings()
@@ -279,25 +273,23 @@ def _draw_curves(
     steps = sorted({step for curve in curves.values() for step in curve})
     marker = "o" if len(steps) == 1 else None
     if len(curves) > 1 and spread and thin:
+        thin_line: Any = {
+            "color": colour,
+            "alpha": 0.3,
+            "linewidth": 0.9,
+            "marker": marker,
+            "markersize": 3,
+            "zorder": 2,
+        }
         for curve in curves.values():
-            axes.plot(
-                list(curve),
-                list(curve.values()),
-                color=colour,
-                alpha=0.3,
-                linewidth=0.9,
-                marker=marker,
-                markersize=3,
-                zorder=2,
-            )
+            axes.plot(list(curve), list(curve.values()), **thin_line)
     middle, low, high = zip(
         *(mean_interval([c[step] for c in curves.values() if step in c]) for step in steps), strict=True
     )
     if spread and all(map(math.isfinite, low + high)) and low != high:
         if len(steps) == 1:
-            axes.errorbar(
-                steps, middle, [[middle[0] - low[0]], [high[0] - middle[0]]], color=colour, capsize=4, zorder=3
-            )
+            ends = [[middle[0] - low[0]], [high[0] - middle[0]]]
+            axes.errorbar(steps, middle, ends, color=colour, capsize=4, zorder=3)
         else:
             axes.fill_between(steps, low, high, color=colour, alpha=0.14, linewidth=0, zorder=2)
     axes.plot(steps, middle, color=colour, linewidth=2.2, marker=marker, solid_capstyle="round", zorder=4)

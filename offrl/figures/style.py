@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,12 @@ def ordered_colours(count: int) -> list[str]:
     from matplotlib.colors import to_hex
 
     return [to_hex(colormaps["viridis"](0.9 * i / (count - 1))) for i in range(count)]
+
+
+def with_colours(lines: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """{label: (line, colour)}."""
+    colours = COLOURS if len(lines) <= len(COLOURS) else ordered_colours(len(lines))
+    return {label: (line, colour) for (label, line), colour in zip(lines.items(), colours, strict=False)}
 
 
 def save(figure: Any, out: Path) -> None:

@@ -133,7 +133,7 @@ def picture(files: dict[str, Path], out: Path, *, title: str = "", column: str |
     note = ("mean over seeds, 95% interval; " if several else "") + "dashed: before fine-tuning"
     ends = plots.draw_lines(
         axes,
-        coloured := plots.with_colours(lines),
+        coloured := style.with_colours(lines),
         spread=True,
         thin=len(lines) <= plots.MOST_SPREADS,
         xlabel="environment steps",

@@ -202,6 +202,5 @@ def _problems(context: ReportContext) -> None:
             page.items(lines[MANY:])
     if any(len(group) > 3 for group in where.values()):
         with page.details("Every score that is missing, and why"):
-            page.table(
-                ["dataset", "algorithm", "missing"], [[e.dataset, e.label, e.lost] for e in context.rows if e.lost]
-            )
+            body = [[e.dataset, e.label, e.lost] for e in context.rows if e.lost]
+            page.table(["dataset", "algorithm", "missing"], body)

@@ -66,9 +66,9 @@ class Page:
 
     # ------------------------------------------------------------------------------------------------------------ text
 
-    def heading(self, text: str, id: str = "", level: int = 2) -> str:
+    def heading(self, text: str, *, level: int = 2) -> str:
         """A heading, listed in the table of contents at levels 2 and 3. Returns its id, made unique."""
-        name = base = slug(id or text)
+        name = base = slug(text)
         count = 1
         while name in self._ids:
             count += 1

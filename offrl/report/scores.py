@@ -156,9 +156,8 @@ def _every_cell(context: ReportContext) -> None:
     rows = [e for e in context.rows if e.seeds]
     if not rows:
         return
-    with folded(
-        context.page, len(rows) > MANY, "Every dataset and algorithm, with the best evaluation beside the last"
-    ):
+    title = "Every dataset and algorithm, with the best evaluation beside the last"
+    with folded(context.page, len(rows) > MANY, title):
         body = []
         for e in rows:
             score, best = e.group != RAW, e.cell.best()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offrl.data.containers.guard import from_json
-from offrl.data.dataset import Dataset
 from offrl.errors import UserError, first_line, warn
 from offrl.evaluation.pool import evaluate_parallel
 from offrl.runs.run import SavedRun
@@ -23,7 +22,7 @@ from offrl.system.files import open_to_append
 from offrl.tasks.environments import resolve_task
 from offrl.tasks.task import Task
 from offrl.tuning import arms, choice
-from offrl.tuning.judging import Policies, Summary, policies_of, summarise
+from offrl.tuning.judging import Policies, Summary, clone_distance, policies_of, summarise
 from offrl.tuning.plan import PLAYED, RETRAINED, TRUTH
 from offrl.tuning.result import write_result
 from offrl.tuning.search.training import RungRun, train_rung
@@ -152,20 +151,6 @@ def cautions(search: TuningSearch, names: Sequence[str], distance: np.ndarray) -
     keys = [search.work.spaces[search.trials[n][0]].caution(search.trials[n][1]) for n in names]
     levels = {key: float(i) for i, key in enumerate(sorted(set(keys)))}
     return np.array([levels[key] for key in keys])
-
-
-def clone_distance(data: Dataset) -> float:
-    """How far the actions of the best linear function of the observations lie from the data's: root mean square in [-1,
-    1], or the share of actions that are not the most frequent one. What a policy that clones the data has, at least in
-    size."""
-    actions = data.columns["actions"]
-    if data.spec.discrete:
-        return 1.0 - float(np.bincount(actions.numpy()).max() / len(actions))
-    x = data.columns["observations"].reshape(len(data), -1).double().numpy()
-    x = np.hstack([(x - x.mean(0)) / (x.std(0) + 1e-6), np.ones((len(x), 1))])
-    y = actions.reshape(len(data), -1).double().numpy()
-    weights = np.linalg.solve(x.T @ x + 1e-3 * len(x) * np.eye(x.shape[1]), x.T @ y)
-    return float(np.sqrt(np.mean((x @ weights - y) ** 2)))
 
 
 # ----------------------------------------------------------------------------------------------------- by real episodes

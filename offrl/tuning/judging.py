@@ -161,6 +161,20 @@ def _fit_variance(rows: Sequence[Mapping[str, Any]], method: str) -> float:
     return float(np.mean(sds)) ** 2 if sds else 0.0
 
 
+def clone_distance(data: Dataset) -> float:
+    """How far the actions of the best linear function of the observations lie from the data's: root mean square in [-1,
+    1], or the share of actions that are not the most frequent one. What a policy that clones the data has, at least in
+    size."""
+    actions = data.columns["actions"]
+    if data.spec.discrete:
+        return 1.0 - float(np.bincount(actions.numpy()).max() / len(actions))
+    x = data.columns["observations"].reshape(len(data), -1).double().numpy()
+    x = np.hstack([(x - x.mean(0)) / (x.std(0) + 1e-6), np.ones((len(x), 1))])
+    y = actions.reshape(len(data), -1).double().numpy()
+    weights = np.linalg.solve(x.T @ x + 1e-3 * len(x) * np.eye(x.shape[1]), x.T @ y)
+    return float(np.sqrt(np.mean((x @ weights - y) ** 2)))
+
+
 def short_judge(settings: OPEConfig, judges: Sequence[str], thinned: bool) -> str:
     """What to say of a judge that is too short for its values; "" where it is not. thinned: rungs before the last are
     judged.

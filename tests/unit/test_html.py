@@ -74,7 +74,7 @@ def full(text: str, png: Path) -> Page:
     """A page with `text` in every place that takes one."""
     page = Page(text, text)
     page.heading(text)
-    page.heading(text, id=text, level=3)
+    page.heading(text, level=3)
     page.text(text, "lead")
     page.items([text, text])
     page.box(text, [text], "bad")
