@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from offrl.errors import some
@@ -47,33 +47,16 @@ def report(
     `say` is called with a line before each longer step. Raises UserError where nothing is found, the baseline is
     unknown, or `config.out` cannot be written. The page lists everything damaged, missing or doubtful.
     """
-    with _lasting() as settle:
-        return _report(paths, config or ReportConfig(), say, settle)
-
-
-@contextlib.contextmanager
-def _lasting() -> Iterator[Callable[[], None]]:
-    """What is made inside, until the call of what this gives, stays until the end: the collector of garbage, which
-    would look at hundreds of thousands of scores again and again, does not."""
-    enabled = gc.isenabled()
-    gc.disable()
-
-    def settle() -> None:
-        gc.freeze()
-        if enabled:
-            gc.enable()
-
+    collecting = gc.isenabled()
+    gc.disable()  # it would look at hundreds of thousands of scores, which stay until the end, again and again
     try:
-        yield settle
+        return _report(paths, config or ReportConfig(), say)
     finally:
         gc.unfreeze()
-        if enabled:
-            gc.enable()
+        (gc.enable if collecting else gc.disable)()
 
 
-def _report(
-    paths: Sequence[str | Path], config: ReportConfig, say: Callable[[str], None], settle: Callable[[], None]
-) -> Path:
+def _report(paths: Sequence[str | Path], config: ReportConfig, say: Callable[[str], None]) -> Path:
     from offrl.system.files import write_text
 
     say("reading")
@@ -98,7 +81,8 @@ def _report(
     _answers(context, config.bootstrap)
     _problems(context)
     page.contents()
-    settle()
+    gc.freeze()
+    gc.enable()  # for the figures
     say("drawing")
     films(context)
     scores.scores(context)
