@@ -9,12 +9,12 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from offrl.errors import some
+from offrl.errors import UserError, nearest, some
 from offrl.figures.style import own_settings
 from offrl.report import answer, figures, scores, whiskers
 from offrl.report import appendix as behind
 from offrl.report import diagnostics as details
-from offrl.report.compare import check_baseline, compare
+from offrl.report.compare import compare
 from offrl.report.config import ReportConfig
 from offrl.report.context import MANY, ReportContext, count
 from offrl.report.films import films
@@ -65,7 +65,9 @@ def _report(paths: Sequence[str | Path], config: ReportConfig, say: Callable[[st
         write_documents(config.results, documents_of(results, config.license or None))
     rows = entries(results)
     labels = list(dict.fromkeys(e.label for e in rows))
-    check_baseline(config.baseline, labels)
+    if config.baseline and config.baseline not in labels:
+        known = f"{nearest(config.baseline, labels)} They are: {', '.join(labels)}"
+        raise UserError(f"baseline={config.baseline} is none of the algorithms.{known}")
     out = Path(config.out)
     compared, ungrouped = groups(results)
     algorithms = {e.cell.algorithm for e in rows}

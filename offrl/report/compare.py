@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offrl.errors import UserError, nearest
 from offrl.runs.comparable import Group
 from offrl.statistics.aggregate import aggregates, performance_profile, probability_of_improvement
 from offrl.statistics.bootstrap import Curve, Interval
@@ -66,14 +65,6 @@ def compare(group: Group, reps: int, baseline: str = "") -> Comparison:
         pairs = [(order[0], label) for label in order[1:]]
     chances = {(x, y): probability_of_improvement(group.scores[x], group.scores[y], reps=reps) for x, y in pairs}
     return Comparison(group, order, {label: intervals[label] for label in order}, profiles, chances, "")
-
-
-def check_baseline(baseline: str, labels: Sequence[str]) -> None:
-    """Raise UserError where `baseline` is given and none of the algorithms."""
-    if baseline and baseline not in labels:
-        raise UserError(
-            f"baseline={baseline} is none of the algorithms.{nearest(baseline, labels)} They are: {', '.join(labels)}"
-        )
 
 
 def without_searches(ordered: Sequence[str], algorithm: dict[str, str]) -> tuple[list[str], dict[str, int]]:

@@ -19,6 +19,7 @@ from offrl.errors import UserError, say
 from offrl.figures.world_model import draw
 from offrl.ope.candidates import load_again, recorded
 from offrl.registry import register
+from offrl.runs.paths import file_name
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
 from offrl.runs.tables import print_table
@@ -190,15 +191,11 @@ def report_again(
     words = [
         "model",
         *([] if path.is_dir() else [path.stem]),
-        *([] if other is None else [_file_name(other.spec.name)]),
+        *([] if other is None else [file_name(other.spec.name)]),
     ]
     folder = Path(out) if out else run_dir / "-".join(words) if words[1:] else run_dir
     write(folder, result)
     say(f"{folder / PICTURE}, {folder / NUMBERS}")
-
-
-def _file_name(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
 def _models(path: Path) -> list[tuple[Replica, Trained]]:
