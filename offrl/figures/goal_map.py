@@ -125,12 +125,18 @@ def subgoals(
     return path
 
 
+def _statistics(spec: DataSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation by which the observations [O] were normalised, float32."""
+    if spec.observation_mean is None or spec.observation_std is None:
+        return np.zeros(spec.observation_dim, np.float32), np.ones(spec.observation_dim, np.float32)
+    return np.asarray(spec.observation_mean, np.float32), np.asarray(spec.observation_std, np.float32)
+
+
 def _as_input(spec: DataSpec, raw: np.ndarray, observation: bool) -> Tensor:
     """The networks' input: observations as they were normalised."""
-    values = torch.as_tensor(np.asarray(raw, np.float32))
-    if observation and spec.observation_mean is not None:
-        return (values - torch.tensor(spec.observation_mean)) / torch.tensor(spec.observation_std)
-    return values
+    values = np.asarray(raw, np.float32)
+    mean, std = _statistics(spec)
+    return torch.as_tensor((values - mean) / std if observation else values)
 
 
 def _goal_column(dataset: Dataset) -> Tensor:
@@ -139,13 +145,9 @@ def _goal_column(dataset: Dataset) -> Tensor:
 
 def _places(dataset: Dataset, rows: Tensor) -> np.ndarray:
     """Positions of the rows, [N, 2], in the environment's units."""
-    spec, column = dataset.spec, _goal_column(dataset)
-    positions = column[rows].float()[:, :2].numpy()
-    if spec.goal_dim or spec.observation_mean is None or spec.observation_std is None:
-        return np.asarray(positions, np.float64)
-    return np.asarray(
-        positions * np.asarray(spec.observation_std[:2]) + np.asarray(spec.observation_mean[:2]), np.float64
-    )
+    positions = _goal_column(dataset)[rows].double()[:, :2].numpy()
+    mean, std = _statistics(dataset.spec)
+    return positions if dataset.spec.goal_dim else positions * std[:2] + mean[:2]
 
 
 # -------------------------------------------------------------------------------------------- starts, goals, ways,
@@ -262,20 +264,11 @@ def _scene_of_data(dataset: Dataset) -> Scene:
     for number, e in enumerate(indices[torch.from_numpy(np.argsort(-apart, kind="stable")[:PANELS].copy())].tolist()):
         rows = torch.arange(int(start[e]), int(last[e]) + 1)
         way = _places(dataset, rows)
-        spec, first, goal = (
-            dataset.spec,
-            dataset.columns["observations"][rows[0]].float(),
-            _goal_column(dataset)[rows[-1]].float(),
-        )
-        raw = [_raw(spec, first.numpy()), goal.numpy() if spec.goal_dim else _raw(spec, goal.numpy())]
+        mean, std = _statistics(dataset.spec)
+        first, goal = dataset.columns["observations"][rows[0]].float(), _goal_column(dataset)[rows[-1]].float()
+        raw = [first.numpy() * std + mean, goal.numpy() if dataset.spec.goal_dim else goal.numpy() * std + mean]
         panels.append(Panel(f"goal {number + 1}: the end of episode {e}", raw[0], raw[1], way[0], way))
     return Scene(panels, np.zeros((0, 4)), "the episode's way")
-
-
-def _raw(spec: DataSpec, observation: np.ndarray) -> np.ndarray:
-    if spec.observation_mean is None or spec.observation_std is None:
-        return observation
-    return observation * np.asarray(spec.observation_std, np.float32) + np.asarray(spec.observation_mean, np.float32)
 
 
 @style.own_settings()
