@@ -19,13 +19,13 @@ from offrl.errors import UserError, say
 from offrl.figures.world_model import draw
 from offrl.ope.candidates import load_again, recorded
 from offrl.registry import register
-from offrl.runs.paths import file_name
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
 from offrl.runs.tables import print_table
 from offrl.settings.compose import compose
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
+from offrl.system.files import file_name
 from offrl.training.artifacts import FinishedRun
 from offrl.world_models.dynamics import Split, split
 from offrl.world_models.model import FOLDER, ModelTrainer, Trained, Tree, WorldModel, load

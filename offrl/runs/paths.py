@@ -56,8 +56,3 @@ def ended_early(run_dir: Path, config: Mapping[str, Any]) -> int | None:
     except UserError:
         return None
     return step
-
-
-def file_name(text: str) -> str:
-    """A text as part of a file's name: letters, digits, dashes, dots and underscores."""
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in text)

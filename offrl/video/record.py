@@ -25,9 +25,9 @@ import numpy as np
 from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.result import Evaluation, Tally
-from offrl.runs.paths import file_name
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica, number
+from offrl.system.files import file_name
 from offrl.system.progress import Progress
 from offrl.tasks.episodes import observe_reward, set_goal
 from offrl.tasks.task import Task
