@@ -52,6 +52,12 @@ def few(name: str, options: Iterable[str], most: int = 5) -> str:
     return f" Nearest: {', '.join(close or others)}." if close or len(options) <= most else ""
 
 
+def some(names: Iterable[str], most: int = 6) -> str:
+    """The first few of many names: `a, b and 7 more`."""
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
 def first_line(error: BaseException) -> str:
     """The message of an exception in one line; its kind where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -105,9 +105,9 @@ def run(arguments: list[str]) -> int:
     target = output(config.out, runs[0].dir if runs else Path())
     device = pick_device(config.device)
     arithmetic = backend.configure(device, config.threads)
-    from offrl.tuning.show import Show
+    from offrl.system.progress import StageProgress
 
-    show = Show(config.quiet, arithmetic)
+    show = StageProgress(config.quiet, arithmetic)
     settings = OPEConfig(**{f.name: getattr(config, f.name) for f in fields(OPEConfig)})
     try:
         result = ope.select(

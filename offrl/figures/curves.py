@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,16 @@ from offrl.errors import UserError
 from offrl.figures.style import (
     COLOURS,
     GREY,
+    INK,
     clip_height,
     label_ends,
     new_figure,
-    ordered_colours,
     own_settings,
     plain_axes,
     save,
     short,
     thousands,
+    with_colours,
 )
 from offrl.runs.log import SCORE_COLUMNS, SENTENCE
 from offrl.runs.record import CURVE, GRID, SCORES
@@ -54,27 +55,28 @@ def read_curves(path: Path, column: str) -> dict[Values, Curves]:
     return points
 
 
+def common_column(scores_csvs: Iterable[Path]) -> str:
+    """ "score" where every file has scores, "return_mean" otherwise."""
+    return "score" if all(read_curves(path, "score") for path in scores_csvs) else "return_mean"
+
+
 @own_settings()
 def learning_curve(
     scores_csvs: Mapping[str, Path],
     out: Path,
     *,
     behaviour: float | None = None,
-    ylabel: str = "",
     title: str = "",
-    column: str | None = None,
 ) -> Figure | None:
     """Draw evaluations over training steps, 900 x 550 pixels: the mean over seeds with its 95% interval, and every seed
     as a thin line.
 
     A grid has a line for each point, the means only where these are more than MOST_SPREADS, and more than MOST_LINES
     become a heat map. `scores_csvs`: label -> scores.csv. `behaviour`: the dataset's own mean, as a dashed line, in the
-    unit of `column`, which is by default "score" where every file has scores and "return_mean" otherwise. Returns the
-    figure; None, and draws nothing, when there is no value. Raises UserError when a file cannot be read or `out` cannot
-    be written.
+    unit of `common_column`. Returns the figure; None, and draws nothing, when there is no value. Raises UserError when
+    a file cannot be read or `out` cannot be written.
     """
-    if column is None:
-        column = "score" if all(read_curves(path, "score") for path in scores_csvs.values()) else "return_mean"
+    column = common_column(scores_csvs.values())
     files = {label: points for label, path in scores_csvs.items() if (points := read_curves(path, column))}
     if not files:
         return None
@@ -84,22 +86,19 @@ def learning_curve(
         for values, curves in points.items()
     }
     fields = [field for field, _ in next(iter(next(iter(files.values()))))]
-    heading = ylabel or unit(column)
+    heading = unit(column)
     if len(runs) > MOST_LINES:
         return _heat_map_of_steps(runs, out, heading=f"{heading}, mean over seeds", fields=fields, title=title)
 
     figure, axes = new_figure(title)
     spread = len(runs) <= MOST_SPREADS or not fields
-    colours = COLOURS if len(runs) <= len(COLOURS) else ordered_colours(len(runs))
-    colon = ":" if fields else ""
-    lines = {label + colon: (curves, colours[i % len(colours)]) for i, (label, curves) in enumerate(runs.items())}
-    ends = draw_lines(axes, lines, spread=spread, behaviour=behaviour)
+    lines = with_colours({label + (":" if fields else ""): curves for label, curves in runs.items()})
     several = any(len(curves) > 1 for curves in runs.values())
     note = ("mean over seeds, 95% interval; thin: each seed" if spread else "mean over seeds") if several else ""
     if fields:
         note += f"{'; ' if note else ''}lines: {', '.join(fields)}"
-    # The unit stands above the axis, where it is read without turning the head.
-    axes.set_title(heading + (f"  ({note})" if note else ""), loc="left", fontsize=9.5, color="#333333")
+    heading += f"  ({note})" if note else ""
+    ends = draw_lines(axes, lines, spread=spread, behaviour=behaviour, heading=heading)
     label_ends(axes, ends)
     save(figure, out)
     return figure
@@ -124,6 +123,8 @@ def draw_lines(
     spread: bool,
     behaviour: float | None = None,
     thin: bool = True,
+    xlabel: str = "updates",
+    heading: str = "",
 ) -> list[tuple[float, str, str]]:
     """Learning curves {label: (values, colour)} and their axes; the data's own mean, `behaviour`, as a dashed line.
 
@@ -131,11 +132,11 @@ def draw_lines(
     writes beside the ends."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    ends = [draw_curves(axes, curves, colour, label, spread, thin) for label, (curves, colour) in lines.items()]
+    ends = [_draw_curves(axes, curves, colour, label, spread, thin) for label, (curves, colour) in lines.items()]
     if behaviour is not None and math.isfinite(behaviour):
         axes.axhline(behaviour, color=GREY, linestyle=(0, (5, 4)), linewidth=1.2, zorder=1)
         ends.append((behaviour, f"data's mean {short(behaviour)}", GREY))
-    plain_axes(axes)
+    plain_axes(axes, xlabel, heading)
     axes.margins(x=0.01, y=0.06)
     # Two seeds have an interval twelve times as wide as themselves: the lines decide the range, and the band may leave
     # it.
@@ -147,7 +148,6 @@ def draw_lines(
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: thousands(x)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
-    axes.set_xlabel("updates", fontsize=9.5, color="#333333")
     return ends
 
 
@@ -175,24 +175,24 @@ def grid_picture(results: Sequence[Result], out: Path, *, title: str = "") -> bo
     seeds = f"mean over {results[0].seeds} seeds" if results[0].seeds > 1 else "one seed"
     if len(varied) == 1:
         ((field, levels),) = varied.items()
-        _draw_values(axes, field, levels, means)
         interval = ", 95% interval" if results[0].seeds > 1 else ""
-        axes.set_title(f"{heading} at the end  ({seeds}{interval})", loc="left", fontsize=9.5, color="#333333")
+        _draw_values(axes, field, levels, means, f"{heading} at the end  ({seeds}{interval})")
     else:
         (row, rows), (column, columns) = varied.items()
         table = [
             [next(m[0] for g, m in zip(points, means, strict=True) if (g[row], g[column]) == (r, c)) for c in columns]
             for r in rows
         ]
+        plain_axes(axes, column, f"{heading} at the end  ({seeds})", grid="")
         heat_map(axes, table, [number(c) for c in columns], [number(r) for r in rows], numbers=True)
-        axes.set_xlabel(column, fontsize=9.5, color="#333333")
-        axes.set_ylabel(row, fontsize=9.5, color="#333333")
-        axes.set_title(f"{heading} at the end  ({seeds})", loc="left", fontsize=9.5, color="#333333")
+        axes.set_ylabel(row, fontsize=9.5, color=INK)
     save(figure, out)
     return True
 
 
-def _draw_values(axes: Any, field: str, levels: Sequence[float], means: Sequence[tuple[float, float, float]]) -> None:
+def _draw_values(
+    axes: Any, field: str, levels: Sequence[float], means: Sequence[tuple[float, float, float]], heading: str
+) -> None:
     """Means with their intervals over the values of one field."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
@@ -206,7 +206,7 @@ def _draw_values(axes: Any, field: str, levels: Sequence[float], means: Sequence
     if all(map(math.isfinite, bars[0] + bars[1])):
         axes.errorbar(places, middle, bars, color=COLOURS[0], capsize=4, linewidth=1.2, zorder=3)
     axes.plot(places, middle, color=COLOURS[0], linewidth=2.2, marker="o", zorder=4)
-    plain_axes(axes)
+    plain_axes(axes, field, heading)
     axes.margins(x=0.04, y=0.08)
     clip_height(axes, middle)
     axes.xaxis.set_major_locator(FixedLocator(places))
@@ -214,7 +214,6 @@ def _draw_values(axes: Any, field: str, levels: Sequence[float], means: Sequence
     texts = dict(zip(places, (number(level) for level, _ in points), strict=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: texts.get(x, "")))
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.set_xlabel(field, fontsize=9.5, color="#333333")
 
 
 def _heat_map_of_steps(
@@ -226,9 +225,8 @@ def _heat_map_of_steps(
     steps = sorted({step for curves in runs.values() for curve in curves.values() for step in curve})
     table = [[mean_interval([c[s] for c in curves.values() if s in c])[0] for s in steps] for curves in runs.values()]
     figure, axes = new_figure(title, height=max(4.4, min(24.0, 1.2 + 0.2 * len(runs))))
+    plain_axes(axes, "updates", f"{heading}; rows: {', '.join(fields)}", grid="")
     heat_map(axes, table, [thousands(s) for s in steps], list(runs), numbers=len(steps) <= 12 and len(runs) <= 110)
-    axes.set_xlabel("updates", fontsize=9.5, color="#333333")
-    axes.set_title(f"{heading}; rows: {', '.join(fields)}", loc="left", fontsize=9.5, color="#333333")
     save(figure, out)
     return figure
 
@@ -238,9 +236,9 @@ def heat_map(
 ) -> None:
     """Colours, and the numbers themselves if `numbers`. A cell without a value stays white."""
     image = axes.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest")
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    axes.tick_params(length=0, labelsize=9 if len(rows) <= 20 else 7, colors="#333333")
+    axes.spines["bottom"].set_visible(False)
+    size = 9 if len(rows) <= 20 else 7
+    axes.tick_params(labelsize=size)
     for axis, texts, limit in ((axes.xaxis, columns, 12), (axes.yaxis, rows, 110)):
         places = range(0, len(texts), math.ceil(len(texts) / limit))
         axis.set_ticks(list(places), [texts[i] for i in places])
@@ -250,16 +248,8 @@ def heat_map(
     for i, row in enumerate(table):
         for j, value in enumerate(row):
             if math.isfinite(value):
-                dark = image.norm(value) < 0.6
-                axes.text(
-                    j,
-                    i,
-                    short(value),
-                    ha="center",
-                    va="center",
-                    fontsize=9 if len(rows) <= 20 else 7,
-                    color="w" if dark else "k",
-                )
+                ink = "w" if image.norm(value) < 0.6 else "k"
+                axes.text(j, i, short(value), ha="center", va="center", fontsize=size, color=ink)
 
 
 def unit(column: str) -> str:
@@ -272,7 +262,7 @@ def _line_name(label: str, values: Values, several: bool) -> str:
     return f"{label} {point}" if point and several else point or label
 
 
-def draw_curves(
+def _draw_curves(
     axes: Any, curves: Curves, colour: str, label: str, spread: bool, thin: bool = True
 ) -> tuple[float, str, str]:
     """One line, with its interval if `spread`, and its seeds if also `thin`. Returns where its label belongs, the label
@@ -283,25 +273,23 @@ def draw_curves(
     steps = sorted({step for curve in curves.values() for step in curve})
     marker = "o" if len(steps) == 1 else None
     if len(curves) > 1 and spread and thin:
+        thin_line: Any = {
+            "color": colour,
+            "alpha": 0.3,
+            "linewidth": 0.9,
+            "marker": marker,
+            "markersize": 3,
+            "zorder": 2,
+        }
         for curve in curves.values():
-            axes.plot(
-                list(curve),
-                list(curve.values()),
-                color=colour,
-                alpha=0.3,
-                linewidth=0.9,
-                marker=marker,
-                markersize=3,
-                zorder=2,
-            )
+            axes.plot(list(curve), list(curve.values()), **thin_line)
     middle, low, high = zip(
         *(mean_interval([c[step] for c in curves.values() if step in c]) for step in steps), strict=True
     )
     if spread and all(map(math.isfinite, low + high)) and low != high:
         if len(steps) == 1:
-            axes.errorbar(
-                steps, middle, [[middle[0] - low[0]], [high[0] - middle[0]]], color=colour, capsize=4, zorder=3
-            )
+            ends = [[middle[0] - low[0]], [high[0] - middle[0]]]
+            axes.errorbar(steps, middle, ends, color=colour, capsize=4, zorder=3)
         else:
             axes.fill_between(steps, low, high, color=colour, alpha=0.14, linewidth=0, zorder=2)
     axes.plot(steps, middle, color=colour, linewidth=2.2, marker=marker, solid_capstyle="round", zorder=4)

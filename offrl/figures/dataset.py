@@ -9,13 +9,12 @@ import numpy as np
 
 from offrl.data.raw import RawData
 from offrl.data.tools.inspect import Report
-from offrl.figures.style import COLOURS, GREY, new_figure, plain_axes, thousands
+from offrl.figures.style import COLOURS, GREY, INK, new_figure, new_grid, plain_axes, thousands
 
 BINS = 40
 MOST_POINTS = 2000  # of a scatter plot
 MOST_ACTIONS = 32  # dimensions drawn
 MOST_DIMENSIONS = 80  # of the observations drawn
-INK = "#333333"
 
 
 def spread(values: np.ndarray) -> str:
@@ -53,7 +52,7 @@ def episodes(findings: Report) -> list[tuple[Any, str, str]]:
             axes.plot(np.arange(len(means)) + (window - 1) / 2, means, color=COLOURS[1], linewidth=2)
             text += f"; the line is the mean of {window} neighbours"
         _count_axis(axes.xaxis)
-        _finish(axes, "number of the episode", unit)
+        plain_axes(axes, "number of the episode", unit, size=9)
         shown = f" {len(keep):,} of them are shown." if len(keep) < len(values) else ""
         pictures.append((figure, "order", f"{text}.{shown}"))
     return pictures
@@ -128,8 +127,9 @@ def actions(values: np.ndarray, raw: RawData, edge: float) -> tuple[Any, str]:
                     axes.axvline(bound, color=GREY, linewidth=1, linestyle=(0, (3, 2)))
             if finite.min() == finite.max():
                 title += "  (constant)"
-        axes.set_title(title, loc="left", fontsize=9, color=INK)
-        _bare(axes)
+        plain_axes(axes, heading=title, size=9)
+        axes.set_yticks([])
+        axes.tick_params(labelsize=8)
     more = f" The first {width} of {values.shape[1]} dimensions." if width < values.shape[1] else ""
     lines = " The dashed lines are the ends of the range." if known else " The range of the actions is not known."
     return (
@@ -171,9 +171,7 @@ def observations(values: np.ndarray) -> tuple[Any, str]:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axes.xaxis.set_minor_locator(NullLocator())
         scale = " Beyond -1 and 1 the axis is logarithmic."
-    plain_axes(axes)
-    axes.grid(axis="y", visible=False)
-    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+    plain_axes(axes, grid="x")
     step = max(1, width // 40)
     axes.set_yticks(range(0, width, step))
     axes.set_ylim(width - 0.4, -0.6)
@@ -218,11 +216,8 @@ def coverage(values: np.ndarray, returns: np.ndarray | None, unit: str) -> tuple
         )
     for axes, (table, title, norm) in zip(grid, pictures, strict=False):
         image = axes.pcolormesh(xs, ys, table.T, cmap="viridis", norm=norm, rasterized=True)
-        plain_axes(axes)
-        axes.grid(visible=False)
-        axes.set_xlabel(f"component 1 ({100 * shares[0]:.0f}% of the variance)", fontsize=9, color=INK)
-        axes.set_ylabel(f"component 2 ({100 * shares[1]:.0f}%)", fontsize=9, color=INK)
-        axes.set_title(title, loc="left", fontsize=9.5, color=INK)
+        plain_axes(axes, f"component 1 ({100 * shares[0]:.0f}% of the variance)", title, grid="")
+        axes.set_ylabel(f"component 2 ({100 * shares[1]:.0f}%)", fontsize=9.5, color=INK)
         bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
         bar.outline.set_visible(False)
         bar.ax.tick_params(length=0, labelsize=8, colors=INK)
@@ -273,7 +268,7 @@ def _histogram(values: np.ndarray, name: str) -> Any:
             axes.tick_params(which="minor", length=0)
             name += "  (counts on a log scale)"
     _count_axis(axes.yaxis)
-    _finish(axes, name, "")
+    plain_axes(axes, name, "", size=9)
     return figure
 
 
@@ -284,7 +279,7 @@ def _bars(names: list[str], shares: np.ndarray, label: str) -> Any:
     axes.set_xticks(
         range(0, len(names), step), names[::step], rotation=0 if max(map(len, names), default=0) <= 6 else 30
     )
-    _finish(axes, label, "% of the rows")
+    plain_axes(axes, label, "% of the rows", size=9)
     return figure
 
 
@@ -294,26 +289,12 @@ def _small() -> tuple[Any, Any]:
 
 def _grid(count: int, columns: int, height: float) -> tuple[Any, list[Any]]:
     """A figure with `count` axes in rows of `columns`, each row `height` inches high."""
-    rows = math.ceil(count / columns)
-    figure, first = new_figure("", height=height * rows + 0.15, width=2.25 * columns if columns > 2 else 4.4 * columns)
-    first.remove()
-    grid = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    rows, width = math.ceil(count / columns), 2.25 if columns > 2 else 4.4
+    figure, axes_table = new_grid("", rows, columns, height * rows + 0.15, width * columns)
+    grid = axes_table.ravel().tolist()
     for axes in grid[count:]:
         axes.remove()
     return figure, grid[:count]
-
-
-def _finish(axes: Any, xlabel: str, ylabel: str) -> None:
-    plain_axes(axes)
-    axes.set_xlabel(xlabel, fontsize=9, color=INK, parse_math=False)
-    # The unit stands above the axis, where it is read without turning the head.
-    axes.set_title(ylabel, loc="left", fontsize=9, color=INK, parse_math=False)
-
-
-def _bare(axes: Any) -> None:
-    plain_axes(axes)
-    axes.set_yticks([])
-    axes.tick_params(labelsize=8)
 
 
 def _count_axis(axis: Any) -> None:

@@ -125,12 +125,18 @@ def subgoals(
     return path
 
 
+def _statistics(spec: DataSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation by which the observations [O] were normalised, float32."""
+    if spec.observation_mean is None or spec.observation_std is None:
+        return np.zeros(spec.observation_dim, np.float32), np.ones(spec.observation_dim, np.float32)
+    return np.asarray(spec.observation_mean, np.float32), np.asarray(spec.observation_std, np.float32)
+
+
 def _as_input(spec: DataSpec, raw: np.ndarray, observation: bool) -> Tensor:
     """The networks' input: observations as they were normalised."""
-    values = torch.as_tensor(np.asarray(raw, np.float32))
-    if observation and spec.observation_mean is not None:
-        return (values - torch.tensor(spec.observation_mean)) / torch.tensor(spec.observation_std)
-    return values
+    values = np.asarray(raw, np.float32)
+    mean, std = _statistics(spec)
+    return torch.as_tensor((values - mean) / std if observation else values)
 
 
 def _goal_column(dataset: Dataset) -> Tensor:
@@ -139,13 +145,9 @@ def _goal_column(dataset: Dataset) -> Tensor:
 
 def _places(dataset: Dataset, rows: Tensor) -> np.ndarray:
     """Positions of the rows, [N, 2], in the environment's units."""
-    spec, column = dataset.spec, _goal_column(dataset)
-    positions = column[rows].float()[:, :2].numpy()
-    if spec.goal_dim or spec.observation_mean is None or spec.observation_std is None:
-        return np.asarray(positions, np.float64)
-    return np.asarray(
-        positions * np.asarray(spec.observation_std[:2]) + np.asarray(spec.observation_mean[:2]), np.float64
-    )
+    positions = _goal_column(dataset)[rows].double()[:, :2].numpy()
+    mean, std = _statistics(dataset.spec)
+    return positions if dataset.spec.goal_dim else positions * std[:2] + mean[:2]
 
 
 # -------------------------------------------------------------------------------------------- starts, goals, ways,
@@ -262,20 +264,11 @@ def _scene_of_data(dataset: Dataset) -> Scene:
     for number, e in enumerate(indices[torch.from_numpy(np.argsort(-apart, kind="stable")[:PANELS].copy())].tolist()):
         rows = torch.arange(int(start[e]), int(last[e]) + 1)
         way = _places(dataset, rows)
-        spec, first, goal = (
-            dataset.spec,
-            dataset.columns["observations"][rows[0]].float(),
-            _goal_column(dataset)[rows[-1]].float(),
-        )
-        raw = [_raw(spec, first.numpy()), goal.numpy() if spec.goal_dim else _raw(spec, goal.numpy())]
+        mean, std = _statistics(dataset.spec)
+        first, goal = dataset.columns["observations"][rows[0]].float(), _goal_column(dataset)[rows[-1]].float()
+        raw = [first.numpy() * std + mean, goal.numpy() if dataset.spec.goal_dim else goal.numpy() * std + mean]
         panels.append(Panel(f"goal {number + 1}: the end of episode {e}", raw[0], raw[1], way[0], way))
     return Scene(panels, np.zeros((0, 4)), "the episode's way")
-
-
-def _raw(spec: DataSpec, observation: np.ndarray) -> np.ndarray:
-    if spec.observation_mean is None or spec.observation_std is None:
-        return observation
-    return observation * np.asarray(spec.observation_std, np.float32) + np.asarray(spec.observation_mean, np.float32)
 
 
 @style.own_settings()
@@ -292,9 +285,8 @@ def _picture(out: Path, scene: Scene, places: np.ndarray, title: str) -> None:
     lines = math.ceil((len(scene.panels) + 1) / columns)
     side = 3.3  # inches
     tall = side * float(np.clip(height / max(width, 1e-9), 0.4, 1.6)) + 0.3
-    figure, alone = style.new_figure(title, height=lines * tall + 0.4, width=columns * side)
-    alone.remove()
-    every = figure.subplots(lines, columns, squeeze=False).ravel()
+    figure, grid = style.new_grid(title, lines, columns, lines * tall + 0.4, columns * side)
+    every = grid.ravel()
     known = [p.distances[np.isfinite(p.distances)] for p in scene.panels if p.distances is not None]
     all_known = np.concatenate(known) if known else np.zeros(0)
     norm = Normalize(*np.percentile(all_known, (1, 99))) if len(all_known) else None
@@ -326,25 +318,15 @@ def _draw_panel(axes: Any, panel: Panel, scene: Scene, places: np.ndarray, norm:
         axes.plot(*chain.T, color=SUBGOAL, linewidth=1.0, linestyle=(0, (2, 2)), zorder=5)
         axes.scatter(*panel.subgoals.T, s=46, color=SUBGOAL, edgecolors="#ffffff", linewidths=0.8, zorder=6)
         for number, (x, y) in enumerate(panel.subgoals.tolist(), 1):
-            axes.text(
-                x,
-                y - 0.008 / scale,
-                str(number),
-                fontsize=5,
-                ha="center",
-                va="center",
-                color="#ffffff",
-                fontweight="bold",
-                zorder=7,
-            )
+            bold: Any = {"fontsize": 5, "fontweight": "bold", "color": "#ffffff", "zorder": 7}
+            axes.text(x, y - 0.008 / scale, str(number), ha="center", va="center", **bold)
     axes.scatter(*panel.begin, s=60, color=START, edgecolors="#000000", linewidths=1.6, zorder=8)
     axes.scatter(*panel.goal[:2], s=190, marker="*", color=GOAL, edgecolors="#ffffff", linewidths=0.9, zorder=9)
-    axes.set_title(panel.title, loc="left", fontsize=9.5, color="#333333")
+    style.plain_axes(axes, heading=panel.title, grid="")
+    axes.spines["bottom"].set_visible(False)
     axes.set_aspect("equal")
     axes.set_xticks([])
     axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
 
 
 def _legend(figure: Any, axes: Any, scene: Scene, norm: Any) -> None:
@@ -361,26 +343,13 @@ def _legend(figure: Any, axes: Any, scene: Scene, norm: Any) -> None:
     signs.append(Line2D([], [], color=WAY, linewidth=1.3, label=scene.way))
     if any(len(p.subgoals) for p in scene.panels):
         signs.append(sign("o", 7, SUBGOAL, "#ffffff", "subgoals, one after another:\nthe data's states that are meant"))
-    axes.legend(
-        handles=signs,
-        loc="upper left",
-        frameon=False,
-        fontsize=9.5,
-        labelcolor="#333333",
-        borderaxespad=0.0,
-        labelspacing=0.9,
-    )
+    written: Any = {"fontsize": 9.5, "labelcolor": style.INK, "frameon": False}
+    axes.legend(handles=signs, loc="upper left", borderaxespad=0.0, labelspacing=0.9, **written)
     if norm is None:
-        axes.text(
-            0.0,
-            0.1,
-            "it learns no distances:\ngrey are states of the data",
-            fontsize=9.5,
-            color="#333333",
-            transform=axes.transAxes,
-        )
+        grey = "it learns no distances:\ngrey are states of the data"
+        axes.text(0.0, 0.1, grey, fontsize=9.5, color=style.INK, transform=axes.transAxes)
         return
     bar = axes.inset_axes((0.03, 0.14, 0.8, 0.06))
     figure.colorbar(ScalarMappable(norm, "viridis_r"), cax=bar, orientation="horizontal").outline.set_visible(False)
-    bar.tick_params(length=0, labelsize=9, colors="#333333")
-    bar.set_title("learnt distance to the goal", loc="left", fontsize=9.5, color="#333333")
+    style.plain_axes(bar, heading="learnt distance to the goal", grid="")
+    bar.spines["bottom"].set_visible(False)

@@ -28,11 +28,9 @@ def draw(played: Mapping[str, Sequence[Played]], out: Path, title: str = "") -> 
         keep = np.unique(np.linspace(0, len(x) - 1, 60).round().astype(int))
         curves = {n: dict(zip(x[keep].tolist(), row[keep].tolist(), strict=True)) for n, row in enumerate(values)}
         lines[name] = (curves, COLOURS[i % len(COLOURS)])
-    ends = draw_lines(axes, lines, spread=True, thin=False)
-    axes.set_xlabel("steps in the task" if single else "episodes of the task", fontsize=9.5, color="#333333")
+    xlabel = "steps in the task" if single else "episodes of the task"
     n_tasks = len(next(iter(played.values()))[0].tasks)
-    axes.set_title(
-        f"{what}  (mean over {n_tasks} unseen tasks, 95% interval)", loc="left", fontsize=9.5, color="#333333"
-    )
+    heading = f"{what}  (mean over {n_tasks} unseen tasks, 95% interval)"
+    ends = draw_lines(axes, lines, spread=True, thin=False, xlabel=xlabel, heading=heading)
     label_ends(axes, ends)
     save(figure, out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ MORE_COLOURS = (
     "#44aa99",
     "#808080",
 )  # and Tol's muted ones
-GREY = "#666666"
+GREY, INK = "#666666", "#333333"
 FONTS = (
     "font.family",
     "font.sans-serif",
@@ -63,12 +63,24 @@ def new_figure(title: str, height: float = 4.4, width: float = 7.2, *, fitted: b
     return figure, figure.add_subplot()
 
 
-def plain_axes(axes: Any) -> None:
+def new_grid(title: str, rows: int, columns: int, height: float, width: float, **settings: Any) -> tuple[Any, Any]:
+    """`new_figure` with rows x columns axes."""
+    figure, axes = new_figure(title, height, width)
+    axes.remove()
+    return figure, figure.subplots(rows, columns, squeeze=False, **settings)
+
+
+def plain_axes(axes: Any, xlabel: str = "", heading: str = "", *, grid: str = "y", size: float = 9.5) -> None:
+    """No frame, grid lines across `grid` ("x", "y" or ""), and labels of `size`; the heading, such as the unit, stands
+    above the axis, where it is read without turning the head."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color("#aaaaaa")
-    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    if grid:
+        axes.grid(axis=grid, color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelsize=9, colors="#333333")
+    axes.tick_params(length=0, labelsize=9, colors=INK)
+    axes.set_xlabel(xlabel, fontsize=size, color=INK)
+    axes.set_title(heading, loc="left", fontsize=size, color=INK)
 
 
 def clip_height(axes: Any, values: Sequence[float]) -> None:
@@ -84,6 +96,12 @@ def ordered_colours(count: int) -> list[str]:
     from matplotlib.colors import to_hex
 
     return [to_hex(colormaps["viridis"](0.9 * i / (count - 1))) for i in range(count)]
+
+
+def with_colours(lines: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """{label: (line, colour)}."""
+    colours = COLOURS if len(lines) <= len(COLOURS) else ordered_colours(len(lines))
+    return {label: (line, colour) for (label, line), colour in zip(lines.items(), colours, strict=False)}
 
 
 def save(figure: Any, out: Path) -> None:

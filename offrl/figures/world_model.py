@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from offrl.figures.style import COLOURS, GREY, new_figure, own_settings, plain_axes, save
+from offrl.figures.style import COLOURS, GREY, INK, new_grid, own_settings, plain_axes, save
 
-INK = "#333333"
 MOST_NAMES = 24  # dimensions whose names are written
 FLOOR = -0.5  # of the axis of R2
 
@@ -21,9 +20,7 @@ def draw(result: Mapping[str, Any], out: Path) -> None:
     steps ahead, and those of each dimension. Raises UserError where the file cannot be written."""
     models = result["models"]
     title = f"model of {result['dataset']}" + (f", {len(models)} models" if len(models) > 1 else "")
-    figure, first = new_figure(title, height=7.2, width=10.4)
-    first.remove()
-    grid = figure.subplots(2, 2)
+    figure, grid = new_grid(title, 2, 2, height=7.2, width=10.4)
     _explained(grid[0, 0], result)
     _coverage(grid[0, 1], result)
     horizons = [m["many_steps"] for m in models]
@@ -41,13 +38,6 @@ def draw(result: Mapping[str, Any], out: Path) -> None:
         color=GREY,
     )
     save(figure, out)
-
-
-def _finish(axes: Any, xlabel: str, heading: str) -> None:
-    plain_axes(axes)
-    axes.set_xlabel(xlabel, fontsize=9.5, color=INK)
-    # The unit stands above the axis, where it is read without turning the head.
-    axes.set_title(heading, loc="left", fontsize=9.5, color=INK)
 
 
 def _legend(axes: Any, **place: Any) -> None:
@@ -80,7 +70,7 @@ def _explained(axes: Any, result: Mapping[str, Any]) -> None:
         axes.set_xticks(range(len(names)), _short_names(names))
     axes.set_ylim(bottom - 0.02, 1.03)
     axes.set_xlim(-0.6, len(names) - 0.4)
-    _finish(
+    plain_axes(
         axes,
         "dimension of the observation" + ("; r: the reward" if len(names) <= MOST_NAMES else "; the last: the reward"),
         "R2 one step ahead",
@@ -103,7 +93,7 @@ def _coverage(axes: Any, result: Mapping[str, Any]) -> None:
         axes.plot(levels, middle, color=colour, linewidth=2.2, marker="o", markersize=3.5, label=label)
     axes.set_xlim(0, 101)
     axes.set_ylim(0, 101)
-    _finish(axes, "level of the central interval (%)", "rows inside (%): mean of dimensions, and 80% of them")
+    plain_axes(axes, "level of the central interval (%)", "rows inside (%): mean of dimensions, and 80% of them")
     _legend(axes, loc="upper left")
 
 
@@ -125,7 +115,7 @@ def _many_steps(axes: Any, models: list[dict[str, Any]]) -> None:
         top = max(top, 1.5 * float(median.max()))
     axes.set_ylim(0.0, top or 1.0)
     axes.margins(x=0.01)
-    _finish(axes, "steps ahead", "error in standard deviations: median, and 80% of starts")
+    plain_axes(axes, "steps ahead", "error in standard deviations: median, and 80% of starts")
     _legend(axes, loc="upper left")
 
 
@@ -143,13 +133,10 @@ def _each_dimension(figure: Any, axes: Any, names: list[str], models: list[dict[
         vmax=1.0,
         extent=(0.5, horizon + 0.5, len(names) - 0.5, -0.5),
     )
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    axes.tick_params(length=0, labelsize=9, colors=INK)
+    plain_axes(axes, "steps ahead", "RMSE of each dimension, in its standard deviations", grid="")
+    axes.spines["bottom"].set_visible(False)
     if len(names) <= MOST_NAMES:
         axes.set_yticks(range(len(names)), _short_names(names))
-    axes.set_xlabel("steps ahead", fontsize=9.5, color=INK)
-    axes.set_title("RMSE of each dimension, in its standard deviations", loc="left", fontsize=9.5, color=INK)
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, extend="max")
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, labelsize=9, colors=INK)

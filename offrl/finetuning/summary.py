@@ -119,10 +119,8 @@ def picture(files: dict[str, Path], out: Path, *, title: str = "", column: str |
 
     files: label -> scores.csv. Returns False, and draws nothing, where there is no value. Raises UserError.
     """
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
     if column is None:
-        column = "score" if all(plots.read_curves(path, "score") for path in files.values()) else "return_mean"
+        column = plots.common_column(files.values())
     lines: dict[str, Any] = {}
     for label, path in files.items():
         for values, curves in plots.read_curves(path, column).items():
@@ -131,27 +129,22 @@ def picture(files: dict[str, Path], out: Path, *, title: str = "", column: str |
     if not lines:
         return False
     figure, axes = style.new_figure(title)
-    colours = style.COLOURS if len(lines) <= len(style.COLOURS) else style.ordered_colours(len(lines))
-    ends, points = [], []
-    for i, (label, curves) in enumerate(lines.items()):
-        ends.append(plots.draw_curves(axes, curves, colours[i], label, True, len(lines) <= plots.MOST_SPREADS))
-        before = [curve[0] for curve in curves.values() if 0 in curve]
-        if before:
-            mean = math.fsum(before) / len(before)
-            axes.axhline(mean, color=colours[i], linestyle=(0, (5, 4)), linewidth=1.1, zorder=1)
-            points.append(mean)
-            if len(lines) == 1:
-                ends.append((mean, f"offline {style.short(mean)}", style.GREY))
-        points += [v for curve in curves.values() for v in curve.values()]
-    style.plain_axes(axes)
-    axes.margins(x=0.01, y=0.06)
-    style.clip_height(axes, points)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: style.thousands(x)))
-    axes.set_xlabel("environment steps", fontsize=9.5, color="#333333")
     several = any(len(curves) > 1 for curves in lines.values())
     note = ("mean over seeds, 95% interval; " if several else "") + "dashed: before fine-tuning"
-    axes.set_title(f"{plots.unit(column)}  ({note})", loc="left", fontsize=9.5, color="#333333")
+    ends = plots.draw_lines(
+        axes,
+        coloured := style.with_colours(lines),
+        spread=True,
+        thin=len(lines) <= plots.MOST_SPREADS,
+        xlabel="environment steps",
+        heading=f"{plots.unit(column)}  ({note})",
+    )
+    for curves, colour in coloured.values():
+        if before := [curve[0] for curve in curves.values() if 0 in curve]:
+            mean = math.fsum(before) / len(before)
+            axes.axhline(mean, color=colour, linestyle=(0, (5, 4)), linewidth=1.1, zorder=1)
+            if len(lines) == 1:
+                ends.append((mean, f"offline {style.short(mean)}", style.GREY))
     style.label_ends(axes, ends)
     style.save(figure, out)
     return True

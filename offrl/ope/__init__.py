@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from offrl.ope.config import FQEConfig, OPEConfig
     from offrl.ope.fqe import estimate
     from offrl.ope.judges.critics import Gates, gates
-    from offrl.ope.judges.tournament import Bvft, bvft_losses, lstd_losses, winner
+    from offrl.ope.judges.tournament import Bvft, bvft_losses, lstd_losses
     from offrl.ope.problem import Estimates
     from offrl.ope.selection import Selection, evaluate_policies, select
 
@@ -32,7 +32,6 @@ __all__ = [
     "gates",
     "lstd_losses",
     "select",
-    "winner",
 ]
 
 _WHERE = {
@@ -41,7 +40,6 @@ _WHERE = {
     "bvft_losses": "judges.tournament",
     "gates": "judges.critics",
     "lstd_losses": "judges.tournament",
-    "winner": "judges.tournament",
     "Estimates": "problem",
     "FQEConfig": "config",
     "OPEConfig": "config",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from offrl.runs.paths import RECORD
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
 from offrl.settings.dataset import DatasetConfig
+from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.training.engine import first_state, policies_of
 
@@ -38,22 +38,18 @@ def find_runs(paths: Sequence[str | Path]) -> list[SavedRun]:
     return runs
 
 
-def run_candidates(run: SavedRun) -> dict[str, Any]:
-    """Every replica's policy at every checkpoint that is there, and its final one: {"RUN/seed_0@50000": policy}.
+def run_policies(run: SavedRun) -> list[tuple[Replica, str, Any]]:
+    """(replica, "50000" or "final", policy) of every replica at every checkpoint that is there, and its final policy.
 
     From a checkpoint a policy knows its own critic too. A damaged checkpoint is named in a warning and passed over; a
     replica that had diverged is left out. Raises UserError where there is no policy at all.
     """
     config, spec = run_settings(run.dir, parts=()), run.spec
-    if "reward_scale" not in run.record["spec"]:
-        scale, shift = reward_transform(run)
-        spec = dataclasses.replace(spec, reward_scale=scale, reward_shift=shift)
     kind, replicas = registry.get("algo", config.algo.name), run.replicas
     with outline(str(run.dir)):
         template = first_state(kind(config.algo, spec), replicas, "meta")
     algorithm = None
-    base = run.dir.resolve().name
-    candidates: dict[str, Any] = {}
+    policies: list[tuple[Replica, str, Any]] = []
     steps = set()
     for step in checkpoint.steps(run.dir):
         path = run.dir / checkpoint.FOLDER / f"step_{step:09d}.safetensors"
@@ -67,31 +63,21 @@ def run_candidates(run: SavedRun) -> dict[str, Any]:
         algorithm = algorithm or kind(config.algo, spec)  # whose shapes are those of the checkpoint
         for replica, policy, good in zip(replicas, policies_of(algorithm, state, replicas), alive, strict=True):
             if good:
-                candidates[f"{base}/{replica.name}@{step}"] = policy
+                policies.append((replica, str(step), policy))
         steps.add(step)
     if config.steps not in steps and (run.dir / "policies").is_dir():
         for replica in replicas:
             if (run.dir / "policies" / f"{replica.name}.safetensors").exists():
-                candidates[f"{base}/{replica.name}@final"] = run.policy(replica.seed, **dict(replica.values))
-    if not candidates:
+                policies.append((replica, "final", run.policy(replica.seed, **dict(replica.values))))
+    if not policies:
         raise UserError(f"{run.dir} has no checkpoint and no policy yet; `offrl train resume={run.dir}` continues it")
-    return candidates
+    return policies
 
 
-def reward_transform(run: SavedRun) -> tuple[float, float]:
-    """(scale, shift) of a run's rewards against the recorded ones, for records that do not hold them: from its list of
-    transforms.
-    """
-    scale, shift = 1.0, 0.0
-    for text in run.record["data"].get("transforms", ()):
-        if match := re.fullmatch(r"reward_by_return_range (\S+) / (\S+)", text):
-            factor, added = float(match[1]) / float(match[2]), 0.0
-        elif match := re.fullmatch(r"rewards \* (\S+) \+ (\S+)", text):
-            factor, added = float(match[1]), float(match[2])
-        else:
-            continue
-        scale, shift = scale * factor, shift * factor + added
-    return scale, shift
+def run_candidates(run: SavedRun) -> dict[str, Any]:
+    """`run_policies` by name: {"RUN/seed_0@50000": policy}."""
+    base = run.dir.resolve().name
+    return {f"{base}/{replica.name}@{step}": policy for replica, step, policy in run_policies(run)}
 
 
 def recorded(config: DatasetConfig) -> DatasetConfig:
@@ -117,21 +103,26 @@ def data_of(runs: Sequence[SavedRun], device: str = "cpu") -> Dataset:
             f"{run.dir} ({run.record['data']['name']}, {key[:12]})" for key, run in list(prints.items())[:2]
         )
         raise UserError(f"{names} were trained on different data: say which to evaluate on with dataset=")
-    config = run_settings(first.dir).dataset
-    if first.spec.source == "arrays" and config.name not in registry.names("dataset"):
+    return load_again(first, recorded(run_settings(first.dir).dataset), device)
+
+
+def load_again(run: SavedRun, config: DatasetConfig, device: str = "cpu", quiet: bool = False) -> Dataset:
+    """The data of a run, read as `config`, the run's own or part of it, says. Raises UserError as `data_of`."""
+    if run.spec.source == "arrays" and config.name not in registry.names("dataset"):
         raise UserError(
-            f"{first.dir} was trained on arrays from Python: offrl.ope.select([...], dataset=...) takes them"
+            f"{run.dir} was trained on arrays from Python: name data of the same spaces with dataset= (from Python, "
+            "offrl.ope.select takes the arrays)"
         )
     try:
-        dataset = load_dataset(recorded(config), device)
+        dataset = load_dataset(config, device, quiet)
     except UserError as error:
         raise UserError(
-            f"the data of {first.dir} cannot be read ({error}); name others of the same spaces with dataset="
+            f"the data of {run.dir} cannot be read ({error}); name others of the same spaces with dataset="
         ) from None
-    if dataset.fingerprint != first.fingerprint:
+    if dataset.fingerprint != run.fingerprint:
         raise UserError(
-            f"{config.name} is not what {first.dir} was trained on any more ({dataset.fingerprint[:12]}, then "
-            f"{first.fingerprint[:12]}); dataset={config.name} evaluates on it all the same"
+            f"{config.name} is not what {run.dir} was trained on any more ({dataset.fingerprint[:12]}, then "
+            f"{run.fingerprint[:12]}); dataset={config.name} takes it all the same"
         )
     return dataset
 

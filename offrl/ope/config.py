@@ -67,10 +67,7 @@ class OPEConfig(FQEConfig):
     target_std: float = setting(
         0.1, "wis, dr: spread given to a greedy candidate's action, in units of [-1, 1]", low=1e-6
     )
-    clip_low: float = setting(-6.0, "wis, dr: smallest log ratio of one step", high=0.0)
-    clip_high: float = setting(2.0, "wis, dr: largest log ratio of one step", low=0.0)
     bootstrap: int = setting(200, "wis, dr, td: resamples of the episodes for the interval", low=2)
-    draws: int = setting(10, "dr with explore=true: actions drawn for each expectation", low=1)
     world_model: str = setting(
         "", "model: a run of algo=dynamics, or a file in its models/; empty: one is trained first, in models_dir"
     )

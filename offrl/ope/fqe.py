@@ -203,18 +203,8 @@ class Fitted:
         return torch.stack(out)
 
 
-def fit(
-    problem: Problem,
-    settings: FQEConfig,
-    device: str = "cpu",
-    progress: Progress | None = None,
-    start: Fitted | None = None,
-) -> Fitted:
-    """Train the Q functions of all candidates. The same settings, data and candidates give the same numbers.
-
-    start: go on from the Q functions of as many candidates and seeds, of policies that have changed a little since,
-    say.
-    """
+def fit(problem: Problem, settings: FQEConfig, device: str = "cpu", progress: Progress | None = None) -> Fitted:
+    """Train the Q functions of all candidates. The same settings, data and candidates give the same numbers."""
     validate(settings)
     where, dataset = torch.device(device), problem.dataset
     scale = Scale.of(dataset, settings.discount)
@@ -223,12 +213,6 @@ def fit(
     source = sampler.prepare(standardised(problem, scale).to(where))
     seeds = [settings.seed + n for n in range(settings.seeds)]
     late, began = settings.updates - max(1, settings.updates // 10), time.monotonic()
-
-    def warm(state: TrainState) -> TrainState:
-        if start is None:
-            return state
-        critic = {k: torch.stack([c[k].cpu() for c in start.critics]) for k in start.critics[0]}
-        return state._replace(params={"critic": critic}, target={"critic": {k: v.clone() for k, v in critic.items()}})
 
     def settle(engine: LocalEngine, step: int) -> bool:
         engine.settle(torch.ones(len(seeds), dtype=torch.bool))
@@ -242,7 +226,6 @@ def fit(
         settings.batch_size,
         where,
         compile=settings.compile,
-        start=warm,
         stops=[late],
         look=settle,
         progress=progress,
@@ -276,11 +259,6 @@ def standardised(problem: Problem, scale: Scale) -> Dataset:
         },
         mapped=False,
     )
-
-
-def fqe(problem: Problem, settings: FQEConfig, device: str = "cpu", progress: Progress | None = None) -> Estimates:
-    """Values of all candidates by fitted Q evaluation, with intervals; see `summarise`."""
-    return summarise(fit(problem, settings, device, progress))
 
 
 def summarise(fitted: Fitted) -> Estimates:
@@ -334,4 +312,4 @@ def estimate(dataset: Dataset, candidates: Mapping[str, Any], settings: FQEConfi
 
     settings decide everything, so that the same call gives the same numbers. Raises UserError for candidates that do
     not fit the data."""
-    return fqe(make_problem(dataset, candidates, settings.explore), settings, device)
+    return summarise(fit(make_problem(dataset, candidates, settings.explore), settings, device))

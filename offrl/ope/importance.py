@@ -1,9 +1,11 @@
-"""Per-decision weighted importance sampling (Precup et al., 2000; as in DOPE's code, arXiv 2103.16596), all candidates
-at once.
+"""Importance sampling of all candidates at once: per-decision and weighted (Precup et al., 2000; as in DOPE's code,
+arXiv 2103.16596), and doubly robust, fitted Q corrected by weighted TD errors (Jiang and Li, arXiv 1511.03722; Thomas
+and Brunskill, 1604.00923).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,15 @@ from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.nn.policies import Deterministic, Gaussian, TanhGaussian, gaussian_log_prob
 from offrl.ope.config import OPEConfig
-from offrl.ope.fqe import Scale, standardised
-from offrl.ope.problem import Estimates, Problem, raw_observations
+from offrl.ope.fqe import Fitted, Scale, standardised
+from offrl.ope.problem import Estimates, Problem, candidate_actions, in_environment, raw_observations
 from offrl.training.fit import Progress, fit
 
 MARGIN = 1e-4  # actions are clipped to +-(1 - MARGIN), where a tanh-Gaussian's density is finite
 NEGLIGIBLE = 1e-9  # rewards discounted below this share are left out
 ROWS = 16_384
+CLIP = (-6.0, 2.0)  # bounds of the log ratio of one step
+DRAWS = 10  # actions of an exploring candidate for each expectation
 
 
 def behavior_log_prob(
@@ -44,7 +48,9 @@ def behavior_log_prob(
     )
     scale = Scale.of(dataset, settings.discount)
     inputs = standardised(problem, scale)
-    inputs = _bounded(inputs)
+    if not dataset.spec.discrete:
+        actions = inputs.columns["actions"].clamp(-1.0 + MARGIN, 1.0 - MARGIN)
+        inputs = replace(inputs, columns={**inputs.columns, "actions": actions})
     algorithm: Algorithm = bc(config, dataset.spec)
     source = algorithm.sampler().prepare(inputs.to(where))
     engine = fit(
@@ -65,17 +71,6 @@ def behavior_log_prob(
             dist = algorithm.apply("actor", params, inputs.columns["observations"][part])
             densities.append(algorithm.policy.log_prob(dist, inputs.columns["actions"][part]).double())
     return torch.cat(densities)
-
-
-def _bounded(dataset: Dataset) -> Dataset:
-    """The same data with continuous actions inside (-1, 1)."""
-    from dataclasses import replace
-
-    if dataset.spec.discrete:
-        return dataset
-    return replace(
-        dataset, columns={**dataset.columns, "actions": dataset.columns["actions"].clamp(-1.0 + MARGIN, 1.0 - MARGIN)}
-    )
 
 
 def target_log_prob(problem: Problem, target_std: float) -> Tensor:
@@ -105,18 +100,18 @@ def _own_density(name: str, policy: Any, dataset: Dataset) -> Tensor:
     observations = raw_observations(dataset, "observations")
     spec, actions = dataset.spec, dataset.columns["actions"]
     if hasattr(policy, "log_prob"):
-        raw = actions.numpy()
-        jacobian = 0.0
-        if not spec.discrete:
-            low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
-            raw, jacobian = low + (raw + 1.0) * 0.5 * (high - low), float(np.log((high - low) / 2.0).sum())
-        densities = torch.as_tensor(np.asarray(policy.log_prob(observations, raw), np.float64))
+        densities = torch.as_tensor(
+            np.asarray(policy.log_prob(observations, in_environment(spec, actions)), np.float64)
+        )
         if densities.shape != (len(dataset),):
             raise UserError(
                 f"candidate {name}: log_prob gave shape {tuple(densities.shape)} for {len(dataset)} rows; one number a "
                 "row is due"
             )
-        return densities + jacobian
+        if spec.discrete:
+            return densities
+        low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+        return densities + float(np.log((high - low) / 2.0).sum())
     algorithm = getattr(policy, "algorithm", None)
     state: TrainState | None = getattr(policy, "state", None)
     if (
@@ -140,11 +135,6 @@ def _own_density(name: str, policy: Any, dataset: Dataset) -> Tensor:
         dist = algorithm.apply("actor", state.params["actor"], obs)
         found_parts.append(algorithm.policy.log_prob(dist, actions[part]).double())
     return torch.cat(found_parts)
-
-
-def log_ratios(target: Tensor, behavior: Tensor, low: float, high: float) -> Tensor:
-    """log pi(a|s) - log b(a|s), clipped for each step: [R, K]."""
-    return (target - behavior.unsqueeze(1)).clamp(low, high)
 
 
 def weighted_sums(
@@ -210,21 +200,63 @@ def episode_counts(episodes: int, resamples: int, seed: int) -> Tensor:
     return torch.from_numpy(generator.multinomial(episodes, np.full(episodes, 1.0 / episodes), size=resamples))
 
 
-def percentile_interval(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(low, high), each [K]: the middle 95% of bootstrap values [B, K]."""
-    low, high = np.nanpercentile(samples, [2.5, 97.5], axis=0)
-    return low, high
-
-
 def wis(problem: Problem, behavior: Tensor, settings: OPEConfig) -> Estimates:
     """Values by per-decision weighted importance sampling; the interval by a bootstrap over episodes."""
-    dataset = problem.dataset
-    ratios = log_ratios(target_log_prob(problem, settings.target_std), behavior, settings.clip_low, settings.clip_high)
-    rewards = dataset.columns["rewards"].double().unsqueeze(1).expand_as(ratios)
-    counts = episode_counts(dataset.num_episodes, settings.bootstrap, settings.seed)
-    sums, effective = weighted_sums(ratios, rewards, dataset, settings.discount, counts)
-    values = sums.numpy()
-    low, high = percentile_interval(values[1:])
-    return Estimates(
-        "wis", problem.names, values[0], low, high, settings.discount, {"effective_episodes": effective.tolist()}
-    )
+    rewards = problem.dataset.columns["rewards"].double().unsqueeze(1).expand(-1, len(problem.names))
+    sums, effective, _ = _weighted(problem, behavior, settings, rewards)
+    return _estimates("wis", problem, settings, sums, effective)
+
+
+def doubly_robust(fitted: Fitted, behavior: Tensor, settings: OPEConfig) -> Estimates:
+    """mean V(s0) + sum_t discount**t (weighted mean of r_t + discount m_t V(s_{t+1}) - Q(s_t, a_t)).
+
+    The weights are those of `wis`, self-normalised at each step; the sum of TD errors telescopes to the usual form
+    sum_t discount**t [w_t (r_t - Q_t) + w_{t-1} V_t]. The interval is a bootstrap over episodes with Q held fixed.
+    """
+    problem = fitted.problem
+    columns, episodes = problem.dataset.columns, problem.dataset.num_episodes
+    here, after = state_values(fitted)
+    q = fitted.data_values(torch.arange(len(problem.dataset))).mean(0)
+    masks = (~columns["terminations"]).double().unsqueeze(1)
+    errors = columns["rewards"].double().unsqueeze(1) + settings.discount * masks * after - q
+    sums, effective, counts = _weighted(problem, behavior, settings, errors, problem.known)
+    first = torch.cat([torch.ones(1, episodes), counts]).double() @ here[problem.starts] / episodes
+    return _estimates("dr", problem, settings, first + sums, effective, correction=sums[0].tolist())
+
+
+def state_values(fitted: Fitted) -> tuple[Tensor, Tensor]:
+    """(V(s_t), V(s_{t+1})) of each candidate, float64 [R, K]: mean over the seeds of Q at its own actions.
+
+    Greedy candidates have one action; as they explore, it is the mean over DRAWS of them.
+    """
+    problem = fitted.problem
+    rows = torch.arange(len(problem.dataset))
+    here = after = torch.zeros(())
+    draws = DRAWS if problem.explore else 1
+    for draw in range(draws):
+        actions = problem.actions
+        if draw:
+            pairs = zip(problem.names, problem.policies, strict=True)
+            actions = tuple(candidate_actions(name, policy, problem.dataset, True, draw) for name, policy in pairs)
+        here = here + fitted.values(rows, torch.stack([a.here for a in actions], 1)).mean(0)
+        after = after + fitted.values(rows, torch.stack([a.after for a in actions], 1), "next_observations").mean(0)
+    return here / draws, after / draws
+
+
+def _weighted(
+    problem: Problem, behavior: Tensor, settings: OPEConfig, gains: Tensor, usable: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(`weighted_sums` of the gains, effective episodes, the bootstrap's counts of episodes [B, E])."""
+    target = target_log_prob(problem, settings.target_std)
+    ratios = (target - behavior.unsqueeze(1)).clamp(*CLIP)
+    counts = episode_counts(problem.dataset.num_episodes, settings.bootstrap, settings.seed)
+    return *weighted_sums(ratios, gains, problem.dataset, settings.discount, counts, usable), counts
+
+
+def _estimates(
+    method: str, problem: Problem, settings: OPEConfig, values: Tensor, effective: Tensor, **details: list[float]
+) -> Estimates:
+    """Of values [1 + B, K], the data's first: the interval is the middle 95% of the bootstrap's."""
+    low, high = np.nanpercentile(values[1:].numpy(), [2.5, 97.5], axis=0)
+    more = {"effective_episodes": effective.tolist(), **details}
+    return Estimates(method, problem.names, values[0].numpy(), low, high, settings.discount, more)

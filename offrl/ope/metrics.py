@@ -30,20 +30,6 @@ def spearman(truth: Sequence[float] | Any, estimate: Sequence[float] | Any) -> f
     return float((a * b).sum()) / size if size > 0.0 else math.nan
 
 
-def kendall(truth: Sequence[float] | Any, estimate: Sequence[float] | Any) -> float:
-    """Kendall's tau-b: (concordant - discordant pairs) / sqrt(pairs apart on one side * pairs apart on the other).
-
-    NaN where `spearman` is.
-    """
-    a, b = _pair(truth, estimate)
-    if len(a) < 2 or np.isnan(a).any() or np.isnan(b).any():
-        return math.nan
-    above = np.triu_indices(len(a), 1)
-    x, y = (np.sign(np.subtract.outer(rank, rank))[above] for rank in (ranks(a), ranks(b)))  # of infinite values too
-    size = math.sqrt(float((x * x).sum() * (y * y).sum()))
-    return float((x * y).sum()) / size if size > 0.0 else math.nan
-
-
 def regret(truth: Sequence[float] | Any, estimate: Sequence[float] | Any, k: int = 1) -> float:
     """The loss of taking the best of the k policies with the largest estimates in place of the best of all, as a share
     of the range of true values: 0 is perfect, 1 the worst. Of equal estimates the expected loss over all orders; NaN
@@ -85,13 +71,10 @@ def precision(truth: Sequence[float] | Any, estimate: Sequence[float] | Any, k: 
     return len(best & chosen) / k
 
 
-def absolute_error(truth: Sequence[float] | Any, estimate: Sequence[float] | Any, normalise: bool = True) -> float:
-    """Mean of |V - estimate|; with `normalise` as a share of the range of true values (NaN where that is 0)."""
+def absolute_error(truth: Sequence[float] | Any, estimate: Sequence[float] | Any) -> float:
+    """Mean of |V - estimate|."""
     v, e = _pair(truth, estimate)
-    error, span = float(np.abs(v - e).mean()), float(v.max() - v.min())
-    if not normalise:
-        return error
-    return error / span if span > 0.0 else math.nan
+    return float(np.abs(v - e).mean())
 
 
 def _pair(truth: Any, estimate: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -83,7 +83,8 @@ def estimate(problem: Problem, trained: Trained, settings: OPEConfig, tell: Any 
         steps.append(float(result.lengths.mean()))
         if tell is not None and time.monotonic() - began > 10.0:
             tell(f"{name}: {result.returns.mean():.4g} ({len(values)} of {len(problem.names)})")
-    by_state = by_starts(np.stack(values, -1), len(np.unique(rows)))  # [E, M, K]
+    states = len(np.unique(rows))  # each of which was started from equally often
+    by_state = np.stack(values, -1).reshape(len(elites), -1, states, len(values)).mean(1)  # [E, M, K]
     if settings.propagation == "ts1":
         by_state = by_state.mean(0, keepdims=True)  # each rollout met all elites
     value, low, high = combine(by_state)
@@ -106,12 +107,6 @@ def chosen_starts(problem: Problem, count: int) -> np.ndarray:
     if len(starts) >= count:
         return starts[np.linspace(0, len(starts) - 1, count).round().astype(np.int64)]
     return np.tile(starts, -(-count // len(starts)))
-
-
-def by_starts(values: np.ndarray, states: int) -> np.ndarray:
-    """[E, M, K] from [E, n * M, K], where each of M states was started from n times: the mean of each."""
-    members, _, candidates = values.shape
-    return values.reshape(members, -1, states, candidates).mean(1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.data.dataset import Dataset
+from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_columns
 from offrl.data.memory import free_bytes
 from offrl.data.transforms.columns import returns_to_go
@@ -314,6 +314,14 @@ def scale(name: str, actions: Any, count: int, dataset: Dataset, used: np.ndarra
     span = np.where(high > low, high - low, 1.0)
     scaled = np.clip(2.0 * (np.where(used[:, None], values, low) - low) / span - 1.0, -1.0, 1.0)
     return np.where(high > low, scaled, 0.0).astype(np.float32)
+
+
+def in_environment(spec: DataSpec, actions: Tensor) -> np.ndarray:
+    """The inverse of `scale`: actions [B, A] of [-1, 1] in the environment's range, or choices [B]."""
+    if spec.discrete:
+        return actions.numpy()
+    low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+    return (low + (actions.numpy() + 1.0) * 0.5 * (high - low)).astype(np.float32)
 
 
 def behavior_value(dataset: Dataset, discount: float) -> tuple[float, float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +15,11 @@ from torch import Tensor
 
 from offrl.data.dataset import Dataset
 from offrl.data.load import load_dataset
-from offrl.errors import UserError, nearest, warn
+from offrl.errors import UserError, nearest, some, warn
 from offrl.ope.candidates import data_of, find_runs, join, load_policies, recorded, run_candidates
 from offrl.ope.config import ALL_NAMES, METHOD_NAMES, OPEConfig, validate
-from offrl.ope.doubly_robust import doubly_robust
 from offrl.ope.fqe import Fitted, fit, summarise
-from offrl.ope.importance import behavior_log_prob, wis
+from offrl.ope.importance import behavior_log_prob, doubly_robust, wis
 from offrl.ope.judges.critics import own_q, own_values, td
 from offrl.ope.judges.fits import bvft, lstd, variants
 from offrl.ope.metrics import absolute_error, precision, regret, spearman
@@ -141,7 +140,7 @@ class Selection:
                 "regret@5": regret(v, e, 5),
                 "precision@5": precision(v, e, min(5, len(v))),
                 "rank correlation": spearman(v, e),
-                "absolute error": absolute_error(v, e, normalise=False)
+                "absolute error": absolute_error(v, e)
                 if self.truth_kind == "discounted" and name != "td"
                 else math.nan,
             }
@@ -315,14 +314,9 @@ def true_values(returns: str | Path | Mapping[str, float], names: Sequence[str])
         near = nearest(next(iter(table), ""), names)
         raise UserError(
             f"the true returns name {len(known)} of {len(names)} candidates; two are needed.{near} Candidates: "
-            f"{_few(names)}"
+            f"{some(names, 3)}"
         )
     if missing := [name for name in names if name not in table]:
-        warn(f"no true return is given for {_few(missing)}")
+        warn(f"no true return is given for {some(missing, 3)}")
     kind = "discounted" if all(math.isfinite(table[name][1]) for name in known) else "return"
     return np.array([table[name][kind == "discounted"] if name in table else math.nan for name in names]), kind
-
-
-def _few(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

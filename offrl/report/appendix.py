@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from offrl.report import diagnostics as details
 from offrl.report import figures
-from offrl.report.context import MANY, MANY_RUNS, Material, first, folded
+from offrl.report.context import MANY, MANY_RUNS, ReportContext, first, folded
 from offrl.report.page import Cell
 from offrl.runs.results import Missing, Score
 from offrl.runs.run import SavedRun
@@ -34,8 +34,8 @@ FIRST_METRICS = (
 )
 
 
-def settings(made: Material) -> None:
-    runs, page = made.results.runs, made.page
+def settings(context: ReportContext) -> None:
+    runs, page = context.results.runs, context.page
     if len(runs) == 2:
         rows = details.two_runs(*runs)
         page.heading("What differs between the two runs")
@@ -52,38 +52,38 @@ def settings(made: Material) -> None:
     page.text("Within an algorithm, between its runs; what is the same in all of them is left out.", "small")
     for algorithm, (names, rows) in differences.items():
         with folded(page, len(rows) > MANY, algorithm):
-            page.table(["run", "dataset", *names], first(made, rows, "run.json"), sortable=True)
+            page.table(["run", "dataset", *names], first(context, rows, "run.json"), sortable=True)
 
 
-def times(made: Material) -> None:
-    if not made.results.runs:
+def times(context: ReportContext) -> None:
+    if not context.results.runs:
         return
-    made.page.heading("Time")
-    made.page.text(TIME, "small")
-    rows = details.time_rows(first(made, made.results.runs, "timing.jsonl"))
-    with folded(made.page, len(rows) > MANY, "Each run"):
-        made.page.table(
+    context.page.heading("Time")
+    context.page.text(TIME, "small")
+    rows = details.time_rows(first(context, context.results.runs, "timing.jsonl"))
+    with folded(context.page, len(rows) > MANY, "Each run"):
+        context.page.table(
             ["run", "dataset", "algorithm", "policies", "device", "mode", "updates/s", "training", "evaluation"],
             rows,
             sortable=True,
         )
 
 
-def environments(made: Material) -> None:
-    page = made.page
+def environments(context: ReportContext) -> None:
+    page = context.page
     places: dict[tuple[str, str], set[str]] = {}
     unlike: dict[tuple[str, ...], Score] = {}
-    for s in made.results.scores:
+    for s in context.results.scores:
         unlike.setdefault((s.dataset, s.algorithm, s.settings, s.env_id, s.packages, s.reference, s.scored_by), s)
     for s in unlike.values():
-        places.setdefault((s.dataset, str(s.provenance)), set()).add(made.results.label(s))
-    rows, several = details.version_rows(made.results.runs)
+        places.setdefault((s.dataset, str(s.provenance)), set()).add(context.results.label(s))
+    rows, several = details.version_rows(context.results.runs)
     if not places and not rows:
         return
     page.heading("Environments and versions")
     if places:
         labels = {
-            dataset: {e.label for e in made.rows if e.dataset == dataset and e.cell.history} for dataset, _ in places
+            dataset: {e.label for e in context.rows if e.dataset == dataset and e.cell.history} for dataset, _ in places
         }
         body = [
             [
@@ -103,14 +103,14 @@ def environments(made: Material) -> None:
             )
 
 
-def diagnostics(made: Material) -> None:
+def diagnostics(context: ReportContext) -> None:
     """Training metrics, folded away: the critic's first."""
     labels: dict[str, set[str]] = {}
-    rows: list[Score | Missing] = [*made.results.scores, *made.results.missing]
+    rows: list[Score | Missing] = [*context.results.scores, *context.results.missing]
     for row in {(row.run, row.dataset, row.algorithm, row.settings): row for row in rows}.values():
-        labels.setdefault(row.run, set()).add(made.results.label(row))
+        labels.setdefault(row.run, set()).add(context.results.label(row))
     runs: list[tuple[str, SavedRun]] = []
-    for run in made.results.runs:
+    for run in context.results.runs:
         names = labels.get(str(run.dir), set())
         runs.append((names.pop() if len(names) == 1 else str(run.algorithm), run))
     shown = _some(runs) if len(runs) > MANY_RUNS else runs
@@ -118,8 +118,8 @@ def diagnostics(made: Material) -> None:
     lacking = [str(p) for _, run in shown for p in details.logs(run) if details.too_long(p)]
     if not metrics and not lacking:
         return
-    colour = {**figures.colours(list(dict.fromkeys(label for label, _ in runs))), **made.colour}
-    page = made.page
+    colour = {**figures.colours(list(dict.fromkeys(label for label, _ in runs))), **context.colour}
+    page = context.page
     page.heading("Diagnostics")
     page.text(METRICS, "small")
     if len(shown) < len(runs):

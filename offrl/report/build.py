@@ -6,18 +6,18 @@ import contextlib
 import functools
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from offrl.errors import UserError, nearest, some
 from offrl.figures.style import own_settings
+from offrl.report import answer, figures, scores, whiskers
 from offrl.report import appendix as behind
 from offrl.report import diagnostics as details
-from offrl.report import figures, scores
-from offrl.report.compare import check_baseline, compare
+from offrl.report.compare import compare
 from offrl.report.config import ReportConfig
-from offrl.report.context import MANY, Material, count
-from offrl.report.opening import answer, whiskers
-from offrl.report.opening.films import films
+from offrl.report.context import MANY, ReportContext, count
+from offrl.report.films import films
 from offrl.report.page import Page
 from offrl.report.rows import Entry, entries, table
 from offrl.runs.comparable import differences, groups
@@ -47,33 +47,16 @@ def report(
     `say` is called with a line before each longer step. Raises UserError where nothing is found, the baseline is
     unknown, or `config.out` cannot be written. The page lists everything damaged, missing or doubtful.
     """
-    with _lasting() as settle:
-        return _report(paths, config or ReportConfig(), say, settle)
-
-
-@contextlib.contextmanager
-def _lasting() -> Iterator[Callable[[], None]]:
-    """What is made inside, until the call of what this gives, stays until the end: the collector of garbage, which
-    would look at hundreds of thousands of scores again and again, does not."""
-    enabled = gc.isenabled()
-    gc.disable()
-
-    def settle() -> None:
-        gc.freeze()
-        if enabled:
-            gc.enable()
-
+    collecting = gc.isenabled()
+    gc.disable()  # it would look at hundreds of thousands of scores, which stay until the end, again and again
     try:
-        yield settle
+        return _report(paths, config or ReportConfig(), say)
     finally:
         gc.unfreeze()
-        if enabled:
-            gc.enable()
+        (gc.enable if collecting else gc.disable)()
 
 
-def _report(
-    paths: Sequence[str | Path], config: ReportConfig, say: Callable[[str], None], settle: Callable[[], None]
-) -> Path:
+def _report(paths: Sequence[str | Path], config: ReportConfig, say: Callable[[str], None]) -> Path:
     from offrl.system.files import write_text
 
     say("reading")
@@ -82,7 +65,9 @@ def _report(
         write_documents(config.results, documents_of(results, config.license or None))
     rows = entries(results)
     labels = list(dict.fromkeys(e.label for e in rows))
-    check_baseline(config.baseline, labels)
+    if config.baseline and config.baseline not in labels:
+        known = f"{nearest(config.baseline, labels)} They are: {', '.join(labels)}"
+        raise UserError(f"baseline={config.baseline} is none of the algorithms.{known}")
     out = Path(config.out)
     compared, ungrouped = groups(results)
     algorithms = {e.cell.algorithm for e in rows}
@@ -92,23 +77,24 @@ def _report(
     )
     comparisons = [compare(group, config.bootstrap, config.baseline) for group in compared]
     page = Page(config.title or _title(results, rows), _subtitle(results, rows))
-    made = Material(page, out, results, rows, comparisons, ungrouped, figures.colours(labels))
+    context = ReportContext(page, out, results, rows, comparisons, ungrouped, figures.colours(labels))
     write(results, out / "scores.csv")
     write_text(out / "table.csv", table(rows))
-    _answers(made, config.bootstrap)
-    _problems(made)
+    _answers(context, config.bootstrap)
+    _problems(context)
     page.contents()
-    settle()
+    gc.freeze()
+    gc.enable()  # for the figures
     say("drawing")
-    films(made)
-    scores.scores(made)
-    scores.together(made)
-    scores.searches(made)
-    scores.curves(made)
-    behind.settings(made)
-    behind.times(made)
-    behind.environments(made)
-    behind.diagnostics(made)
+    films(context)
+    scores.scores(context)
+    scores.together(context)
+    scores.searches(context)
+    scores.curves(context)
+    behind.settings(context)
+    behind.times(context)
+    behind.environments(context)
+    behind.diagnostics(context)
     page.heading("Files")
     which = "every evaluation" if results.every == 1 else f"one evaluation in {results.every}, and the last,"
     page.text(
@@ -119,20 +105,20 @@ def _report(
     return page.save(out / "index.html")
 
 
-def _answers(made: Material, reps: int) -> None:
+def _answers(context: ReportContext, reps: int) -> None:
     """The first screen: who is ahead, by how much, how sure; of many datasets the first few with their pictures."""
-    page = made.page
+    page = context.page
     first, *others = answer.answers(
-        made.comparisons,
-        made.rows,
-        lambda dataset, score: details.behaviour(made.results.runs, dataset, score),
-        functools.partial(differences, made.results),
+        context.comparisons,
+        context.rows,
+        lambda dataset, score: details.behaviour(context.results.runs, dataset, score),
+        functools.partial(differences, context.results),
         reps,
     )
-    whiskers.show(page, first, made.colour, first=True)
+    whiskers.show(page, first, context.colour, first=True)
     with page.gallery() if len(others) > 1 else contextlib.nullcontext():
         for one in others[:MOST_ANSWERS]:
-            whiskers.show(page, one, made.colour, first=False)
+            whiskers.show(page, one, context.colour, first=False)
     if rest := others[MOST_ANSWERS:]:
         with page.details(f"{count(len(rest), 'more dataset')}"):
             page.items([f"{one.verdict} {one.sure}" for one in rest])
@@ -171,31 +157,29 @@ def _subtitle(results: Results, rows: Sequence[Entry]) -> str:
     return " \u00b7 ".join(parts)
 
 
-def _problems(made: Material) -> None:
+def _problems(context: ReportContext) -> None:
     """Warnings to read before the numbers, and a list of everything that is missing."""
     where: dict[str, list[Entry]] = {}
-    for e in made.rows:
+    for e in context.rows:
         if e.lost:
             where.setdefault(e.lost, []).append(e)
     failed: list[str] = []
     rest: list[str] = []
     for reason, group in where.items():
-        cells = ", ".join(f"{e.label} on {e.dataset}" for e in group[:3]) + (
-            f" and {len(group) - 3} more" if len(group) > 3 else ""
-        )
+        cells = some([f"{e.label} on {e.dataset}" for e in group], 3)
         (failed if "failed" in reason or "diverged" in reason else rest).append(f"{cells}: {reason}")
-    lines = [*made.results.problems, *failed, *rest]
-    if not made.results.final and len(made.rows) <= whiskers.MOST_ROWS:
-        lines = list(made.results.problems)  # the first screen names each
-    if (every := made.results.every) > 1:
+    lines = [*context.results.problems, *failed, *rest]
+    if not context.results.final and len(context.rows) <= whiskers.MOST_ROWS:
+        lines = list(context.results.problems)  # the first screen names each
+    if (every := context.results.every) > 1:
         lines.insert(0, THINNED.format(every, MOST_SCORES / 1e6))
-    _, several = details.version_rows(made.results.runs)
+    _, several = details.version_rows(context.results.runs)
     for name in ("mujoco", "gymnasium"):
-        if name in several and not any(name in line for line in made.results.problems):
+        if name in several and not any(name in line for line in context.results.problems):
             lines.append(f"runs were made with different versions of {name}; see Environments and versions")
     if not lines:
         return
-    page = made.page
+    page = context.page
     page.box(
         f"{count(len(lines), 'thing')} to know before reading the numbers", lines[:MANY], "bad" if failed else "warning"
     )
@@ -204,4 +188,5 @@ def _problems(made: Material) -> None:
             page.items(lines[MANY:])
     if any(len(group) > 3 for group in where.values()):
         with page.details("Every score that is missing, and why"):
-            page.table(["dataset", "algorithm", "missing"], [[e.dataset, e.label, e.lost] for e in made.rows if e.lost])
+            body = [[e.dataset, e.label, e.lost] for e in context.rows if e.lost]
+            page.table(["dataset", "algorithm", "missing"], body)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offrl.errors import UserError, nearest
 from offrl.runs.comparable import Group
-from offrl.statistics.aggregate import Curve, Interval, aggregates, performance_profile, probability_of_improvement
+from offrl.statistics.aggregate import aggregates, performance_profile, probability_of_improvement
+from offrl.statistics.bootstrap import Curve, Interval
 
 MOST_PAIRS = 5  # algorithms that are compared pair by pair; with more only the best with each other one
+SEARCH = 3  # settings of one algorithm from which on the best of them counts as chosen
 PROFILE_REPS = 500  # resamples for the bands of the profiles, which need many thresholds each
 
 
@@ -65,9 +67,23 @@ def compare(group: Group, reps: int, baseline: str = "") -> Comparison:
     return Comparison(group, order, {label: intervals[label] for label in order}, profiles, chances, "")
 
 
-def check_baseline(baseline: str, labels: Sequence[str]) -> None:
-    """Raise UserError where `baseline` is given and none of the algorithms."""
-    if baseline and baseline not in labels:
-        raise UserError(
-            f"baseline={baseline} is none of the algorithms.{nearest(baseline, labels)} They are: {', '.join(labels)}"
-        )
+def without_searches(ordered: Sequence[str], algorithm: dict[str, str]) -> tuple[list[str], dict[str, int]]:
+    """(labels, the best first, of an algorithm with SEARCH settings or more only its best, {label of such a best: the
+    number of its algorithm's settings}).
+    """
+    count = collections.Counter(algorithm[label] for label in ordered)
+    best: dict[str, str] = {}
+    for label in ordered:
+        best.setdefault(algorithm[label], label)
+    labels = [label for label in ordered if count[algorithm[label]] < SEARCH or label == best[algorithm[label]]]
+    return labels, {label: n for label in labels if (n := count[algorithm[label]]) >= SEARCH}
+
+
+def chosen(labels: Sequence[str], searched: dict[str, int], algorithm: dict[str, str]) -> tuple[str, ...]:
+    """`iql (temperature=3) is the best of 16 settings of iql, chosen with the environment: ...`, for those that are."""
+    return tuple(
+        f"{label} is the best of {searched[label]} settings of {algorithm[label]}, chosen with the environment: its "
+        "score is too high an estimate."
+        for label in labels
+        if label in searched
+    )

@@ -21,7 +21,7 @@ Row = TypeVar("Row")
 
 
 @dataclass
-class Material:
+class ReportContext:
     """The page and the results, as every section needs them."""
 
     page: Page
@@ -62,12 +62,12 @@ def count(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
-def first(made: Material, rows: Sequence[Row], where: str) -> Sequence[Row]:
+def first(context: ReportContext, rows: Sequence[Row], where: str) -> Sequence[Row]:
     """The rows of a table with a line for each run, or the first MANY_RUNS, which the page then says. where: the file
     with the rest.
     """
     if len(rows) > MANY_RUNS:
-        made.page.text(f"The first {MANY_RUNS:,} of {len(rows):,} runs; {where} of each run has the rest.", "small")
+        context.page.text(f"The first {MANY_RUNS:,} of {len(rows):,} runs; {where} of each run has the rest.", "small")
     return rows[:MANY_RUNS]
 
 

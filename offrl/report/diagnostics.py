@@ -6,7 +6,7 @@ import csv
 import functools
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,24 +49,20 @@ def time_rows(runs: Sequence[SavedRun]) -> list[list[Any]]:
 
 def version_rows(runs: Sequence[SavedRun]) -> tuple[list[list[str]], list[str]]:
     """([name, value, in how many runs] of packages, Python, machine and device; the names that have several values)."""
-    values: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    values: dict[str, Counter[str]] = defaultdict(Counter)
     for run in runs:
         packages = run.record.get("packages")
         known = {**packages} if isinstance(packages, dict) else {}
-        for name in ("python", "machine", "device"):
-            known[name] = run.record.get(name)
+        known |= {name: run.record.get(name) for name in ("python", "machine", "device")}
         for name, value in known.items():
             if value:
                 values[str(name)][str(value)] += 1
-    several = [name for name, counts in values.items() if len(counts) > 1]
     rows = []
     for name, counts in values.items():
-        total = sum(counts.values())
-        text = ", ".join(
-            f"{value} ({count} of {total})" if len(counts) > 1 else value for value, count in counts.items()
-        )
-        rows.append([name, text, str(total)])
-    return rows, several
+        total = counts.total()
+        shown = [f"{value} ({n} of {total})" if len(counts) > 1 else value for value, n in counts.items()]
+        rows.append([name, ", ".join(shown), str(total)])
+    return rows, [name for name, counts in values.items() if len(counts) > 1]
 
 
 def settings_of(run: SavedRun) -> dict[str, Any]:

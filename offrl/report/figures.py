@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 from offrl.figures.curves import Curves, draw_lines
 from offrl.figures.style import (
     COLOURS,
+    INK,
     MORE_COLOURS,
     clip_height,
     label_ends,
     new_figure,
+    new_grid,
     ordered_colours,
     plain_axes,
     thousands,
 )
 
 if TYPE_CHECKING:
-    from offrl.statistics.aggregate import Curve, Interval
+    from offrl.statistics.bootstrap import Curve, Interval
 
-INK = "#333333"
 METRICS = {"iqm": "IQM", "median": "median", "mean": "mean", "optimality_gap": "optimality gap"}
 MOST_SEED_LINES = 24  # of a learning-curve picture; with more only means and bands are drawn
 MOST_LABELS = 6  # lines that are named at their ends; more are distinguished by the legend above
@@ -44,9 +45,7 @@ def intervals(estimates: Mapping[str, Mapping[str, Interval]], colour: Mapping[s
     A bar is the interval, the line in it the estimate, as in rliable's plots (arXiv 2108.13264, figure 9).
     """
     names = list(estimates)
-    figure, first = new_figure("", height=0.95 + 0.36 * len(names), width=8.8)
-    first.remove()
-    grid = figure.subplots(1, len(METRICS), sharey=True)
+    figure, (grid,) = new_grid("", 1, len(METRICS), 0.95 + 0.36 * len(names), 8.8, sharey=True)
     for axes, (metric, title) in zip(grid, METRICS.items(), strict=True):
         for row, name in enumerate(names):
             item = estimates[name][metric]
@@ -55,14 +54,10 @@ def intervals(estimates: Mapping[str, Mapping[str, Interval]], colour: Mapping[s
                     row, 100 * (item.high - item.low), 0.62, 100 * item.low, color=colour[name], alpha=0.55, linewidth=0
                 )
             axes.plot([100 * item.value] * 2, [row - 0.31, row + 0.31], color=INK, linewidth=1.8, solid_capstyle="butt")
-        plain_axes(axes)
-        axes.grid(axis="y", visible=False)
-        axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+        heading = title + (" (less is better)" if metric == "optimality_gap" else "")
+        plain_axes(axes, heading=heading, grid="x")
         axes.use_sticky_edges = False
         axes.margins(x=0.08)
-        axes.set_title(
-            title + (" (less is better)" if metric == "optimality_gap" else ""), loc="left", fontsize=9.5, color=INK
-        )
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.locator_params(axis="x", nbins=4)
     grid[0].set_yticks(range(len(names)), names, parse_math=False)
@@ -78,11 +73,9 @@ def profiles(curves: Mapping[str, Curve], colour: Mapping[str, str]) -> Any:
         axes.plot(x, curve.value, color=colour[name], linewidth=2, label=name, zorder=3)
         if all(map(math.isfinite, curve.low)):
             axes.fill_between(x, curve.low, curve.high, color=colour[name], alpha=0.16, linewidth=0, zorder=2)
-    plain_axes(axes)
+    plain_axes(axes, "normalised score", "share of runs that score more")
     axes.margins(x=0.01)
     axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel("normalised score", fontsize=9.5, color=INK)
-    axes.set_title("share of runs that score more", loc="left", fontsize=9.5, color=INK)
     return figure
 
 
@@ -93,14 +86,11 @@ def improvement(estimates: Mapping[tuple[str, str], Interval], colour: Mapping[s
         if math.isfinite(item.low):
             axes.barh(row, item.high - item.low, 0.58, item.low, color=colour[x], alpha=0.55, linewidth=0)
         axes.plot([item.value] * 2, [row - 0.29, row + 0.29], color=INK, linewidth=1.8, solid_capstyle="butt")
-    plain_axes(axes)
-    axes.grid(axis="y", visible=False)
-    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+    plain_axes(axes, "probability of improvement", grid="x")
     axes.axvline(0.5, color="#666666", linewidth=1.2, linestyle=(0, (5, 4)), zorder=1)
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(len(estimates) - 0.5, -0.5)
     axes.set_yticks(range(len(estimates)), [f"{x} over {y}" for x, y in estimates], parse_math=False)
-    axes.set_xlabel("probability of improvement", fontsize=9.5, color=INK)
     return figure
 
 
@@ -118,8 +108,8 @@ def learning(
         spread=len(lines) <= len(COLOURS),
         behaviour=behaviour,
         thin=not crowded,
+        heading=unit,
     )
-    axes.set_title(unit, loc="left", fontsize=9.5, color=INK)
     if len(ends) <= MOST_LABELS + 1 and max(len(name) for name in lines) <= LONGEST_LABEL:
         label_ends(axes, ends, gap=0.085)
     return figure

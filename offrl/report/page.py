@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offrl.errors import UserError
 from offrl.report.style import DARK, FONT, LIGHT, SCRIPT, STYLE, themed
 
 BROAD = 7  # columns, above which a table is printed in smaller type
@@ -67,9 +66,9 @@ class Page:
 
     # ------------------------------------------------------------------------------------------------------------ text
 
-    def heading(self, text: str, id: str = "", level: int = 2) -> str:
+    def heading(self, text: str, *, level: int = 2) -> str:
         """A heading, listed in the table of contents at levels 2 and 3. Returns its id, made unique."""
-        name = base = slug(id or text)
+        name = base = slug(text)
         count = 1
         while name in self._ids:
             count += 1
@@ -159,20 +158,9 @@ class Page:
 
     # -------------------------------------------------------------------------------------------------------- pictures
 
-    def figure(self, picture: bytes | Path | Any, caption: str, *, alt: str = "") -> None:
-        """A picture with a caption below: PNG bytes, the path of a PNG, or a matplotlib Figure (drawn as inline SVG).
-
-        Raises UserError when the file cannot be read or is no PNG.
-        """
-        if isinstance(picture, (str, Path)):
-            path = Path(picture)
-            try:
-                picture = path.read_bytes()
-            except OSError as error:
-                raise UserError(f"cannot read {path}: {error.strerror}") from None
+    def figure(self, picture: bytes | Any, caption: str, *, alt: str = "") -> None:
+        """A picture with a caption below: PNG bytes, or a matplotlib Figure (drawn as inline SVG)."""
         if isinstance(picture, bytes):
-            if not picture.startswith(b"\x89PNG\r\n\x1a\n"):
-                raise UserError("a picture is no PNG file")
             image = (
                 f'<img alt="{escape(alt or caption)}" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
             )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offrl import registry
+from offrl.errors import some
 from offrl.report.page import Cell as Shown
 from offrl.runs.comparable import group
 from offrl.runs.results import Cell, Results
@@ -53,6 +54,9 @@ class Published:
     std: float | None
     source: str
 
+    def text(self, score: bool = True) -> str:
+        return digits(self.mean, score) + ("" if self.std is None else f" \u00b1 {digits(self.std, score)}")
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -88,7 +92,7 @@ class Entry:
                 by_reason[m.reason].append(m.seed)
         parts = []
         for reason, seeds in by_reason.items():
-            who = f"seed{'s' if len(seeds) > 1 else ''} {_numbers(sorted(set(seeds)))}: " if seeds else ""
+            who = f"seed{'s' if len(seeds) > 1 else ''} {some(map(str, sorted(set(seeds))), 8)}: " if seeds else ""
             parts.append(f"{who}{reason}")
         return "; ".join(parts)
 
@@ -170,21 +174,31 @@ def span(interval: Interval, score: bool = True) -> str:
     return f"{digits(interval[1], score)} to {digits(interval[2], score)}"
 
 
+def times_100(interval: Interval) -> Interval:
+    """An interval of scores in units of 1, in those of scores."""
+    value, low, high = interval
+    return 100 * value, 100 * low, 100 * high
+
+
+def interval_cell(interval: Interval, score: bool = True, unit: str = "", kind: str = "") -> Shown:
+    """A value, with its interval below it where it has one."""
+    small = span(interval, score)
+    text = digits(interval[0], score) + unit
+    return Shown(text, small=(whole(small),) if small else (), value=interval[0], kind=kind)
+
+
 def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
     """The cell of a score table: mean, interval, what is missing, and the published score with the number of its source
     in `notes`.
     """
     score = entry.group != RAW
     small: list[str] = []
-    note = ""
+    note, published = "", []
     if entry.published is not None:
         if entry.published.source not in notes:
             notes.append(entry.published.source)
         note = f"[{notes.index(entry.published.source) + 1}]"
-        std = "" if entry.published.std is None else f" \u00b1 {digits(entry.published.std, score)}"
-        published = ["published " + whole(f"{digits(entry.published.mean, score)}{std} {note}")]
-    else:
-        published = []
+        published = ["published " + whole(f"{entry.published.text(score)} {note}")]
     if not entry.seeds:
         reasons = list(dict.fromkeys(m.reason for m in entry.cell.missing)) or ["no final score"]
         failed = any(r.startswith(("failed", "diverged")) for r in reasons)
@@ -248,11 +262,6 @@ def _plain(value: object) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     return repr(value) if isinstance(value, float) else str(value)
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"
 
 
 def whole(text: str) -> str:

@@ -11,14 +11,13 @@ import numpy as np
 from offrl.figures.curves import Curves
 from offrl.report import diagnostics as details
 from offrl.report import figures
-from offrl.report.compare import Comparison
-from offrl.report.context import MANY, Material, count, folded
-from offrl.report.opening.searches import SEARCH
+from offrl.report.compare import SEARCH, Comparison
+from offrl.report.context import MANY, ReportContext, count, folded
 from offrl.report.page import Cell, slug
-from offrl.report.rows import BEST, RAW, UNSCORED, Entry, digits, show, span, whole
+from offrl.report.rows import BEST, RAW, UNSCORED, Entry, digits, interval_cell, show, times_100
 from offrl.runs.comparable import settings_matrix
 from offrl.runs.tables import CHOICE
-from offrl.statistics.aggregate import DRAWS, Interval, expected_online_performance
+from offrl.statistics.aggregate import DRAWS, expected_online_performance
 
 WIDE = 6  # algorithms side by side
 MOST_POINTS = 1000  # evaluations of a learning curve that are drawn
@@ -64,36 +63,36 @@ IMPROVEMENT = (
 )
 
 
-def scores(made: Material) -> None:
-    page = made.page
+def scores(context: ReportContext) -> None:
+    page = context.page
     page.heading("Scores")
     page.text(LAST, "small")
-    if any(s.cell for s in made.results.final):
+    if any(s.cell for s in context.results.final):
         page.text(f"{CHOICE}.", "small")
-    for name in made.groups():
+    for name in context.groups():
         page.heading(name, level=3)
-        rows = [e for e in made.rows if e.group == name]
-        comparison = next((c for c in made.comparisons if c.group.name == name), None)
-        _matrix(made, rows, comparison)
-    raw = [e for e in made.rows if e.group == RAW]
+        rows = [e for e in context.rows if e.group == name]
+        comparison = next((c for c in context.comparisons if c.group.name == name), None)
+        _matrix(context, rows, comparison)
+    raw = [e for e in context.rows if e.group == RAW]
     if raw:
         page.heading("Raw returns", level=3)
         page.text(NOT_NORMALISED, "small")
-        _matrix(made, raw, None)
-    unscored = [e for e in made.rows if e.group == UNSCORED]
+        _matrix(context, raw, None)
+    unscored = [e for e in context.rows if e.group == UNSCORED]
     if unscored:
         page.heading("Without scores", level=3)
         page.table(
             ["dataset", "algorithm", "why"],
             [[e.dataset, e.label, e.lost or "no evaluation was written"] for e in unscored],
         )
-    _success(made)
-    _every_cell(made)
+    _success(context)
+    _every_cell(context)
 
 
-def _matrix(made: Material, rows: Sequence[Entry], comparison: Comparison | None) -> None:
+def _matrix(context: ReportContext, rows: Sequence[Entry], comparison: Comparison | None) -> None:
     """Datasets down, algorithms across; the other way round where the algorithms are many more."""
-    labels = made.labels(rows)
+    labels = context.labels(rows)
     notes: list[str] = []
     body: list[list[Any]] = []
     for dataset in dict.fromkeys(e.dataset for e in rows):
@@ -113,7 +112,8 @@ def _matrix(made: Material, rows: Sequence[Entry], comparison: Comparison | None
     if comparison is not None and comparison.aggregates:
         aggregates = comparison.aggregates
         cells = [
-            _estimate(aggregates[label]["mean"], "note") if label in aggregates else Cell(NONE) for label in labels
+            interval_cell(times_100(aggregates[x]["mean"]), kind="note") if x in aggregates else Cell(NONE)
+            for x in labels
         ]
         used = len(comparison.group.datasets)
         body.append(
@@ -121,23 +121,17 @@ def _matrix(made: Material, rows: Sequence[Entry], comparison: Comparison | None
         )
     if len(labels) > WIDE and len(body) <= len(labels) // 2:
         turned = [[label, *(row[i + 1] for row in body)] for i, label in enumerate(labels)]
-        made.page.table(["algorithm", *(str(row[0]) for row in body)], turned, notes=notes, sortable=True)
+        context.page.table(["algorithm", *(str(row[0]) for row in body)], turned, notes=notes, sortable=True)
         return
-    made.page.table(["dataset", *labels], body, notes=notes)
+    context.page.table(["dataset", *labels], body, notes=notes)
 
 
-def _estimate(interval: Interval, kind: str = "") -> Cell:
-    """An aggregate in units of 100, with its interval below it."""
-    small = (whole(f"{100 * interval.low:.1f} to {100 * interval.high:.1f}"),) if math.isfinite(interval.low) else ()
-    return Cell(f"{100 * interval.value:.1f}", small=small, value=100 * interval.value, kind=kind)
-
-
-def _success(made: Material) -> None:
-    rows = [e for e in made.rows if e.success is not None]
+def _success(context: ReportContext) -> None:
+    rows = [e for e in context.rows if e.success is not None]
     if not rows:
         return
-    made.page.heading("Success rates", level=3)
-    labels = made.labels(rows)
+    context.page.heading("Success rates", level=3)
+    labels = context.labels(rows)
     body: list[list[Any]] = []
     for dataset in dict.fromkeys(e.dataset for e in rows):
         successes = {e.label: e.success for e in rows if e.dataset == dataset}
@@ -148,22 +142,22 @@ def _success(made: Material) -> None:
                 cells.append(Cell(NONE))
                 continue
             percent = (100 * success[0], 100 * max(0.0, success[1]), 100 * min(1.0, success[2]))
-            interval = whole(span(percent))
-            cells.append(Cell(f"{percent[0]:.1f}%", small=(interval,) if interval else (), value=percent[0]))
+            cells.append(interval_cell(percent, unit="%"))
         body.append([dataset, *cells])
-    made.page.table(
+    context.page.table(
         ["dataset", *labels],
         body,
         caption="Share of episodes, in percent, at the last evaluation; 95% interval over seeds.",
     )
 
 
-def _every_cell(made: Material) -> None:
+def _every_cell(context: ReportContext) -> None:
     """One line for each cell, with the best evaluation beside the last."""
-    rows = [e for e in made.rows if e.seeds]
+    rows = [e for e in context.rows if e.seeds]
     if not rows:
         return
-    with folded(made.page, len(rows) > MANY, "Every dataset and algorithm, with the best evaluation beside the last"):
+    title = "Every dataset and algorithm, with the best evaluation beside the last"
+    with folded(context.page, len(rows) > MANY, title):
         body = []
         for e in rows:
             score, best = e.group != RAW, e.cell.best()
@@ -180,22 +174,22 @@ def _every_cell(made: Material) -> None:
             )
         headers = ["dataset", "algorithm", "seeds", "updates", "last", "95% low", "high", "published", BEST]
         keep = [i for i, name in enumerate(headers) if name != "published" or any(row[i] is not None for row in body)]
-        made.page.table([headers[i] for i in keep], [[row[i] for i in keep] for row in body], sortable=True)
-        made.page.text(CHOSEN, "small")
+        context.page.table([headers[i] for i in keep], [[row[i] for i in keep] for row in body], sortable=True)
+        context.page.text(CHOSEN, "small")
 
 
 # ----------------------------------------------------------------------------------------------------------- aggregates
 
 
-def together(made: Material) -> None:
-    if (not made.comparisons and not made.ungrouped) or len(made.results.datasets) < 2:
+def together(context: ReportContext) -> None:
+    if (not context.comparisons and not context.ungrouped) or len(context.results.datasets) < 2:
         return
-    page = made.page
+    page = context.page
     page.heading("Datasets taken together")
-    if any(c.aggregates for c in made.comparisons):
+    if any(c.aggregates for c in context.comparisons):
         page.text(TOGETHER, "small")
-    page.items(made.ungrouped)
-    for c in made.comparisons:
+    page.items(context.ungrouped)
+    for c in context.comparisons:
         page.heading(f"{c.group.name}: aggregates", level=3)
         if c.why_not:
             page.text(f"Not taken together: {c.why_not}.")
@@ -206,61 +200,51 @@ def together(made: Material) -> None:
         headers = ["algorithm", *figures.METRICS.values(), "runs"]
         body: list[list[Any]] = []
         for label in c.order:
-            cells = [_estimate(c.aggregates[label][metric]) for metric in figures.METRICS]
+            cells = [interval_cell(times_100(c.aggregates[label][metric])) for metric in figures.METRICS]
             body.append([label, *cells, int((~np.isnan(c.group.scores[label])).sum())])
         page.table(headers, body, caption=f"{count(len(c.group.datasets), 'dataset')}: {', '.join(c.group.datasets)}")
-        made.add(figures.intervals(c.aggregates, made.colour), f"aggregates-{name}", "The same as a picture.")
+        context.add(figures.intervals(c.aggregates, context.colour), f"aggregates-{name}", "The same as a picture.")
         with page.gallery():
-            made.add(figures.profiles(c.profiles, made.colour), f"profile-{name}", PROFILE)
+            context.add(figures.profiles(c.profiles, context.colour), f"profile-{name}", PROFILE)
             if c.improvement:
-                made.add(figures.improvement(c.improvement, made.colour), f"improvement-{name}", IMPROVEMENT)
-        page.legend([(label, made.colour[label]) for label in c.order])
+                context.add(figures.improvement(c.improvement, context.colour), f"improvement-{name}", IMPROVEMENT)
+        page.legend([(label, context.colour[label]) for label in c.order])
         if c.improvement:
             with page.details("Probabilities of improvement in numbers"):
-                page.table(
-                    ["comparison", "probability", "95% low", "high"],
-                    [[f"{x} over {y}", *_chances(i)] for (x, y), i in c.improvement.items()],
-                )
+                body = [[f"{x} over {y}", *map(_chance, i)] for (x, y), i in c.improvement.items()]
+                page.table(["comparison", "probability", "95% low", "high"], body)
 
 
-def _chances(interval: Interval) -> list[Cell]:
-    return [
-        Cell(f"{v:.2f}" if math.isfinite(v) else NONE, value=v if math.isfinite(v) else None)
-        for v in (interval.value, interval.low, interval.high)
-    ]
+def _chance(x: float) -> Cell:
+    return Cell(f"{x:.2f}" if math.isfinite(x) else NONE, value=x)
 
 
-def searches(made: Material) -> None:
+def searches(context: ReportContext) -> None:
     """The expected best score of a search over settings, as a function of the number of settings tried in the
     environment.
     """
     tried: dict[tuple[str, str], int] = {}
-    for e in made.rows:
+    for e in context.rows:
         if e.seeds:
             tried[e.dataset, e.cell.algorithm] = tried.get((e.dataset, e.cell.algorithm), 0) + 1
     tried = {key: n for key, n in tried.items() if n >= SEARCH}
     if not tried:
         return
-    page = made.page
+    page = context.page
     page.heading("Settings tried online")
     page.text(ONLINE, "small")
     ks = [k for k in DRAWS if k <= max(tried.values())]
     body: list[list[Any]] = []
     for (dataset, algorithm), n in tried.items():
-        _, matrix = settings_matrix(made.results, dataset, algorithm)
+        _, matrix = settings_matrix(context.results, dataset, algorithm)
         score = all(
-            e.group != RAW for e in made.rows if (e.dataset, e.cell.algorithm) == (dataset, algorithm) and e.seeds
+            e.group != RAW for e in context.rows if (e.dataset, e.cell.algorithm) == (dataset, algorithm) and e.seeds
         )
         scale = 100.0 if score else 1.0
         curve = expected_online_performance(matrix, ks)
-        cells: list[Any] = [None] * len(ks)
-        for i, (value, low, high) in enumerate(
-            zip(scale * curve.value, scale * curve.low, scale * curve.high, strict=True)
-        ):
-            interval = span((float(value), float(low), float(high)), score)
-            cells[i] = Cell(
-                digits(float(value), score), small=(whole(interval),) if interval else (), value=float(value)
-            )
+        ends = ((scale * end).tolist() for end in (curve.value, curve.low, curve.high))
+        cells: list[Any] = [interval_cell((v, low, high), score) for v, low, high in zip(*ends, strict=True)]
+        cells += [None] * (len(ks) - len(cells))
         body.append([dataset, algorithm, n, *cells])
     page.table(["dataset", "algorithm", "settings", *(f"best of {k}" for k in ks)], body)
 
@@ -268,18 +252,18 @@ def searches(made: Material) -> None:
 # --------------------------------------------------------------------------------------------------------------- curves
 
 
-def curves(made: Material) -> None:
+def curves(context: ReportContext) -> None:
     """A picture of learning curves for each dataset."""
-    cells = [e for e in made.rows if e.cell.history]
+    cells = [e for e in context.rows if e.cell.history]
     if not cells:
         return
-    page = made.page
+    page = context.page
     page.heading("Learning curves")
     page.text(
         "Mean over seeds with its 95% interval; thin: single seeds. Dashed: the mean of the dataset's own episodes.",
         "small",
     )
-    page.legend([(label, made.colour[label]) for label in made.labels(cells)])
+    page.legend([(label, context.colour[label]) for label in context.labels(cells)])
     thinned = False
     with page.gallery():
         for dataset in dict.fromkeys(e.dataset for e in cells):
@@ -297,8 +281,8 @@ def curves(made: Material) -> None:
                             s.normalised if score and s.normalised is not None else s.raw
                         )
                 lines[e.label] = curves
-            mean = details.behaviour(made.results.runs, dataset, score)
-            figure = figures.learning(dataset, lines, made.colour, "normalised score" if score else "return", mean)
-            made.add(figure, f"curve-{slug(dataset)}", "", f"Learning curves on {dataset}: {', '.join(lines)}")
+            mean = details.behaviour(context.results.runs, dataset, score)
+            figure = figures.learning(dataset, lines, context.colour, "normalised score" if score else "return", mean)
+            context.add(figure, f"curve-{slug(dataset)}", "", f"Learning curves on {dataset}: {', '.join(lines)}")
     if thinned:
         page.text(f"Of curves of more than {MOST_POINTS} evaluations only about so many are drawn, evenly.", "small")

@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from offrl import registry
 from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.load import load_dataset
 from offrl.errors import UserError, say
 from offrl.figures.world_model import draw
-from offrl.ope.candidates import recorded
+from offrl.ope.candidates import load_again, recorded
 from offrl.registry import register
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
@@ -26,6 +25,7 @@ from offrl.runs.tables import print_table
 from offrl.settings.compose import compose
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
+from offrl.system.files import file_name
 from offrl.training.run.artifacts import FinishedRun
 from offrl.world_models.dynamics import Split, split
 from offrl.world_models.model import FOLDER, ModelTrainer, Trained, Tree, WorldModel, load
@@ -191,15 +191,11 @@ def report_again(
     words = [
         "model",
         *([] if path.is_dir() else [path.stem]),
-        *([] if other is None else [_file_name(other.spec.name)]),
+        *([] if other is None else [file_name(other.spec.name)]),
     ]
     folder = Path(out) if out else run_dir / "-".join(words) if words[1:] else run_dir
     write(folder, result)
     say(f"{folder / PICTURE}, {folder / NUMBERS}")
-
-
-def _file_name(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
 def _models(path: Path) -> list[tuple[Replica, Trained]]:
@@ -222,22 +218,7 @@ def _own_data(run_dir: Path, trained: Trained) -> Dataset:
         raise UserError(
             f"{trained.path} does not stand in its run, which says how its data were read; name the data: dataset=NAME"
         )
-    run = SavedRun(run_dir)
-    config = run_settings(run.dir).dataset
-    if run.spec.source == "arrays" and config.name not in registry.names("dataset"):
-        raise UserError(f"{run_dir} was trained on arrays from Python; name data of the same spaces: dataset=NAME")
-    try:
-        dataset = load_dataset(config, quiet=True)
-    except UserError as error:
-        raise UserError(
-            f"the data of {run_dir} cannot be read ({error}); name others of the same spaces: dataset=NAME"
-        ) from None
-    if dataset.fingerprint != trained.meta["data"]["fingerprint"]:
-        raise UserError(
-            f"{config.name} is not what {run_dir} was trained on any more; to measure on it as new data: "
-            f"dataset={config.name}"
-        )
-    return _in_memory(dataset)
+    return _in_memory(load_again(SavedRun(run_dir), run_settings(run_dir).dataset, quiet=True))
 
 
 def _read(name: str, reading: Mapping[str, Any], trained: Trained) -> Dataset:

@@ -15,93 +15,37 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from offrl.statistics.bootstrap import CONFIDENCE, REPS, Curve, Interval, estimate, estimate_pair, rectangle, tasks_of
-
-__all__ = [
-    "CONFIDENCE",
-    "DRAWS",
-    "REPS",
-    "Curve",
-    "Interval",
-    "aggregates",
-    "difference",
-    "expected_online_performance",
-    "iqm",
-    "mean",
-    "median",
-    "optimality_gap",
-    "performance_profile",
-    "probability_of_improvement",
-    "tasks_of",
-]
+from offrl.statistics.bootstrap import REPS, Curve, Interval, estimate, estimate_pair, rectangle, tasks_of
 
 DRAWS = (1, 2, 3, 5, 10, 15, 20)  # of settings, for the expected online performance
 
 
-# ------------------------------------------------------------------------------------------------------------ the
-# statistics
+def aggregates(X: Any, *, gamma: float = 1.0, reps: int = REPS, seed: int = 0) -> dict[str, Interval]:
+    """{"iqm", "median", "mean", "optimality_gap"}, from the same resamples.
 
+    - iqm: the interquartile mean, of all runs' scores without the lowest and the highest quarter (floor(NM / 4) scores
+      each). With unequal numbers of runs a score weighs 1 / (its task's runs), and scores are cut off by weight.
+    - median, mean: over tasks of the tasks' means. One or two tasks decide the median, a single task far above 1 can
+      carry the mean.
+    - optimality_gap: gamma - mean(min(X, gamma)), how far runs stay below `gamma` on average; smaller is better.
 
-def aggregates(
-    X: Any, *, gamma: float = 1.0, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE
-) -> dict[str, Interval]:
-    """{"iqm", "median", "mean", "optimality_gap"}: all four from the same resamples, for the price of one.
-
-    X: [runs, tasks] (see above); gamma: of the optimality gap; reps: resamples; seed: decides them. Raises ValueError
-    for a task without runs or a score that is infinite.
+    X: [runs, tasks] (see above); reps: resamples; seed: decides them. Raises ValueError for a task without runs or a
+    score that is infinite.
     """
     names = ("iqm", "median", "mean", "optimality_gap")
-    return dict(zip(names, _aggregates(X, names, gamma, reps, seed, confidence), strict=True))
+
+    def statistic(tasks: list[np.ndarray]) -> np.ndarray:
+        return np.stack([_iqm(tasks), _median(tasks), _mean(tasks), _gap(tasks, gamma)], 1)
+
+    return dict(zip(names, estimate(tasks_of(X), statistic, reps, seed), strict=True))
 
 
-def iqm(X: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
-    """Interquartile mean: the mean of all runs' scores without the lowest and the highest quarter (floor(NM / 4) scores
-    each).
-
-    With unequal numbers of runs a score weighs 1 / (its task's runs), and scores are cut off by weight.
-    """
-    return _aggregates(X, ("iqm",), 1.0, reps, seed, confidence)[0]
-
-
-def median(X: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
-    """Median over tasks of the tasks' means. One or two tasks decide it; IQM has the narrower interval."""
-    return _aggregates(X, ("median",), 1.0, reps, seed, confidence)[0]
-
-
-def mean(X: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
-    """Mean over tasks of the tasks' means: the average that papers print. A single task far above 1 can carry it."""
-    return _aggregates(X, ("mean",), 1.0, reps, seed, confidence)[0]
-
-
-def optimality_gap(
-    X: Any, *, gamma: float = 1.0, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE
-) -> Interval:
-    """gamma - mean(min(X, gamma)): how far runs stay below `gamma` on average; smaller is better, and scores above it
-    do not help.
-    """
-    return _aggregates(X, ("optimality_gap",), gamma, reps, seed, confidence)[0]
-
-
-def _aggregates(X: Any, names: Sequence[str], gamma: float, reps: int, seed: int, confidence: float) -> list[Interval]:
-    statistics: dict[str, Callable[[list[np.ndarray]], np.ndarray]] = {
-        "iqm": _iqm,
-        "median": _median,
-        "mean": _mean,
-        "optimality_gap": functools.partial(_gap, gamma=gamma),
-    }
-    return estimate(
-        tasks_of(X), lambda tasks: np.stack([statistics[name](tasks) for name in names], 1), reps, seed, confidence
-    )
-
-
-def probability_of_improvement(
-    X: Any, Y: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE
-) -> Interval:
+def probability_of_improvement(X: Any, Y: Any, *, reps: int = REPS, seed: int = 0) -> Interval:
     """P(X > Y): the chance that a run of X beats a run of Y on the same task, averaged over tasks; ties count one half.
 
     X, Y: [runs, tasks] of the same tasks in the same order; the numbers of runs may differ. The two are resampled
@@ -109,13 +53,13 @@ def probability_of_improvement(
     x, y = _same_tasks(X, Y)
     ranks = [np.unique(np.concatenate(pair), return_inverse=True)[1].reshape(-1) for pair in zip(x, y, strict=True)]
     left, right = zip(*((r[: len(a)], r[len(a) :]) for r, a in zip(ranks, x, strict=True)), strict=True)
-    return estimate_pair(list(left), list(right), _improvement, reps, seed, confidence)
+    return estimate_pair(list(left), list(right), _improvement, reps, seed)
 
 
-def difference(X: Any, Y: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
+def difference(X: Any, Y: Any, *, reps: int = REPS, seed: int = 0) -> Interval:
     """IQM of X less IQM of Y, from the resamples of `probability_of_improvement`, whose X and Y these are. 0 in the
     interval: it decides nothing."""
-    return estimate_pair(*_same_tasks(X, Y), lambda x, y: _iqm(x) - _iqm(y), reps, seed, confidence)
+    return estimate_pair(*_same_tasks(X, Y), lambda x, y: _iqm(x) - _iqm(y), reps, seed)
 
 
 def _same_tasks(X: Any, Y: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -126,69 +70,43 @@ def _same_tasks(X: Any, Y: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def performance_profile(
-    X: Any,
-    taus: Any = None,
-    *,
-    kind: Literal["runs", "tasks"] = "runs",
-    reps: int = REPS,
-    seed: int = 0,
-    confidence: float = CONFIDENCE,
+    X: Any, taus: Any, *, kind: Literal["runs", "tasks"] = "runs", reps: int = REPS, seed: int = 0
 ) -> Curve:
-    """Share of scores above each threshold: of all runs (`kind="runs"`, the run-score profile), or of the tasks' means
-    ("tasks").
-
-    taus: thresholds [T]; None: 51 from 0 to the largest score. With unequal numbers of runs every task weighs the same.
+    """Share of scores above each threshold [T]: of all runs (`kind="runs"`, the run-score profile), or of the tasks'
+    means ("tasks"). With unequal numbers of runs every task weighs the same.
     """
-    tasks = tasks_of(X)
-    grid = (
-        np.linspace(0.0, max(0.0, *(float(t.max()) for t in tasks)), 51)
-        if taus is None
-        else np.asarray(taus, float).reshape(-1)
-    )
+    grid = np.asarray(taus, float).reshape(-1)
     statistic = functools.partial(_profile, taus=grid, means=kind == "tasks")
-    return _curve(grid, estimate(tasks, statistic, reps, seed, confidence))
+    return _curve(grid, estimate(tasks_of(X), statistic, reps, seed))
 
 
-def expected_online_performance(
-    scores: Any,
-    ks: Sequence[int] = DRAWS,
-    *,
-    replace: bool = False,
-    reps: int = REPS,
-    seed: int = 0,
-    confidence: float = CONFIDENCE,
-) -> Curve:
+def expected_online_performance(scores: Any, ks: Sequence[int] = DRAWS, *, reps: int = REPS, seed: int = 0) -> Curve:
     """Expected best of k settings tried online, for settings drawn at random (ReBRAC, arXiv 2305.09836; Kurenkov and
     Kolesnikov 2022).
 
-    scores: [runs, settings] of mean returns or scores, NaN where a run is missing, or [settings] of one run each. A
-    setting's score is the mean of its runs; with these sorted ascending, s_1..s_n, and draws without replacement,
-    EOP(k) = sum_i s_i (C(i, k) - C(i-1, k)) / C(n, k); with `replace`, s_i (i^k - (i-1)^k) / n^k. ks: those above n are
-    left out where draws are not replaced. The interval resamples the runs of each setting; NaN where no setting has
-    two.
+    scores: [runs, settings] of mean returns or scores, NaN where a run is missing. A setting's score is the mean of its
+    runs; with these sorted ascending, s_1..s_n, and draws without replacement,
+    EOP(k) = sum_i s_i (C(i, k) - C(i-1, k)) / C(n, k). ks: those above n are left out. The interval resamples the runs
+    of each setting; NaN where no setting has two.
     """
-    settings = tasks_of(np.asarray(scores, float)[None] if np.ndim(scores) == 1 else scores)
+    settings = tasks_of(scores)
     n = len(settings)
-    valid = [int(k) for k in ks if k >= 1 and (replace or k <= n)]
+    valid = [int(k) for k in ks if 1 <= k <= n]
     if not valid:
         raise ValueError(f"no number of draws from 1 to {n} among {list(ks)}")
-    if replace:
-        weights = [[(i**k - (i - 1) ** k) / n**k for k in valid] for i in range(1, n + 1)]
-    else:
-        weights = [[(math.comb(i, k) - math.comb(i - 1, k)) / math.comb(n, k) for k in valid] for i in range(1, n + 1)]
+    weights = [[(math.comb(i, k) - math.comb(i - 1, k)) / math.comb(n, k) for k in valid] for i in range(1, n + 1)]
 
     def statistic(drawn: list[np.ndarray]) -> np.ndarray:
         return np.sort(_task_means(drawn), 1) @ np.array(weights)
 
-    return _curve(np.array(valid), estimate(settings, statistic, reps, seed, confidence))
+    return _curve(np.array(valid), estimate(settings, statistic, reps, seed))
 
 
 def _curve(x: np.ndarray, intervals: Sequence[Interval]) -> Curve:
     return Curve(x, *(np.array([getattr(i, name) for i in intervals]) for name in ("value", "low", "high")))
 
 
-# ------------------------------------------------------------------------------------- for many resamples at once:
-# tasks of [R, n]
+# for many resamples at once: tasks of [R, n]
 
 
 def _task_means(tasks: list[np.ndarray]) -> np.ndarray:

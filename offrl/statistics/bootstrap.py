@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,7 @@ CONFIDENCE = 0.95
 CHUNK = 2_000_000  # numbers held at once
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """An estimate and the ends of its interval, which are NaN where no task has two runs."""
 
     value: float
@@ -65,14 +64,13 @@ def estimate(
     statistic: Callable[[list[np.ndarray]], np.ndarray],
     reps: int,
     seed: int,
-    confidence: float,
 ) -> list[Interval]:
     """An interval for each output of a statistic. tasks: scores [n] of each task. statistic: arrays [R, n] of each task
     -> [R, outputs].
     """
     values = statistic([t[None] for t in tasks])[0]
     draws = [statistic(drawn) for drawn in _resampled(tasks, reps, np.random.RandomState(seed))]
-    ends = _ends(_percentiles(np.concatenate(draws), confidence), tasks)
+    ends = _ends(np.concatenate(draws), tasks)
     return [Interval(float(v), low, high) for v, (low, high) in zip(values, ends, strict=True)]
 
 
@@ -82,25 +80,20 @@ def estimate_pair(
     statistic: Callable[[list[np.ndarray], list[np.ndarray]], np.ndarray],
     reps: int,
     seed: int,
-    confidence: float,
 ) -> Interval:
     """An interval for a statistic of two sets of scores: arrays [R, n] and [R, n'] for each task -> [R]."""
     value = float(statistic([t[None] for t in x], [t[None] for t in y])[0])
     draws = [statistic(a, b) for a, b in _resampled_pairs(x, y, reps, np.random.RandomState(seed))]
-    return Interval(value, *_ends(_percentiles(np.concatenate(draws)[:, None], confidence), [*x, *y])[0])
+    return Interval(value, *_ends(np.concatenate(draws)[:, None], [*x, *y])[0])
 
 
-def _ends(low_high: np.ndarray, tasks: Sequence[np.ndarray]) -> list[tuple[float, float]]:
-    """[2, outputs] -> (low, high) of each output; NaN where there is nothing to resample."""
+def _ends(draws: np.ndarray, tasks: Sequence[np.ndarray]) -> list[tuple[float, float]]:
+    """[R, outputs] -> (low, high) of each output; NaN where there is nothing to resample."""
     if all(len(t) < 2 for t in tasks):
-        return [(math.nan, math.nan)] * low_high.shape[1]
+        return [(math.nan, math.nan)] * draws.shape[1]
+    tail = (1.0 - CONFIDENCE) / 2
+    low_high = np.percentile(draws, [100 * tail, 100 * (1 - tail)], axis=0)
     return [(float(low), float(high)) for low, high in low_high.T]
-
-
-def _percentiles(draws: np.ndarray, confidence: float) -> np.ndarray:
-    """[R, outputs] -> [2, outputs]."""
-    tail = (1.0 - confidence) / 2
-    return np.percentile(draws, [100 * tail, 100 * (1 - tail)], axis=0)
 
 
 def _parts(reps: int, numbers: int) -> Iterator[int]:

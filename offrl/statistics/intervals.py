@@ -35,8 +35,8 @@ def _central(angle: float, freedom: int) -> float:
     return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
 
 
-def mean_interval(values: Sequence[float] | Any, confidence: float = 0.95) -> tuple[float, float, float]:
-    """(mean, low, high): the mean of `values` [n], one per seed, and its Student-t interval.
+def mean_interval(values: Sequence[float] | Any) -> tuple[float, float, float]:
+    """(mean, low, high): the mean of `values` [n], one per seed, and its 95% interval (Student-t).
 
     One value has no spread: low and high are then NaN. A NaN among the values makes all three NaN; a lost seed is not
     hidden.
@@ -49,5 +49,5 @@ def mean_interval(values: Sequence[float] | Any, confidence: float = 0.95) -> tu
     if n == 1 or math.isnan(mean):
         return mean, math.nan, math.nan
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in numbers) / (n - 1))
-    half = student_t(confidence, n - 1) * deviation / math.sqrt(n)
+    half = student_t(0.95, n - 1) * deviation / math.sqrt(n)
     return mean, mean - half, mean + half

@@ -7,7 +7,6 @@ such smooth functions is far below 1e-6.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,27 +34,17 @@ def expected_maximum(count: int) -> float:
     return float((z * count * _density(z) * normal_cdf(z) ** (count - 1)).sum() * step)
 
 
-def selection_optimism(means: Sequence[float] | Any, errors: Sequence[float] | Any) -> float:
+def selection_optimism(means: np.ndarray, errors: np.ndarray) -> float:
     """Expected estimate less true mean of the arm whose estimate is largest, when the estimate of arm i is normal with
-    mean `means[i]` and standard error `errors[i]` (above 0). For K equal arms it is error * expected_maximum(K). Raises
-    ValueError as `chance_best`."""
-    m, s = _pair(means, errors)
-    return float(sum(_against(m, s, i, 0.0, 1) * s[i] for i in range(len(m))))
+    mean `means[i]` and standard error `errors[i]` (above 0). For K equal arms it is error * expected_maximum(K)."""
+    return float(sum(_against(means, errors, i, 0.0, 1) * errors[i] for i in range(len(means))))
 
 
-def chance_best(means: Sequence[float] | Any, errors: Sequence[float] | Any, margin: float = 0.0) -> np.ndarray:
-    """For each arm the probability that its value is at least that of the best less `margin`: float64 [K].
+def chance_within(means: np.ndarray, errors: np.ndarray, arm: int, margin: float) -> float:
+    """The probability that the value of `arm` is at least that of the best less `margin`.
 
-    The values are independent normals with `means` and standard deviations `errors`, both [K]. With margin 0 they sum
-    to 1. Raises ValueError where the two differ in length, are not finite, are empty, or an error is not above 0.
-    """
-    m, s = _pair(means, errors)
-    return np.array([_against(m, s, i, margin, 0) for i in range(len(m))])
-
-
-def chance_within(means: Sequence[float] | Any, errors: Sequence[float] | Any, arm: int, margin: float) -> float:
-    """`chance_best` of one arm."""
-    return _against(*_pair(means, errors), arm, margin, 0)
+    The values are independent normals with `means` [K] and standard deviations `errors` [K], above 0."""
+    return _against(means, errors, arm, margin, 0)
 
 
 def _against(m: np.ndarray, s: np.ndarray, i: int, margin: float, power: int) -> float:
@@ -72,14 +61,3 @@ def _against(m: np.ndarray, s: np.ndarray, i: int, margin: float, power: int) ->
 
 def _density(z: np.ndarray) -> np.ndarray:
     return np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
-
-
-def _pair(means: Any, errors: Any) -> tuple[np.ndarray, np.ndarray]:
-    m, s = np.asarray(means, np.float64), np.asarray(errors, np.float64)
-    if m.ndim != 1 or m.shape != s.shape or not len(m):
-        raise ValueError(
-            f"means of shape {m.shape} and errors of shape {s.shape}: both must be lists of one length, not empty"
-        )
-    if not (np.isfinite(m).all() and np.isfinite(s).all() and (s > 0.0).all()):
-        raise ValueError("means must be finite, and errors finite and above 0")
-    return m, s

@@ -284,3 +284,8 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
         sha.update(name.encode())
         sha.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
+
+
+def file_name(text: str) -> str:
+    """A text as part of a file's name: letters, digits, dashes, dots and underscores."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 from offrl.errors import one_line, say
@@ -164,6 +165,34 @@ class TrainingProgress(Display):
     def _speed(self, rate: float) -> str:
         speed, total = (f"{x:,.0f}" if x >= 10 else f"{x:.1f}" for x in (rate, rate * self.replicas))
         return f"{speed} updates/s" + (f" x {self.count} = {total}/s" if self.count else "")
+
+
+class StageProgress:
+    """Lines and bars of long work in stages, such as a tune or a selection; nothing when quiet."""
+
+    def __init__(self, quiet: bool, subtitle: str = "") -> None:
+        """subtitle: a second line of each title, of the arithmetic, say."""
+        self.quiet, self.subtitle = quiet, subtitle
+        self.bar: TrainingProgress | None = None
+
+    def tell(self, *lines: str) -> None:
+        """Print lines."""
+        self.stop()
+        if not self.quiet:
+            say(*lines)
+
+    def stage(self, title: str, total: int) -> Callable[[int, float], None]:
+        """A bar for one stage, which takes (step, updates a second)."""
+        self.stop()
+        title = f"{one_line(title)}; {total:,} updates" + (f"\n{self.subtitle}" if self.subtitle else "")
+        self.bar = TrainingProgress(title, total, quiet=self.quiet)
+        return self.bar.update
+
+    def stop(self) -> None:
+        """End the bar."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
 
 
 def _joined(*texts: str) -> str:

@@ -20,6 +20,7 @@ from offrl.errors import UserError, first_line, warn
 from offrl.system import backend, files, trust
 from offrl.system.devices import pick_device
 from offrl.system.locks import exclusive
+from offrl.system.progress import StageProgress
 from offrl.tuning.config import OPTUNA
 from offrl.tuning.final import finish, task_of
 from offrl.tuning.judging import Summary, judge, policies_of, rung_settings, short_judge, summarise
@@ -29,8 +30,7 @@ from offrl.tuning.search.launch import train_all
 from offrl.tuning.search.propose import load_optuna, propose
 from offrl.tuning.search.rungs import Rung, cost, survivors
 from offrl.tuning.search.training import RungRun, Values
-from offrl.tuning.show import Show
-from offrl.tuning.table import write_trials
+from offrl.tuning.table import judged_rows, write_trials
 
 Trials = dict[str, tuple[str, Values]]  # setting: (algorithm, values)
 
@@ -49,7 +49,7 @@ def tune(values: Mapping[str, Any]) -> dict[str, Any]:
             store.check(config.storage, work.folder, config.algos, work.identity, len(config.criteria))
         device = pick_device(config.device)
         backend.configure(device, config.threads)  # also where all runs are trained already: judging must round alike
-        show = Show(config.quiet)
+        show = StageProgress(config.quiet)
         show.tell(*introduction(work))
         if words := short_judge(config.ope, config.data_judges, config.rungs > 1 or len(work.brackets) > 1):
             warn(words)
@@ -65,7 +65,7 @@ def tune(values: Mapping[str, Any]) -> dict[str, Any]:
 class TuningSearch:
     """A tune at work: what was found so far, stage by stage."""
 
-    def __init__(self, work: Tune, show: Show) -> None:
+    def __init__(self, work: Tune, show: StageProgress) -> None:
         self.work, self.config, self.show = work, work.config, show
         self.trials: Trials = {}  # all settings so far
         self.history: dict[str, list[tuple[Values, tuple[float, ...] | None]]] = {a: [] for a in work.spaces}
@@ -123,7 +123,7 @@ class TuningSearch:
         """Train and judge all brackets."""
         for number, size in enumerate(self.work.brackets):
             self._bracket(number, size)
-        self.rows = write_trials(self)
+        write_trials(self.work.folder, self.rows)
 
     def _bracket(self, number: int, size: int) -> None:
         config, work = self.config, self.work
@@ -151,10 +151,14 @@ class TuningSearch:
             record = self.stage(f"judged-{number}-{i}", judging)
             summary = summarise(record, list(trials))
             first = first or summary
-            if last:
-                break
-            kept = self._thin(number, i, rungs[i + 1], trials, summary)
-            trials = {name: trials[name] for name in kept}
+            names = list(trials)
+            fates = dict.fromkeys(names, "finalist")
+            if not last:
+                kept = self._thin(number, i, rungs[i + 1], trials, summary)
+                fates = dict.fromkeys(names, "dropped") | kept
+                trials = {name: trials[name] for name in kept}
+            decisive = config.data_judges[0]
+            self.rows += judged_rows(self.trials, summary, decisive, str(i + 1), rung.updates, fates, number + 1)
         self.finalists += list(trials)
         self.last += runs
         if first is not None:
@@ -198,8 +202,8 @@ class TuningSearch:
             self._tell(self.trials, summarise(record, list(self.trials)))
         return record
 
-    def _thin(self, number: int, i: int, following: Rung, trials: Trials, summary: Summary) -> list[str]:
-        """The settings that go on."""
+    def _thin(self, number: int, i: int, following: Rung, trials: Trials, summary: Summary) -> dict[str, str]:
+        """{setting: why} of the settings that go on."""
         names = list(trials)
         values = [float("nan") if why else v for v, why in zip(summary.value.tolist(), summary.exploded, strict=True)]
         multiple = GROUP // math.gcd(GROUP, self.config.seeds)  # programs of one size are compiled once
@@ -212,13 +216,13 @@ class TuningSearch:
                 "inspect"
             )
         going = {"settings": {names[k]: why for k, why in chosen.items()}}
-        kept = self.stage(f"kept-{number}-{i}", lambda: going, names)["settings"]
+        kept: dict[str, str] = self.stage(f"kept-{number}-{i}", lambda: going, names)["settings"]
         self.wild |= {name for name, why in kept.items() if why == "wild card"}
         best = max((k for k in chosen), key=lambda k: values[k])
         self.show.tell(
             f"{len(kept)} of {len(names)} settings go on; best so far {names[best]} ({summary.value[best]:.4g})"
         )
-        return list(kept)
+        return kept
 
     def _tell(self, asked: Mapping[str, Any], summary: Summary) -> None:
         results = dict(zip(summary.names, summary.criteria(self.config.criteria).tolist(), strict=True))

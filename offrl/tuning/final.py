@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offrl.data.containers.guard import from_json
-from offrl.data.dataset import Dataset
 from offrl.errors import UserError, first_line, warn
 from offrl.evaluation.pool.host import evaluate_parallel
 from offrl.runs.run import SavedRun
@@ -23,11 +22,11 @@ from offrl.system.files import open_to_append
 from offrl.tasks.environments import resolve_task
 from offrl.tasks.task import Task
 from offrl.tuning import arms, choice
-from offrl.tuning.judging import Policies, Summary, policies_of, summarise
+from offrl.tuning.judging import Policies, Summary, clone_distance, policies_of, summarise
 from offrl.tuning.plan import PLAYED, RETRAINED, TRUTH
 from offrl.tuning.result import write_result
 from offrl.tuning.search.training import RungRun, train_rung
-from offrl.tuning.table import write_trials
+from offrl.tuning.table import FINAL, judged_rows, write_trials
 
 if TYPE_CHECKING:
     from offrl.tuning.engine import TuningSearch
@@ -54,7 +53,10 @@ def finish(search: TuningSearch) -> dict[str, Any]:
         by_data["members"], "not told from the best"
     )
     fates[final["setting"]] = "chosen"
-    search.rows = write_trials(search, fates)
+    if summary is not None:
+        _, steps = config.configs_and_steps()
+        search.rows += judged_rows(search.trials, summary, config.data_judges[0], FINAL, steps, fates, None)
+    write_trials(search.work.folder, search.rows)
     if config.truth:
         search.stage("truth", lambda: _truth(search, task, policies()))
     retrained = _retrain(search, final["setting"]) if config.retrain else {}
@@ -100,9 +102,8 @@ def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summ
     complete = ~np.isnan(values[open_]).any(1)
     if config.rule == "one-se" and complete.any() and (values.shape[1] > 1 or draws is not None):
         careful = cautions(search, [names[k] for k in open_], summary.distance[open_])
-        tie = choice.one_se(
-            values[open_], careful, summary.distance[open_], resampled=None if draws is None else draws[open_]
-        )
+        fits = None if draws is None else draws[open_]
+        tie = choice.one_se(values[open_], careful, summary.distance[open_], fits)
         members = [names[open_[k]] for k in tie.members]
         chosen = open_[tie.chosen]
         others = len(members) - 1
@@ -152,20 +153,6 @@ def cautions(search: TuningSearch, names: Sequence[str], distance: np.ndarray) -
     return np.array([levels[key] for key in keys])
 
 
-def clone_distance(data: Dataset) -> float:
-    """How far the actions of the best linear function of the observations lie from the data's: root mean square in [-1,
-    1], or the share of actions that are not the most frequent one. What a policy that clones the data has, at least in
-    size."""
-    actions = data.columns["actions"]
-    if data.spec.discrete:
-        return 1.0 - float(np.bincount(actions.numpy()).max() / len(actions))
-    x = data.columns["observations"].reshape(len(data), -1).double().numpy()
-    x = np.hstack([(x - x.mean(0)) / (x.std(0) + 1e-6), np.ones((len(x), 1))])
-    y = actions.reshape(len(data), -1).double().numpy()
-    weights = np.linalg.solve(x.T @ x + 1e-3 * len(x) * np.eye(x.shape[1]), x.T @ y)
-    return float(np.sqrt(np.mean((x @ weights - y) ** 2)))
-
-
 # ----------------------------------------------------------------------------------------------------- by real episodes
 
 
@@ -189,16 +176,14 @@ def _play(search: TuningSearch, task: Task | None, policies: Policies, by_data: 
         return {"setting": by_data["setting"], "why": "the only finalist", "episodes": 0}
     count = max(2, min(config.finalists, config.episodes // 2, len(playable)))
     names = playable[:count]
-    prior = -np.arange(count, dtype=float)  # the order of the data decides between equals
     playing: arms.EpisodeSearch
     if config.confidence < 1.0:
         low, high = float(work.judged_on.raw_returns.min()), float(work.judged_on.raw_returns.max())
         size = max(high - low, 1e-6)
-        middle = np.full(count, 0.5 * (low + high))
-        playing = arms.TopTwo(count, config.episodes, middle, prior_sd=size, noise=size / 4.0, margin=size / 100.0,
-                             confidence=config.confidence, seed=config.seed)  # fmt: skip
+        prior = {"prior": 0.5 * (low + high), "prior_sd": size, "noise": size / 4.0, "margin": size / 100.0}
+        playing = arms.TopTwo(count, config.episodes, **prior, confidence=config.confidence, seed=config.seed)
     else:
-        playing = arms.SequentialHalving(count, config.episodes, prior)
+        playing = arms.SequentialHalving(count, config.episodes)
     path = work.folder / EPISODES
     for setting, episode, value in _lines(path, names):
         playing.add(names.index(setting), episode, value)

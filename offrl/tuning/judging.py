@@ -11,7 +11,7 @@ import numpy as np
 
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
-from offrl.ope.candidates import run_candidates
+from offrl.ope.candidates import run_policies
 from offrl.ope.config import OPEConfig, short_fit
 from offrl.ope.judges.critics import gates
 from offrl.ope.selection import Stage, evaluate_policies
@@ -28,13 +28,11 @@ def policies_of(runs: Sequence[RungRun]) -> Policies:
     policies: Policies = {}
     for run in runs:
         saved = SavedRun(run.directory)
-        candidates = {
-            name.rpartition("/")[2].rpartition("@")[0]: policy for name, policy in run_candidates(saved).items()
-        }
+        latest = {replica: policy for replica, _, policy in run_policies(saved)}
         count = len(run.replicas) // len(run.trials)
         for place, (replica, own) in enumerate(zip(saved.replicas, run.replicas, strict=True)):
-            if replica.name in candidates:
-                policies[run.trials[place // count], own.seed] = candidates[replica.name]
+            if replica in latest:
+                policies[run.trials[place // count], own.seed] = latest[replica]
     return policies
 
 
@@ -161,6 +159,20 @@ def _fit_variance(rows: Sequence[Mapping[str, Any]], method: str) -> float:
         return float(np.var(np.mean(np.array(draws, float), 0), ddof=1))
     sds = [r[f"{method}_sd"] for r in rows if r.get(f"{method}_sd") is not None]
     return float(np.mean(sds)) ** 2 if sds else 0.0
+
+
+def clone_distance(data: Dataset) -> float:
+    """How far the actions of the best linear function of the observations lie from the data's: root mean square in [-1,
+    1], or the share of actions that are not the most frequent one. What a policy that clones the data has, at least in
+    size."""
+    actions = data.columns["actions"]
+    if data.spec.discrete:
+        return 1.0 - float(np.bincount(actions.numpy()).max() / len(actions))
+    x = data.columns["observations"].reshape(len(data), -1).double().numpy()
+    x = np.hstack([(x - x.mean(0)) / (x.std(0) + 1e-6), np.ones((len(x), 1))])
+    y = actions.reshape(len(data), -1).double().numpy()
+    weights = np.linalg.solve(x.T @ x + 1e-3 * len(x) * np.eye(x.shape[1]), x.T @ y)
+    return float(np.sqrt(np.mean((x @ weights - y) ** 2)))
 
 
 def short_judge(settings: OPEConfig, judges: Sequence[str], thinned: bool) -> str:

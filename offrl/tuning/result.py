@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offrl.errors import say
+from offrl.errors import say, some
 from offrl.runs import exchange
 from offrl.runs.tables import interval_text
 from offrl.settings.field import shown_value
@@ -20,10 +20,9 @@ from offrl.statistics.maxima import expected_maximum
 from offrl.system import files
 from offrl.tuning.judging import short_judge
 from offrl.tuning.page import write_page
-from offrl.tuning.page.material import TunePage
-from offrl.tuning.page.opening import untold
 from offrl.tuning.plan import GROUP
 from offrl.tuning.search.rungs import cost
+from offrl.tuning.verdict import TuneResult, default_doubt
 
 if TYPE_CHECKING:
     from offrl.tuning.engine import TuningSearch
@@ -89,7 +88,7 @@ def write_result(
             ],
         )
     page = write_page(work.folder, outcome)
-    tell(outcome, untold(TunePage(work.folder, outcome)))
+    tell(outcome, default_doubt(TuneResult(outcome)))
     say(f"table: {work.folder / 'trials.csv'}; page: {page}")
     return outcome
 
@@ -183,7 +182,7 @@ def tell(outcome: Mapping[str, Any], doubt: str) -> None:
     values = " ".join(f"{k}={v}" for k, v in outcome["settings"][name]["values"].items())
     say(f"chosen: {name} ({outcome['settings'][name]['algo']} {values}): {chosen['why']}")
     if len(by_data["members"]) > 1:
-        say(f"the data cannot tell these apart: {_some(by_data['members'])}")
+        say(f"the data cannot tell these apart: {some(by_data['members'])}")
     if doubt:
         say(doubt)
     for role in ("winner", "default"):
@@ -202,7 +201,3 @@ def tell(outcome: Mapping[str, Any], doubt: str) -> None:
 
 def _first_last(seeds: Sequence[int]) -> str:
     return f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

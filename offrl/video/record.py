@@ -27,6 +27,7 @@ from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.result import Evaluation, Tally
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica, number
+from offrl.system.files import file_name
 from offrl.system.progress import Progress
 from offrl.tasks.episodes import observe_reward, set_goal
 from offrl.tasks.task import Task
@@ -124,7 +125,7 @@ def film(
                     pair = f"{tally.returns[0, episode]:g} in the video, {scored.returns[n, episode]:g} in the scores"
                     warn(f"{replica}, episode {episode}: the return is {pair}: this environment is random")
                 reels.append(reel)
-            name = f"{_plain(task.env_id or task.name)}-seed{config.seed}-episode{episode}.mp4"
+            name = f"{file_name((task.env_id or task.name).rpartition(':')[2])}-seed{config.seed}-episode{episode}.mp4"
             path = run.dir / FOLDER / name
             write(path, pictures(reels, stride, rate, f"{run.algorithm} on {run.dataset}, episode {episode}"), rate)
             written.append(path)
@@ -144,10 +145,6 @@ def _disk() -> Iterator[None]:
         yield
     except OSError as error:
         raise NoVideo(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}") from error
-
-
-def _plain(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in text.rpartition(":")[2])
 
 
 def _label(replica: Replica) -> str:

@@ -16,15 +16,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from offrl.figures.style import new_figure, plain_axes, save
-from offrl.ope.config import OPEConfig
-from offrl.tuning.judging import judge, policies_of
-from offrl.tuning.plan import prepare
-from offrl.tuning.ranking import MEASURES as MEASURE
-from offrl.tuning.ranking import quality
-from offrl.tuning.regret import EPISODES, regret_curve
+import numpy as np  # noqa: E402
+from bench.regret import EPISODES, quality, regret_curve  # noqa: E402
+from bench.regret import MEASURES as MEASURE  # noqa: E402
+
+from offrl.figures.style import new_figure, plain_axes, save  # noqa: E402
+from offrl.ope.config import OPEConfig  # noqa: E402
+from offrl.tuning.judging import judge, policies_of  # noqa: E402
+from offrl.tuning.plan import prepare  # noqa: E402
 
 MEASURES = ("spearman", "regret@1", "regret@3")
 
@@ -58,7 +60,7 @@ def main(words: list[str]) -> None:
     curves = {}
     for name, table in tables.items():
         for prior in ("fqe", "td", "near the data", "at random"):
-            curve = regret_curve(table.returns, "halving", prior=table.estimates.get(prior), trials=400, resamples=100)
+            curve = regret_curve(table.returns, prior=table.estimates.get(prior), trials=400, resamples=100)
             curves[name, prior] = curve
             cells = (
                 f"{v:.2f} [{lo:.2f}, {hi:.2f}]" for v, lo, hi in zip(curve.value, curve.low, curve.high, strict=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,14 +16,17 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-import numpy as np
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from offrl.figures.style import COLOURS, GREY, label_ends, new_figure, own_settings, plain_axes, save
-from offrl.runs.tables import interval_text, print_table
-from offrl.statistics.intervals import mean_interval
-from offrl.statistics.maxima import selection_optimism
-from offrl.tuning.arms import schedule
-from offrl.tuning.regret import halving, regret_curve
+import numpy as np  # noqa: E402
+from bench.regret import halving, regret_curve  # noqa: E402
+
+from offrl.figures.style import COLOURS, GREY, label_ends, new_figure, own_settings, plain_axes, save  # noqa: E402
+from offrl.runs.tables import interval_text, print_table  # noqa: E402
+from offrl.statistics.intervals import mean_interval  # noqa: E402
+from offrl.statistics.maxima import selection_optimism  # noqa: E402
+from offrl.tuning.arms import schedule  # noqa: E402
 
 ARMS = (2, 4, 8, 16, 32)
 EPISODES, SEEDS = (
@@ -73,7 +77,7 @@ def simulate(truth: np.ndarray, adaptive: bool, trials: int, seed: int = 0) -> B
         policies = means[:, :, None] + SPREAD * rng.standard_normal((size, count, SEEDS))
         draws = policies[:, :, np.arange(longest) % SEEDS] + rng.standard_normal((size, count, longest))
         if adaptive:
-            chosen = halving(draws, [EPISODES * count], rng, most=count)[:, 0]
+            chosen = halving(draws, [EPISODES * count], most=count)[:, 0]
             played = longest - 1  # the last round's two arms play alike: what is left of EPISODES * K is even
             assert plan[-1][2] == 0
         else:
@@ -105,7 +109,7 @@ def coverage(count: int, experiments: int, ns: list[int]) -> list[list[str]]:
 
     def curve(number: int, trials: int, resamples: int) -> Any:
         returns, prior = made(number)
-        return regret_curve(returns, "halving", ns, prior=prior, trials=trials, resamples=resamples)
+        return regret_curve(returns, ns, prior=prior, trials=trials, resamples=resamples)
 
     true = np.mean([curve(number, 50, 1).value for number in range(10_000, 13_000)], 0)
     curves = [curve(number, 200, 200) for number in range(experiments)]

@@ -17,7 +17,7 @@ import torch
 from offrl import ope
 from offrl.data.load import load_dataset
 from offrl.data.transforms.episodes import keep_episodes
-from offrl.ope.candidates import data_of, find_runs, reward_transform, run_candidates
+from offrl.ope.candidates import data_of, find_runs, run_candidates
 from offrl.runs.settings import run_settings
 
 from .conftest import Offrl
@@ -155,13 +155,6 @@ def test_values_are_in_recorded_rewards(trained: Path) -> None:
     actions, _ = policy.step(policy.start(3), starts, 0)
     own = result.own[result.names.index("one/seed_0@20")]
     assert own == pytest.approx(10.0 * policy.own_value(starts, actions).mean(), rel=1e-5)
-    del run.record["spec"]["reward_scale"]  # as in a run of an older version
-    run.record["data"]["transforms"] = [
-        "normalize_observations",
-        "reward_by_return_range 1000 / 2000",
-        "rewards * 2 + -1",
-    ]
-    assert reward_transform(run) == (1.0, -1.0)
 
 
 def test_mistakes_are_one_line(offrl: Offrl, trained: Path, write: Callable[..., Path]) -> None:

@@ -74,7 +74,7 @@ def full(text: str, png: Path) -> Page:
     """A page with `text` in every place that takes one."""
     page = Page(text, text)
     page.heading(text)
-    page.heading(text, id=text, level=3)
+    page.heading(text, level=3)
     page.text(text, "lead")
     page.items([text, text])
     page.box(text, [text], "bad")
@@ -84,7 +84,6 @@ def full(text: str, png: Path) -> Page:
     page.legend([(text, style.COLOURS[0])])
     with page.details(text), page.gallery():
         page.figure(picture(text.replace("\x00", "").replace("\ud800", "").replace("\x1b", "")), text, alt=text)
-        page.figure(png, text)
         page.figure(png.read_bytes(), text)
     return page
 
@@ -104,8 +103,8 @@ def test_every_text_is_escaped(png: Path) -> None:
     assert not re.search("[\x00\x1b\ud800]", page)
     shown = NASTY.translate({0: "\ufffd", 0x1B: "\ufffd", 0xD800: "\ufffd"})
     # title, h1, subtitle, 2 x (heading, contents), p, 2 items, box and line, pre, table (3 headers, 2 + 1 cells, small,
-    # note, caption, footnote), legend, summary, 3 captions: each once as text
-    assert sum(t == shown for t in reader.texts) == 3 + 4 + 1 + 2 + 2 + 1 + (3 + 3 + 2 + 2) + 1 + 1 + 3
+    # note, caption, footnote), legend, summary, 2 captions: each once as text
+    assert sum(t == shown for t in reader.texts) == 3 + 4 + 1 + 2 + 2 + 1 + (3 + 3 + 2 + 2) + 1 + 1 + 2
     assert escape("\x00<&\"'>") == "\ufffd&lt;&amp;&quot;&#x27;&gt;"
 
 
@@ -121,7 +120,7 @@ def test_nothing_comes_from_outside(png: Path, tmp_path: Path) -> None:
 
 def test_png_is_there_bit_for_bit(png: Path) -> None:
     page = Page("x")
-    page.figure(png, "caption")
+    page.figure(png.read_bytes(), "caption")
     (data,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page.html())
     assert base64.b64decode(data) == png.read_bytes()
 
@@ -183,12 +182,8 @@ def test_an_empty_page_and_an_empty_table() -> None:
     assert not reader.wrong and not reader.open and not any(tag == "nav" for tag, _ in reader.elements)
 
 
-def test_bad_pictures_and_places(tmp_path: Path, png: Path) -> None:
+def test_bad_places(png: Path) -> None:
     page = Page("x")
-    with pytest.raises(UserError, match=r"cannot read .*none.png"):
-        page.figure(tmp_path / "none.png", "")
-    with pytest.raises(UserError, match="no PNG"):
-        page.figure(b"GIF89a", "")
     with pytest.raises(ValueError, match="kind"):
         page.box("x", [], "pink")
     with pytest.raises(UserError, match="could not write"):

@@ -22,7 +22,7 @@ from offrl.ope.config import LSTD_LOSSES, OPEConfig
 from offrl.ope.fqe import fit
 from offrl.ope.judges import critics
 from offrl.ope.judges.fits import lstd, variants
-from offrl.ope.judges.tournament import bvft_losses, lstd_losses, winner
+from offrl.ope.judges.tournament import bvft_losses, lstd_losses
 from offrl.ope.problem import make_problem
 
 # ------------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_lstd_by_hand() -> None:
     }
     for name, numbers in expected.items():
         np.testing.assert_allclose(losses[name], numbers, atol=1e-6, err_msg=name)
-    assert winner(losses["minus_std"]) == 0
+    assert np.argmin(losses["minus_std"]) == 0
 
 
 # A -> G or B by chance, G earns 10 and ends, B earns -10 and ends. The halved function has the smaller squared error:
@@ -72,7 +72,7 @@ def test_td_square_prefers_the_flatter_and_tournaments_do_not() -> None:
     result = bvft_losses(q, v, CHANCE_R, 0.9)  # the two rows of A are one group: its mean target is 0
     np.testing.assert_allclose(result.losses, [math.sqrt(50 / 4), 0.0], atol=1e-12)
     assert 10 / 64 <= result.resolution <= 10 / 8
-    assert winner(losses["td_square"]) == 0 and winner(losses["minus_std"]) == 1 and winner(result.losses) == 1
+    assert np.argmin(losses["td_square"]) == 0 and np.argmin(losses["minus_std"]) == 1 and np.argmin(result.losses) == 1
 
 
 def test_bvft_by_hand() -> None:
@@ -113,8 +113,8 @@ def test_the_right_function_wins_on_a_random_walk() -> None:
     q, v = tables[:, s], np.where(ended, 0.0, tables[:, np.clip(after, 0, states - 1)])
     losses = lstd_losses(q, v, rewards, discount)
     for name in ("minus", "minus_std", "plain_std", "hybrid"):
-        assert winner(losses[name]) == 2, name
-    assert winner(bvft_losses(q, v, rewards, discount).losses) == 2
+        assert np.argmin(losses[name]) == 2, name
+    assert np.argmin(bvft_losses(q, v, rewards, discount).losses) == 2
     assert losses["td_square"][0] < losses["td_square"][2]  # the flatter one
 
 
@@ -129,10 +129,10 @@ def test_equal_and_lost_candidates() -> None:
     lost = GOLDEN_Q.copy()
     lost[0, 1] = np.nan
     losses = lstd_losses(lost, GOLDEN_V, GOLDEN_R, GOLDEN_DISCOUNT)
-    assert losses["minus_std"][0] == np.inf and winner(losses["minus_std"]) == 1
+    assert losses["minus_std"][0] == np.inf and np.argmin(losses["minus_std"]) == 1
     np.testing.assert_allclose(losses["minus"], [np.inf, 0.55 / 3, 3.4 / 3])  # without an opponent that is lost
     with_it = bvft_losses(lost[:2], GOLDEN_V[:2], GOLDEN_R, GOLDEN_DISCOUNT)
-    assert with_it.losses[0] == np.inf and winner(with_it.losses) == 1
+    assert with_it.losses[0] == np.inf and np.argmin(with_it.losses) == 1
 
 
 def test_what_is_no_tournament() -> None:
@@ -252,17 +252,6 @@ def test_gates_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.finite.tolist() == [True, True, True, False, False, True]
     assert found.passed.tolist() == [True, True, False, False, False, True]
     assert found.reasons()[2] == "max |Q| is 1.58 times what the rewards allow" and "not finite" in found.reasons()[4]
-    assert (
-        found.rows()[2]["candidate"] == "huge"
-        and found.rows()[2]["q_largest"] == 9.5
-        and found.rows()[3]["finite"] is False
-    )
-    earlier = dataclasses.replace(found, td_error=np.full(6, 1.0))
-    later = dataclasses.replace(found, td_error=np.array([2.5, 1.9, 0, 0, 0, np.nan]))
-    assert (
-        later.reasons(earlier)[0] == "its TD error grew from 1 to 2.5"
-        and later.reasons(earlier)[1] == "" == later.reasons(earlier)[5]
-    )
     monkeypatch.setattr(critics, "ROWS", 2)  # a part of the episodes, and of their rows
     assert ope.gates(data(ended=False), {"exact": Critic(EXACT)}).td_error[0] == pytest.approx(0.0)
 

@@ -13,10 +13,10 @@ from offrl import ope
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
+from offrl.ope import importance
 from offrl.ope.config import OPEConfig
-from offrl.ope.doubly_robust import doubly_robust
-from offrl.ope.fqe import FQE, Scale, combine, fit, fqe, summarise
-from offrl.ope.importance import behavior_log_prob, log_ratios, target_log_prob, weighted_sums, wis
+from offrl.ope.fqe import FQE, Scale, combine, fit, summarise
+from offrl.ope.importance import behavior_log_prob, doubly_robust, target_log_prob, weighted_sums, wis
 from offrl.ope.problem import behavior_value, candidate_actions, make_problem
 
 STATES, DISCOUNT = 4, 0.8
@@ -113,7 +113,7 @@ def exact_behavior(data: Dataset) -> torch.Tensor:
 @pytest.mark.parametrize("networks", ["shared", "separate"])
 def test_fqe_finds_the_values_of_a_small_mdp(data: Dataset, networks: str) -> None:
     settings = OPEConfig(**SMALL, networks=networks, pairs=2, updates=400, seeds=1)
-    estimates = fqe(make_problem(data, CANDIDATES), settings)
+    estimates = summarise(fit(make_problem(data, CANDIDATES), settings))
     truth = [true_value(p) for p in CANDIDATES.values()]
     assert max(truth) - min(truth) > 4.0
     np.testing.assert_allclose(estimates.value, truth, atol=0.4)  # errs by 0.12 +- 0.06 over seeds
@@ -139,8 +139,9 @@ def soft(share: float) -> dict[str, Table]:
     }
 
 
-def test_wis_converges(data: Dataset) -> None:
-    settings = OPEConfig(discount=DISCOUNT, clip_low=-50.0, clip_high=50.0)
+def test_wis_converges(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importance, "CLIP", (-50.0, 50.0))
+    settings = OPEConfig(discount=DISCOUNT)
     candidates = soft(0.5)
     own = wis(make_problem(data, candidates, explore=True), exact_behavior(data), settings)
     truth = np.array([true_value(p) for p in candidates.values()])
@@ -155,8 +156,9 @@ def test_wis_converges(data: Dataset) -> None:
     assert greedy_.details["effective_episodes"][0] < 1_000
 
 
-def test_dr_corrects_a_poor_q(data: Dataset) -> None:
-    settings = OPEConfig(**SMALL, updates=30, seeds=1, clip_low=-50.0, clip_high=50.0, explore=True)
+def test_dr_corrects_a_poor_q(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importance, "CLIP", (-50.0, 50.0))
+    settings = OPEConfig(**SMALL, updates=30, seeds=1, explore=True)
     candidates = soft(0.5)
     problem = make_problem(data, candidates, explore=True)
     fitted = fit(problem, settings)
@@ -245,7 +247,7 @@ def test_target_densities_by_hand() -> None:
     found = target_log_prob(problem, 0.1)
     top = -math.log(0.1) - 0.5 * math.log(2 * math.pi)
     np.testing.assert_allclose(found[0], [top, top - 0.125], atol=1e-6)
-    clipped = log_ratios(found, torch.tensor([0.0, 50.0, -50.0]), -6.0, 2.0)
+    clipped = (found - torch.tensor([0.0, 50.0, -50.0]).unsqueeze(1)).clamp(-6.0, 2.0)
     np.testing.assert_allclose(clipped[:, 0], [top, -6.0, 2.0], atol=1e-6)
 
 
@@ -261,7 +263,7 @@ def test_dr_is_the_textbook_sum() -> None:
     rows = torch.arange(len(data))
     v, q = fitted.values(rows, problem.here)[0].numpy(), fitted.data_values(rows)[0].numpy()
     behavior = exact_behavior(data)
-    ratios = log_ratios(target_log_prob(problem, 0.1), behavior, settings.clip_low, settings.clip_high).numpy()
+    ratios = (target_log_prob(problem, 0.1) - behavior.unsqueeze(1)).clamp(-6.0, 2.0).numpy()
     episodes = list(zip(data.episode_start.tolist(), data.episode_end.tolist(), strict=True))
     expected = []
     for k in range(len(CANDIDATES)):
@@ -279,15 +281,6 @@ def test_dr_is_the_textbook_sum() -> None:
                     total += DISCOUNT**t * (now[i] * (reward - q[s + t, k]) + before[i] * v[s + t, k])
         expected.append(total)
     np.testing.assert_allclose(doubly_robust(fitted, behavior, settings).value, expected, rtol=1e-6)
-
-
-def test_fit_goes_on_from_another(data: Dataset) -> None:
-    problem, settings = make_problem(data, CANDIDATES), OPEConfig(**SMALL, updates=150, seeds=1)
-    truth = [true_value(p) for p in CANDIDATES.values()]
-    first = fit(problem, settings)
-    second = fit(problem, settings, start=first)
-    errors = [np.abs(summarise(f).value - truth).max() for f in (first, second)]
-    assert errors[1] < 0.8 * errors[0]  # 0.1 to 0.46 over seeds
 
 
 def test_weights_shrink_by_the_same_share_at_any_learning_rate(data: Dataset) -> None:

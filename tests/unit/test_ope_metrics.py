@@ -56,8 +56,6 @@ def test_precision_and_error_by_hand() -> None:
     assert precision(truth, estimate, 1) == 0.0
     assert precision(truth, estimate, 2) == 0.5
     assert precision(truth, estimate, 4) == 1.0
-    assert absolute_error(truth, estimate, normalise=False) == pytest.approx(1.5)
-    assert absolute_error(truth, estimate) == pytest.approx(0.5)
-    assert math.isnan(absolute_error([1.0, 1.0], [0.0, 2.0]))
+    assert absolute_error(truth, estimate) == pytest.approx(1.5)
     with pytest.raises(ValueError, match="one length"):
         absolute_error([1.0], [1.0, 2.0])

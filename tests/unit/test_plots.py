@@ -50,7 +50,7 @@ def size(png: Path) -> tuple[int, int]:
 def test_draws(tmp_path: Path, seeds: int, steps: int, score: bool) -> None:
     source = write(tmp_path / "scores.csv", rows(seeds, steps, score))
     out = tmp_path / "new" / "curve.png"
-    assert plots.learning_curve({"iql": source}, out, behaviour=5.0, ylabel="", title="hopper")
+    assert plots.learning_curve({"iql": source}, out, behaviour=5.0, title="hopper")
     assert size(out) == (900, 550)
     assert [p.name for p in out.parent.iterdir()] == ["curve.png"]
 

@@ -11,7 +11,7 @@ import yaml
 
 from offrl import registry
 from offrl.envs import d4rl, published
-from offrl.statistics.aggregate import mean
+from offrl.statistics.aggregate import aggregates
 
 KINDS = ("medium", "medium-replay", "medium-expert")
 GYM = [f"{robot}-{kind}-v2" for robot in ("halfcheetah", "hopper", "walker2d") for kind in KINDS]
@@ -107,7 +107,7 @@ def test_averages_that_the_sources_print(
 ) -> None:
     for algorithm, average in averages.items():
         scores = [[by_label(label, d, algorithm)] for d in datasets]
-        assert mean(scores, reps=1).value == pytest.approx(average, abs=rounding), algorithm
+        assert aggregates(scores, reps=1)["mean"].value == pytest.approx(average, abs=rounding), algorithm
 
 
 def test_spot_checks() -> None:

@@ -14,14 +14,12 @@ import pytest
 
 from offrl.benchmark.run import _results
 from offrl.figures.curves import Curves
-from offrl.report import figures
-from offrl.report.opening import films
-from offrl.report.opening.answer import Answer, Row
-from offrl.report.opening.whiskers import MOST_ROWS, picture
+from offrl.report import figures, films
 from offrl.report.page import Page
+from offrl.report.whiskers import MOST_ROWS, Answer, Row, picture
 from offrl.runs.comparable import difference_lines
 from offrl.runs.results import collect, write
-from offrl.statistics.aggregate import difference, iqm
+from offrl.statistics.aggregate import aggregates, difference
 
 from .test_html import Reader
 from .test_report import Values, level, made, make
@@ -42,7 +40,7 @@ def test_the_difference_of_two_interquartile_means() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(0.7, 0.05, (5, 4)), rng.normal(0.5, 0.05, (5, 4))
     gap = difference(x, y, reps=2000)
-    assert gap.value == pytest.approx(iqm(x).value - iqm(y).value)
+    assert gap.value == pytest.approx(aggregates(x)["iqm"].value - aggregates(y)["iqm"].value)
     assert 0 < gap.low < gap.value < gap.high
     back = difference(y, x, reps=2000)
     assert back.value == pytest.approx(-gap.value) and back.low == pytest.approx(-gap.high, abs=0.02)

@@ -26,13 +26,13 @@ from offrl.ope.problem import (
     candidate_actions,
     check_decisions,
     check_fit,
+    in_environment,
     raw_observations,
 )
 
 ROWS = 100_000  # of the data, at most, that a critic is asked about
 BATCH = 16_384  # rows that it is given at once
 LARGEST = 1.5  # times max |r| / (1 - discount), above which values have exploded
-GROWTH = 2.0  # times the earlier TD error, above which it grows
 
 
 @dataclass(frozen=True)
@@ -63,33 +63,15 @@ class Gates:
         """
         return np.array([not reason for reason in self.reasons()])
 
-    def reasons(self, earlier: Gates | None = None) -> list[str]:
-        """Why each candidate is to be dropped, K texts, "" for one that is not.
-
-        earlier: gates of the same candidates, in the same order, at half of their training: a TD error that has more
-        than doubled since is a reason too (spec I.4.3 says "grows"; the factor is ours, because errors grow with
-        healthy values too).
-        """
-        out = []
-        for k in range(len(self.names)):
-            before = float("nan") if earlier is None else float(earlier.td_error[k])
-            if not self.finite[k]:
-                out.append("its actions or values are not finite")
-            elif self.ratio[k] > LARGEST:
-                out.append(f"max |Q| is {self.ratio[k]:.3g} times what the rewards allow")
-            elif self.td_error[k] > GROWTH * before:
-                out.append(f"its TD error grew from {before:.3g} to {self.td_error[k]:.3g}")
-            else:
-                out.append("")
-        return out
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Plain numbers for a table, a dict for each candidate."""
-        names = ("td_error", "q_start", "q_largest", "q_bound")
-        numbers = [{name: float(getattr(self, name)[k]) for name in names} for k in range(len(self.names))]
+    def reasons(self) -> list[str]:
+        """Why each candidate is to be dropped, K texts, "" for one that is not."""
         return [
-            {"candidate": n, **row, "finite": bool(f)}
-            for n, row, f in zip(self.names, numbers, self.finite, strict=True)
+            "its actions or values are not finite"
+            if not finite
+            else f"max |Q| is {ratio:.3g} times what the rewards allow"
+            if ratio > LARGEST
+            else ""
+            for finite, ratio in zip(self.finite, self.ratio, strict=True)
         ]
 
 
@@ -107,28 +89,23 @@ def gates(dataset: Dataset, candidates: Mapping[str, Any], discount: float = 0.9
     if len(data) > ROWS and data.num_episodes > 1:
         data = subsample(data, ROWS / len(data), seed)
     check_rewards(data)
-    columns: dict[str, list[float]] = {name: [] for name in ("td_error", "q_start", "q_largest", "q_bound")}
-    finite, rows = [], _some_rows(data, seed)
-    for name, policy in candidates.items():
+    rows, starts = _some_rows(data, seed), raw_observations(data, "observations")[data.episode_start.numpy()]
+    numbers, finite = np.full((4, len(candidates)), np.nan), np.ones(len(candidates), bool)
+    for k, (name, policy) in enumerate(candidates.items()):
         check_fit(name, policy, data, False)
         check_decisions(name, policy)
-        numbers, good = dict.fromkeys(columns, np.nan), True
         try:
             look = _look(policy, data, candidate_actions(name, policy, data, False), rows, discount)
-            if look is not None:
-                numbers = look.numbers()
-                numbers["q_start"] = start_value(
-                    policy, raw_observations(data, "observations")[data.episode_start.numpy()]
-                )
-                good = bool(np.isfinite([numbers[k] for k in ("td_error", "q_start", "q_largest")]).all())
         except NotFinite:
-            good = False
-        for key, column in columns.items():
-            column.append(float(numbers[key]))
-        finite.append(good)
-    return Gates(
-        tuple(candidates), **{key: np.array(column) for key, column in columns.items()}, finite=np.array(finite)
-    )
+            finite[k] = False
+            continue
+        if look is not None:
+            with np.errstate(all="ignore"):
+                squares, largest = np.mean(look.errors**2), np.abs(look.values).max()
+            numbers[:, k] = squares, start_value(policy, starts), largest, look.bound
+            finite[k] = np.isfinite(numbers[:3, k]).all()
+    td_error, q_start, q_largest, q_bound = numbers
+    return Gates(tuple(candidates), td_error, q_start, q_largest, q_bound, finite)
 
 
 def td(problem: Problem, settings: OPEConfig) -> Estimates:
@@ -214,15 +191,6 @@ class _Look:
     values: np.ndarray  # [2 M] Q at the data's actions, and at its own in next states
     bound: float
 
-    def numbers(self) -> dict[str, float]:
-        with np.errstate(all="ignore"):
-            return {
-                "td_error": float(np.mean(self.errors**2)),
-                "q_start": float("nan"),
-                "q_largest": float(np.abs(self.values).max()),
-                "q_bound": self.bound,
-            }
-
 
 def _look(policy: Any, dataset: Dataset, actions: Actions, rows: np.ndarray, discount: float) -> _Look | None:
     """None where the policy has no critic. discount: for a policy that names none."""
@@ -231,14 +199,8 @@ def _look(policy: Any, dataset: Dataset, actions: Actions, rows: np.ndarray, dis
     spec, columns, chosen = dataset.spec, dataset.columns, torch.from_numpy(rows)
     discount = float(getattr(policy, "discount", discount))
 
-    def in_environment(scaled: torch.Tensor) -> np.ndarray:
-        if spec.discrete:
-            return scaled.numpy()
-        low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
-        return (low + (scaled.numpy() + 1.0) * 0.5 * (high - low)).astype(np.float32)
-
     def scored(column: str, scaled: torch.Tensor) -> np.ndarray | None:
-        observations, taken, parts = raw_observations(dataset, column), in_environment(scaled), []
+        observations, taken, parts = raw_observations(dataset, column), in_environment(spec, scaled), []
         for first in range(0, len(rows), BATCH):
             values = policy.own_value(observations[rows[first : first + BATCH]], taken[first : first + BATCH])
             if values is None:

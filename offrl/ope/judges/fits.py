@@ -14,7 +14,7 @@ from offrl.errors import UserError
 from offrl.ope.config import OPEConfig
 from offrl.ope.fqe import Fitted, summarise
 from offrl.ope.judges.critics import check_rewards
-from offrl.ope.judges.tournament import bvft_losses, lstd_losses, winner
+from offrl.ope.judges.tournament import bvft_losses, lstd_losses
 from offrl.ope.problem import Estimates, Problem
 
 ROWS = 50_000  # transitions of a tournament, at most
@@ -104,7 +104,7 @@ def _judged(method: str, fits: Mapping[str, Fitted], settings: OPEConfig, judge:
             chosen.append("")
             continue
         losses[:, k] = judge(name, q[:, k], v[:, k], rewards)
-        best = winner(losses[:, k])
+        best = int(np.argmin(losses[:, k]))  # of equals the first
         chosen.append(labels[best])
         value[k], low[k], high[k] = (x[k] for x in (results[best].value, results[best].low, results[best].high))
         seeds[:, k] = np.array(results[best].details["seeds"])[:, k]

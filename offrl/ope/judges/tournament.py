@@ -117,11 +117,6 @@ def bvft_losses(
     return best
 
 
-def winner(losses: np.ndarray) -> int:
-    """The candidate with the smallest loss; of equals the first."""
-    return int(np.argmin(losses))
-
-
 def _checked(
     q: np.ndarray, v: np.ndarray, rewards: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

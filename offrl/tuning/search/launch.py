@@ -20,14 +20,14 @@ from offrl.errors import UserError
 from offrl.settings.evaluation import cores
 from offrl.settings.replicas import Replica
 from offrl.system import files
+from offrl.system.progress import StageProgress
 from offrl.tuning.plan import Tune
 from offrl.tuning.search.training import DataSets, Origin, RungRun, train_rung
-from offrl.tuning.show import Show
 
 SPECS = "cells"
 
 
-def train_all(work: Tune, runs: Sequence[RungRun], words: str, show: Show) -> dict[str, Any]:
+def train_all(work: Tune, runs: Sequence[RungRun], words: str, show: StageProgress) -> dict[str, Any]:
     """Train these runs to their ends; returns what the stage's file says of it. Raises UserError where one failed."""
     launcher = work.config.launcher
     show.tell(words)

@@ -18,7 +18,7 @@ from offrl.figures import curves, world_model
 from offrl.figures.style import new_figure
 from offrl.report.build import report
 from offrl.report.config import ReportConfig
-from offrl.report.context import Material
+from offrl.report.context import ReportContext
 from offrl.report.page import Page, slug
 from offrl.runs.results import Results
 from offrl.runs.run import SavedRun
@@ -60,7 +60,7 @@ def test_a_report_of_hostile_names(tmp_path: Path) -> None:
 
 def test_files_of_a_report_are_named_by_plain_words(tmp_path: Path) -> None:
     """Names in file names: of letters, digits and dashes, not too long for a disk, and one for each data set."""
-    made = Material(Page("x"), tmp_path / "out", Results([]), [], [], [], {})
+    made = ReportContext(Page("x"), tmp_path / "out", Results([]), [], [], [], {})
     for name in ("a b", "a-b", "../../a", "/etc/a", 300 * "x", 299 * "x" + "y"):
         made.add(new_figure("", fitted=False)[0], f"curve-{slug(name)}", "")
     names = [

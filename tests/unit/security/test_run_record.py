@@ -16,7 +16,6 @@ import pytest
 from offrl.cli.main import main
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
-from offrl.ope.candidates import reward_transform
 from offrl.pretrained import Requirement
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
@@ -51,7 +50,6 @@ def looked_at(folder: Path) -> None:
     saved = SavedRun(folder)
     assert repr(saved) and saved.spec and saved.scored_in and saved.fingerprint is not None
     assert saved.acts in (True, False) and saved.goal_conditioned in (True, False)
-    reward_transform(saved)
 
 
 def entries(node: Any, at: tuple[Any, ...] = ()) -> Any:

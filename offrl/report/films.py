@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from offrl.figures.goal_map import PICTURE
-from offrl.report.context import Material, count
+from offrl.report.context import ReportContext, count
 from offrl.report.page import escape
 from offrl.runs.run import SavedRun
 from offrl.video.record import FOLDER
@@ -22,15 +22,15 @@ MAP = (
 )
 
 
-def films(made: Material) -> None:
+def films(context: ReportContext) -> None:
     """A section with the first film and the goal map of each run that has one; of large ones and of many the rest is
     named.
     """
-    maps = [(run, file) for run in made.results.runs for file in _inside(run, [run.dir / PICTURE])]
-    shown = [(run, file) for run in made.results.runs for file in _films(run)[:1]]
+    maps = [(run, file) for run in context.results.runs for file in _inside(run, [run.dir / PICTURE])]
+    shown = [(run, file) for run in context.results.runs for file in _films(run)[:1]]
     if not maps and not shown:
         return
-    page = made.page
+    page = context.page
     page.heading("Films and goal maps" if maps and shown else "Films" if shown else "Goal maps")
     room, named = MOST_BYTES, []
     with page.gallery() if len(maps) + len(shown) > 1 else contextlib.nullcontext():

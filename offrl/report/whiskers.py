@@ -8,16 +8,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from offrl.report.opening.answer import Answer, Row, published
 from offrl.report.page import Page, escape
-from offrl.report.rows import digits, span
+from offrl.report.rows import Interval, Published, digits, span
 from offrl.report.style import themed
 
 MOST_ROWS = 15
 HEIGHT = 34  # of a row, in pixels
 ROOM = 0.6  # how far whiskers may reach beyond the dots, in widths of what the dots span
 INK = "var(--ink)"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm in the picture."""
+
+    label: str
+    estimate: Interval | None  # (value, low, high), the ends NaN for one seed; None without a final score
+    note: str = ""  # below the number
+    published: Published | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A sentence that says who is ahead, one that says how sure that is, and what the picture shows."""
+
+    verdict: str
+    sure: str
+    kind: str  # one of page.KINDS: how sure, as a colour
+    unit: str  # of the numbers: the heading of their column
+    about: str  # what the picture shows
+    rows: tuple[Row, ...] = ()  # the best first
+    score: bool = True  # normalised, rather than returns
+    behaviour: float | None = None  # the mean of the data's own episodes
+    remarks: tuple[str, ...] = ()  # what was left out, chosen or published
+    commands: tuple[str, ...] = ()  # that lead on
 
 
 def show(page: Page, answer: Answer, colours: Mapping[str, str], *, first: bool) -> None:
@@ -65,7 +91,7 @@ def _row(row: Row, axis: _Axis | None, colour: str, answer: Answer) -> str:
     interval = span(row.estimate, answer.score)
     small = [f"[{interval.replace(' to ', ', ')}]"] if interval else []
     small += [row.note] if row.note else []
-    small += [f"published {published(row.published)}"] if row.published is not None else []
+    small += [f"published {row.published.text()}"] if row.published is not None else []
     number = f"<strong>{digits(row.estimate[0], answer.score)}</strong>" + "".join(
         f" <small>{escape(s)}</small>" for s in small
     )

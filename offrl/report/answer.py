@@ -6,12 +6,14 @@ group of several."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Collection, Sequence
 
-from offrl.report.compare import Comparison
-from offrl.report.opening.searches import chosen, without_searches
-from offrl.report.rows import RAW, UNSCORED, Entry, Interval, Published, digits
+from offrl.errors import some
+from offrl.report.compare import Comparison, chosen, without_searches
+from offrl.report.context import count
+from offrl.report.rows import RAW, UNSCORED, Entry, Interval, digits, times_100
+from offrl.report.whiskers import Answer, Row
 from offrl.runs.comparable import FEW_SEEDS, sentence
 from offrl.statistics.aggregate import difference, probability_of_improvement
 
@@ -23,39 +25,13 @@ Behaviour = Callable[[str, bool], float | None]  # (dataset, normalised) -> the 
 Conditions = Callable[[Collection[str], Sequence[str]], dict[str, str]]  # see `offrl.runs.comparable.differences`
 
 
-@dataclass(frozen=True)
-class Row:
-    """One algorithm in the picture."""
-
-    label: str
-    estimate: Interval | None  # (value, low, high), the ends NaN for one seed; None without a final score
-    note: str = ""  # below the number
-    published: Published | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A sentence that says who is ahead, one that says how sure that is, and what the picture shows."""
-
-    verdict: str
-    sure: str
-    kind: str  # one of page.KINDS: how sure, as a colour
-    unit: str  # of the numbers: the heading of their column
-    about: str  # what the picture shows
-    rows: tuple[Row, ...] = ()  # the best first
-    score: bool = True  # normalised, rather than returns
-    behaviour: float | None = None  # the mean of the data's own episodes
-    remarks: tuple[str, ...] = ()  # what was left out, chosen or published
-    commands: tuple[str, ...] = ()  # that lead on
-
-
 def answers(
     comparisons: Sequence[Comparison], entries: Sequence[Entry], behaviour: Behaviour, conditions: Conditions, reps: int
 ) -> list[Answer]:
     """One for each group that is aggregated, then one for each other dataset with a final score; without any, one that
     says why.
 
-    Of an algorithm with many settings (`searches.SEARCH`) only the best is named, and that it was chosen
+    Of an algorithm with many settings (`compare.SEARCH`) only the best is named, and that it was chosen
     with the environment. Settings besides the algorithm in which the first two differ are named. reps: resamples.
     """
     algorithm = {e.label: e.cell.algorithm for e in entries}
@@ -73,26 +49,21 @@ def answers(
     return result or [_nothing(entries)]
 
 
-# --------------------------------------------------------------------------------------------------------------- a
-# group
-
-
 def _of_group(c: Comparison, algorithm: dict[str, str], conditions: Conditions, reps: int, several: bool) -> Answer:
     labels, searched = without_searches(c.order, algorithm)
     first, *others = labels
     n, tasks = c.group.seeds, len(c.group.datasets)
     equal = len({int(n) for x in c.group.scores.values() for n in (x == x).sum(0)}) == 1
-    seeds = f"{n} seed{'s' if n != 1 else ''}{' each' if equal else ' or more'}"
-    iqm = {label: _times_100(c.aggregates[label]["iqm"]) for label in labels}
+    seeds = f"{count(n, 'seed')}{' each' if equal else ' or more'}"
+    iqm = {label: times_100(c.aggregates[label]["iqm"]) for label in labels}
     place = f"{c.group.name}: " if several else ""
     verdict = f"{place}{first} scores {_text(iqm[first])}, the interquartile mean over {tasks} datasets."
     sure, kind = "One algorithm: there is nothing here to compare it with.", "note"
     differences = conditions(c.group.datasets, labels[:2])
     if others:
         pair = c.group.scores[first], c.group.scores[others[0]]
-        gap = _times_100(difference(*pair, reps=reps))
-        chance = probability_of_improvement(*pair, reps=reps)
-        odds = chance.value, chance.low, chance.high
+        gap = times_100(difference(*pair, reps=reps))
+        odds = probability_of_improvement(*pair, reps=reps)
         verdict = (
             f"{place}{_ahead(first, others[0], gap)}; probability of improvement "
             f"{_text(odds, decimals=2)}.{_differ(differences)}"
@@ -106,10 +77,8 @@ def _of_group(c: Comparison, algorithm: dict[str, str], conditions: Conditions, 
             few = f"but intervals of {n} seeds are too narrow: {FEW_SEEDS} or more would tell."
             sure, kind = f"More than chance by its interval{together}, {few}", "note"
         else:
-            sure, kind = (
-                f"More than chance{together}: the interval of the difference leaves out 0.",
-                "note" if differences else "good",
-            )
+            sure = f"More than chance{together}: the interval of the difference leaves out 0."
+            kind = "note" if differences else "good"
         level = [o for o in others[1:] if (p := c.improvement.get((first, o))) is not None and p.low <= 0.5 <= p.high]
         sure += _level(first, level)
     elif n == 1:
@@ -128,15 +97,6 @@ def _of_group(c: Comparison, algorithm: dict[str, str], conditions: Conditions, 
     )
 
 
-def _times_100(estimate: object) -> Interval:
-    value, low, high = (100 * getattr(estimate, name) for name in ("value", "low", "high"))
-    return value, low, high
-
-
-# ------------------------------------------------------------------------------------------------------------- a
-# dataset
-
-
 def _of_dataset(
     dataset: str, entries: Sequence[Entry], behaviour: float | None, conditions: Conditions, several: bool
 ) -> Answer:
@@ -147,7 +107,7 @@ def _of_dataset(
     labels, searched = without_searches(list(of), algorithm)
     first, *others = labels
     seeds = {of[label].seeds for label in labels}
-    each = f"{_number(min(seeds), 'seed')}{(' each' if others else '') if len(seeds) == 1 else ' or more'}"
+    each = f"{count(min(seeds), 'seed')}{(' each' if others else '') if len(seeds) == 1 else ' or more'}"
     steps = {of[label].step for label in labels}
     updates = f", {max(s or 0 for s in steps):,} updates" if None not in steps else ""
     differences = conditions([dataset], labels[:2])
@@ -156,7 +116,10 @@ def _of_dataset(
     else:
         verdict, sure, kind = _one(dataset, of[first], score, behaviour)
     sure, kind = _doubted(sure, kind, first in searched, [e.label for e in entries if not e.seeds])
-    rows = [Row(label, of[label].mean, _seeds(of[label]), of[label].published) for label in labels]
+    rows = [
+        Row(label, e.mean, f"{e.seeds} of {e.asked} seeds" if e.seeds < e.asked else "", e.published)
+        for label, e in ((label, of[label]) for label in labels)
+    ]
     rows += [Row(e.label, None, e.lost or "no final score") for e in entries if not e.seeds]
     if behaviour is not None and others and of[first].mean[0] < behaviour:
         sure += f" None reaches the mean of the data's own episodes, {digits(behaviour, score)}."
@@ -194,9 +157,7 @@ def _two(
     level = [o for o in labels[2:] if of[o].mean[2] >= one[1] or not math.isfinite(of[o].mean[2])]
     n = min(of[label].seeds for label in labels)
     if two[2] >= one[1]:
-        sure = (
-            f"The intervals overlap: with {_number(n, 'seed')} this cannot be told from chance.{_level(first, level)}"
-        )
+        sure = f"The intervals overlap: with {count(n, 'seed')} this cannot be told from chance.{_level(first, level)}"
         return verdict, sure + WIDE * (n == 2), "warning"
     together, kind = (TOGETHER, "note") if differences else ("", "good")
     return verdict, f"More than chance{together}: the intervals do not overlap.{_level(first, level)}", kind
@@ -214,83 +175,55 @@ def _one(dataset: str, e: Entry, score: bool, behaviour: float | None) -> tuple[
             f"{digits(behaviour, score)}"
         )
     if e.published is not None:
-        verdict += f"; published: {published(e.published)} ({e.published.source.partition(':')[0]})"
+        verdict += f"; published: {e.published.text()} ({e.published.source.partition(':')[0]})"
     verdict += "."
     if not math.isfinite(low):
         return verdict, NO_INTERVAL, "warning"
-    wide = WIDE * (e.seeds == 2)
+    seeds, wide = count(e.seeds, "seed"), WIDE * (e.seeds == 2)
     if behaviour is None:
-        return (
-            verdict,
-            f"95% interval over {_number(e.seeds, 'seed')}; the mean of the data's own episodes is not known.{wide}",
-            "note",
-        )
-    if low > behaviour:
-        return (
-            verdict,
-            "The whole interval lies above the data's mean: the policies do better than what they learnt from.",
-            "good",
-        )
-    if high < behaviour:
-        return (
-            verdict,
-            "The whole interval lies below the data's mean: the policies do worse than what they learnt from.",
-            "bad",
-        )
-    return (
-        verdict,
-        f"The interval holds the data's mean: with {_number(e.seeds, 'seed')} the two cannot be told apart.{wide}",
-        "warning",
-    )
-
-
-def published(number: Published) -> str:
-    return digits(number.mean) + (f" \u00b1 {digits(number.std)}" if number.std is not None else "")
+        unknown = "the mean of the data's own episodes is not known"
+        return verdict, f"95% interval over {seeds}; {unknown}.{wide}", "note"
+    above = "The whole interval lies above the data's mean: the policies do better than what they learnt from."
+    below = "The whole interval lies below the data's mean: the policies do worse than what they learnt from."
+    if low > behaviour or high < behaviour:
+        return (verdict, above, "good") if low > behaviour else (verdict, below, "bad")
+    holds = f"The interval holds the data's mean: with {seeds} the two cannot be told apart."
+    return verdict, holds + wide, "warning"
 
 
 def _doubted(sure: str, kind: str, searched: bool, missing: Sequence[str]) -> tuple[str, str]:
     """How sure it is, less what the interval does not cover."""
     if searched:
-        sure, kind = (
-            f"{sure} No interval covers that its settings were chosen with the environment.",
-            "note" if kind == "good" else kind,
-        )
+        sure += " No interval covers that its settings were chosen with the environment."
     if missing:
-        sure, kind = f"{sure} No final score of {_list(missing)}.", "note" if kind == "good" else kind
+        sure += f" No final score of {some(missing, MOST_OTHERS)}."
+    if kind == "good" and (searched or missing):
+        kind = "note"
     return sure, kind
-
-
-def _seeds(e: Entry) -> str:
-    return f"{e.seeds} of {e.asked} seeds" if e.seeds < e.asked else ""
-
-
-# --------------------------------------------------------------------------------------------------------- without
-# scores
 
 
 def _nothing(entries: Sequence[Entry]) -> Answer:
     """Why there is no final score, and what to do."""
     reasons = list(dict.fromkeys(m.reason for e in entries for m in e.cell.missing))
     labels, datasets = list(dict.fromkeys(e.label for e in entries)), list(dict.fromkeys(e.dataset for e in entries))
-    who = f"{_list(labels)} on {_list(datasets)}"
+    who = f"{some(labels, MOST_OTHERS)} on {some(datasets, MOST_OTHERS)}"
     rows = tuple(Row(e.label if len(datasets) == 1 else f"{e.label} on {e.dataset}", None, _so_far(e)) for e in entries)
     about = "What is there so far; only what reached its planned number of updates counts." if rows else ""
-    place = next((e.cell.missing[0].run for e in entries if e.cell.missing and e.cell.missing[0].run), "RUN")
+    run = next((e.cell.missing[0].run for e in entries if e.cell.missing and e.cell.missing[0].run), "RUN")
+    command = f"offrl evaluate {shlex.quote(run)}"
     if reasons and all("no environment" in r for r in reasons):
         return Answer(
             f"{who}: trained, but not scored.",
             "No environment is known for these data, so nothing says how good the policies are. The first command "
             "scores them in one that "
             "you name, the second estimates their returns from the data alone.",
-            "note", "", about, rows, commands=(f"offrl evaluate {_word(place)} env=ID", f"offrl select {_word(place)}"),
+            "note", "", about, rows, commands=(f"{command} env=ID", f"offrl select {shlex.quote(run)}"),
         )  # fmt: skip
     if reasons and all(r.startswith(("failed", "diverged")) for r in reasons):
         return Answer(f"{who}: failed.", reasons[0], "bad", "", about, rows)
     if reasons and all(r.startswith("no score at") for r in reasons):
         todo = "Training reached its end and scores.csv does not have its last evaluation. This scores the policies:"
-        return Answer(
-            f"{who}: not scored.", todo, "note", "", about, rows, commands=(f"offrl evaluate {_word(place)}",)
-        )
+        return Answer(f"{who}: not scored.", todo, "note", "", about, rows, commands=(command,))
     waiting = any(r.startswith(("unfinished", "not started", "begun")) for r in reasons)
     todo = "The same command as before continues what has not finished." if waiting else "The reasons stand below."
     return Answer(f"{who}: no final score yet.", todo, "note", "", about, rows)
@@ -307,16 +240,6 @@ def _so_far(e: Entry) -> str:
     )
 
 
-def _word(path: str) -> str:
-    import shlex
-
-    return shlex.quote(path)
-
-
-# ------------------------------------------------------------------------------------------------------------------
-# words
-
-
 def _ahead(first: str, second: str, gap: Interval, score: bool = True) -> str:
     """`iql is ahead of bc by 7.1 [3.2, 11.0] points`."""
     if digits(gap[0], score) == "0.0":
@@ -325,7 +248,7 @@ def _ahead(first: str, second: str, gap: Interval, score: bool = True) -> str:
 
 
 def _differ(differences: dict[str, str]) -> str:
-    return f" They differ in more than the algorithm: {_list(differences)}." if differences else ""
+    return f" They differ in more than the algorithm: {some(differences, MOST_OTHERS)}." if differences else ""
 
 
 def _values(differences: dict[str, str]) -> list[str]:
@@ -333,20 +256,10 @@ def _values(differences: dict[str, str]) -> list[str]:
 
 
 def _level(first: str, labels: Sequence[str]) -> str:
-    return f" Not told apart from {first} either: {_list(labels)}." if labels else ""
+    return f" Not told apart from {first} either: {some(labels, MOST_OTHERS)}." if labels else ""
 
 
 def _text(estimate: Interval, score: bool = True, decimals: int | None = None) -> str:
     """`7.1 [3.2, 11.0]`; the value alone without an interval."""
     shown = [digits(x, score) if decimals is None else f"{x:.{decimals}f}" for x in estimate]
     return f"{shown[0]} [{shown[1]}, {shown[2]}]" if all(map(math.isfinite, estimate)) else shown[0]
-
-
-def _number(n: int, word: str) -> str:
-    return f"{n} {word}{'s' if n != 1 else ''}"
-
-
-def _list(names: Iterable[str]) -> str:
-    shown = list(names)
-    more = f" and {len(shown) - MOST_OTHERS} more" if len(shown) > MOST_OTHERS else ""
-    return ", ".join(shown[:MOST_OTHERS]) + more
