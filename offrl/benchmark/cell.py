@@ -73,11 +73,6 @@ def _variable(name: str, value: str | None) -> Iterator[None]:
             os.environ.update({} if before is None else {name: before})
 
 
-def remove_orders(folder: Path) -> None:
-    """Remove those of an earlier command: older versions wrote keys into them."""
-    (folder / plan.CELLS / plan.PLAN).unlink(missing_ok=True)
-
-
 def job(config: Any) -> None:
     """The task of Hydra's launchers."""
     work(config.folder, config.run)

@@ -44,7 +44,6 @@ def benchmark(values: Mapping[str, Any]) -> int:
             errors.say(text)
 
     with _alone(folder):
-        cell.remove_orders(folder)
         record = plan.begin(folder, command, suite, cells)
         if suite.note:
             say(f"{suite.name}: {suite.note}")

@@ -95,7 +95,7 @@ def run(arguments: list[str]) -> int:
     drawing = os.environ.get("MUJOCO_GL")
     result = trained.evaluate(**scoring, acting=config.acting, device=str(pick_device(config.device)))
     headers = [*trained.grid, "seed", "score", "return", "std over episodes", "length", "success", "success by task"]
-    keys = ["score", "return", "return_std", "length", "success", "success_by_task"]
+    keys = ["score", "return_mean", "return_std", "length_mean", "success", "success_by_task"]
     rows = [
         [*(number(v) for _, v in replica.values), str(replica.seed), *(_shown(row[k]) for k in keys)]
         for replica, row in zip(trained.replicas, result.rows(), strict=True)

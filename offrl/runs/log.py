@@ -29,9 +29,6 @@ SCORE_COLUMNS = (
     "discounted_mean", "q_overestimation", "success_by_task",
 )  # fmt: skip
 EPISODES = "episodes.jsonl"  # the single episodes behind scores.csv
-SENTENCE = (
-    "environment"  # the column that older versions wrote in place of env_id to scored_by; a file that has it keeps it
-)
 BOARD = {  # what TensorBoard calls the columns of scores.csv
     "eval/return": "return_mean", "eval/length": "length_mean", "eval/success": "success", "eval/score": "score",
     "eval/discounted_return": "discounted_mean", "eval/q_overestimation": "q_overestimation",
@@ -161,7 +158,7 @@ class RunLog:
             raise UserError(
                 f"grid.{min(clashes)}: scores.csv has another column of that name; rename that field of the algorithm"
             )
-        self._columns = self._score_columns(fields)
+        self._columns = (*SCORE_COLUMNS[:2], *fields, *SCORE_COLUMNS[2:])
         keep_to = -1 if resume_step is None else resume_step
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -183,19 +180,6 @@ class RunLog:
         self._show = TrainingProgress(title, total_steps, len(self.replicas), count, resume_step or 0, quiet)
         self._closed = False
 
-    def _score_columns(self, fields: Sequence[str]) -> tuple[str, ...]:
-        """The columns of scores.csv: all, the grid's fields after the seed; or those of the file that an older version
-        began.
-        """
-        columns = (*SCORE_COLUMNS[:2], *fields, *SCORE_COLUMNS[2:])
-        try:
-            with open(self.run_dir / "scores.csv", encoding="utf-8") as file:
-                began = tuple(file.readline().strip().split(","))
-        except (OSError, ValueError):
-            return columns
-        known = began[: len(fields) + 2] == columns[: len(fields) + 2] and set(began) <= {*columns, SENTENCE}
-        return began if known and len(began) > len(fields) + 2 else columns
-
     def metrics(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
         """Training metrics at `step`: name -> one value per replica, in their order. What is not finite becomes
         null.
@@ -205,12 +189,12 @@ class RunLog:
         self._shown(lambda board: board.scalars(step, rows))
 
     def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None, lengths: Any = None) -> None:
-        """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS, and
-        SENTENCE (`step` and the grid's values are filled in, the rest stays empty). `returns` (undiscounted) and
-        `lengths` (steps), both [N, E]: of the single episodes, for episodes.jsonl; the returns for TensorBoard too."""
+        """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS (`step` and
+        the grid's values are filled in, the rest stays empty). `returns` (undiscounted) and `lengths` (steps), both
+        [N, E]: of the single episodes, for episodes.jsonl; the returns for TensorBoard too."""
         lines = []
         for replica, row in zip(self.replicas, rows, strict=True):
-            if unknown := set(row) - {*SCORE_COLUMNS, SENTENCE}:
+            if unknown := set(row) - {*SCORE_COLUMNS}:
                 raise ValueError(f"scores.csv has no column {sorted(unknown)}")
             full = {**row, "step": int(step), **dict(replica.values)}
             lines.append([_cell(full.get(name)) for name in self._columns])

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError, one_line
-from offrl.runs.log import SENTENCE
 from offrl.runs.parse import Damage, finite, header, json_of, lines_backwards, provenance, whole_rows, yaml_or_error
 from offrl.runs.paths import ended_early
 from offrl.runs.record import CONFIG, RECORD, SCORES, complete
@@ -29,9 +28,6 @@ GIVEN = (
     "precision",
     "experiment",
 )  # what a user may ask for that changes a score
-OLD_COLUMNS = [
-    SENTENCE if name == "env_id" else name for name in COLUMNS if name not in ("packages", "reference", "scored_by")
-]
 
 
 class Reader:
@@ -296,7 +292,7 @@ class Reader:
 
     def _table(self, path: Path) -> bool:
         """Read a results.csv; False where the file is something else."""
-        if path.suffix != ".csv" or header(path).split(",")[: len(COLUMNS)] not in (list(COLUMNS), OLD_COLUMNS):
+        if path.suffix != ".csv" or header(path).split(",")[: len(COLUMNS)] != list(COLUMNS):
             return False
         bad = 0
         for row in whole_rows(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from offrl import registry
 from offrl.errors import UserError, nearest, one_line
 from offrl.runs.described import html_of, text_of
-from offrl.runs.log import SCORE_COLUMNS, SENTENCE
+from offrl.runs.log import SCORE_COLUMNS
 from offrl.runs.record import RESTORE, SCORES, read_record, spec_of
 from offrl.runs.tables import Result, summarise
 from offrl.settings.replicas import Replica, by_cell, cell_name, expand, number
@@ -107,8 +107,6 @@ class SavedRun:
         if not (rows := self.final_scores):
             return ""
         row = rows[0]
-        if SENTENCE in row:
-            return str(row[SENTENCE])
         return f"{row['dataset']} in {Provenance(*(str(row[f.name] or '') for f in dataclasses.fields(Provenance)))}"
 
     @property

@@ -26,7 +26,7 @@ from offrl.runs.run import SavedRun
 from offrl.system import files, locks
 from offrl.world_models.model import load as load_model
 
-OLD = Path(__file__).parents[2] / "data" / "run-0.1"
+SAVED = Path(__file__).parents[2] / "data" / "run"
 TEXT = "the user's own\n"
 LINE = '{"step": 1}\n'
 
@@ -51,7 +51,7 @@ def untouched(home: Path) -> bool:
 
 
 def stranger(place: Path) -> Path:
-    return Path(shutil.copytree(OLD, place))
+    return Path(shutil.copytree(SAVED, place))
 
 
 LINKS = [
