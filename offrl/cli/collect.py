@@ -26,7 +26,7 @@ def run(arguments: list[str]) -> int:
     config = fill(CollectConfig(), values, "collect")
     if bool(config.recipe) == bool(config.policy):
         both = "are both given; leave one of them out" if config.recipe else "is missing"
-        raise UserError(f"recipe= or policy= {both}: offrl collect env=Hopper-v5 recipe=d4rl, or policy=model.zip")
+        raise UserError(f"recipe= or policy= {both}: offrl collect env=Hopper-v5 recipe=d4rl, or policy=mine.py:act")
     if config.recipe and config.recipe not in RECIPES:
         raise UserError(
             f"unknown recipe '{config.recipe}'.{nearest(config.recipe, RECIPES)} Recipes: {', '.join(RECIPES)}"

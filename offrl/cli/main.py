@@ -30,7 +30,7 @@ begin
 your data
   offrl data inspect DATASET         what is in a dataset, and every fault in it; `offrl data doctor` makes a page of it
   offrl data convert DATASET OUT     to D4RL HDF5 or Minari; also merge, subset, label
-  offrl collect env=Hopper-v5 recipe=d4rl                          record datasets; policy=model.zip records from any policy
+  offrl collect env=Hopper-v5 recipe=d4rl                          record datasets; policy=mine.py:act records from any policy
 
 train
   offrl train td3_bc hopper-medium-v2 seeds=4 steps=1e6            the same as algo=td3_bc dataset=hopper-medium-v2 ...

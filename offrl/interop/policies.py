@@ -1,5 +1,5 @@
-"""Policies from elsewhere, by name: Stable-Baselines3 zips, offrl runs and policy files, Python functions. Nothing is
-unpickled.
+"""Policies from elsewhere, by name: offrl runs and policy files, Python functions, models of Stable-Baselines3. Nothing
+is unpickled.
 """
 
 from __future__ import annotations
@@ -18,28 +18,25 @@ from offrl.evaluation.result import Policy
 from offrl.system.user_code import guarded, python_object
 from offrl.tasks.episodes import observe_reward
 
-FORMS = "an SB3 .zip, an offrl run directory, an offrl policy (.safetensors), file.py:name or package.module:name"
+FORMS = "an offrl run directory, an offrl policy (.safetensors), file.py:name or package.module:name"
 
 
-def load_agents(
-    text: str, *, observation_dim: int, action_low: np.ndarray | None, action_high: np.ndarray | None, discrete: bool
-) -> dict[str, Policy]:
+def load_agents(text: str, *, observation_dim: int, action_dim: int, discrete: bool) -> dict[str, Policy]:
     """The policies that `text` names, by their own names: one, or all replicas of a run.
 
-    `text`: a Stable-Baselines3 zip (SAC, TQC, TD3, DDPG, PPO, A2C, DQN), an offrl run directory, an offrl policy file
-    (.safetensors), or "file.py:name" / "package.module:name": a function act(observations [E, O], rng) -> actions [E,
-    A] or [E], an object with `start` and `step` as `offrl.evaluation.result.Policy` has them, or a dict {name: either}.
-    `observation_dim`: numbers in a flat observation. `action_low`, `action_high` [A]: the environment's range, None
-    where unknown or discrete. All policies take `step(carry, observations, t, explore=False)`; see `reseeded` for their
+    `text`: an offrl run directory, an offrl policy file (.safetensors), or "file.py:name" / "package.module:name": a
+    function act(observations [E, O], rng) -> actions [E, A] or [E], an object with `start` and `step` as
+    `offrl.evaluation.result.Policy` has them, a model of Stable-Baselines3 that was loaded, or a dict {name: any}.
+    `observation_dim`: numbers in a flat observation. `action_dim`: of an action, where they are not discrete. All
+    policies take `step(carry, observations, t, explore=False)`; see `reseeded` for their
     noise.
 
     Raises UserError for what cannot be found, read or run, and for a policy of other observations or actions than
     these.
     """
-    low, high = (None if b is None else np.asarray(b, np.float32).reshape(-1) for b in (action_low, action_high))
-    agents = _load(text, low, high)
+    agents = _load(text)
     for name, agent in agents.items():
-        _check_fit(agent, f"{text}" + (f" ({name})" if len(agents) > 1 else ""), observation_dim, low, discrete)
+        _check_fit(agent, f"{text}" + (f" ({name})" if len(agents) > 1 else ""), observation_dim, action_dim, discrete)
     return agents
 
 
@@ -111,21 +108,18 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
         return {}
 
 
-def _load(text: str, low: np.ndarray | None, high: np.ndarray | None) -> dict[str, Policy]:
+def _load(text: str) -> dict[str, Policy]:
     path = Path(text).expanduser()
     if path.is_dir():
         return _run_policies(path)
     suffix = path.suffix.lower()
     if path.is_file() and suffix in (".pkl", ".pickle", ".pt", ".pth"):
-        from offrl.interop.sb3_zip import vecnormalize_error
-
-        if "vecnorm" in path.name.lower():
-            raise vecnormalize_error(path)
         raise UserError(f"{path} may hold a pickle, which is not read; give {FORMS}")
     if path.is_file() and suffix == ".zip":
-        from offrl.interop.sb3_zip import read_zip
-
-        return {path.stem: read_zip(path, low, high)}
+        raise UserError(
+            f"{path} is not read: load it in a Python file, model = SAC.load('{path.name}'), and give "
+            "policy=FILE.py:model"
+        )
     if path.is_file() and suffix == ".safetensors":
         from offrl.evaluation.policy import TrainedPolicy
 
@@ -146,8 +140,8 @@ def _run_policies(path: Path) -> dict[str, Policy]:
     from offrl.runs.run import SavedRun
 
     if not (path / RECORD).exists():
-        zips = sorted(p.name for p in path.iterdir() if p.suffix in (".zip", ".safetensors"))
-        hint = f"; it holds the policies {', '.join(zips[:5])}: name one of them" if zips else ""
+        files = sorted(p.name for p in path.iterdir() if p.suffix == ".safetensors")
+        hint = f"; it holds the policies {', '.join(files[:5])}: name one of them" if files else ""
         raise UserError(f"{path} is not a run directory (it has no {RECORD}){hint}")
     run = SavedRun(path)
     return {replica.name: run.load_policy(replica) for replica in run.replicas}
@@ -171,14 +165,17 @@ def _wrap(value: Any, where: str) -> Policy:
         )
     if callable(getattr(value, "start", None)) and callable(getattr(value, "step", None)):
         return value if hasattr(value, "algorithm") else ObjectPolicy(value, where)
+    if all(hasattr(value, name) for name in ("policy", "predict", "action_space")):  # of Stable-Baselines3
+        from offrl.interop.sb3 import actor_of
+
+        return actor_of(value, where)
     if callable(value):
         return FunctionPolicy(value, where)
     raise UserError(f"{where} is a {type(value).__name__}; it must be a function act(observations, rng), an object "
-                    "with start and step, "
-                    "or a dict of those by name")  # fmt: skip
+                    "with start and step, a model of Stable-Baselines3, or a dict of those by name")  # fmt: skip
 
 
-def _check_fit(agent: Any, where: str, observation_dim: int, low: np.ndarray | None, discrete: bool) -> None:
+def _check_fit(agent: Any, where: str, observation_dim: int, action_dim: int, discrete: bool) -> None:
     """Raises UserError where the policy says that it is for other observations or actions. Functions do not say."""
     spec = getattr(getattr(agent, "algorithm", None), "spec", None)
     if spec is not None:
@@ -197,7 +194,8 @@ def _check_fit(agent: Any, where: str, observation_dim: int, low: np.ndarray | N
         raise UserError(
             f"{where} gives {kinds[kind]} actions, and here they are {kinds[discrete]}: it is for another environment"
         )
-    if not discrete and low is not None and size is not None and size != low.size:
+    if not discrete and size != action_dim:
         raise UserError(
-            f"{where} gives actions of {size} dimensions, and here they have {low.size}: it is for another environment"
+            f"{where} gives actions of {size} dimensions, and here they have {action_dim}: it is for another "
+            "environment"
         )

@@ -1,7 +1,5 @@
-"""Policies of Stable-Baselines3 as plain tensors, acting without SB3 installed: names and shapes of the tensors say
-what a policy is.
-
-`offrl.interop.sb3_zip` reads SB3's files.
+"""Policies of Stable-Baselines3 as plain tensors, acting without SB3: names and shapes of the tensors say what a policy
+is.
 """
 
 from __future__ import annotations
@@ -53,9 +51,6 @@ class Actor:
     high: np.ndarray | None = None
     epsilon: float = 0.0  # of a q policy that explores
     clip_mean: float = 0.0  # the mean is clipped to +- this before tanh (SAC with gSDE); 0: not
-    mean: Tensor | None = None  # [O] of VecNormalize; observations are clipped to +- clip after scaling
-    std: Tensor | None = None
-    clip: float = 10.0
     seed: int = 0
     where: str = ""
 
@@ -93,8 +88,6 @@ class Actor:
             raise UserError(
                 f"{self.where}: observations have {x.shape[1]} numbers; this policy takes {self.observation_dim}"
             )
-        if self.mean is not None and self.std is not None:
-            x = ((x - self.mean) / self.std).clamp(-self.clip, self.clip)
         activation = ACTIVATIONS[self.activation]
         for weight, bias in self.layers:
             x = activation(F.linear(x, weight, bias))
@@ -141,6 +134,31 @@ class Actor:
         # log(1 - tanh(u)^2), stable for large u, and the width of the range
         slope = 2.0 * (float(np.log(2.0)) - raw - F.softplus(-2.0 * raw)) + torch.log((high - low) / 2)
         return (low + 0.5 * (squashed + 1.0) * (high - low)).numpy(), (log - slope.sum(1)).numpy()
+
+
+def actor_of(model: Any, where: str) -> Actor:
+    """The policy of a model of SB3 (or sb3-contrib) that was loaded. Raises UserError for one that its tensors do not
+    show: a class or features extractor of the user's.
+    """
+    policy, box = model.policy, hasattr(model.action_space, "low")
+    extractor = getattr(policy, "features_extractor_class", type(None)).__name__
+    if type(policy).__module__.partition(".")[0] not in ("stable_baselines3", "sb3_contrib") or (
+        extractor != "FlattenExtractor"
+    ):
+        raise UserError(
+            f"{where} is a {type(policy).__name__} with a {extractor}; only {KNOWN} are read. To use it, {CURE}"
+        )
+    low, high = (b.reshape(-1) for b in (model.action_space.low, model.action_space.high)) if box else (None, None)
+    return actor_from(
+        policy.state_dict(),
+        activation=policy.activation_fn.__name__,
+        low=low,
+        high=high,
+        discrete=not box,
+        epsilon=getattr(model, "exploration_rate", 0.0),
+        clip_mean=getattr(getattr(model, "actor", None), "clip_mean", 2.0),
+        where=where,
+    )
 
 
 def actor_from(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError
-from offrl.runs.loggers.boards import Boards
+from offrl.runs.loggers import Loggers
 from offrl.settings.replicas import Replica
 from offrl.system.csv_text import text_of
 from offrl.system.files import open_to_append, replacing
@@ -174,7 +174,7 @@ class RunLog:
         # TensorBoard's purge takes metrics of these steps too
         lines = self._metrics.path.read_bytes().splitlines() if scores_to < keep_to else []
         again = [json.loads(line) for line in lines if json_step(line) > scores_to]
-        self._boards = Boards(loggers, self.run_dir, self.replicas, scores_to + 1, again, settings or {})
+        self._loggers = Loggers(loggers, self.run_dir, self.replicas, scores_to + 1, again, settings or {})
         self._final: tuple[int, dict[str, list[float | None]]] | None = None  # the last scores
         count = f"{len(self.replicas)} {'replicas' if fields else 'seeds'}" if len(self.replicas) > 1 else ""
         self._show = TrainingProgress(title, total_steps, len(self.replicas), count, resume_step or 0, quiet)
@@ -186,7 +186,7 @@ class RunLog:
         """
         rows = {name: _floats(column) for name, column in values.items()}
         self._metrics.write(json.dumps({"step": int(step), **rows}, allow_nan=False) + "\n")
-        self._shown(lambda board: board.scalars(step, rows))
+        self._shown(lambda logger: logger.scalars(step, rows))
 
     def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None, lengths: Any = None) -> None:
         """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS (`step` and
@@ -207,10 +207,10 @@ class RunLog:
         shown = {tag: _floats(v) for tag, v in columns.items() if all(x is not None for x in v)}
         self._final = step, shown
 
-        def show(board: Any) -> None:
-            board.scalars(step, shown)
+        def show(logger: Any) -> None:
+            logger.scalars(step, shown)
             if returns is not None:
-                board.histogram(step, "eval/episode_returns", returns)
+                logger.histogram(step, "eval/episode_returns", returns)
 
         self._shown(show)
 
@@ -221,7 +221,7 @@ class RunLog:
         if self._final is not None:
             step, results = self._final
             self._shown(
-                lambda board: board.hparams(step, settings, {k.removeprefix("eval/"): v for k, v in results.items()})
+                lambda logger: logger.hparams(step, settings, {k.removeprefix("eval/"): v for k, v in results.items()})
             )
 
     def timing(self, step: int, **seconds: float) -> None:
@@ -255,7 +255,7 @@ class RunLog:
         for lines in (self._metrics, self._scores, self._episodes, self._timing):
             lines.file.close()
         try:
-            self._boards.close()
+            self._loggers.close()
         except OSError as error:
             raise write_error(error, self.run_dir / "tensorboard") from None
 
@@ -267,7 +267,7 @@ class RunLog:
 
     def _shown(self, show: Callable[[Any], None]) -> None:
         try:
-            self._boards.show(show)
+            self._loggers.show(show)
         except OSError as error:
             raise write_error(error, self.run_dir / "tensorboard") from None
 

@@ -365,7 +365,10 @@ def test_a_policy_is_recorded_in_both_formats(home: Path) -> None:
     sb3.SAC(
         "MlpPolicy", "InvertedPendulum-v5", device="cpu", buffer_size=10, seed=0, policy_kwargs={"net_arch": [8]}
     ).save("m")
-    command = "collect env=InvertedPendulum-v5 policy=m.zip rows=300 out=a format=both name=mine/pole quiet=true"
+    Path("mine.py").write_text("from stable_baselines3 import SAC\nmodel = SAC.load('m', device='cpu')\n")
+    command = (
+        "collect env=InvertedPendulum-v5 policy=mine.py:model rows=300 out=a format=both name=mine/pole quiet=true"
+    )
     assert main(command.split()) == 0
     with h5py.File("a/inverted" + "pendulum-v5-data.hdf5") as file:
         columns = {

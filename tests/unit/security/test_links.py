@@ -219,7 +219,7 @@ def test_a_backup_by_hard_links_keeps_its_lines(tmp_path: Path) -> None:
 def test_tensorboard_deletes_its_own_files_only(home: Path) -> None:
     """Row 5: `hparams` is written anew, and what others put there stays."""
     pytest.importorskip("tensorboard")
-    from offrl.runs.loggers.tensorboard import Board
+    from offrl.runs.loggers import TensorboardLogger
     from offrl.settings.replicas import Replica
 
     place = home / "tensorboard"
@@ -227,7 +227,7 @@ def test_tensorboard_deletes_its_own_files_only(home: Path) -> None:
     (place / "hparams" / "run").mkdir()
     (place / "hparams" / "run" / "events.out.tfevents.1.old").write_text("")
     (place / "hparams" / "photos").symlink_to(home)
-    board = Board(home, [Replica(0)], 0)
+    board = TensorboardLogger(home, [Replica(0)], 0)
     board.hparams(1, {"a": 1}, {"score": [1.0]})
     board.close()
     assert (place / "hparams" / "mine.txt").read_text() == TEXT and (home / "bashrc").read_text() == TEXT
