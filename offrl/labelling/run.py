@@ -285,9 +285,6 @@ def _labeller(own: LabelSettings, extra: dict[str, Any]) -> Labeller:
         own.parallel,
         own.timeout,
         own.retries,
-        own.backoff,
-        own.longest_wait,
-        own.longest_answer,
     )
 
 
