@@ -28,7 +28,6 @@ from offrl.ope.afterwards import judge
 from offrl.ope.candidates import data_of
 from offrl.runs import record as runs
 from offrl.runs.run import SavedRun
-from offrl.runs.scored import ScoredRun
 from offrl.runs.settings import data_named, run_settings, scored_again
 from offrl.settings.advice import first_run
 from offrl.settings.compose import compose
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Run(ScoredRun):
+class Run(SavedRun):
     """A run directory: its settings, scores and policies, and the ways to evaluate, film, draw and export them."""
 
     def evaluate_on_reward(

@@ -130,8 +130,8 @@ def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart
         try:
             lost = _train(folder, run, settings, apart)
         except (Interrupted, KeyboardInterrupt) as stop:
-            where = str(stop).partition(";")[0]  # "stopped at step 1,200"
-            write("running", f"interrupted: {where}" if where else "interrupted")
+            step = f": stopped at step {stop.step:,}" if isinstance(stop, Interrupted) else ""
+            write("running", f"interrupted{step}")
             raise KeyboardInterrupt from None
         except UserError as error:
             write("failed", " ".join(str(error).split()))

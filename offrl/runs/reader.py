@@ -11,8 +11,8 @@ from offrl.errors import UserError, one_line
 from offrl.runs.parse import Damage, finite, header, json_of, lines_backwards, provenance, whole_rows, yaml_or_error
 from offrl.runs.paths import ended_early
 from offrl.runs.record import CONFIG, RECORD, SCORES, complete
-from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
 from offrl.runs.run import SavedRun
+from offrl.runs.score import COLUMNS, RESULTS, Missing, Score
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import Variant, digest, flatten
 from offrl.settings.field import marked, plain_name

@@ -17,8 +17,8 @@ from offrl.runs.log import EPISODES
 from offrl.runs.parse import lines_backwards, times, yaml_or_error
 from offrl.runs.reader import Reader, planned
 from offrl.runs.record import CONFIG
-from offrl.runs.results import Missing, Score
 from offrl.runs.run import SavedRun
+from offrl.runs.score import Missing, Score
 from offrl.settings.diff import Variant
 
 FINGERPRINT = "data.fingerprint"  # among the settings of a variant; a document has it as dataset.checksum
@@ -159,7 +159,6 @@ def _document(
     data, evaluation = run.record["data"], config.get("eval") or {}
     number = {name: data[name] if isinstance(data.get(name), int) else None for name in ("rows", "episodes")}
     settings = {name: value for name, value in variant.flat.items() if name != FINGERPRINT}
-    packages = (words.partition(" ") for words in row.packages.split(", ") if words)
     own = run.record.get("packages") or {}
     return {
         "schema": VERSION,
@@ -175,7 +174,7 @@ def _document(
         "task": {
             "name": run.dataset,
             "environment": str(public(row.env_id)) or "unknown",
-            "packages": {name: number for name, _, number in packages},
+            "packages": row.provenance.versions,
             "reference_scores": _reference(run, row),
             "max_steps": evaluation.get("max_steps")
             or ((run.record.get("spec") or {}).get("task") or {}).get("max_episode_steps"),

@@ -16,7 +16,7 @@ from offrl.runs.exchange.check import mean_return
 from offrl.runs.exchange.describe import FINGERPRINT, documents
 from offrl.runs.exchange.files import documents_in
 from offrl.runs.exchange.tables import table_in
-from offrl.runs.results import Missing, Score
+from offrl.runs.score import Missing, Score
 from offrl.settings.diff import Variant, digest, flatten
 
 if TYPE_CHECKING:
