@@ -57,7 +57,7 @@ def usage() -> str:
             "",
             "  dataset=null                             data to evaluate on, in place of the runs' own; also "
             "dataset.SETTING=value",
-            "  policy=AGENT                             an SB3 zip, a run, a policy file or file.py:name; may be given "
+            "  policy=AGENT                             a run, a policy file or file.py:name; may be given "
             "several times",
             *describe(SelectConfig()),
             "",

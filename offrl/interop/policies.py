@@ -1,6 +1,4 @@
-"""Policies from elsewhere, by name: offrl runs and policy files, Python functions, models of Stable-Baselines3. Nothing
-is unpickled.
-"""
+"""Policies from elsewhere, by name: offrl runs and policy files, Python functions. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ def load_agents(text: str, *, observation_dim: int, action_dim: int, discrete: b
 
     `text`: an offrl run directory, an offrl policy file (.safetensors), or "file.py:name" / "package.module:name": a
     function act(observations [E, O], rng) -> actions [E, A] or [E], an object with `start` and `step` as
-    `offrl.evaluation.result.Policy` has them, a model of Stable-Baselines3 that was loaded, or a dict {name: any}.
+    `offrl.evaluation.result.Policy` has them, or a dict {name: either}.
     `observation_dim`: numbers in a flat observation. `action_dim`: of an action, where they are not discrete. All
     policies take `step(carry, observations, t, explore=False)`; see `reseeded` for their
     noise.
@@ -117,8 +115,8 @@ def _load(text: str) -> dict[str, Policy]:
         raise UserError(f"{path} may hold a pickle, which is not read; give {FORMS}")
     if path.is_file() and suffix == ".zip":
         raise UserError(
-            f"{path} is not read: load it in a Python file, model = SAC.load('{path.name}'), and give "
-            "policy=FILE.py:model"
+            f"{path} is not read: load it in a Python file, model = SAC.load('{path.name}'), and give a function that "
+            "calls model.predict: policy=FILE.py:act"
         )
     if path.is_file() and suffix == ".safetensors":
         from offrl.evaluation.policy import TrainedPolicy
@@ -165,37 +163,23 @@ def _wrap(value: Any, where: str) -> Policy:
         )
     if callable(getattr(value, "start", None)) and callable(getattr(value, "step", None)):
         return value if hasattr(value, "algorithm") else ObjectPolicy(value, where)
-    if all(hasattr(value, name) for name in ("policy", "predict", "action_space")):  # of Stable-Baselines3
-        from offrl.interop.sb3 import actor_of
-
-        return actor_of(value, where)
     if callable(value):
         return FunctionPolicy(value, where)
     raise UserError(f"{where} is a {type(value).__name__}; it must be a function act(observations, rng), an object "
-                    "with start and step, a model of Stable-Baselines3, or a dict of those by name")  # fmt: skip
+                    "with start and step, or a dict of those by name")  # fmt: skip
 
 
 def _check_fit(agent: Any, where: str, observation_dim: int, action_dim: int, discrete: bool) -> None:
     """Raises UserError where the policy says that it is for other observations or actions. Functions do not say."""
-    spec = getattr(getattr(agent, "algorithm", None), "spec", None)
-    if spec is not None:
-        width, size, kind = spec.observation_dim, None if spec.discrete else spec.action_dim, spec.discrete
-    elif hasattr(agent, "head"):
-        width, size, kind = agent.observation_dim, agent.size, agent.discrete
-    else:
+    spec, problem = getattr(getattr(agent, "algorithm", None), "spec", None), ""
+    if spec is None:
         return
-    if width != observation_dim:
-        raise UserError(
-            f"{where} takes observations of {width} numbers, and here they have {observation_dim}: it is for another "
-            "environment"
-        )
-    if kind != discrete:
-        kinds = ("continuous", "discrete")
-        raise UserError(
-            f"{where} gives {kinds[kind]} actions, and here they are {kinds[discrete]}: it is for another environment"
-        )
-    if not discrete and size != action_dim:
-        raise UserError(
-            f"{where} gives actions of {size} dimensions, and here they have {action_dim}: it is for another "
-            "environment"
-        )
+    kinds = ("continuous", "discrete")
+    if spec.observation_dim != observation_dim:
+        problem = f"takes observations of {spec.observation_dim} numbers, and here they have {observation_dim}"
+    elif spec.discrete != discrete:
+        problem = f"gives {kinds[spec.discrete]} actions, and here they are {kinds[discrete]}"
+    elif not discrete and spec.action_dim != action_dim:
+        problem = f"gives actions of {spec.action_dim} dimensions, and here they have {action_dim}"
+    if problem:
+        raise UserError(f"{where} {problem}: it is for another environment")
