@@ -29,18 +29,19 @@ class AdaptConfig:
     out: str | None = setting(None, "folder of in_context.csv and in_context.png; null: the first RUN")
 
 
-USAGE = "\n".join(
-    [
-        "usage: offrl adapt RUN [RUN ...] [name=value ...]",
-        "",
-        "Plays several episodes of tasks that are in no data with one memory (algo=dpt, meta_dt; others forget between "
-        "episodes), beside",
-        "the classical methods that the environment knows (Thompson sampling, UCB for bandits), and draws how they "
-        "learn.",
-        "",
-        *describe(AdaptConfig()),
-    ]
-)
+def usage(words: list[str]) -> str:
+    return "\n".join(
+        [
+            "usage: offrl adapt RUN [RUN ...] [name=value ...]",
+            "",
+            "Plays several episodes of tasks that are in no data with one memory (algo=dpt, meta_dt; others forget between "
+            "episodes), beside",
+            "the classical methods that the environment knows (Thompson sampling, UCB for bandits), and draws how they "
+            "learn.",
+            "",
+            *describe(AdaptConfig()),
+        ]
+    )
 
 
 def run(arguments: list[str]) -> int:

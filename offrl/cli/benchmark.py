@@ -8,10 +8,6 @@ from offrl.errors import say
 
 
 def run(arguments: list[str]) -> int:
-    if any(a in ("-h", "--help") for a in arguments):
-        say(*_help().splitlines())
-        return 0
-    arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     from offrl.settings.compose import parse
 
     values = parse(arguments)
@@ -26,7 +22,7 @@ def run(arguments: list[str]) -> int:
         return 130
 
 
-def _help() -> str:
+def usage(words: list[str]) -> str:
     from offrl.benchmark.config import BenchmarkConfig
     from offrl.settings.field import describe
     from offrl.settings.presets import config_names

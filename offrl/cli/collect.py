@@ -11,13 +11,13 @@ from offrl.errors import UserError, nearest, say
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or any(a in ("-h", "--help") for a in arguments):
-        say(*_help().splitlines())
+    if not arguments:
+        say(*usage([]).splitlines())
         return 0
     from offrl.collect.config import FORMATS, RECIPES, CollectConfig
     from offrl.settings.compose import fill, parse
 
-    values = parse(["quiet=true" if a in ("-q", "--quiet") else a for a in arguments])
+    values = parse(arguments)
     if values.get("format") is not None and values["format"] not in FORMATS:
         raise UserError(
             f"format={values['format']} is not allowed; choose one of "
@@ -66,7 +66,7 @@ def _collect(config) -> int:  # type: ignore[no-untyped-def]
     return 0
 
 
-def _help() -> str:
+def usage(words: list[str]) -> str:
     from offrl.collect.config import CollectConfig
     from offrl.settings.field import describe
 

@@ -65,12 +65,19 @@ class Output:
     quiet: bool = setting(False, "no progress")
 
 
+def usage(words: list[str]) -> str:
+    from offrl.cli.words.data_help import text
+    from offrl.labelling.run import usage as label
+
+    return label() if "label" in words else text(USAGE, words)
+
+
 def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in ACTIONS:
         given = arguments[0] if arguments else ""
         known = ", ".join(ACTIONS)
         raise UserError(f"offrl data {given}: say what to do: {known}.{nearest(given, ACTIONS)} See offrl data --help")
-    action, rest = arguments[0], ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments[1:]]
+    action, rest = arguments[0], arguments[1:]
     if action == "list":
         from offrl.cli.words.listing import print_data_sets
 

@@ -58,7 +58,10 @@ class EvaluateConfig:
 
 
 WIDEST = 10  # tasks whose successes a table shows
-USAGE = "\n".join(["usage: offrl evaluate RUN [name=value ...]", "", *describe(EvaluateConfig())])
+
+
+def usage(words: list[str]) -> str:
+    return "\n".join(["usage: offrl evaluate RUN [name=value ...]", "", *describe(EvaluateConfig())])
 
 
 def run(arguments: list[str]) -> int:

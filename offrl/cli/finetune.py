@@ -9,16 +9,7 @@ from offrl.errors import UserError, say, warn
 
 
 def run(arguments: list[str]) -> int:
-    if any(a in ("-h", "--help") for a in arguments):
-        say(*_help().splitlines())
-        return 0
-    arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     paths = [a for a in arguments if "=" not in a]
-    if wrong := next((p for p in paths if p.startswith("-")), None):
-        raise UserError(
-            f"offrl finetune has no option {wrong}; settings are written name=value, and `offrl finetune --help` shows "
-            "them"
-        )
     if len(paths) > 1:
         raise UserError(f"offrl finetune takes one run, and {len(paths)} are given ({' '.join(paths)})")
     if not arguments:
@@ -55,7 +46,7 @@ def run(arguments: list[str]) -> int:
     return 1 if len(lost) == len(saved_run.replicas) else 0
 
 
-def _help() -> str:
+def usage(words: list[str]) -> str:
     from offrl.finetuning.config import FinetuneConfig
     from offrl.settings import known
     from offrl.settings.field import describe

@@ -9,6 +9,10 @@ USAGE = (
 )
 
 
+def usage(words: list[str]) -> str:
+    return USAGE
+
+
 def run(arguments: list[str]) -> int:
     from offrl.cli.words.listing import experiment_text, print_algorithm, print_all
 

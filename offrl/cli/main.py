@@ -168,12 +168,12 @@ def _command(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str
         from offrl.settings.habits.arguments import as_settings
 
         rest = as_settings(rest, switches(name))
-    if hasattr(module, "USAGE") and any(a in ("-h", "--help") for a in rest):
-        if name == "data":
-            from offrl.cli.words.data_help import text
-
-            return (module.run, ["label"]) if "label" in rest else (_show, [text(module.USAGE, rest)])
-        return _show, [module.USAGE]
+    if any(a in ("-h", "--help") for a in rest):
+        return _show, [module.usage([a for a in rest if not a.startswith("-")])]
+    if stray := next((a for a in rest if a.startswith("-")), None):
+        raise UserError(
+            f"offrl {name} has no option {stray}; settings are written name=value, and offrl {name} --help shows them"
+        )
     return module.run, rest
 
 

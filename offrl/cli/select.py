@@ -43,8 +43,7 @@ class SelectConfig(OPEConfig):
     quiet: bool = setting(False, "print the table only (also --quiet)")
 
 
-def usage() -> str:
-    """The text that --help prints."""
+def usage(words: list[str]) -> str:
     return "\n".join(
         [
             "usage: offrl select [RUN ...] [policy=AGENT ...] [name=value ...] [--quiet]",
@@ -66,19 +65,11 @@ def usage() -> str:
 
 
 def run(arguments: list[str]) -> int:
-    if any(a in ("-h", "--help") for a in arguments):
-        say(*usage().splitlines())
-        return 0
-    arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     paths = [a for a in arguments if "=" not in a]
     policies = [a.partition("=")[2] for a in arguments if a.startswith("policy=")]
     from offrl.settings.compose import fill, parse
 
     values = parse([a for a in arguments if "=" in a and not a.startswith("policy=")])
-    if wrong := next((p for p in paths if p.startswith("-")), None):
-        raise UserError(
-            f"offrl select has no option {wrong}; settings are written name=value, and `offrl select --help` shows them"
-        )
     if not paths and not policies:
         raise UserError(
             "usage: offrl select RUN ... (run directories), or offrl select policy=AGENT ... dataset=NAME; --help "

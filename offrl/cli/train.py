@@ -12,12 +12,13 @@ PICTURES = ("learning_curve.png", "grid.png", "goal_map.png", "model.png")
 WRITTEN = ("scores.csv", "metrics.jsonl", *PICTURES, "policies", "models", "tensorboard")
 
 
-def run(arguments: list[str]) -> int:
-    if any(a in ("-h", "--help") for a in arguments):
-        from offrl.cli.words.train_help import text
+def usage(words: list[str]) -> str:
+    from offrl.cli.words.train_help import text
 
-        say(*text([a for a in arguments if not a.startswith("-")]).splitlines())
-        return 0
+    return text(words)
+
+
+def run(arguments: list[str]) -> int:
     from offrl.settings.compose import parse, rehearse
     from offrl.settings.habits.arguments import placed
 

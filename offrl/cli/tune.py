@@ -8,10 +8,6 @@ from offrl.errors import UserError, say
 
 
 def run(arguments: list[str]) -> int:
-    if any(a in ("-h", "--help") for a in arguments):
-        say(*usage().splitlines())
-        return 0
-    arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     from offrl.settings.compose import parse
 
     values = parse(arguments)
@@ -30,8 +26,7 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def usage() -> str:
-    """The text that --help prints."""
+def usage(words: list[str]) -> str:
     from offrl.settings.field import describe
     from offrl.settings.presets import config_names
     from offrl.tuning.config import TuneConfig

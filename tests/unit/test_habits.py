@@ -15,8 +15,7 @@ import habits
 import pytest
 
 from offrl.algorithms.iql import IQLConfig
-from offrl.cli.completion import BASH, FISH, ZSH
-from offrl.cli.completion.candidates import candidates
+from offrl.cli.completion import BASH, FISH, ZSH, candidates
 from offrl.cli.main import main
 from offrl.cli.words import data_help, switches, train_help
 from offrl.errors import UserError
