@@ -66,15 +66,18 @@ def _collect(config) -> int:  # type: ignore[no-untyped-def]
     return 0
 
 
+USAGE = """\
+usage: offrl collect env=ID recipe=d4rl|ogbench [name=value ...]
+       offrl collect env=ID policy=PATH [name=value ...]
+
+The same command continues what was stopped. Settings and their defaults:
+
+{0}
+"""
+
+
 def usage(words: list[str]) -> str:
     from offrl.collect.config import CollectConfig
     from offrl.settings.field import describe
 
-    lines = [
-        "usage: offrl collect env=ID recipe=d4rl|ogbench [name=value ...]",
-        "       offrl collect env=ID policy=PATH [name=value ...]",
-        "",
-        "The same command continues what was stopped. Settings and their defaults:",
-        "",
-    ]
-    return "\n".join([*lines, *describe(CollectConfig()), ""])
+    return USAGE.format("\n".join(describe(CollectConfig())))

@@ -34,18 +34,17 @@ class DoctorConfig:
     seconds: float = setting(1.0, "how long each timing takes", low=0.01, high=60.0)
 
 
+USAGE = """\
+usage: offrl doctor [device=cuda] [name=value ...]
+
+The first minute on a machine: does offrl train right on it, how fast, and how many seeds fit. Each line is a check; one that
+fails says why, and the others go on. Exit status 0: all is right; 1: something is not.
+
+{0}"""  # noqa: E501
+
+
 def usage(words: list[str]) -> str:
-    return "\n".join(
-        [
-            "usage: offrl doctor [device=cuda] [name=value ...]",
-            "",
-            "The first minute on a machine: does offrl train right on it, how fast, and how many seeds fit. Each line is a "
-            "check; one that",
-            "fails says why, and the others go on. Exit status 0: all is right; 1: something is not.",
-            "",
-            *describe(DoctorConfig()),
-        ]
-    )
+    return USAGE.format("\n".join(describe(DoctorConfig())))
 
 
 def run(arguments: list[str]) -> int:

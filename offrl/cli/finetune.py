@@ -46,36 +46,31 @@ def run(arguments: list[str]) -> int:
     return 1 if len(lost) == len(saved_run.replicas) else 0
 
 
+USAGE = """\
+usage: offrl finetune RUN [env=ID] [steps=N] [name=value ...] [--quiet]
+       offrl finetune algo=sac_n dataset=NAME env=ID [seeds=4] [algo.SETTING=value ...]     fresh parameters
+       offrl finetune algo=sac_n env=ID mixing=0                                            without data
+       offrl finetune RUN mode=residual [algo.scale=0.5 ...]                                a small policy on top of the run's
+       offrl finetune resume=RUN                                                            what was stopped
+
+All replicas of a run go on learning side by side, each in environments of its own, from what they play and from the run's
+data. algo.SETTING=value changes a setting of the algorithm. The same command continues what was stopped.
+
+Settings and their defaults:
+
+{0}
+
+Settings of mode=residual, published values in brackets where they differ:
+
+{1}
+"""  # noqa: E501
+
+
 def usage(words: list[str]) -> str:
     from offrl.finetuning.config import FinetuneConfig
     from offrl.settings import known
     from offrl.settings.field import describe
 
-    lines = [
-        "usage: offrl finetune RUN [env=ID] [steps=N] [name=value ...] [--quiet]",
-        "       offrl finetune algo=sac_n dataset=NAME env=ID [seeds=4] [algo.SETTING=value ...]     fresh parameters",
-        "       offrl finetune algo=sac_n env=ID mixing=0                                            without data",
-        "       offrl finetune RUN mode=residual [algo.scale=0.5 ...]                                a small policy on "
-        "top of the run's",
-        "       offrl finetune resume=RUN                                                            what was stopped",
-        "",
-        "All replicas of a run go on learning side by side, each in environments of its own, from what they play and "
-        "from the run's",
-        "data. algo.SETTING=value changes a setting of the algorithm. The same command continues what was stopped.",
-        "",
-        "Settings and their defaults:",
-        "",
-    ]
     own = (line for line in describe(FinetuneConfig()) if "eval.env=" not in line)
     residual = describe(known.schema("residual"), "algo.")
-    return "\n".join(
-        [
-            *lines,
-            *own,
-            "",
-            "Settings of mode=residual, published values in brackets where they differ:",
-            "",
-            *residual,
-            "",
-        ]
-    )
+    return USAGE.format("\n".join(own), "\n".join(residual))

@@ -43,25 +43,22 @@ class SelectConfig(OPEConfig):
     quiet: bool = setting(False, "print the table only (also --quiet)")
 
 
+USAGE = """\
+usage: offrl select [RUN ...] [policy=AGENT ...] [name=value ...] [--quiet]
+
+Ranks every checkpoint and final policy of runs (or of folders of runs), and other policies, by their estimated discounted
+return on logged data; no environment is touched. Data: the runs' own, or dataset=NAME.
+
+Settings and their defaults (lists are written a,b):
+
+  dataset=null                             data to evaluate on, in place of the runs' own; also dataset.SETTING=value
+  policy=AGENT                             a run, a policy file or file.py:name; may be given several times
+{0}
+"""  # noqa: E501
+
+
 def usage(words: list[str]) -> str:
-    return "\n".join(
-        [
-            "usage: offrl select [RUN ...] [policy=AGENT ...] [name=value ...] [--quiet]",
-            "",
-            "Ranks every checkpoint and final policy of runs (or of folders of runs), and other policies, by their "
-            "estimated discounted",
-            "return on logged data; no environment is touched. Data: the runs' own, or dataset=NAME.",
-            "",
-            "Settings and their defaults (lists are written a,b):",
-            "",
-            "  dataset=null                             data to evaluate on, in place of the runs' own; also "
-            "dataset.SETTING=value",
-            "  policy=AGENT                             a run, a policy file or file.py:name; may be given "
-            "several times",
-            *describe(SelectConfig()),
-            "",
-        ]
-    )
+    return USAGE.format("\n".join(describe(SelectConfig())))
 
 
 def run(arguments: list[str]) -> int:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import math
-import types
 from collections.abc import Iterator, Mapping
-from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any
 
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError
 from offrl.runs.exchange.schema import VERSION, Document
 from offrl.settings.kinds import misfit
 from offrl.tasks.task import lookup
@@ -52,9 +50,8 @@ def _fault(value: Any) -> str:
         )
     return (
         _counts(value)
-        or _absent(value, Document, "")
         or next(_plain(value), "")
-        or misfit(value, Document, "")
+        or misfit(value, Document, "", complete=True)
         or _head(value)
         or next(_runs(value), "")
         or next(_curve(value), "")
@@ -69,32 +66,6 @@ def _counts(value: Mapping[str, Any]) -> str:
                 "experiment a document of its own"
             )
     return ""
-
-
-def _absent(value: Any, kind: Any, name: str) -> str:
-    """The first key that a typed dictionary within `kind` requires and `value` lacks, in words."""
-    if get_origin(kind) in (Union, types.UnionType):
-        kind = next((k for k in get_args(kind) if k is not type(None)), kind)
-    if get_origin(kind) is list and isinstance(value, list) and is_typeddict(get_args(kind)[0]):
-        return next((t for i, v in enumerate(value) if (t := _absent(v, get_args(kind)[0], f"{name}[{i}]"))), "")
-    if not is_typeddict(kind) or not isinstance(value, Mapping):
-        return ""
-    hints = _hints(kind)
-    for key, hint in hints.items():
-        full = f"{name}.{key}".strip(".")
-        if key in value:
-            if text := _absent(value[key], hint, full):
-                return text
-        elif key in kind.__required_keys__:
-            unknown = [k for k in value if k not in hints and isinstance(k, str)]
-            null = ", or null where it is not known" if type(None) in get_args(hint) else ""
-            return f"'{full}' is missing: add it{null}.{nearest(key, unknown)} {PAGE}"
-    return ""
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def _plain(value: Any) -> Iterator[str]:
