@@ -38,7 +38,7 @@ the classical methods that the environment knows (Thompson sampling, UCB for ban
 {0}"""  # noqa: E501
 
 
-def usage(words: list[str]) -> str:
+def usage(arguments: list[str]) -> str:
     return USAGE.format("\n".join(describe(AdaptConfig())))
 
 

@@ -40,7 +40,7 @@ Launchers: {2}
 """  # noqa: E501
 
 
-def usage(words: list[str]) -> str:
+def usage(arguments: list[str]) -> str:
     from offrl.benchmark.config import BenchmarkConfig
     from offrl.settings.field import describe
     from offrl.settings.presets import config_names

@@ -76,7 +76,7 @@ The same command continues what was stopped. Settings and their defaults:
 """
 
 
-def usage(words: list[str]) -> str:
+def usage(arguments: list[str]) -> str:
     from offrl.collect.config import CollectConfig
     from offrl.settings.field import describe
 

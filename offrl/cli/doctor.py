@@ -43,7 +43,7 @@ fails says why, and the others go on. Exit status 0: all is right; 1: something 
 {0}"""  # noqa: E501
 
 
-def usage(words: list[str]) -> str:
+def usage(arguments: list[str]) -> str:
     return USAGE.format("\n".join(describe(DoctorConfig())))
 
 

@@ -60,7 +60,7 @@ class EvaluateConfig:
 WIDEST = 10  # tasks whose successes a table shows
 
 
-def usage(words: list[str]) -> str:
+def usage(arguments: list[str]) -> str:
     return "\n".join(["usage: offrl evaluate RUN [name=value ...]", "", *describe(EvaluateConfig())])
 
 

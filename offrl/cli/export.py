@@ -23,7 +23,7 @@ file beside it that documents inputs, outputs, units, scores and versions. In a 
 {0}"""  # noqa: E501
 
 
-def usage(words: list[str]) -> str:
+def usage(arguments: list[str]) -> str:
     return USAGE.format("\n".join(describe(ExportConfig())))
 
 

@@ -66,7 +66,7 @@ Settings of mode=residual, published values in brackets where they differ:
 """  # noqa: E501
 
 
-def usage(words: list[str]) -> str:
+def usage(arguments: list[str]) -> str:
     from offrl.finetuning.config import FinetuneConfig
     from offrl.settings import known
     from offrl.settings.field import describe

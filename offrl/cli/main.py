@@ -61,6 +61,7 @@ TRUST = (
     f"  {'trust=false':<40} true: files of this command may name Python code, which runs; say so only where "
     "you trust their author"
 )
+MODULES = {"list": "words.listing", "completion": "words.completion"}  # where they are not called by the command
 UNTRUSTING = ("list", "doctor", "completion")  # commands that read no files of others
 
 # what the machine refuses, whatever was asked for: a full or failing disk, missing rights
@@ -162,7 +163,7 @@ def _command(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str
         raise UserError(
             f"unknown command '{name}'.{nearest(name, NAMES)} Commands: {', '.join(NAMES)}; see offrl --help"
         )
-    module = importlib.import_module(f"offrl.cli.{name}")
+    module = importlib.import_module(f"offrl.cli.{MODULES.get(name, name)}")
     if any(re.match(r"--?[A-Za-z]|[A-Za-z_.]*-[\w.-]*=", a) for a in rest):
         from offrl.cli.words import switches
         from offrl.settings.habits.arguments import as_settings

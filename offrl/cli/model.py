@@ -35,7 +35,7 @@ one step ahead, errors many steps ahead under recorded actions, terminations. On
 {0}"""  # noqa: E501
 
 
-def usage(words: list[str]) -> str:
+def usage(arguments: list[str]) -> str:
     return USAGE.format("\n".join(describe(ModelConfig())))
 
 

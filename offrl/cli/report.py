@@ -22,7 +22,7 @@ folders above them, results.csv files; and results of other people: .json, .json
 LITERAL = ("title", "baseline", "out", "results", "license")  # taken as they stand, whatever characters they hold
 
 
-def usage(words: list[str]) -> str:
+def usage(arguments: list[str]) -> str:
     from offrl.report.config import ReportConfig
     from offrl.settings.field import describe
 

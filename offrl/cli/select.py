@@ -57,7 +57,7 @@ Settings and their defaults (lists are written a,b):
 """  # noqa: E501
 
 
-def usage(words: list[str]) -> str:
+def usage(arguments: list[str]) -> str:
     return USAGE.format("\n".join(describe(SelectConfig())))
 
 

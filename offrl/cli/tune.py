@@ -47,7 +47,7 @@ Published ranges are known for: {1}
 """  # noqa: E501
 
 
-def usage(words: list[str]) -> str:
+def usage(arguments: list[str]) -> str:
     from offrl.settings.field import describe
     from offrl.settings.presets import config_names
     from offrl.tuning.config import TuneConfig

@@ -26,10 +26,9 @@ from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose, fill, flatten
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
-from offrl.settings.kinds import misfit
+from offrl.settings.kinds import misfit, restored
 from offrl.settings.presets import algorithm_group, base_algorithm, finetune_settings
 from offrl.settings.replicas import Replica, expand
-from offrl.settings.saved import restored
 from offrl.settings.train import TrainConfig, seed_list
 from offrl.settings.untrusted import check_code, literal, read_settings
 from offrl.system import files as checkpoint

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from offrl.errors import UserError, first_line
-from offrl.lm.models import described
+from offrl.lm.models import libraries
 from offrl.lm.models.libraries import packages, silent
 from offrl.lm.models.pretrained import FILES, GGUF
-from offrl.lm.models.tokenizer import FILES as TOKENIZERS
+from offrl.lm.models.tokenizer import TOKENIZER_FILES
 
 # lines of Python, which take seconds; a chat template of a thousand lines takes 200,000, read and rendered
 STEPS = 5_000_000
@@ -47,9 +47,9 @@ class LocalModel:
         folder, more = _place(name)
         transformers, _ = packages()
         if not more and not any(
-            (folder / file).is_file() for file in TOKENIZERS
+            (folder / file).is_file() for file in TOKENIZER_FILES
         ):  # transformers would make one that knows nothing
-            raise UserError(f"local={name}: no tokenizer can be read in it (none of {', '.join(TOKENIZERS)})")
+            raise UserError(f"local={name}: no tokenizer can be read in it (none of {', '.join(TOKENIZER_FILES)})")
         self._files = _digest(folder / more["gguf_file"] if more else folder)
         with silent():
             options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, **more}
@@ -63,7 +63,7 @@ class LocalModel:
                         folder, local_files_only=True, trust_remote_code=False
                     )
                     options |= {
-                        "config": described.scrub(config, keep=("quantization_config",)),
+                        "config": libraries.scrub(config, keep=("quantization_config",)),
                         "use_safetensors": True,
                     }
                 model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
@@ -203,7 +203,7 @@ def _place(name: str) -> tuple[Path, dict[str, str]]:
             f"local={name}: it has no {lacking}; save a model there with model.save_pretrained(FOLDER, "
             "safe_serialization=True)"
         )
-    described.check_folder(folder, f"local={name}")
+    libraries.check_folder(folder, f"local={name}")
     return folder, {}
 
 

@@ -95,7 +95,7 @@ def run(names: list[str], settings: list[str]) -> int:
     answers = Answers(path)
     about = {"kind": own.kind, "task": task, "labeller": labeller.identity}
     if own.kind == "preferences":
-        from offrl.labelling.preferences import label_preferences
+        from offrl.labelling.rewards import label_preferences
         from offrl.relabel.preferences import PreferenceSettings
         from offrl.settings.compose import fill
 
@@ -149,7 +149,7 @@ def _rewards(
 
         return label_by_score(dataset, labeller, task, length=own.length, low=own.low, high=own.high, **shared)
     from offrl.labelling.prompts import named_function
-    from offrl.labelling.subgoals import label_subgoals
+    from offrl.labelling.rewards import label_subgoals
 
     if own.choices and not own.reached:
         raise UserError("choices= are words, for which reached=file.py:function has to say what reaches them")

@@ -17,13 +17,12 @@ from offrl.evaluation.pool import evaluate_parallel
 from offrl.evaluation.predict import critic_of
 from offrl.evaluation.result import Evaluation
 from offrl.evaluation.target_returns import AchievedReturns, data_range, spread_targets, sweep
-from offrl.runs.described import html_of, text_of
 from offrl.runs.log import SCORE_COLUMNS
 from offrl.runs.record import RESTORE, SCORES, read_record, spec_of
-from offrl.runs.tables import Result, summarise
+from offrl.runs.tables import Result, html_of, summarise, text_of
 from offrl.settings.evaluation import EvalConfig
+from offrl.settings.kinds import restored
 from offrl.settings.replicas import Replica, by_cell, cell_name, expand, number
-from offrl.settings.saved import restored
 from offrl.system import csv_text, trust
 from offrl.system import files as checkpoint
 from offrl.tasks.environments import resolve_task

@@ -1,5 +1,5 @@
-"""Values of JSON and YAML held against type annotations: what strangers' files hold may be anything. Imports nothing
-heavy.
+"""Values of JSON and YAML held against type annotations, and settings as files of runs and policies hold them: a
+stranger's files may hold anything. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from offrl.errors import UserError, nearest
+from offrl.settings.field import check
 
 MOST = 100_000_000  # whole numbers in files of settings; lists of that many layers still fit in memory
 LONGEST = 10_000  # entries of a list of whole numbers, such as the widths of layers
@@ -94,3 +95,21 @@ def _known(kind: Any) -> dict[str, Any]:
     """The annotations of a typed dictionary or dataclass."""
     hints = get_type_hints(kind)
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else hints
+
+
+def restored(kind: type, settings: Mapping[str, Any], where: str) -> Any:
+    """The config of class `kind` that was saved as `settings`; what they lack is at its default.
+
+    Raises UserError for a setting that `kind` does not have, and for values of another type or out of range. where: the
+    file, for messages.
+    """
+    known = {f.name for f in dataclasses.fields(kind)}
+    if unknown := sorted(settings.keys() - known):
+        raise UserError(
+            f"{where} was written by another version of offrl: it has the setting {unknown[0]}, which this one does "
+            "not know"
+        )
+    check_types(kind, settings, where)
+    config = kind(**settings)
+    check(config, f"{where}: ")
+    return config

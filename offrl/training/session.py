@@ -19,7 +19,7 @@ from offrl.evaluation.background import Scorer
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.runs.log import NoLog, RunLog
 from offrl.runs.paths import stopped_at
-from offrl.settings.advice.doubts import doubts
+from offrl.settings.advice import doubts
 from offrl.settings.evaluation import worker_count
 from offrl.settings.train import TrainConfig, logger_names
 from offrl.system import backend, files

@@ -21,8 +21,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.transforms.reward_labels import RewardLabels
 from offrl.errors import UserError
 from offrl.labelling import Answers, Endpoint, Renderer, ask, label_by_score, label_subgoals, parse
-from offrl.labelling.preferences import compare
-from offrl.labelling.subgoals import first_reached
+from offrl.labelling.rewards import compare, first_reached
 from tests.support.scripted_endpoint import completion, serving
 
 KEY = "sk-very-secret-0123456789"

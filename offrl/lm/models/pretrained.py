@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from offrl.errors import UserError, first_line
-from offrl.lm.models import described
+from offrl.lm.models import libraries
 from offrl.lm.models.libraries import packages, silent
 from offrl.nn.outline import check_memory, outline
 from offrl.system import trust
@@ -155,7 +155,7 @@ def _read(folder: Path, place: str, expected: str = "") -> Language:
             f"algo.lm={folder}: it has no *.safetensors{reason}; save the model with model.save_pretrained(FOLDER, "
             "safe_serialization=True)"
         )
-    described.check_folder(folder, f"algo.lm={folder}")
+    libraries.check_folder(folder, f"algo.lm={folder}")
     identity = _checksum(folder, [config, *weights], expected)
     language = _known.get(identity)
     # one that came with a policy has no words; a copy elsewhere may have other files beside it
@@ -176,7 +176,7 @@ def _read_gguf(path: Path, expected: str = "") -> Language:
     if identity in _known and _known[identity].place:
         return _known[identity]
     transformers, _ = packages()
-    with silent(), described.offline(), REAL, torch.random.fork_rng(devices=[]):
+    with silent(), libraries.offline(), REAL, torch.random.fork_rng(devices=[]):
         try:
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 path.parent, gguf_file=path.name, local_files_only=True, trust_remote_code=False, dtype=torch.float32
@@ -211,19 +211,19 @@ def _checksum(place: Path, files: Sequence[Path], expected: str = "") -> str:
 
 def _load(folder: Path) -> Any:
     transformers, _ = packages()
-    if described.quantised(folder):
+    if libraries.quantised(folder):
         raise UserError(
             f"algo.lm={folder}: its weights are quantised (quantization_config in config.json); save them as plain "
             "numbers"
         )
-    with silent(), described.offline(), REAL, torch.random.fork_rng(devices=[]):
+    with silent(), libraries.offline(), REAL, torch.random.fork_rng(devices=[]):
         try:
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # not JSON, or an architecture that transformers does not know
             raise UserError(
                 f"algo.lm={folder}: config.json describes no model known here ({first_line(error)})"
             ) from None
-        described.check_causal(described.scrub(config), f"algo.lm={folder}")
+        libraries.check_causal(libraries.scrub(config), f"algo.lm={folder}")
         try:
             model, report = transformers.AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -316,10 +316,10 @@ def unpack(tensors: dict[str, Tensor], about: dict[str, Any], identity: str, hea
     if identity not in _known:
         transformers, _ = packages()
         where = f"the language model {identity}"
-        config = described.config_of(about, where)
+        config = libraries.config_of(about, where)
         kind = transformers.AutoModelForCausalLM if head else transformers.AutoModel
         options = {"attn_implementation": _implementation(config), "dtype": torch.float32, "trust_remote_code": False}
-        with silent(), described.offline(), torch.random.fork_rng(devices=[]):
+        with silent(), libraries.offline(), torch.random.fork_rng(devices=[]):
             with outline(where):
                 drawn = kind.from_config(config, **options)
             check_memory(where, [drawn])

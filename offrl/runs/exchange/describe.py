@@ -11,8 +11,7 @@ from typing import Any
 
 from offrl.data.addresses import without_logins
 from offrl.errors import UserError
-from offrl.runs.exchange.check import check
-from offrl.runs.exchange.schema import VERSION
+from offrl.runs.exchange.check import VERSION, check
 from offrl.runs.log import EPISODES
 from offrl.runs.parse import lines_backwards, times, yaml_or_error
 from offrl.runs.reader import Reader, planned

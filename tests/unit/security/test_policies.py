@@ -24,7 +24,7 @@ from offrl.interop.policies import load_agents
 from offrl.labelling.cache import Answers
 from offrl.nn import outline
 from offrl.relabel.preferences import PreferenceModel
-from offrl.settings.saved import restored
+from offrl.settings.kinds import restored
 from offrl.system import files
 
 SPEC = DataSpec((3,), 2, action_low=(-1.0, -1.0), action_high=(1.0, 1.0))

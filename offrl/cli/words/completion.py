@@ -197,7 +197,7 @@ def _runs(part: str) -> list[str]:
     )
 
 
-def usage(words: list[str]) -> str:
+def usage(arguments: list[str]) -> str:
     return USAGE
 
 
