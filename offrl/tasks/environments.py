@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import io
@@ -89,13 +90,7 @@ def make_env(task: Task) -> gym.Env:
     import gymnasium as gym
 
     if task.env_factory is not None:
-        with quiet():
-            env = task.env_factory()
-        if not hasattr(env, "step") or not hasattr(env, "observation_space"):
-            raise UserError(
-                f"{task.name}: env_factory returned a {type(env).__name__}, which is not a Gymnasium environment"
-            )
-        return env
+        return _made(task.env_factory, f"{task.name}: env_factory")
     if task.env_id is None:
         raise UserError(f"{task.name} has no environment to evaluate in. {task.note or 'Name one: eval.env=...'}")
     if not trust.importable(task.env_id):
@@ -106,10 +101,7 @@ def make_env(task: Task) -> gym.Env:
         arguments["max_episode_steps"] = task.max_episode_steps
     if (own := own_environment(task.env_id)) is not None:
         limit = arguments.pop("max_episode_steps", None)
-        with quiet():
-            env = own(**arguments)
-        if not hasattr(env, "step") or not hasattr(env, "observation_space"):
-            raise UserError(f"env={task.env_id} made a {type(env).__name__}, which is not a Gymnasium environment")
+        env = _made(functools.partial(own, **arguments), f"env={task.env_id}")
         return env if limit is None else gym.wrappers.TimeLimit(env, limit)
     import_mujoco()
     if task.env_id not in gym.registry and task.env_id.startswith(ROBOTICS):
@@ -123,7 +115,6 @@ def make_env(task: Task) -> gym.Env:
             f"unknown environment '{task.env_id}'.{environment_hint(task.env_id) or hint} ({_first_line(error)})"
         ) from error
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        hint = _as_file(task.env_id)
         raise UserError(
             f"environment '{task.env_id}' needs a package that is not installed: "
             f"{_first_line(error)}{_as_file(task.env_id)}"
@@ -137,6 +128,14 @@ def make_env(task: Task) -> gym.Env:
         raise UserError(
             f"environment '{task.env_id}' could not be made{suffix}: {type(error).__name__}: {_first_line(error)}"
         ) from error
+
+
+def _made(factory: Callable[[], Any], where: str) -> gym.Env:
+    with quiet():
+        env = factory()
+    if not hasattr(env, "step") or not hasattr(env, "observation_space"):
+        raise UserError(f"{where} made a {type(env).__name__}, which is not a Gymnasium environment")
+    return env
 
 
 def _as_file(env_id: str) -> str:

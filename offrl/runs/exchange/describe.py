@@ -11,7 +11,7 @@ from typing import Any
 
 from offrl.data.addresses import without_logins
 from offrl.errors import UserError
-from offrl.runs.exchange.check import VERSION, check
+from offrl.runs.exchange.check import VERSION, Document, check
 from offrl.runs.log import EPISODES
 from offrl.runs.parse import lines_backwards, times, yaml_or_error
 from offrl.runs.reader import Reader, planned
@@ -106,49 +106,22 @@ def _made(
             f"{saved.dir} was never scored, so it has no results: offrl train resume={saved.dir} eval.env=ID scores it"
         )
     seconds = times(saved)[1]
-    about = {
-        "license": license,
-        "commit": commit,
-        "notes": notes,
-        "created": created or datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "hardware": {
-            "kind": str(saved.record.get("device", "")),
-            "wall_s": round(seconds, 1) if math.isfinite(seconds) else None,
-        },
-    }
-    about |= {} if hardware else {"hardware": None}
+    created = created or datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    facts: dict[str, Any] = {"license": license, "commit": commit, "notes": notes, "created": created, "hardware": None}
+    if hardware:
+        duration = round(seconds, 1) if math.isfinite(seconds) else None
+        facts["hardware"] = {"kind": str(saved.record.get("device", "")), "wall_s": duration}
     episodes = _episodes(saved, {s.step for s in reader.scores})
     points = {r.cell: dict(r.values) for r in saved.replicas}
-    of_cell = dict(
-        zip(points, reader.variants, strict=True)
-    )  # the reader adds one for each point, in the order of the replicas
     result = []
-    for cell, variant in of_cell.items():
+    for cell, variant in zip(points, reader.variants, strict=True):  # in the order of the replicas
         rows = [s for s in reader.scores if s.cell == cell]
         if not rows:
             continue
         scored = _scored(rows, [m for m in reader.missing if m.settings == variant.settings], episodes)
         one = _document(saved, variant, rows[-1], config, steps, tuned)
-        result.append((points[cell], check({**one, **about, **scored}, str(saved.dir))))
-    return [(point, {name: one[name] for name in ORDER}) for point, one in result]
-
-
-ORDER = (
-    "schema",
-    "library",
-    "version",
-    "commit",
-    "created",
-    "license",
-    "dataset",
-    "task",
-    "algorithm",
-    "protocol",
-    "runs",
-    "curve",
-    "hardware",
-    "notes",
-)
+        result.append((points[cell], check({**one, **facts, **scored}, str(saved.dir))))
+    return [(point, {name: one[name] for name in Document.__annotations__}) for point, one in result]
 
 
 def _document(
@@ -222,22 +195,9 @@ def _scored(
             curve.append({"seed": s.seed, "step": s.step, "score": s.normalised, "return_mean": s.raw})
             continue
         returns, lengths = episodes.get((s.step, s.seed, s.cell), (None, None))
-        one = {
-            "seed": s.seed,
-            "step": s.step,
-            "returns": returns,
-            "lengths": lengths,
-            "costs": None,
-            "score": s.normalised,
-        }
-        runs.append(
-            {
-                **one,
-                "diverged": s.seed in dead,
-                "return_mean": s.raw,
-                **({} if s.success is None else {"success": s.success}),
-            }
-        )
+        one = {"seed": s.seed, "step": s.step, "returns": returns, "lengths": lengths, "costs": None}
+        one |= {"score": s.normalised, "diverged": s.seed in dead, "return_mean": s.raw}
+        runs.append(one | ({} if s.success is None else {"success": s.success}))
     return {"runs": runs, "curve": curve}
 
 
