@@ -19,7 +19,7 @@ from offrl.benchmark.suites import Suite
 from offrl.errors import UserError, nearest
 from offrl.runs import record as runs
 from offrl.settings.compose import compose, fill, flatten
-from offrl.settings.field import plain_name
+from offrl.settings.field import file_name, plain_name
 from offrl.settings.kinds import misfit
 from offrl.settings.presets import algorithm_group
 from offrl.settings.train import TrainConfig, seed_list
@@ -128,7 +128,7 @@ def cells_of(command: Command, suite: Suite, folder: Path) -> list[Cell]:
                 "seeds": config.seeds,
                 "compare": [],
                 "runs_dir": str(folder),
-                "name": _clean(f"{algorithm}-{entry.label}"),
+                "name": file_name(f"{algorithm}-{entry.label}"),
                 "quiet": config.quiet,
             }
             try:
@@ -146,10 +146,6 @@ def cells_of(command: Command, suite: Suite, folder: Path) -> list[Cell]:
             f"two cells would share the run directory {repeated[0]}; give one dataset another label in a suite file"
         )
     return result
-
-
-def _clean(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
 # ------------------------------------------------------------------------------------------------------------- the

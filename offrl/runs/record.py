@@ -23,7 +23,7 @@ from offrl.runs.paths import RECORD, no_run
 from offrl.runs.schema import check_entries, check_record
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import difference
-from offrl.settings.field import without_places
+from offrl.settings.field import file_name, without_places
 from offrl.settings.replicas import grid_text, replicas
 from offrl.settings.train import FREE, TrainConfig, seed_list
 from offrl.system import files as checkpoint
@@ -84,8 +84,7 @@ def directory(config: TrainConfig, dataset: Dataset) -> Path:
         return Path(config.runs_dir) / config.name
     settings = {**identity(config), "data": dataset.fingerprint, "env": config.eval.env}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:6]
-    data = "".join(c if c.isalnum() or c in "-_." else "-" for c in dataset.spec.name)
-    return Path(config.runs_dir) / f"{config.label}-{data}-{digest}"
+    return Path(config.runs_dir) / f"{config.label}-{file_name(dataset.spec.name)}-{digest}"
 
 
 def prepare(

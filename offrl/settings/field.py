@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import field
 from typing import Any
@@ -50,6 +51,11 @@ def setting(
 def plain_name(text: str) -> bool:
     """Whether `text` may be the name of a file or folder: one that stays in its folder."""
     return text not in ("", ".", "..") and not any(c in text for c in "/\\\0")
+
+
+def file_name(text: str) -> str:
+    """`text` as a plain name, with - for what names of files may not have everywhere."""
+    return re.sub(r"[^\w.-]", "-", text)
 
 
 def marked(kind: Any, *marks: str) -> list[str]:

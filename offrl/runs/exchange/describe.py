@@ -51,7 +51,8 @@ def document(
 
     Raises UserError where there is no run, it was never scored, its settings cannot be read, or the point is not one of
     its grid."""
-    made = _made(run, tuned, created, license, commit, notes, hardware)
+    facts = {"created": created, "license": license, "commit": commit, "notes": notes}
+    made = _made(run, tuned, facts, hardware)
     wanted = dict(values or {})
     chosen = [
         one for point, one in made if all(name in point and point[name] == value for name, value in wanted.items())
@@ -76,7 +77,8 @@ def documents(
     hardware: bool = True,
 ) -> list[dict[str, Any]]:
     """The results documents of a run: one for each point of its grid, one without a grid. See `document`."""
-    return [one for _, one in _made(run, None, created, license, None, notes, hardware)]
+    facts = {"created": created, "license": license, "commit": None, "notes": notes}
+    return [one for _, one in _made(run, None, facts, hardware)]
 
 
 def _dir(run: SavedRun | str | Path) -> Path:
@@ -86,10 +88,7 @@ def _dir(run: SavedRun | str | Path) -> Path:
 def _made(
     run: SavedRun | str | Path,
     tuned: Mapping[str, Any] | None,
-    created: str | None,
-    license: str | None,
-    commit: str | None,
-    notes: str | None,
+    facts: Mapping[str, str | None],
     hardware: bool,
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """(values of the grid point, its document) in the grid's order."""
@@ -106,11 +105,9 @@ def _made(
             f"{saved.dir} was never scored, so it has no results: offrl train resume={saved.dir} eval.env=ID scores it"
         )
     seconds = times(saved)[1]
-    created = created or datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    facts: dict[str, Any] = {"license": license, "commit": commit, "notes": notes, "created": created, "hardware": None}
-    if hardware:
-        duration = round(seconds, 1) if math.isfinite(seconds) else None
-        facts["hardware"] = {"kind": str(saved.record.get("device", "")), "wall_s": duration}
+    created = facts["created"] or datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    duration = round(seconds, 1) if math.isfinite(seconds) else None
+    machine = {"kind": str(saved.record.get("device", "")), "wall_s": duration} if hardware else None
     episodes = _episodes(saved, {s.step for s in reader.scores})
     points = {r.cell: dict(r.values) for r in saved.replicas}
     result = []
@@ -120,7 +117,8 @@ def _made(
             continue
         scored = _scored(rows, [m for m in reader.missing if m.settings == variant.settings], episodes)
         one = _document(saved, variant, rows[-1], config, steps, tuned)
-        result.append((points[cell], check({**one, **facts, **scored}, str(saved.dir))))
+        document = {**one, **facts, "created": created, "hardware": machine, **scored}
+        result.append((points[cell], check(document, str(saved.dir))))
     return [(point, {name: one[name] for name in Document.__annotations__}) for point, one in result]
 
 
