@@ -16,10 +16,10 @@ WRITTEN = ("scores.csv", "metrics.jsonl", *PICTURES, "policies", "models", "tens
 
 
 def run(arguments: list[str]) -> int:
-    from offrl.settings.compose import parse, rehearse
-    from offrl.settings.habits.arguments import placed
+    from offrl.settings.compose import rehearse
+    from offrl.settings.habits.arguments import train_values
 
-    values = rehearse(parse(placed(arguments)))  # mistakes are told before torch is imported
+    values = rehearse(train_values(arguments))  # mistakes are told before torch is imported
     if values.get("resume") is not None:
         check_run(str(values["resume"]))
     from offrl.api import train_from

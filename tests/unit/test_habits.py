@@ -25,7 +25,7 @@ from offrl.settings.advice import doubts
 from offrl.settings.compose import compose, parse, rehearse
 from offrl.settings.field import describe
 from offrl.settings.habits.algorithms import NOT_HERE, OTHER_NAMES
-from offrl.settings.habits.arguments import as_settings, placed
+from offrl.settings.habits.arguments import as_settings, train_values
 from offrl.settings.habits.datasets import environment_hint, hint
 from offrl.settings.habits.names import WORDS, groups, understood
 from offrl.settings.presets import algorithm_group, config_names
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read(command: str) -> dict[str, object]:
-    return rehearse(parse(placed(as_settings(command.split()[1:], switches("train")))))
+    return rehearse(train_values(as_settings(command.split()[1:], switches("train"))))
 
 
 @pytest.mark.parametrize(("command", "habit", "answer"), habits.CASES, ids=[c for c, _, _ in habits.CASES])
