@@ -172,9 +172,11 @@ def _command(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str
     if any(a in ("-h", "--help") for a in rest):
         return _show, [module.usage([a for a in rest if not a.startswith("-")])]
     if stray := next((a for a in rest if a.startswith("-")), None):
-        raise UserError(
-            f"offrl {name} has no option {stray}; settings are written name=value, and offrl {name} --help shows them"
-        )
+        from offrl.cli.words import settings
+
+        key = stray.lstrip("-").replace("-", "_")
+        problem = f"'{key}=' has no value" if key in settings(name) else f"offrl {name} has no option {stray}"
+        raise UserError(f"{problem}; settings are written name=value, and offrl {name} --help shows them")
     return module.run, rest
 
 
