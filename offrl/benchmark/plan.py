@@ -171,8 +171,8 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
                 raise UserError(
                     f"{folder} holds a benchmark with {what} {there}, this one has {here}; choose another name="
                 )
-        before = {c["run"]: int(c.get("steps", old["steps"])) for c in old["cells"]}
-        asked = {c["run"]: c["settings"] for c in old["cells"] if isinstance(c.get("settings"), dict)}
+        before = {c["run"]: c["steps"] for c in old["cells"]}
+        asked = {c["run"]: c["settings"] for c in old["cells"]}
         for cell in cells:
             if cell.config.steps < before.get(cell.run, 0):
                 raise UserError(
@@ -215,30 +215,37 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
     return record
 
 
+class _CellRecord(TypedDict):
+    dataset: str
+    algorithm: str
+    run: str
+    steps: int
+    settings: dict[str, Any]
+
+
+class _Record(TypedDict):
+    suite: str
+    seeds: list[int]
+    steps: int
+    cells: list[_CellRecord]
+
+
 def read_record(folder: Path) -> dict[str, Any] | None:
     """benchmark.json, or None where there is none. Raises UserError where it is damaged."""
     path = folder / RECORD
     try:
         record = json.loads(trust.read_text(path))
-        if not all(
-            isinstance(record[k], kind)
-            for k, kind in (("suite", str), ("seeds", list), ("steps", int), ("cells", list))
-        ):
-            raise ValueError("an entry of another kind")
-        if not all(isinstance(c.get(k), str) for c in record["cells"] for k in ("dataset", "algorithm", "run")):
-            raise ValueError("a cell without dataset, algorithm or run")
+        if text := misfit(record, _Record, "", complete=True):
+            raise ValueError(text)
         if outside := [c["run"] for c in record["cells"] if not plain_name(c["run"])]:
             raise ValueError(f"its run {outside[0]} is not in this folder")
-        if text := next((t for c in record["cells"] if (t := misfit(c.get("steps"), int | None, "steps"))), ""):
-            raise ValueError(text)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else error
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
-            f"{path} cannot be read ({reason}); remove that file, and the same command writes it again"
+            f"{path} cannot be read ({error}); remove that file, and the same command writes it again"
         ) from None
-    return record
+    return dict(record)
 
 
 def _references(suite: Suite, cells: Sequence[Mapping[str, str]]) -> tuple[dict[str, dict[str, float]], str]:

@@ -42,7 +42,8 @@ def misfit(value: Any, hint: Any, name: str, most: int = 2**63 - 1, complete: bo
             elif complete and key in origin.__required_keys__:
                 null = ", or null where it is not known" if type(None) in get_args(kind) else ""
                 unknown = [k for k in value if k not in known and isinstance(k, str)]
-                return f"'{full}' is missing: add it{null}.{nearest(key, unknown)}"
+                hint = nearest(key, unknown)
+                return f"'{full}' is missing: add it{null}{hint and f'.{hint}'}"
         return ""
     if origin in (list, tuple):
         if not isinstance(value, (list, tuple)):

@@ -288,7 +288,7 @@ def test_a_benchmark_names_runs_of_its_own_folder(home: Path, run: str) -> None:
     """Row 15, for the names of runs in benchmark.json."""
     Path("bench").mkdir()
     stranger(home.parent / "elsewhere")
-    cells = [{"dataset": "x", "algorithm": "bc", "run": run}]
+    cells = [{"dataset": "x", "algorithm": "bc", "run": run, "steps": 1, "settings": {}}]
     Path("bench/benchmark.json").write_text(json.dumps({"suite": "d", "seeds": [0], "steps": 1, "cells": cells}))
     with pytest.raises(UserError, match="is not in this folder"):
         plan.read_record(Path("bench"))
