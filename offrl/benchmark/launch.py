@@ -21,7 +21,7 @@ from offrl.benchmark import plan
 from offrl.errors import UserError, nearest
 from offrl.settings.compose import flatten
 from offrl.settings.evaluation import cores
-from offrl.settings.presets import config_folder, config_names, read_yaml
+from offrl.settings.presets import check_entries, config_folder, config_names, read_yaml
 from offrl.system import children
 from offrl.system.files import open_to_append
 
@@ -56,9 +56,7 @@ def load(name: str, settings: Mapping[str, Any]) -> Launcher:
             f"unknown launcher '{name}'.{nearest(name, known)} Known: {', '.join(known)}; or launcher=FILE.yaml"
         )
     values = read_yaml(path)
-    for key in values:
-        if key not in KEYS:
-            raise UserError(f"{path} has an unknown entry '{key}'.{nearest(str(key), KEYS)} Entries: {', '.join(KEYS)}")
+    check_entries(values, KEYS, str(path))
     plugin, package, extra = (str(values.get(k) or "") for k in ("plugin", "package", "extra"))
     if plugin in ("", LOCAL) and settings:
         raise UserError(
