@@ -136,7 +136,12 @@ def _labelled(entries: Sequence[Entry], where: str) -> list[Entry]:
     """Entries with labels that differ: files are called by their stem, and where that is not enough by the folders
     above it as well.
     """
-    parts = [list(reversed(Path(SUFFIX.sub("", e.name)).parts)) if _is_file(e.name) else [e.name] for e in entries]
+    parts = [
+        list(reversed(Path(SUFFIX.sub("", e.name)).parts))
+        if SUFFIX.search(e.name) or Path(e.name).is_absolute()
+        else [e.name]
+        for e in entries
+    ]
     used = [1] * len(entries)
 
     def label(i: int) -> str:
@@ -148,10 +153,6 @@ def _labelled(entries: Sequence[Entry], where: str) -> list[Entry]:
             if entries[i].label or used[i] > len(parts[i]):
                 raise UserError(f"{where}: dataset '{entries[i].label or entries[i].name}' is named twice")
     return [Entry(e.name, label(i), e.settings) for i, e in enumerate(entries)]
-
-
-def _is_file(name: str) -> bool:
-    return bool(SUFFIX.search(name)) or Path(name).is_absolute()
 
 
 def _whole(steps: Any, where: str) -> int | None:

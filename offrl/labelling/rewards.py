@@ -295,7 +295,7 @@ def label_subgoals(
         first = (
             render(episode_columns(dataset, start, start + 1))
             if render.function
-            else render.state(_observation(dataset, start))
+            else render.state(dataset.columns["observations"][start].cpu().numpy())
         )
         prompts.append(SUBGOAL_PROMPT.format(task=task, state=first, most=most, form=form))
     replies, counts = ask(labeller, prompts, answers, title="asking for subgoals", quiet=quiet, limit=limit)
@@ -317,10 +317,6 @@ def label_subgoals(
         rewards[start:end] += np.float32(bonus) * first_reached(flags, ordered)
     refuse(dataset, counts, missing, "subgoals of the form that was asked for")
     return rewards.astype(np.float32), counts
-
-
-def _observation(dataset: Dataset, row: int) -> np.ndarray:
-    return dataset.columns["observations"][row].cpu().numpy()
 
 
 def _flags(dataset: Dataset, start: int, end: int, reached: Reached, subgoals: list[str], where: str) -> np.ndarray:

@@ -115,19 +115,17 @@ def run(names: list[str], settings: list[str]) -> int:
             limit=own.max_prompts,
         )
         model.save(target)
-        _report(
-            counts,
-            path,
-            target,
-            own.quiet,
-            [("pairs left out", f"{_left_out(counts, own):,}"), ("held-out accuracy", f"{model.accuracy:.3f}")],
-        )
+        left_out = counts.pairs - counts.swapped if own.swap else counts.unparsable
+        rows = [("pairs left out", f"{left_out:,}"), ("held-out accuracy", f"{model.accuracy:.3f}")]
+        _report(counts, path, target, own.quiet, rows)
         return 0
+    import torch
+
     from offrl.data.transforms.reward_labels import RewardLabels
 
     rewards, counts = _rewards(dataset, labeller, task, render, answers, own)
     RewardLabels.of(dataset, rewards, {**about, "unparsable": counts.unparsable}).save(target)
-    returns = replace(dataset, columns={**dataset.columns, "rewards": _tensor(rewards)}).episode_returns()
+    returns = replace(dataset, columns={**dataset.columns, "rewards": torch.from_numpy(rewards)}).episode_returns()
     summary = f"{returns.mean():.6g} on average, from {returns.min():.6g} to {returns.max():.6g}"
     _report(counts, path, target, own.quiet, [("labelled returns", summary)])
     return 0
@@ -169,16 +167,6 @@ def _rewards(
         add=own.add,
         **shared,
     )
-
-
-def _tensor(values: Any) -> Any:
-    import torch
-
-    return torch.from_numpy(values)
-
-
-def _left_out(counts: Counts, own: LabelSettings) -> int:
-    return counts.pairs - counts.swapped if own.swap else counts.unparsable
 
 
 def _parse(settings: list[str]) -> tuple[LabelSettings, dict[str, Any], dict[str, Any], dict[str, Any]]:

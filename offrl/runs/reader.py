@@ -76,7 +76,7 @@ class Reader:
         if (path / RECORD).exists():
             self.run(path, "")
             return True
-        if _is_run_scores(path / SCORES):
+        if header(path / SCORES).startswith("step,seed,"):
             self.problems.append(f"{path} has {SCORES} but no {RECORD}, so its algorithm is not known: left out")
             return True
         from offrl.runs.exchange.files import stated_in
@@ -350,10 +350,6 @@ def _words(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return f"it lacks {error}"
     return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
-
-
-def _is_run_scores(path: Path) -> bool:
-    return header(path).startswith("step,seed,")
 
 
 def _dead(line: dict[str, Any], replicas: list[Replica]) -> dict[tuple[int, str], int]:
