@@ -52,25 +52,11 @@ def ordered(folder: Path, orders: Mapping[str, Any]) -> Iterator[None]:
     """
     mirrors = (cell["values"].get("dataset.mirror") for cell in orders["cells"].values())
     mirror = next((m for m in mirrors if m and split_login(m)[1]), None)
-    with _variable("OFFRL_MIRROR", mirror):
+    with plan.environment({"OFFRL_MIRROR": mirror} if mirror else {}):
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         content = without_logins({**orders, "environment": environment})
         write_private(folder / plan.CELLS / plan.PLAN, json.dumps(content, indent=1, default=str) + "\n")
         yield
-
-
-@contextlib.contextmanager
-def _variable(name: str, value: str | None) -> Iterator[None]:
-    """Within it, the environment variable `name` is `value`; None leaves it as it is."""
-    before = os.environ.get(name)
-    try:
-        if value is not None:
-            os.environ[name] = value
-        yield
-    finally:
-        if value is not None:
-            os.environ.pop(name)
-            os.environ.update({} if before is None else {name: before})
 
 
 def job(config: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -321,6 +322,21 @@ def hold(path: Path, patience: float = 0.0) -> Iterator[bool]:
                     return
                 time.sleep(0.05)
         yield True
+
+
+@contextlib.contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Within it, environment variables have these values."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def cell_lock(folder: Path, run: str) -> Path:
