@@ -93,17 +93,17 @@ def train_values(arguments: Sequence[str]) -> dict[str, Any]:
             files.append(word)
         else:
             raise UserError(_neither(word))
-    named = [a for a in settings if re.match(r"(dataset|data|dataset\.name)=", a)]
-    if files and named:
-        raise UserError(f"{files[0]} and {named[0]} are both given; leave one of them out")
+    sources = [a for a in settings if re.match(r"(dataset|data|dataset\.name)=", a)]
+    if files and sources:
+        raise UserError(f"{files[0]} and {sources[0]} are both given; leave one of them out")
     if len(names := [a for a in settings if a.startswith("algo=")]) > 1:
         raise UserError(
             f"{' and '.join(names)} are both given; several algorithms are compared by offrl benchmark algos=a,b"
         )
-    values = parse([a for a in settings if a not in named])
+    values = parse([a for a in settings if a not in sources])
     names = files
-    if named:
-        text = str(parse([f"dataset={named[0].partition('=')[2]}"])["dataset"])
+    if sources:
+        text = str(parse([f"dataset={sources[0].partition('=')[2]}"])["dataset"])
         names = [text] if Path(text).expanduser().exists() or not text.isprintable() else text.split(",")
     several = datasets.expanded(names)
     if len(several) > 1 and "dataset.concatenate" in values:
