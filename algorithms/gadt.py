@@ -26,7 +26,6 @@ from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.settings.saved import current
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
@@ -83,7 +82,7 @@ class GADT(SequenceModel):
 
     def modules(self) -> Any:
         c = self.config
-        settings = current(c.values_settings) or {"name": "hiql", **hiql_settings(c)}
+        settings = c.values_settings or {"name": "hiql", **hiql_settings(c)}
         kind = registry.get("algo", settings["name"])
         self.subgoals = Subgoals.from_algorithm(kind(kind.Config(**settings), self.spec), c.subgoal_steps)
         return super().modules()

@@ -34,7 +34,6 @@ from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.settings.saved import current
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
@@ -101,7 +100,7 @@ class VADT(SequenceModel):
         return config
 
     def modules(self) -> Any:
-        settings = current(self.config.values_settings) or {"name": "iql"}
+        settings = self.config.values_settings or {"name": "iql"}
         kind = registry.get("algo", settings["name"])
         self.teacher = kind(kind.Config(**settings), self.spec)
         return super().modules()

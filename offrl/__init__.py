@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from offrl.data.tables.frame import from_dataframe
     from offrl.errors import Interrupted, UserError
     from offrl.evaluation.policy import TrainedPolicy
-    from offrl.interop.load_policy import load_policy
+    from offrl.interop.policies import load_policy
     from offrl.registry import register
     from offrl.system.trust import trusted
     from offrl.tasks.task import Task
@@ -63,7 +63,7 @@ _WHERE = {
     "from_dataframe": ("offrl.data.tables.frame", "from_dataframe"),
     "load": ("offrl.api", "Run"),
     "load_dataset": ("offrl.data.load", "load_dataset"),
-    "load_policy": ("offrl.interop.load_policy", "load_policy"),
+    "load_policy": ("offrl.interop.policies", "load_policy"),
     "register": ("offrl.registry", "register"),
     "train": ("offrl.api", "train"),
     "trusted": ("offrl.system.trust", "trusted"),

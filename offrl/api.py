@@ -28,9 +28,8 @@ from offrl.ope.afterwards import judge
 from offrl.ope.candidates import data_of
 from offrl.runs import record as runs
 from offrl.runs.run import SavedRun
-from offrl.runs.scored import ScoredRun
 from offrl.runs.settings import data_named, run_settings, scored_again
-from offrl.settings.advice import first_run
+from offrl.settings import advice
 from offrl.settings.compose import compose
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.train import TrainConfig
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Run(ScoredRun):
+class Run(SavedRun):
     """A run directory: its settings, scores and policies, and the ways to evaluate, film, draw and export them."""
 
     def evaluate_on_reward(
@@ -221,7 +220,7 @@ def _prepare(
         )
     acts = registry.get("algo", config.algo.name).traits.policy_modules
     if acts and is_own(config.dataset.name, data):
-        first_run.choose_steps(config, len(data), device == "cpu")  # also for the algorithms to compare with
+        advice.choose_steps(config, len(data), device == "cpu")  # also for the algorithms to compare with
     if env is None and config.resume:
         config = scored_again(config)
     if env is not None:

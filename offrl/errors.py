@@ -26,7 +26,11 @@ class UserError(Exception):
 
 
 class Interrupted(Exception):
-    """A request to stop training; everything is saved."""
+    """A request to stop training, which `step` was reached at; everything is saved."""
+
+    def __init__(self, step: int, run_dir: object) -> None:
+        super().__init__(f"stopped at step {step:,}; all is saved in {run_dir}: the same command continues")
+        self.step = step
 
 
 def nearest(name: str, options: Iterable[str]) -> str:

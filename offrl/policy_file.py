@@ -13,7 +13,7 @@ from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.nn.outline import check_memory, outline
 from offrl.nn.outline import of_file as sized_by
-from offrl.settings.saved import restored
+from offrl.settings.kinds import restored
 from offrl.system import files
 from offrl.system.plugins.loading import of_file
 

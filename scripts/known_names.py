@@ -1,4 +1,4 @@
-"""Write offrl/settings/known/index.json: algorithms with their settings, and names of datasets, for what must answer
+"""Write offrl/settings/known.json: algorithms with their settings, and names of datasets, for what must answer
 without torch.
 
 python scripts/known_names.py              # rewrites it

@@ -25,9 +25,9 @@ from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return
 from offrl.families.sequence import SequenceModel, SequenceSettings, TargetReturnActor, masked_mean
-from offrl.lm.models import texts
+from offrl.lm.models import tokenizer
 from offrl.lm.models.adapters import TUNE, probe
-from offrl.lm.models.policy_files import find_language
+from offrl.lm.models.configured import find_language
 from offrl.lm.models.pretrained import SMALL
 from offrl.optim import Adam, Params
 from offrl.registry import register
@@ -118,7 +118,7 @@ class LaMo(SequenceModel):
             )
         text_id = ""
         if config.text:
-            text_id = texts.digest(texts.tokens(language, config.text))
+            text_id = tokenizer.digest(tokenizer.tokens(language, config.text))
         config = dataclasses.replace(config, **sizes, lm_id=language.identity, text_id=text_id)
         with torch.random.fork_rng(devices=[]):
             probe(trunk(config, language), config.padding == "left")

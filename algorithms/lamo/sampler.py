@@ -13,7 +13,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import Sequences
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.lm.models import texts
+from offrl.lm.models import tokenizer
 
 if TYPE_CHECKING:
     from offrl.algorithms.lamo.algorithm import LaMo
@@ -40,7 +40,7 @@ class LanguageSampler:
 
     def prepare(self, dataset: Dataset) -> LanguageSource:
         actor, c = self.algorithm.networks["actor"], self.algorithm.config
-        text = texts.tokens(self.algorithm.language, c.text).to(dataset.device) if c.text else None
+        text = tokenizer.tokens(self.algorithm.language, c.text).to(dataset.device) if c.text else None
         if text is not None and len(text) < self.algorithm.text_length:
             raise UserError(
                 f"algo.text={c.text} has {len(text)} tokens, fewer than algo.text_length={self.algorithm.text_length}"

@@ -52,30 +52,11 @@ def ordered(folder: Path, orders: Mapping[str, Any]) -> Iterator[None]:
     """
     mirrors = (cell["values"].get("dataset.mirror") for cell in orders["cells"].values())
     mirror = next((m for m in mirrors if m and split_login(m)[1]), None)
-    with _variable("OFFRL_MIRROR", mirror):
+    with plan.environment({"OFFRL_MIRROR": mirror} if mirror else {}):
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         content = without_logins({**orders, "environment": environment})
         write_private(folder / plan.CELLS / plan.PLAN, json.dumps(content, indent=1, default=str) + "\n")
         yield
-
-
-@contextlib.contextmanager
-def _variable(name: str, value: str | None) -> Iterator[None]:
-    """Within it, the environment variable `name` is `value`; None leaves it as it is."""
-    before = os.environ.get(name)
-    try:
-        if value is not None:
-            os.environ[name] = value
-        yield
-    finally:
-        if value is not None:
-            os.environ.pop(name)
-            os.environ.update({} if before is None else {name: before})
-
-
-def remove_orders(folder: Path) -> None:
-    """Remove those of an earlier command: older versions wrote keys into them."""
-    (folder / plan.CELLS / plan.PLAN).unlink(missing_ok=True)
 
 
 def job(config: Any) -> None:
@@ -135,8 +116,8 @@ def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart
         try:
             lost = _train(folder, run, settings, apart)
         except (Interrupted, KeyboardInterrupt) as stop:
-            where = str(stop).partition(";")[0]  # "stopped at step 1,200"
-            write("running", f"interrupted: {where}" if where else "interrupted")
+            step = f": stopped at step {stop.step:,}" if isinstance(stop, Interrupted) else ""
+            write("running", f"interrupted{step}")
             raise KeyboardInterrupt from None
         except UserError as error:
             write("failed", " ".join(str(error).split()))

@@ -21,7 +21,7 @@ from offrl.benchmark import plan
 from offrl.errors import UserError, nearest
 from offrl.settings.compose import flatten
 from offrl.settings.evaluation import cores
-from offrl.settings.presets import config_folder, config_names, read_yaml
+from offrl.settings.presets import check_entries, config_folder, config_names, read_yaml
 from offrl.system import children
 from offrl.system.files import open_to_append
 
@@ -56,9 +56,7 @@ def load(name: str, settings: Mapping[str, Any]) -> Launcher:
             f"unknown launcher '{name}'.{nearest(name, known)} Known: {', '.join(known)}; or launcher=FILE.yaml"
         )
     values = read_yaml(path)
-    for key in values:
-        if key not in KEYS:
-            raise UserError(f"{path} has an unknown entry '{key}'.{nearest(str(key), KEYS)} Entries: {', '.join(KEYS)}")
+    check_entries(values, KEYS, str(path))
     plugin, package, extra = (str(values.get(k) or "") for k in ("plugin", "package", "extra"))
     if plugin in ("", LOCAL) and settings:
         raise UserError(
@@ -124,7 +122,7 @@ class Jobs(ABC):
         worker died, and one that never began, is written down as failed.
         """
         waiting = list(runs)
-        with _environment(), self._running():
+        with plan.environment(_variables()), self._running():
             while waiting:
                 now = waiting[: self.batch]
                 error = self._train(now)
@@ -299,23 +297,12 @@ def _set(node: Any, name: str, value: Any, launcher: str) -> None:
         raise UserError(f"launcher.{name}={value}: {str(error).splitlines()[0]}") from None
 
 
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    """The environment of worker processes: our module path, so that they find what this process finds, and no
+def _variables() -> dict[str, str]:
+    """Environment variables of worker processes: our module path, so that they find what this process finds, and no
     statistics sent by Ray.
     """
-    wanted = {
+    return {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(str(Path(p).resolve()) for p in sys.path if isinstance(p, str))),
         "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-    old = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in old.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from offrl.benchmark.suites import Suite
 from offrl.errors import UserError, nearest
 from offrl.runs import record as runs
 from offrl.settings.compose import compose, fill, flatten
-from offrl.settings.field import plain_name
+from offrl.settings.field import file_name, plain_name
 from offrl.settings.kinds import misfit
 from offrl.settings.presets import algorithm_group
 from offrl.settings.train import TrainConfig, seed_list
@@ -128,7 +129,7 @@ def cells_of(command: Command, suite: Suite, folder: Path) -> list[Cell]:
                 "seeds": config.seeds,
                 "compare": [],
                 "runs_dir": str(folder),
-                "name": _clean(f"{algorithm}-{entry.label}"),
+                "name": file_name(f"{algorithm}-{entry.label}"),
                 "quiet": config.quiet,
             }
             try:
@@ -146,10 +147,6 @@ def cells_of(command: Command, suite: Suite, folder: Path) -> list[Cell]:
             f"two cells would share the run directory {repeated[0]}; give one dataset another label in a suite file"
         )
     return result
-
-
-def _clean(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
 # ------------------------------------------------------------------------------------------------------------- the
@@ -175,8 +172,8 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
                 raise UserError(
                     f"{folder} holds a benchmark with {what} {there}, this one has {here}; choose another name="
                 )
-        before = {c["run"]: int(c.get("steps", old["steps"])) for c in old["cells"]}
-        asked = {c["run"]: c["settings"] for c in old["cells"] if isinstance(c.get("settings"), dict)}
+        before = {c["run"]: c["steps"] for c in old["cells"]}
+        asked = {c["run"]: c["settings"] for c in old["cells"]}
         for cell in cells:
             if cell.config.steps < before.get(cell.run, 0):
                 raise UserError(
@@ -219,30 +216,37 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
     return record
 
 
+class _CellRecord(TypedDict):
+    dataset: str
+    algorithm: str
+    run: str
+    steps: int
+    settings: dict[str, Any]
+
+
+class _Record(TypedDict):
+    suite: str
+    seeds: list[int]
+    steps: int
+    cells: list[_CellRecord]
+
+
 def read_record(folder: Path) -> dict[str, Any] | None:
     """benchmark.json, or None where there is none. Raises UserError where it is damaged."""
     path = folder / RECORD
     try:
         record = json.loads(trust.read_text(path))
-        if not all(
-            isinstance(record[k], kind)
-            for k, kind in (("suite", str), ("seeds", list), ("steps", int), ("cells", list))
-        ):
-            raise ValueError("an entry of another kind")
-        if not all(isinstance(c.get(k), str) for c in record["cells"] for k in ("dataset", "algorithm", "run")):
-            raise ValueError("a cell without dataset, algorithm or run")
+        if text := misfit(record, _Record, "", complete=True):
+            raise ValueError(text)
         if outside := [c["run"] for c in record["cells"] if not plain_name(c["run"])]:
             raise ValueError(f"its run {outside[0]} is not in this folder")
-        if text := next((t for c in record["cells"] if (t := misfit(c.get("steps"), int | None, "steps"))), ""):
-            raise ValueError(text)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else error
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
-            f"{path} cannot be read ({reason}); remove that file, and the same command writes it again"
+            f"{path} cannot be read ({error}); remove that file, and the same command writes it again"
         ) from None
-    return record
+    return dict(record)
 
 
 def _references(suite: Suite, cells: Sequence[Mapping[str, str]]) -> tuple[dict[str, dict[str, float]], str]:
@@ -318,6 +322,21 @@ def hold(path: Path, patience: float = 0.0) -> Iterator[bool]:
                     return
                 time.sleep(0.05)
         yield True
+
+
+@contextlib.contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Within it, environment variables have these values."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def cell_lock(folder: Path, run: str) -> Path:

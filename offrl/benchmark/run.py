@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from offrl import errors
-from offrl.benchmark import cell, plan, suites, table
+from offrl.benchmark import cell, plan, suites
 from offrl.benchmark.launch import Jobs, jobs_of
 from offrl.benchmark.launch import load as load_launcher
 from offrl.benchmark.plan import Cell
-from offrl.benchmark.progress import GridProgress, watching
+from offrl.benchmark.progress import GridProgress, show_table, watching
 from offrl.errors import UserError
 from offrl.runs.tables import print_table, report_command
 from offrl.system import children, trust
@@ -44,7 +44,6 @@ def benchmark(values: Mapping[str, Any]) -> int:
             errors.say(text)
 
     with _alone(folder):
-        cell.remove_orders(folder)
         record = plan.begin(folder, command, suite, cells)
         if suite.note:
             say(f"{suite.name}: {suite.note}")
@@ -62,7 +61,7 @@ def benchmark(values: Mapping[str, Any]) -> int:
         except KeyboardInterrupt:
             _results(folder, say)
             raise
-        bad = table.show(folder, record)
+        bad = show_table(folder, record)
         _results(folder, say)
         for run, reason in bad.items():
             errors.say(

@@ -13,7 +13,8 @@ from typing import Any
 from offrl.errors import UserError, nearest
 from offrl.settings.compose import flatten
 from offrl.settings.field import plain_name
-from offrl.settings.presets import SUFFIX, config_folder, config_names, read_yaml
+from offrl.settings.kinds import misfit
+from offrl.settings.presets import SUFFIX, check_entries, config_folder, config_names, read_yaml
 
 KEYS = ("name", "note", "steps", "eval", "settings", "datasets", "references", "reference_source")
 ENTRY_KEYS = ("name", "label", "env", "eval", "settings")
@@ -77,7 +78,7 @@ def load(name: str, datasets: Sequence[str] = ()) -> Suite:
 
 def _parse(values: Mapping[str, Any], path: Path, folder: Path) -> Suite:
     """A suite from its YAML. `folder`: where relative paths are looked for first."""
-    _only(values, KEYS, str(path))
+    check_entries(values, KEYS, str(path))
     listed = values.get("datasets") or []
     if not isinstance(listed, list):
         raise UserError(f"{path}: datasets must be a list of names, or of maps with a name")
@@ -109,7 +110,7 @@ def _entry(item: Any, folder: Path, where: str) -> Entry:
     values = {"name": item} if isinstance(item, str) else item
     if not isinstance(values, Mapping) or not isinstance(values.get("name"), str) or not values["name"]:
         raise UserError(f"{where}: a dataset is a name, or a map with a name, not {item!r}")
-    _only(values, ENTRY_KEYS, f"{where}: dataset {values['name']}")
+    check_entries(values, ENTRY_KEYS, f"{where}: dataset {values['name']}")
     settings = _settings(values, f"{where}: dataset {values['name']}")
     if values.get("env") is not None:
         settings["eval.env"] = str(values["env"])
@@ -135,7 +136,12 @@ def _labelled(entries: Sequence[Entry], where: str) -> list[Entry]:
     """Entries with labels that differ: files are called by their stem, and where that is not enough by the folders
     above it as well.
     """
-    parts = [list(reversed(Path(SUFFIX.sub("", e.name)).parts)) if _is_file(e.name) else [e.name] for e in entries]
+    parts = [
+        list(reversed(Path(SUFFIX.sub("", e.name)).parts))
+        if SUFFIX.search(e.name) or Path(e.name).is_absolute()
+        else [e.name]
+        for e in entries
+    ]
     used = [1] * len(entries)
 
     def label(i: int) -> str:
@@ -147,10 +153,6 @@ def _labelled(entries: Sequence[Entry], where: str) -> list[Entry]:
             if entries[i].label or used[i] > len(parts[i]):
                 raise UserError(f"{where}: dataset '{entries[i].label or entries[i].name}' is named twice")
     return [Entry(e.name, label(i), e.settings) for i, e in enumerate(entries)]
-
-
-def _is_file(name: str) -> bool:
-    return bool(SUFFIX.search(name)) or Path(name).is_absolute()
 
 
 def _whole(steps: Any, where: str) -> int | None:
@@ -168,18 +170,6 @@ def _whole(steps: Any, where: str) -> int | None:
 
 def _references(values: Any, where: str) -> dict[str, dict[str, float]]:
     """Published scores, dataset -> algorithm -> number."""
-    if not isinstance(values or {}, Mapping) or not all(isinstance(row, Mapping) for row in (values or {}).values()):
-        raise UserError(f"{where}: references must be a map of datasets, each a map of algorithms to scores")
-    for dataset, row in (values or {}).items():
-        for algorithm, score in row.items():
-            if isinstance(score, bool) or not isinstance(score, (int, float)) or score != score:
-                raise UserError(f"{where}: references, {dataset}, {algorithm}: {score!r} is not a number")
+    if text := misfit(values or {}, dict[str, dict[str, float]], "references"):
+        raise UserError(f"{where}: {text} (dataset: algorithm: score)")
     return {str(d): {str(a): float(s) for a, s in row.items()} for d, row in (values or {}).items()}
-
-
-def _only(values: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
-    for key in values:
-        if key not in keys:
-            raise UserError(
-                f"{where} has an unknown entry '{key}'.{nearest(str(key), keys)} Entries: {', '.join(keys)}"
-            )

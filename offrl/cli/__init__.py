@@ -1,5 +1,5 @@
-"""The commands of the command line, one file each: `run(arguments) -> exit status`, and `USAGE`, what --help
-prints (a command without it sees to --help itself).
+"""The commands of the command line, one file each: `run(arguments) -> exit status`, and `usage(words)`, what
+--help prints, of the other words of the command.
 
 Nothing heavy is imported before a command knows what to do.
 """

@@ -29,18 +29,17 @@ class AdaptConfig:
     out: str | None = setting(None, "folder of in_context.csv and in_context.png; null: the first RUN")
 
 
-USAGE = "\n".join(
-    [
-        "usage: offrl adapt RUN [RUN ...] [name=value ...]",
-        "",
-        "Plays several episodes of tasks that are in no data with one memory (algo=dpt, meta_dt; others forget between "
-        "episodes), beside",
-        "the classical methods that the environment knows (Thompson sampling, UCB for bandits), and draws how they "
-        "learn.",
-        "",
-        *describe(AdaptConfig()),
-    ]
-)
+USAGE = """\
+usage: offrl adapt RUN [RUN ...] [name=value ...]
+
+Plays several episodes of tasks that are in no data with one memory (algo=dpt, meta_dt; others forget between episodes), beside
+the classical methods that the environment knows (Thompson sampling, UCB for bandits), and draws how they learn.
+
+{0}"""  # noqa: E501
+
+
+def usage(arguments: list[str]) -> str:
+    return USAGE.format("\n".join(describe(AdaptConfig())))
 
 
 def run(arguments: list[str]) -> int:

@@ -8,10 +8,6 @@ from offrl.errors import say
 
 
 def run(arguments: list[str]) -> int:
-    if any(a in ("-h", "--help") for a in arguments):
-        say(*_help().splitlines())
-        return 0
-    arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     from offrl.settings.compose import parse
 
     values = parse(arguments)
@@ -26,29 +22,28 @@ def run(arguments: list[str]) -> int:
         return 130
 
 
-def _help() -> str:
+USAGE = """\
+usage: offrl benchmark [name=value ...] [--quiet]
+
+Trains every algorithm on every dataset of a suite, all seeds of a cell in one run. The same command again keeps finished
+cells, continues interrupted ones and tries failed ones again.
+
+Settings and their defaults (lists are written a,b):
+
+{0}
+  launcher.NAME=VALUE                      sets up the launcher; configs/launcher/*.yaml has its settings
+  ALGO.NAME=VALUE                          a setting of one algorithm's cells: iql.temperature=5 iql.dataset.reward_scale=0.1
+  any other setting of offrl train         goes to all cells: compile=eager device=cpu eval.episodes=20
+
+Suites: {1}
+Launchers: {2}
+"""  # noqa: E501
+
+
+def usage(arguments: list[str]) -> str:
     from offrl.benchmark.config import BenchmarkConfig
     from offrl.settings.field import describe
     from offrl.settings.presets import config_names
 
-    return "\n".join(
-        [
-            "usage: offrl benchmark [name=value ...] [--quiet]",
-            "",
-            "Trains every algorithm on every dataset of a suite, all seeds of a cell in one run. The same command "
-            "again keeps finished",
-            "cells, continues interrupted ones and tries failed ones again.",
-            "",
-            "Settings and their defaults (lists are written a,b):",
-            "",
-            *describe(BenchmarkConfig()),
-            "  launcher.NAME=VALUE                      sets up the launcher; configs/launcher/*.yaml has its settings",
-            "  ALGO.NAME=VALUE                          a setting of one algorithm's cells: iql.temperature=5 "
-            "iql.dataset.reward_scale=0.1",
-            "  any other setting of offrl train         goes to all cells: compile=eager device=cpu eval.episodes=20",
-            "",
-            f"Suites: {', '.join(config_names('suite'))}",
-            f"Launchers: {', '.join(config_names('launcher'))}",
-            "",
-        ]
-    )
+    suites, launchers = (", ".join(config_names(group)) for group in ("suite", "launcher"))
+    return USAGE.format("\n".join(describe(BenchmarkConfig())), suites, launchers)

@@ -11,13 +11,13 @@ from offrl.errors import UserError, nearest, say
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or any(a in ("-h", "--help") for a in arguments):
-        say(*_help().splitlines())
+    if not arguments:
+        say(*usage([]).splitlines())
         return 0
     from offrl.collect.config import FORMATS, RECIPES, CollectConfig
     from offrl.settings.compose import fill, parse
 
-    values = parse(["quiet=true" if a in ("-q", "--quiet") else a for a in arguments])
+    values = parse(arguments)
     if values.get("format") is not None and values["format"] not in FORMATS:
         raise UserError(
             f"format={values['format']} is not allowed; choose one of "
@@ -26,7 +26,7 @@ def run(arguments: list[str]) -> int:
     config = fill(CollectConfig(), values, "collect")
     if bool(config.recipe) == bool(config.policy):
         both = "are both given; leave one of them out" if config.recipe else "is missing"
-        raise UserError(f"recipe= or policy= {both}: offrl collect env=Hopper-v5 recipe=d4rl, or policy=model.zip")
+        raise UserError(f"recipe= or policy= {both}: offrl collect env=Hopper-v5 recipe=d4rl, or policy=mine.py:act")
     if config.recipe and config.recipe not in RECIPES:
         raise UserError(
             f"unknown recipe '{config.recipe}'.{nearest(config.recipe, RECIPES)} Recipes: {', '.join(RECIPES)}"
@@ -66,15 +66,18 @@ def _collect(config) -> int:  # type: ignore[no-untyped-def]
     return 0
 
 
-def _help() -> str:
+USAGE = """\
+usage: offrl collect env=ID recipe=d4rl|ogbench [name=value ...]
+       offrl collect env=ID policy=PATH [name=value ...]
+
+The same command continues what was stopped. Settings and their defaults:
+
+{0}
+"""
+
+
+def usage(arguments: list[str]) -> str:
     from offrl.collect.config import CollectConfig
     from offrl.settings.field import describe
 
-    lines = [
-        "usage: offrl collect env=ID recipe=d4rl|ogbench [name=value ...]",
-        "       offrl collect env=ID policy=PATH [name=value ...]",
-        "",
-        "The same command continues what was stopped. Settings and their defaults:",
-        "",
-    ]
-    return "\n".join([*lines, *describe(CollectConfig()), ""])
+    return USAGE.format("\n".join(describe(CollectConfig())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,12 +66,18 @@ class Output:
     quiet: bool = setting(False, "no progress")
 
 
+def usage(arguments: list[str]) -> str:
+    from offrl.labelling.run import usage as label
+
+    return label() if "label" in arguments else text(USAGE, arguments)
+
+
 def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in ACTIONS:
         given = arguments[0] if arguments else ""
         known = ", ".join(ACTIONS)
         raise UserError(f"offrl data {given}: say what to do: {known}.{nearest(given, ACTIONS)} See offrl data --help")
-    action, rest = arguments[0], ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments[1:]]
+    action, rest = arguments[0], arguments[1:]
     if action == "list":
         from offrl.cli.words.listing import print_data_sets
 
@@ -218,3 +225,55 @@ def _report(written: Written, quiet: bool) -> None:
         f"wrote {written.path} ({written.form}): {written.rows:,} rows, {written.episodes:,} episodes, {size:,.1f} MB; "
         f"verified: read back, it is the same bit for bit (fingerprint {written.fingerprint[:16]})"
     )
+
+
+USES = {
+    "inspect": ("DATASET", "offrl data inspect my.hdf5 dataset.fields.observations=obs"),
+    "doctor": ("DATASET [out=FOLDER]", "offrl data doctor hopper-medium-v2 out=page"),
+    "convert": (
+        "DATASET OUT",
+        "offrl data convert my.npz my.hdf5\n  offrl data convert my.hdf5 mine/hopper-v0 format=minari",
+    ),
+    "merge": (
+        "A B [...] OUT",
+        "offrl data merge day1.hdf5 day2.hdf5 both.hdf5\n  offrl data merge logs/*.hdf5 all.hdf5",
+    ),
+    "subset": (
+        "DATASET OUT",
+        "offrl data subset my.hdf5 best.hdf5 top=0.1\n  offrl data subset my.hdf5 two.hdf5 episodes=5,7",
+    ),
+    "list": ("", "offrl data list"),
+}
+WRITING = ("convert", "merge", "subset")
+
+
+def text(usage: str, arguments: Sequence[str]) -> str:
+    """The part of `usage`, that of all actions, which is for the action among `arguments`; all of it where there is
+    none.
+    """
+    action = next((a for a in arguments if a in USES), None)
+    if action is None:
+        return usage
+    parts = re.split(r"\n\n", usage)
+    entry = re.search(rf"^  offrl data {action}\b.*(?:\n {{10,}}.*)*", usage, re.MULTILINE)
+    about = " ".join(re.sub(r"^  offrl data \w+ ?([A-Z\[.\] ]*) {2,}", "", entry[0]).split()) if entry else ""
+    names, example = USES[action]
+    lines = [
+        f"usage: offrl data {action} {names} [name=value ...]".replace("  ", " "),
+        "",
+        f"{about[:1].upper()}{about[1:]}.",
+        "",
+        f"  {example}",
+    ]
+    for part in parts:
+        title = part.split("\n", 1)[0]
+        fits = (
+            (title.startswith("DATASET is") and action != "list")
+            or (title.startswith("settings of convert") and action in WRITING)
+            or (title.startswith("what subset keeps") and action == "subset")
+            or (title.startswith("settings of all") and action != "list")
+            or title.startswith("exit status")
+        )
+        if fits:
+            lines += ["", part]
+    return "\n".join(lines)

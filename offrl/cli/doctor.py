@@ -9,12 +9,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offrl.errors import UserError, first_line, nearest, say
+from offrl.errors import UserError, first_line, say
 from offrl.settings.field import describe, setting
 
 if TYPE_CHECKING:
@@ -34,40 +34,24 @@ class DoctorConfig:
     seconds: float = setting(1.0, "how long each timing takes", low=0.01, high=60.0)
 
 
-USAGE = "\n".join(
-    [
-        "usage: offrl doctor [device=cuda] [name=value ...]",
-        "",
-        "The first minute on a machine: does offrl train right on it, how fast, and how many seeds fit. Each line is a "
-        "check; one that",
-        "fails says why, and the others go on. Exit status 0: all is right; 1: something is not.",
-        "",
-        *describe(DoctorConfig()),
-    ]
-)
+USAGE = """\
+usage: offrl doctor [device=cuda] [name=value ...]
+
+The first minute on a machine: does offrl train right on it, how fast, and how many seeds fit. Each line is a check; one that
+fails says why, and the others go on. Exit status 0: all is right; 1: something is not.
+
+{0}"""  # noqa: E501
+
+
+def usage(arguments: list[str]) -> str:
+    return USAGE.format("\n".join(describe(DoctorConfig())))
 
 
 def run(arguments: list[str]) -> int:
     from offrl.settings.compose import fill, parse
 
-    config = fill(DoctorConfig(), parse(_named(arguments)), "doctor")
+    config = fill(DoctorConfig(), parse(arguments), "doctor")
     return _Doctor(config).run()
-
-
-def _named(arguments: list[str]) -> list[str]:
-    """`--device cuda` and `--device=cuda` as device=cuda. Raises UserError for another option."""
-    known = [f.name for f in fields(DoctorConfig)]
-    words, settings = iter(arguments), []
-    for word in words:
-        if word.startswith("-"):
-            name, equals, value = word.lstrip("-").partition("=")
-            if name not in known:
-                raise UserError(
-                    f"offrl doctor has no option {word}.{nearest(name, known)} Settings: {', '.join(known)}"
-                )
-            word = f"{name}={value if equals else next(words, '')}"
-        settings.append(word)
-    return settings
 
 
 class _Cure(Exception):

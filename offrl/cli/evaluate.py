@@ -58,7 +58,10 @@ class EvaluateConfig:
 
 
 WIDEST = 10  # tasks whose successes a table shows
-USAGE = "\n".join(["usage: offrl evaluate RUN [name=value ...]", "", *describe(EvaluateConfig())])
+
+
+def usage(arguments: list[str]) -> str:
+    return "\n".join(["usage: offrl evaluate RUN [name=value ...]", "", *describe(EvaluateConfig())])
 
 
 def run(arguments: list[str]) -> int:
@@ -84,18 +87,18 @@ def run(arguments: list[str]) -> int:
     kinds = [name for name in ("target_returns", "rewards", "frequency") if getattr(config, name)]
     if len(kinds) > 1:
         raise UserError(f"{' and '.join(kinds)} are different evaluations; give one of them")
-    if config.target_returns:
-        return _evaluate_target_returns(trained, config)
-    if config.rewards:
-        return _evaluate_on_rewards(trained, config)
-    if config.frequency:
-        return _evaluate_frequency(trained, config)
-    video = config.video and _can_film()
     scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
+    if config.target_returns:
+        return _evaluate_target_returns(trained, config, scoring)
+    if config.rewards:
+        return _evaluate_on_rewards(trained, config, scoring)
+    if config.frequency:
+        return _evaluate_frequency(trained, config, scoring)
+    video = config.video and _can_film()
     drawing = os.environ.get("MUJOCO_GL")
     result = trained.evaluate(**scoring, acting=config.acting, device=str(pick_device(config.device)))
     headers = [*trained.grid, "seed", "score", "return", "std over episodes", "length", "success", "success by task"]
-    keys = ["score", "return", "return_std", "length", "success", "success_by_task"]
+    keys = ["score", "return_mean", "return_std", "length_mean", "success", "success_by_task"]
     rows = [
         [*(number(v) for _, v in replica.values), str(replica.seed), *(_shown(row[k]) for k in keys)]
         for replica, row in zip(trained.replicas, result.rows(), strict=True)
@@ -121,7 +124,7 @@ def _shown(value: float | str | None) -> str:
     return "" if value is None else value if isinstance(value, str) else f"{value:.2f}"
 
 
-def _evaluate_target_returns(trained: Run, config: EvaluateConfig) -> int:
+def _evaluate_target_returns(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
     """Score the policies with each target return: a table, a CSV file and a picture."""
     from offrl.evaluation.target_returns import write
     from offrl.figures.target_returns import draw
@@ -130,7 +133,6 @@ def _evaluate_target_returns(trained: Run, config: EvaluateConfig) -> int:
     if config.target_returns != ["auto"] and not all(isinstance(t, (int, float)) for t in config.target_returns):
         raise UserError("target_returns is auto, or a list of numbers: target_returns=1000,2000,3000")
     targets = None if config.target_returns == ["auto"] else config.target_returns
-    scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
     achieved = trained.evaluate_target_returns(targets, **scoring)
     for where in achieved.cells.values():
         returns, scores = achieved.means(where), achieved.scores(where)
@@ -148,7 +150,7 @@ def _evaluate_target_returns(trained: Run, config: EvaluateConfig) -> int:
     return 0
 
 
-def _evaluate_frequency(trained: Run, config: EvaluateConfig) -> int:
+def _evaluate_frequency(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
     """Score the policies with each number of steps between decisions: a table, a CSV file and a picture."""
     from offrl.evaluation.frequency import write
     from offrl.figures.frequency import draw
@@ -157,7 +159,6 @@ def _evaluate_frequency(trained: Run, config: EvaluateConfig) -> int:
 
     if config.video:
         raise UserError("video=true films policies that decide at every step: leave frequency= out, or video=")
-    scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
     scores = trained.evaluate_frequency(config.frequency, **scoring, acting=config.acting)
     for where in scores.cells.values():
         cell, returns, means = scores.replicas[where[0]].cell, scores.returns(where), scores.means(where)
@@ -193,14 +194,13 @@ def _evaluate_frequency(trained: Run, config: EvaluateConfig) -> int:
     return 0
 
 
-def _evaluate_on_rewards(trained: Run, config: EvaluateConfig) -> int:
+def _evaluate_on_rewards(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
     """Infer the task of each reward and score the policies by it: a table and a CSV file."""
     from offrl.evaluation.reward_inference import write
     from offrl.runs.tables import interval_text, print_table
     from offrl.settings.replicas import by_cell
     from offrl.statistics.intervals import mean_interval
 
-    scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
     evaluations = [trained.evaluate_on_reward(rewards, **scoring) for rewards in config.rewards]
     for where in by_cell(trained.replicas).values():
         cell = trained.replicas[where[0]].cell

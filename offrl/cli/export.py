@@ -13,18 +13,18 @@ from offrl.settings.field import describe
 if TYPE_CHECKING:
     from offrl.export.write import Exported
 
-USAGE = "\n".join(
-    [
-        "usage: offrl export RUN [name=value ...]",
-        "",
-        "Writes a policy as one file that runs without offrl, compares it with the Python policy on 1,000 "
-        "observations, and writes a JSON",
-        "file beside it that documents inputs, outputs, units, scores and versions. In a run with a grid, FIELD=VALUE "
-        "chooses the cell.",
-        "",
-        *describe(ExportConfig()),
-    ]
-)
+
+USAGE = """\
+usage: offrl export RUN [name=value ...]
+
+Writes a policy as one file that runs without offrl, compares it with the Python policy on 1,000 observations, and writes a JSON
+file beside it that documents inputs, outputs, units, scores and versions. In a run with a grid, FIELD=VALUE chooses the cell.
+
+{0}"""  # noqa: E501
+
+
+def usage(arguments: list[str]) -> str:
+    return USAGE.format("\n".join(describe(ExportConfig())))
 
 
 def run(arguments: list[str]) -> int:

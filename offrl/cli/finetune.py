@@ -9,16 +9,7 @@ from offrl.errors import UserError, say, warn
 
 
 def run(arguments: list[str]) -> int:
-    if any(a in ("-h", "--help") for a in arguments):
-        say(*_help().splitlines())
-        return 0
-    arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     paths = [a for a in arguments if "=" not in a]
-    if wrong := next((p for p in paths if p.startswith("-")), None):
-        raise UserError(
-            f"offrl finetune has no option {wrong}; settings are written name=value, and `offrl finetune --help` shows "
-            "them"
-        )
     if len(paths) > 1:
         raise UserError(f"offrl finetune takes one run, and {len(paths)} are given ({' '.join(paths)})")
     if not arguments:
@@ -55,36 +46,31 @@ def run(arguments: list[str]) -> int:
     return 1 if len(lost) == len(saved_run.replicas) else 0
 
 
-def _help() -> str:
+USAGE = """\
+usage: offrl finetune RUN [env=ID] [steps=N] [name=value ...] [--quiet]
+       offrl finetune algo=sac_n dataset=NAME env=ID [seeds=4] [algo.SETTING=value ...]     fresh parameters
+       offrl finetune algo=sac_n env=ID mixing=0                                            without data
+       offrl finetune RUN mode=residual [algo.scale=0.5 ...]                                a small policy on top of the run's
+       offrl finetune resume=RUN                                                            what was stopped
+
+All replicas of a run go on learning side by side, each in environments of its own, from what they play and from the run's
+data. algo.SETTING=value changes a setting of the algorithm. The same command continues what was stopped.
+
+Settings and their defaults:
+
+{0}
+
+Settings of mode=residual, published values in brackets where they differ:
+
+{1}
+"""  # noqa: E501
+
+
+def usage(arguments: list[str]) -> str:
     from offrl.finetuning.config import FinetuneConfig
     from offrl.settings import known
     from offrl.settings.field import describe
 
-    lines = [
-        "usage: offrl finetune RUN [env=ID] [steps=N] [name=value ...] [--quiet]",
-        "       offrl finetune algo=sac_n dataset=NAME env=ID [seeds=4] [algo.SETTING=value ...]     fresh parameters",
-        "       offrl finetune algo=sac_n env=ID mixing=0                                            without data",
-        "       offrl finetune RUN mode=residual [algo.scale=0.5 ...]                                a small policy on "
-        "top of the run's",
-        "       offrl finetune resume=RUN                                                            what was stopped",
-        "",
-        "All replicas of a run go on learning side by side, each in environments of its own, from what they play and "
-        "from the run's",
-        "data. algo.SETTING=value changes a setting of the algorithm. The same command continues what was stopped.",
-        "",
-        "Settings and their defaults:",
-        "",
-    ]
     own = (line for line in describe(FinetuneConfig()) if "eval.env=" not in line)
     residual = describe(known.schema("residual"), "algo.")
-    return "\n".join(
-        [
-            *lines,
-            *own,
-            "",
-            "Settings of mode=residual, published values in brackets where they differ:",
-            "",
-            *residual,
-            "",
-        ]
-    )
+    return USAGE.format("\n".join(own), "\n".join(residual))

@@ -30,7 +30,7 @@ begin
 your data
   offrl data inspect DATASET         what is in a dataset, and every fault in it; `offrl data doctor` makes a page of it
   offrl data convert DATASET OUT     to D4RL HDF5 or Minari; also merge, subset, label
-  offrl collect env=Hopper-v5 recipe=d4rl                          record datasets; policy=model.zip records from any policy
+  offrl collect env=Hopper-v5 recipe=d4rl                          record datasets; policy=mine.py:act records from any policy
 
 train
   offrl train td3_bc hopper-medium-v2 seeds=4 steps=1e6            the same as algo=td3_bc dataset=hopper-medium-v2 ...
@@ -61,6 +61,7 @@ TRUST = (
     f"  {'trust=false':<40} true: files of this command may name Python code, which runs; say so only where "
     "you trust their author"
 )
+MODULES = {"list": "words.listing", "completion": "words.completion"}  # where they are not called by the command
 UNTRUSTING = ("list", "doctor", "completion")  # commands that read no files of others
 
 # what the machine refuses, whatever was asked for: a full or failing disk, missing rights
@@ -162,18 +163,20 @@ def _command(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str
         raise UserError(
             f"unknown command '{name}'.{nearest(name, NAMES)} Commands: {', '.join(NAMES)}; see offrl --help"
         )
-    module = importlib.import_module(f"offrl.cli.{name}")
+    module = importlib.import_module(f"offrl.cli.{MODULES.get(name, name)}")
     if any(re.match(r"--?[A-Za-z]|[A-Za-z_.]*-[\w.-]*=", a) for a in rest):
         from offrl.cli.words import switches
         from offrl.settings.habits.arguments import as_settings
 
         rest = as_settings(rest, switches(name))
-    if hasattr(module, "USAGE") and any(a in ("-h", "--help") for a in rest):
-        if name == "data":
-            from offrl.cli.words.data_help import text
+    if any(a in ("-h", "--help") for a in rest):
+        return _show, [module.usage([a for a in rest if not a.startswith("-")])]
+    if stray := next((a for a in rest if a.startswith("-")), None):
+        from offrl.cli.words import settings
 
-            return (module.run, ["label"]) if "label" in rest else (_show, [text(module.USAGE, rest)])
-        return _show, [module.USAGE]
+        key = stray.lstrip("-").replace("-", "_")
+        problem = f"'{key}=' has no value" if key in settings(name) else f"offrl {name} has no option {stray}"
+        raise UserError(f"{problem}; settings are written name=value, and offrl {name} --help shows them")
     return module.run, rest
 
 

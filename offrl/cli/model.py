@@ -22,21 +22,21 @@ class ModelConfig:
     )
 
 
-USAGE = "\n".join(
-    [
-        "usage: offrl model RUN [dataset=NAME] [name=value ...]",
-        "",
-        "Measures the world models of a run of algo=dynamics (or one file of its models/): errors, likelihood and "
-        "coverage of intervals",
-        "one step ahead, errors many steps ahead under recorded actions, terminations. On its own data it takes the "
-        "episodes kept apart.",
-        "",
-        "  dataset=null                             other data to measure on, all its episodes; also "
-        "dataset.SETTING=value, for ood= too",
-        *describe(ModelConfig()),
-    ]
-)
 LITERAL = ("ood", "out")  # taken as they stand, whatever characters they hold
+
+
+USAGE = """\
+usage: offrl model RUN [dataset=NAME] [name=value ...]
+
+Measures the world models of a run of algo=dynamics (or one file of its models/): errors, likelihood and coverage of intervals
+one step ahead, errors many steps ahead under recorded actions, terminations. On its own data it takes the episodes kept apart.
+
+  dataset=null                             other data to measure on, all its episodes; also dataset.SETTING=value, for ood= too
+{0}"""  # noqa: E501
+
+
+def usage(arguments: list[str]) -> str:
+    return USAGE.format("\n".join(describe(ModelConfig())))
 
 
 def run(arguments: list[str]) -> int:

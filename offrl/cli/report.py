@@ -22,17 +22,15 @@ folders above them, results.csv files; and results of other people: .json, .json
 LITERAL = ("title", "baseline", "out", "results", "license")  # taken as they stand, whatever characters they hold
 
 
+def usage(arguments: list[str]) -> str:
+    from offrl.report.config import ReportConfig
+    from offrl.settings.field import describe
+
+    return HEAD + "\n" + "\n".join(describe(ReportConfig()))
+
+
 def run(arguments: list[str]) -> int:
     from offrl.report.config import ReportConfig
-
-    if not arguments or any(a in ("-h", "--help") for a in arguments):
-        from offrl.settings.field import describe
-
-        text = HEAD + "\n" + "\n".join(describe(ReportConfig()))
-        if not arguments:
-            raise UserError("which runs? offrl report RUNS..., such as offrl report runs; see offrl report --help")
-        say(*text.split("\n"))
-        return 0
     from offrl.settings.compose import fill, parse
 
     paths = [a for a in arguments if "=" not in a or Path(a).exists()]

@@ -43,42 +43,30 @@ class SelectConfig(OPEConfig):
     quiet: bool = setting(False, "print the table only (also --quiet)")
 
 
-def usage() -> str:
-    """The text that --help prints."""
-    return "\n".join(
-        [
-            "usage: offrl select [RUN ...] [policy=AGENT ...] [name=value ...] [--quiet]",
-            "",
-            "Ranks every checkpoint and final policy of runs (or of folders of runs), and other policies, by their "
-            "estimated discounted",
-            "return on logged data; no environment is touched. Data: the runs' own, or dataset=NAME.",
-            "",
-            "Settings and their defaults (lists are written a,b):",
-            "",
-            "  dataset=null                             data to evaluate on, in place of the runs' own; also "
-            "dataset.SETTING=value",
-            "  policy=AGENT                             an SB3 zip, a run, a policy file or file.py:name; may be given "
-            "several times",
-            *describe(SelectConfig()),
-            "",
-        ]
-    )
+USAGE = """\
+usage: offrl select [RUN ...] [policy=AGENT ...] [name=value ...] [--quiet]
+
+Ranks every checkpoint and final policy of runs (or of folders of runs), and other policies, by their estimated discounted
+return on logged data; no environment is touched. Data: the runs' own, or dataset=NAME.
+
+Settings and their defaults (lists are written a,b):
+
+  dataset=null                             data to evaluate on, in place of the runs' own; also dataset.SETTING=value
+  policy=AGENT                             a run, a policy file or file.py:name; may be given several times
+{0}
+"""  # noqa: E501
+
+
+def usage(arguments: list[str]) -> str:
+    return USAGE.format("\n".join(describe(SelectConfig())))
 
 
 def run(arguments: list[str]) -> int:
-    if any(a in ("-h", "--help") for a in arguments):
-        say(*usage().splitlines())
-        return 0
-    arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     paths = [a for a in arguments if "=" not in a]
     policies = [a.partition("=")[2] for a in arguments if a.startswith("policy=")]
     from offrl.settings.compose import fill, parse
 
     values = parse([a for a in arguments if "=" in a and not a.startswith("policy=")])
-    if wrong := next((p for p in paths if p.startswith("-")), None):
-        raise UserError(
-            f"offrl select has no option {wrong}; settings are written name=value, and `offrl select --help` shows them"
-        )
     if not paths and not policies:
         raise UserError(
             "usage: offrl select RUN ... (run directories), or offrl select policy=AGENT ... dataset=NAME; --help "

@@ -8,10 +8,6 @@ from offrl.errors import UserError, say
 
 
 def run(arguments: list[str]) -> int:
-    if any(a in ("-h", "--help") for a in arguments):
-        say(*usage().splitlines())
-        return 0
-    arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     from offrl.settings.compose import parse
 
     values = parse(arguments)
@@ -30,35 +26,30 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def usage() -> str:
-    """The text that --help prints."""
+USAGE = """\
+usage: offrl tune dataset=NAME [algos=[iql,td3_bc]] [budget=32x40000] [name=value ...] [--quiet]
+
+Trains many settings of algorithms side by side on a part of the data, judges them on the rest, thins them out, chooses: by
+the data alone, or with episodes=n real episodes. The winner is trained anew on all data with new seeds, and that is what is
+reported. The same command, or resume=FOLDER, continues a tune.
+
+Settings and their defaults (lists are written a,b):
+
+  dataset=NAME                             the data; also dataset.SETTING=value
+{0}
+  space.NAME=[low,high,log]                what is searched of a setting: a range (log or linear), or a list of values; also
+                                           space.ALGO.NAME=, for one of the algorithms
+  algo.NAME=value, ALGO.NAME=value         a setting that is not searched, of all algorithms that have it, or of one
+  compile, workers, group, precision, experiment, log_every    as in offrl train
+  resume=FOLDER                            go on with the tune in that folder
+
+Published ranges are known for: {1}
+"""  # noqa: E501
+
+
+def usage(arguments: list[str]) -> str:
     from offrl.settings.field import describe
     from offrl.settings.presets import config_names
     from offrl.tuning.config import TuneConfig
 
-    return "\n".join(
-        [
-            "usage: offrl tune dataset=NAME [algos=[iql,td3_bc]] [budget=32x40000] [name=value ...] [--quiet]",
-            "",
-            "Trains many settings of algorithms side by side on a part of the data, judges them on the rest, thins "
-            "them out, chooses: by",
-            "the data alone, or with episodes=n real episodes. The winner is trained anew on all data with new seeds, "
-            "and that is what is",
-            "reported. The same command, or resume=FOLDER, continues a tune.",
-            "",
-            "Settings and their defaults (lists are written a,b):",
-            "",
-            "  dataset=NAME                             the data; also dataset.SETTING=value",
-            *describe(TuneConfig()),
-            "  space.NAME=[low,high,log]                what is searched of a setting: a range (log or linear), or a "
-            "list of values; also",
-            "                                           space.ALGO.NAME=, for one of the algorithms",
-            "  algo.NAME=value, ALGO.NAME=value         a setting that is not searched, of all algorithms that have "
-            "it, or of one",
-            "  compile, workers, group, precision, experiment, log_every    as in offrl train",
-            "  resume=FOLDER                            go on with the tune in that folder",
-            "",
-            f"Published ranges are known for: {', '.join(config_names('space'))}",
-            "",
-        ]
-    )
+    return USAGE.format("\n".join(describe(TuneConfig())), ", ".join(config_names("space")))

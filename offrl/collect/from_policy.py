@@ -22,9 +22,8 @@ SET = "data"
 
 
 def agents(config: CollectConfig, world: World) -> dict[str, Policy]:
-    return load_agents(
-        config.policy, observation_dim=world.dim, action_low=world.low, action_high=world.high, discrete=world.discrete
-    )
+    size = 0 if world.low is None else world.low.size
+    return load_agents(config.policy, observation_dim=world.dim, action_dim=size, discrete=world.discrete)
 
 
 def prepare(config: CollectConfig) -> tuple[World, dict[str, Any]]:

@@ -79,11 +79,11 @@ class Evaluation:
                 "seed": self.seeds[n] if self.seeds else n,
                 "episodes": int(self.returns.shape[1]),
                 "score": None if self.scores is None else float(self.scores[n].mean()),
-                "return": float(self.returns[n].mean()),
+                "return_mean": float(self.returns[n].mean()),
                 "return_std": float(self.returns[n].std()),
-                "length": float(self.lengths[n].mean()),
+                "length_mean": float(self.lengths[n].mean()),
                 "success": None if self.successes is None else float(self.successes[n].mean()),
-                "discounted": None if self.discounted is None else float(self.discounted[n].mean()),
+                "discounted_mean": None if self.discounted is None else float(self.discounted[n].mean()),
                 "q_overestimation": self._overestimation(n),
                 "success_by_task": None
                 if self.tasks == 1 or self.successes is None

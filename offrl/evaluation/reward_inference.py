@@ -141,7 +141,7 @@ def write(earned: Sequence[RewardEvaluation], folder: Path) -> Path:
     lines: list[list[Any]] = [["rewards", *fields, "seed", *means]]
     for one in earned:
         for n, (replica, row) in enumerate(zip(one.replicas, one.evaluation.rows(), strict=True)):
-            values = [one.returns[n].mean(), one.returns[n].std(), row["return"], one.data, row["length"]]
+            values = [one.returns[n].mean(), one.returns[n].std(), row["return_mean"], one.data, row["length_mean"]]
             lines.append([one.name, *(v for _, v in replica.values), replica.seed, *values])
     write_text(folder / TABLE, text_of(lines))
     return folder / TABLE

@@ -85,5 +85,7 @@ def write(achieved: AchievedReturns, path: Path) -> None:
         for replica, row in zip(achieved.replicas, evaluation.rows(), strict=True):
             values = [v for _, v in replica.values]
             score = "" if row["score"] is None else row["score"]
-            lines.append([*values, replica.seed, target, row["return"], row["return_std"], score, row["length"]])
+            lines.append(
+                [*values, replica.seed, target, row["return_mean"], row["return_std"], score, row["length_mean"]]
+            )
     write_text(path, text_of(lines))

@@ -14,9 +14,8 @@ from offrl.finetuning.start import KIND, Factory, Start, run_data, task_of
 from offrl.runs import record as runs
 from offrl.settings.compose import fill, flatten
 from offrl.settings.dataset import DatasetConfig
-from offrl.settings.kinds import misfit
+from offrl.settings.kinds import misfit, restored
 from offrl.settings.replicas import expand
-from offrl.settings.saved import restored
 from offrl.settings.train import TrainConfig
 from offrl.settings.untrusted import check_code, read_settings
 from offrl.system import files as checkpoint

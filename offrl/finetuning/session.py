@@ -187,7 +187,7 @@ class OnlineLoop(ABC):
     def _interrupt(self) -> None:
         if self.saved != self.t or self.updates != self.goal:
             self._save()
-        raise Interrupted(f"stopped at step {self.t:,}; all is saved in {self.run_dir}: the same command continues")
+        raise Interrupted(self.t, self.run_dir)
 
     def _count(self, turn: Turn) -> None:
         """The episodes that ended, for the next line and the progress bar."""

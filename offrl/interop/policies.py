@@ -1,45 +1,44 @@
-"""Policies from elsewhere, by name: Stable-Baselines3 zips, offrl runs and policy files, Python functions. Nothing is
-unpickled.
-"""
+"""Policies from elsewhere, by name: offrl runs and policy files, Python functions. Nothing is unpickled."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError, first_line, nearest
+from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.result import Policy
+from offrl.runs.paths import RECORD
+from offrl.runs.run import SavedRun
 from offrl.system.user_code import guarded, python_object
 from offrl.tasks.episodes import observe_reward
 
-FORMS = "an SB3 .zip, an offrl run directory, an offrl policy (.safetensors), file.py:name or package.module:name"
+FORMS = "an offrl run directory, an offrl policy (.safetensors), file.py:name or package.module:name"
 
 
-def load_agents(
-    text: str, *, observation_dim: int, action_low: np.ndarray | None, action_high: np.ndarray | None, discrete: bool
-) -> dict[str, Policy]:
+def load_agents(text: str, *, observation_dim: int, action_dim: int, discrete: bool) -> dict[str, Policy]:
     """The policies that `text` names, by their own names: one, or all replicas of a run.
 
-    `text`: a Stable-Baselines3 zip (SAC, TQC, TD3, DDPG, PPO, A2C, DQN), an offrl run directory, an offrl policy file
-    (.safetensors), or "file.py:name" / "package.module:name": a function act(observations [E, O], rng) -> actions [E,
-    A] or [E], an object with `start` and `step` as `offrl.evaluation.result.Policy` has them, or a dict {name: either}.
-    `observation_dim`: numbers in a flat observation. `action_low`, `action_high` [A]: the environment's range, None
-    where unknown or discrete. All policies take `step(carry, observations, t, explore=False)`; see `reseeded` for their
+    `text`: an offrl run directory, an offrl policy file (.safetensors), or "file.py:name" / "package.module:name": a
+    function act(observations [E, O], rng) -> actions [E, A] or [E], an object with `start` and `step` as
+    `offrl.evaluation.result.Policy` has them, or a dict {name: either}.
+    `observation_dim`: numbers in a flat observation. `action_dim`: of an action, where they are not discrete. All
+    policies take `step(carry, observations, t, explore=False)`; see `reseeded` for their
     noise.
 
     Raises UserError for what cannot be found, read or run, and for a policy of other observations or actions than
     these.
     """
-    low, high = (None if b is None else np.asarray(b, np.float32).reshape(-1) for b in (action_low, action_high))
-    agents = _load(text, low, high)
+    agents = _load(text)
     for name, agent in agents.items():
-        _check_fit(agent, f"{text}" + (f" ({name})" if len(agents) > 1 else ""), observation_dim, low, discrete)
+        _check_fit(agent, f"{text}" + (f" ({name})" if len(agents) > 1 else ""), observation_dim, action_dim, discrete)
     return agents
 
 
@@ -111,21 +110,18 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
         return {}
 
 
-def _load(text: str, low: np.ndarray | None, high: np.ndarray | None) -> dict[str, Policy]:
+def _load(text: str) -> dict[str, Policy]:
     path = Path(text).expanduser()
     if path.is_dir():
         return _run_policies(path)
     suffix = path.suffix.lower()
     if path.is_file() and suffix in (".pkl", ".pickle", ".pt", ".pth"):
-        from offrl.interop.sb3_zip import vecnormalize_error
-
-        if "vecnorm" in path.name.lower():
-            raise vecnormalize_error(path)
         raise UserError(f"{path} may hold a pickle, which is not read; give {FORMS}")
     if path.is_file() and suffix == ".zip":
-        from offrl.interop.sb3_zip import read_zip
-
-        return {path.stem: read_zip(path, low, high)}
+        raise UserError(
+            f"{path} is not read: load it in a Python file, model = SAC.load('{path.name}'), and give a function that "
+            "calls model.predict: policy=FILE.py:act"
+        )
     if path.is_file() and suffix == ".safetensors":
         from offrl.evaluation.policy import TrainedPolicy
 
@@ -146,8 +142,8 @@ def _run_policies(path: Path) -> dict[str, Policy]:
     from offrl.runs.run import SavedRun
 
     if not (path / RECORD).exists():
-        zips = sorted(p.name for p in path.iterdir() if p.suffix in (".zip", ".safetensors"))
-        hint = f"; it holds the policies {', '.join(zips[:5])}: name one of them" if zips else ""
+        files = sorted(p.name for p in path.iterdir() if p.suffix == ".safetensors")
+        hint = f"; it holds the policies {', '.join(files[:5])}: name one of them" if files else ""
         raise UserError(f"{path} is not a run directory (it has no {RECORD}){hint}")
     run = SavedRun(path)
     return {replica.name: run.load_policy(replica) for replica in run.replicas}
@@ -174,30 +170,109 @@ def _wrap(value: Any, where: str) -> Policy:
     if callable(value):
         return FunctionPolicy(value, where)
     raise UserError(f"{where} is a {type(value).__name__}; it must be a function act(observations, rng), an object "
-                    "with start and step, "
-                    "or a dict of those by name")  # fmt: skip
+                    "with start and step, or a dict of those by name")  # fmt: skip
 
 
-def _check_fit(agent: Any, where: str, observation_dim: int, low: np.ndarray | None, discrete: bool) -> None:
+def _check_fit(agent: Any, where: str, observation_dim: int, action_dim: int, discrete: bool) -> None:
     """Raises UserError where the policy says that it is for other observations or actions. Functions do not say."""
-    spec = getattr(getattr(agent, "algorithm", None), "spec", None)
-    if spec is not None:
-        width, size, kind = spec.observation_dim, None if spec.discrete else spec.action_dim, spec.discrete
-    elif hasattr(agent, "head"):
-        width, size, kind = agent.observation_dim, agent.size, agent.discrete
-    else:
+    spec, problem = getattr(getattr(agent, "algorithm", None), "spec", None), ""
+    if spec is None:
         return
-    if width != observation_dim:
+    kinds = ("continuous", "discrete")
+    if spec.observation_dim != observation_dim:
+        problem = f"takes observations of {spec.observation_dim} numbers, and here they have {observation_dim}"
+    elif spec.discrete != discrete:
+        problem = f"gives {kinds[spec.discrete]} actions, and here they are {kinds[discrete]}"
+    elif not discrete and spec.action_dim != action_dim:
+        problem = f"gives actions of {spec.action_dim} dimensions, and here they have {action_dim}"
+    if problem:
+        raise UserError(f"{where} {problem}: it is for another environment")
+
+
+HUB = "hf://"
+FILE = "policy.safetensors"
+SUFFIX = ".safetensors"
+
+
+def load_policy(
+    source: str | Path, seed: int | None = None, *, revision: str | None = None, device: str = "auto", **values: float
+) -> Any:
+    """The trained policy behind `source`.
+
+    source: a policy file (.safetensors), a folder that `offrl export` wrote, a run directory, or "hf://USER/REPOSITORY"
+    of the Hugging Face Hub, with "/FOLDER/FILE.safetensors" behind it where it is not policy.safetensors. seed, values:
+    which replica of a run, as `Run.policy`. revision: a commit, tag or branch of the repository (also
+    "hf://USER/REPOSITORY@REVISION"); name a commit where the policy must stay what it is. device: where it acts, if
+    that pays.
+
+    What is read is safetensors and JSON, never a pickle, and runs no code. Raises UserError for what is missing,
+    damaged or no policy."""
+    text = str(source)
+    if text.startswith(HUB):
+        if seed is not None or values:
+            raise UserError(
+                f"{text} holds single policies: seed= and settings choose one of a run; name the file, "
+                f"{text}/FOLDER/{FILE}"
+            )
+        return TrainedPolicy.load(_download(text, revision), device)
+    if revision is not None:
+        raise UserError(f"revision={revision} is of a repository, and {text} is none: write {HUB}USER/REPOSITORY")
+    path = Path(source).expanduser()
+    if (path / RECORD).exists():
+        run = SavedRun(path)
+        return run.load_policy(run.replica(run.seeds[0] if seed is None else seed, values), device)
+    if seed is not None or values:
+        raise UserError(f"{path} is no run directory, of which seed= and settings choose a policy")
+    if path.is_dir():
+        files = sorted(path.glob(f"*{SUFFIX}"))
+        chosen = path / FILE if path / FILE in files else files[0] if len(files) == 1 else None
+        if chosen is None:
+            names = ", ".join(p.name for p in files[:5])
+            raise UserError(
+                f"{path} is no run directory and has no {FILE}{f'; it has {names}: name one' if names else ''}"
+            )
+        path = chosen
+    if not path.exists():
+        there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        hub = f" A repository of the Hub is written {HUB}{text}" if re.fullmatch(r"[\w.-]+/[\w.-]+", text) else ""
+        raise UserError(f"there is no policy {path}.{nearest(path.name, there)}{hub}")
+    return TrainedPolicy.load(path, device)
+
+
+def _download(text: str, revision: str | None) -> Path:
+    """The policy's file in the Hub's cache on this machine."""
+    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+?))?(?:/([\w./-]+\.safetensors))?/?", text)
+    if match is None:
         raise UserError(
-            f"{where} takes observations of {width} numbers, and here they have {observation_dim}: it is for another "
-            "environment"
+            f"{text} names no repository: write {HUB}USER/REPOSITORY, or "
+            f"{HUB}USER/REPOSITORY@REVISION/FOLDER/FILE{SUFFIX}"
         )
-    if kind != discrete:
-        kinds = ("continuous", "discrete")
+    repository, typed, file = match.groups()
+    if typed and revision and typed != revision:
+        raise UserError(f"{text} and revision={revision} are two revisions; leave one of them out")
+    try:
+        import huggingface_hub as hub
+    except ImportError:
         raise UserError(
-            f"{where} gives {kinds[kind]} actions, and here they are {kinds[discrete]}: it is for another environment"
-        )
-    if not discrete and low is not None and size is not None and size != low.size:
-        raise UserError(
-            f"{where} gives actions of {size} dimensions, and here they have {low.size}: it is for another environment"
-        )
+            f"{text} needs pip install huggingface_hub; a file or folder that is here already does not"
+        ) from None
+    name = file or FILE
+    try:
+        return Path(hub.hf_hub_download(repository, name, revision=revision or typed))
+    except Exception as error:  # its errors have no common base, and come from several libraries
+        kind = type(error).__name__
+        if kind == "EntryNotFoundError":
+            there = [f for f in hub.list_repo_files(repository, revision=revision or typed) if f.endswith(SUFFIX)]
+            names = (
+                f"; it has {', '.join(there[:5])}: {HUB}{repository}/{there[0]}"
+                if there
+                else ", nor another policy of offrl"
+            )
+            raise UserError(f"{HUB}{repository} has no {name}{names}") from None
+        cure = {
+            "RepositoryNotFoundError": "is the name right, and the repository public? (`hf auth login` for a private "
+            "one)",
+            "RevisionNotFoundError": f"it has no revision {revision or typed}",
+            "GatedRepoError": "its owner lets in only those who asked on its page, after `hf auth login`",
+        }.get(kind, first_line(error))
+        raise UserError(f"cannot load {text}: {cure}") from error

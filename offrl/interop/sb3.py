@@ -1,13 +1,10 @@
-"""Policies of Stable-Baselines3 as plain tensors, acting without SB3 installed: names and shapes of the tensors say
-what a policy is.
-
-`offrl.interop.sb3_zip` reads SB3's files.
+"""The policies that `offrl collect` trains with Stable-Baselines3 as plain tensors, acting without SB3: SAC's and PPO's
+with its default networks.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,59 +15,20 @@ from torch.nn import functional as F
 
 from offrl.errors import UserError
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "ReLU": F.relu,
-    "Tanh": torch.tanh,
-    "ELU": F.elu,
-    "LeakyReLU": F.leaky_relu,
-    "SiLU": F.silu,
-    "GELU": F.gelu,
-    "Mish": F.mish,
-    "Softplus": F.softplus,
-    "Sigmoid": torch.sigmoid,
-    "Identity": lambda x: x,
-}
-KINDS = ("squashed", "tanh", "gaussian", "categorical", "q")
-KNOWN = "SAC, TQC, TD3, DDPG, PPO, A2C and DQN with MLP policies"
-CURE = "wrap it in a Python function instead: policy=file.py:name, act(observations, rng) -> actions"
+Linear = tuple[Tensor, Tensor]  # weight [out, in], bias [out]
 
 
 @dataclass(frozen=True)
 class Actor:
-    """A feed-forward policy. `kind`: squashed (SAC: tanh of a Gaussian), tanh (TD3), gaussian (PPO: clipped),
-    categorical (PPO) or q (DQN: the largest value)."""
+    """A feed-forward policy. `kind`: squashed (SAC: tanh of a Gaussian), gaussian (PPO: clipped) or categorical."""
 
     kind: str
-    layers: tuple[
-        tuple[Tensor, Tensor], ...
-    ]  # (weight [out, in], bias [out]) of the hidden layers, each followed by the activation
-    head: tuple[Tensor, Tensor]  # mean [A], logits or values of the choices [N]
-    activation: str = "ReLU"
-    spread: tuple[Tensor, Tensor] | Tensor | None = (
-        None  # log std: a second head (squashed) or numbers [A] (gaussian); None: unknown
-    )
-    low: np.ndarray | None = None  # [A] range of the actions; None for discrete ones
-    high: np.ndarray | None = None
-    epsilon: float = 0.0  # of a q policy that explores
-    clip_mean: float = 0.0  # the mean is clipped to +- this before tanh (SAC with gSDE); 0: not
-    mean: Tensor | None = None  # [O] of VecNormalize; observations are clipped to +- clip after scaling
-    std: Tensor | None = None
-    clip: float = 10.0
+    layers: tuple[Linear, ...]  # the hidden ones, each followed by the activation: ReLU (SAC) or tanh (PPO)
+    head: Linear  # mean [A], or logits of the choices [N]
+    spread: Linear | Tensor | None  # log std: a second head (squashed), or numbers [A] (gaussian)
+    low: np.ndarray | None  # [A] range of the actions; None for discrete ones
+    high: np.ndarray | None
     seed: int = 0
-    where: str = ""
-
-    @property
-    def discrete(self) -> bool:
-        return self.kind in ("categorical", "q")
-
-    @property
-    def observation_dim(self) -> int:
-        return (self.layers[0] if self.layers else self.head)[0].shape[1]
-
-    @property
-    def size(self) -> int:
-        """Dimensions of an action, or number of choices."""
-        return self.head[1].shape[0]
 
     def start(self, episodes: int) -> np.random.Generator:
         """The source of the noise of that many episodes played side by side."""
@@ -86,55 +44,32 @@ class Actor:
         """Actions, and the log density or probability of each [E] float32 under the noisy policy. Greedy without `rng`.
 
         The density is that of the actions as they are returned, in the environment's range; of a Gaussian policy (PPO)
-        before they are clipped to it, as SB3 and D4RL have it. NaN where the policy knows no noise. Raises UserError
-        where noise is asked of such."""
+        before they are clipped to it, as SB3 and D4RL have it."""
         x = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), -1)
-        if x.shape[1] != self.observation_dim:
-            raise UserError(
-                f"{self.where}: observations have {x.shape[1]} numbers; this policy takes {self.observation_dim}"
-            )
-        if self.mean is not None and self.std is not None:
-            x = ((x - self.mean) / self.std).clamp(-self.clip, self.clip)
-        activation = ACTIVATIONS[self.activation]
         for weight, bias in self.layers:
-            x = activation(F.linear(x, weight, bias))
+            x = F.linear(x, weight, bias)
+            x = F.relu(x) if self.kind == "squashed" else torch.tanh(x)
         out = F.linear(x, *self.head)
-        if rng is not None and self.spread is None and not self.discrete:
-            raise UserError(
-                f"{self.where}: this policy has no noise of its own to explore with; use explore=false, or noise=0.1"
-            )
-        return self._choose(out, rng) if self.discrete else self._continuous(x, out, rng)
+        return self._choose(out, rng) if self.kind == "categorical" else self._continuous(x, out, rng)
 
     def _choose(self, out: Tensor, rng: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
-        best = out.argmax(1)
-        if self.kind == "q":
-            log = torch.full_like(out, self.epsilon / self.size)
-            log[torch.arange(len(out)), best] += 1.0 - self.epsilon
-            log = log.log()
-        else:
-            log = F.log_softmax(out, 1)
-        chosen = best
+        log, choice = F.log_softmax(out, 1), out.argmax(1)
         if rng is not None:  # the Gumbel trick: argmax of log p + Gumbel noise has the distribution p
-            chosen = (log.double() + torch.from_numpy(rng.gumbel(size=tuple(log.shape)))).argmax(1)
-        return chosen.numpy(), log.gather(1, chosen[:, None])[:, 0].numpy()
+            choice = (log.double() + torch.from_numpy(rng.gumbel(size=tuple(log.shape)))).argmax(1)
+        return choice.numpy(), log.gather(1, choice[:, None])[:, 0].numpy()
 
     def _continuous(self, x: Tensor, mean: Tensor, rng: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
-        assert self.low is not None and self.high is not None
+        assert self.low is not None and self.high is not None and self.spread is not None
         low, high = torch.as_tensor(self.low), torch.as_tensor(self.high)
-        if self.clip_mean:
-            mean = mean.clamp(-self.clip_mean, self.clip_mean)
-        raw, log = mean, torch.full((len(mean),), torch.nan)
-        if self.spread is not None:
-            log_std = (
-                F.linear(x, *self.spread).clamp(-20, 2)
-                if isinstance(self.spread, tuple)
-                else self.spread.expand_as(mean)
-            )
-            noise = torch.zeros_like(mean)
-            if rng is not None:
-                noise = torch.from_numpy(rng.standard_normal(tuple(mean.shape), np.float32))
-                raw = mean + log_std.exp() * noise
-            log = (-0.5 * noise**2 - log_std - 0.5 * float(np.log(2 * np.pi))).sum(1)
+        if isinstance(self.spread, tuple):
+            log_std = F.linear(x, *self.spread).clamp(-20, 2)
+        else:
+            log_std = self.spread.expand_as(mean)
+        noise = torch.zeros_like(mean)
+        if rng is not None:
+            noise = torch.from_numpy(rng.standard_normal(tuple(mean.shape), np.float32))
+        raw = mean + log_std.exp() * noise
+        log = (-0.5 * noise**2 - log_std - 0.5 * float(np.log(2 * np.pi))).sum(1)
         if self.kind == "gaussian":
             return torch.clamp(raw, low, high).numpy(), log.numpy()
         squashed = torch.tanh(raw)
@@ -144,99 +79,25 @@ class Actor:
 
 
 def actor_from(
-    tensors: Mapping[str, Tensor],
-    *,
-    activation: str | None = None,
-    low: np.ndarray | None = None,
-    high: np.ndarray | None = None,
-    discrete: bool = False,
-    epsilon: float = 0.0,
-    clip_mean: float = 2.0,
-    where: str = "the policy",
+    tensors: Mapping[str, Tensor], *, low: np.ndarray | None, high: np.ndarray | None, discrete: bool, where: str
 ) -> Actor:
-    """An SB3 policy's state dict (`policy.pth`, or `model.policy.state_dict()`) as an Actor.
+    """The state dictionary of an MLP policy of SAC or PPO, with their default activations, as an Actor.
 
-    `activation`: None is the default of its algorithm. Raises UserError for tensors that no MLP policy of SB3 has.
+    Raises UserError where its training had diverged.
     """
-    own = {
-        k: v.detach().cpu().float()
-        for k, v in tensors.items()
-        if not re.match(r"(critic|q_net_target|actor_target|value_net)", k)
-    }
-    own = {k: v for k, v in own.items() if not k.startswith("mlp_extractor.value_net.")}
-    if strange := [k for k in own if re.search(r"features_extractor|lstm", k)]:
-        what = "a recurrent policy" if "lstm" in strange[0] else "a policy for images or dict observations"
-        raise UserError(
-            f"{where} is {what} (it has '{strange[0]}'), which is not read; only {KNOWN} are. To use it, {CURE}"
-        )
-    prefix, head, spread = _parts(own, where)
-    layers, names = _layers(own, prefix, where)
-    default = "Tanh" if prefix.startswith("mlp_extractor") else "ReLU"
-    heads, unread = [f"{head}.weight", f"{head}.bias"], set(own) - names
-    result: dict[str, Any] = {"low": low, "high": high, "where": where, "activation": activation or default}
-    if result["activation"] not in ACTIVATIONS:
-        raise UserError(
-            f"{where} has the activation {result['activation']}; known are {', '.join(ACTIVATIONS)}. To use it, {CURE}"
-        )
-    if head == "":  # the last layer of the stack is the head
-        *layers, last = layers
-        kind = "q" if prefix.startswith("q_net") else "tanh"
-        result["epsilon"] = epsilon
-    else:
-        last = (own[heads[0]], own[heads[1]])
-        unread -= set(heads)
-        kind = "squashed" if prefix.startswith("actor") else "categorical" if discrete else "gaussian"
-        if f"{spread}.weight" in own:
-            result["spread"] = (own[f"{spread}.weight"], own[f"{spread}.bias"])
-        elif spread in own and own[spread].ndim == 1 and kind == "gaussian":
-            result["spread"] = own[spread]
-        elif kind == "squashed":
-            result["clip_mean"] = clip_mean  # gSDE
-        unread -= {spread, f"{spread}.weight", f"{spread}.bias"}
-    if unread:
-        raise UserError(
-            f"{where} has tensors of a policy that is not known ('{min(unread)}'); only {KNOWN} are read. To use it, "
-            f"{CURE}"
-        )
-    actor = Actor(kind, tuple(layers), last, **result)
-    if not actor.discrete:
-        for name in ("low", "high"):
-            if np.size(result[name]) != actor.size or not np.isfinite(np.asarray(result[name], float)).all():
-                raise UserError(f"{where}: the range of its {actor.size} actions is not known ({name}: {result[name]})")
-    if any(not torch.isfinite(v).all() for v in own.values()):
+    weights = {k: v.detach().cpu().float() for k, v in tensors.items()}
+    if not all(torch.isfinite(v).all() for v in weights.values()):
         raise UserError(f"{where} holds NaN or infinite weights: its training had diverged")
-    return actor
 
+    def linear(name: str) -> Linear:
+        return weights[f"{name}.weight"], weights[f"{name}.bias"]
 
-def _parts(own: Mapping[str, Tensor], where: str) -> tuple[str, str, str]:
-    """The names of the hidden layers, the head and the log std among the tensors'; an empty head: the last of the
-    layers.
-    """
-    if any(k.startswith("actor.mu.") for k in own):
-        if "actor.mu.weight" in own:
-            return "actor.latent_pi.", "actor.mu", "actor.log_std"
-        if any(k.startswith("actor.latent_pi.") for k in own):
-            return "actor.latent_pi.", "actor.mu.0", "actor.log_std"  # gSDE: the mean passes a clip
-        return "actor.mu.", "", ""
-    if any(k.startswith("q_net.q_net.") for k in own):
-        return "q_net.q_net.", "", ""
-    if "action_net.weight" in own:
-        return "mlp_extractor.policy_net.", "action_net", "log_std"
-    first = min(own, default="nothing")
-    raise UserError(
-        f"{where} has no policy that is known (its tensors begin with '{first}'); only {KNOWN} are read. To use it, "
-        f"{CURE}"
-    )
-
-
-def _layers(own: Mapping[str, Tensor], prefix: str, where: str) -> tuple[list[tuple[Tensor, Tensor]], set[str]]:
-    """The linear layers 0, 2, 4, ... of a stack, and the names they had."""
-    layers = sorted({int(m[1]) for k in own if (m := re.fullmatch(re.escape(prefix) + r"(\d+)\.(weight|bias)", k))})
-    names = {f"{prefix}{i}.{part}" for i in layers for part in ("weight", "bias")}
-    regular = layers == list(range(0, 2 * len(layers), 2)) and names <= set(own)
-    if not regular or any(own[f"{prefix}{i}.weight"].ndim != 2 for i in layers):
-        raise UserError(
-            f"{where}: '{prefix}*' is not a plain stack of linear layers and activations (layers {layers}). To use it, "
-            f"{CURE}"
-        )
-    return [(own[f"{prefix}{i}.weight"], own[f"{prefix}{i}.bias"]) for i in layers], names
+    squashed = "actor.mu.weight" in weights
+    stack = "actor.latent_pi" if squashed else "mlp_extractor.policy_net"
+    layers: list[Linear] = []
+    while f"{stack}.{2 * len(layers)}.weight" in weights:  # an activation stands between two
+        layers.append(linear(f"{stack}.{2 * len(layers)}"))
+    if squashed:
+        return Actor("squashed", tuple(layers), linear("actor.mu"), linear("actor.log_std"), low, high)
+    kind, spread = ("categorical", None) if discrete else ("gaussian", weights["log_std"])
+    return Actor(kind, tuple(layers), linear("action_net"), spread, low, high)

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from offrl.labelling.config import LabelSettings
     from offrl.labelling.endpoint import Endpoint
     from offrl.labelling.local_model import LocalModel
-    from offrl.labelling.preferences import label_preferences
     from offrl.labelling.prompts import Renderer
-    from offrl.labelling.rewards import label_by_score
-    from offrl.labelling.subgoals import label_subgoals
+    from offrl.labelling.rewards import label_by_score, label_preferences, label_subgoals
 
 _WHERE = {
     "Answers": "cache",
@@ -31,8 +29,8 @@ _WHERE = {
     "Renderer": "prompts",
     "ask": "cache",
     "label_by_score": "rewards",
-    "label_preferences": "preferences",
-    "label_subgoals": "subgoals",
+    "label_preferences": "rewards",
+    "label_subgoals": "rewards",
 }
 __all__ = [
     "Answers",

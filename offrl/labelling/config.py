@@ -43,13 +43,6 @@ class LabelSettings:
     parallel: int = setting(4, "requests at a time to an endpoint", low=1)
     timeout: float = setting(60.0, "seconds without a sign of life before a request is given up", low=0.01)
     retries: int = setting(6, "further attempts of a request that failed for a reason that may pass", low=0)
-    backoff: float = setting(1.0, "seconds before the second attempt, doubled for each further one", low=0.0)
-    longest_wait: float = setting(
-        120.0, "longest pause between attempts, also where the endpoint asks for more", low=0.0
-    )
-    longest_answer: float = setting(
-        600.0, "most seconds of a request in all, however often there is a sign of life", low=0.01
-    )
     cache: str | None = setting(None, "file of the answers, so that none is paid for twice; null: in dataset.cache_dir")
     max_prompts: int = setting(20_000, "refuse to ask more new questions than this", low=1)
     # how rows are put into words

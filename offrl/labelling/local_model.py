@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib
 import importlib.util
 import json
 import sys
@@ -15,13 +13,14 @@ from typing import Any
 import torch
 
 from offrl.errors import UserError, first_line
-from offrl.lm.models import described
+from offrl.lm.models import libraries
 from offrl.lm.models.libraries import packages, silent
-from offrl.lm.models.pretrained import FILES, GGUF
-from offrl.lm.models.tokenizer import FILES as TOKENIZERS
+from offrl.lm.models.pretrained import GGUF, checksum, snapshot
+from offrl.lm.models.tokenizer import TOKENIZER_FILES
 
 # lines of Python, which take seconds; a chat template of a thousand lines takes 200,000, read and rendered
 STEPS = 5_000_000
+DECISIVE = (".json", ".safetensors", ".txt", ".model", ".jinja")  # files that decide the answers
 MOST_TEXT = 1_000_000  # characters that a chat template may add
 
 
@@ -47,10 +46,11 @@ class LocalModel:
         folder, more = _place(name)
         transformers, _ = packages()
         if not more and not any(
-            (folder / file).is_file() for file in TOKENIZERS
+            (folder / file).is_file() for file in TOKENIZER_FILES
         ):  # transformers would make one that knows nothing
-            raise UserError(f"local={name}: no tokenizer can be read in it (none of {', '.join(TOKENIZERS)})")
-        self._files = _digest(folder / more["gguf_file"] if more else folder)
+            raise UserError(f"local={name}: no tokenizer can be read in it (none of {', '.join(TOKENIZER_FILES)})")
+        files = [folder / more["gguf_file"]] if more else sorted(p for p in folder.iterdir() if p.suffix in DECISIVE)
+        self._files = checksum(files, f"local={name}")
         with silent():
             options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, **more}
             try:
@@ -63,7 +63,7 @@ class LocalModel:
                         folder, local_files_only=True, trust_remote_code=False
                     )
                     options |= {
-                        "config": described.scrub(config, keep=("quantization_config",)),
+                        "config": libraries.scrub(config, keep=("quantization_config",)),
                         "use_safetensors": True,
                     }
                 model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
@@ -181,44 +181,12 @@ def _place(name: str) -> tuple[Path, dict[str, str]]:
             raise UserError(f"local={name}: GGUF files need the package gguf: pip install gguf")
         return folder.parent, {"gguf_file": folder.name}
     if not folder.is_dir():
-        if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-            raise UserError(
-                f"local={name}: there is no such folder; name one with config.json, a tokenizer and *.safetensors"
-            )
-        packages()
-        hub = importlib.import_module("huggingface_hub")
-        try:
-            try:
-                folder = Path(hub.snapshot_download(name, allow_patterns=FILES, local_files_only=True))
-            except Exception:  # not in the cache, or only in part
-                folder = Path(hub.snapshot_download(name, allow_patterns=FILES))
-        except Exception as error:  # whatever the network does
-            raise UserError(
-                f"local={name}: no such folder here, and the Hugging Face Hub did not give it ({first_line(error)}); "
-                "download it where there is a network and name its folder"
-            ) from None
+        folder = snapshot(name, f"local={name}", typed=True)
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         lacking = "*.safetensors" if (folder / "config.json").is_file() else "config.json"
         raise UserError(
             f"local={name}: it has no {lacking}; save a model there with model.save_pretrained(FOLDER, "
             "safe_serialization=True)"
         )
-    described.check_folder(folder, f"local={name}")
+    libraries.check_folder(folder, f"local={name}")
     return folder, {}
-
-
-def _digest(place: Path) -> str:
-    """A checksum of what decides the answers: a file, or those of a folder."""
-    digest, path = hashlib.sha256(), place
-    try:
-        inside = [place] if place.is_file() else list(place.iterdir())
-        for path in sorted(
-            p for p in inside if p.suffix in (".json", ".safetensors", ".txt", ".model", ".jinja", GGUF)
-        ):
-            digest.update(path.name.encode())
-            with open(path, "rb") as file:
-                while block := file.read(1 << 24):
-                    digest.update(block)
-    except OSError as error:
-        raise UserError(f"local={place}: {path.name} cannot be read ({error.strerror})") from None
-    return digest.hexdigest()[:32]

@@ -95,7 +95,7 @@ def run(names: list[str], settings: list[str]) -> int:
     answers = Answers(path)
     about = {"kind": own.kind, "task": task, "labeller": labeller.identity}
     if own.kind == "preferences":
-        from offrl.labelling.preferences import label_preferences
+        from offrl.labelling.rewards import label_preferences
         from offrl.relabel.preferences import PreferenceSettings
         from offrl.settings.compose import fill
 
@@ -115,19 +115,17 @@ def run(names: list[str], settings: list[str]) -> int:
             limit=own.max_prompts,
         )
         model.save(target)
-        _report(
-            counts,
-            path,
-            target,
-            own.quiet,
-            [("pairs left out", f"{_left_out(counts, own):,}"), ("held-out accuracy", f"{model.accuracy:.3f}")],
-        )
+        left_out = counts.pairs - counts.swapped if own.swap else counts.unparsable
+        rows = [("pairs left out", f"{left_out:,}"), ("held-out accuracy", f"{model.accuracy:.3f}")]
+        _report(counts, path, target, own.quiet, rows)
         return 0
+    import torch
+
     from offrl.data.transforms.reward_labels import RewardLabels
 
     rewards, counts = _rewards(dataset, labeller, task, render, answers, own)
     RewardLabels.of(dataset, rewards, {**about, "unparsable": counts.unparsable}).save(target)
-    returns = replace(dataset, columns={**dataset.columns, "rewards": _tensor(rewards)}).episode_returns()
+    returns = replace(dataset, columns={**dataset.columns, "rewards": torch.from_numpy(rewards)}).episode_returns()
     summary = f"{returns.mean():.6g} on average, from {returns.min():.6g} to {returns.max():.6g}"
     _report(counts, path, target, own.quiet, [("labelled returns", summary)])
     return 0
@@ -149,7 +147,7 @@ def _rewards(
 
         return label_by_score(dataset, labeller, task, length=own.length, low=own.low, high=own.high, **shared)
     from offrl.labelling.prompts import named_function
-    from offrl.labelling.subgoals import label_subgoals
+    from offrl.labelling.rewards import label_subgoals
 
     if own.choices and not own.reached:
         raise UserError("choices= are words, for which reached=file.py:function has to say what reaches them")
@@ -169,16 +167,6 @@ def _rewards(
         add=own.add,
         **shared,
     )
-
-
-def _tensor(values: Any) -> Any:
-    import torch
-
-    return torch.from_numpy(values)
-
-
-def _left_out(counts: Counts, own: LabelSettings) -> int:
-    return counts.pairs - counts.swapped if own.swap else counts.unparsable
 
 
 def _parse(settings: list[str]) -> tuple[LabelSettings, dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -285,9 +273,6 @@ def _labeller(own: LabelSettings, extra: dict[str, Any]) -> Labeller:
         own.parallel,
         own.timeout,
         own.retries,
-        own.backoff,
-        own.longest_wait,
-        own.longest_answer,
     )
 
 

@@ -23,7 +23,7 @@ from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, warn
 from offrl.lm import reference_policy
 from offrl.lm.actor import TextActor
-from offrl.lm.models import configured, policy_files
+from offrl.lm.models import configured
 from offrl.lm.models.causal_lm import LM, call, placed
 from offrl.lm.models.pretrained import SCRATCH
 from offrl.lm.models.tokenizer import Tokenizer
@@ -165,11 +165,11 @@ class TextAlgorithm(Algorithm):
     def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if self.config.lm == SCRATCH:
             return {}, {}
-        return policy_files.pack(self.lm(), self.tokenizer, self.config.ship_lm)
+        return configured.pack(self.lm(), self.tokenizer, self.config.ship_lm)
 
     @classmethod
     def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
-        configured.known_tokenizer(about["identity"], policy_files.unpack(tensors, about))
+        configured.known_tokenizer(about["identity"], configured.unpack(tensors, about))
         return {}
 
 

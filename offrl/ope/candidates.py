@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from offrl import registry
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.load import load_dataset
@@ -131,12 +129,11 @@ def load_policies(texts: Sequence[str], spec: DataSpec) -> dict[str, Any]:
     """Policies from elsewhere (see `offrl.interop.policies`) for data of these spaces, by name."""
     from offrl.interop.policies import load_agents
 
-    low, high = (None if spec.discrete else np.asarray(x, np.float32) for x in (spec.action_low, spec.action_high))
     names: list[str] = []
     policies: list[Any] = []
     for text in texts:
         agents = load_agents(
-            text, observation_dim=spec.observation_dim, action_low=low, action_high=high, discrete=spec.discrete
+            text, observation_dim=spec.observation_dim, action_dim=spec.action_dim, discrete=spec.discrete
         )
         base = Path(text).resolve().name + "/" if Path(text).is_dir() else ""
         names += [base + name for name in agents]

@@ -14,7 +14,7 @@ from typing import Any
 from offrl.figures.curves import Curves
 from offrl.report.page import Cell
 from offrl.report.rows import whole
-from offrl.runs.log import SCORE_COLUMNS, SENTENCE
+from offrl.runs.log import SCORE_COLUMNS
 from offrl.runs.parse import objects, times
 from offrl.runs.reader import METRICS
 from offrl.runs.record import SCORES, complete
@@ -195,7 +195,7 @@ def _extra(run: SavedRun) -> dict[str, Curves]:
         rows = read(run.dir / SCORES)
     except (OSError, ValueError, csv.Error):
         return {}
-    usual = {*SCORE_COLUMNS, SENTENCE, *run.grid} - EXTRA
+    usual = {*SCORE_COLUMNS, *run.grid} - EXTRA
     curves: dict[str, Curves] = defaultdict(lambda: defaultdict(dict))
     order: dict[tuple[str, ...], int] = {}
     for row in rows:

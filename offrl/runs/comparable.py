@@ -17,7 +17,8 @@ from offrl.tasks.task import lookup
 if TYPE_CHECKING:
     import numpy as np
 
-    from offrl.runs.results import Cell, Results, Score
+    from offrl.runs.results import Cell, Results
+    from offrl.runs.score import Score
 
 FEW_SEEDS = 5  # with fewer, bootstrap intervals are too narrow (docs/statistics.md)
 _ADROIT = ("pen", "hammer", "door", "relocate")
@@ -208,8 +209,7 @@ def unlike(results: Results) -> list[str]:
         by_dataset[s.dataset][s.provenance.place].add(results.label(s))
         if s.final:
             steps[s.dataset, results.label(s)].add(s.step)
-        for words in s.packages.split(", ") if s.packages else ():
-            package, _, version = words.partition(" ")
+        for package, version in s.provenance.versions.items():
             if name := group(s):
                 packages[name][package].add(version)
     reported = set()

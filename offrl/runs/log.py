@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError
-from offrl.runs.loggers.boards import Boards
+from offrl.runs.loggers import Loggers
 from offrl.settings.replicas import Replica
 from offrl.system.csv_text import text_of
 from offrl.system.files import open_to_append, replacing
@@ -29,9 +29,6 @@ SCORE_COLUMNS = (
     "discounted_mean", "q_overestimation", "success_by_task",
 )  # fmt: skip
 EPISODES = "episodes.jsonl"  # the single episodes behind scores.csv
-SENTENCE = (
-    "environment"  # the column that older versions wrote in place of env_id to scored_by; a file that has it keeps it
-)
 BOARD = {  # what TensorBoard calls the columns of scores.csv
     "eval/return": "return_mean", "eval/length": "length_mean", "eval/success": "success", "eval/score": "score",
     "eval/discounted_return": "discounted_mean", "eval/q_overestimation": "q_overestimation",
@@ -161,7 +158,7 @@ class RunLog:
             raise UserError(
                 f"grid.{min(clashes)}: scores.csv has another column of that name; rename that field of the algorithm"
             )
-        self._columns = self._score_columns(fields)
+        self._columns = (*SCORE_COLUMNS[:2], *fields, *SCORE_COLUMNS[2:])
         keep_to = -1 if resume_step is None else resume_step
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -177,24 +174,11 @@ class RunLog:
         # TensorBoard's purge takes metrics of these steps too
         lines = self._metrics.path.read_bytes().splitlines() if scores_to < keep_to else []
         again = [json.loads(line) for line in lines if json_step(line) > scores_to]
-        self._boards = Boards(loggers, self.run_dir, self.replicas, scores_to + 1, again, settings or {})
+        self._loggers = Loggers(loggers, self.run_dir, self.replicas, scores_to + 1, again, settings or {})
         self._final: tuple[int, dict[str, list[float | None]]] | None = None  # the last scores
         count = f"{len(self.replicas)} {'replicas' if fields else 'seeds'}" if len(self.replicas) > 1 else ""
         self._show = TrainingProgress(title, total_steps, len(self.replicas), count, resume_step or 0, quiet)
         self._closed = False
-
-    def _score_columns(self, fields: Sequence[str]) -> tuple[str, ...]:
-        """The columns of scores.csv: all, the grid's fields after the seed; or those of the file that an older version
-        began.
-        """
-        columns = (*SCORE_COLUMNS[:2], *fields, *SCORE_COLUMNS[2:])
-        try:
-            with open(self.run_dir / "scores.csv", encoding="utf-8") as file:
-                began = tuple(file.readline().strip().split(","))
-        except (OSError, ValueError):
-            return columns
-        known = began[: len(fields) + 2] == columns[: len(fields) + 2] and set(began) <= {*columns, SENTENCE}
-        return began if known and len(began) > len(fields) + 2 else columns
 
     def metrics(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
         """Training metrics at `step`: name -> one value per replica, in their order. What is not finite becomes
@@ -202,15 +186,15 @@ class RunLog:
         """
         rows = {name: _floats(column) for name, column in values.items()}
         self._metrics.write(json.dumps({"step": int(step), **rows}, allow_nan=False) + "\n")
-        self._shown(lambda board: board.scalars(step, rows))
+        self._shown(lambda logger: logger.scalars(step, rows))
 
     def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None, lengths: Any = None) -> None:
-        """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS, and
-        SENTENCE (`step` and the grid's values are filled in, the rest stays empty). `returns` (undiscounted) and
-        `lengths` (steps), both [N, E]: of the single episodes, for episodes.jsonl; the returns for TensorBoard too."""
+        """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS (`step` and
+        the grid's values are filled in, the rest stays empty). `returns` (undiscounted) and `lengths` (steps), both
+        [N, E]: of the single episodes, for episodes.jsonl; the returns for TensorBoard too."""
         lines = []
         for replica, row in zip(self.replicas, rows, strict=True):
-            if unknown := set(row) - {*SCORE_COLUMNS, SENTENCE}:
+            if unknown := set(row) - {*SCORE_COLUMNS}:
                 raise ValueError(f"scores.csv has no column {sorted(unknown)}")
             full = {**row, "step": int(step), **dict(replica.values)}
             lines.append([_cell(full.get(name)) for name in self._columns])
@@ -223,10 +207,10 @@ class RunLog:
         shown = {tag: _floats(v) for tag, v in columns.items() if all(x is not None for x in v)}
         self._final = step, shown
 
-        def show(board: Any) -> None:
-            board.scalars(step, shown)
+        def show(logger: Any) -> None:
+            logger.scalars(step, shown)
             if returns is not None:
-                board.histogram(step, "eval/episode_returns", returns)
+                logger.histogram(step, "eval/episode_returns", returns)
 
         self._shown(show)
 
@@ -237,7 +221,7 @@ class RunLog:
         if self._final is not None:
             step, results = self._final
             self._shown(
-                lambda board: board.hparams(step, settings, {k.removeprefix("eval/"): v for k, v in results.items()})
+                lambda logger: logger.hparams(step, settings, {k.removeprefix("eval/"): v for k, v in results.items()})
             )
 
     def timing(self, step: int, **seconds: float) -> None:
@@ -271,7 +255,7 @@ class RunLog:
         for lines in (self._metrics, self._scores, self._episodes, self._timing):
             lines.file.close()
         try:
-            self._boards.close()
+            self._loggers.close()
         except OSError as error:
             raise write_error(error, self.run_dir / "tensorboard") from None
 
@@ -283,26 +267,19 @@ class RunLog:
 
     def _shown(self, show: Callable[[Any], None]) -> None:
         try:
-            self._boards.show(show)
+            self._loggers.show(show)
         except OSError as error:
             raise write_error(error, self.run_dir / "tensorboard") from None
 
 
 class NoLog:
-    """The log of a process that shares a run with the one that writes."""
+    """The log of a process that shares a run with the one that writes: `RunLog`'s methods do nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def metrics(self, step: int, values: Mapping[str, Sequence[float]]) -> None: ...
-    def scores(
-        self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None, lengths: Any = None
-    ) -> None: ...
-    def hparams(self, settings: Mapping[str, Any]) -> None: ...
-    def timing(self, step: int, **seconds: float) -> None: ...
-    def progress(self, step: int, steps_per_second: float, extra: str = "") -> None: ...
-    def say(self, message: str) -> None: ...
-    def sync(self) -> None: ...
-    def close(self) -> None: ...
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
     def __enter__(self) -> NoLog:
         return self
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError
-from offrl.runs.log import SENTENCE
 from offrl.settings.presets import bounded_tree
 from offrl.system.csv_text import rows_of
 from offrl.system.trust import read_text, refuse_sparse
@@ -110,28 +109,10 @@ def provenance(row: Mapping[str, Any]) -> dict[str, str]:
     """The columns of the provenance of a row of scores.csv or results.csv. Raises one of `Damage` where it is cut
     short.
     """
-    if SENTENCE in row:
-        return vars(parse_sentence(_text(row[SENTENCE])))
-    return {name: _text(row[name]) for name in PROVENANCE}
-
-
-@functools.lru_cache(4096)
-def parse_sentence(text: str) -> Provenance:
-    """The provenance from the column `environment` that runs have whose version wrote it as a sentence:
-
-    "hopper-medium-v2 in Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0; 0 and 100 are D4RL reference returns".
-    """
-    place, _, scale = text.partition("; ")
-    env_id, _, packages = place.rpartition(" in ")[2].partition(", ")
-    reference = re.fullmatch(r"0 and 100 are (.+) reference returns", scale)
-    scored_by = "success" if scale.startswith("the score is the share of episodes that succeed") else "return"
-    return Provenance(env_id, packages, reference[1] if reference else "", scored_by)
-
-
-def _text(value: str | None) -> str:
-    if value is None:  # the line ends before it
+    values = {name: row[name] for name in PROVENANCE}
+    if None in values.values():  # the line ends before it
         raise ValueError("no value")
-    return value
+    return values
 
 
 def finite(text: str) -> float:

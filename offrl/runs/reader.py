@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError, one_line
-from offrl.runs.log import SENTENCE
 from offrl.runs.parse import Damage, finite, header, json_of, lines_backwards, provenance, whole_rows, yaml_or_error
 from offrl.runs.paths import ended_early
 from offrl.runs.record import CONFIG, RECORD, SCORES, complete
-from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
 from offrl.runs.run import SavedRun
+from offrl.runs.score import COLUMNS, RESULTS, Missing, Score
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import Variant, digest, flatten
 from offrl.settings.field import marked, plain_name
@@ -29,9 +28,6 @@ GIVEN = (
     "precision",
     "experiment",
 )  # what a user may ask for that changes a score
-OLD_COLUMNS = [
-    SENTENCE if name == "env_id" else name for name in COLUMNS if name not in ("packages", "reference", "scored_by")
-]
 
 
 class Reader:
@@ -80,7 +76,7 @@ class Reader:
         if (path / RECORD).exists():
             self.run(path, "")
             return True
-        if _is_run_scores(path / SCORES):
+        if header(path / SCORES).startswith("step,seed,"):
             self.problems.append(f"{path} has {SCORES} but no {RECORD}, so its algorithm is not known: left out")
             return True
         from offrl.runs.exchange.files import stated_in
@@ -296,7 +292,7 @@ class Reader:
 
     def _table(self, path: Path) -> bool:
         """Read a results.csv; False where the file is something else."""
-        if path.suffix != ".csv" or header(path).split(",")[: len(COLUMNS)] not in (list(COLUMNS), OLD_COLUMNS):
+        if path.suffix != ".csv" or header(path).split(",")[: len(COLUMNS)] != list(COLUMNS):
             return False
         bad = 0
         for row in whole_rows(
@@ -354,10 +350,6 @@ def _words(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return f"it lacks {error}"
     return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
-
-
-def _is_run_scores(path: Path) -> bool:
-    return header(path).startswith("step,seed,")
 
 
 def _dead(line: dict[str, Any], replicas: list[Replica]) -> dict[tuple[int, str], int]:

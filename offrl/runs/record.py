@@ -18,14 +18,13 @@ from offrl.data.addresses import without_logins
 from offrl.data.dataset import DataSpec
 from offrl.data.transforms.rescale import in_scale_of
 from offrl.errors import UserError
-from offrl.nn.own.networks import SETTINGS, factories
+from offrl.nn.own.networks import factories
 from offrl.runs.paths import RECORD, no_run
 from offrl.runs.schema import check_entries, check_record
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import difference
-from offrl.settings.field import without_places
+from offrl.settings.field import file_name, without_places
 from offrl.settings.replicas import grid_text, replicas
-from offrl.settings.saved import current
 from offrl.settings.train import FREE, TrainConfig, seed_list
 from offrl.system import files as checkpoint
 from offrl.system import trust
@@ -84,12 +83,8 @@ def directory(config: TrainConfig, dataset: Dataset) -> Path:
     if config.name:
         return Path(config.runs_dir) / config.name
     settings = {**identity(config), "data": dataset.fingerprint, "env": config.eval.env}
-    # of the settings that older runs lack: they keep their names
-    settings["algo"] = {k: v for k, v in settings["algo"].items() if v is not None or k not in SETTINGS}
-    settings["dataset"] = {k: v for k, v in settings["dataset"].items() if (k, v) != ("decimal", "auto")}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:6]
-    data = "".join(c if c.isalnum() or c in "-_." else "-" for c in dataset.spec.name)
-    return Path(config.runs_dir) / f"{config.label}-{data}-{digest}"
+    return Path(config.runs_dir) / f"{config.label}-{file_name(dataset.spec.name)}-{digest}"
 
 
 def prepare(
@@ -191,7 +186,7 @@ def change(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's identity with the defaults of the settings that it lacks because they are younger than the run."""
+    """A run's identity with the defaults of the settings that it lacks: those added to the code since."""
     kinds: dict[str, Any] = {"dataset": DatasetConfig}
     with contextlib.suppress(UserError):  # of an algorithm that is not installed any more
         kinds["algo"] = registry.get("algo", settings["algo"]["name"]).Config
@@ -236,7 +231,6 @@ def read_record(run_dir: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"{path} is not what offrl writes ({error}); {RESTORE}") from None
     of_file(record.get("plugins"), str(path))
-    record["identity"]["algo"] = current(record["identity"]["algo"])
     return record
 
 

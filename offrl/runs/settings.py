@@ -15,7 +15,6 @@ from offrl.settings import known
 from offrl.settings.compose import finish, flatten
 from offrl.settings.habits.names import understood
 from offrl.settings.presets import algorithm_group
-from offrl.settings.saved import RENAMED, current
 from offrl.settings.train import TrainConfig
 from offrl.settings.untrusted import check_code, read_settings
 from offrl.system import trust
@@ -40,11 +39,10 @@ def run_settings(
     saved = read_settings(run_dir / CONFIG, values)
     check_code(run_dir / CONFIG, saved, values, parts)
     trust.typed(values.get("eval.env"))
-    saved["algo"] = current(saved.get("algo") or {})
-    name = saved["algo"].get("name")
+    name = (saved.get("algo") or {}).get("name")
     if name in known.index()["algorithms"]:
         values = understood(values, str(name))
-    given = {**{_renamed(k): v for k, v in saved.pop("given").items()}, **values}
+    given = {**saved.pop("given"), **values}
     algo, dataset = values.pop("algo", None), values.pop("dataset", None)
     if (
         algo is not None
@@ -102,9 +100,3 @@ def scored_again(config: TrainConfig) -> TrainConfig:
     if "no file names" in task.note:
         warn(f"{run.dir} goes on without scores. {task.note}")
     return config
-
-
-def _renamed(name: str) -> str:
-    """A setting's name in a command, such as algo.temperature, as it is called today."""
-    head, dot, last = name.rpartition(".")
-    return f"{head}{dot}{RENAMED.get(last, last)}" if head in ("algo", "grid") else name

@@ -111,21 +111,27 @@ class DatasetConfig:
     action_high: list[float] = setting([], "see action_low")
     concatenate: list[str] = setting([], "more datasets of the same shapes, appended")
     split: float = setting(
-        1.0, "divide the episodes, at random within thirds of their returns: this share and the rest", low=0.0, high=1.0
+        1.0,
+        "divide the episodes, at random within thirds of their returns: this share and the rest",
+        above=0.0,
+        high=1.0,
     )
     split_part: str = setting(
         "first", "the part that is used: first (that share) or second (the rest)", choices=SPLIT_PARTS
     )
     split_seed: int = setting(0, "decides which episodes are in which", low=0)
-    subsample: float = setting(1.0, "keep this share of the episodes, drawn at random", high=1.0)
+    subsample: float = setting(1.0, "keep this share of the episodes, drawn at random", above=0.0, high=1.0)
     subsample_seed: int = setting(0, "decides which episodes subsample keeps", low=0)
     # Semi-supervised data (SS-ORL, arXiv 2210.06518): actions that are not known are labelled by an inverse-dynamics
     # model.
     labelled_fraction: float = setting(
-        1.0, "a random share of the episodes keeps its actions; the others count as action-free", high=1.0
+        1.0, "a random share of the episodes keeps its actions; the others count as action-free", above=0.0, high=1.0
     )
     labelled_quantile: float = setting(
-        1.0, "the ones that keep them are drawn from this share of the episodes, the lowest returns", high=1.0
+        1.0,
+        "the ones that keep them are drawn from this share of the episodes, the lowest returns",
+        above=0.0,
+        high=1.0,
     )
     labelled_seed: int = setting(0, "decides which ones", low=0)
     action_free: list[str] = setting([], "datasets whose actions are missing, or to be ignored: labelled and appended")
@@ -166,7 +172,9 @@ class DatasetConfig:
     terminated_only: bool = setting(
         False, "keep the episodes that ended by themselves: where that is success, the successful ones"
     )
-    top_fraction: float = setting(1.0, "keep this share of the episodes (at least one), the best by return", high=1.0)
+    top_fraction: float = setting(
+        1.0, "keep this share of the episodes (at least one), the best by return", above=0.0, high=1.0
+    )
     # Which episodes are drawn more often (arXiv 2306.13085); unlike with top_fraction the others stay, in normalisation
     # statistics, say.
     weighting: str = setting(
@@ -174,9 +182,9 @@ class DatasetConfig:
         "draw rows by exp(w / temperature), w their episode's scaled return or advantage; top: the best only",
         choices=WEIGHTING,
     )
-    weighting_temperature: float = setting(0.1, "the smaller, the more of the draws go to the best episodes", low=0.0)
+    weighting_temperature: float = setting(0.1, "the smaller, the more of the draws go to the best episodes", above=0.0)
     weighting_fraction: float = setting(
-        0.1, "weighting=top: this share of the episodes (at least one) is drawn from, uniformly", high=1.0
+        0.1, "weighting=top: this share of the episodes (at least one) is drawn from, uniformly", above=0.0, high=1.0
     )
     # Rewards, in this order: by_return_range, normalize, scale, shift.
     reward_by_return_range: float = setting(
@@ -260,16 +268,6 @@ class DatasetConfig:
     def validate(self) -> None:
         """Raises UserError for the first setting out of range."""
         check(self, "dataset.")
-        for key in (
-            "split",
-            "subsample",
-            "labelled_fraction",
-            "labelled_quantile",
-            "top_fraction",
-            "weighting_fraction",
-        ):
-            if not getattr(self, key) > 0.0:
-                raise UserError(f"dataset.{key}={getattr(self, key)} must be above 0 (and at most 1)")
         if self.split == 1.0 and self.split_part == "second":
             raise UserError("dataset.split_part=second needs dataset.split below 1, the share of the first part")
         if self.labelled_fraction > self.labelled_quantile and self.labelled_fraction < 1.0:
@@ -286,8 +284,6 @@ class DatasetConfig:
             raise UserError(
                 f"dataset.imagined_share={self.imagined_share:g} needs imagined rollouts: dataset.imagined=[FILE]"
             )
-        if not self.weighting_temperature > 0.0:
-            raise UserError(f"dataset.weighting_temperature={self.weighting_temperature} must be above 0")
         if not self.action_free_hidden:
             raise UserError("dataset.action_free_hidden=[] needs at least one layer, such as [256,256]")
         if not self.action_margin < 1.0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import field
 from typing import Any
@@ -16,6 +17,7 @@ def setting(
     *,
     low: float | None = None,
     high: float | None = None,
+    above: float | None = None,
     choices: Sequence[str] | None = None,
     shown: str | None = None,
     place: bool = False,
@@ -24,7 +26,8 @@ def setting(
     acting: bool = False,
     filled: bool = False,
 ) -> Any:
-    """A dataclass field with its documentation and, if given, its inclusive range or its allowed values.
+    """A dataclass field with its documentation and, if given, its range (`low` and `high` belong to it) or
+    its allowed values.
 
     `shown`: what help gives as the default where that is not the field's own. Marks, for `marked`:
 
@@ -37,8 +40,9 @@ def setting(
 
     A grid varies real numbers alone, so that settings of other types need neither of the two.
     """
-    metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices) if choices else None, "shown": shown}
-    metadata |= {"place": place, "structural": structural, "shared": shared, "acting": acting, "filled": filled}
+    metadata: dict[str, Any] = {"help": help, "low": low, "high": high, "above": above, "shown": shown}
+    metadata |= {"choices": tuple(choices) if choices else None, "place": place, "structural": structural}
+    metadata |= {"shared": shared, "acting": acting, "filled": filled}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -47,6 +51,11 @@ def setting(
 def plain_name(text: str) -> bool:
     """Whether `text` may be the name of a file or folder: one that stays in its folder."""
     return text not in ("", ".", "..") and not any(c in text for c in "/\\\0")
+
+
+def file_name(text: str) -> str:
+    """`text` as a plain name, with - for what names of files may not have everywhere."""
+    return re.sub(r"[^\w.-]", "-", text)
 
 
 def marked(kind: Any, *marks: str) -> list[str]:
@@ -80,6 +89,8 @@ def check(config: Any, prefix: str = "") -> None:
                     raise UserError(f"{name} is NaN")
                 if meta.get("low") is not None and item < meta["low"]:
                     raise UserError(f"{name}={item} is out of range: the smallest allowed value is {meta['low']}")
+                if meta.get("above") is not None and not item > meta["above"]:
+                    raise UserError(f"{name}={item} must be above {meta['above']:g}")
                 if meta.get("high") is not None and item > meta["high"]:
                     raise UserError(f"{name}={item} is out of range: the largest allowed value is {meta['high']}")
 

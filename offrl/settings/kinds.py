@@ -1,5 +1,5 @@
-"""Values of JSON and YAML held against type annotations: what strangers' files hold may be anything. Imports nothing
-heavy.
+"""Values of JSON and YAML held against type annotations, and settings as files of runs and policies hold them: a
+stranger's files may hold anything. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -10,36 +10,41 @@ import types
 from collections.abc import Mapping
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from offrl.errors import UserError
+from offrl.errors import UserError, nearest
+from offrl.settings.field import check
 
 MOST = 100_000_000  # whole numbers in files of settings; lists of that many layers still fit in memory
 LONGEST = 10_000  # entries of a list of whole numbers, such as the widths of layers
 WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
 
 
-def misfit(value: Any, hint: Any, name: str, most: int = 2**63 - 1) -> str:
+def misfit(value: Any, hint: Any, name: str, most: int = 2**63 - 1, complete: bool = False) -> str:
     """Why `value`, called `name`, is not of the type `hint`, in words; "" where it is.
 
     hint: numbers, str, bool, None, lists, tuples (of JSON: lists), mappings, unions, typed dictionaries and dataclasses
     of these. Keys that a typed dictionary or a dataclass does not know are passed over, and so are annotations of other
-    kinds; none need be there. most: the largest whole number.
+    kinds; none need be there, unless `complete`: then those that a typed dictionary requires. most: the largest whole
+    number.
     """
     origin, arguments = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, types.UnionType):
-        words = [misfit(value, option, name, most) for option in arguments if option is not type(None)]
+        words = [misfit(value, option, name, most, complete) for option in arguments if option is not type(None)]
         return "" if "" in words or (value is None and type(None) in arguments) else words[0]
     if is_typeddict(origin) or dataclasses.is_dataclass(origin):
         if not isinstance(value, Mapping):
             return _words(name, value, "entries by name are due")
         known = _known(origin)
-        return next(
-            (
-                t
-                for k, kind in known.items()
-                if k in value and (t := misfit(value[k], kind, f"{name}.{k}".strip("."), most))
-            ),
-            "",
-        )
+        for key, kind in known.items():
+            full = f"{name}.{key}".strip(".")
+            if key in value:
+                if text := misfit(value[key], kind, full, most, complete):
+                    return text
+            elif complete and key in origin.__required_keys__:
+                null = ", or null where it is not known" if type(None) in get_args(kind) else ""
+                unknown = [k for k in value if k not in known and isinstance(k, str)]
+                hint = nearest(key, unknown)
+                return f"'{full}' is missing: add it{null}{hint and f'.{hint}'}"
+        return ""
     if origin in (list, tuple):
         if not isinstance(value, (list, tuple)):
             return _words(name, value, "a list is due")
@@ -55,7 +60,7 @@ def misfit(value: Any, hint: Any, name: str, most: int = 2**63 - 1) -> str:
             (
                 text
                 for i, (v, k) in enumerate(zip(value, kinds, strict=True))
-                if (text := misfit(v, k, f"{name}[{i}]", most))
+                if (text := misfit(v, k, f"{name}[{i}]", most, complete))
             ),
             "",
         )
@@ -63,7 +68,7 @@ def misfit(value: Any, hint: Any, name: str, most: int = 2**63 - 1) -> str:
         if not isinstance(value, Mapping):
             return _words(name, value, "entries by name are due")
         kind = arguments[1] if len(arguments) > 1 else Any
-        return next((text for k, v in value.items() if (text := misfit(v, kind, f"{name}.{k}", most))), "")
+        return next((text for k, v in value.items() if (text := misfit(v, kind, f"{name}.{k}", most, complete))), "")
     number = isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
     number = number and (isinstance(value, float) or abs(value) <= most)
     fits = number if hint in (float, int) else isinstance(value, hint) if hint in (str, bool) else True
@@ -91,3 +96,21 @@ def _known(kind: Any) -> dict[str, Any]:
     """The annotations of a typed dictionary or dataclass."""
     hints = get_type_hints(kind)
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else hints
+
+
+def restored(kind: type, settings: Mapping[str, Any], where: str) -> Any:
+    """The config of class `kind` that was saved as `settings`; what they lack is at its default.
+
+    Raises UserError for a setting that `kind` does not have, and for values of another type or out of range. where: the
+    file, for messages.
+    """
+    known = {f.name for f in dataclasses.fields(kind)}
+    if unknown := sorted(settings.keys() - known):
+        raise UserError(
+            f"{where} was written by another version of offrl: it has the setting {unknown[0]}, which this one does "
+            "not know"
+        )
+    check_types(kind, settings, where)
+    config = kind(**settings)
+    check(config, f"{where}: ")
+    return config

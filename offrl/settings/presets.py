@@ -6,7 +6,7 @@ import copy
 import fnmatch
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,15 @@ def as_settings(text: str, path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings, name: value")
     return values
+
+
+def check_entries(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Raises UserError for an entry of a YAML file that is none of those `known`."""
+    for key in values:
+        if key not in known:
+            raise UserError(
+                f"{where} has an unknown entry '{key}'.{nearest(str(key), known)} Entries: {', '.join(known)}"
+            )
 
 
 MOST_VALUES, DEEPEST = 200_000, 50  # in a YAML file, an alias being all that it stands for

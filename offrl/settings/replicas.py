@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
 from offrl.errors import UserError, nearest
-from offrl.settings.field import check, marked
+from offrl.settings.field import check, marked, shown_value
 from offrl.settings.train import MOST_SEEDS, TrainConfig, seed_list
 
 Values = tuple[
@@ -176,7 +176,7 @@ def _values(field: str, given: Any, algo: Any, paired: bool) -> list[float]:
                 raise ValueError
             value = float(item)
         except (ValueError, OverflowError):
-            raise UserError(f"{name}: {_shown(item)} must be a number; a list is written {name}=a,b") from None
+            raise UserError(f"{name}: {shown_value(item)} must be a number; a list is written {name}=a,b") from None
         check(dataclasses.replace(algo, **{field: value}), "grid.")
         if value in values and not paired:
             raise UserError(f"{name} has the value {number(value)} twice")
@@ -194,7 +194,3 @@ def _values(field: str, given: Any, algo: Any, paired: bool) -> list[float]:
             f"algo.{field}={number(values[0])}"
         )
     return values
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

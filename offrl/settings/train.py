@@ -11,7 +11,7 @@ from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import MOST_PROCESSES, EvalConfig
 from offrl.settings.field import setting
 
-LOGGERS = ("tensorboard", "wandb", "mlflow")
+LOGGERS = ("tensorboard", "wandb")
 
 
 @dataclass
@@ -91,7 +91,7 @@ class TrainConfig:
     resume: str | None = setting(None, "a run directory to continue")
     config: str | None = setting(None, "a YAML file of settings; those on the command line win")
     logger: Any = setting(
-        "tensorboard", "where curves are shown: tensorboard, wandb, mlflow, several as [tensorboard,wandb], or none"
+        "tensorboard", "where curves are shown: tensorboard, wandb, several as [tensorboard,wandb], or none"
     )
     quiet: bool = setting(False, "print the final table only (also --quiet)")
     given: dict[str, Any] = field(

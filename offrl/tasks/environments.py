@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import io
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offrl.errors import UserError, nearest, warn
+from offrl.errors import UserError, first_line, nearest, warn
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.habits.datasets import environment_hint
 from offrl.system import trust
@@ -89,13 +90,7 @@ def make_env(task: Task) -> gym.Env:
     import gymnasium as gym
 
     if task.env_factory is not None:
-        with quiet():
-            env = task.env_factory()
-        if not hasattr(env, "step") or not hasattr(env, "observation_space"):
-            raise UserError(
-                f"{task.name}: env_factory returned a {type(env).__name__}, which is not a Gymnasium environment"
-            )
-        return env
+        return _made(task.env_factory, f"{task.name}: env_factory")
     if task.env_id is None:
         raise UserError(f"{task.name} has no environment to evaluate in. {task.note or 'Name one: eval.env=...'}")
     if not trust.importable(task.env_id):
@@ -106,10 +101,7 @@ def make_env(task: Task) -> gym.Env:
         arguments["max_episode_steps"] = task.max_episode_steps
     if (own := own_environment(task.env_id)) is not None:
         limit = arguments.pop("max_episode_steps", None)
-        with quiet():
-            env = own(**arguments)
-        if not hasattr(env, "step") or not hasattr(env, "observation_space"):
-            raise UserError(f"env={task.env_id} made a {type(env).__name__}, which is not a Gymnasium environment")
+        env = _made(functools.partial(own, **arguments), f"env={task.env_id}")
         return env if limit is None else gym.wrappers.TimeLimit(env, limit)
     import_mujoco()
     if task.env_id not in gym.registry and task.env_id.startswith(ROBOTICS):
@@ -120,13 +112,12 @@ def make_env(task: Task) -> gym.Env:
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
         hint = nearest(task.env_id, gym.registry)
         raise UserError(
-            f"unknown environment '{task.env_id}'.{environment_hint(task.env_id) or hint} ({_first_line(error)})"
+            f"unknown environment '{task.env_id}'.{environment_hint(task.env_id) or hint} ({first_line(error)})"
         ) from error
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        hint = _as_file(task.env_id)
         raise UserError(
             f"environment '{task.env_id}' needs a package that is not installed: "
-            f"{_first_line(error)}{_as_file(task.env_id)}"
+            f"{first_line(error)}{_as_file(task.env_id)}"
         ) from error
     except UserError:
         raise
@@ -135,8 +126,16 @@ def make_env(task: Task) -> gym.Env:
         if old := environment_hint(task.env_id):
             raise UserError(f"environment '{task.env_id}' could not be made.{old}") from error
         raise UserError(
-            f"environment '{task.env_id}' could not be made{suffix}: {type(error).__name__}: {_first_line(error)}"
+            f"environment '{task.env_id}' could not be made{suffix}: {type(error).__name__}: {first_line(error)}"
         ) from error
+
+
+def _made(factory: Callable[[], Any], where: str) -> gym.Env:
+    with quiet():
+        env = factory()
+    if not hasattr(env, "step") or not hasattr(env, "observation_space"):
+        raise UserError(f"{where} made a {type(env).__name__}, which is not a Gymnasium environment")
+    return env
 
 
 def _as_file(env_id: str) -> str:
@@ -158,9 +157,9 @@ def import_mujoco() -> None:
         importlib.import_module("mujoco")
     except Exception as error:  # mujoco raises whatever its OpenGL libraries do
         if not backend:
-            raise UserError(f"the package mujoco cannot be imported: {_first_line(error)}; install it again") from error
+            raise UserError(f"the package mujoco cannot be imported: {first_line(error)}; install it again") from error
         warn(
-            f"no MuJoCo rendering back end ({_first_line(error)}): video is skipped; training and scores do not need it"
+            f"no MuJoCo rendering back end ({first_line(error)}): video is skipped; training and scores do not need it"
         )
         os.environ["MUJOCO_GL"] = "disable"
         importlib.import_module("mujoco")
@@ -174,10 +173,6 @@ def register_robotics(env_id: str) -> None:
         raise UserError(f"environment '{env_id}' is in the package gymnasium-robotics: pip install 'offrl[robotics]'")
     with quiet(), contextlib.redirect_stderr(io.StringIO()):  # it prints notices about its other environments
         gym.register_envs(importlib.import_module("gymnasium_robotics"))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def time_limit(env: gym.Env) -> int | None:

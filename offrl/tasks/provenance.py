@@ -23,6 +23,12 @@ class Provenance:
     scored_by: str = "return"  # or "success": the score is the share of episodes that succeed, in %
 
     @property
+    def versions(self) -> dict[str, str]:
+        """package -> version, of `packages`."""
+        names = (text.partition(" ") for text in self.packages.split(", ") if text)
+        return {name: version for name, _, version in names}
+
+    @property
     def place(self) -> str:
         """The environment and the packages: `Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0`."""
         return ", ".join(filter(None, (self.env_id, self.packages)))

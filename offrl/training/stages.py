@@ -21,8 +21,8 @@ from offrl.nn.outline import of_file, outline
 from offrl.pretrained import Pretrained, Requirement
 from offrl.runs import record as runs
 from offrl.settings.evaluation import EvalConfig
+from offrl.settings.kinds import restored
 from offrl.settings.replicas import expand, seed_list
-from offrl.settings.saved import restored
 from offrl.settings.train import CheckpointConfig
 from offrl.settings.untrusted import read_settings
 from offrl.system import files as checkpoint

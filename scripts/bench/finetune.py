@@ -128,7 +128,7 @@ def sb3(args: argparse.Namespace) -> None:
                         "step": step,
                         "seed": seed,
                         "episodes": args.episodes,
-                        "return_mean": row["return"],
+                        "return_mean": row["return_mean"],
                         "score": row["score"],
                         "dataset": "",
                         **asdict(evaluator.provenance),

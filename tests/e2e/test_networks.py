@@ -135,19 +135,3 @@ def test_compiled_in_processes() -> None:
     a, b = (package.load(f"runs/{name}").policy(1).state.params["actor"] for name in "ab")
     for key, value in a.items():
         torch.testing.assert_close(value, b[key], rtol=1e-3, atol=1e-4)
-
-
-def test_runs_without_them_keep_their_directories() -> None:
-    """The name of a run's directory is a hash of its settings: that of a run from before these settings were there."""
-    import hashlib
-    import json
-
-    from offrl.runs import record
-    from offrl.settings.compose import compose
-
-    config, data = compose({"algo": "iql"}), arrays()
-    older = record.identity(config)
-    older["algo"] = {k: v for k, v in older["algo"].items() if k not in ("actor_network", "critic_network")}
-    del older["dataset"]["decimal"]
-    text = json.dumps({**older, "data": data.fingerprint, "env": "auto"}, sort_keys=True, default=str)
-    assert record.directory(config, data).name.endswith(hashlib.sha256(text.encode()).hexdigest()[:6])

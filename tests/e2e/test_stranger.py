@@ -25,7 +25,7 @@ from offrl.system import files as checkpoint
 
 from .conftest import Offrl, hopper_like
 
-OLD = Path(__file__).parents[1] / "data" / "run-0.1"
+SAVED = Path(__file__).parents[1] / "data" / "run"
 SECRET = "hf_SECRET_of_the_victim"
 EVIL = """
 import os, pathlib
@@ -287,13 +287,13 @@ def test_one_attack(
     command: str,
     attack: Callable[[Stranger], None],
 ) -> None:
-    it = victim(tmp_path, monkeypatch, dynamics if command == "model" else OLD, server[0])
+    it = victim(tmp_path, monkeypatch, dynamics if command == "model" else SAVED, server[0])
     attack(it)
     check(offrl, it, command, server[1])
 
 
 def test_all_at_once(offrl: Offrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Any) -> None:
-    it = victim(tmp_path, monkeypatch, OLD, server[0])
+    it = victim(tmp_path, monkeypatch, SAVED, server[0])
     for attack in ATTACKS:
         attack(it)
     for command in COMMANDS:
@@ -306,7 +306,7 @@ def test_an_honest_run_is_served(
     offrl: Offrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Any, command: str
 ) -> None:
     """The commands above are refused for the attack, not for something else."""
-    it = victim(tmp_path, monkeypatch, OLD, server[0])
+    it = victim(tmp_path, monkeypatch, SAVED, server[0])
     os.remove(it.run / "evil.py")
     result = offrl(COMMANDS[command].format(run=it.run.relative_to(tmp_path)))
     assert result.status == 0, result

@@ -27,7 +27,6 @@ from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.nn import Transformer
 from offrl.nn.transformer import visible
-from offrl.settings.saved import restored
 from offrl.settings.train import TrainConfig
 from offrl.training import stages
 
@@ -426,18 +425,6 @@ def test_edt_draws_by_the_seed_and_the_step() -> None:
 
     assert torch.equal(act(0, False), act(0, True)), "the policy of a step is deterministic"
     assert not torch.equal(act(0, False), act(1, False)), "but not the return that it is asked for"
-
-
-def test_edt_of_an_older_version_sees_returns_as_it_learnt_them() -> None:
-    kind, known = registry.get("algo", "edt"), make("edt", data()).config
-    young = ("return_units", "expert_cut", "target_return", "return_scale")
-    saved = {**{k: v for k, v in dataclasses.asdict(known).items() if k not in young}, "expert_temperature": 0.0}
-    config = restored(kind.Config, saved, "run")
-    assert (config.return_units, config.expert_cut) == ("range", 0.0)
-    assert kind.fit_config(config, data()) == config, "its identity stays"
-    policy = TrainedPolicy(kind(config, data().spec), kind(config, data().spec).init(0), 0)
-    assert policy.act(np.zeros(3)).shape == (2,)
-    assert policy._carry.window["returns_to_go"].tolist() == [[33.0]]
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])

@@ -51,7 +51,7 @@ def serving(
             with script.lock:
                 number = len(script.bodies)
                 script.bodies.append(body)
-                script.headers.append(dict(self.headers))
+                script.headers.append({name.title(): value for name, value in self.headers.items()})
             reply = script.before(number)
             if reply == "drop":
                 self.connection.close()

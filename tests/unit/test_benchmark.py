@@ -113,7 +113,7 @@ def test_a_suite_file(tmp_path: Path) -> None:
         ("datasets: [{name: a, environment: b}]", "unknown entry 'environment'"),
         ("datasets: [a, a]", "named twice"),
         ("datasets: [a]\nsteps: lots", "steps='lots' must be a whole number"),
-        ("datasets: [a]\nreferences: {a: {bc: good}}", "'good' is not a number"),
+        ("datasets: [a]\nreferences: {a: {bc: good}}", "references.a.bc is 'good', where a number is due"),
         ("datasets: [hopper]\nreferences: {hoper: {bc: 1}}", "no dataset of it. Did you mean 'hopper'"),
         ("datasets: [a", "is not valid YAML"),
         ("- a", "must hold settings"),

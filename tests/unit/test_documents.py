@@ -22,7 +22,7 @@ from tests.support.documents import ROOT, blocks, commands, lines
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-OPTIONAL = ("wandb", "mlflow")  # packages that no test needs
+OPTIONAL = ("wandb",)  # packages that no test needs
 GIVEN = {"FILE", "RUN", "NAME", "FOLDER"}  # what a reader puts in place of these
 
 

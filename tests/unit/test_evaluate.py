@@ -392,8 +392,8 @@ def test_rows_and_intervals() -> None:
         mean == 40.0 and low == pytest.approx(40 - 12.7062 * 20, abs=1e-2) and high - mean == pytest.approx(mean - low)
     )
     assert result.rows()[1] == {
-        "seed": 7, "episodes": 2, "score": 60.0, "return": 6.0, "return_std": 2.0, "length": 5.0, "success": None,
-        "discounted": None, "q_overestimation": None, "success_by_task": None,
+        "seed": 7, "episodes": 2, "score": 60.0, "return_mean": 6.0, "return_std": 2.0, "length_mean": 5.0,
+        "success": None, "discounted_mean": None, "q_overestimation": None, "success_by_task": None,
     }  # fmt: skip
     assert Evaluation(returns, np.ones((2, 2), int), None, None, "", Provenance()).per_seed().tolist() == [2.0, 6.0]
 

@@ -181,14 +181,14 @@ def test_a_report_shows_the_same_cells_of_a_run_and_of_its_documents(tmp_path: P
 
 
 def test_a_run_without_single_episodes_is_a_document_too(tmp_path: Path) -> None:
-    """Runs of older versions keep means only."""
-    old = document(ROOT / "tests" / "data" / "run-0.1")
-    assert all(
-        r["returns"] is None and r["lengths"] is None and isinstance(r["return_mean"], float) for r in old["runs"]
-    )
-    file = write(tmp_path / "old.json", [old])
-    assert cells(collect([file])) == cells(collect([ROOT / "tests" / "data" / "run-0.1"]))
     run = run_of(tmp_path / "run")
+    (run / "episodes.jsonl").unlink(missing_ok=True)
+    means = document(run)
+    assert all(
+        r["returns"] is None and r["lengths"] is None and isinstance(r["return_mean"], float) for r in means["runs"]
+    )
+    file = write(tmp_path / "means.json", [means])
+    assert cells(collect([file])) == cells(collect([run]))
     (run / "episodes.jsonl").write_text('{"step": 200, "returns": 5}\n{"step": 200, "returns": [[nan]]}\nx')
     assert document(run)["runs"][0]["returns"] is None
 

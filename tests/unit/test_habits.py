@@ -15,17 +15,17 @@ import habits
 import pytest
 
 from offrl.algorithms.iql import IQLConfig
-from offrl.cli.completion import BASH, FISH, ZSH
-from offrl.cli.completion.candidates import candidates
+from offrl.cli import data, train
 from offrl.cli.main import main
-from offrl.cli.words import data_help, switches, train_help
+from offrl.cli.words import switches
+from offrl.cli.words.completion import BASH, FISH, ZSH, candidates
 from offrl.errors import UserError
 from offrl.settings import known
-from offrl.settings.advice.doubts import doubts
+from offrl.settings.advice import doubts
 from offrl.settings.compose import compose, parse, rehearse
 from offrl.settings.field import describe
 from offrl.settings.habits.algorithms import NOT_HERE, OTHER_NAMES
-from offrl.settings.habits.arguments import as_settings, placed
+from offrl.settings.habits.arguments import as_settings, train_values
 from offrl.settings.habits.datasets import environment_hint, hint
 from offrl.settings.habits.names import WORDS, groups, understood
 from offrl.settings.presets import algorithm_group, config_names
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read(command: str) -> dict[str, object]:
-    return rehearse(parse(placed(as_settings(command.split()[1:], switches("train")))))
+    return rehearse(train_values(as_settings(command.split()[1:], switches("train"))))
 
 
 @pytest.mark.parametrize(("command", "habit", "answer"), habits.CASES, ids=[c for c, _, _ in habits.CASES])
@@ -160,18 +160,18 @@ def test_nonsense_that_trains_is_doubted(settings: dict[str, object], words: str
 
 
 def test_help_begins_with_what_people_need_and_folds_the_rest() -> None:
-    text = train_help.text([])
+    text = train.usage([])
     order = [text.index(f"\n  {name}=") for name in ("algo", "dataset", "steps", "seeds", "device", "name")]
     assert order == sorted(order) and "dataset.fields.observations=obs" in text and "  dataset.format=" not in text
-    assert "  dataset.format=" in train_help.text(["dataset"]) and "  algo.expectile=" in train_help.text(["algo=IQL"])
-    everything = train_help.text(["all"])
+    assert "  dataset.format=" in train.usage(["dataset"]) and "  algo.expectile=" in train.usage(["algo=IQL"])
+    everything = train.usage(["all"])
     assert not [
         line
         for line in describe(TrainConfig())
         if line not in everything and "dataset=" not in line and ".name=" not in line
     ]
     with pytest.raises(UserError, match="Did you mean 'dataset'"):
-        train_help.text(["datset"])
+        train.usage(["datset"])
 
 
 def test_each_action_of_data_has_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,7 +182,7 @@ def test_each_action_of_data_has_help_of_its_own(capsys: pytest.CaptureFixture[s
     )
     assert main(["data", "subset", "--help"]) == 0 and "top=1.0" in capsys.readouterr().out
     assert main(["data", "label", "--help"]) == 0 and "kind=" in capsys.readouterr().out
-    for action in data_help.USES:
+    for action in data.USES:
         assert main(["data", action, "--help"]) == 0
         assert capsys.readouterr().out.count("usage: ") == 1
     assert main([]) == 0

@@ -6,10 +6,12 @@ import json
 import re
 import socket
 import time
+import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 import torch
 
@@ -19,8 +21,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.transforms.reward_labels import RewardLabels
 from offrl.errors import UserError
 from offrl.labelling import Answers, Endpoint, Renderer, ask, label_by_score, label_subgoals, parse
-from offrl.labelling.preferences import compare
-from offrl.labelling.subgoals import first_reached
+from offrl.labelling.rewards import compare, first_reached
 from tests.support.scripted_endpoint import completion, serving
 
 KEY = "sk-very-secret-0123456789"
@@ -34,7 +35,15 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def client(url: str, **more: Any) -> Endpoint:
-    return Endpoint(url, "m", **{"backoff": 0.001, "timeout": 2.0, "retries": 3, **more})
+    return Endpoint(url, "m", **{"timeout": 2.0, "retries": 3, **more})
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses between attempts, which are not waited for."""
+    pauses: list[float] = []
+    monkeypatch.setattr(openai._base_client, "time", types.SimpleNamespace(time=time.time, sleep=pauses.append))
+    return pauses
 
 
 # ---- the endpoint
@@ -53,8 +62,6 @@ def test_answers_come_in_the_order_of_the_questions() -> None:
 FAILURES = {
     "500": (500, {}, b"oops"),
     "429": (429, {"Retry-After": "0"}, b"slow down"),
-    "no JSON": (200, {}, b"<html>busy</html>"),
-    "no choices": (200, {}, b'{"error": "loading"}'),
     "dropped": "drop",
 }
 
@@ -66,19 +73,12 @@ def test_what_may_pass_is_tried_again(kind: str) -> None:
     assert len(there.bodies) == 5
 
 
-def test_a_server_that_asks_for_a_pause_gets_it_or_the_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
-    waits: list[float] = []
-    real = threading.Event.wait
-    monkeypatch.setattr(
-        threading.Event, "wait", lambda self, s=None: (waits.append(s), False)[1] if s and s > 5 else real(self, s)
-    )
+def test_a_server_that_asks_for_a_pause_gets_it_or_the_work_ends(no_pauses: list[float]) -> None:
     with serving(lambda p: "yes", lambda n: (429, {"Retry-After": "17"}, b"") if n == 0 else None) as there:
         assert client(there.url).complete(["a"]) == ["yes"]
-    assert waits == [17.0]
+    assert no_pauses == [17.0]
     with serving(lambda p: "yes", lambda n: (503, {"Retry-After": "3600"}, b"")) as there:
-        with pytest.raises(UserError, match=r"status 503, and asks to wait 3600 s"):
+        with pytest.raises(UserError, match=r"refuses the request: status 503, and asks to wait 3600 s"):
             client(there.url).complete(["a"])
         assert len(there.bodies) == 1
 
@@ -87,7 +87,8 @@ REFUSED = {
     "401": ((401, {}, ERROR), "refuses the key in .OFFRL_LLM_KEY: status 401 .wrong key ...."),
     "404": ((404, {}, b'{"error": {"message": "no model m"}}'), "knows no model 'm'.*no model m"),
     "400": ((400, {}, b'{"detail": "bad"}'), "refuses the request: status 400"),
-    "quota": ((429, {}, b'{"error": {"message": "pay", "code": "insufficient_quota"}}'), "status 429 .pay"),
+    "no JSON": ((200, {}, b"<html>busy</html>"), "no chat completion: <html>busy"),
+    "no choices": ((200, {}, b'{"error": "loading"}'), "no chat completion"),
     "redirect": (
         (302, {"Location": "http://elsewhere.example/v1?key=1"}, b""),
         "redirects to http://elsewhere.example/v1,",
@@ -389,7 +390,7 @@ def test_preferences_of_an_endpoint_become_a_reward(
         "fit.learning_rate=0.01",
         "dataset.cache_dir=cache",
     ]
-    command += ["out=model.safetensors", "backoff=0.001", "--quiet"]
+    command += ["out=model.safetensors", "--quiet"]
     with serving(larger_x, lambda n: (500, {}, b"") if n % 7 == 0 else None) as there:
         assert cli.main([*command, f"url={there.url}"]) == 0, capsys.readouterr().err
         assert "have a large x, 'always'" in there.prompts[0] and len(there.bodies) >= 160

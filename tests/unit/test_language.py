@@ -24,8 +24,9 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.lm.models import libraries, texts
+from offrl.lm.models import libraries
 from offrl.lm.models import pretrained as languages
+from offrl.lm.models import tokenizer as tokenizing
 from offrl.nn.transformer import visible
 from offrl.system import files as checkpoint
 from offrl.training.step import make_step
@@ -411,7 +412,7 @@ def test_a_model_of_llama2c(tmp_path: Path) -> None:
     script["convert"](source, tmp_path / "stories", SHARED / "text" / "tok512.bin")
     language = languages.find(str(tmp_path / "stories"))
     (tmp_path / "story.txt").write_text("Once upon a time, there was a little girl named Lily.")
-    story = texts.tokens(language, str(tmp_path / "story.txt"))
+    story = tokenizing.tokens(language, str(tmp_path / "story.txt"))
     text = torch.tensor([[1, *story.tolist()]])
     made = Trunk(language, talks=True)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""W&B and MLflow as loggers, with packages that only take notes."""
+"""W&B as a logger, with a package that only takes notes."""
 
 from __future__ import annotations
 
@@ -95,55 +95,10 @@ def test_a_service_that_fails_loses_nothing(tmp_path: Path, wandb: Wandb, capsys
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    parameters: dict[str, str] = {}
-
-    class Client:
-        def get_experiment_by_name(self, name: str) -> None:
-            return None
-
-        def create_experiment(self, name: str) -> str:
-            return name
-
-        def create_run(self, place: str, run_name: str) -> Any:
-            calls.append(("create", place, run_name))
-            return types.SimpleNamespace(info=types.SimpleNamespace(run_id="abc123"))
-
-        def get_run(self, run_id: str) -> Any:
-            return types.SimpleNamespace(data=types.SimpleNamespace(params=dict(parameters)))
-
-        def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
-            calls.extend((m[3], m[0], m[1]) for m in metrics)
-            for key, value in params:
-                assert key not in parameters
-                parameters[key] = value
-
-        def update_run(self, run_id: str, status: str) -> None:
-            calls.append((run_id, status))
-
-        def set_terminated(self, run_id: str) -> None:
-            calls.append("finished")
-
-    module, entities = types.ModuleType("mlflow"), types.ModuleType("mlflow.entities")
-    module.MlflowClient = Client  # type: ignore[attr-defined]
-    entities.Metric, entities.Param = lambda *a: a, lambda *a: a  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mlflow", module)
-    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
-    with start(tmp_path, "mlflow") as log:
-        log.metrics(10, {"loss": [1.0, 3.0]})
-    with start(tmp_path, "mlflow", resume_step=10) as log:
-        log.metrics(20, {"loss": [2.0, 4.0]})
-    assert calls[0] == ("create", "mine", tmp_path.name) and parameters == {"lr": "0.1"}
-    assert (10, "loss/mean", 2.0) in calls and calls.count("finished") == 2
-    assert calls.index(("abc123", "RUNNING")) < calls.index((20, "loss/mean", 3.0))
-
-
 def test_names_of_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert logger_names("tensorboard") == ["tensorboard"] and logger_names("none") == [] and logger_names(None) == []
     with pytest.raises(UserError, match=r"logger=wandbb is not known.*Did you mean 'wandb'"):
         logger_names(["tensorboard", "wandbb"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="logger=mlflow needs pip install mlflow"):
-        logger_names("mlflow")
+    with pytest.raises(UserError, match="logger=wandb needs pip install wandb"):
+        logger_names("wandb")

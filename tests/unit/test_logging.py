@@ -115,16 +115,6 @@ def test_a_grid_has_columns_of_its_own(tmp_path: Path) -> None:
         start(tmp_path, replicas=expand({"score": [1.0]}, [0]))
 
 
-def test_a_file_of_an_older_version_keeps_its_columns(tmp_path: Path) -> None:
-    old = "step,seed,episodes,return_mean,return_std,length_mean,success,score,dataset,environment\n"
-    lines = "".join(f"10,{seed},2,1.5,0.5,9.0,,,d,e\n" for seed in (0, 1))
-    (tmp_path / "scores.csv").write_text(old + lines)
-    with start(tmp_path, resume_step=10) as run:
-        write(run, range(20, 21, 10))
-    table = (tmp_path / "scores.csv").read_text().splitlines(keepends=True)
-    assert "".join(table[:3]) == old + lines and [len(row) for row in csv.reader(table)] == [10] * 5
-
-
 def test_unknown_score_column_is_an_error(tmp_path: Path) -> None:
     with start(tmp_path) as run, pytest.raises(ValueError, match="retrun"):
         run.scores(1, [{"seed": 0, "retrun": 1.0}])

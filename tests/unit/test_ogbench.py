@@ -238,7 +238,7 @@ def test_starts_are_taken_in_turn_and_scores_are_success_rates() -> None:
         and row["success"] == pytest.approx(5 / 7)
         and row["score"] == pytest.approx(500 / 7)
     )
-    assert found.by_task(0) == [1.0, 1.0, 0.0] and row["return"] == -1.0
+    assert found.by_task(0) == [1.0, 1.0, 0.0] and row["return_mean"] == -1.0
     few = evaluate([Obeys()], [0], task, EvalConfig(episodes=2))
     assert np.isnan(few.by_task(0)[2])
     assert task.score(np.zeros(2), None) is None  # an environment that says nothing of success gives no score

@@ -205,7 +205,7 @@ def test_it_learns_from_play_and_data(tmp_path: Path, pictures: dict[str, Any]) 
     assert [line["step"] for line in lines] == [10, 20, 30, 40, 50, 60]
     assert all(line["critic/loss"][0] is not None for line in lines)
     assert sum(line["online/episodes"][0] for line in lines) >= 6
-    score = offline.evaluate(2, env=lambda: Walk()).rows()[1]["return"]
+    score = offline.evaluate(2, env=lambda: Walk()).rows()[1]["return_mean"]
     assert run.score_rows[1]["return_mean"] == score  # row 0 is the offline policy's
     outcome = json.loads((run.dir / "finetune.json").read_text())[0]
     assert outcome["unit"] == "return" and outcome["offline"][1] == score and outcome["regret"] is None

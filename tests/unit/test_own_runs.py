@@ -20,7 +20,7 @@ from offrl.ope.afterwards import ENDS, _words, judge, summary
 from offrl.ope.linear import LinearValues, gap, interval, values
 from offrl.ope.problem import make_problem
 from offrl.runs.settings import run_settings
-from offrl.settings.advice import first_run
+from offrl.settings import advice
 from offrl.statistics.intervals import student_t
 from offrl.tasks.environments import make_env
 from offrl.tasks.own import place_of
@@ -127,15 +127,15 @@ def test_a_script_that_trains_when_it_is_imported_is_told_so(home: Path) -> None
     [(100, True, 10_000), (23_456, True, 24_000), (10**6, True, 50_000), (10**7, False, 10**6)],
 )
 def test_length_of_a_first_run(rows: int, cpu: bool, steps: int) -> None:
-    assert first_run.steps_for(rows, cpu) == steps
+    assert advice.steps_for(rows, cpu) == steps
 
 
 def test_only_runs_on_own_data_without_a_length_get_one() -> None:
     from offrl.settings.compose import compose
 
-    assert first_run.is_open(compose({"dataset": "mine.csv"}))
-    assert not first_run.is_open(compose({"dataset": "mine.csv", "steps": 1_000_000}))
-    assert not first_run.is_open(compose({})) and not first_run.is_open(compose({"dataset": "hopper-medium-v2"}))
+    assert advice.is_open(compose({"dataset": "mine.csv"}))
+    assert not advice.is_open(compose({"dataset": "mine.csv", "steps": 1_000_000}))
+    assert not advice.is_open(compose({})) and not advice.is_open(compose({"dataset": "hopper-medium-v2"}))
     assert is_own("mine.csv", data()) and not is_own("hopper-medium-v2", data())
 
 

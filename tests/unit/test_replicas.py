@@ -291,7 +291,7 @@ def test_results_have_a_row_for_each_cell(run_dir: Path) -> None:
     run = Run(run_dir)
     assert run.results() == []
     lines = [
-        "step,seed,temperature,expectile,episodes,return_mean,return_std,length_mean,success,score,dataset,environment"
+        "step,seed,temperature,expectile,episodes,return_mean,return_std,length_mean,success,score,dataset,env_id,packages,reference,scored_by"
     ]
     for step in (10, 20):
         for i, r in enumerate(run.replicas):
@@ -309,6 +309,7 @@ def test_results_have_a_row_for_each_cell(run_dir: Path) -> None:
                         "",
                         "d",
                         "e",
+                        *["", "", "return"],
                     ]
                 )
             )

@@ -27,7 +27,7 @@ from .test_html import Reader, outside
 
 Values = Callable[[int, int], float]  # (seed, step) -> score
 STEPS = (100, 200, 300)
-PLACE = "in Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0; 0 and 100 are D4RL reference returns"
+PLACE = 'Hopper-v4,"gymnasium 1.4.0, mujoco 3.11.0",D4RL,return'
 
 
 def level(mean: float) -> Values:
@@ -72,15 +72,15 @@ def make(
     (run / "run.json").write_text(json.dumps(record))
     given = {f"algo.{k}": v for k, v in settings.items()}
     (run / "config.yaml").write_text(yaml.safe_dump({"steps": STEPS[-1], "given": given}))
-    header = "step,seed,episodes,return_mean,return_std,length_mean,success,score,dataset,environment,discounted_mean,q_overestimation"  # noqa: E501
+    header = "step,seed,episodes,return_mean,return_std,length_mean,success,score,dataset,env_id,packages,reference,scored_by,discounted_mean,q_overestimation"  # noqa: E501
     lines = [header]
     for step in STEPS if score else ():
         for seed in range(seeds):
             value = score(seed, step) if score else 0.0
             share = "0.5" if success else ""
             normalised = "" if raw else repr(value)
-            words = f"{dataset} {place}" if not raw else f"{dataset} in Pendulum-v1, gymnasium 1.4.0"
-            lines.append(f'{step},{seed},10,{10 * value!r},1.0,100,{share},{normalised},{dataset},"{words}",1.5,0.25')
+            words = "Pendulum-v1,gymnasium 1.4.0,,return" if raw else place
+            lines.append(f"{step},{seed},10,{10 * value!r},1.0,100,{share},{normalised},{dataset},{words},1.5,0.25")
     (run / "scores.csv").write_text("\n".join(lines) + "\n")
     metrics = [{"step": s, "critic/q": [1.0 * s] * seeds, "critic/td_error": [0.5] * seeds} for s in STEPS]
     (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))

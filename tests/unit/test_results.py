@@ -13,16 +13,23 @@ import numpy as np
 import pytest
 
 from offrl.errors import UserError
-from offrl.runs.parse import parse_sentence
 from offrl.runs.results import COLUMNS, Results, Score, collect, group, groups, reference, settings_matrix, write
 from offrl.tasks.provenance import Provenance
 
-HEADER = "step,seed,{}episodes,return_mean,return_std,length_mean,success,score,dataset,environment"
-PLACE = "{} in {}, gymnasium 1.4.0, mujoco {}; 0 and 100 are {} reference returns"
+HEADER = (
+    "step,seed,{}episodes,return_mean,return_std,length_mean,success,score,dataset,env_id,packages,reference,scored_by"
+)
+
+END = "d,e,,,return\n"  # the last columns of a line
 
 
-def place(dataset: str, env: str = "Hopper-v4", mujoco: str = "3.11.0", whose: str = "D4RL") -> str:
-    return PLACE.format(dataset, env, mujoco, whose)
+def place(env: str = "Hopper-v4", mujoco: str = "3.11.0", whose: str = "D4RL") -> Provenance:
+    return Provenance(env, f"gymnasium 1.4.0, mujoco {mujoco}", whose)
+
+
+def columns(where: Provenance) -> str:
+    """The columns of scores.csv that hold it."""
+    return f'{where.env_id},"{where.packages}",{where.reference},{where.scored_by}'
 
 
 def make(
@@ -38,7 +45,7 @@ def make(
     grid: dict[str, list[float]] | None = None,
     dead: tuple[int, ...] = (),
     score: float | None = 50.0,
-    where: str = "",
+    where: Provenance | None = None,
     fingerprint: str = "f" * 64,
     evaluation: dict[str, Any] | None = None,
 ) -> Path:
@@ -84,7 +91,7 @@ def make(
                 "",
                 value,
                 dataset,
-                f'"{where or place(dataset)}"',
+                columns(where or place()),
             ]
             lines.append(",".join(map(str, words)))
     (folder / "scores.csv").write_text("\n".join(lines) + "\n")
@@ -189,16 +196,16 @@ def test_a_last_line_cut_between_numbers_is_not_taken_for_a_whole_one(tmp_path: 
         (None, 0, ""),
         ("step,seed\n100,0\n", 0, "cannot be read"),
         (
-            HEADER.format("") + "\nnan,0,10,1,1,1,,1,d,e\n100,0,10,1.5,1,1,,x,d,e\n100,0,10,2.5,1,1,,7,d,e\n",
+            HEADER.format("") + f"\nnan,0,10,1,1,1,,1,{END}100,0,10,1.5,1,1,,x,{END}100,0,10,2.5,1,1,,7,{END}",
             1,
             "2 lines cannot be read",
         ),
         (
-            HEADER.format("") + "\n100,9,10,1,1,1,,1,d,e\n",
+            HEADER.format("") + "\n100,9,10,1,1,1,,1,d,e,,,return\n",
             0,
             "1 line cannot be read",
         ),  # a seed that the run does not have
-        (HEADER.format("") + "\n100,0,10,,1,1,,1,d,e\n", 0, "1 line cannot be read"),  # a return that was not finite
+        (HEADER.format("") + f"\n100,0,10,,1,1,,1,{END}", 0, "1 line cannot be read"),  # a return that was not finite
         ("\0" * 4096, 0, ""),  # what a file system may leave after a power cut
     ],
 )
@@ -390,7 +397,7 @@ def test_a_grid_has_a_cell_for_each_value(tmp_path: Path) -> None:
 
 def test_other_versions_are_warned_of(tmp_path: Path) -> None:
     make(tmp_path / "a")
-    make(tmp_path / "b", algorithm="bc", where=place("hopper-medium-v2", mujoco="3.3.7"))
+    make(tmp_path / "b", algorithm="bc", where=place(mujoco="3.3.7"))
     (problem,) = collect([tmp_path]).problems
     assert (
         "iql in Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0" in problem
@@ -400,7 +407,7 @@ def test_other_versions_are_warned_of(tmp_path: Path) -> None:
         tmp_path / "b",
         algorithm="bc",
         dataset="walker2d-medium-v2",
-        where=place("walker2d-medium-v2", "Walker2d-v4", "3.3.7"),
+        where=place("Walker2d-v4", "3.3.7"),
     )
     (problem,) = collect([tmp_path]).problems
     assert problem.startswith("D4RL gym: scores of mujoco 3.11.0 and 3.3.7 together")
@@ -475,11 +482,11 @@ def test_a_damaged_benchmark_is_read_as_a_folder_of_runs(tmp_path: Path, content
 # ------------------------------------------------------------------------------------------------ what may be averaged
 
 
-def scored(dataset: str, text: str, normalised: float | None = 50.0, suite: str = "") -> Score:
+def scored(dataset: str, where: Provenance, normalised: float | None = 50.0, suite: str = "") -> Score:
     return Score(
         suite,
         dataset,
-        *astuple(parse_sentence(text)),
+        *astuple(where),
         "iql",
         "00000000",
         0,
@@ -500,69 +507,36 @@ def test_what_may_be_averaged() -> None:
     }
     assert gym == {"D4RL gym"}
     maze = "offrl/D4RL-AntMaze-v0"
-    assert group(scored("antmaze-umaze-v2", place("antmaze-umaze-v2", maze))) == "D4RL antmaze"
-    assert group(scored("maze2d-umaze-v1", place("maze2d-umaze-v1"))) == "D4RL maze2d"
-    assert {group(scored(f"{h}-human-v1", place("x"))) for h in ("pen", "door", "hammer", "relocate")} == {
-        "D4RL adroit"
-    }
-    assert group(scored("kitchen-mixed-v0", place("x"))) == "D4RL kitchen"
-    assert group(scored("hopper-medium-v2", "hopper-medium-v2 in Hopper-v4", None)) == "", "a raw return"
+    assert group(scored("antmaze-umaze-v2", place(maze))) == "D4RL antmaze"
+    assert group(scored("maze2d-umaze-v1", place())) == "D4RL maze2d"
+    assert {group(scored(f"{h}-human-v1", place())) for h in ("pen", "door", "hammer", "relocate")} == {"D4RL adroit"}
+    assert group(scored("kitchen-mixed-v0", place())) == "D4RL kitchen"
+    assert group(scored("hopper-medium-v2", Provenance("Hopper-v4"), None)) == "", "a raw return"
     minari = [
         ("mujoco/hopper/medium-v0", "mujoco"),
         ("D4RL/door/human-v2", "adroit"),
         ("D4RL/antmaze/umaze-v1", "antmaze"),
     ]
-    assert all(group(scored(d, place(d, "X-v1", whose="Minari"))) == f"Minari {family}" for d, family in minari)
-    assert group(scored("hopper-medium-v2", place("hopper-medium-v2", whose="Minari"))) == "Minari gym", "another scale"
-    assert (
-        group(scored("hopper-medium-v2", place("hopper-medium-v2", whose="given")))
-        == "own files (given references, gym)"
-    )
+    assert all(group(scored(d, place("X-v1", whose="Minari"))) == f"Minari {family}" for d, family in minari)
+    assert group(scored("hopper-medium-v2", place(whose="Minari"))) == "Minari gym", "another scale"
+    assert group(scored("hopper-medium-v2", place(whose="given"))) == "own files (given references, gym)"
 
 
 def test_own_files_are_by_reference_and_family() -> None:
     """A file that is called like a D4RL dataset is not one."""
-    own = group(scored("hopper-medium", place("hopper-medium")))
-    assert own == "own files (D4RL references, gym)" == group(scored("walk", place("walk", "Walker2d-v5")))
-    assert (
-        group(scored("my-antmaze", place("my-antmaze", "offrl/D4RL-AntMaze-v0")))
-        == "own files (D4RL references, antmaze)"
+    own = group(scored("hopper-medium", place()))
+    assert own == "own files (D4RL references, gym)" == group(scored("walk", place("Walker2d-v5")))
+    assert group(scored("my-antmaze", place("offrl/D4RL-AntMaze-v0"))) == "own files (D4RL references, antmaze)"
+    assert group(scored("a", place("MyEnv-v0", whose="given"))) != group(
+        scored("b", place("OtherEnv-v0", whose="given"))
     )
-    assert group(scored("a", place("a", "MyEnv-v0", whose="given"))) != group(
-        scored("b", place("b", "OtherEnv-v0", whose="given"))
-    )
-    assert group(scored("a", place("a"), suite="robots")) == "robots (D4RL references, gym)"
+    assert group(scored("a", place(), suite="robots")) == "robots (D4RL references, gym)"
 
 
-def test_the_provenance_of_older_runs() -> None:
-    score = scored(
-        "a in b", "a in b in Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0; 0 and 100 are D4RL reference returns"
-    )
-    assert (
-        score.provenance == Provenance("Hopper-v4", "gymnasium 1.4.0, mujoco 3.11.0", "D4RL")
-        and reference(score) == "D4RL"
-    )
+def test_the_reference_of_a_score() -> None:
+    score = scored("a in b", place())
+    assert score.provenance == place() and reference(score) == "D4RL"
     assert reference(replace(score, reference="")) == "given" and reference(replace(score, normalised=None)) == ""
-    for one in (
-        score.provenance,
-        Provenance("Maze-v0", "gymnasium 1.4.0", "", "success"),
-        Provenance("E-v1", "gymnasium 1.4.0"),
-    ):
-        assert parse_sentence(f"a in b in {one}") == one
-
-
-def test_new_columns_and_old_ones_say_the_same(tmp_path: Path) -> None:
-    old, new = make(tmp_path / "old"), make(tmp_path / "new")
-    columns = '"Hopper-v4","gymnasium 1.4.0, mujoco 3.11.0",D4RL,return'
-    text = (new / "scores.csv").read_text().replace(f'"{place("hopper-medium-v2")}"', columns)
-    (new / "scores.csv").write_text(text.replace("environment", "env_id,packages,reference,scored_by"))
-    scores = [[replace(s, run="") for s in collect([run]).scores] for run in (old, new)]
-    assert scores[0] == scores[1] and scores[0][0].provenance.place == "Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0"
-    write(collect([new]), tmp_path / "table")
-    table = tmp_path / "table" / "results.csv"
-    text = table.read_text().replace("env_id,packages,reference,scored_by", "environment")
-    table.write_text(text.replace(columns.replace('"Hopper-v4"', "Hopper-v4"), f'"{place("hopper-medium-v2")}"'))
-    assert [replace(s, run="") for s in collect([table]).scores] == scores[0]
 
 
 def test_matrices(tmp_path: Path) -> None:
@@ -572,7 +546,7 @@ def test_matrices(tmp_path: Path) -> None:
     make(tmp_path / "x", dataset="halfcheetah-medium-v2")  # iql only
     make(tmp_path / "y", algorithm="td3_bc")  # one dataset of three
     make(tmp_path / "z", dataset="antmaze-umaze-v2", score=10.0)
-    make(tmp_path / "raw", dataset="mine", where="mine in Pendulum-v1, gymnasium 1.4.0")
+    make(tmp_path / "raw", dataset="mine", where=Provenance("Pendulum-v1", "gymnasium 1.4.0"))
     (tmp_path / "raw" / "scores.csv").write_text((tmp_path / "raw" / "scores.csv").read_text().replace(",52.0,", ",,"))
     for seed in range(3):
         text = (tmp_path / "raw" / "scores.csv").read_text()
@@ -629,11 +603,11 @@ def test_a_published_table_from_its_raw_returns(tmp_path: Path) -> None:
     from offrl.statistics.aggregate import aggregates
 
     for task, returns in NEORL2_BC.items():
-        where = place(task, f"neorl2:{task}", whose="NeoRL-2")
+        where = place(f"neorl2:{task}", whose="NeoRL-2")
         run = make(tmp_path / task, dataset=task, algorithm="bc", seeds=(7, 42, 210), where=where)
         normalise = neorl2.lookup(task).normalise  # type: ignore[union-attr]
         rows = [
-            f'200,{s},100,{g},1,100,,{normalise(g)},{task},"{where}"'
+            f"200,{s},100,{g},1,100,,{normalise(g)},{task},{columns(where)}"
             for s, g in zip((7, 42, 210), returns, strict=True)
         ]
         (run / "scores.csv").write_text("\n".join([HEADER.format(""), *rows]) + "\n")

@@ -23,7 +23,6 @@ from offrl.data.containers.hdf5 import open_hdf5
 from offrl.data.formats import provenance, read_raw
 from offrl.data.raw import RawData
 from offrl.errors import UserError
-from offrl.interop.sb3_zip import read_zip
 from tests.support.data_files import (
     N,
     columns,
@@ -139,7 +138,6 @@ def test_npz_that_declare_what_they_do_not_hold(tmp_path: Path, monkeypatch: pyt
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**12,)})
     np.savez_compressed(path := tmp_path / "x.npz", **{k: v for k, v in columns().items() if k != "rewards"})
-    import zipfile
 
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("rewards.npy", header.getvalue() + bytes(4 * N))
@@ -615,26 +613,3 @@ def test_parquet_whose_row_groups_unpack_to_too_much(tmp_path: Path, monkeypatch
     pq.write_table(pa.table({"rewards": np.zeros(200_000)}), tmp_path / "x.parquet", **options)
     monkeypatch.setattr(guard, "FREE", 1000)
     assert "x.parquet would take 1.6 MB of memory" in refused(tmp_path / "x.parquet")
-
-
-# ---------------------------------------------------------------------------------------------------- models of others
-
-
-def test_a_damaged_member_of_a_model_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "model.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("policy.pth", np.random.default_rng(0).bytes(100) * 50)
-    content = bytearray(path.read_bytes())
-    content[60:80] = bytes(20)
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"model\.zip cannot be read .*damaged or incomplete"):
-        read_zip(path, None, None)
-
-
-def test_a_model_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "FREE", 1 << 20)
-    path = tmp_path / "model.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("policy.pth", bytes(3 << 20))
-    with pytest.raises(UserError, match=r"'policy\.pth' would take 3\.15 MB of memory"):
-        read_zip(path, None, None)

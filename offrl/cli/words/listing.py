@@ -1,4 +1,4 @@
-"""Lists of everything that can be chosen by name, printed for people."""
+"""`offrl list`: lists of everything that can be chosen by name, printed for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from offrl import registry
-from offrl.errors import say
+from offrl.errors import UserError, say
 from offrl.runs.tables import print_table
 from offrl.settings import known
 from offrl.settings.compose import compose
@@ -81,11 +81,6 @@ def settings_values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, value
 
 
-def print_algorithm(name: str) -> None:
-    """An algorithm's settings with their defaults. Raises UserError for an unknown name."""
-    say(*algorithm_settings(name))
-
-
 def experiment_text(name: str, dataset: str) -> str:
     """An algorithm's default settings on a dataset, which need not exist, and their origin. Raises UserError."""
     experiment = find_experiment(algorithm_group(name), dataset)
@@ -122,3 +117,26 @@ def print_data_sets() -> None:
         "also: a path to a file or folder, any Minari id (D4RL/door/human-v2), OGBench names "
         "(pointmaze-medium-navigate-v0)"
     )
+
+
+USAGE = (
+    "usage: offrl list, or offrl list algo=NAME, or offrl list algo=NAME dataset=NAME (the published settings for it)"
+)
+
+
+def usage(arguments: list[str]) -> str:
+    return USAGE
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments:
+        print_all()
+        return 0
+    requests = dict(a.partition("=")[::2] for a in arguments)
+    if not requests.get("algo") or not set(requests) <= {"algo", "dataset"} or not requests.get("dataset", "-"):
+        raise UserError(USAGE)
+    if "dataset" in requests:
+        say(experiment_text(requests["algo"], requests["dataset"]))
+    else:
+        say(*algorithm_settings(requests["algo"]))
+    return 0

@@ -106,6 +106,16 @@ def write(scores: FrequencyScores, path: Path) -> None:
             score, success = ("" if row[k] is None else row[k] for k in ("score", "success"))
             values = [v for _, v in replica.values]
             lines.append(
-                [*values, replica.seed, d, count, row["return"], row["return_std"], score, success, row["length"]]
+                [
+                    *values,
+                    replica.seed,
+                    d,
+                    count,
+                    row["return_mean"],
+                    row["return_std"],
+                    score,
+                    success,
+                    row["length_mean"],
+                ]
             )
     write_text(path, text_of(lines))

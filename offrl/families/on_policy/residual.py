@@ -24,7 +24,7 @@ from offrl.families.on_policy import ppo
 from offrl.families.on_policy.residual_actor import ResidualActor, frozen
 from offrl.optim import Adam, Params
 from offrl.settings.field import setting
-from offrl.settings.saved import restored
+from offrl.settings.kinds import restored
 
 NOISE = 0.0368  # scale x sigma at the published scale of 0.1 and log sigma of -1; the authors keep it at other scales
 HOW = "residual learns on top of a trained run, from what it plays: offrl finetune RUN mode=residual env=ID"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from offrl.errors import UserError
 from offrl.lm.models.libraries import packages, silent
 from offrl.lm.models.pretrained import Language
 from offrl.nn.transformer import drop, visible
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MERGED, SPLIT = (
     ("c_attn", "query_key_value", "qkv_proj", "Wqkv"),
@@ -39,7 +42,30 @@ class Dropout(nn.Module):
         return drop(x, self.rate, self.key, self.part)
 
 
-class Trunk(nn.Module):
+class SharingLanguage(nn.Module):
+    """A module that shares the frozen tensors of a language model, its buffers, with its copies. It has no training
+    mode: a key decides about dropout.
+    """
+
+    language: Any  # the `Language`; None: a model from scratch
+    base: Any  # transformers' model, without its head
+
+    def train(self, mode: bool = True) -> Self:
+        """A no-op."""
+        return super().train(False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        for tensor in self.buffers():
+            memo[id(tensor)] = tensor
+        if self.language is not None:
+            memo[id(self.language)] = self.language
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return copied
+
+
+class Trunk(SharingLanguage):
     """The outputs [B, T, D] of a language model for embedded tokens [B, T, D]. Like `Transformer`, with other weights.
 
     Learnt tensors are parameters; frozen ones are buffers that all trunks of one language model share, and that no
@@ -105,10 +131,6 @@ class Trunk(nn.Module):
         """
         return self._run(self.base, {"inputs_embeds": x}, x.shape[0], mask, key)[0]
 
-    def train(self, mode: bool = True) -> Trunk:
-        """A no-op: a key decides about dropout."""
-        return super().train(False)
-
     def text_loss(self, text: Tensor, key: Tensor | None = None) -> Tensor:
         """Mean negative log-likelihood of each token int64 [B, T] after the first, given those before it; []."""
         logits = self._run(
@@ -148,15 +170,6 @@ class Trunk(nn.Module):
                 if id(module) != words and path in names:
                     result[path] = buffer
         return result
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Trunk:
-        for tensor in self.buffers():
-            memo[id(tensor)] = tensor
-        memo[id(self.language)] = self.language
-        copied = type(self).__new__(type(self))
-        memo[id(self)] = copied
-        copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
-        return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.language, self.settings, self.state_dict())

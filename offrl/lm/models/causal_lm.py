@@ -6,7 +6,6 @@ Shapes in comments: B batch, T tokens, D width, V vocabulary.
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from torch.nn import functional as F
 
 from offrl.actor import BoundParams
 from offrl.errors import UserError, first_line
-from offrl.lm.models.adapters import adapt, freeze, replace_dropout
+from offrl.lm.models.adapters import SharingLanguage, adapt, freeze, replace_dropout
 from offrl.lm.models.libraries import packages, silent
 from offrl.lm.models.pretrained import Language
 from offrl.nn.mlp import MLP
@@ -63,7 +62,7 @@ def gpt2(size: Size) -> Any:
         return transformers.GPT2LMHeadModel(config).eval()
 
 
-class LM(nn.Module):
+class LM(SharingLanguage):
     """A language model without dropout. Its methods are called by name: forward("hidden", ids), as `functional_call`
     needs it.
 
@@ -133,12 +132,6 @@ class LM(nn.Module):
         limit = getattr(self.base.config, "max_position_embeddings", None)
         return None if limit is None else int(limit)
 
-    def train(self, mode: bool = True) -> LM:
-        """A no-op: without dropout there is no difference, and `hidden` says when activations are to be computed
-        again.
-        """
-        return super().train(False)
-
     def forward(self, method: str, *arguments: Any) -> Any:
         """The method of that name."""
         return getattr(self, method)(*arguments)
@@ -151,7 +144,7 @@ class LM(nn.Module):
         """
         options: dict[str, Any] = {}
         if self.checkpointing:  # transformers does so in training mode, and then keeps no cache
-            super().train(cache is None and torch.is_grad_enabled())
+            nn.Module.train(self, cache is None and torch.is_grad_enabled())
         if valid is not None:
             options["attention_mask"] = valid.long()
             if self.placed:
@@ -188,16 +181,6 @@ class LM(nn.Module):
         finally:
             for m, value in zip(layers, flags, strict=True):
                 m._disable_adapters = value
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> LM:
-        for tensor in self.buffers():
-            memo[id(tensor)] = tensor
-        if self.language is not None:
-            memo[id(self.language)] = self.language
-        copied = type(self).__new__(type(self))
-        memo[id(self)] = copied
-        copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
-        return copied
 
 
 def probe(lm: LM, tokens: int, source: str) -> None:

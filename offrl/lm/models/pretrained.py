@@ -7,6 +7,7 @@ with a model is run. Shapes in comments: B batch, T tokens, D width, H heads.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import importlib
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from offrl.errors import UserError, first_line
-from offrl.lm.models import described
+from offrl.lm.models import libraries
 from offrl.lm.models.libraries import packages, silent
 from offrl.nn.outline import check_memory, outline
 from offrl.system import trust
@@ -111,33 +112,31 @@ def find(name: str, identity: str = "", typed: bool = True) -> Language:
         return _read(folder, str(folder.resolve()), identity)
     if folder.suffix == GGUF and folder.is_file():
         return _read_gguf(folder.resolve(), identity)
-    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise UserError(
-            f"algo.lm={name}: there is no such folder; name one with config.json and *.safetensors, or "
-            f"algo.lm={SCRATCH}"
-        )
+    return _read(snapshot(name, f"algo.lm={name}", typed and trust.typed_settings()), name, identity)
+
+
+def snapshot(name: str, where: str, typed: bool) -> Path:
+    """The copy of a model that Hugging Face's cache has, or gets, which only what a person `typed` does. Raises
+    UserError.
+    """
+    if Path(name).expanduser().is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise UserError(f"{where}: there is no such folder; name one with config.json, a tokenizer and *.safetensors")
     packages()
     hub = importlib.import_module("huggingface_hub")
+    with contextlib.suppress(Exception):  # not in the cache, or only in part
+        return Path(hub.snapshot_download(name, allow_patterns=FILES, local_files_only=True))
+    if not typed and not trust.granted():
+        raise UserError(
+            f"{where}: there is no such folder here, and what only a file names is not downloaded: download it "
+            f"yourself (hf download {name}), or say trust=true"
+        )
     try:
-        try:
-            snapshot = hub.snapshot_download(name, allow_patterns=FILES, local_files_only=True)
-        except Exception:  # not in the cache, or only in part
-            if not (typed and trust.typed_settings()) and not trust.granted():
-                raise UserError(
-                    f"algo.lm={name}: there is no such folder here, and what only a file names is not downloaded: "
-                    "download it yourself "
-                    f"(hf download {name}), or say trust=true"
-                ) from None
-            snapshot = hub.snapshot_download(name, allow_patterns=FILES)
-    except UserError:
-        raise
+        return Path(hub.snapshot_download(name, allow_patterns=FILES))
     except Exception as error:  # whatever the network does
         raise UserError(
-            f"algo.lm={name}: no such folder here, and the Hugging Face Hub did not give it "
-            f"({str(error).strip().splitlines()[0]}); "
-            f"download it where there is a network and name its folder, or take algo.lm={SCRATCH}"
+            f"{where}: no such folder here, and the Hugging Face Hub did not give it ({first_line(error)}); download "
+            "it where there is a network and name its folder"
         ) from None
-    return _read(Path(snapshot), name, identity)
 
 
 def _read(folder: Path, place: str, expected: str = "") -> Language:
@@ -155,8 +154,8 @@ def _read(folder: Path, place: str, expected: str = "") -> Language:
             f"algo.lm={folder}: it has no *.safetensors{reason}; save the model with model.save_pretrained(FOLDER, "
             "safe_serialization=True)"
         )
-    described.check_folder(folder, f"algo.lm={folder}")
-    identity = _checksum(folder, [config, *weights], expected)
+    libraries.check_folder(folder, f"algo.lm={folder}")
+    identity = _identity(folder, [config, *weights], expected)
     language = _known.get(identity)
     # one that came with a policy has no words; a copy elsewhere may have other files beside it
     if language is None or language.place != place:
@@ -172,11 +171,11 @@ def _read_gguf(path: Path, expected: str = "") -> Language:
     """
     if importlib.util.find_spec("gguf") is None:
         raise UserError(f"algo.lm={path}: GGUF files need the package gguf: pip install gguf")
-    identity = _checksum(path, [path], expected)
+    identity = _identity(path, [path], expected)
     if identity in _known and _known[identity].place:
         return _known[identity]
     transformers, _ = packages()
-    with silent(), described.offline(), REAL, torch.random.fork_rng(devices=[]):
+    with silent(), libraries.offline(), REAL, torch.random.fork_rng(devices=[]):
         try:
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 path.parent, gguf_file=path.name, local_files_only=True, trust_remote_code=False, dtype=torch.float32
@@ -192,7 +191,8 @@ def _read_gguf(path: Path, expected: str = "") -> Language:
     return _known[identity]
 
 
-def _checksum(place: Path, files: Sequence[Path], expected: str = "") -> str:
+def checksum(files: Sequence[Path], where: str) -> str:
+    """16 hex digits, of the contents of files. Raises UserError."""
     digest = hashlib.sha256()
     for path in files:
         try:
@@ -200,8 +200,12 @@ def _checksum(place: Path, files: Sequence[Path], expected: str = "") -> str:
                 while block := file.read(1 << 24):
                     digest.update(block)
         except OSError as error:
-            raise UserError(f"algo.lm={place}: {path.name} cannot be read ({error.strerror})") from None
-    identity = digest.hexdigest()[:16]
+            raise UserError(f"{where}: {path.name} cannot be read ({error.strerror})") from None
+    return digest.hexdigest()[:16]
+
+
+def _identity(place: Path, files: Sequence[Path], expected: str) -> str:
+    identity = checksum(files, f"algo.lm={place}")
     if expected and identity != expected:
         raise UserError(
             f"the language model at {place} is not the one that was trained with ({identity} there, {expected} then)"
@@ -211,19 +215,19 @@ def _checksum(place: Path, files: Sequence[Path], expected: str = "") -> str:
 
 def _load(folder: Path) -> Any:
     transformers, _ = packages()
-    if described.quantised(folder):
+    if libraries.quantised(folder):
         raise UserError(
             f"algo.lm={folder}: its weights are quantised (quantization_config in config.json); save them as plain "
             "numbers"
         )
-    with silent(), described.offline(), REAL, torch.random.fork_rng(devices=[]):
+    with silent(), libraries.offline(), REAL, torch.random.fork_rng(devices=[]):
         try:
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # not JSON, or an architecture that transformers does not know
             raise UserError(
                 f"algo.lm={folder}: config.json describes no model known here ({first_line(error)})"
             ) from None
-        described.check_causal(described.scrub(config), f"algo.lm={folder}")
+        libraries.check_causal(libraries.scrub(config), f"algo.lm={folder}")
         try:
             model, report = transformers.AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -316,10 +320,10 @@ def unpack(tensors: dict[str, Tensor], about: dict[str, Any], identity: str, hea
     if identity not in _known:
         transformers, _ = packages()
         where = f"the language model {identity}"
-        config = described.config_of(about, where)
+        config = libraries.config_of(about, where)
         kind = transformers.AutoModelForCausalLM if head else transformers.AutoModel
         options = {"attn_implementation": _implementation(config), "dtype": torch.float32, "trust_remote_code": False}
-        with silent(), described.offline(), torch.random.fork_rng(devices=[]):
+        with silent(), libraries.offline(), torch.random.fork_rng(devices=[]):
             with outline(where):
                 drawn = kind.from_config(config, **options)
             check_memory(where, [drawn])

@@ -1,4 +1,5 @@
-"""Tokenizers: small ones made from the data (characters, words, bytes), and those that come with a language model.
+"""Tokenizers: small ones made from the data (characters, words, bytes), and those that come with a language model, and
+files as their tokens.
 
 All are objects of the package `tokenizers`. Every text is encoded on its own and the tokens are put one after another,
 so that it is always known which token belongs to which text: a joined text would merge tokens across the seams.
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from offrl.errors import UserError, first_line, warn
-from offrl.lm.models import described
-from offrl.lm.models.libraries import packages, silent
+from offrl.lm.models.libraries import offline, packages, silent
+from offrl.lm.models.pretrained import FILES, GGUF, Language
 
 KINDS = ("characters", "words", "bytes")
 PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
@@ -31,7 +34,7 @@ PIECES = {
 MOST_WORDS = 20_000
 SPARE = 1_000  # numbers of tokens that a vocabulary may leave out
 ENDS_TURN = "\n"
-FILES = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
     "spiece.model",
@@ -163,10 +166,10 @@ def of_model(folder: str | Path, source: str, **options: Any) -> Tokenizer:
     """
     transformers, _ = packages()
     if not options and not any(
-        (Path(folder) / name).is_file() for name in FILES
+        (Path(folder) / name).is_file() for name in TOKENIZER_FILES
     ):  # transformers would make one without a vocabulary
-        raise UserError(f"{source}: no tokenizer could be read there (none of {', '.join(FILES)}); {CURE}")
-    with silent(), described.offline():
+        raise UserError(f"{source}: no tokenizer could be read there (none of {', '.join(TOKENIZER_FILES)}); {CURE}")
+    with silent(), offline():
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False, **options
@@ -192,3 +195,52 @@ def of_model(folder: str | Path, source: str, **options: Any) -> Tokenizer:
         tokenizer.eos_token_id,
         int(pad),
     )
+
+
+def tokens(language: Language, path: str) -> Tensor:
+    """A text file as the model's tokens, int64 [N]. Raises UserError."""
+    transformers, _ = packages()
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"algo.text={path} cannot be read as UTF-8 text ({error})") from None
+    if not language.place:
+        raise UserError(
+            f"algo.text={path}: a model from scratch has no tokens; leave algo.text out, or name a model that was "
+            "trained"
+        )
+    place, options = tokenizer_place(language.place)
+    with silent(), offline():
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                place, local_files_only=True, trust_remote_code=False, **options
+            )
+            ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+        except Exception as error:
+            raise UserError(
+                f"algo.text={path}: no tokenizer could be read in {language.place} ({first_line(error)})"
+            ) from None
+    if len(ids) and int(ids.max()) >= language.config.vocab_size:
+        raise UserError(f"algo.text={path}: the tokenizer in {language.place} has more tokens than its model")
+    return ids
+
+
+def tokenizer_place(place: str) -> tuple[str, dict[str, str]]:
+    """The location of the tokenizer of the model at `place`: a folder, and transformers' arguments for reading it
+    there.
+    """
+    path = Path(place)
+    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == GGUF else (_folder(place), {})
+
+
+def _folder(place: str) -> str:
+    if Path(place).is_dir():
+        return place
+    return str(
+        importlib.import_module("huggingface_hub").snapshot_download(place, allow_patterns=FILES, local_files_only=True)
+    )
+
+
+def digest(values: Tensor) -> str:
+    """A short checksum of tokens."""
+    return hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16]

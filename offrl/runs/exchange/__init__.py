@@ -8,8 +8,8 @@
 `offrl report mine/ results.json of-others.jsonl` shows them together.
 """
 
+from offrl.runs.exchange.check import VERSION
 from offrl.runs.exchange.describe import document, documents
 from offrl.runs.exchange.files import read, write
-from offrl.runs.exchange.schema import VERSION
 
 __all__ = ["VERSION", "document", "documents", "read", "write"]

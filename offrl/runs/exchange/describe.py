@@ -11,14 +11,13 @@ from typing import Any
 
 from offrl.data.addresses import without_logins
 from offrl.errors import UserError
-from offrl.runs.exchange.check import check
-from offrl.runs.exchange.schema import VERSION
+from offrl.runs.exchange.check import VERSION, Document, check
 from offrl.runs.log import EPISODES
 from offrl.runs.parse import lines_backwards, times, yaml_or_error
 from offrl.runs.reader import Reader, planned
 from offrl.runs.record import CONFIG
-from offrl.runs.results import Missing, Score
 from offrl.runs.run import SavedRun
+from offrl.runs.score import Missing, Score
 from offrl.settings.diff import Variant
 
 FINGERPRINT = "data.fingerprint"  # among the settings of a variant; a document has it as dataset.checksum
@@ -52,7 +51,8 @@ def document(
 
     Raises UserError where there is no run, it was never scored, its settings cannot be read, or the point is not one of
     its grid."""
-    made = _made(run, tuned, created, license, commit, notes, hardware)
+    facts = {"created": created, "license": license, "commit": commit, "notes": notes}
+    made = _made(run, tuned, facts, hardware)
     wanted = dict(values or {})
     chosen = [
         one for point, one in made if all(name in point and point[name] == value for name, value in wanted.items())
@@ -77,7 +77,8 @@ def documents(
     hardware: bool = True,
 ) -> list[dict[str, Any]]:
     """The results documents of a run: one for each point of its grid, one without a grid. See `document`."""
-    return [one for _, one in _made(run, None, created, license, None, notes, hardware)]
+    facts = {"created": created, "license": license, "commit": None, "notes": notes}
+    return [one for _, one in _made(run, None, facts, hardware)]
 
 
 def _dir(run: SavedRun | str | Path) -> Path:
@@ -87,10 +88,7 @@ def _dir(run: SavedRun | str | Path) -> Path:
 def _made(
     run: SavedRun | str | Path,
     tuned: Mapping[str, Any] | None,
-    created: str | None,
-    license: str | None,
-    commit: str | None,
-    notes: str | None,
+    facts: Mapping[str, str | None],
     hardware: bool,
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """(values of the grid point, its document) in the grid's order."""
@@ -107,49 +105,21 @@ def _made(
             f"{saved.dir} was never scored, so it has no results: offrl train resume={saved.dir} eval.env=ID scores it"
         )
     seconds = times(saved)[1]
-    about = {
-        "license": license,
-        "commit": commit,
-        "notes": notes,
-        "created": created or datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "hardware": {
-            "kind": str(saved.record.get("device", "")),
-            "wall_s": round(seconds, 1) if math.isfinite(seconds) else None,
-        },
-    }
-    about |= {} if hardware else {"hardware": None}
+    created = facts["created"] or datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    duration = round(seconds, 1) if math.isfinite(seconds) else None
+    machine = {"kind": str(saved.record.get("device", "")), "wall_s": duration} if hardware else None
     episodes = _episodes(saved, {s.step for s in reader.scores})
     points = {r.cell: dict(r.values) for r in saved.replicas}
-    of_cell = dict(
-        zip(points, reader.variants, strict=True)
-    )  # the reader adds one for each point, in the order of the replicas
     result = []
-    for cell, variant in of_cell.items():
+    for cell, variant in zip(points, reader.variants, strict=True):  # in the order of the replicas
         rows = [s for s in reader.scores if s.cell == cell]
         if not rows:
             continue
         scored = _scored(rows, [m for m in reader.missing if m.settings == variant.settings], episodes)
         one = _document(saved, variant, rows[-1], config, steps, tuned)
-        result.append((points[cell], check({**one, **about, **scored}, str(saved.dir))))
-    return [(point, {name: one[name] for name in ORDER}) for point, one in result]
-
-
-ORDER = (
-    "schema",
-    "library",
-    "version",
-    "commit",
-    "created",
-    "license",
-    "dataset",
-    "task",
-    "algorithm",
-    "protocol",
-    "runs",
-    "curve",
-    "hardware",
-    "notes",
-)
+        document = {**one, **facts, "created": created, "hardware": machine, **scored}
+        result.append((points[cell], check(document, str(saved.dir))))
+    return [(point, {name: one[name] for name in Document.__annotations__}) for point, one in result]
 
 
 def _document(
@@ -159,7 +129,6 @@ def _document(
     data, evaluation = run.record["data"], config.get("eval") or {}
     number = {name: data[name] if isinstance(data.get(name), int) else None for name in ("rows", "episodes")}
     settings = {name: value for name, value in variant.flat.items() if name != FINGERPRINT}
-    packages = (words.partition(" ") for words in row.packages.split(", ") if words)
     own = run.record.get("packages") or {}
     return {
         "schema": VERSION,
@@ -175,7 +144,7 @@ def _document(
         "task": {
             "name": run.dataset,
             "environment": str(public(row.env_id)) or "unknown",
-            "packages": {name: number for name, _, number in packages},
+            "packages": row.provenance.versions,
             "reference_scores": _reference(run, row),
             "max_steps": evaluation.get("max_steps")
             or ((run.record.get("spec") or {}).get("task") or {}).get("max_episode_steps"),
@@ -224,22 +193,9 @@ def _scored(
             curve.append({"seed": s.seed, "step": s.step, "score": s.normalised, "return_mean": s.raw})
             continue
         returns, lengths = episodes.get((s.step, s.seed, s.cell), (None, None))
-        one = {
-            "seed": s.seed,
-            "step": s.step,
-            "returns": returns,
-            "lengths": lengths,
-            "costs": None,
-            "score": s.normalised,
-        }
-        runs.append(
-            {
-                **one,
-                "diverged": s.seed in dead,
-                "return_mean": s.raw,
-                **({} if s.success is None else {"success": s.success}),
-            }
-        )
+        one = {"seed": s.seed, "step": s.step, "returns": returns, "lengths": lengths, "costs": None}
+        one |= {"score": s.normalised, "diverged": s.seed in dead, "return_mean": s.raw}
+        runs.append(one | ({} if s.success is None else {"success": s.success}))
     return {"runs": runs, "curve": curve}
 
 

@@ -16,7 +16,7 @@ from offrl.runs.exchange.check import mean_return
 from offrl.runs.exchange.describe import FINGERPRINT, documents
 from offrl.runs.exchange.files import documents_in
 from offrl.runs.exchange.tables import table_in
-from offrl.runs.results import Missing, Score
+from offrl.runs.score import Missing, Score
 from offrl.settings.diff import Variant, digest, flatten
 
 if TYPE_CHECKING:
@@ -167,39 +167,41 @@ class _Merge:
         return result
 
     def _scores(self, where: str, value: Mapping[str, Any], runs: list[Mapping[str, Any]], key: Key) -> None:
-        task, protocol = value["task"], value["protocol"]
-        reference = task["reference_scores"]
-        about: dict[str, Any] = {
-            "suite": "",
-            "dataset": key[0],
-            "algorithm": key[1],
-            "settings": key[2],
-            "cell": "",
-            "run": where,
-            "env_id": _text(task["environment"]),
-            "packages": _text(
-                ", ".join(f"{name} {number}".strip() for name, number in task["packages"].items()), 10 * LABEL
-            ),
-            "reference": "" if reference is None else _text(reference["source"]),
-            "scored_by": task.get("scored_by", "return"),
-        }
+        task, protocol, scale = value["task"], value["protocol"], _scale(value["task"])
+        reference, packages = task["reference_scores"], [f"{k} {v}".strip() for k, v in task["packages"].items()]
+
+        def score(entry: Mapping[str, Any], raw: float, episodes: int, final: bool) -> Score:
+            stated, success = entry["score"], entry.get("success")
+            due = None if scale is None else 100.0 * (raw - scale[0]) / (scale[1] - scale[0])
+            return Score(
+                suite="",
+                dataset=key[0],
+                env_id=_text(task["environment"]),
+                packages=_text(", ".join(packages), 10 * LABEL),
+                reference="" if reference is None else _text(reference["source"]),
+                scored_by=task.get("scored_by", "return"),
+                algorithm=key[1],
+                settings=key[2],
+                seed=entry["seed"],
+                step=entry["step"],
+                episodes=episodes,
+                raw=float(raw),
+                normalised=due if stated is None else float(stated),
+                success=None if success is None else float(success),
+                cell="",
+                run=where,
+                final=final,
+            )
+
         seeds = {run["seed"] for run in runs}
         by_seed: dict[int, list[Score]] = {}
         ends = {(run["seed"], run["step"]) for run in runs}
         for point in value["curve"]:
-            raw = point.get("return_mean", _return(point["score"], task))
+            raw = point.get("return_mean")
+            if raw is None and scale is not None and point["score"] is not None:
+                raw = scale[0] + point["score"] / 100.0 * (scale[1] - scale[0])
             if point["seed"] in seeds and raw is not None and (point["seed"], point["step"]) not in ends:
-                one = Score(
-                    **about,
-                    seed=point["seed"],
-                    step=point["step"],
-                    episodes=protocol["episodes"],
-                    raw=float(raw),
-                    normalised=_score(point["score"], raw, task),
-                    success=None,
-                    final=False,
-                )
-                by_seed.setdefault(point["seed"], []).append(one)
+                by_seed.setdefault(point["seed"], []).append(score(point, raw, protocol["episodes"], False))
         for curve in by_seed.values():
             every = self.reader.every
             self.reader.scores += [s for i, s in enumerate(curve, start=1) if i % every == 0]
@@ -208,19 +210,7 @@ class _Merge:
             final = not run["diverged"] and step >= protocol["steps"] and raw is not None
             if raw is not None:
                 count = protocol["episodes"] if run["returns"] is None else len(run["returns"])
-                success = run.get("success")
-                self.reader.scores.append(
-                    Score(
-                        **about,
-                        seed=run["seed"],
-                        step=step,
-                        episodes=count,
-                        raw=raw,
-                        normalised=_score(run["score"], raw, task),
-                        success=None if success is None else float(success),
-                        final=final,
-                    )
-                )
+                self.reader.scores.append(score(run, raw, count, final))
             if not final and (*key, run["seed"]) not in self.missing:
                 self.missing.add((*key, run["seed"]))
                 why = "diverged" if run["diverged"] else f"unfinished: step {step:,} of {protocol['steps']:,}"
@@ -259,22 +249,12 @@ def _unlike(known: dict[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
     return differing
 
 
-def _score(stated: float | None, raw: float, task: Mapping[str, Any]) -> float | None:
-    """The normalised score: as stated, or made of the return and the reference scores where those are returns."""
-    if stated is not None:
-        return float(stated)
+def _scale(task: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The returns that score 0 and 100; None where scores are of something else, or they are not stated."""
     reference = task["reference_scores"]
     if reference is None or reference["min"] is None or task.get("scored_by", "return") != "return":
         return None
-    return float(100.0 * (raw - reference["min"]) / (reference["max"] - reference["min"]))
-
-
-def _return(score: float | None, task: Mapping[str, Any]) -> float | None:
-    """The return behind a score of a curve that states no other."""
-    reference = task["reference_scores"]
-    if score is None or reference is None or reference["min"] is None or task.get("scored_by", "return") != "return":
-        return None
-    return float(reference["min"] + score / 100.0 * (reference["max"] - reference["min"]))
+    return reference["min"], reference["max"]
 
 
 def _text(text: Any, most: int = LABEL) -> str:
@@ -284,16 +264,8 @@ def _text(text: Any, most: int = LABEL) -> str:
 
 
 def _value(value: Any) -> Any:
-    return (
-        value
-        if isinstance(value, (bool, int, float)) or value is None
-        else _text(value)
-        if isinstance(value, str)
-        else _plain(value)
-    )
-
-
-def _plain(value: Any) -> Any:
-    """A list or mapping of settings; as text where it is long."""
+    """A setting; as text where it is long."""
+    if isinstance(value, str):
+        return _text(value)
     text = repr(value)
     return value if len(text) <= LABEL and text.isprintable() else _text(text)

@@ -14,7 +14,7 @@ from pathlib import Path
 from offrl.errors import UserError, one_line
 from offrl.runs.exchange.files import MOST_BYTES
 from offrl.runs.parse import header
-from offrl.runs.results import Missing, Score
+from offrl.runs.score import Missing, Score
 from offrl.settings.diff import Variant, digest
 from offrl.system import csv_text
 from offrl.tasks.task import lookup

@@ -72,7 +72,7 @@ NOT_HERE = {
     "dqn": "iql, bc or cql, some of which take discrete actions: offrl list",
     "doubledqn": "iql, bc or cql, some of which take discrete actions: offrl list",
     "ppo": "offrl finetune, which goes on in an environment; PPO's policies can be recorded: offrl collect "
-    "policy=model.zip",
+    "policy=mine.py:act",
     "a2c": "offrl finetune, which goes on in an environment",
     "gail": "bc or recoil, which imitate from data",
     "dreamer": "mopo, mobile or pets, which learn in or plan with a model",

@@ -8,9 +8,11 @@ import glob
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from offrl.errors import UserError, few, note
 from offrl.settings import known
+from offrl.settings.compose import parse
 from offrl.settings.habits import algorithms, datasets
 from offrl.settings.presets import config_names
 
@@ -71,18 +73,15 @@ def _underscored(word: str) -> str:
     return word
 
 
-def placed(arguments: Sequence[str], command: str = "train") -> list[str]:
-    """The words without `=` of a command that trains, as the algorithm and the dataset they name; files become one
-    dataset.
+def train_values(arguments: Sequence[str]) -> dict[str, Any]:
+    """The settings of `offrl train`: those that are written name=value, and the algorithm and the dataset that words
+    without `=` name; files become one dataset.
 
-    Raises UserError for a word that is neither, and for two datasets in one command.
+    Raises UserError for a word that is neither, for two datasets in one command, and for a value that cannot be read.
     """
-    words = [a for a in arguments if not SETTING.match(a)]
     settings = [a for a in arguments if SETTING.match(a)]
     files: list[str] = []
-    for word in words:
-        if word.startswith("-"):
-            raise UserError(f"offrl {command} has no option '{word}' of that form; write name=value, or --name value")
+    for word in (a for a in arguments if not SETTING.match(a)):
         if (name := algorithms.meant(word, config_names("algo"))) and not Path(word).exists():
             settings.append(f"algo={name}")
         elif (Path(word) / "run.json").exists():
@@ -94,27 +93,28 @@ def placed(arguments: Sequence[str], command: str = "train") -> list[str]:
             files.append(word)
         else:
             raise UserError(_neither(word))
-    given = [a for a in settings if re.match(r"(--)?(dataset|data|dataset\.name)=", a)]
-    if files and given:
-        raise UserError(f"{files[0]} and {given[0]} are both given; leave one of them out")
+    sources = [a for a in settings if re.match(r"(dataset|data|dataset\.name)=", a)]
+    if files and sources:
+        raise UserError(f"{files[0]} and {sources[0]} are both given; leave one of them out")
     if len(names := [a for a in settings if a.startswith("algo=")]) > 1:
         raise UserError(
             f"{' and '.join(names)} are both given; several algorithms are compared by offrl benchmark algos=a,b"
         )
-    text = ",".join(files) if files else given[0].partition("=")[2] if given else ""
-    several = datasets.expanded(
-        text.split(",") if not Path(text).expanduser().exists() and text.isprintable() else [text]
-    )
-    if len(several) > 1 and any(a.startswith("dataset.concatenate=") for a in settings):
+    values = parse([a for a in settings if a not in sources])
+    names = files
+    if sources:
+        text = str(parse([f"dataset={sources[0].partition('=')[2]}"])["dataset"])
+        names = [text] if Path(text).expanduser().exists() or not text.isprintable() else text.split(",")
+    several = datasets.expanded(names)
+    if len(several) > 1 and "dataset.concatenate" in values:
         raise UserError(
-            f"{text} are {len(several)} datasets and dataset.concatenate= names more; name all of them in one place"
+            f"{','.join(names)} are {len(several)} datasets and dataset.concatenate= names more; name all of them in "
+            "one place"
         )
-    settings = [a for a in settings if a not in given]
-    if files or given:
-        settings.append(f"dataset={several[0]}")
+    if several:
+        values["dataset"] = several[0]
     if len(several) > 1:
-        quoted = ",".join(f"'{name}'" if re.search(r"[^\w./:+-]", name) else name for name in several[1:])
-        settings.append(f"dataset.concatenate=[{quoted}]")
+        values["dataset.concatenate"] = several[1:]
         shown = f"{', '.join(several[1:4])}{' ...' if len(several) > 4 else ''}"
         note(
             f"{len(several)} datasets are trained on as one, {several[0]} and {shown}; offrl data merge writes them as "
@@ -122,7 +122,7 @@ def placed(arguments: Sequence[str], command: str = "train") -> list[str]:
         )
     elif files:
         note(f"{files[0]} is taken as dataset={several[0]}")
-    return settings
+    return values
 
 
 def _neither(word: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset
 from offrl.errors import one_line, unsaid, warn
-from offrl.settings.advice.doubts import doubts
+from offrl.settings.advice import doubts
 from offrl.settings.train import TrainConfig
 from offrl.training.execution import PAYS_FROM
 from offrl.training.run.clock import RunClock

@@ -14,12 +14,6 @@ from offrl.runs.tables import score_text
 from offrl.settings.replicas import Replica
 from offrl.system.signals import StopSignals
 
-COLUMNS = {
-    "return": "return_mean",
-    "length": "length_mean",
-    "discounted": "discounted_mean",
-}  # where scores.csv has another name
-
 
 class _CutShort(Exception):
     """A signal came while an evaluation was waited for."""
@@ -90,9 +84,8 @@ class Scores:
         if scored is None:
             return
         step, result, seconds = scored
-        rows = [{COLUMNS.get(k, k): v for k, v in row.items()} for row in result.rows()]
-        constants = {"dataset": self.dataset, "environment": result.label, **dataclasses.asdict(result.provenance)}
-        rows = [{**row, **constants} for row in rows]
+        constants = {"dataset": self.dataset, **dataclasses.asdict(result.provenance)}
+        rows = [{**row, **constants} for row in result.rows()]
         self.log.scores(step, rows, result.returns, result.lengths)
         self.log.timing(step, evaluation=seconds)
         self.text = score_text(

@@ -168,9 +168,7 @@ class Session:
         """The exception that ends a run after a request to stop, or a callback that failed."""
         if self.callbacks.problem:
             return UserError(f"{self.callbacks.problem}; all is saved in {self.run_dir}: the same call continues")
-        return Interrupted(
-            f"stopped at step {self.clock.step:,}; all is saved in {self.run_dir}: the same command continues"
-        )
+        return Interrupted(self.clock.step, self.run_dir)
 
     # ---- metrics, policies, checkpoints
 

@@ -30,7 +30,6 @@ from offrl.data.formats.minari_infos import info_leaves
 from offrl.data.tools.convert import convert
 from offrl.data.tools.inspect import inspect_dataset
 from offrl.errors import UserError
-from offrl.interop.sb3_zip import _members
 from offrl.system import trust
 from tests.support.data_files import columns, minari, minari_arrow, text_minari
 
@@ -121,7 +120,7 @@ def test_every_container_refuses_a_pipe(tmp_path: Path) -> None:
     for name in ("pipe", "0/0.arrow", "0/0.parquet"):
         os.mkfifo(tmp_path / name)
     pipe = tmp_path / "pipe"
-    for read in (Npz, open_parquet, file_type, _members, lambda p: open_hdf5(p).__enter__()):
+    for read in (Npz, open_parquet, file_type, lambda p: open_hdf5(p).__enter__()):
         for path in (pipe, Path("/dev/zero")):
             with pytest.raises(UserError, match="is no plain file"):
                 read(path)

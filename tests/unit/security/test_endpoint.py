@@ -15,8 +15,7 @@ import pytest
 
 from offrl.errors import UserError
 from offrl.labelling import Answers, Endpoint, ask
-from offrl.labelling.config import LabelSettings
-from offrl.labelling.run import _labeller
+from offrl.labelling import endpoint as endpoint_module
 from tests.support.scripted_endpoint import serving
 
 KEY = "sk-very-secret-0123456789"
@@ -30,7 +29,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def client(url: str, **more: Any) -> Endpoint:
-    return Endpoint(url, "m", **{"backoff": 0.001, "timeout": 2.0, "retries": 0, **more})
+    return Endpoint(url, "m", **{"timeout": 2.0, "retries": 0, **more})
 
 
 def test_an_answer_that_repeats_the_key_is_kept_without_it(tmp_path: Path) -> None:
@@ -62,7 +61,7 @@ def test_plain_http_to_another_host_warns_once(
 ) -> None:
     """Row 23: the key went unencrypted to any host without a word."""
     endpoint = client("http://llm.example/v1")
-    monkeypatch.setattr(endpoint, "_once", lambda prompt: "yes")
+    monkeypatch.setattr(endpoint, "_ask", lambda *_: "yes")
     endpoint.complete(["a"])
     endpoint.complete(["b"])
     lines = capsys.readouterr().err.splitlines()
@@ -75,7 +74,7 @@ def test_plain_http_to_another_host_warns_once(
     )
     for url in ("https://llm.example/v1", "http://127.0.0.1:1/v1", "http://localhost:1/v1", "http://[::1]:1/v1"):
         endpoint = client(url)
-        monkeypatch.setattr(endpoint, "_once", lambda prompt: "yes")
+        monkeypatch.setattr(endpoint, "_ask", lambda *_: "yes")
         endpoint.complete(["a"])
     assert capsys.readouterr().err == ""
 
@@ -113,17 +112,12 @@ def dripping() -> Iterator[Any]:
     [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX-Long:", b"HTTP/1.1 500 Oh\r\n\r\n"],
     ids=["body", "head", "error"],
 )
-def test_a_reply_in_drips_ends(dripping: Any, head: bytes) -> None:
+def test_a_reply_in_drips_ends(dripping: Any, head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 23: a byte now and then is a sign of life, and there was no total time: this waited for ever."""
     dripping[0][0] = head
-    with pytest.raises(UserError, match=r"no whole answer in 0\.05 s \(longest_answer=\)"):
-        client(dripping[1], timeout=0.05, longest_answer=0.01).complete(["a"])
-
-
-def test_the_total_time_is_a_setting_and_never_below_the_silence_that_is_allowed() -> None:
-    """Row 23."""
-    own = LabelSettings(url="http://127.0.0.1:1/v1", model="m", longest_answer=7.0)
-    assert _labeller(own, {}).longest_answer == 7.0 and LabelSettings().longest_answer == 600.0  # type: ignore[attr-defined]
+    monkeypatch.setattr(endpoint_module, "PAUSE", 0.1)
+    with pytest.raises(UserError, match=r"no whole answer in 0\.2 s"):
+        client(dripping[1], timeout=0.1).complete(["a"])
 
 
 @pytest.mark.usefixtures("no_collection")

@@ -179,7 +179,7 @@ def test_the_doctor_imports_nothing(tmp_path: Path, evil: tuple[str, Path]) -> N
     assert not evil[1].exists()
 
 
-OLD = Path(__file__).parents[2] / "data" / "run-0.1"
+SAVED = Path(__file__).parents[2] / "data" / "run"
 
 
 @pytest.mark.parametrize("place", ["task", "env"])
@@ -187,7 +187,7 @@ def test_a_run_of_a_stranger_imports_nothing(tmp_path: Path, evil: tuple[str, Pa
     """Row 9: `offrl.load(RUN).evaluate()` under a script that lies above the run. The honest run is scored as
     before.
     """
-    shutil.copytree(OLD, run := tmp_path / "runs" / "a")
+    shutil.copytree(SAVED, run := tmp_path / "runs" / "a")
     for path in (run, run / "run.json"):
         path.chmod(path.stat().st_mode | stat.S_IWUSR)
     honest = SavedRun(run).task()

@@ -26,7 +26,7 @@ from offrl.runs.run import SavedRun
 from offrl.system import files, locks
 from offrl.world_models.model import load as load_model
 
-OLD = Path(__file__).parents[2] / "data" / "run-0.1"
+SAVED = Path(__file__).parents[2] / "data" / "run"
 TEXT = "the user's own\n"
 LINE = '{"step": 1}\n'
 
@@ -51,7 +51,7 @@ def untouched(home: Path) -> bool:
 
 
 def stranger(place: Path) -> Path:
-    return Path(shutil.copytree(OLD, place))
+    return Path(shutil.copytree(SAVED, place))
 
 
 LINKS = [
@@ -219,7 +219,7 @@ def test_a_backup_by_hard_links_keeps_its_lines(tmp_path: Path) -> None:
 def test_tensorboard_deletes_its_own_files_only(home: Path) -> None:
     """Row 5: `hparams` is written anew, and what others put there stays."""
     pytest.importorskip("tensorboard")
-    from offrl.runs.loggers.tensorboard import Board
+    from offrl.runs.loggers import TensorboardLogger
     from offrl.settings.replicas import Replica
 
     place = home / "tensorboard"
@@ -227,7 +227,7 @@ def test_tensorboard_deletes_its_own_files_only(home: Path) -> None:
     (place / "hparams" / "run").mkdir()
     (place / "hparams" / "run" / "events.out.tfevents.1.old").write_text("")
     (place / "hparams" / "photos").symlink_to(home)
-    board = Board(home, [Replica(0)], 0)
+    board = TensorboardLogger(home, [Replica(0)], 0)
     board.hparams(1, {"a": 1}, {"score": [1.0]})
     board.close()
     assert (place / "hparams" / "mine.txt").read_text() == TEXT and (home / "bashrc").read_text() == TEXT
@@ -288,7 +288,7 @@ def test_a_benchmark_names_runs_of_its_own_folder(home: Path, run: str) -> None:
     """Row 15, for the names of runs in benchmark.json."""
     Path("bench").mkdir()
     stranger(home.parent / "elsewhere")
-    cells = [{"dataset": "x", "algorithm": "bc", "run": run}]
+    cells = [{"dataset": "x", "algorithm": "bc", "run": run, "steps": 1, "settings": {}}]
     Path("bench/benchmark.json").write_text(json.dumps({"suite": "d", "seeds": [0], "steps": 1, "cells": cells}))
     with pytest.raises(UserError, match="is not in this folder"):
         plan.read_record(Path("bench"))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,17 +16,15 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from offrl import registry
-from offrl.data.containers import guard
 from offrl.data.dataset import DataSpec
 from offrl.data.transforms.reward_labels import RewardLabels, load_labels
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.interop.policies import load_agents
-from offrl.interop.sb3_zip import read_zip
 from offrl.labelling.cache import Answers
 from offrl.nn import outline
 from offrl.relabel.preferences import PreferenceModel
-from offrl.settings.saved import restored
+from offrl.settings.kinds import restored
 from offrl.system import files
 
 SPEC = DataSpec((3,), 2, action_low=(-1.0, -1.0), action_high=(1.0, 1.0))
@@ -207,95 +203,12 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     assert "a pipe or a device" in refused(tmp_path / "zero.safetensors")
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".pth", ".pkl", ".pt2", ".onnx"])
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".pkl", ".pt2", ".onnx", ".zip"])
 def test_exports_and_pickles_are_no_policies(tmp_path: Path, suffix: str) -> None:
     """Nothing loads a stranger's TorchScript, torch.export, ONNX or pickle."""
     (tmp_path / f"policy{suffix}").write_bytes(b"x")
     with pytest.raises(UserError):
-        load_agents(
-            str(tmp_path / f"policy{suffix}"), observation_dim=3, action_low=None, action_high=None, discrete=False
-        )
-
-
-# ---------------------------------------------------------------------------------------------------- Stable-Baselines3
-
-
-def weights(**more: torch.Tensor) -> bytes:
-    buffer = io.BytesIO()
-    tensors = {"actor.mu.0.weight": torch.ones(2, 3), "actor.mu.0.bias": torch.zeros(2), **more}
-    torch.save(tensors, buffer)
-    return buffer.getvalue()
-
-
-def model(path: Path, data: Any, policy: bytes | None = None, method: int = zipfile.ZIP_STORED) -> Path:
-    with zipfile.ZipFile(path, "w", method) as archive:
-        archive.writestr("policy.pth", weights() if policy is None else policy)
-        archive.writestr("data", data if isinstance(data, str) else json.dumps(data))
-    return path
-
-
-RANGE = np.array([-1.0, -1.0]), np.array([1.0, 1.0])
-
-
-@pytest.mark.usefixtures("no_collection")
-@pytest.mark.parametrize(
-    "data",
-    [
-        [1],
-        3,
-        "{",
-        DEEP,
-        {"policy_kwargs": [1]},
-        {"policy_class": 3},
-        {"action_space": "Box"},
-        {"observation_space": [{}]},
-        {"action_space": {"low": "[-1 -1]", "high": "[1 1 1]"}},
-        {"action_space": {"low": "[-1 ... -1]", "high": "[1 1]", "shape": [10**30]}},
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_models_of_sb3_with_other_data_are_one_line(tmp_path: Path, data: Any) -> None:
-    """Row 21: SB3 data `[1]`, deep JSON, wrong types."""
-    assert read_zip(model(tmp_path / "sound.zip", {"policy_kwargs": {}}), *RANGE).size == 2
-    if isinstance(data, dict) and "..." in str(data):
-        assert read_zip(model(tmp_path / "m.zip", data), *RANGE).size == 2  # the range that was handed in
-        return
-    with pytest.raises(UserError, match=r"m\.zip") as caught:
-        read_zip(model(tmp_path / "m.zip", data), *RANGE)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.filterwarnings("ignore:Sparse invariant")
-def test_bombs_in_models_of_sb3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 20: an SB3 zip of 40 MB that becomes 9 GB: packed twice, by another method, or as a view of one number."""
-    monkeypatch.setattr(guard, "FREE", 1_000_000)
-    inner = io.BytesIO()
-    with zipfile.ZipFile(inner, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data/0", bytes(3_000_000))
-    with pytest.raises(UserError, match=r"policy\.pth: 'archive/data/0' would take 3 MB"):
-        read_zip(model(tmp_path / "m.zip", {}, inner.getvalue()), *RANGE)
-    with pytest.raises(UserError, match="packed by a method that SB3 does not use"):
-        read_zip(model(tmp_path / "m.zip", {}, method=zipfile.ZIP_BZIP2), *RANGE)
-    huge = torch.ones(1).expand(10**6, 10**6)
-    with pytest.raises(
-        UserError, match=r"'actor\.mu\.2\.weight' is no plain tensor, or claims more numbers than are stored"
-    ):
-        read_zip(model(tmp_path / "m.zip", {}, weights(**{"actor.mu.2.weight": huge})), *RANGE)
-    sparse = torch.sparse_coo_tensor(torch.zeros(2, 1, dtype=torch.int64), torch.ones(1), (10**6, 10**6))
-    with pytest.raises(UserError, match="no plain tensor"):
-        read_zip(model(tmp_path / "m.zip", {}, weights(**{"actor.mu.2.weight": sparse})), *RANGE)
-
-
-def test_encrypted_members_of_sb3_are_one_line(tmp_path: Path) -> None:
-    """Row 21: encrypted members."""
-    content = bytearray(model(tmp_path / "m.zip", {}).read_bytes())
-    for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        at = -1
-        while (at := content.find(mark, at + 1)) >= 0:
-            content[at + offset] |= 1  # the flag
-    (tmp_path / "m.zip").write_bytes(content)
-    with pytest.raises(UserError, match=r"m\.zip cannot be read"):
-        read_zip(tmp_path / "m.zip", *RANGE)
+        load_agents(str(tmp_path / f"policy{suffix}"), observation_dim=3, action_dim=1, discrete=False)
 
 
 # ---------------------------------------------------------------------------------------------------- models that label

@@ -24,13 +24,13 @@ from offrl.runs.results import Results
 from offrl.runs.run import SavedRun
 
 ROOT = Path(__file__).resolve().parents[3]
-OLD = ROOT / "tests" / "data" / "run-0.1"
+SAVED = ROOT / "tests" / "data" / "run"
 NAME = "=cmd|' /C calc'!A0 $\\frac{$ \x1b[2J\x07\n\r\ud800 </svg><script>x()</script> <a href=\"javascript:x()\">"
 
 
 def run_of(folder: Path, name: str) -> Path:
     """An honest run with names of a stranger's."""
-    shutil.copytree(OLD, folder)
+    shutil.copytree(SAVED, folder)
     record = json.loads((folder / "run.json").read_text())
     record["label"] = record["data"]["name"] = name
     (folder / "run.json").write_text(json.dumps(record))

@@ -24,7 +24,7 @@ from offrl.training.stages import load_run
 from offrl.world_models.model import load
 
 ODD = (None, [], {}, "x", -1, 1.5, [1], True)
-OLD = Path(__file__).parents[2] / "data" / "run-0.1"
+SAVED = Path(__file__).parents[2] / "data" / "run"
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> Callable[[Any], Path]:
     def make(record: Any) -> Path:
         folder = tmp_path / "run"
         if not folder.exists():
-            shutil.copytree(OLD, folder, ignore=shutil.ignore_patterns("tensorboard", "*.png"))
+            shutil.copytree(SAVED, folder, ignore=shutil.ignore_patterns("tensorboard", "*.png"))
         (folder / "run.json").write_text(record if isinstance(record, str) else json.dumps(record))
         return folder
 
@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Callable[[Any], Path]:
 
 
 def old() -> Any:
-    return json.loads((OLD / "run.json").read_text())
+    return json.loads((SAVED / "run.json").read_text())
 
 
 def looked_at(folder: Path) -> None:

@@ -32,7 +32,7 @@ from offrl.system import files as checkpoint
 from offrl.system import trust
 from offrl.training.stages import _places
 
-OLD = Path(__file__).parents[2] / "data" / "run-0.1"
+SAVED = Path(__file__).parents[2] / "data" / "run"
 Edit = Callable[[dict[str, Any]], Any]
 
 
@@ -46,7 +46,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Edit], Pat
     monkeypatch.delenv(trust.SWITCH, raising=False)
 
     def make(edit: Edit, kind: str = "") -> Path:
-        folder = Path(shutil.copytree(OLD, tmp_path / "runs" / "stranger"))
+        folder = Path(shutil.copytree(SAVED, tmp_path / "runs" / "stranger"))
         values = yaml.safe_load((folder / "config.yaml").read_text())
         edit(values)
         (folder / "config.yaml").write_text(yaml.safe_dump(values))
@@ -148,7 +148,6 @@ def test_places_are_the_users_own(run: Any, capsys: pytest.CaptureFixture[str]) 
     """
     folder = run(
         lambda v: (
-            v["algo"].pop("largest_weight"),
             v["dataset"].update(PLACES),
             v["given"].update({f"dataset.{k}": p for k, p in PLACES.items()}),
         )

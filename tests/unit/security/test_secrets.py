@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from offrl.benchmark import cell, plan
-from offrl.benchmark import run as running
 from offrl.data import DatasetConfig, load_dataset
 from offrl.data.addresses import split_login, without_logins
 from offrl.data.dataset import DataSpec
@@ -94,21 +93,6 @@ def test_jobs_of_this_machine_still_have_the_login(tmp_path: Path, monkeypatch: 
         None,
     )  # no login goes to another host
     assert split_login("http://mirror.example/sets", MIRROR)[1] is None
-
-
-def test_a_plan_of_an_older_version_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 8: a benchmark that goes on removes the plan with keys that an older version left, even where nothing is to
-    be trained.
-    """
-    (tmp_path / "own" / plan.CELLS).mkdir(parents=True)
-    old = tmp_path / "own" / plan.CELLS / plan.PLAN
-    old.write_text(json.dumps({"environment": {"OFFRL_LLM_KEY": KEY}}))
-    monkeypatch.setattr(plan, "cells_of", lambda *_: [])
-    monkeypatch.setattr(plan, "begin", lambda *_: {"seeds": [0]})
-    monkeypatch.setattr(running.table, "show", lambda *_: {})
-    values = {"runs_dir": str(tmp_path), "suite": "own", "datasets": ["builtin"], "quiet": True}
-    assert running.benchmark(values) == 0
-    assert not old.exists()
 
 
 def test_a_run_saves_its_mirror_without_the_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

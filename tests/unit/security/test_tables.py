@@ -25,7 +25,7 @@ from offrl.settings.replicas import expand
 from offrl.system.csv_text import read, rows_of, text_of
 
 ROOT = Path(__file__).resolve().parents[3]
-OLD = ROOT / "tests" / "data" / "run-0.1"
+SAVED = ROOT / "tests" / "data" / "run"
 FORMULA = "=cmd|' /C calc'!A0"
 NAMES = (
     "=cmd|' /C calc'!A0",
@@ -74,7 +74,7 @@ def test_names_come_back(tmp_path: Path, name: str) -> None:
 
 
 def test_old_files_read_as_before_and_honest_ones_keep_their_bytes(tmp_path: Path) -> None:
-    old = (OLD / "scores.csv").read_text()
+    old = (SAVED / "scores.csv").read_text()
     assert text_of([row for row in rows_of(old) if row]) == old
     (tmp_path / "a.csv").write_text("candidate,return\n=a,-3\r\n-b,4\n\n", newline="")
     assert {name: values[0] for name, values in read_returns(tmp_path / "a.csv").items()} == {"=a": -3.0, "-b": 4.0}
@@ -90,7 +90,7 @@ def test_scores_of_a_run(tmp_path: Path) -> None:
         log.scores(1, [{**numbers, **about}])
     text = (tmp_path / "scores.csv").read_text()
     assert not formulas(text) and ",-2.5," in text
-    record = json.loads((OLD / "run.json").read_text())
+    record = json.loads((SAVED / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps({**record, "label": FORMULA}))
     (scores,) = SavedRun(tmp_path).score_rows
     assert scores["return_mean"] == -2.5 and {k: scores[k] for k in about} == about

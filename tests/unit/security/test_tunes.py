@@ -145,7 +145,7 @@ def test_a_number_of_processes_has_a_bound(name: str) -> None:
 def test_a_run_sends_its_curves_to_no_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
-        "logger: [wandb, tensorboard]\nthreads: 100000\neval: {workers: 100000}\ngiven: {logger: mlflow, threads: "
+        "logger: [wandb, tensorboard]\nthreads: 100000\neval: {workers: 100000}\ngiven: {logger: wandb, threads: "
         "100000}\n"
     )
     saved = read_settings(path)

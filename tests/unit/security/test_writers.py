@@ -64,7 +64,6 @@ ALLOWED = {
         "shutil.rmtree": FRESH,
         "os.replace": "moves it into place",
     },
-    "offrl/benchmark/cell.py": {"(folder / plan.CELLS / plan.PLAN).unlink": OWN},
     "offrl/data/transfer.py": {"part.unlink": OWN, "path.unlink": OWN},
     "offrl/data/formats/place.py": {
         "os.replace": "`placing`: moves from a TemporaryFolder into place",

@@ -1,5 +1,6 @@
-"""The words that can follow a half-typed command. It imports no torch and reads folders only: a person waits for the
-answer.
+"""`offrl completion`: completion of commands by the Tab key, in bash, zsh and fish.
+
+The words that can follow a half-typed command need no torch and folders only: a person waits for the answer.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from offrl.cli import NAMES
+from offrl.cli.data import ACTIONS
 from offrl.cli.words import settings
+from offrl.errors import UserError, nearest, say
 from offrl.settings import known
 from offrl.settings.habits.algorithms import meant
 from offrl.settings.habits.datasets import FILES, MUJOCO
 from offrl.settings.presets import config_names
 from offrl.settings.replicas import varied
 
-ACTIONS = ("inspect", "doctor", "convert", "merge", "subset", "label", "list")
+SHELLS = ("bash", "zsh", "fish")
 ON_RUNS = ("evaluate", "finetune", "adapt", "report", "select", "model", "export")
 ALGOS = ("algo", "algos", "compare")
 DATASETS = (
@@ -31,6 +34,40 @@ DATASETS = (
     "ood",
 )
 GROUPS = ("algo.", "grid.", "dataset.", "eval.", "checkpoint.")
+USAGE = """\
+usage: offrl completion SHELL
+
+Prints what makes a shell complete commands, settings, algorithms, datasets, files and runs. SHELL: bash, zsh or fish.
+
+  eval "$(offrl completion bash)"                                     in ~/.bashrc
+  eval "$(offrl completion zsh)"                                      in ~/.zshrc, after compinit
+  offrl completion fish > ~/.config/fish/completions/offrl.fish       once"""
+
+# A shell asks for the words that can follow a line up to the cursor. bash has parted words at = and : already.
+BASH = """\
+_offrl() {
+    local line=${COMP_LINE:0:COMP_POINT} IFS=$'\\n'
+    local word=${line##* }
+    COMPREPLY=($("$1" completion candidates "$line" 2> /dev/null))
+    case $word in
+        *[=:]*) COMPREPLY=("${COMPREPLY[@]#"${word%"${word##*[=:]}"}"}") ;;
+    esac
+    if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[=/.,] ]]; then compopt -o nospace 2> /dev/null; fi
+}
+complete -F _offrl offrl"""
+ZSH = """\
+#compdef offrl
+_offrl() {
+    local -a all open closed
+    all=(${(f)"$($words[1] completion candidates "${(j: :)words[1,CURRENT-1]} $PREFIX" 2> /dev/null)"})
+    open=(${(M)all:#*[=/.,]})
+    closed=(${all:#*[=/.,]})
+    (( $#open )) && compadd -Q -S '' -a open
+    (( $#closed )) && compadd -Q -a closed
+}
+if [[ $funcstack[1] == _offrl ]]; then _offrl "$@"; else compdef _offrl offrl; fi"""
+FISH = """\
+complete -c offrl -f -a '(offrl completion candidates (commandline -cp | string collect) 2> /dev/null)'"""
 
 
 def candidates(line: str) -> list[str]:
@@ -43,7 +80,7 @@ def candidates(line: str) -> list[str]:
         return _starting(current, [*NAMES, "--help", "--version"])
     command, rest = before[0], before[1:]
     if command == "completion":
-        return _starting(current, ("bash", "zsh", "fish"))
+        return _starting(current, SHELLS)
     if command not in NAMES:
         return []
     if command == "data" and not rest:
@@ -158,3 +195,21 @@ def _runs(part: str) -> list[str]:
     return (
         _entries("runs/", lambda e: os.path.exists(os.path.join(e.path, "run.json"))) or inside if not part else inside
     )
+
+
+def usage(arguments: list[str]) -> str:
+    return USAGE
+
+
+def run(arguments: list[str]) -> int:
+    if arguments and arguments[0] == "candidates":
+        say(*candidates(" ".join(arguments[1:])))
+        return 0
+    if len(arguments) != 1 or arguments[0] not in SHELLS:
+        given = arguments[0] if arguments else ""
+        raise UserError(
+            f"offrl completion {given}: name a shell: {', '.join(SHELLS)}.{nearest(given, SHELLS)} See offrl "
+            "completion --help"
+        )
+    say(*{"bash": BASH, "zsh": ZSH, "fish": FISH}[arguments[0]].split("\n"))
+    return 0

@@ -1,4 +1,4 @@
-"""What can be chosen by name, read from `index.json` and not from the algorithms, whose import takes torch and seconds:
+"""What can be chosen by name, read from `known.json` and not from the algorithms, whose import takes torch and seconds:
 for mistakes, lists, `--help` and the completion of commands. `python scripts/known_names.py` writes the file; what
 plugins add is not in it."""
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from offrl.settings.field import setting
 
-FILE = Path(__file__).with_name("index.json")
+FILE = Path(__file__).with_name("known.json")
 TYPES = {
     "float": float,
     "int": int,
