@@ -120,7 +120,7 @@ def read(name: str, path: Path, config: DatasetConfig) -> RawData:
     not one of them.
     """
     from offrl.data.containers.npz import Npz
-    from offrl.data.formats import read_raw
+    from offrl.data.loading.read import read_raw
 
     fields = {
         **{column: key for column, key in FIELDS.items() if key != "truncated" or key in Npz(path).shapes},

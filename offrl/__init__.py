@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from offrl.api import Run as load
     from offrl.data.arrays import from_arrays
     from offrl.data.dataset import Dataset
-    from offrl.data.load import load_dataset
+    from offrl.data.loading.load import load_dataset
     from offrl.data.tables.frame import from_dataframe
     from offrl.errors import Interrupted, UserError
     from offrl.evaluation.policy import TrainedPolicy
@@ -62,7 +62,7 @@ _WHERE = {
     "from_arrays": ("offrl.data.arrays", "from_arrays"),
     "from_dataframe": ("offrl.data.tables.frame", "from_dataframe"),
     "load": ("offrl.api", "Run"),
-    "load_dataset": ("offrl.data.load", "load_dataset"),
+    "load_dataset": ("offrl.data.loading.load", "load_dataset"),
     "load_policy": ("offrl.interop.load_policy", "load_policy"),
     "register": ("offrl.registry", "register"),
     "train": ("offrl.api", "train"),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.infer import UNBOUNDED, listed, two_numberings, unscale
 from offrl.data.raw import listed_labels, other_columns
+from offrl.data.raw.infer import UNBOUNDED, listed, two_numberings, unscale
 from offrl.errors import UserError, warn
 from offrl.tasks.entries import OWN_ORDER, joined
 from offrl.tasks.environments import action_kind, flattener, make_env

@@ -13,7 +13,7 @@ import torch
 from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.load import load_dataset
+from offrl.data.loading.load import load_dataset
 from offrl.data.transforms.apply import apply_transforms
 from offrl.data.transforms.rescale import in_scale_of
 from offrl.errors import UserError, nearest, warn

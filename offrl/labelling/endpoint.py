@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offrl.data.addresses import HERE, unprotected
 from offrl.errors import UserError, warn
 from offrl.labelling import replies
+from offrl.system.addresses import HERE, unprotected
 from offrl.system.signals import handled
 
 KEYS = ("OFFRL_LLM_KEY", "OPENAI_API_KEY")

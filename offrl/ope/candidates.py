@@ -12,7 +12,7 @@ import numpy as np
 
 from offrl import registry
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.load import load_dataset
+from offrl.data.loading.load import load_dataset
 from offrl.errors import UserError, warn
 from offrl.nn.outline import outline
 from offrl.ope.problem import unique_names

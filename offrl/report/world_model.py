@@ -15,7 +15,7 @@ import torch
 from offrl import registry
 from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.load import load_dataset
+from offrl.data.loading.load import load_dataset
 from offrl.errors import UserError, say
 from offrl.figures.world_model import draw
 from offrl.ope.candidates import recorded

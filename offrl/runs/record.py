@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl import registry
-from offrl.data.addresses import without_logins
 from offrl.data.dataset import DataSpec
 from offrl.data.transforms.rescale import in_scale_of
 from offrl.errors import UserError
@@ -29,6 +28,7 @@ from offrl.settings.saved import current
 from offrl.settings.train import FREE, TrainConfig, seed_list
 from offrl.system import files as checkpoint
 from offrl.system import trust
+from offrl.system.addresses import without_logins
 from offrl.system.plugins.loading import checksums, of_file, used_by
 from offrl.tasks.own import place_of
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from offrl import registry
 from offrl.data.dataset import Dataset
-from offrl.data.load import load_dataset
+from offrl.data.loading.load import load_dataset
 from offrl.errors import UserError, nearest, warn
 from offrl.ope.candidates import recorded
 from offrl.ope.config import OPEConfig

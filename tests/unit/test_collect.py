@@ -24,7 +24,7 @@ from offrl.collect.ogbench.rows import joined
 from offrl.collect.record import Stop, Stopped
 from offrl.collect.recorder import Recorder, record
 from offrl.collect.train import Snapshot, stream
-from offrl.data.load import load_dataset
+from offrl.data.loading.load import load_dataset
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 

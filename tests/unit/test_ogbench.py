@@ -21,7 +21,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.data.formats.minari import _observation_leaves
 from offrl.data.formats.minari_episodes import Buffers
-from offrl.data.load import load_dataset
+from offrl.data.loading.load import load_dataset
 from offrl.data.memory import Memory
 from offrl.envs import ogbench
 from offrl.errors import UserError

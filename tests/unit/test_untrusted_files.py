@@ -20,7 +20,8 @@ from offrl.data import DatasetConfig, load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.containers import guard
 from offrl.data.containers.hdf5 import open_hdf5
-from offrl.data.formats import provenance, read_raw
+from offrl.data.formats import provenance
+from offrl.data.loading.read import read_raw
 from offrl.data.raw import RawData
 from offrl.errors import UserError
 from offrl.interop.sb3_zip import read_zip

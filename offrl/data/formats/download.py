@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from offrl.data.addresses import split_login, unprotected
-from offrl.data.transfer import BLOCK, GB, Different, Limits, candidates, download, note, remove
+from offrl.data.formats.transfer import BLOCK, GB, Different, Limits, candidates, download, note, remove
 from offrl.errors import UserError, warn
 from offrl.system import trust
+from offrl.system.addresses import split_login, unprotected
 from offrl.system.files import replacing
 from offrl.system.locks import lock
 

@@ -210,7 +210,7 @@ def _infos(config: DatasetConfig, record: Record | None, name: str) -> dict[str,
 
 
 def _restore(raw: RawData, record: Record, config: DatasetConfig, memory: Memory) -> None:
-    """Undo what `offrl.data.formats.write_minari` added to fit the layout, as the record says; in place."""
+    """Undo what `offrl.data.writing.write_minari` added to fit the layout, as the record says; in place."""
     ends, finals = raw.episode_ends, raw.final_observations
     assert ends is not None and raw.task is not None
     chosen = config.observation_keys and raw.task.observation_keys == tuple(

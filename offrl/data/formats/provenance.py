@@ -17,9 +17,9 @@ import numpy as np
 
 from offrl.data.containers.guard import from_json
 from offrl.data.dataset import DataSpec
-from offrl.data.infer import action_range, fitting_task, starts_elsewhere
 from offrl.data.memory import chunks
 from offrl.data.raw import FLAGS, RawData
+from offrl.data.raw.infer import action_range, fitting_task, starts_elsewhere
 from offrl.errors import UserError
 from offrl.settings.kinds import misfit
 from offrl.tasks.task import Task, recorded_arguments

@@ -197,7 +197,7 @@ def fill_forward(raw: RawData) -> None:
     gaps = ~np.isfinite(observations)
     if observations.ndim != 2 or not gaps.any():
         return
-    from offrl.data.infer import find_ends
+    from offrl.data.raw.infer import find_ends
 
     ends = find_ends(replace(raw, columns={k: v for k, v in raw.columns.items() if k != "next_observations"}))
     start = np.concatenate([[0], np.flatnonzero(ends)[:-1] + 1])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offrl.data.assemble import assemble
+from offrl.data.loading.assemble import assemble
 from offrl.data.raw import RawData
 from offrl.data.tables.build import build
 from offrl.data.tables.tabular import Tabular

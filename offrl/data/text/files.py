@@ -120,7 +120,7 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
 
 
 def without_timeouts(dataset: Dataset, config: DatasetConfig) -> Dataset:
-    """`dataset.drop_timeout_rows`, as `offrl.data.assemble.assemble` does it."""
+    """`dataset.drop_timeout_rows`, as `offrl.data.loading.assemble.assemble` does it."""
     if not config.drop_timeout_rows:
         return dataset
     known = dataset.columns["successor_known"] & ~dataset.columns["truncations"]

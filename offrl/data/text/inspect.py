@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offrl.data.checks import Fault
 from offrl.data.dataset import Dataset
+from offrl.data.raw.checks import Fault
 from offrl.data.text.files import TextFile
 from offrl.data.tools.inspect import histogram
 from offrl.errors import one_line

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from offrl.data.dataset import Dataset
-from offrl.data.formats import load_text, resolve
-from offrl.data.formats.write import Progress
+from offrl.data.loading.read import load_text
+from offrl.data.loading.resolve import resolve
 from offrl.data.text.dataset import from_episodes, to_episodes
 from offrl.data.text.files import TextFile
 from offrl.data.text.write import write_text
 from offrl.data.tools.subset import Choice, numbers_of, range_of, share_of
+from offrl.data.writing.write import Progress
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.tasks.task import Task

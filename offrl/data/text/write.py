@@ -15,12 +15,12 @@ import numpy as np
 
 from offrl.data.dataset import Dataset
 from offrl.data.formats import minari
-from offrl.data.formats import write_minari as minari_layout
-from offrl.data.formats.place import destination, placing
-from offrl.data.formats.write import Progress, add_namespaces
 from offrl.data.text import minari as minari_text
 from offrl.data.text.dataset import fingerprint, to_episodes, used_strings
 from offrl.data.text.files import TextFile, header, load, task_words
+from offrl.data.writing import write_minari as minari_layout
+from offrl.data.writing.output_path import destination, placing
+from offrl.data.writing.write import Progress, add_namespaces
 from offrl.errors import UserError, warn
 from offrl.settings.dataset import DatasetConfig
 

@@ -12,23 +12,22 @@ from pathlib import Path
 
 import numpy as np
 
-from offrl.data.assemble import fingerprint
-from offrl.data.checks import find_faults, form_faults, refuse
 from offrl.data.containers.file_type import file_type
 from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5
 from offrl.data.containers.npz import Npz
-from offrl.data.formats import Source, read_raw, resolve
 from offrl.data.formats import d4rl as d4rl_source
 from offrl.data.formats import minari as minari_source
 from offrl.data.formats.minari_infos import info_leaves
 from offrl.data.formats.minari_spaces import load_metadata
-from offrl.data.formats.place import D4RL_SUFFIX, TEXT_SUFFIX, destination
 from offrl.data.formats.provenance import INFOS, extra_columns
-from offrl.data.formats.write import Progress, write_data
-from offrl.data.infer import action_range, find_ends
+from offrl.data.loading.assemble import fingerprint
+from offrl.data.loading.read import read_raw
+from offrl.data.loading.resolve import Source, resolve
 from offrl.data.memory import Memory, affordable, chunks
 from offrl.data.raw import CORE, RawData
+from offrl.data.raw.checks import find_faults, form_faults, refuse
+from offrl.data.raw.infer import action_range, find_ends
 from offrl.data.tables.csv_file import is_csv
 from offrl.data.tables.mapping import choose
 from offrl.data.tables.names import meaning
@@ -37,6 +36,8 @@ from offrl.data.text.dataset import fingerprint as text_fingerprint
 from offrl.data.text.files import TextFile
 from offrl.data.tools.merge import join
 from offrl.data.tools.subset import Choice, settle, take
+from offrl.data.writing.output_path import D4RL_SUFFIX, TEXT_SUFFIX, destination
+from offrl.data.writing.write import Progress, write_data
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system.files import cache_dir

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from offrl.data.checks import Fault, find_faults
-from offrl.data.infer import find_ends
 from offrl.data.memory import chunks
 from offrl.data.raw import RawData
+from offrl.data.raw.checks import Fault, find_faults
+from offrl.data.raw.infer import find_ends
 from offrl.errors import one_line
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
@@ -136,7 +136,7 @@ def inspect_dataset(config: DatasetConfig | str) -> Report | TextReport:
     """Read a dataset by path, name or id without refusing it for its faults, and report on it. Raises UserError when it
     is unreadable.
     """
-    from offrl.data.formats import read_raw
+    from offrl.data.loading.read import read_raw
     from offrl.data.text import tools as text_tools
     from offrl.data.text.inspect import text_report
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.checks import TOLERANCE
-from offrl.data.infer import action_range, find_ends, starts_elsewhere
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import RawData
+from offrl.data.raw.checks import TOLERANCE
+from offrl.data.raw.infer import action_range, find_ends, starts_elsewhere
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.field import setting

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.formats import resolve
+from offrl.data.loading.read import load_one
+from offrl.data.loading.resolve import resolve
 from offrl.data.memory import Memory
-from offrl.data.read import load_one
 from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, pack
 from offrl.data.transforms.episodes import concatenate, keep_episodes
 from offrl.errors import UserError

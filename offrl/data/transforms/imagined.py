@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 
 from offrl.data.dataset import Dataset
-from offrl.data.formats import resolve
+from offrl.data.loading.read import load_one
+from offrl.data.loading.resolve import resolve
 from offrl.data.memory import Memory
-from offrl.data.read import load_one
 from offrl.data.transforms.episodes import concatenate
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig

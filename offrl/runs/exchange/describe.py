@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offrl.data.addresses import without_logins
 from offrl.errors import UserError
 from offrl.runs.exchange.check import check
 from offrl.runs.exchange.schema import VERSION
@@ -20,6 +19,7 @@ from offrl.runs.record import CONFIG
 from offrl.runs.results import Missing, Score
 from offrl.runs.run import SavedRun
 from offrl.settings.diff import Variant
+from offrl.system.addresses import without_logins
 
 FINGERPRINT = "data.fingerprint"  # among the settings of a variant; a document has it as dataset.checksum
 TAIL = 1 << 26  # bytes of episodes.jsonl that are read for its last lines

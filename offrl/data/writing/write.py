@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.assemble import fingerprint
 from offrl.data.containers.hdf5_sink import Sink, new_hdf5
 from offrl.data.formats import d4rl, minari
-from offrl.data.formats import write_minari as minari_layout
-from offrl.data.formats.place import destination, placing, write_error
 from offrl.data.formats.provenance import Record, describe, task_of, written_truncations
-from offrl.data.infer import find_ends
+from offrl.data.loading.assemble import fingerprint
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import RawData, canonical
+from offrl.data.raw.infer import find_ends
+from offrl.data.writing import write_minari as minari_layout
+from offrl.data.writing.output_path import destination, placing, write_error
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
@@ -97,7 +97,7 @@ def canonical_raw(raw: RawData) -> RawData:
     """`raw` with every column in the dtype and rank of a `Dataset`; copies only what changes. Raises UserError where
     they do not fit.
     """
-    from offrl.data.checks import form_faults, refuse
+    from offrl.data.raw.checks import form_faults, refuse
 
     columns = {k: canonical(k, v, raw.where, raw.discrete if k == "actions" else None) for k, v in raw.columns.items()}
     discrete = raw.discrete

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from offrl.data.checks import find_faults, form_faults, refuse
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.infer import action_range, count_from_zero, find_ends, fitting_task, starts_elsewhere
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import CORE, RawData
+from offrl.data.raw.checks import find_faults, form_faults, refuse
+from offrl.data.raw.infer import action_range, count_from_zero, find_ends, fitting_task, starts_elsewhere
 from offrl.settings.dataset import DatasetConfig
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offrl.data.infer import MANY_JUMPS, action_range, find_ends, step_limit
 from offrl.data.memory import chunks
 from offrl.data.raw import FLAGS, MOST_VALUES, RawData
+from offrl.data.raw.infer import MANY_JUMPS, action_range, find_ends, step_limit
 from offrl.data.tables.values import sentinels
 from offrl.errors import UserError
 

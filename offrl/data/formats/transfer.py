@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offrl.data.addresses import unprotected, without_logins
 from offrl.errors import UserError, warn
+from offrl.system.addresses import unprotected, without_logins
 from offrl.system.files import open_to_append, replacing
 from offrl.system.progress import Progress
 
