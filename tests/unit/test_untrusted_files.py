@@ -467,7 +467,7 @@ def test_an_episode_of_minari_without_rewards_is_not_dropped(tmp_path: Path) -> 
 def test_arrow_of_other_kinds(tmp_path: Path) -> None:
     sound = [{"x": [0.0, 1.0]}] * 3
     assert len(load_dataset(str(minari_arrow(tmp_path / "a", sound, [1.0] * 3)))) == 2
-    assert "'rewards' has shape [3, 1, 1]" in refused(minari_arrow(tmp_path / "b", sound, [[[1.0]]] * 3))
+    assert "'rewards' has shape [2, 1, 1]" in refused(minari_arrow(tmp_path / "b", sound, [[[1.0]]] * 3))
     folder = minari_arrow(tmp_path / "d", sound, [1.0] * 3)
     pa = pytest.importorskip("pyarrow")
     (folder / "1").mkdir()

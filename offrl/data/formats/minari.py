@@ -14,7 +14,7 @@ import numpy as np
 
 from offrl.data.containers.guard import FREE, reading
 from offrl.data.containers.plain_files import refuse_link
-from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, read_arrow, read_hdf5
+from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, episodes
 from offrl.data.formats.minari_spaces import Metadata, load_metadata, width_of
 from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, restore
 from offrl.data.memory import Memory, chunks
@@ -143,15 +143,19 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
         raise UserError(f"{name}: actions of the space {actions['type']} are not supported (Box and Discrete are)")
     record = record_of(meta, folder)
     infos = _infos(config, record, name)
-    reader = read_hdf5 if kind == "hdf5" else read_arrow
-    held = sum(file.stat().st_size for file in files(path))
-    buffers = Buffers(metadata.rows, leaves, goals, actions, memory, name, held, infos, with_actions)
+    size = sum(file.stat().st_size for file in files(path))
+
+    def read_episodes(rows: int) -> RawData:
+        buffers = Buffers(rows, leaves, goals, actions, memory, name, size, infos, with_actions)
+        for episode in episodes(folder, kind, metadata.rows):
+            with reading(f"{folder}: {episode.name}"):
+                buffers.add(episode)
+        return buffers.result()
+
     try:
-        reader(folder, kind, buffers)
-    except Overflow as more:  # the metadata promised fewer steps than there are
-        buffers = Buffers(more.rows, leaves, goals, actions, memory, name, held, infos, with_actions)
-        reader(folder, kind, buffers)
-    raw = buffers.result()
+        raw = read_episodes(metadata.rows)
+    except Overflow:  # the metadata promised fewer steps than there are
+        raw = read_episodes(sum(episode.steps for episode in episodes(folder, kind, metadata.rows)))
     raw.name, raw.path, raw.version, raw.discrete = name, str(folder), str(meta.get("minari_version", "")), discrete
     if discrete:
         raw.num_actions = int(actions["n"])

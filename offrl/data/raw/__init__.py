@@ -298,30 +298,26 @@ def ends_from(values: Any, rows: int, where: str) -> np.ndarray | None:
 
 def _other_reading(ends: np.ndarray, rows: int) -> str:
     """What numbers that are no last rows of `rows` rows may mean instead, and the cure."""
-    shown = ", ".join(f"{v:g}" for v in ends[:3].tolist()) + (f", ..., {ends[-1]:g}" if len(ends) > 3 else "")
-    ascending = bool((np.diff(ends.astype(np.float64)) > 0).all())
-    if not ascending:
+    shown = "They are " + ", ".join(f"{v:g}" for v in ends[:3].tolist())
+    shown += f", ..., {ends[-1]:g}" if len(ends) > 3 else ""
+    if not (np.diff(ends.astype(np.float64)) > 0).all():
         if ends.min() >= 0 and ends.sum() == rows:
-            return f"They are {shown}, which add up to {rows}: lengths of episodes? Give numpy.cumsum(lengths) - 1"
-        return f"They are {shown}, which do not ascend"
-    if ends[0] < 0 or ends[-1] > rows:
-        return f"They are {shown}"
-    if ends[-1] == rows:
-        if ends[0] == 0:
-            return f"They are {shown}: bounds of episodes? Leave out the first, and subtract 1 from the others"
-        return f"They are {shown}: ends that are exclusive, or counted from 1? Subtract 1"
+            return f"{shown}, which add up to {rows}: lengths of episodes? Give numpy.cumsum(lengths) - 1"
+        return f"{shown}, which do not ascend"
     first = int(ends[0])
+    if first < 0 or ends[-1] > rows:
+        return shown
+    if ends[-1] == rows:
+        if first == 0:
+            return f"{shown}: bounds of episodes? Leave out the first, and subtract 1 from the others"
+        return f"{shown}: ends that are exclusive, or counted from 1? Subtract 1"
+    last_rows = f"add {rows - 1}, or give flags where the data stop inside an episode"
     if first == 0:
         return (
-            f"They are {shown}: either the first rows of episodes (then give the rows before them, without the first, "
-            f"and {rows - 1}), or "
-            f"last rows, with a first episode of one row (then add {rows - 1}, or give flags where the data stop "
-            "inside an episode)"
+            f"{shown}: either the first rows of episodes (then give the rows before them, without the first, and "
+            f"{rows - 1}), or last rows, with a first episode of one row (then {last_rows})"
         )
     return (
-        f"They are {shown}: either last rows, so that the first episode has {first + 1} rows (then add {rows - 1}, or "
-        "give flags where the "
-        f"data stop inside an episode), or ends that are exclusive or counted from 1, so that it has {first} (then "
-        "subtract 1 and add "
-        f"{rows - 1})"
+        f"{shown}: either last rows, so that the first episode has {first + 1} rows (then {last_rows}), or ends that "
+        f"are exclusive or counted from 1, so that it has {first} (then subtract 1 and add {rows - 1})"
     )
