@@ -109,7 +109,7 @@ class GADT(SequenceModel):
 
     def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
         """Draw the states that may be chosen as subgoals."""
-        rows = source.take(rng.randint(key, (self.config.candidates,), source.count))
+        rows = source.table.take(rng.randint(key, (self.config.candidates,), source.count))
         states = rows["observations"].flatten(1).float()
         candidates = [states, rows[ACHIEVED].flatten(1).float() if self.spec.goal_dim else states.clone()]
         return state._replace(extra={**state.extra, "candidates": candidates}), {}

@@ -51,7 +51,7 @@ class ChunkSampler:
         places, _ = places_ahead(source, pick, self.length)
         batch = windows(source, pick, self.length)
         complete = batch[VALID][:, -1] | (batch["masks"] == 0.0)
-        return {**batch, "actions": source.column("actions", places), WHOLE: complete.float()}
+        return {**batch, "actions": source.table.column("actions", places), WHOLE: complete.float()}
 
 
 def as_one_step(batch: Batch) -> Batch:

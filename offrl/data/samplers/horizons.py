@@ -60,7 +60,7 @@ class HorizonSampler(GoalSampler):
         assert self.value is not None and self.actor is not None
         keys = rng.split(key, 4)
         rows = source.draw(keys[0], batch_size)
-        batch, last = source.take(rows), source.last[rows]
+        batch, last = source.table.take(rows), source.last[rows]
         goals = choose(source, keys[1], rows, self.value).rows
         span, reached = cut(rows, goals, last, self.subgoal_steps)
         batch |= {

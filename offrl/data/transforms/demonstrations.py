@@ -12,7 +12,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.loading.read import load_one
 from offrl.data.loading.resolve import resolve
 from offrl.data.memory import Memory
-from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, pack
+from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, table_of
 from offrl.data.transforms.episodes import concatenate, keep_episodes
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -115,11 +115,7 @@ class ExpertSampler:
             )
         masks = (~dataset.columns["terminations"][rows]).to(torch.float32)
         columns = {k: masks if k == "masks" else dataset.columns[k][rows] for k in PARTS}
-        indices = torch.arange(len(rows), device=rows.device)
-        packed = pack(columns, indices)
-        if packed is not None:
-            return Demonstrations(every, Transitions(len(rows), packed, {}, None))
-        return Demonstrations(every, Transitions(len(rows), None, columns, indices))
+        return Demonstrations(every, Transitions(len(rows), table_of(replace(dataset, mapped=False), columns)))
 
     def __call__(self, source: Demonstrations, key: Tensor, batch_size: int) -> Batch:
         data_key, expert_key = rng.split(key)
