@@ -28,6 +28,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from offrl.envs.generated import of_steps
 from offrl.registry import register
 from offrl.tasks.task import Task
 
@@ -208,8 +209,4 @@ def play(parts: int, way: int, draw: np.random.Generator) -> dict[str, np.ndarra
         rows.append(
             (before, action, reward, ended, not ended and len(rows) == LIMIT * parts - 1, observe(seen, age, parts))
         )
-    names = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations")
-    kinds = (np.float32, np.float32, np.float32, bool, bool, np.float32)
-    return {
-        name: np.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
-    }
+    return of_steps(rows)

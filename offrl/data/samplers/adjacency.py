@@ -33,7 +33,7 @@ class AdjacentRows(GoalRows):
     """The source of AdjacentSampler."""
 
     cells: Tensor | None = None  # [R] int64: where each row is
-    table: Tensor | None = None  # [C, C] bool: which cells are adjacent
+    near: Tensor | None = None  # [C, C] bool: which cells are adjacent
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class AdjacentSampler(GoalSampler):
         for step in range(1, self.near_steps + 1):
             rows = at[at + step <= source.last]
             table[cells[rows], cells[rows + step]] = True
-        return AdjacentRows(**values, cells=cells, table=table | table.T)
+        return AdjacentRows(**values, cells=cells, near=table | table.T)
 
     def __call__(self, source: GoalRows, key: Tensor, batch_size: int) -> Batch:
         batch = super().__call__(source, key, batch_size)
@@ -79,8 +79,8 @@ class AdjacentSampler(GoalSampler):
         near = torch.minimum(rows + 1 + rng.randint(first, (batch_size,), self.near_steps), source.last[rows])
         other = source.draw(second, batch_size)
         adjacent = ((other - rows).abs() <= self.near_steps) & (source.last[other] == source.last[rows])
-        if source.cells is not None and source.table is not None:
-            adjacent = adjacent | source.table[source.cells[rows], source.cells[other]]
+        if source.cells is not None and source.near is not None:
+            adjacent = adjacent | source.near[source.cells[rows], source.cells[other]]
         states = {NEAR_STATES: source.state(near), ANY_STATES: source.state(other)}
         return {
             **batch,
