@@ -112,6 +112,12 @@ def check_columns(recorded: DataSpec, spec: DataSpec, where: str) -> None:
         )
 
 
+def scaled_otherwise(a: DataSpec, b: DataSpec) -> bool:
+    """Whether two normalise observations by other numbers, beyond rounding, or one of them does not at all."""
+    scales = [np.array([s.observation_mean or (), s.observation_std or ()], np.float64) for s in (a, b)]
+    return scales[0].shape != scales[1].shape or not np.allclose(*scales, rtol=1e-5, atol=1e-5 * scales[1][1:])
+
+
 def with_entries(spec: DataSpec, keys: Sequence[str]) -> DataSpec:
     """The specification of data that are made of the entries `keys` of a Dict, as `dataset.observation_keys` says of
     flat ones.

@@ -15,7 +15,6 @@ from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.loading.load import load_dataset
 from offrl.data.transforms.apply import apply_transforms
-from offrl.data.transforms.rescale import in_scale_of
 from offrl.errors import UserError, nearest, warn
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
 from offrl.finetuning.environments import spec_of
@@ -228,7 +227,7 @@ def _data(
         raise UserError(f"{path} was trained on {record['data']['name']} ({record['data']['fingerprint'][:12]}) and "
                         "this is "
                         f"{data.spec.name} ({data.fingerprint[:12]}): give its own data, or mixing=0")  # fmt: skip
-    return in_scale_of(data, runs.spec_of(record, path))
+    return data
 
 
 def _load(settings: DatasetConfig, config: FinetuneConfig, dataset: Dataset | None) -> Dataset:

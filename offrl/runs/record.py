@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from offrl import registry
 from offrl.data.dataset import DataSpec
-from offrl.data.transforms.rescale import in_scale_of
 from offrl.errors import UserError
 from offrl.nn.own.networks import SETTINGS, factories
 from offrl.runs.paths import RECORD, no_run
@@ -238,16 +237,6 @@ def read_record(run_dir: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
     of_file(record.get("plugins"), str(path))
     record["identity"]["algo"] = current(record["identity"]["algo"])
     return record
-
-
-def as_begun(run_dir: Path, dataset: Dataset) -> Dataset:
-    """`dataset` in the scale of observations that the run in `run_dir` began with, where there is one on these data."""
-    if not (run_dir / RECORD).exists():
-        return dataset
-    record = read_record(run_dir, ("data.fingerprint",))
-    if record["data"]["fingerprint"] != dataset.fingerprint or record.get("spec") is None:
-        return dataset  # the one is refused by `prepare`
-    return in_scale_of(dataset, spec_of(record, run_dir))
 
 
 def spec_of(record: Mapping[str, Any], run_dir: Path) -> DataSpec:
