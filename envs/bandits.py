@@ -218,8 +218,8 @@ lookup = register("task", NAME)(
             ref_max=ARMS / (ARMS + 1) * PULLS,
             ref_label="offrl",
             observation_dim=1,
-            note="0 is what a random arm pays, 100 what the best one does, on average over all bandits; each episode is "
-            "another one, and none of them is in the data",
+            note="0 is what a random arm pays, 100 what the best one does, on average over all bandits; each episode "
+            "is another one, and none of them is in the data",
         )
     )
 )

@@ -14,6 +14,7 @@ from offrl.data.raw import CORE, FLAGS, RawData, joined_labels, listed_labels, o
 from offrl.data.raw.infer import action_range, find_ends, starts_elsewhere
 from offrl.data.tools.subset import point_elsewhere
 from offrl.errors import UserError
+from offrl.tasks.task import Task
 
 SOURCE = INFOS + "source"  # the number of the dataset that each row comes from
 
@@ -84,8 +85,8 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
         if people:
             same[key] = sorted({name for entry in people for name in ([entry] if isinstance(entry, str) else entry)})
     raw.about = {**same, "combined_datasets": sources}
-    notes += _join_tasks(raw, parts)
-    return raw, notes
+    raw.task, more = joined_task([p.task for p in parts])
+    return raw, [*notes, *more]
 
 
 def _agree(first: RawData, other: RawData) -> None:
@@ -178,14 +179,15 @@ def _sources(parts: Sequence[RawData], offsets: np.ndarray) -> tuple[np.ndarray,
     return numbers, names
 
 
-def _join_tasks(raw: RawData, parts: Sequence[RawData]) -> list[str]:
-    """Sets `raw.task`: the first one known. Notes where environments or reference scores differ."""
-    tasks = [p.task for p in parts if p.task is not None]
-    raw.task = next((t for t in tasks if t.ref_min is not None), tasks[0] if tasks else None)
+def joined_task(tasks: Sequence[Task | None]) -> tuple[Task | None, list[str]]:
+    """The task of merged data, the first one with reference scores or else the first known; notes where environments
+    or reference scores differ."""
+    known = [task for task in tasks if task is not None]
+    task = next((t for t in known if t.ref_min is not None), known[0] if known else None)
     notes = []
-    versions = sorted({str(t.env_id) for t in tasks if t.env_id})
-    if len(versions) > 1:
-        notes.append(f"recorded in {' and '.join(versions)}; scores will be measured in {raw.task and raw.task.env_id}")
-    if len({(t.ref_min, t.ref_max) for t in tasks if t.ref_min is not None}) > 1:
-        notes.append(f"reference scores differ; those of {raw.task and raw.task.name} are kept")
-    return notes
+    environments = sorted({str(t.env_id) for t in known if t.env_id})
+    if task is not None and len(environments) > 1:
+        notes.append(f"recorded in {' and '.join(environments)}; scores will be measured in {task.env_id}")
+    if task is not None and len({(t.ref_min, t.ref_max) for t in known if t.ref_min is not None}) > 1:
+        notes.append(f"reference scores differ; those of {task.name} are kept")
+    return task, notes

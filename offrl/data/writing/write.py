@@ -234,12 +234,15 @@ def _compare(raw: RawData, reread: RawData, ends: np.ndarray, record: Record, pl
         or (np.array_equal(reread.action_low, raw.action_low) and np.array_equal(reread.action_high, raw.action_high)),
         **{k: _same(raw.final_columns[k], reread.final_columns.get(k)) for k in record.final_columns},
     }
-    wrong = [name for name, fine in same.items() if not fine]
-    if wrong:
+    refuse_difference(same, place)
+
+
+def refuse_difference(same: Mapping[str, bool], place: Path) -> None:
+    """Raises UserError unless all that was read back, by its name, is the same."""
+    if wrong := [name for name, fine in same.items() if not fine]:
         raise UserError(
             f"what was read back from the file for {place} differs ({', '.join(wrong)}): nothing was put there. A "
-            "failing disk, or a fault "
-            "of offrl: please report it"
+            "failing disk, or a fault of offrl: please report it"
         )
 
 
