@@ -16,10 +16,10 @@ from offrl.data.containers.guard import FREE, reading
 from offrl.data.containers.plain_files import refuse_link
 from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, episodes
 from offrl.data.formats.minari_spaces import Metadata, load_metadata, width_of
-from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, restore
+from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, read_record, restore
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import RawData
-from offrl.errors import UserError, nearest, warn
+from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
 from offrl.tasks.entries import OWN_ORDER, entries
@@ -185,13 +185,7 @@ def record_of(meta: dict[str, Any], folder: Path) -> Record | None:
     """The record that offrl made when it wrote the dataset; None for other programs' datasets."""
     if RECORD not in meta:
         return None
-    try:
-        return Record.from_json(meta[RECORD])
-    except (ValueError, RecursionError) as error:
-        warn(
-            f"{folder / 'metadata.json'}: '{RECORD}' cannot be read ({error}); the dataset is read by its layout alone"
-        )
-        return None
+    return read_record(lambda: meta[RECORD], f"{folder / 'metadata.json'}: '{RECORD}'")
 
 
 def _infos(config: DatasetConfig, record: Record | None, name: str) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from offrl.data.dataset import DataSpec
 from offrl.data.memory import chunks
 from offrl.data.raw import FLAGS, RawData
 from offrl.data.raw.infer import action_range, fitting_task, starts_elsewhere
-from offrl.errors import UserError
+from offrl.errors import UserError, warn
 from offrl.settings.kinds import misfit
 from offrl.tasks.task import Task, recorded_arguments
 
@@ -84,6 +84,15 @@ class Record:
             return cls(**plain, spec=DataSpec.from_json(value["spec"]))
         except (UserError, KeyError) as error:
             raise ValueError(f"its 'spec' is of another kind than offrl writes: {error}") from None
+
+
+def read_record(read: Callable[[], Any], where: str) -> Record | None:
+    """The record that `read` gives as JSON's values; None, with a warning, where it cannot be used."""
+    try:
+        return Record.from_json(read())
+    except (ValueError, RecursionError) as error:
+        warn(f"{where} cannot be read ({error}); the file is read by its layout alone")
+        return None
 
 
 def _digest(value: Mapping[str, Any]) -> str:

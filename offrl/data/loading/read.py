@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -11,8 +12,9 @@ import numpy as np
 
 from offrl.data.containers.file_type import file_type
 from offrl.data.containers.guard import reading
+from offrl.data.containers.hdf5 import open_hdf5
 from offrl.data.dataset import Dataset
-from offrl.data.formats import d3rlpy, d4rl, files, minari, ogbench, padded
+from offrl.data.formats import d3rlpy, d4rl, minari, ogbench, padded
 from offrl.data.loading import cache
 from offrl.data.loading.assemble import assemble
 from offrl.data.loading.resolve import Source, resolve
@@ -20,7 +22,9 @@ from offrl.data.memory import Memory
 from offrl.data.raw import RawData
 from offrl.data.raw.infer import fitting_task
 from offrl.data.tables import files as tables
+from offrl.data.tables.build import build
 from offrl.data.tables.csv_file import is_csv
+from offrl.data.tables.keyed import Hdf5Table, NpzTable
 from offrl.data.tables.names import column_of
 from offrl.data.text import files as text
 from offrl.data.text import minari as minari_text
@@ -148,7 +152,10 @@ def _read(source: Source, path: Path, config: DatasetConfig, memory: Memory, opt
     elif source.kind == "padded":
         raw = padded.read(path, config, memory)
     elif source.kind == "columns":
-        raw = files.read(path, config, memory, file_type(path), optional)
+        fields = {*map(column_of, config.fields)}
+        with open_hdf5(path) if file_type(path) == "hdf5" else contextlib.nullcontext() as file:
+            keyed = NpzTable(path, fields) if file is None else Hdf5Table(file, path, fields)
+            raw = build(keyed, config, memory, optional, path.stem, example=str(path))
         raw.task = d4rl.guess_task(path.stem)
     else:
         raw = d4rl.read(path, config, memory, source.task)
@@ -163,9 +170,7 @@ def _set_range(raw: RawData, config: DatasetConfig) -> None:
     [-1, 1].
     """
     if config.action_low:
-        low, high = config.action_low, config.action_high
-        raw.action_low, raw.action_high = (low[0], high[0]) if len(low) == len(high) == 1 else (low, high)
-        raw.range_known = True
+        raw.state_range(config.action_low, config.action_high)
         if config.action_kind in ("auto", "continuous"):
             raw.as_amounts()
     elif raw.action_low is None and raw.source in ("d4rl", "builtin"):

@@ -88,6 +88,11 @@ class RawData:
         self.warnings.append(f"{self.where}: {text}")
         warn(self.warnings[-1])
 
+    def state_range(self, low: Sequence[float], high: Sequence[float]) -> None:
+        """Take a range of the actions that a person gave: one number, or one for each dimension."""
+        self.action_low, self.action_high = (low[0], high[0]) if len(low) == len(high) == 1 else (low, high)
+        self.range_known = True
+
     def as_amounts(self) -> None:
         """Whole numbers of actions as amounts, for a range is stated; not where the number of choices is."""
         actions = self.columns.get("actions")

@@ -93,15 +93,11 @@ def _values(series: Any) -> np.ndarray:
     return values
 
 
-def raw_from_frame(frame: Any, config: DatasetConfig, name: str = NAME, optional: Collection[str] = ()) -> RawData:
+def raw_from_frame(frame: Any, config: DatasetConfig, name: str = NAME) -> RawData:
     """The columns of a DataFrame as `config` maps and reads them. Raises UserError."""
-    raw = build(
-        Frame(frame, name), config, optional=optional, name=name, source="arrays", example="offrl.from_dataframe(df, "
-    )
+    raw = build(Frame(frame, name), config, name=name, source="arrays", example="offrl.from_dataframe(df, ")
     if config.action_low:
-        low, high = config.action_low, config.action_high
-        raw.action_low, raw.action_high = (low[0], high[0]) if len(low) == len(high) == 1 else (low, high)
-        raw.range_known = True
+        raw.state_range(config.action_low, config.action_high)
     return raw
 
 

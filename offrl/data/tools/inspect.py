@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -227,56 +227,46 @@ def _column(name: str, column: np.ndarray, names: Sequence[str]) -> Column:
     width = int(np.prod(column.shape[1:], dtype=int))
     if not width:
         return Column(name, str(column.dtype), tuple(column.shape), np.nan, np.nan, np.nan, np.nan)
+
+    def blocks() -> Iterator[np.ndarray]:
+        """Some rows at a time, float64 [n, width], NaN in place of what is not finite."""
+        for part in chunks(len(column)):
+            block = np.asarray(column[part]).reshape(-1, width).astype(np.float64)
+            yield np.where(np.isfinite(block), block, np.nan)
+
     low, high = np.full(width, np.inf), np.full(width, -np.inf)
-    count, total, squares, shift = np.zeros(width), np.zeros(width), np.zeros(width), np.zeros(width)
-    for part in chunks(len(column)):
-        block = np.asarray(column[part]).reshape(-1, width).astype(np.float64)
-        finite = np.isfinite(block)
-        low = np.minimum(low, np.where(finite, block, np.inf).min(0, initial=np.inf))
-        high = np.maximum(high, np.where(finite, block, -np.inf).max(0, initial=-np.inf))
-        new = finite.sum(0)
-        first = (count == 0) & (new > 0)
-        shift[first] = np.where(finite, block, 0.0).sum(0)[first] / new[first]  # so that the squares do not cancel
-        values = np.where(finite, block - shift, 0.0)
-        count += new
-        total += values.sum(0)
-        squares += (values**2).sum(0)
+    count, total, squares = np.zeros(width), np.zeros(width), np.zeros(width)
+    for block in blocks():
+        low, high = np.fmin(low, np.fmin.reduce(block, 0)), np.fmax(high, np.fmax.reduce(block, 0))
+        count += np.isfinite(block).sum(0)
+        total += np.nansum(block, 0)
     with np.errstate(invalid="ignore"):
-        apart = total / count
-        means, squared = apart + shift, np.maximum(0.0, squares / count - apart**2)
-    mean = float(np.nansum(count * means) / count.sum()) if count.any() else np.nan
-    spread = float(np.sqrt(np.nansum(count * (squared + (means - mean) ** 2)) / count.sum())) if count.any() else np.nan
+        means = total / count
+        mean = total.sum() / count.sum()
+        for block in blocks():
+            squares += np.nansum((block - means) ** 2, 0)
+        stds = np.sqrt(squares / count)
+        spread = np.sqrt(np.nansum(squares + count * (means - mean) ** 2) / count.sum())
     constant = tuple(int(d) for d in np.flatnonzero(low == high)) if len(column) > 1 and width > 1 else ()
     named = len(names) == width <= MOST_DIMENSIONS
     shown = range(min(width, MOST_DIMENSIONS) if name in VECTORS and (named or width > 1) else 0)
-    numbers = zip(low.tolist(), high.tolist(), means.tolist(), np.sqrt(squared).tolist(), strict=True)
+    numbers = zip(low.tolist(), high.tolist(), means.tolist(), stds.tolist(), strict=True)
     dimensions = tuple(
         Spread(names[d][:LONG] if named else str(d), *row) for d, row in zip(shown, numbers, strict=False)
     )
-    shape, named = tuple(column.shape), named and bool(dimensions)
-    return Column(
-        name, str(column.dtype), shape, float(low.min()), float(high.max()), mean, spread, constant, dimensions, named
-    )
+    named = named and bool(dimensions)
+    ends = float(low.min()), float(high.max())
+    return Column(name, str(column.dtype), column.shape, *ends, float(mean), float(spread), constant, dimensions, named)
 
 
 def _duplicates(raw: RawData) -> tuple[int, tuple[int, int] | None]:
     """Rows that repeat an earlier row's observation, action and reward, by a 64-bit hash of their bytes; and the first
     such pair.
     """
-    hashes = np.zeros(raw.rows, np.uint64)
-    weights = np.random.default_rng(0)
-    for name in ("observations", "actions", "rewards"):
-        column = raw.columns[name]
-        width = int(np.prod(column.shape[1:], dtype=int)) * column.dtype.itemsize
-        unit = np.uint32 if width % 4 == 0 else np.uint8
-        factors = weights.integers(1, 2**63, width // np.dtype(unit).itemsize, dtype=np.uint64) | np.uint64(1)
-        for part in chunks(len(column)):
-            block = np.ascontiguousarray(column[part]).reshape(part.stop - part.start, -1).view(unit)
-            for d in range(
-                block.shape[1]
-            ):  # dimension by dimension: a matrix of products would need eight times the memory
-                mixed = (block[:, d].astype(np.uint64) + np.uint64(1)) * factors[d]
-                hashes[part] += mixed ^ (mixed >> np.uint64(29))
+    hashes = np.zeros(raw.rows, np.int64)
+    for part in chunks(raw.rows, 1 << 14):
+        rows = [_row_bytes(raw.columns[name][part]) for name in ("observations", "actions", "rewards")]
+        hashes[part] = [hash(b"".join(row)) for row in zip(*rows, strict=True)]
     order = np.argsort(hashes, kind="stable")
     same = np.concatenate([[False], hashes[order][1:] == hashes[order][:-1]])
     if not same.any():
@@ -284,6 +274,12 @@ def _duplicates(raw: RawData) -> tuple[int, tuple[int, int] | None]:
     later = order[same]
     at = int(later.argmin())
     return int(same.sum()), (int(later[at]), int(order[np.flatnonzero(same)[at] - 1]))
+
+
+def _row_bytes(column: np.ndarray) -> list[bytes]:
+    """The bytes of each row."""
+    flat = np.ascontiguousarray(column).reshape(len(column), -1)
+    return flat.view(f"V{flat.shape[1] * flat.itemsize}")[:, 0].tolist() if flat.size else [b""] * len(flat)
 
 
 def _table(columns: list[Column]) -> list[str]:
