@@ -31,7 +31,7 @@ class Episode:
     mark: int = 0  # the environment step of training at which it ended, or which policy made it
 
     def __len__(self) -> int:
-        return len(self.columns["rewards"])
+        return len(next(iter(self.columns.values())))
 
     @property
     def total(self) -> float:
