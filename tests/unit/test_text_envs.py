@@ -21,6 +21,7 @@ from offrl.lm.rollouts import rollouts
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import make_env
 from offrl.tasks.task import lookup
+from tests.support.wordle import Greedy
 
 START = {"start": (1, 1)}
 

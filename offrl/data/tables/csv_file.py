@@ -9,7 +9,7 @@ import gzip
 import io
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO
@@ -169,32 +169,23 @@ class CsvFile(Tabular):
                     yield list(zip(*block, strict=True))
 
     def _read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
-        places = {name: self.names.index(name) for name in wanted}
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
+        indices = {name: self.names.index(name) for name in wanted}
         texts: set[str] = set()
-        for columns in self._columns():
-            for name, place in places.items():
-                values = columns[place]
-                if name not in texts:
-                    numbers = self._numbers(name, values, exact.get(name, ""))
-                    if numbers is not None:
-                        parts[name].append(numbers)
-                        continue
-                    texts.add(name)
-                    parts[name] = []
-                parts[name].append(np.array([v.strip() for v in values] if name in exact else values, object))
-        if late := [n for n in texts if sum(map(len, parts[n])) < max(sum(map(len, p)) for p in parts.values())]:
-            again = self._texts(late)  # what were numbers before the first text
-            parts.update(
-                {n: [np.array([v.strip() for v in again[n]], object) if n in exact else again[n]] for n in late}
-            )
+        while True:
+            parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
+            late: set[str] = set()  # columns that began with numbers
+            for columns in self._columns():
+                for name in wanted:
+                    values = columns[indices[name]]
+                    numbers = None if name in texts | late else self._numbers(name, values, exact.get(name, ""))
+                    if numbers is None and name not in texts:
+                        (late if parts[name] else texts).add(name)
+                    words = [v.strip() for v in values] if name in exact else values
+                    parts[name].append(np.array(words, object) if numbers is None else numbers)
+            if not late:
+                break
+            texts |= late
         return {name: np.concatenate(blocks) if blocks else np.zeros(0) for name, blocks in parts.items()}
-
-    def _texts(self, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-        """Columns as texts, from the first row on."""
-        places = [self.names.index(name) for name in wanted]
-        blocks = [[np.array(columns[p], object) for p in places] for columns in self._columns()]
-        return {name: np.concatenate([block[i] for block in blocks]) for i, name in enumerate(wanted)}
 
     def _numbers(self, name: str, values: tuple[str, ...], exact: str) -> np.ndarray | None:
         """Numbers of texts; None where some are none. exact: see `Tabular`."""

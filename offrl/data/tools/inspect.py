@@ -291,14 +291,16 @@ def _table(columns: list[Column]) -> list[str]:
         rows += [(f"  {d.name}", "", "", *(f"{v:.4g}" for v in (d.low, d.high, d.mean, d.std))) for d in c.dimensions]
         if c.dimensions and (more := int(np.prod(c.shape[1:], dtype=int)) - len(c.dimensions)):
             rows.append((f"  {more:,} more", "", "", "", "", "", ""))
-    widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
-    return [
-        "  "
-        + "  ".join(
-            w.ljust(n) if k < 3 else w.rjust(n) for k, (w, n) in enumerate(zip(r, widths, strict=True))
-        ).rstrip()
-        for r in rows
+    return aligned(rows, 3)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Lines of a table, of whose columns the first `left` are flush left and the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [
+        [v.ljust(n) if k < left else v.rjust(n) for k, (v, n) in enumerate(zip(r, widths, strict=True))] for r in rows
     ]
+    return ["  " + "  ".join(row).rstrip() for row in cells]
 
 
 def histogram(title: str, values: np.ndarray) -> list[str]:
