@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from offrl.data.containers.guard import reading, refuse_growth
-from offrl.data.containers.hdf5 import Links, open_hdf5, refuse_absent
+from offrl.data.containers.hdf5 import open_hdf5, refuse_absent
 from offrl.data.containers.images import decode
 from offrl.data.containers.parquet import arrow_values, read_table
 from offrl.data.containers.stored import Stored
@@ -39,6 +38,9 @@ class Episode(Protocol):
     def read(self, column: str, leaf: tuple[str, ...] = ()) -> Any:
         """A column, or an entry of it, as the file holds it: numbers, or of observations encoded images (bytes, or an
         array of bytes, for each)."""
+
+    def infos(self) -> dict[str, Any]:
+        """Paths such as "infos/success" of the numbers for each step, and what must be alike in all episodes."""
 
 
 class Buffers:
@@ -194,14 +196,12 @@ class _Hdf5Episode:
     small arrays.
     """
 
-    def __init__(self, links: Links, name: str, file: str) -> None:
+    def __init__(self, file: Any, name: str) -> None:
         import h5py
 
-        self.h5, self.links, self.name, self.label = h5py, links, name, f"{file}: {name}"
+        self.h5, self.file, self.name, self.label = h5py, file, name, f"{file.filename}: {name}"
         self.numbers = (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.ENUM, h5py.h5t.BITFIELD)
-        self.group = h5py.h5g.open(links.file.id, name.encode())
-        links.check(self.group, f"{name}/")
-        self.checked: set[tuple[str, ...]] = set()  # groups whose links were looked at
+        self.group = h5py.h5g.open(file.id, name.encode())
         self.rewards = self.open("rewards")
         if not (shape := self.rewards.shape):
             raise UserError(f"{self.label}: 'rewards' is a single value; one for each step is due")
@@ -220,8 +220,6 @@ class _Hdf5Episode:
             raise UserError(f"{self.label}: '{path}' cannot be opened ({error}); the file is damaged") from None
 
     def read(self, column: str, leaf: tuple[str, ...] = ()) -> Any:
-        for depth in range(len(leaf)):
-            self._refuse_links((column, *leaf[:depth]))
         where, item = (
             self.where(column, leaf),
             self.rewards if column == "rewards" else self.open("/".join((column, *leaf))),
@@ -230,7 +228,7 @@ class _Hdf5Episode:
         kind = stored.get_class()
         if kind not in self.numbers and not (column == "observations" and kind == self.h5.h5t.VLEN):
             raise UserError(f"{where} holds {item.dtype} values, not numbers")
-        refuse_absent(item, where, self.links.file, stored.get_size())
+        refuse_absent(item, where, self.file, stored.get_size())
         if kind == self.h5.h5t.VLEN:
             return self.h5.Dataset(item)[()]
         if kind == self.h5.h5t.ENUM and item.dtype != bool:
@@ -243,12 +241,17 @@ class _Hdf5Episode:
             item.read(self.h5.h5s.ALL, self.h5.h5s.ALL, values)
         return values
 
-    def _refuse_links(self, path: tuple[str, ...]) -> None:
-        if path not in self.checked:
-            self.checked.add(path)
-            with contextlib.suppress(KeyError):  # `open` says that it is not there
-                group = self.h5.h5g.open(self.group, "/".join(path).encode())
-                self.links.check(group, f"{self.name}/{'/'.join(path)}/")
+    def infos(self) -> dict[str, Any]:
+        sizes: dict[str, Any] = {}
+
+        def add(path: str, item: Any) -> None:
+            numbers = isinstance(item, self.h5.Dataset) and item.dtype.kind in "biuf"
+            if numbers and item.shape and item.shape[0] in (self.steps, self.steps + 1):
+                sizes[f"infos/{path}"] = item.shape[1:]
+
+        if "infos" in (group := self.file[self.name]):
+            group["infos"].visititems(add)
+        return sizes
 
 
 class _ArrowEpisode:
@@ -281,6 +284,26 @@ class _ArrowEpisode:
             values = arrow_values(array, where)
         return values if column in ("observations", "infos") else values[: self.steps]
 
+    def infos(self) -> dict[str, Any]:
+        import pyarrow as pa
+
+        types: dict[str, Any] = {}
+
+        def add(path: str, kind: Any) -> None:
+            if pa.types.is_struct(kind):
+                for field in kind:
+                    add(f"{path}/{field.name}", field.type)
+                return
+            inner = kind
+            while pa.types.is_fixed_size_list(inner) or pa.types.is_list(inner):
+                inner = inner.value_type
+            if pa.types.is_integer(inner) or pa.types.is_floating(inner) or pa.types.is_boolean(inner):
+                types[path] = kind
+
+        if "infos" in self.table.schema.names:
+            add("infos", self.table.schema.field("infos").type)
+        return types
+
 
 def episodes(folder: Path, form: str, rows: int) -> Iterator[Episode]:
     """The episodes of a dataset in a folder, one after the other. rows: of all, as the metadata declare. Raises
@@ -290,11 +313,9 @@ def episodes(folder: Path, form: str, rows: int) -> Iterator[Episode]:
         if not path.is_file():
             raise UserError(f"{path} is missing; the dataset is incomplete")
         with open_hdf5(path) as file:
-            links = Links(file)
-            links.check(file.id)
             for name in numbered(file, "episode_"):
                 with reading(f"{path}: {name}"):
-                    episode = _Hdf5Episode(links, name, str(path))
+                    episode = _Hdf5Episode(file, name)
                 yield episode
         return
     names = numbered((p.name for p in folder.iterdir() if p.is_dir()), "")
@@ -304,3 +325,14 @@ def episodes(folder: Path, form: str, rows: int) -> Iterator[Episode]:
         )
     for name in names:
         yield _ArrowEpisode(folder, name, form)
+
+
+def info_leaves(folder: Path, form: str) -> list[str]:
+    """The paths of the infos that every episode has, with one shape or type; text is left out."""
+    common: dict[str, Any] | None = None
+    for episode in episodes(folder, form, 0):
+        infos = episode.infos()
+        common = infos if common is None else {k: v for k, v in common.items() if infos.get(k) == v}
+        if not common:
+            break
+    return list(common or {})

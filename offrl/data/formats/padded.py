@@ -20,7 +20,7 @@ import numpy as np
 
 from offrl.data.containers.file_type import file_type
 from offrl.data.containers.guard import reading, refuse_growth
-from offrl.data.containers.hdf5 import Links, hdf5_keys, open_hdf5, refuse_groups, value_of
+from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, refuse_groups, value_of
 from offrl.data.containers.npz import NUMBERS, Npz
 from offrl.data.containers.parquet import open_parquet
 from offrl.data.memory import Memory
@@ -61,7 +61,6 @@ def is_padded(path: Path, kind: str) -> bool:
         return padded({name: shape for name, (shape, _) in Npz(path).shapes.items()})
     if kind == "hdf5":
         with open_hdf5(path) as file:
-            Links(file).check(file.id)
             names = [name for name in ("observations", *MASKS) if hasattr(file.get(name), "shape")]
             return padded({name: tuple(file[name].shape or ()) for name in names})
     try:

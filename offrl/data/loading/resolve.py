@@ -11,7 +11,7 @@ from typing import Any
 from offrl import registry
 from offrl.data.containers.file_type import file_type
 from offrl.data.containers.guard import reading
-from offrl.data.containers.hdf5 import Links, open_hdf5
+from offrl.data.containers.hdf5 import open_hdf5
 from offrl.data.containers.npz import Npz
 from offrl.data.containers.plain_files import refuse_special, refuse_tables
 from offrl.data.formats import d4rl, minari, ogbench, padded
@@ -206,7 +206,6 @@ def _by_path(path: Path, name: str, form: str) -> Source:
     if kind == "parquet":
         return Source("columns", name, path)
     with open_hdf5(path) as file:
-        Links(file).check(file.id)
         if minari.data_folder(path) and numbered(file, "episode_"):
             return _minari("", path)
         keys = set(file)

@@ -18,7 +18,7 @@ from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5
 from offrl.data.containers.npz import Npz
 from offrl.data.formats import d4rl as d4rl_source
 from offrl.data.formats import minari as minari_source
-from offrl.data.formats.minari_infos import info_leaves
+from offrl.data.formats.minari_episodes import info_leaves
 from offrl.data.formats.minari_spaces import load_metadata
 from offrl.data.formats.provenance import INFOS, extra_columns
 from offrl.data.loading.assemble import fingerprint
@@ -179,7 +179,11 @@ def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
     if source.kind == "minari":
         folder = minari_source.data_folder(source.path)
         assert folder is not None
-        return {key: key for key in info_leaves(folder) if key not in taken and not _recorded(folder, key)}
+        return {
+            key: key
+            for key in info_leaves(folder, load_metadata(folder).format)
+            if key not in taken and not _recorded(folder, key)
+        }
     shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
     kind, columns = file_type(source.path), source.kind in ("columns", "d4rl", "builtin")
     if kind == "npz":
