@@ -32,6 +32,14 @@ def chunks(rows: int, size: int = 1 << 17) -> Iterator[slice]:
         yield slice(start, min(start + size, rows))
 
 
+def next_rows(column: np.ndarray, memory: Memory) -> np.ndarray:
+    """For each row of `column` [R, ...] the next one, as next_observations; the last row is not set."""
+    out = memory.empty("next_observations", column.shape, column.dtype)
+    for part in chunks(len(column) - 1):
+        out[part] = column[part.start + 1 : part.stop + 1]
+    return out
+
+
 class Memory:
     """Gives out arrays: plain ones until `budget` bytes are used, then memory-mapped ones in a new folder under
     `cache`.
@@ -67,6 +75,13 @@ class Memory:
         self.files[array.ctypes.data] = file
         self._keep.append(array)
         return array
+
+    def taken(self, name: str, column: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Rows [N] of a column as an array of its own."""
+        out = self.empty(name, (len(rows), *column.shape[1:]), column.dtype)
+        for part in chunks(len(rows)):
+            out[part] = column[rows[part]]
+        return out
 
     def discard(self) -> None:
         """Remove the files; for a load that failed."""

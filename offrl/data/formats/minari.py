@@ -17,7 +17,7 @@ from offrl.data.containers.plain_files import refuse_link
 from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, episodes
 from offrl.data.formats.minari_spaces import Metadata, load_metadata, width_of
 from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, read_record, restore
-from offrl.data.memory import Memory, chunks
+from offrl.data.memory import Memory, next_rows
 from offrl.data.raw import RawData
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
@@ -218,9 +218,7 @@ def _restore(raw: RawData, record: Record, config: DatasetConfig, memory: Memory
         last = np.flatnonzero(ends)
         observations = raw.columns["observations"]
         if record.successors == "next row":
-            successors = memory.empty("next_observations", observations.shape, observations.dtype)
-            for part in chunks(raw.rows - 1):
-                successors[part] = observations[part.start + 1 : part.stop + 1]
+            successors = next_rows(observations, memory)
             successors[last] = finals
             raw.columns["next_observations"] = successors
         successors = raw.columns["next_observations"]

@@ -19,7 +19,7 @@ from offrl.data.containers.guard import from_json
 from offrl.data.dataset import DataSpec
 from offrl.data.memory import chunks
 from offrl.data.raw import FLAGS, RawData
-from offrl.data.raw.infer import action_range, fitting_task, starts_elsewhere
+from offrl.data.raw.infer import fitting_task, spec_of, starts_elsewhere
 from offrl.errors import UserError, warn
 from offrl.settings.kinds import misfit
 from offrl.tasks.task import Task, recorded_arguments
@@ -124,23 +124,7 @@ def describe(raw: RawData, ends: np.ndarray, task: Task | None, about: Mapping[s
     for name in FLAGS:
         if name in columns:
             marked |= columns[name][last]
-    spec = DataSpec(
-        observation_shape=tuple(columns["observations"].shape[1:]),
-        action_dim=1 if raw.discrete else columns["actions"].shape[1],
-        discrete=bool(raw.discrete),
-        num_actions=(raw.num_actions or int(columns["actions"].max()) + 1) if raw.discrete else 0,
-        observation_columns=raw.column_specs("observations"),
-        action_columns=raw.column_specs("actions"),
-        action_labels=raw.labels,
-        name=raw.name,
-        source=raw.source,
-        version=raw.version,
-        task=task,
-    )
-    if not raw.discrete:
-        low, high = action_range(raw)
-        spec = replace(spec, action_low=tuple(low.tolist()), action_high=tuple(high.tolist()))
-    record = Record(raw.rows, len(last), spec, [c for c in columns if not c.startswith(INFOS)])
+    record = Record(raw.rows, len(last), spec_of(raw, task), [c for c in columns if not c.startswith(INFOS)])
     record.infos = sorted(c for c in columns if c.startswith(INFOS))
     record.finals = raw.final_observations is not None
     record.complete = bool(raw.last_complete)

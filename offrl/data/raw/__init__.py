@@ -99,6 +99,12 @@ class RawData:
         if actions is not None and actions.dtype.kind in "iu" and actions.ndim == 1 and not self.num_actions:
             self.columns["actions"], self.discrete = actions.astype(np.float32)[:, None], False
 
+    def settle_kind(self) -> None:
+        """Find out whether the actions are discrete, by their type, where nobody said it."""
+        if self.discrete is None:
+            actions = self.columns.get("actions")
+            self.discrete = actions is not None and actions.dtype.kind in "iu" and actions.ndim == 1
+
     @property
     def where(self) -> str:
         return self.path or self.name

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from offrl.data.dataset import DataSpec
 from offrl.data.memory import chunks
 from offrl.data.raw import RawData
 from offrl.errors import UserError
@@ -271,3 +272,25 @@ def fitting_task(raw: RawData) -> Task | None:
             raw.note(f"taken for no known task: '{task.name}' has {expected}-dimensional {what}, the data {recorded}")
             return None
     return task
+
+
+def spec_of(raw: RawData, task: Task | None) -> DataSpec:
+    """The specification of the columns. Fills in the action range. Raises UserError where it is none."""
+    columns = raw.columns
+    low, high = ((), ()) if raw.discrete else action_range(raw)
+    return DataSpec(
+        observation_shape=tuple(columns["observations"].shape[1:]),
+        action_dim=1 if raw.discrete else columns["actions"].shape[1],
+        discrete=bool(raw.discrete),
+        num_actions=(raw.num_actions or int(columns["actions"].max()) + 1) if raw.discrete else 0,
+        action_low=tuple(map(float, low)),
+        action_high=tuple(map(float, high)),
+        observation_columns=raw.column_specs("observations"),
+        action_columns=raw.column_specs("actions"),
+        action_labels=raw.labels,
+        name=raw.name,
+        source=raw.source,
+        version=raw.version,
+        task=task,
+        goal_dim=columns["achieved_goals"].shape[1] if "achieved_goals" in columns else 0,
+    )

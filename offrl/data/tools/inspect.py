@@ -150,9 +150,7 @@ def inspect_dataset(config: DatasetConfig | str) -> Report | TextReport:
 def report(raw: RawData, config: DatasetConfig | None = None) -> Report:
     """The report on columns that were already read."""
     config = config or DatasetConfig(name=raw.name)
-    actions = raw.columns.get("actions")
-    if raw.discrete is None:
-        raw.discrete = actions is not None and actions.dtype.kind in "iu" and actions.ndim == 1
+    raw.settle_kind()
     faults = find_faults(raw, clip_actions=config.clip_actions)
     complete = not any(f.kind in ("missing", "empty", "length", "shape") for f in faults)
     returns = lengths = scores = None

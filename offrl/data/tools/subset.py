@@ -42,8 +42,7 @@ def settle(raw: RawData) -> np.ndarray:
 
     Returns the episodes' last rows, bool [R].
     """
-    if raw.discrete is None:
-        raw.discrete = raw.columns["actions"].dtype.kind in "iu" and raw.columns["actions"].ndim == 1
+    raw.settle_kind()
     ends = find_ends(raw)
     raw.episode_ends = ends.copy()
     raw.episode_ends[-1] = bool(raw.last_complete)
@@ -184,12 +183,7 @@ def _pieces(raw: RawData, ends: np.ndarray, starts: np.ndarray, stops: np.ndarra
     lengths = stops - starts
     after = np.cumsum(lengths)
     index = np.arange(int(after[-1])) + np.repeat(starts - (after - lengths), lengths)
-    columns = {}
-    for name, column in raw.columns.items():
-        out = memory.empty(name, (len(index), *column.shape[1:]), column.dtype)
-        for part in chunks(len(index)):
-            out[part] = column[index[part]]
-        columns[name] = out
+    columns = {name: memory.taken(name, column, index) for name, column in raw.columns.items()}
     complete = ends[stops - 1]  # the piece goes to the end of its episode
     episode = np.cumsum(ends)[stops - 1] - complete
     following = np.minimum(stops, raw.rows - 1)

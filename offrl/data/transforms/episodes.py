@@ -115,14 +115,10 @@ def keep_episodes(dataset: Dataset, episodes: Tensor, note: str, memory: Memory 
     starts = ends - lengths
     shift = dataset.episode_start[episodes] - starts
     rows = torch.arange(int(lengths.sum())) + torch.repeat_interleave(shift, lengths)
-    index = rows.numpy()
-    columns = {}
-    for name, column in dataset.columns.items():
-        source = column.numpy()
-        out = memory.empty(name, (len(index), *source.shape[1:]), source.dtype)
-        for part in chunks(len(index)):
-            out[part] = source[index[part]]
-        columns[name] = torch.from_numpy(out)
+    columns = {
+        name: torch.from_numpy(memory.taken(name, column.numpy(), rows.numpy()))
+        for name, column in dataset.columns.items()
+    }
     return replace(
         dataset,
         columns=columns,

@@ -100,16 +100,14 @@ def canonical_raw(raw: RawData) -> RawData:
     from offrl.data.raw.checks import form_faults, refuse
 
     columns = {k: canonical(k, v, raw.where, raw.discrete if k == "actions" else None) for k, v in raw.columns.items()}
-    discrete = raw.discrete
-    if discrete is None:
-        discrete = "actions" in columns and columns["actions"].dtype.kind in "iu" and columns["actions"].ndim == 1
     finals = (
         None if raw.final_observations is None else canonical("next_observations", raw.final_observations, raw.where)
     )
     known = None if raw.final_known is None or raw.final_known.all() else raw.final_known.astype(bool)
     if finals is not None and "next_observations" in columns:
         finals = known = None  # they say the same
-    raw = replace(raw, columns=columns, discrete=discrete, final_observations=finals, final_known=known)
+    raw = replace(raw, columns=columns, final_observations=finals, final_known=known)
+    raw.settle_kind()
     if raw.episode_ends is not None:
         raw.episode_ends = np.asarray(raw.episode_ends, bool)
     faults = form_faults(raw)
