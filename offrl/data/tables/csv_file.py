@@ -24,7 +24,7 @@ from offrl.system.csv_text import lines_of
 
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 ROWS = 1 << 16  # read at once
-LINE = 1 << 20  # characters of the longest line
+LINE = 1 << 20  # characters of the line of names
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d\d?[./]\d\d?[./]\d{4}")
 
 
@@ -35,10 +35,6 @@ def is_csv(path: Path) -> bool:
 
 class _DecimalComma(Exception):
     """A number with a decimal comma came where points were expected."""
-
-
-class _OtherLetters(Exception):
-    """Bytes that are no UTF-8 came after others that were."""
 
 
 class CsvFile(Tabular):
@@ -54,11 +50,7 @@ class CsvFile(Tabular):
         self.marks = Marks(self.where, decimal)
         self.notes: list[str] = []
         self.encoding = self._encoding()
-        try:
-            head = self._head()
-        except _OtherLetters:
-            self.encoding = "cp1252"
-            head = self._head()
+        head = self._head()
         if not self.delimiter:
             raise UserError(
                 f"{path}: its first line, '{head.strip()[:60]}', has no comma, semicolon, tab or bar: it must be the "
@@ -89,8 +81,6 @@ class CsvFile(Tabular):
                 break
             except _DecimalComma:
                 self.marks.comma = True
-            except _OtherLetters:
-                self.encoding = "cp1252"
         self.notes += self.marks.notes()
         return columns
 
@@ -109,7 +99,7 @@ class CsvFile(Tabular):
         marks, comment = ["\t", ";", ",", "|"], ("", 0)
         line, self.skipped, self.delimiter = "", 0, ""
         with reading(self.path, " as CSV"), self._open() as file:
-            for line in self._decoded(file):
+            for line in iter(lambda: file.readline(LINE), ""):
                 self.skipped += 1
                 if (stated := re.fullmatch(r'"?sep=(.)"?', line.strip("\r\n"))) and self.skipped == 1:
                     marks = [stated[1]]
@@ -132,12 +122,8 @@ class CsvFile(Tabular):
 
     def _first_rows(self, count: int) -> list[list[str]]:
         with reading(self.path, " as CSV"), self._open() as file:
-            reader = lines_of(itertools.islice(self._decoded(file), self.skipped, None), self.delimiter)
-            try:
-                return list(itertools.islice((row for row in reader if row and any(row)), count))
-            except _OtherLetters:
-                self.encoding = "cp1252"
-        return self._first_rows(count)
+            reader = lines_of(itertools.islice(file, self.skipped, None), self.delimiter)
+            return list(itertools.islice((row for row in reader if row and any(row)), count))
 
     def _units(self) -> dict[str, str]:
         """The units of the columns, where the row below the names says them: words where the next row has numbers or
@@ -159,7 +145,7 @@ class CsvFile(Tabular):
     def _columns(self) -> Iterator[list[tuple[str, ...]]]:
         """The columns as texts, some rows at a time."""
         with reading(self.path, " as CSV"), self._open() as file:
-            reader = lines_of(itertools.islice(self._lines(file), self.skipped, None), self.delimiter)
+            reader = lines_of(itertools.islice(file, self.skipped, None), self.delimiter)
             if self.units:
                 next(row for row in reader if row and any(row))
             while block := list(itertools.islice(reader, ROWS)):
@@ -246,19 +232,26 @@ class CsvFile(Tabular):
 
     def _encoding(self) -> str:
         """How the file writes letters: a mark at its start, else UTF-8, else Windows' western one, in which no byte is
-        wrong.
+        wrong. Raises UserError for a packed file that grows too much.
         """
+        packed = self.path.suffix.lower() == ".gz"
         with reading(self.path, " as CSV"), self._bytes() as file:
-            head = file.read(4)
-            if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                return "utf-16"
-            if head.startswith((b"PK\x03\x04", b"\x89HDF", b"PAR1", b"\x1f\x8b")):
-                raise UserError(f"{self.path} is no CSV file, whatever its name says: it starts with {head!r}")
-            try:
-                codecs.getincrementaldecoder("utf-8")().decode(head + file.read(1 << 16))
-            except UnicodeDecodeError:
-                return "cp1252"
-        return "utf-8-sig"
+            block = file.read(4)
+            if block.startswith((b"PK\x03\x04", b"\x89HDF", b"PAR1", b"\x1f\x8b")):
+                raise UserError(f"{self.path} is no CSV file, whatever its name says: it starts with {block!r}")
+            encoding = "utf-16" if block[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+            decoder, size, more = codecs.getincrementaldecoder("utf-8")(), 0, True
+            while more and (packed or encoding == "utf-8-sig"):
+                more, size = bool(block), size + len(block)
+                if packed:
+                    refuse_growth(str(self.path), size, self.path.stat().st_size)
+                if encoding == "utf-8-sig":
+                    try:
+                        decoder.decode(block, not more)
+                    except UnicodeDecodeError:
+                        encoding = "cp1252"
+                block = file.read(1 << 20)
+        return encoding
 
     def _bytes(self) -> IO[bytes]:
         return gzip.open(self.path) if self.path.suffix.lower() == ".gz" else self.path.open("rb")  # type: ignore[return-value]
@@ -267,36 +260,6 @@ class CsvFile(Tabular):
         return io.TextIOWrapper(
             self._bytes(), self.encoding, "replace" if self.encoding == "cp1252" else "strict", newline=""
         )
-
-    def _decoded(self, file: IO[str]) -> Iterator[str]:
-        """The lines of the file, cut to `LINE` characters. Raises _OtherLetters where it turns out to be no UTF-8."""
-        try:
-            while line := file.readline(LINE):
-                yield line
-        except UnicodeDecodeError:
-            if self.encoding != "utf-8-sig":
-                raise
-            raise _OtherLetters from None
-
-    def _lines(self, file: IO[str]) -> Iterator[str]:
-        """The lines of the file; of a packed one with a limit of what they may grow to."""
-        if self.path.suffix.lower() != ".gz":
-            try:
-                yield from file
-            except UnicodeDecodeError:
-                if self.encoding != "utf-8-sig":
-                    raise
-                raise _OtherLetters from None
-            return
-        size, stored = 0, self.path.stat().st_size
-        for line in self._decoded(file):
-            size += len(line)
-            if len(line) == LINE:
-                raise UserError(
-                    f"{self.path} has a line of more than {LINE:,} characters: it is no CSV file, or damaged"
-                )
-            refuse_growth(str(self.path), size, stored)
-            yield line
 
 
 def _outside_quotes(line: str) -> str:
