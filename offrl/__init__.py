@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from offrl.api import Run, finetune, train, tune
     from offrl.api import Run as load
+    from offrl.data import load_dataset
     from offrl.data.arrays import from_arrays
     from offrl.data.dataset import Dataset
-    from offrl.data.loading.load import load_dataset
     from offrl.data.tables.frame import from_dataframe
     from offrl.errors import Interrupted, UserError
     from offrl.evaluation.policy import TrainedPolicy

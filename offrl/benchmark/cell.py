@@ -156,7 +156,7 @@ def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart
 
 def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> tuple[list[str], int]:
     """Train the run; returns the replicas that diverged, in words, and how many there are."""
-    from offrl.data.loading.load import load_dataset
+    from offrl.data import load_dataset
     from offrl.figures.curves import plot_run
     from offrl.runs.run import SavedRun
     from offrl.settings.compose import compose

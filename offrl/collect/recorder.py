@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,13 @@ import gymnasium as gym
 import numpy as np
 
 from offrl.collect.environment import World
-from offrl.collect.episodes import Episode, first_rows, read_shards, shards, write_shard
+from offrl.collect.episodes import Episode, Play, first_rows, play_units
 from offrl.collect.record import Stop
 from offrl.errors import UserError, warn
 from offrl.evaluation.result import Policy
 from offrl.interop.policies import reseeded
 from offrl.interop.sb3 import Actor
-from offrl.system.progress import Progress
 from offrl.tasks.episodes import goal_of, mujoco_warnings, observe_reward, set_goal
-
-SHARD_ROWS, SHARD_SECONDS = 50_000, 30.0  # what a kill may cost
-MOST_EMPTY = 1000  # units without an episode, in which physics became unstable
-Play = Callable[[int], list[Episode]]  # a unit of play by its number
 
 
 def seed_for(*parts: Any) -> int:
@@ -253,47 +247,7 @@ def record(
         with Stage(world, max(1, min(parallel, least)), noise) as stage:
             yield lambda number: stage.wave(policy, seed_for(seed, "wave", number), explore)
 
-    result = play_units(folder, waves, rows if episodes is None else None, episodes, title, quiet, stop)
+    result = play_units(folder, waves, rows, episodes, title, quiet, stop)
     if not result:
         raise UserError(f"the physics of {world.env_id} is unstable in every episode")
     return result[:episodes] if episodes is not None else first_rows(result, int(rows or 0))
-
-
-def play_units(
-    folder: Path,
-    stage: Callable[[], contextlib.AbstractContextManager[Play]],
-    rows: int | None,
-    episodes: int | None,
-    title: str,
-    quiet: bool,
-    stop: Stop,
-) -> list[Episode]:
-    """The episodes of units (waves, or single episodes) 0, 1, ... until there are so many rows or episodes. What
-    `folder` holds of them is not played again, and what is played is kept there, some at a time.
-
-    stage: opens what plays a unit. Raises Stopped; gives nothing where `MOST_EMPTY` units have no episode.
-    """
-    shard_files = shards(folder)
-    result = read_shards(p for _, _, p in shard_files)
-
-    def size(played: Sequence[Episode]) -> int:
-        return len(played) if rows is None else sum(map(len, played))
-
-    goal, done, pending = int(episodes if rows is None else rows or 0), size(result), list[Episode]()
-    number = first = shard_files[-1][1] if shard_files else 0
-    if done >= goal:
-        return result
-    unit, saved = "episodes" if rows is None else "rows", time.monotonic()
-    with stage() as play, Progress(title, goal, unit, quiet, done) as bar:
-        while done < goal and (done or number < MOST_EMPTY):
-            new = play(number)
-            number, done = number + 1, done + size(new)
-            pending += new
-            scored = [e.total for e in pending[-100:] if "rewards" in e.columns]
-            bar.update(done, f"return {np.mean(scored):.1f}" if scored else "")
-            late = time.monotonic() - saved > SHARD_SECONDS or sum(map(len, pending)) >= SHARD_ROWS
-            if late or done >= goal or stop.asked:
-                write_shard(folder, first, number, pending)
-                result, pending, first, saved = [*result, *pending], [], number, time.monotonic()
-                stop.check()
-    return result

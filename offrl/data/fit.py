@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.raw import listed_labels, other_columns
 from offrl.data.raw.infer import UNBOUNDED, listed, two_numberings, unscale
+from offrl.data.raw.labels import listed_labels, other_columns
 from offrl.errors import UserError, warn
 from offrl.tasks.entries import OWN_ORDER, joined
 from offrl.tasks.environments import action_kind, flattener, make_env
@@ -114,8 +114,8 @@ def check_columns(recorded: DataSpec, spec: DataSpec, where: str) -> None:
 
 def scaled_otherwise(a: DataSpec, b: DataSpec) -> bool:
     """Whether two normalise observations by other numbers, beyond rounding, or one of them does not at all."""
-    scales = [np.array([s.observation_mean or (), s.observation_std or ()], np.float64) for s in (a, b)]
-    return scales[0].shape != scales[1].shape or not np.allclose(*scales, rtol=1e-5, atol=1e-5 * scales[1][1:])
+    x, y = (np.array([s.observation_mean or (), s.observation_std or ()], np.float64) for s in (a, b))
+    return x.shape != y.shape or bool((np.abs(x - y) > 1e-5 * (np.abs(y) + y[1:])).any())
 
 
 def with_entries(spec: DataSpec, keys: Sequence[str]) -> DataSpec:

@@ -12,8 +12,8 @@ import torch
 
 from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
+from offrl.data import load_dataset
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.loading.load import load_dataset
 from offrl.data.transforms.apply import apply_transforms
 from offrl.errors import UserError, nearest, warn
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from offrl import registry
+from offrl.data import load_dataset
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.loading.load import load_dataset
 from offrl.errors import UserError, warn
 from offrl.nn.outline import outline
 from offrl.ope.problem import unique_names

@@ -14,8 +14,8 @@ import torch
 
 from offrl import registry
 from offrl.algorithm import Algorithm
+from offrl.data import load_dataset
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.loading.load import load_dataset
 from offrl.errors import UserError, say
 from offrl.figures.world_model import draw
 from offrl.ope.candidates import recorded

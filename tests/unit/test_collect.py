@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from offrl.cli.main import main
+from offrl.collect import episodes as shard_files
 from offrl.collect import ogbench as goals
-from offrl.collect import recorder
 from offrl.collect.config import CollectConfig
 from offrl.collect.d4rl import choose
 from offrl.collect.environment import look
@@ -25,7 +25,7 @@ from offrl.collect.ogbench.rows import as_episode
 from offrl.collect.record import Stop, Stopped
 from offrl.collect.recorder import Recorder, record
 from offrl.collect.train import Snapshot, stream
-from offrl.data.loading.load import load_dataset
+from offrl.data import load_dataset
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
@@ -197,7 +197,7 @@ def same(a: list[Episode], b: list[Episode]) -> bool:
 def test_a_recording_that_was_stopped_goes_on_to_the_same_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offrl.collect.recorder.SHARD_ROWS", 100)
+    monkeypatch.setattr("offrl.collect.episodes.SHARD_ROWS", 100)
     whole = play(tmp_path / "a")
     assert sum(map(len, whole)) >= 2000 > sum(map(len, whole[:-1]))
     assert len(shards(tmp_path / "a")) > 5
@@ -533,7 +533,7 @@ def test_point_maze_is_recorded_as_ogbench_does(
             theirs = dict(file)
         np.testing.assert_allclose(data["actions"].std(0), theirs["actions"].std(0), atol=0.05)
         np.testing.assert_allclose(np.abs(data["actions"]).mean(0), np.abs(theirs["actions"]).mean(0), atol=0.05)
-    monkeypatch.setattr(recorder, "SHARD_SECONDS", 0.0)  # a shard for each episode
+    monkeypatch.setattr(shard_files, "SHARD_SECONDS", 0.0)  # a shard for each episode
     assert main([*command.replace("episodes=10", "episodes=3").split(), "out=b"]) == 0
     np.testing.assert_array_equal(np.load("b/pointmaze-medium-navigate-v0.npz")["actions"], data["actions"][:903])
     fails(capsys, "collect env=antmaze-medium-v0 recipe=ogbench", "experts", "pointmaze-medium-v0")

@@ -17,11 +17,11 @@ from gymnasium import spaces
 
 from offrl import registry
 from offrl.algorithm import TrainState
+from offrl.data import load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.data.formats.minari import _observation_leaves
 from offrl.data.formats.minari_episodes import Buffers
-from offrl.data.loading.load import load_dataset
 from offrl.data.memory import Memory
 from offrl.envs import ogbench
 from offrl.errors import UserError

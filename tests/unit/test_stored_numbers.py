@@ -11,8 +11,8 @@ import h5py
 import numpy as np
 import pytest
 
+from offrl.data import load_dataset
 from offrl.data.containers import npz
-from offrl.data.loading.load import load_dataset
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from tests.support.data_files import minari, minari_arrow

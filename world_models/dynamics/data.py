@@ -11,7 +11,7 @@ from torch import Tensor
 
 from offrl.algorithm import Tree
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Packed, pack
+from offrl.data.samplers.transitions import Batch, Packed, table_of
 from offrl.errors import UserError
 from offrl.world_models.dynamics.settings import DynamicsSettings
 
@@ -93,8 +93,8 @@ class DynamicsSampler:
         train, held = (self.columns(dataset, x.to(device)) for x in (rows, parts.held))
         if len(rows) > len(parts.train):
             train["known"] = dataset.columns["successor_known"][rows.to(device)].float()
-        table = pack(train, torch.arange(len(rows), device=device))
-        assert table is not None
+        table = table_of(dataset, train)
+        assert isinstance(table, Packed)
         wide = train["inputs"].double()
         mean, std = wide.mean(0).float(), wide.std(0, unbiased=False).float()
         return DynamicsSource(table, len(rows), held, mean, torch.where(std < 1e-12, torch.ones_like(std), std))

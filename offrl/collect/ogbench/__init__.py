@@ -20,13 +20,13 @@ import numpy as np
 
 from offrl.collect.config import CollectConfig
 from offrl.collect.environment import World, look
-from offrl.collect.episodes import Episode
+from offrl.collect.episodes import Episode, Play, play_units
 from offrl.collect.ogbench.manipulation import player
 from offrl.collect.ogbench.mazes import play_maze
 from offrl.collect.ogbench.rows import as_episode
 from offrl.collect.publish import PACKAGES, Collection
 from offrl.collect.record import KEPT, Stop
-from offrl.collect.recorder import Play, play_units, seed_for
+from offrl.collect.recorder import seed_for
 from offrl.errors import UserError, nearest
 from offrl.runs.log import write_error
 from offrl.runs.record import installed

@@ -26,7 +26,7 @@ class Overflow(Exception):
     """The episodes have more steps than the buffers hold."""
 
 
-class Episode(Protocol):
+class Recording(Protocol):
     """One episode in a file."""
 
     name: str
@@ -87,7 +87,7 @@ class Buffers:
         self.lengths: list[int] = []
         self.at, self.samples = 0, Stored(rows)
 
-    def add(self, episode: Episode) -> None:
+    def add(self, episode: Recording) -> None:
         """Read one episode. Raises UserError, and Overflow where there is no room for it."""
         start, stop = self.at, self.at + episode.steps
         if stop > self.rows:
@@ -129,7 +129,7 @@ class Buffers:
         if len(values) > steps:
             self.info_finals[column].append(values[steps])
 
-    def _join(self, name: str, out: np.ndarray, episode: Episode, looked: bool) -> None:
+    def _join(self, name: str, out: np.ndarray, episode: Recording, looked: bool) -> None:
         """Entries of one episode's observations [T + 1, ...] side by side into `out`, a part of column `name`."""
         rows, flat, at = len(out), out.reshape(len(out), -1), 0
         for path, space in self.joined[name]:
@@ -305,7 +305,7 @@ class _ArrowEpisode:
         return types
 
 
-def episodes(folder: Path, form: str, rows: int) -> Iterator[Episode]:
+def episodes(folder: Path, form: str, rows: int) -> Iterator[Recording]:
     """The episodes of a dataset in a folder, one after the other. rows: of all, as the metadata declare. Raises
     UserError."""
     if form == "hdf5":

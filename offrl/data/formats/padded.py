@@ -66,8 +66,8 @@ def is_padded(path: Path, kind: str) -> bool:
     try:
         import pyarrow.parquet as pq
 
-        names = set(pq.ParquetFile(path).schema_arrow.names)  # of ImagineBench's
-        return {"row_index", "observations_data", "observations_dtype", "observations_shape"} <= names
+        parts = {"row_index", "observations_data", "observations_dtype", "observations_shape"}  # ImagineBench's
+        return parts <= set(pq.ParquetFile(path).schema_arrow.names)
     except Exception:  # no pyarrow, or a damaged file: the reader of plain files says so
         return False
 

@@ -103,8 +103,8 @@ def _shapes(raw: RawData) -> list[Fault]:
             message = f"'{name}' has {len(column)} rows but 'observations' has {rows}"
             add("length", message, min(rows, len(column)), "one row per step is needed in every column")
         single = name in (*FLAGS, "rewards", "episode_ends") or (name == "actions" and raw.discrete)
-        rank = 1 if single else 2 if name == "actions" else None
-        if rank is not None and column.ndim != rank and not (name == "actions" and raw.discrete is None):
+        rank = 1 if single else 2 if name == "actions" and raw.discrete is not None else None
+        if rank is not None and column.ndim != rank:
             add("shape", f"'{name}' has shape {list(column.shape)}; {rank} dimension(s) are expected")
         elif name == "actions" and not math.prod(column.shape[1:]):
             add("shape", f"'{name}' has shape {list(column.shape)}; it holds no numbers")

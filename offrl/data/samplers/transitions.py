@@ -78,13 +78,13 @@ def table_of(
     dataset: Dataset,
     columns: dict[str, Tensor],
     rows: Tensor | None = None,
-    more: dict[str, tuple[Tensor, Tensor | None]] | None = None,
+    more: Mapping[str, tuple[Tensor, Tensor | None]] | None = None,
 ) -> Packed | Unpacked:
     """The rows `rows` (None: all) of columns as one table, packed where they are in memory and can be.
 
     more: further names, each with its column and the rows of it that stand beside `rows`.
     """
-    parts = {name: (column, rows) for name, column in columns.items()} | (more or {})
+    parts = {name: (column, rows) for name, column in columns.items()} | dict(more or {})
     packed = None if dataset.mapped else pack(parts)
     return Unpacked(parts) if packed is None else packed
 

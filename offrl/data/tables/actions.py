@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from offrl.data.raw import MOST_VALUES, listed_labels
+from offrl.data.raw import MOST_VALUES
+from offrl.data.raw.labels import listed_labels
 from offrl.data.tables import values as cells
 from offrl.errors import UserError
 

@@ -266,5 +266,5 @@ def _table(texts: list[Texts]) -> list[str]:
             f"{n.max():,}",
         )
         rows.append((kind.name, *cells))
-    first, *others = aligned(rows, 1)
-    return [first + "  (characters)", *others]
+    title, *lines = aligned(rows, 1)
+    return [title + "  (characters)", *lines]

@@ -10,8 +10,9 @@ import numpy as np
 
 from offrl.data.formats.provenance import INFOS
 from offrl.data.memory import Memory
-from offrl.data.raw import CORE, FLAGS, RawData, joined_labels, listed_labels, other_columns
+from offrl.data.raw import CORE, FLAGS, RawData
 from offrl.data.raw.infer import action_range, find_ends, starts_elsewhere
+from offrl.data.raw.labels import joined_labels, listed_labels, other_columns
 from offrl.data.tools.subset import point_elsewhere
 from offrl.errors import UserError
 from offrl.tasks.task import Task

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offrl.data.dataset import Dataset
 from offrl.data.memory import Memory, chunks
-from offrl.data.raw import joined_labels, listed_labels, other_columns
+from offrl.data.raw.labels import joined_labels, listed_labels, other_columns
 from offrl.data.text.dataset import shared_strings
 from offrl.errors import UserError
 
