@@ -11,7 +11,6 @@ import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO
 
 import numpy as np
@@ -69,7 +68,7 @@ class CsvFile(Tabular):
             raise UserError(f"{path} has a column twice: {', '.join(twice)}")
         self.units = self._units()
 
-    def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
+    def read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Columns of R rows: float64 where all values are numbers or missing (NaN), else texts (object); see `Tabular`.
 
         Raises UserError, which names the line, for lines of other lengths than the first.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,7 +66,7 @@ class Frame(Tabular):
         kinds = {str(c): getattr(self.frame[c].dtype, "kind", "O") for c in self.frame.columns}
         return {n: "time" if k in "mM" else "number" if k in "iufb" else "text" for n, k in kinds.items()}
 
-    def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
+    def read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Columns as NumPy has them: numbers, datetime64 in UTC, or objects; missing values of numbers as NaN."""
         keys = dict(zip(self.names, self.frame.columns, strict=True))
         return {name: _values(self.frame[keys[name]]) for name in wanted}

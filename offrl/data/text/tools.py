@@ -4,7 +4,6 @@ their canonical form."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,8 @@ from offrl.data.loading.read import load_text
 from offrl.data.loading.resolve import resolve
 from offrl.data.text.dataset import from_episodes, to_episodes
 from offrl.data.text.files import TextFile
-from offrl.data.text.write import write_text
 from offrl.data.tools.merge import joined_task
 from offrl.data.tools.subset import Choice, range_of, select
-from offrl.data.writing.write import Progress
 from offrl.settings.dataset import DatasetConfig
 
 
@@ -32,12 +29,6 @@ def read(config: DatasetConfig, faults: bool = False) -> TextFile | None:
         loaded = source.loader(config)
         return TextFile(loaded) if isinstance(loaded, Dataset) and loaded.spec.text else None
     return load_text(source, config, faults) if source.text else None
-
-
-def write(file: TextFile, out: str, form: str, steps: Sequence[str], force: bool, progress: Progress | None) -> Path:
-    """Write what `convert`, `subset` or `merge` made, with what was done added to its history."""
-    about = file.about | {"history": [*file.about.get("history", []), *steps]}
-    return write_text(file.dataset, out, form, about, force=force, progress=progress)
 
 
 def origin(dataset: Dataset, name: str) -> str:

@@ -34,6 +34,7 @@ from offrl.data.tables.names import meaning
 from offrl.data.text import tools as text_tools
 from offrl.data.text.dataset import fingerprint as text_fingerprint
 from offrl.data.text.files import TextFile
+from offrl.data.text.write import write_text
 from offrl.data.tools.merge import join
 from offrl.data.tools.subset import Choice, settle, take
 from offrl.data.writing.output_path import D4RL_SUFFIX, TEXT_SUFFIX, destination
@@ -70,7 +71,9 @@ def convert(
     """
     form = _form(out, form, force)
     if (texts := _texts(config)) is not None:
-        return _write_texts(texts, out, form, [f"converted from {_text_origin(texts, config)}"], force, progress)
+        return _write_texts(
+            texts, out, form, [f"converted from {text_tools.origin(texts.dataset, config.name)}"], force, progress
+        )
     with _memory(config) as memory:
         raw = read_whole(config, memory)
         check(raw, config)
@@ -93,7 +96,9 @@ def subset(
     form = _form(out, form, force)
     if (texts := _texts(config, choice.drop_faulty)) is not None:
         selection, words = text_tools.take(texts, choice, config.name)
-        return _write_texts(selection, out, form, [f"{words} of {_text_origin(texts, config)}"], force, progress)
+        return _write_texts(
+            selection, out, form, [f"{words} of {text_tools.origin(texts.dataset, config.name)}"], force, progress
+        )
     with _memory(config) as memory:
         raw = read_whole(config, memory)
         faults = form_faults(raw)
@@ -165,10 +170,6 @@ def _texts(config: DatasetConfig, faults: bool = False) -> TextFile | None:
     """The texts that `config` names, or None where it names data of numbers."""
     _refuse_transforms(config)
     return text_tools.read(config, faults)
-
-
-def _text_origin(texts: TextFile, config: DatasetConfig) -> str:
-    return text_tools.origin(texts.dataset, config.name)
 
 
 def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
@@ -285,8 +286,8 @@ def _write_texts(
         raise UserError(
             f"{out}: D4RL's layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a Minari dataset"
         )
-    path = text_tools.write(texts, out, form, [f"{step}; {_maker()}" for step in steps], force, progress)
-    dataset = texts.dataset
+    dataset, history = texts.dataset, [*texts.about.get("history", []), *(f"{step}; {_maker()}" for step in steps)]
+    path = write_text(dataset, out, form, texts.about | {"history": history}, force=force, progress=progress)
     left_out = [f"left out: {fault}" for fault in texts.faults]
     return Written(path, form, len(dataset), dataset.num_episodes, text_fingerprint(dataset), (*notes, *left_out))
 
@@ -307,7 +308,7 @@ def _merge_texts(
             f"cannot merge data of numbers and of texts: {numbers} holds numbers, {texts[0].dataset.spec.name} texts"
         )
     merged, notes = text_tools.join(texts, names)
-    steps = [f"merged from {_text_origin(t, c)}" for t, c in zip(texts, configs, strict=True)]
+    steps = [f"merged from {text_tools.origin(t.dataset, c.name)}" for t, c in zip(texts, configs, strict=True)]
     return _write_texts(merged, out, form, steps, force, progress, notes)
 
 

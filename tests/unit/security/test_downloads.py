@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from offrl.data import DatasetConfig, addresses, transfer
-from offrl.data.formats import d4rl, ogbench
+from offrl.data import DatasetConfig
+from offrl.data.formats import d4rl, ogbench, transfer
 from offrl.data.formats.download import fetch
 from offrl.data.formats.transfer import GB
 from offrl.envs import d4rl as table
 from offrl.envs import neorl2
 from offrl.errors import UserError
+from offrl.system import addresses
 from offrl.tasks.task import Task, lookup
 
 DATA = b"whatever a dataset is" * 500
