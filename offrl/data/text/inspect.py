@@ -11,7 +11,7 @@ import numpy as np
 from offrl.data.dataset import Dataset
 from offrl.data.raw.checks import Fault
 from offrl.data.text.files import TextFile
-from offrl.data.tools.inspect import aligned, histogram
+from offrl.data.tools.inspect import aligned, fault_lines, returns_and_lengths
 from offrl.errors import one_line
 
 FREQUENT = 10  # actions shown
@@ -71,22 +71,11 @@ class TextReport:
         total = self.texts[1].count
         width = len(f"{self.frequent[0][1]:,}")
         lines += [f"    {count:>{width},}  {100 * count / total:4.1f}%  {shown(text)}" for text, count in self.frequent]
-        lines += ["", *histogram("episode returns", self.returns)]
-        if self.scores is not None:
-            s = self.scores
-            lines.append(
-                f"  normalised ({self.reference}): mean {s.mean():.1f}, lowest {s.min():.1f}, highest {s.max():.1f}"
-            )
-        lines += ["", *histogram("episode lengths", self.lengths.astype(np.float64)), "", *self.example, ""]
-        if not self.faults:
-            lines.append("  no faults found")
-        lines += [f"  {'FAULT' if f.severity == 'corrupting' else 'warning'} [{f.kind}] {f}" for f in self.faults]
-        if self.corrupting:
-            lines.append(
-                f"  {len(self.corrupting)} episode(s) are faulty and not counted above: offrl refuses this dataset as "
-                "it is"
-            )
-        return "\n".join(map(one_line, lines))
+        lines += returns_and_lengths(self.returns, self.lengths, self.scores, self.reference)
+        refusal = (
+            f"{len(self.corrupting)} episode(s) are faulty and not counted above: offrl refuses this dataset as it is"
+        )
+        return "\n".join(map(one_line, [*lines, "", *self.example, "", *fault_lines(self.faults, refusal)]))
 
     __str__ = render
 

@@ -82,11 +82,12 @@ class Report:
     def render(self) -> str:
         """The report as plain text."""
         lines = [f"{self.name} ({self.source})" + (f"  {self.path}" if self.path and self.path != self.name else "")]
-        if self.returns is not None and self.lengths is not None and len(self.returns):
-            kinds = f"{self.terminations} terminated, {len(self.returns) - self.terminations} timed out or cut"
-            lines.append(f"  {self.rows:,} rows, {len(self.returns):,} episodes ({kinds})")
-        else:
+        returns, lengths = self.returns, self.lengths
+        if returns is None or not len(returns):
             lines.append(f"  {self.rows:,} rows")
+        else:
+            kinds = f"{self.terminations} terminated, {len(returns) - self.terminations} timed out or cut"
+            lines.append(f"  {self.rows:,} rows, {len(returns):,} episodes ({kinds})")
         lines += [
             f"  {word}: {text}" for word, text in (("environment", self.environment), ("actions", self.actions)) if text
         ]
@@ -110,24 +111,10 @@ class Report:
                 f"  duplicates: {self.duplicates:,} rows ({share:.1f}%) repeat an earlier one, row {later} the first "
                 f"(of row {earlier})"
             )
-        if self.returns is not None and self.lengths is not None and len(self.returns):
-            lines += ["", *histogram("episode returns", self.returns)]
-            if self.scores is not None:
-                s = self.scores
-                lines.append(
-                    f"  normalised ({self.reference}): mean {s.mean():.1f}, lowest {s.min():.1f}, highest {s.max():.1f}"
-                )
-            lines += ["", *histogram("episode lengths", self.lengths.astype(np.float64))]
-        lines.append("")
-        if not self.faults:
-            lines.append("  no faults found")
-        for fault in self.faults:
-            lines.append(f"  {'FAULT' if fault.severity == 'corrupting' else 'warning'} [{fault.kind}] {fault}")
-        if self.corrupting:
-            lines.append(
-                f"  {len(self.corrupting)} fault(s) would corrupt training: offrl refuses this dataset as it is"
-            )
-        return "\n".join(map(one_line, lines))
+        if returns is not None and lengths is not None and len(returns):
+            lines += returns_and_lengths(returns, lengths, self.scores, self.reference)
+        refusal = f"{len(self.corrupting)} fault(s) would corrupt training: offrl refuses this dataset as it is"
+        return "\n".join(map(one_line, [*lines, "", *fault_lines(self.faults, refusal)]))
 
     __str__ = render
 
@@ -299,6 +286,26 @@ def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
         [v.ljust(n) if k < left else v.rjust(n) for k, (v, n) in enumerate(zip(r, widths, strict=True))] for r in rows
     ]
     return ["  " + "  ".join(row).rstrip() for row in cells]
+
+
+def returns_and_lengths(
+    returns: np.ndarray, lengths: np.ndarray, scores: np.ndarray | None, reference: str
+) -> list[str]:
+    """Lines with the spread of episodes' returns, scores and lengths [E]."""
+    lines = ["", *histogram("episode returns", returns)]
+    if scores is not None:
+        lowest, highest = scores.min(), scores.max()
+        lines.append(
+            f"  normalised ({reference}): mean {scores.mean():.1f}, lowest {lowest:.1f}, highest {highest:.1f}"
+        )
+    return [*lines, "", *histogram("episode lengths", lengths.astype(np.float64))]
+
+
+def fault_lines(faults: Sequence[Fault], refusal: str) -> list[str]:
+    """Lines with the faults, and what follows from corrupting ones."""
+    corrupting = [f.severity == "corrupting" for f in faults]
+    lines = [f"  {'FAULT' if bad else 'warning'} [{f.kind}] {f}" for f, bad in zip(faults, corrupting, strict=True)]
+    return (lines or ["  no faults found"]) + [f"  {refusal}"] * any(corrupting)
 
 
 def histogram(title: str, values: np.ndarray) -> list[str]:
