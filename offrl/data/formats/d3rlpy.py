@@ -11,7 +11,7 @@ from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, refuse_groups, value_of
 from offrl.data.containers.stored import Stored
 from offrl.data.memory import Memory
-from offrl.data.raw import BLOCK, RawData, canonical
+from offrl.data.raw import RawData, canonical
 from offrl.data.tables.keyed import read_item
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -98,14 +98,13 @@ def _read_v2(path: Path, items: dict[str, Any], memory: Memory) -> RawData:
         for i in range(count):
             _refuse_unlike(items[f"{name}_{i}"], first, lengths[i], str(path))
         out = memory.empty(name, (rows, *first.shape[1:]), np.float32 if first.dtype.kind == "f" else first.dtype)
-        for i in range(count):
+        for i, (length, stop) in enumerate(zip(lengths, stops.tolist(), strict=True)):
             with reading(f"{path}: '{name}_{i}'"):
-                if lengths[i] and out.size:
-                    items[f"{name}_{i}"].read_direct(out, dest_sel=np.s_[int(stops[i]) - lengths[i] : int(stops[i])])
+                values = items[f"{name}_{i}"][()]
+            out[stop - length : stop] = values
+            if i in looked and (name != "actions" or out.dtype == np.float32):
+                stored.keep(name, values)
         columns[name] = canonical(name, out, str(path))
-        for i in looked if columns[name].dtype == np.float32 else ():
-            with reading(f"{path}: '{name}_{i}'"):
-                stored.keep(name, items[f"{name}_{i}"][:BLOCK])
     flags = [_flag(items[f"terminated_{i}"], str(path)) for i in range(count)]
     held = np.array(lengths) > 0
     ends, columns["terminations"] = np.zeros(rows, bool), np.zeros(rows, bool)
