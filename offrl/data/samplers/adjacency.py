@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -53,9 +53,8 @@ class AdjacentSampler(GoalSampler):
     def prepare(self, dataset: Dataset) -> AdjacentRows:
         """Prepare as GoalSampler does; raises UserError for more cells than a table can hold."""
         source = super().prepare(dataset)
-        values = {f.name: getattr(source, f.name) for f in fields(source)}
         if not (self.dims and self.cell):
-            return AdjacentRows(**values)
+            return AdjacentRows(**vars(source))
         at = torch.arange(source.count, device=source.last.device)
         places = (source.state(at).flatten(1)[:, : self.dims].double() / self.cell).round().long()
         distinct, cells = places.unique(dim=0, return_inverse=True)
@@ -69,7 +68,7 @@ class AdjacentSampler(GoalSampler):
         for step in range(1, self.near_steps + 1):
             rows = at[at + step <= source.last]
             table[cells[rows], cells[rows + step]] = True
-        return AdjacentRows(**values, cells=cells, near=table | table.T)
+        return AdjacentRows(**vars(source), cells=cells, near=table | table.T)
 
     def __call__(self, source: GoalRows, key: Tensor, batch_size: int) -> Batch:
         batch = super().__call__(source, key, batch_size)

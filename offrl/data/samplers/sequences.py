@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -119,12 +119,11 @@ class GoalSequenceSampler(SequenceSampler):
 
     def prepare(self, dataset: Dataset) -> GoalSequences:
         base = super().prepare(dataset)
-        values = {f.name: getattr(base, f.name) for f in fields(base)}
         drawn = drawn_episodes(dataset)
         start, lengths = dataset.episode_start[drawn], dataset.episode_lengths()[drawn]
         first = torch.cumsum(lengths, 0) - lengths
         rows = torch.arange(base.count, device=dataset.device) + torch.repeat_interleave(start - first, lengths)
-        return GoalSequences(**values, stitches=stitches(dataset, rows))
+        return GoalSequences(**vars(base), stitches=stitches(dataset, rows))
 
     def __call__(self, source: Sequences, key: Tensor, batch_size: int) -> Batch:
         assert isinstance(source, GoalSequences)

@@ -257,10 +257,14 @@ def places_ahead(source: Transitions, pick: Tensor, length: int) -> tuple[Tensor
     return torch.minimum(at, last), at <= last
 
 
+def episode_of(dataset: Dataset, rows: Tensor) -> Tensor:
+    """The number of the episode of each of `rows` [...], int64."""
+    return torch.searchsorted(dataset.episode_start.to(rows.device), rows, right=True) - 1
+
+
 def last_of_episodes(dataset: Dataset, rows: Tensor) -> Tensor:
     """For each of `rows` [R], which may be drawn: the place among them of its episode's last one, int64 [R]."""
-    episode = torch.searchsorted(dataset.episode_start.to(rows.device), rows, right=True)
-    _, counts = torch.unique_consecutive(episode, return_counts=True)
+    _, counts = torch.unique_consecutive(episode_of(dataset, rows), return_counts=True)
     return torch.repeat_interleave(torch.cumsum(counts, 0) - 1, counts)
 
 
@@ -307,7 +311,7 @@ def by_weight(
         return None, rows, following
     device = rows.device
     weights = dataset.weights.to(device)
-    episode = torch.searchsorted(dataset.episode_start.to(device), rows, right=True) - 1
+    episode = episode_of(dataset, rows)
     drawn = weights[episode] > 0.0
     rows, episode = rows[drawn], episode[drawn]
     if not len(rows):
