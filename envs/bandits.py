@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from offrl.envs.generated import only
+from offrl.envs.generated import only, task_number
 from offrl.registry import register
 from offrl.tasks.task import Task
 
@@ -73,9 +73,7 @@ class Bandit(gym.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        number = self.task
-        if number is None:
-            number = int(self.np_random.integers(self.held_out.start, self.held_out.stop))
+        number = task_number(self)
         self.means = self.means_of(number)
         return np.ones(1, np.float32), {"task": number}
 

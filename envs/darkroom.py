@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from offrl.envs.generated import only, side_by_side
+from offrl.envs.generated import only, side_by_side, task_number
 from offrl.registry import register
 from offrl.tasks.task import Task
 
@@ -68,9 +68,7 @@ class Darkroom(gym.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        number = self.task
-        if number is None:
-            number = int(self.np_random.integers(self.held_out.start, self.held_out.stop))
+        number = task_number(self)
         self.goal, self.position = self.goals[number], np.zeros(2, np.int64)
         return self.position.astype(np.float32), {"task": number, "success": False}
 

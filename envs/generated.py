@@ -34,3 +34,10 @@ def side_by_side(steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndar
     rows = len(columns["rewards"])
     ends = np.arange(rows) % len(steps) == len(steps) - 1
     return columns | {"terminations": np.zeros(rows, bool), "truncations": ends}
+
+
+def task_number(env: Any) -> int:
+    """The number of the next episode's task: `env.task`, or, where that is None, one of those that are held out."""
+    if env.task is not None:
+        return int(env.task)
+    return int(env.np_random.integers(env.held_out.start, env.held_out.stop))

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from offrl.envs.generated import only, side_by_side
+from offrl.envs.generated import only, side_by_side, task_number
 from offrl.registry import register
 from offrl.tasks.task import Task
 
@@ -55,9 +55,7 @@ class PointRobot(gym.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        number = self.task
-        if number is None:
-            number = int(self.np_random.integers(self.held_out.start, self.held_out.stop))
+        number = task_number(self)
         self.goal, self.position = goal_of(number), np.zeros(2)
         return self.position.astype(np.float32), {"task": number}
 

@@ -122,15 +122,22 @@ def generate(seed: int, episodes: int) -> RawData:
     kinds = np.searchsorted(
         shares, (np.arange(episodes) + 0.5) / episodes
     )  # as many of each as the shares say, in a random order
-    runs = [play([np.array(PLACES[p]) for p in KINDS[kind][1]], draw) for kind in draw.permutation(kinds)]
-    columns = {name: np.concatenate([episode[name] for episode in runs]) for name in runs[0]}
+    rows = [
+        row for kind in draw.permutation(kinds) for row in play([np.array(PLACES[p]) for p in KINDS[kind][1]], draw)
+    ]
     return RawData(
-        columns, name=NAME, source="offrl", version=str(seed), task=lookup(NAME), action_low=-1.0, action_high=1.0
+        of_steps(rows),
+        name=NAME,
+        source="offrl",
+        version=str(seed),
+        task=lookup(NAME),
+        action_low=-1.0,
+        action_high=1.0,
     )
 
 
-def play(way: Sequence[np.ndarray], draw: np.random.Generator) -> dict[str, np.ndarray]:
-    """The columns of one episode that passes these places, the first its start and the last its end."""
+def play(way: Sequence[np.ndarray], draw: np.random.Generator) -> list[tuple[Any, ...]]:
+    """The steps of one episode that passes these places, the first its start and the last its end."""
     position, speed, left = way[0] + draw.uniform(-SPREAD, SPREAD, 2), draw.uniform(0.6, 1.0), list(way[1:])
     rows: list[tuple[Any, ...]] = []
     ended = False
@@ -143,4 +150,4 @@ def play(way: Sequence[np.ndarray], draw: np.random.Generator) -> dict[str, np.n
         following, reward, ended = move(position, action)
         rows.append((position, action, reward, ended, not ended and len(rows) == LIMIT - 1, following))
         position = following
-    return of_steps(rows)
+    return rows
