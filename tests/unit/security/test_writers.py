@@ -80,7 +80,6 @@ ALLOWED = {
     "offrl/data/text/write.py": {
         "gzip.GzipFile": "the same",
         "path.open": "in `placing`",
-        "path.write_text": "in `placing`",
     },
     "offrl/data/containers/hdf5_sink.py": {
         "os.open": "within `placing`",
