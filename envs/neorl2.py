@@ -89,8 +89,7 @@ def locate(name: str) -> Path:
             return path
     raise UserError(
         f"NeoRL-2's {name} is not here: there is no {file} in {' or '.join(map(str, folders))}; get it from "
-        f"{URL}/{name}/{file} "
-        f"(MD5 {MD5[name]}) or with the neorl2 package and "
+        f"{URL}/{name}/{file} (MD5 {MD5[name]}) or with the neorl2 package and "
         f"{'put it there' if directory else 'set $OFFRL_NEORL2 to its folder'}"
     )
 

@@ -74,8 +74,7 @@ class Npz:
         if not dtype.hasobject and file.tell() + size != member.file_size:
             raise UserError(
                 f"{where} declares {size:,} bytes, shape {list(shape)}, and the file holds "
-                f"{max(0, member.file_size - file.tell()):,}: "
-                "it is damaged or incomplete, get it again"
+                f"{max(0, member.file_size - file.tell()):,}: it is damaged or incomplete, get it again"
             )
         if not dtype.hasobject:
             refuse_growth(where, size, member.compress_size)

@@ -25,9 +25,8 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
         if "observations_0_0" in items:
             raise UserError(
                 f"{path} holds d3rlpy's tuple observations, several arrays for each step ('observations_0_0', "
-                "'observations_0_1', ...), "
-                "which are not supported: join them into one (numpy.concatenate along the last axis), and dump "
-                "d3rlpy's episodes again"
+                "'observations_0_1', ...), which are not supported: join them into one (numpy.concatenate along the "
+                "last axis), and dump d3rlpy's episodes again"
             )
         if "observations_0" in items:
             return _read_v2(path, items, memory)
@@ -39,8 +38,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
         if "version" not in items:
             raise UserError(
                 f"{path} was written by d3rlpy before 1.0, whose rewards belong to the row before; load and dump it "
-                "with d3rlpy 1.x, "
-                "or, if its rewards are in place, set dataset.format=columns"
+                "with d3rlpy 1.x, or, if its rewards are in place, set dataset.format=columns"
             )
         discrete = _flag(items["discrete_action"], str(path)) if "discrete_action" in items else None
         keys = {"observations": "observations", "actions": "actions", "rewards": "rewards", "terminations": "terminals"}

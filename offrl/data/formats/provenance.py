@@ -205,8 +205,7 @@ def fits(raw: RawData, record: Record, ends: np.ndarray) -> bool:
         return True
     raw.warn(
         f"the file holds {raw.rows} rows in {int(ends.sum())} episodes, but was written with {record.rows} in "
-        f"{record.episodes}: it was "
-        "changed since, and is read by its layout alone"
+        f"{record.episodes}: it was changed since, and is read by its layout alone"
     )
     return False
 

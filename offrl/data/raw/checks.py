@@ -203,9 +203,8 @@ def _amounts(actions: np.ndarray) -> list[Fault]:
     if len(counts) <= FEWEST or (2 * len(taken) >= len(counts) and 10 * taken[0] < len(counts) <= MANY):
         return []
     message = (
-        f"'actions' are whole numbers from {taken[0]:,} to {taken[-1]:,}, of which {len(taken):,} occur, and are taken "
-        f"for {len(counts):,} "
-        "choices"
+        f"'actions' are whole numbers from {taken[0]:,} to {taken[-1]:,}, of which {len(taken):,} occur, and are "
+        f"taken for {len(counts):,} choices"
     )
     cure = (
         "state their range if they are amounts (dataset.action_low and action_high, or action_low= and action_high=), "

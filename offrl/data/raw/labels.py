@@ -21,8 +21,7 @@ def joined_labels(parts: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[tuple[s
         (a, first), (b, _) = sorted(parts, key=lambda part: not part[1])[:: len(parts) - 1]
         raise UserError(
             f"the choices of actions in {a} are called {listed_labels(first)}, and those in {b} are numbers: which is "
-            "which is not known; "
-            "write the same names, or the same numbers, into all"
+            "which is not known; write the same names, or the same numbers, into all"
         )
     labels = tuple(sorted({label for _, part in parts for label in part}))
     return labels, [np.array([labels.index(label) for label in part], np.int64) for _, part in parts]

@@ -61,8 +61,7 @@ class AdjacentSampler(GoalSampler):
         if len(distinct) > CELLS:
             raise UserError(
                 f"algo.adjacency_cell={self.cell:g} cuts the places of {dataset.spec.name} into {len(distinct):,} "
-                "cells, of at most "
-                f"{CELLS:,}; take larger cells, or algo.adjacency_cell=0 for none"
+                f"cells, of at most {CELLS:,}; take larger cells, or algo.adjacency_cell=0 for none"
             )
         table = torch.eye(len(distinct), dtype=torch.bool, device=cells.device)
         for step in range(1, self.near_steps + 1):

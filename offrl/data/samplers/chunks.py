@@ -41,8 +41,7 @@ class ChunkSampler:
         if self.length > longest:
             raise UserError(
                 f"{dataset.spec.name}: algo.length={self.length}: no chunk of so many actions is in the data, whose "
-                "longest episode has "
-                f"{longest} transition{'s' if longest > 1 else ''}; take a smaller length"
+                f"longest episode has {longest} transition{'s' if longest > 1 else ''}; take a smaller length"
             )
         return source
 

@@ -34,8 +34,7 @@ def episode_tasks(dataset: Dataset) -> Tensor:
         episode = int(torch.searchsorted(dataset.episode_start, row, right=True)) - 1
         raise UserError(
             f"{dataset.spec.name}: episode {episode} belongs to two tasks, {int(first[episode])} and in row {row} "
-            f"{int(column[row])}: "
-            f"the column '{TASKS}' must be the same in all rows of an episode"
+            f"{int(column[row])}: the column '{TASKS}' must be the same in all rows of an episode"
         )
     return first
 
@@ -173,8 +172,7 @@ class FreshContexts:
         if not hasattr(env, "contexts"):
             raise UserError(
                 f"{self.spec.task.env_id or type(env).__name__} makes no contexts (it has no method contexts(key, "
-                "batch, length)); "
-                "take algo.contexts=data"
+                "batch, length)); take algo.contexts=data"
             )
         return env
 

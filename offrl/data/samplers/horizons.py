@@ -51,8 +51,7 @@ class HorizonSampler(GoalSampler):
         if bool((source.last == torch.arange(source.count, device=source.last.device)).all()):
             raise UserError(
                 f"{dataset.spec.name}: algo.subgoal_steps={self.subgoal_steps} looks ahead in the data, each of whose "
-                "episodes has one "
-                "transition: say where episodes end (dataset.fields.truncations or episode_ends)"
+                "episodes has one transition: say where episodes end (dataset.fields.truncations or episode_ends)"
             )
         return source
 

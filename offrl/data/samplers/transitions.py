@@ -275,8 +275,7 @@ def check_order(dataset: Dataset, last: Tensor, n_step: int) -> None:
     if n_step > 1 and bool((last == torch.arange(len(last), device=last.device)).all()):
         raise UserError(
             f"{dataset.spec.name}: algo.n_step={n_step} sums the rewards of steps in a row, and each episode of the "
-            "data has one "
-            "transition: their order is not known; leave it at 1, or say where episodes end "
+            "data has one transition: their order is not known; leave it at 1, or say where episodes end "
             "(dataset.fields.truncations or episode_ends)"
         )
 

@@ -53,8 +53,7 @@ class CsvFile(Tabular):
         if not self.delimiter:
             raise UserError(
                 f"{path}: its first line, '{head.strip()[:60]}', has no comma, semicolon, tab or bar: it must be the "
-                "columns' names, "
-                "divided by one of them"
+                "columns' names, divided by one of them"
             )
         with reading(path, " as CSV"):
             self.names = [n.strip() for n in next(lines_of([head], self.delimiter))]
@@ -223,8 +222,7 @@ class CsvFile(Tabular):
             if len(row) != count:
                 raise UserError(
                     f"{self.path}: line {last - len(block) + i + 1} has {len(row)} values, and the first line names "
-                    f"{count} columns; "
-                    "correct that line"
+                    f"{count} columns; correct that line"
                 )
             rows.append(row)
         return rows

@@ -315,8 +315,7 @@ def histogram(title: str, values: np.ndarray) -> list[str]:
         return [f"  {title}: not finite"]
     lines = [
         f"  {title}: mean {finite.mean():.6g}, std {finite.std():.6g}, lowest {finite.min():.6g}, median "
-        f"{np.median(finite):.6g}, "
-        f"highest {finite.max():.6g}"
+        f"{np.median(finite):.6g}, highest {finite.max():.6g}"
     ]
     if finite.min() == finite.max():
         return lines

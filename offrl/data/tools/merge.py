@@ -112,8 +112,7 @@ def _agree(first: RawData, other: RawData) -> None:
         if text := other_columns(first.column_specs(column), other.column_specs(column)):
             raise UserError(
                 f"cannot merge {other.where} with {first.where}: its columns are {text[1]} instead of {text[0]}; name "
-                "those of both in "
-                "one order and unit with dataset.fields"
+                "those of both in one order and unit with dataset.fields"
             )
     if not first.discrete:
         ranges = [action_range(p) for p in (first, other)]
@@ -121,16 +120,14 @@ def _agree(first: RawData, other: RawData) -> None:
             shown = [f"{_short(low)} to {_short(high)}" for low, high in ranges]
             raise UserError(
                 f"cannot merge {other.where} with {first.where}: the actions range from {shown[1]} instead of "
-                f"{shown[0]}, so that a "
-                "number would be two actions; if both mean the same, give the range of all: dataset.action_low=... "
-                "dataset.action_high=..."
+                f"{shown[0]}, so that a number would be two actions; if both mean the same, give the range of all: "
+                "dataset.action_low=... dataset.action_high=..."
             )
     names = [str(p.task.env_id).rpartition("-v")[0] if p.task and p.task.env_id else "" for p in (first, other)]
     if all(names) and names[0] != names[1]:
         raise UserError(
             f"cannot merge {other.where} with {first.where}: one was recorded in {other.task and other.task.env_id}, "
-            "the other in "
-            f"{first.task and first.task.env_id}"
+            f"the other in {first.task and first.task.env_id}"
         )
 
 

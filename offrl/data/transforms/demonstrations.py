@@ -56,8 +56,7 @@ def append_expert(
     if episodes < 1 or episodes + unmarked > expert.num_episodes:
         raise UserError(
             f"dataset.expert={expert.spec.name} has {expert.num_episodes} episodes; dataset.expert_episodes and "
-            "dataset.expert_unmarked "
-            f"ask for {episodes} + {unmarked}"
+            f"dataset.expert_unmarked ask for {episodes} + {unmarked}"
         )
     order = torch.arange(expert.num_episodes)
     if choice == "best":
@@ -102,8 +101,7 @@ class ExpertSampler:
         if EXPERT not in dataset.columns:
             raise UserError(
                 f"{name}: the algorithm imitates an expert and the data do not say which rows are one's: name a "
-                "dataset with "
-                f"dataset.expert=PATH, or a column that marks them with dataset.fields.{EXPERT}=KEY"
+                f"dataset with dataset.expert=PATH, or a column that marks them with dataset.fields.{EXPERT}=KEY"
             )
         marks = dataset.columns[EXPERT].reshape(len(dataset), -1).ne(0).any(-1)
         rows = dataset.transition_rows()

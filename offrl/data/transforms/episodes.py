@@ -49,8 +49,7 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
             if text := other_columns(getattr(first.spec, key), getattr(other.spec, key)):
                 raise UserError(
                     f"cannot append {other.spec.name} to {first.spec.name}: its columns are {text[1]} instead of "
-                    f"{text[0]}; name those of "
-                    "both in one order and unit with dataset.fields"
+                    f"{text[0]}; name those of both in one order and unit with dataset.fields"
                 )
     labels, numbers = joined_labels([(d.spec.name, d.spec.action_labels) for d in datasets])
     columns = {}
