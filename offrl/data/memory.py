@@ -91,14 +91,9 @@ class Memory:
         self.files.clear()
         self._keep.clear()
 
-    def finish(self, dataset: Dataset, target: Path) -> Dataset:
-        """`write`, and open what was written."""
-        self.write(dataset, target)
-        return open_mapped(target)
-
-    def write(self, dataset: Dataset, target: Path, **more: Any) -> None:
-        """Write what is not in a file yet and move the folder to `target` in one step. `more` goes into the
-        manifest.
+    def write(self, dataset: Dataset, target: Path, code: str, **more: Any) -> None:
+        """Write what is not in a file yet and move the folder to `target` in one step. code: what made the columns; it
+        goes into the manifest, as `more` does.
         """
         if self.folder is None:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -132,6 +127,7 @@ class Memory:
             "notes": dataset.notes,
             "nbytes": dataset.nbytes,
             "stitch": dataset.stitch,
+            "code": code,
         } | more
         if dataset.spec.text:
             manifest |= {"strings": dataset.strings, "metas": dataset.metas}
@@ -147,10 +143,11 @@ class Memory:
         self.folder = None
 
 
-def mapped_bytes(folder: Path) -> int | None:
-    """The size of the columns kept in `folder`, or None when no finished dataset is there."""
+def mapped_bytes(folder: Path, code: str | None = None) -> int | None:
+    """The size of the columns kept in `folder`, or None when no finished dataset is there, or other code made it."""
     try:
-        return int(json.loads((folder / MANIFEST).read_text())["nbytes"])
+        manifest = json.loads((folder / MANIFEST).read_text())
+        return int(manifest["nbytes"]) if code in (None, manifest["code"]) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -163,7 +160,7 @@ def column_file(folder: Path, about: Mapping[str, Any]) -> Path:
 
 
 def open_mapped(folder: Path) -> Dataset:
-    """A dataset written by `Memory.finish`. Its columns are mapped copy-on-write: nothing done to them reaches the
+    """A dataset written by `Memory.write`. Its columns are mapped copy-on-write: nothing done to them reaches the
     files.
     """
     manifest = json.loads((folder / MANIFEST).read_text())

@@ -144,7 +144,7 @@ def test_a_changed_file_is_read_again(file: Path) -> None:
 def test_other_code_reads_the_file_again(file: Path, monkeypatch: pytest.MonkeyPatch, no_reading: Any) -> None:
     load_dataset(config(file))
     no_reading()
-    monkeypatch.setattr(flat, "_code", lambda: "a newer version")
+    monkeypatch.setattr(flat, "code_id", lambda: "a newer version")
     with pytest.raises(AssertionError, match="read again"):
         load_dataset(config(file))
 

@@ -37,20 +37,21 @@ STALE = 86400.0  # seconds after which a half-written entry is taken for a crash
 
 def entry(kind: str, config: DatasetConfig, sources: Sequence[Source], labels: str = "") -> Path:
     """The folder of what is kept of `sources`: "flat", one of them before the transforms, or "mapped", all that
-    `config` makes of them, memory-mapped. Its name changes with whatever could change the content, this code included.
+    `config` makes of them, memory-mapped. Its name changes with whatever could change the content, except this code,
+    which the manifest names (`code_id`).
 
     labels: a hash of the function that gives rewards.
     """
     if kind == "flat":
         config = replace(config, **{k: getattr(DatasetConfig(), k) for k in DatasetConfig.TRANSFORMS})
     tasks = [asdict(replace(task, env_factory=None)) if (task := guessed_task(s)) else None for s in sources]
-    content = [_code(), without_places(config), [s.identity() for s in sources], tasks, labels]
+    content = [without_places(config), [s.identity() for s in sources], tasks, labels]
     key = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:24]
     return cache_dir(config.cache_dir) / kind / key
 
 
 @functools.cache
-def _code() -> str:
+def code_id() -> str:
     """Names offrl's version and the modules that read data: an entry made by others is not used."""
     digest = hashlib.sha256()
     with contextlib.suppress(PackageNotFoundError):
@@ -68,6 +69,8 @@ def read(folder: Path, memory: Memory) -> tuple[Dataset, list[str]] | None:
     used = memory.used
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
+        if manifest["code"] != code_id():
+            raise ValueError("of other code")
         columns = {}
         for name, about in manifest["columns"].items():
             stored = np.load(column_file(folder, about), mmap_mode="r", allow_pickle=False)
@@ -109,7 +112,7 @@ def write(folder: Path, dataset: Dataset, warnings: Sequence[str], limit: float)
         if dataset.nbytes * 2 > free:
             return f"only {free / 1e9:.3g} GB are free there"
         _make_room(folder.parent, limit - dataset.nbytes)
-        memory.write(dataset, folder, sums=_checksums(dataset), warnings=list(warnings))
+        memory.write(dataset, folder, code_id(), sums=_checksums(dataset), warnings=list(warnings))
     except OSError as error:
         return error.strerror or type(error).__name__
     finally:

@@ -6,7 +6,7 @@ from typing import Any
 
 from offrl.data.dataset import Dataset
 from offrl.data.loading.arguments import name_of
-from offrl.data.loading.cache import entry
+from offrl.data.loading.cache import code_id, entry
 from offrl.data.loading.read import load_one
 from offrl.data.loading.resolve import resolve
 from offrl.data.memory import Memory, affordable, mapped_bytes, open_mapped
@@ -51,7 +51,7 @@ def load_dataset(config: DatasetConfig | str | Dataset | Any, device: str = "cpu
     labels = labeller(config.reward_labels)[1] if config.reward_labels is not None else ""
     target = entry("mapped", config, sources, labels)
     files = all(s.kind != "registered" for s in sources)
-    cached = mapped_bytes(target) if files else None
+    cached = mapped_bytes(target, code_id()) if files else None
     if cached is not None and cached > budget:
         return open_mapped(target)
     memory = Memory(budget, target.parent)
@@ -59,7 +59,8 @@ def load_dataset(config: DatasetConfig | str | Dataset | Any, device: str = "cpu
         parts = [load_one(source, config, memory) for source in sources[: len(names)]]
         dataset = apply_transforms(parts, config, memory, files, device, quiet)
         if config.memory == "mmap" or memory.folder is not None or dataset.nbytes > budget:
-            return memory.finish(dataset, target)
+            memory.write(dataset, target, code_id())
+            return open_mapped(target)
         return dataset
     except OSError as error:
         raise UserError(
