@@ -223,12 +223,11 @@ def _restore(raw: RawData, record: Record, config: DatasetConfig, memory: Memory
             raw.columns["next_observations"] = successors
         successors = raw.columns["next_observations"]
         successors[last[record.unknown]] = observations[(last[record.unknown] + 1) % raw.rows]
-        raw.final_columns.pop("next_observations", None)
     if not record.finals:
         raw.final_observations = None
-    for column in [c for c in raw.final_columns if c not in record.final_columns and c not in config.fields]:
-        del raw.final_columns[column]
-    raw.final_columns = {k: v for k, v in raw.final_columns.items() if k in record.final_columns}
+    raw.final_columns = {
+        k: v for k, v in raw.final_columns.items() if k in record.final_columns and k != "next_observations"
+    }
     restore(raw, record, ends)
     if chosen and raw.task is not None:
         raw.task = replace(raw.task, observation_keys=tuple(config.observation_keys))

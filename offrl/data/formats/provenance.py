@@ -260,12 +260,7 @@ def dict_space(record: Record) -> dict[str, Any] | None:
     if not isinstance(space, dict) or space.get("type") != "Dict" or task is None or not task.observation_keys:
         return None
     parts = space["subspaces"]
-    keys = task.observation_keys
-    if (
-        sorted(keys) != sorted(parts)
-        or tuple(keys) != tuple(sorted(parts))
-        or any(p["type"] != "Box" for p in parts.values())
-    ):
+    if tuple(task.observation_keys) != tuple(sorted(parts)) or any(p["type"] != "Box" for p in parts.values()):
         return None
     width = sum(int(np.prod(p["shape"])) for p in parts.values())
     return space if record.spec.observation_shape == (width,) else None

@@ -132,12 +132,9 @@ def _agree(first: RawData, other: RawData) -> None:
 
 
 def _short(values: np.ndarray) -> str:
-    values = np.unique(values) if len(np.unique(values)) == 1 else values
-    return (
-        f"{values[0]:g}"
-        if len(values) == 1
-        else "[" + ", ".join(f"{v:g}" for v in values[:4]) + (", ...]" if len(values) > 4 else "]")
-    )
+    if len(np.unique(values)) == 1:
+        return f"{values[0]:g}"
+    return "[" + ", ".join(f"{v:g}" for v in values[:4]) + (", ...]" if len(values) > 4 else "]")
 
 
 def _equal(a: Any, b: Any) -> bool:

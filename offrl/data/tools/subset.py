@@ -142,11 +142,7 @@ def numbers_of(value: Any, count: int) -> np.ndarray:
     """Episode numbers from a range, a number, or a list without repeats; in the order given."""
     if isinstance(value, str) and ":" in value:
         return np.arange(*range_of(value, count, "episodes"))
-    values = (
-        list(value)
-        if isinstance(value, list | tuple) or (hasattr(value, "__iter__") and not isinstance(value, str))
-        else [value]
-    )
+    values = [value] if isinstance(value, str) or not hasattr(value, "__iter__") else list(value)
     wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, int) or not -count <= v < count]
     if wrong:
         raise UserError(
