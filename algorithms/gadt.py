@@ -96,10 +96,7 @@ class GADT(SequenceModel):
         tree: dict[str, Any] = {name: values[name] for name in subgoals.modules}
         if not subgoals.latent:
             s, count = self.spec, self.config.candidates
-            tree["candidates"] = [
-                torch.zeros(count, s.observation_dim),
-                torch.zeros(count, s.goal_dim or s.observation_dim),
-            ]
+            tree["candidates"] = [torch.zeros(count, n) for n in (s.observation_dim, s.goal_dim or s.observation_dim)]
         return tree
 
     @property
@@ -108,10 +105,10 @@ class GADT(SequenceModel):
 
     def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
         """Draw the states that may be chosen as subgoals."""
-        rows = source.take(rng.randint(key, (self.config.candidates,), source.count))
+        rows = source.table.take(rng.randint(key, (self.config.candidates,), source.count))
         states = rows["observations"].flatten(1).float()
-        candidates = [states, rows[ACHIEVED].flatten(1).float() if self.spec.goal_dim else states.clone()]
-        return state._replace(extra={**state.extra, "candidates": candidates}), {}
+        goals = rows[ACHIEVED].flatten(1).float() if self.spec.goal_dim else states.clone()
+        return state._replace(extra=state.extra | {"candidates": [states, goals]}), {}
 
     def sizes(self) -> dict[str, int]:
         return {"observation": self.subgoals.width + self.spec.observation_dim, "action": self.spec.encoded_action_dim}

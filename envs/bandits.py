@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from offrl.envs.generated import only, task_number
 from offrl.registry import register
 from offrl.tasks.task import Task
 
@@ -72,9 +73,7 @@ class Bandit(gym.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        number = self.task
-        if number is None:
-            number = int(self.np_random.integers(self.held_out.start, self.held_out.stop))
+        number = task_number(self)
         self.means = self.means_of(number)
         return np.ones(1, np.float32), {"task": number}
 
@@ -207,23 +206,21 @@ class Optimist(Linear):
 gym.register(ENV, entry_point="offrl.envs.bandits:Bandit", max_episode_steps=PULLS)
 
 
-@register("task", NAME)
-def lookup(name: str) -> Task | None:
-    """The task of these data by their exact name; None for any other name."""
-    if name != NAME:
-        return None
-    return Task(
-        name=NAME,
-        env_id=f"offrl.envs.bandits:{ENV}",
-        max_episode_steps=PULLS,
-        ref_min=0.5 * PULLS,
-        ref_max=ARMS / (ARMS + 1) * PULLS,
-        ref_label="offrl",
-        observation_dim=1,
-        note="0 is what a random arm pays, 100 what the best one does, on average over all bandits; each episode is "
-        "another one, "
-        "and none of them is in the data",
+lookup = register("task", NAME)(
+    only(
+        Task(
+            name=NAME,
+            env_id=f"offrl.envs.bandits:{ENV}",
+            max_episode_steps=PULLS,
+            ref_min=0.5 * PULLS,
+            ref_max=ARMS / (ARMS + 1) * PULLS,
+            ref_label="offrl",
+            observation_dim=1,
+            note="0 is what a random arm pays, 100 what the best one does, on average over all bandits; each episode "
+            "is another one, and none of them is in the data",
+        )
     )
+)
 
 
 @register("dataset", NAME)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from offrl.envs.generated import of_steps, only
 from offrl.registry import register
 from offrl.tasks.task import Task
 
@@ -54,21 +55,20 @@ def observe(cell: Cell) -> np.ndarray:
     return np.array(cell, np.float32) / 2.0
 
 
-@register("task", NAME)
-def lookup(name: str) -> Task | None:
-    """The task of these data by their exact name; None for any other name."""
-    if name != NAME:
-        return None
-    return Task(
-        name=NAME,
-        env_id=f"offrl.envs.point:{ENV}",
-        max_episode_steps=LIMIT,
-        ref_min=1.5,
-        ref_max=3.0,
-        ref_label="offrl",
-        observation_dim=2,
-        note="0 is the best return in the data from where episodes are scored, 100 that of the stitched route",
+lookup = register("task", NAME)(
+    only(
+        Task(
+            name=NAME,
+            env_id=f"offrl.envs.point:{ENV}",
+            max_episode_steps=LIMIT,
+            ref_min=1.5,
+            ref_max=3.0,
+            ref_label="offrl",
+            observation_dim=2,
+            note="0 is the best return in the data from where episodes are scored, 100 that of the stitched route",
+        )
     )
+)
 
 
 @register("dataset", NAME)
@@ -79,9 +79,7 @@ def load(config: DatasetConfig) -> RawData:
     draw = np.random.Generator(np.random.PCG64(0))
     kinds = np.searchsorted(np.cumsum([share for share, _, _ in KINDS])[:-1], (np.arange(EPISODES) + 0.5) / EPISODES)
     rows = [row for kind in draw.permutation(kinds) for row in play(KINDS[kind][1], KINDS[kind][2], draw)]
-    names = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations")
-    columns = {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
-    return RawData(columns, name=NAME, source="offrl", version="0", task=lookup(NAME), num_actions=len(MOVES))
+    return RawData(of_steps(rows), name=NAME, source="offrl", version="0", task=lookup(NAME), num_actions=len(MOVES))
 
 
 def play(start: Cell, moves: tuple[int, ...], draw: np.random.Generator) -> list[tuple[Any, ...]]:

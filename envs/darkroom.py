@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from offrl.envs.generated import only, side_by_side, task_number
 from offrl.registry import register
 from offrl.tasks.task import Task
 
@@ -67,9 +68,7 @@ class Darkroom(gym.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        number = self.task
-        if number is None:
-            number = int(self.np_random.integers(self.held_out.start, self.held_out.stop))
+        number = task_number(self)
         self.goal, self.position = self.goals[number], np.zeros(2, np.int64)
         return self.position.astype(np.float32), {"task": number, "success": False}
 
@@ -113,24 +112,24 @@ class Darkroom(gym.Env):
 gym.register(ENV, entry_point="offrl.envs.darkroom:Darkroom", max_episode_steps=LIMIT)
 
 
-@register("task", NAME)
-def lookup(name: str) -> Task | None:
-    """The task of these data by their exact name; None for any other name."""
-    if name != NAME:
-        return None
-    hidden = goals()[int(TRAINED * SIZE**2) :]
-    return Task(
-        name=NAME,
-        env_id=f"offrl.envs.darkroom:{ENV}",
-        max_episode_steps=LIMIT,
-        ref_min=0.0,
-        ref_max=float(
-            np.minimum(LIMIT + 1 - hidden.sum(-1), LIMIT).mean()
-        ),  # 1 for each step from the one that reaches the goal
-        ref_label="offrl",
-        observation_dim=2,
-        note="100 is the return of who knows the goal, on average over the held-out goals; each episode has one of them",  # noqa: E501
+_HELD_OUT = goals()[int(TRAINED * SIZE**2) :]
+lookup = register("task", NAME)(
+    only(
+        Task(
+            name=NAME,
+            env_id=f"offrl.envs.darkroom:{ENV}",
+            max_episode_steps=LIMIT,
+            ref_min=0.0,
+            ref_max=float(
+                np.minimum(LIMIT + 1 - _HELD_OUT.sum(-1), LIMIT).mean()
+            ),  # 1 for each step from the one that reaches the goal
+            ref_label="offrl",
+            observation_dim=2,
+            note="100 is the return of who knows the goal, on average over the held-out goals; each episode has one of "
+            "them",
+        )
     )
+)
 
 
 @register("dataset", NAME)
@@ -151,18 +150,16 @@ def generate(seed: int, episodes: int, limit: int = LIMIT) -> RawData:
     for _ in range(limit):
         action = draw.integers(0, len(MOVES), len(number))
         after = np.clip(position + MOVES[action], 0, SIZE - 1)
-        parts.append((position, action, after, (after == goal).all(-1), best(position, goal)))
+        parts.append(
+            {
+                "observations": position,
+                "next_observations": after,
+                "actions": action,
+                "rewards": (after == goal).all(-1),
+                "tasks": number,
+                "optimal_actions": best(position, goal),
+            }
+        )
         position = after
-    observations, actions, following, rewards, labels = (np.stack([p[i] for p in parts], 1) for i in range(5))
-    rows = len(number) * limit
-    columns = {
-        "observations": observations.reshape(rows, 2).astype(np.float32),
-        "next_observations": following.reshape(rows, 2).astype(np.float32),
-        "actions": actions.reshape(rows),
-        "rewards": rewards.reshape(rows).astype(np.float32),
-        "terminations": np.zeros(rows, bool),
-        "truncations": np.arange(rows) % limit == limit - 1,
-        "tasks": np.repeat(number, limit),
-        "optimal_actions": labels.reshape(rows),
-    }
+    columns = side_by_side(parts)
     return RawData(columns, name=NAME, source="offrl", version=str(seed), task=lookup(NAME), num_actions=len(MOVES))

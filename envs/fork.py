@@ -28,6 +28,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from offrl.envs.generated import of_steps
 from offrl.registry import register
 from offrl.tasks.task import Task
 
@@ -177,15 +178,20 @@ def generate(name: str, seed: int, episodes: int) -> RawData:
     from offrl.data.raw import RawData
 
     draw = np.random.Generator(np.random.PCG64(seed))
-    runs = [play(PARTS[name], 1 if e % 2 else -1, draw) for e in range(episodes)]
-    columns = {column: np.concatenate([run[column] for run in runs]) for column in runs[0]}
+    rows = [row for e in range(episodes) for row in play(PARTS[name], 1 if e % 2 else -1, draw)]
     return RawData(
-        columns, name=name, source="offrl", version=str(seed), task=lookup(name), action_low=-1.0, action_high=1.0
+        of_steps(rows),
+        name=name,
+        source="offrl",
+        version=str(seed),
+        task=lookup(name),
+        action_low=-1.0,
+        action_high=1.0,
     )
 
 
-def play(parts: int, way: int, draw: np.random.Generator) -> dict[str, np.ndarray]:
-    """The columns of one demonstration; way: 1 above, -1 below. It knows where it is at all times, and crashes where
+def play(parts: int, way: int, draw: np.random.Generator) -> list[tuple[Any, ...]]:
+    """The steps of one demonstration; way: 1 above, -1 below. It knows where it is at all times, and crashes where
     noise leads it.
     """
     position, speed = START + draw.uniform(-SPREAD, SPREAD, 2), SPEED / parts * draw.uniform(0.8, 1.0)
@@ -208,8 +214,4 @@ def play(parts: int, way: int, draw: np.random.Generator) -> dict[str, np.ndarra
         rows.append(
             (before, action, reward, ended, not ended and len(rows) == LIMIT * parts - 1, observe(seen, age, parts))
         )
-    names = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations")
-    kinds = (np.float32, np.float32, np.float32, bool, bool, np.float32)
-    return {
-        name: np.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
-    }
+    return rows

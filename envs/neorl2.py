@@ -89,8 +89,7 @@ def locate(name: str) -> Path:
             return path
     raise UserError(
         f"NeoRL-2's {name} is not here: there is no {file} in {' or '.join(map(str, folders))}; get it from "
-        f"{URL}/{name}/{file} "
-        f"(MD5 {MD5[name]}) or with the neorl2 package and "
+        f"{URL}/{name}/{file} (MD5 {MD5[name]}) or with the neorl2 package and "
         f"{'put it there' if directory else 'set $OFFRL_NEORL2 to its folder'}"
     )
 
@@ -120,7 +119,7 @@ def read(name: str, path: Path, config: DatasetConfig) -> RawData:
     not one of them.
     """
     from offrl.data.containers.npz import Npz
-    from offrl.data.formats import read_raw
+    from offrl.data.loading.read import read_raw
 
     fields = {
         **{column: key for column, key in FIELDS.items() if key != "truncated" or key in Npz(path).shapes},

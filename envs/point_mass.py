@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from offrl.envs.generated import only, side_by_side
 from offrl.registry import register
 from offrl.tasks.task import Task
 
@@ -75,29 +76,12 @@ REWARDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def peak(columns: dict[str, np.ndarray]) -> np.ndarray:
-    """`at_peak` as labels of an episode's columns."""
-    return at_peak(columns["next_observations"][:, :2])
+def _labels(reward: Callable[[np.ndarray], np.ndarray]) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
+    """A reward as labels of an episode's columns."""
+    return lambda columns: reward(columns["next_observations"][:, :2])
 
 
-def corner(columns: dict[str, np.ndarray]) -> np.ndarray:
-    """`at_corner` as labels of an episode's columns."""
-    return at_corner(columns["next_observations"][:, :2])
-
-
-def side(columns: dict[str, np.ndarray]) -> np.ndarray:
-    """`at_side` as labels of an episode's columns."""
-    return at_side(columns["next_observations"][:, :2])
-
-
-def band(columns: dict[str, np.ndarray]) -> np.ndarray:
-    """`at_band` as labels of an episode's columns."""
-    return at_band(columns["next_observations"][:, :2])
-
-
-def ring(columns: dict[str, np.ndarray]) -> np.ndarray:
-    """`at_ring` as labels of an episode's columns."""
-    return at_ring(columns["next_observations"][:, :2])
+peak, corner, side, band, ring = (_labels(at) for at in (at_peak, at_corner, at_side, at_band, at_ring))
 
 
 def move(position: np.ndarray, velocity: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -106,6 +90,11 @@ def move(position: np.ndarray, velocity: np.ndarray, action: np.ndarray) -> tupl
     free = position + velocity
     position = np.clip(free, -EDGE, EDGE)
     return position, np.where(free == position, velocity, 0.0)
+
+
+def observe(position: np.ndarray, velocity: np.ndarray) -> np.ndarray:
+    """Observations [..., 4] at positions and velocities [..., 2]."""
+    return np.concatenate([position, 10.0 * velocity], -1)
 
 
 class PointMass(gym.Env):
@@ -135,20 +124,17 @@ class PointMass(gym.Env):
         return self._observe(), float(self.reward(self.position)), False, False, {}
 
     def _observe(self) -> np.ndarray:
-        return np.concatenate([self.position, 10.0 * self.velocity]).astype(np.float32)
+        return observe(self.position, self.velocity).astype(np.float32)
 
 
 gym.register(ENV, entry_point="offrl.envs.point_mass:PointMass", max_episode_steps=LIMIT)
 
 
-@register("task", NAME)
-def lookup(name: str) -> Task | None:
-    """The task of these data by their exact name; None for any other name."""
-    if name != NAME:
-        return None
-    return Task(
-        name=NAME, env_id=f"offrl.envs.point_mass:{ENV}", max_episode_steps=LIMIT, observation_dim=4, action_dim=2
+lookup = register("task", NAME)(
+    only(
+        Task(name=NAME, env_id=f"offrl.envs.point_mass:{ENV}", max_episode_steps=LIMIT, observation_dim=4, action_dim=2)
     )
+)
 
 
 @register("dataset", NAME)
@@ -167,19 +153,10 @@ def generate(seed: int, episodes: int) -> RawData:
     for _ in range(LIMIT):
         anew = draw.random((episodes, 1)) < 1.0 / HELD
         action = np.where(anew, draw.uniform(-1.0, 1.0, (episodes, 2)), action)
-        before = np.concatenate([position, 10.0 * velocity], -1)
+        step = {"observations": observe(position, velocity), "actions": action}
         position, velocity = move(position, velocity, action)
-        parts.append((before, action, np.concatenate([position, 10.0 * velocity], -1), at_centre(position)))
-    observations, actions, following, rewards = (np.stack([p[i] for p in parts], 1) for i in range(4))
-    rows = episodes * LIMIT
-    columns = {
-        "observations": observations.reshape(rows, 4).astype(np.float32),
-        "next_observations": following.reshape(rows, 4).astype(np.float32),
-        "actions": actions.reshape(rows, 2).astype(np.float32),
-        "rewards": rewards.reshape(rows).astype(np.float32),
-        "terminations": np.zeros(rows, bool),
-        "truncations": np.arange(rows) % LIMIT == LIMIT - 1,
-    }
+        parts.append({**step, "next_observations": observe(position, velocity), "rewards": at_centre(position)})
+    columns = side_by_side(parts)
     return RawData(
         columns,
         name=NAME,

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from offrl.envs.generated import only, side_by_side, task_number
 from offrl.registry import register
 from offrl.tasks.task import Task
 
@@ -54,9 +55,7 @@ class PointRobot(gym.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        number = self.task
-        if number is None:
-            number = int(self.np_random.integers(self.held_out.start, self.held_out.stop))
+        number = task_number(self)
         self.goal, self.position = goal_of(number), np.zeros(2)
         return self.position.astype(np.float32), {"task": number}
 
@@ -68,14 +67,13 @@ class PointRobot(gym.Env):
 gym.register(ENV, entry_point="offrl.envs.point_robot:PointRobot", max_episode_steps=LIMIT)
 
 
-@register("task", NAME)
-def lookup(name: str) -> Task | None:
-    """The task of these data by their exact name; None for any other name."""
-    if name != NAME:
-        return None
-    return Task(
-        name=NAME, env_id=f"offrl.envs.point_robot:{ENV}", max_episode_steps=LIMIT, observation_dim=2, action_dim=2
+lookup = register("task", NAME)(
+    only(
+        Task(
+            name=NAME, env_id=f"offrl.envs.point_robot:{ENV}", max_episode_steps=LIMIT, observation_dim=2, action_dim=2
+        )
     )
+)
 
 
 @register("dataset", NAME)
@@ -98,20 +96,18 @@ def generate(seed: int, tasks: int, episodes: int, quality: tuple[float, ...] = 
     for _ in range(LIMIT):
         action = np.clip(best(position, aim) + NOISE * draw.standard_normal(goal.shape), -REACH, REACH)
         after = position + action
-        parts.append((position, action, after, -np.linalg.norm(after - goal, axis=-1), best(position, goal)))
+        parts.append(
+            {
+                "observations": position,
+                "next_observations": after,
+                "actions": action,
+                "rewards": -np.linalg.norm(after - goal, axis=-1),
+                "tasks": number,
+                "optimal_actions": best(position, goal),
+            }
+        )
         position = after
-    observations, actions, following, rewards, labels = (np.stack([p[i] for p in parts], 1) for i in range(5))
-    rows = len(number) * LIMIT
-    columns = {
-        "observations": observations.reshape(rows, 2).astype(np.float32),
-        "next_observations": following.reshape(rows, 2).astype(np.float32),
-        "actions": actions.reshape(rows, 2).astype(np.float32),
-        "rewards": rewards.reshape(rows).astype(np.float32),
-        "terminations": np.zeros(rows, bool),
-        "truncations": np.arange(rows) % LIMIT == LIMIT - 1,
-        "tasks": np.repeat(number, LIMIT),
-        "optimal_actions": labels.reshape(rows, 2).astype(np.float32),
-    }
+    columns = side_by_side(parts)
     return RawData(
         columns,
         name=NAME,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from offrl.envs.generated import of_steps, only
 from offrl.registry import register
 from offrl.tasks.task import Task
 
@@ -87,22 +88,21 @@ def pays(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Te
     return after - before
 
 
-@register("task", NAME)
-def lookup(name: str) -> Task | None:
-    """The task of these data by their exact name; None for any other name."""
-    if name != NAME:
-        return None
-    return Task(
-        name=NAME,
-        env_id=f"offrl.envs.point:{ENV}",
-        max_episode_steps=LIMIT,
-        ref_min=DECOY,
-        ref_max=BEST,
-        ref_label="offrl",
-        observation_dim=2,
-        action_dim=2,
-        note="0 is the best return in the data from where episodes are scored, 100 that of the stitched route",
+lookup = register("task", NAME)(
+    only(
+        Task(
+            name=NAME,
+            env_id=f"offrl.envs.point:{ENV}",
+            max_episode_steps=LIMIT,
+            ref_min=DECOY,
+            ref_max=BEST,
+            ref_label="offrl",
+            observation_dim=2,
+            action_dim=2,
+            note="0 is the best return in the data from where episodes are scored, 100 that of the stitched route",
+        )
     )
+)
 
 
 @register("dataset", NAME)
@@ -122,15 +122,22 @@ def generate(seed: int, episodes: int) -> RawData:
     kinds = np.searchsorted(
         shares, (np.arange(episodes) + 0.5) / episodes
     )  # as many of each as the shares say, in a random order
-    runs = [play([np.array(PLACES[p]) for p in KINDS[kind][1]], draw) for kind in draw.permutation(kinds)]
-    columns = {name: np.concatenate([episode[name] for episode in runs]) for name in runs[0]}
+    rows = [
+        row for kind in draw.permutation(kinds) for row in play([np.array(PLACES[p]) for p in KINDS[kind][1]], draw)
+    ]
     return RawData(
-        columns, name=NAME, source="offrl", version=str(seed), task=lookup(NAME), action_low=-1.0, action_high=1.0
+        of_steps(rows),
+        name=NAME,
+        source="offrl",
+        version=str(seed),
+        task=lookup(NAME),
+        action_low=-1.0,
+        action_high=1.0,
     )
 
 
-def play(way: Sequence[np.ndarray], draw: np.random.Generator) -> dict[str, np.ndarray]:
-    """The columns of one episode that passes these places, the first its start and the last its end."""
+def play(way: Sequence[np.ndarray], draw: np.random.Generator) -> list[tuple[Any, ...]]:
+    """The steps of one episode that passes these places, the first its start and the last its end."""
     position, speed, left = way[0] + draw.uniform(-SPREAD, SPREAD, 2), draw.uniform(0.6, 1.0), list(way[1:])
     rows: list[tuple[Any, ...]] = []
     ended = False
@@ -143,8 +150,4 @@ def play(way: Sequence[np.ndarray], draw: np.random.Generator) -> dict[str, np.n
         following, reward, ended = move(position, action)
         rows.append((position, action, reward, ended, not ended and len(rows) == LIMIT - 1, following))
         position = following
-    names = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations")
-    kinds = (np.float32, np.float32, np.float32, bool, bool, np.float32)
-    return {
-        name: np.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
-    }
+    return rows

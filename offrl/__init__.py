@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from offrl.api import Run, finetune, train, tune
     from offrl.api import Run as load
+    from offrl.data import load_dataset
     from offrl.data.arrays import from_arrays
     from offrl.data.dataset import Dataset
-    from offrl.data.load import load_dataset
     from offrl.data.tables.frame import from_dataframe
     from offrl.errors import Interrupted, UserError
     from offrl.evaluation.policy import TrainedPolicy
@@ -62,7 +62,7 @@ _WHERE = {
     "from_arrays": ("offrl.data.arrays", "from_arrays"),
     "from_dataframe": ("offrl.data.tables.frame", "from_dataframe"),
     "load": ("offrl.api", "Run"),
-    "load_dataset": ("offrl.data.load", "load_dataset"),
+    "load_dataset": ("offrl.data.loading.load", "load_dataset"),
     "load_policy": ("offrl.interop.policies", "load_policy"),
     "register": ("offrl.registry", "register"),
     "train": ("offrl.api", "train"),

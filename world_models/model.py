@@ -23,6 +23,7 @@ from offrl import registry, rng
 from offrl.algorithm import TrainState
 from offrl.data.containers.guard import reading
 from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.samplers.transitions import episode_of
 from offrl.errors import UserError, nearest
 from offrl.nn import call
 from offrl.nn.outline import of_file, outline
@@ -483,7 +484,7 @@ def past_at(model: Any, dataset: Dataset, rows: Tensor) -> Tensor:
     0.
     """
     observations, actions = dataset.columns["observations"].reshape(len(dataset), -1), dataset.columns["actions"]
-    episode = torch.searchsorted(dataset.episode_start.to(rows.device), rows, right=True) - 1
+    episode = episode_of(dataset, rows)
     start = dataset.episode_start.to(rows.device)[episode]
     steps = []
     for back in range(model.history - 1, 0, -1):

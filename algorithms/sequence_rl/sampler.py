@@ -85,6 +85,6 @@ class RecallSampler:
         before = (pick - 1).clamp(min=0)
         follows = (pick > 0) & (rows.last[before] == rows.last[pick])
         batch = windows(rows, pick, self.n_step) if self.n_step > 1 else rows.take(pick)
-        batch |= {WINDOW_ACTIONS: rows.column("actions", places), WINDOW_VALID: valid.float()}
-        batch[PREVIOUS] = torch.where(follows.unsqueeze(-1), rows.column("actions", before), 0.0)
-        return batch | ({WINDOW_OBSERVATIONS: rows.column("observations", places)} if self.states else {})
+        batch |= {WINDOW_ACTIONS: rows.table.column("actions", places), WINDOW_VALID: valid.float()}
+        batch[PREVIOUS] = torch.where(follows.unsqueeze(-1), rows.table.column("actions", before), 0.0)
+        return batch | ({WINDOW_OBSERVATIONS: rows.table.column("observations", places)} if self.states else {})

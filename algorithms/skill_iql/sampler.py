@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Episodes, Packed, by_weight, pack
+from offrl.data.samplers.transitions import Batch, Episodes, Packed, Unpacked, by_weight, draw_rows, table_of
 from offrl.errors import UserError
 
 
@@ -19,21 +18,8 @@ class Segments:
     """The source of SegmentSampler; segments are numbered among those that may be drawn."""
 
     count: int
-    packed: Packed | None
-    columns: dict[str, Tensor] = field(default_factory=dict)  # where they are not packed: of all rows of the data,
-    rows: Tensor | None = None  # of which a segment begins at these [S]
-    ends: Tensor | None = None  # and has its last step at these
-    made: dict[str, Tensor] = field(default_factory=dict)  # of the S segments
+    table: Packed | Unpacked
     weighted: Episodes | None = None  # where some episodes are drawn more often than others
-
-    def take(self, index: Tensor) -> Batch:
-        """The segments numbered `picked` [B]."""
-        if self.packed is not None:
-            return self.packed.take(index)
-        assert self.rows is not None and self.ends is not None
-        first = {"observations": self.columns["observations"][self.rows[index]]}
-        last = {"next_observations": self.columns["next_observations"][self.ends[index]]}
-        return {**first, **last, **{name: column[index] for name, column in self.made.items()}}
 
 
 @dataclass(frozen=True)
@@ -65,26 +51,15 @@ class SegmentSampler:
         order = torch.arange(len(starts), device=device) if order is None else order
         made = {name: column.to(device)[order] for name, column in (("rewards", rewards), ("masks", masks))}
         made |= {name: column.to(device)[first] for name, column in (self.made(dataset) if self.made else {}).items()}
-        columns = {name: dataset.columns[name] for name in ("observations", "next_observations")}
-        last = ends.to(device)[order]
-        if not dataset.mapped:
-            numbers = torch.arange(len(first), device=device)
-            later_columns = {
-                "next_observations": (columns["next_observations"], last),
-                **{name: (c, numbers) for name, c in made.items()},
-            }
-            packed = pack({"observations": columns["observations"]}, first, later_columns)
-            if packed is not None:
-                return Segments(len(first), packed, weighted=weighted)
-        return Segments(len(first), None, columns, first, last, made, weighted)
+        more: dict[str, tuple[Tensor, Tensor | None]] = {
+            "next_observations": (dataset.columns["next_observations"], ends.to(device)[order]),
+            **{name: (column, None) for name, column in made.items()},
+        }
+        table = table_of(dataset, {"observations": dataset.columns["observations"]}, first, more)
+        return Segments(len(first), table, weighted)
 
     def __call__(self, source: Segments, key: Tensor, batch_size: int) -> Batch:
-        index = (
-            rng.randint(key, (batch_size,), source.count)
-            if source.weighted is None
-            else source.weighted.draw(key, batch_size)
-        )
-        return source.take(index)
+        return source.table.take(draw_rows(key, batch_size, source.count, source.weighted))
 
 
 def segments(dataset: Dataset, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

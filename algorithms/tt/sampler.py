@@ -14,7 +14,7 @@ from offrl.algorithms.tt import discretizer
 from offrl.algorithms.tt.discretizer import Bins, encode
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.sequences import VALID, Sequences, SequenceSampler, drawn_episodes, weighted_episodes
-from offrl.data.samplers.transitions import Batch
+from offrl.data.samplers.transitions import Batch, Unpacked
 from offrl.data.transforms.columns import returns_to_go
 
 FITTED = 4_000_000  # rows whose observations and actions decide where bins lie
@@ -59,9 +59,12 @@ class TokenSampler(SequenceSampler):
         for block in torch.arange(len(rows), device=device).split(BLOCK):
             numbers = torch.cat([*self.columns(dataset, rows[block]), rewards[block, None], values[block, None]], -1)
             table[block] = encode(numbers, bins.edges.to(device)).to(kind)
-        made = {"tokens": table, "ends": dataset.columns["terminations"][rows[last]]}
+        ends = dataset.columns["terminations"][rows[last]]
         windows = Sequences(
-            len(rows), last, None, made=made, weighted=weighted_episodes(dataset, episodes, lengths, starts)
+            len(rows),
+            last,
+            Unpacked({"tokens": (table, None), "ends": (ends, None)}),
+            weighted_episodes(dataset, episodes, lengths, starts),
         )
         return TokenSource(windows, Bins(*(x.to(device) for x in bins)))
 

@@ -109,31 +109,24 @@ def lookup(name: str) -> Task | None:
     return None
 
 
-def _dataset(name: str, episodes: list[dict[str, Any]]) -> Dataset:
-    from offrl.data.text.dataset import from_episodes
-
-    return from_episodes(episodes, name=name, task=TASKS[name], source="offrl")
-
-
-@register("dataset", "text-maze")
-def load_maze(config: DatasetConfig) -> Dataset:
-    """1,240 short walks in the maze, the same each time; see `maze_data.generate`."""
-    return _dataset("text-maze", maze_data.generate("full"))
+# walks in the maze (`maze_data.generate`), described in one way or another, and games of Wordle: the same each time
+DATA: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "text-maze": lambda: maze_data.generate("full"),
+    "text-maze-compact": lambda: maze_data.generate("compact"),
+    "text-maze-po": lambda: maze_data.generate("walls"),
+    "text-wordle": wordle_play.generate,
+}
 
 
-@register("dataset", "text-maze-compact")
-def load_compact_maze(config: DatasetConfig) -> Dataset:
-    """The same walks, described by row and column alone."""
-    return _dataset("text-maze-compact", maze_data.generate("compact"))
+def _loader(name: str) -> Callable[[DatasetConfig], Dataset]:
+    def load(config: DatasetConfig) -> Dataset:
+        from offrl.data.text.dataset import from_episodes
+
+        return from_episodes(DATA[name](), name=name, task=TASKS[name], source="offrl")
+
+    load.__qualname__ = f"text.{name}"
+    return load
 
 
-@register("dataset", "text-maze-po")
-def load_walls_maze(config: DatasetConfig) -> Dataset:
-    """The same walks, described by the walls alone."""
-    return _dataset("text-maze-po", maze_data.generate("walls"))
-
-
-@register("dataset", "text-wordle")
-def load_wordle(config: DatasetConfig) -> Dataset:
-    """10,000 games of Wordle, the same each time; see `wordle_play.generate`."""
-    return _dataset("text-wordle", wordle_play.generate())
+for _name in DATA:
+    register("dataset", _name)(_loader(_name))

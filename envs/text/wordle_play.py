@@ -1,6 +1,4 @@
-"""Wordle players: at random, with words that agree with all feedback so far, or the most informative guess; and the
-behaviour data.
-"""
+"""Wordle players, at random or with words that agree with all feedback so far; and the behaviour data."""
 
 from __future__ import annotations
 
@@ -15,7 +13,6 @@ from offrl.envs.text.wordle import FIRST, LETTERS, TRIES, YELLOW, feedback, load
 EPISODES = 10_000
 RANDOM = 2.0 / 3.0  # share of the behaviour's guesses that are any word
 POWERS = 3 ** np.arange(LETTERS)
-MARKS = 3**LETTERS  # different feedbacks
 AT_ONCE = 4_000_000  # numbers in memory, about
 
 
@@ -77,39 +74,6 @@ class Consistent:
 
     def __call__(self, histories: list[list[str]], legal: Any = None) -> list[str]:
         return [spaced(self.words[self.guess(history)]) for history in histories]
-
-
-class Greedy(Consistent):
-    """A policy for `rollouts`: the word whose feedback has the highest entropy over the words that still agree with
-    what was said; of equal ones a word that may itself be it, then the first. It draws nothing."""
-
-    def __init__(self, words: str | None = None, yellow: str = "anywhere") -> None:
-        super().__init__(0, 0.0, words, yellow)
-        self._known: dict[bytes, int] = {}
-
-    def guess(self, history: list[str]) -> int:
-        return self.best(self.candidates(history))
-
-    def best(self, left: np.ndarray) -> int:
-        """The number of the word to guess where `left` are the numbers of the words that may be it."""
-        key = left.tobytes()
-        if key not in self._known:
-            self._known[key] = self._best(left)
-        return self._known[key]
-
-    def _best(self, left: np.ndarray) -> int:
-        words = len(self.words)
-        if len(left) == 1:
-            return int(left[0])
-        entropy = np.zeros(words)
-        block = max(1, AT_ONCE // len(left))
-        for first in range(0, words, block):
-            codes = self.table[first : first + block, left]
-            codes = codes + MARKS * np.arange(len(codes))[:, None]
-            share = np.bincount(codes.ravel(), minlength=len(codes) * MARKS).reshape(-1, MARKS) / len(left)
-            entropy[first : first + block] = -(share * np.log(np.maximum(share, 1e-12))).sum(-1)
-        entropy = entropy.round(9)  # equal ones stay equal on every machine
-        return int(np.lexsort((np.arange(words), ~np.isin(np.arange(words), left), -entropy))[0])
 
 
 def play(

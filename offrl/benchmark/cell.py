@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from offrl.benchmark import plan
-from offrl.data.addresses import split_login, without_logins
 from offrl.errors import UserError, printable
 from offrl.system import children
+from offrl.system.addresses import split_login, without_logins
 from offrl.system.files import open_to_append, write_private
 from offrl.system.signals import terminable
 
@@ -137,7 +137,7 @@ def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart
 
 def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> tuple[list[str], int]:
     """Train the run; returns the replicas that diverged, in words, and how many there are."""
-    from offrl.data.load import load_dataset
+    from offrl.data import load_dataset
     from offrl.figures.curves import plot_run
     from offrl.runs.run import SavedRun
     from offrl.settings.compose import compose

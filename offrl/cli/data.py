@@ -140,7 +140,7 @@ def _inspect(action: str, names: list[str], settings: list[str]) -> int:
     report = inspect_dataset(config)
     say(*report.render().split("\n"))
     if config.weighting != "none" and not report.corrupting:
-        from offrl.data.load import load_dataset
+        from offrl.data import load_dataset
 
         say("", *(f"  {note}" for note in load_dataset(config).notes if note.startswith("weighting")))
     return 1 if report.corrupting else 0

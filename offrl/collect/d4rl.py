@@ -169,8 +169,7 @@ def _warn(choice: Choice, config: CollectConfig, every: int) -> None:
     elif abs(choice.level - config.medium) > FAR:
         warn(
             f"the medium policy is at {choice.level:.0%} of the expert's gain, not at {config.medium:.0%}: the return "
-            "jumped between "
-            f"snapshots {every:,} steps apart; a smaller snapshot_every= finds a nearer one"
+            f"jumped between snapshots {every:,} steps apart; a smaller snapshot_every= finds a nearer one"
         )
 
 

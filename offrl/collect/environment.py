@@ -67,8 +67,7 @@ def look(env_id: str, max_steps: int | None = None) -> World:
         if isinstance(space, spaces.Dict):
             raise UserError(
                 f"{env_id} has Dict observations ({', '.join(space.spaces)}), which are not recorded: register an id "
-                "of your own for "
-                "gymnasium.wrappers.FlattenObservation(...) of it, and give that id"
+                "of your own for gymnasium.wrappers.FlattenObservation(...) of it, and give that id"
             )
         if not isinstance(space, spaces.Box):
             raise UserError(

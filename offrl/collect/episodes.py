@@ -4,8 +4,10 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from offrl.collect.record import KEPT
+from offrl.collect.record import KEPT, Stop
 from offrl.errors import UserError
 from offrl.system import files as checkpoint
+from offrl.system.progress import Progress
 
-FLAGS = ("terminations", "truncations")
+SHARD_ROWS, SHARD_SECONDS = 50_000, 30.0  # what a kill may cost
+MOST_EMPTY = 1000  # units without an episode, in which physics became unstable
 
 
 @dataclass
@@ -31,7 +35,7 @@ class Episode:
     mark: int = 0  # the environment step of training at which it ended, or which policy made it
 
     def __len__(self) -> int:
-        return len(self.columns["rewards"])
+        return len(next(iter(self.columns.values())))
 
     @property
     def total(self) -> float:
@@ -80,6 +84,49 @@ def read_shards(paths: Iterable[Path]) -> list[Episode]:
             columns = {k: arrays[k][stop - length : stop] for k in about.get("columns", arrays)}
             episodes.append(Episode(columns, finals[i], int(marks[i])))
     return episodes
+
+
+Play = Callable[[int], list[Episode]]  # a unit of play by its number
+
+
+def play_units(
+    folder: Path,
+    stage: Callable[[], contextlib.AbstractContextManager[Play]],
+    rows: int | None,
+    episodes: int | None,
+    title: str,
+    quiet: bool,
+    stop: Stop,
+) -> list[Episode]:
+    """The episodes of units (waves, or single episodes) 0, 1, ... until there are so many rows or episodes. What
+    `folder` holds of them is not played again, and what is played is kept there, some at a time.
+
+    stage: opens what plays a unit. Raises Stopped; gives nothing where `MOST_EMPTY` units have no episode.
+    """
+    shard_files = shards(folder)
+    result = read_shards(p for _, _, p in shard_files)
+
+    def size(played: Sequence[Episode]) -> int:
+        return len(played) if rows is None else sum(map(len, played))
+
+    goal, done, pending = rows or episodes or 0, size(result), list[Episode]()
+    number = first = shard_files[-1][1] if shard_files else 0
+    if done >= goal:
+        return result
+    unit, saved = "episodes" if rows is None else "rows", time.monotonic()
+    with stage() as play, Progress(title, goal, unit, quiet, done) as bar:
+        while done < goal and (done or number < MOST_EMPTY):
+            new = play(number)
+            number, done = number + 1, done + size(new)
+            pending += new
+            scored = [e.total for e in pending[-100:] if "rewards" in e.columns]
+            bar.update(done, f"return {np.mean(scored):.1f}" if scored else "")
+            late = time.monotonic() - saved > SHARD_SECONDS or sum(map(len, pending)) >= SHARD_ROWS
+            if late or done >= goal or stop.asked:
+                write_shard(folder, first, number, pending)
+                result, pending, first, saved = [*result, *pending], [], number, time.monotonic()
+                stop.check()
+    return result
 
 
 def first_rows(episodes: Sequence[Episode], rows: int) -> list[Episode]:

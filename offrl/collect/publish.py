@@ -107,7 +107,7 @@ def publish(place: Collection, made: Made, low: float | None, high: float | None
 
     Raises UserError when there is no whole episode, or it cannot be written.
     """
-    from offrl.data.formats.write import write_data
+    from offrl.data.writing.write import write_data
 
     if not made.episodes:
         raise UserError(f"the set {made.name} has no whole episode; record more (steps=, rows=, episodes=)")

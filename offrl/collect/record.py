@@ -45,8 +45,7 @@ def claim(folder: Path, config: CollectConfig, facts: dict[str, Any]) -> dict[st
             if key in old and old[key] != identity[key]:
                 raise UserError(
                     f"{folder} holds another collection ({key}: {old[key]} there, {identity[key]} here); choose "
-                    "another out=, "
-                    "or the settings that it began with"
+                    "another out=, or the settings that it began with"
                 )
         return record
     if folder.exists() and not folder.is_dir():

@@ -4,10 +4,10 @@ side.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,13 @@ import gymnasium as gym
 import numpy as np
 
 from offrl.collect.environment import World
-from offrl.collect.episodes import Episode, first_rows, read_shards, shards, write_shard
+from offrl.collect.episodes import Episode, Play, first_rows, play_units
 from offrl.collect.record import Stop
 from offrl.errors import UserError, warn
 from offrl.evaluation.result import Policy
 from offrl.interop.policies import reseeded
 from offrl.interop.sb3 import Actor
-from offrl.system.progress import Progress
 from offrl.tasks.episodes import goal_of, mujoco_warnings, observe_reward, set_goal
-
-SHARD_ROWS, SHARD_SECONDS = 50_000, 30.0  # what a kill may cost
 
 
 def seed_for(*parts: Any) -> int:
@@ -244,33 +241,13 @@ def record(
     their number, never of their end: short ones are not preferred.
     """
     least = episodes if episodes is not None else math.ceil((rows or 1) / (world.limit or 1000))
-    saved_shards = shards(folder)
-    result = read_shards(p for _, _, p in saved_shards)
-    wave = saved_shards[-1][1] if saved_shards else 0
 
-    def size() -> int:
-        return len(result) if episodes is not None else sum(map(len, result))
+    @contextlib.contextmanager
+    def waves() -> Iterator[Play]:
+        with Stage(world, max(1, min(parallel, least)), noise) as stage:
+            yield lambda number: stage.wave(policy, seed_for(seed, "wave", number), explore)
 
-    goal = episodes if episodes is not None else int(rows or 0)
-    done, pending, first = size(), [], wave
-    if done < goal:
-        unit = "episodes" if episodes is not None else "rows"
-        with (
-            Stage(world, max(1, min(parallel, least)), noise) as stage,
-            Progress(title, goal, unit, quiet, done) as bar,
-        ):
-            saved = time.monotonic()
-            while done < goal:
-                new = stage.wave(policy, seed_for(seed, "wave", wave), explore)
-                wave += 1
-                pending += new
-                done += len(new) if episodes is not None else sum(map(len, new))
-                bar.update(done, f"return {np.mean([e.total for e in pending[-100:]]):.1f}" if pending else "")
-                late = time.monotonic() - saved > SHARD_SECONDS or sum(map(len, pending)) >= SHARD_ROWS
-                if late or done >= goal or stop.asked:
-                    write_shard(folder, first, wave, pending)
-                    result, pending, first, saved = [*result, *pending], [], wave, time.monotonic()
-                    stop.check()
-                if wave > 1000 and not done:
-                    raise UserError(f"the physics of {world.env_id} is unstable in every episode")
+    result = play_units(folder, waves, rows, episodes, title, quiet, stop)
+    if not result:
+        raise UserError(f"the physics of {world.env_id} is unstable in every episode")
     return result[:episodes] if episodes is not None else first_rows(result, int(rows or 0))

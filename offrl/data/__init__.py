@@ -11,7 +11,7 @@ from offrl.settings.dataset import DatasetConfig
 if TYPE_CHECKING:
     from offrl.data.arrays import from_arrays
     from offrl.data.dataset import Dataset, DataSpec
-    from offrl.data.load import load_dataset
+    from offrl.data.loading.load import load_dataset
     from offrl.data.transforms.demonstrations import append_expert
     from offrl.data.transforms.reward_labels import label_rewards
     from offrl.data.transforms.weights import weight_episodes
@@ -32,7 +32,7 @@ _WHERE = {
     "append_expert": "offrl.data.transforms.demonstrations",
     "from_arrays": "offrl.data.arrays",
     "label_rewards": "offrl.data.transforms.reward_labels",
-    "load_dataset": "offrl.data.load",
+    "load_dataset": "offrl.data.loading.load",
     "weight_episodes": "offrl.data.transforms.weights",
 }
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from offrl.data.assemble import assemble
 from offrl.data.dataset import Dataset
+from offrl.data.loading.assemble import assemble
 from offrl.data.raw import RawData, join_observations, lost
 from offrl.data.tables.build import build
 from offrl.data.tables.keyed import Arrays

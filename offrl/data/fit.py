@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.infer import UNBOUNDED, listed, two_numberings, unscale
-from offrl.data.raw import listed_labels, other_columns
+from offrl.data.raw.infer import UNBOUNDED, listed, two_numberings, unscale
+from offrl.data.raw.labels import listed_labels, other_columns
 from offrl.errors import UserError, warn
 from offrl.tasks.entries import OWN_ORDER, joined
 from offrl.tasks.environments import action_kind, flattener, make_env
@@ -79,9 +79,8 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
             and (np.any(low > bounds[0] + slack) or np.any(high < bounds[1] - slack))
         ):
             warn(
-                f"the actions of dataset {spec.name} are taken to lie in [-1, 1], and the range of {label} is wider: a "
-                "policy never goes "
-                f"beyond 1. If they are scaled, {unscale(bounds[0], bounds[1])}; if not, set "
+                f"the actions of dataset {spec.name} are taken to lie in [-1, 1], and the range of {label} is wider: "
+                f"a policy never goes beyond 1. If they are scaled, {unscale(bounds[0], bounds[1])}; if not, set "
                 f"dataset.action_low={listed(bounds[0])} dataset.action_high={listed(bounds[1])}"
             )
     if spec.task is not None and spec.task.ref_min is not None and task.ref_min is None and task.scored_by == "return":
@@ -101,8 +100,7 @@ def check_columns(recorded: DataSpec, spec: DataSpec, where: str) -> None:
     if recorded.action_labels and spec.action_labels and recorded.action_labels != spec.action_labels:
         raise UserError(
             f"{where}: its choices of actions are {listed_labels(recorded.action_labels)}, and those of {spec.name} "
-            "are "
-            f"{listed_labels(spec.action_labels)}: append the data that lack some of them to its own "
+            f"are {listed_labels(spec.action_labels)}: append the data that lack some of them to its own "
             "(dataset.concatenate)"
         )
     if bool(recorded.action_labels) != bool(spec.action_labels) and spec.discrete:
@@ -110,6 +108,12 @@ def check_columns(recorded: DataSpec, spec: DataSpec, where: str) -> None:
         warn(
             f"{numbered} has numbers for its choices of actions, {named} has names: they are taken to be numbered alike"
         )
+
+
+def scaled_otherwise(a: DataSpec, b: DataSpec) -> bool:
+    """Whether two normalise observations by other numbers, beyond rounding, or one of them does not at all."""
+    x, y = (np.array([s.observation_mean or (), s.observation_std or ()], np.float64) for s in (a, b))
+    return x.shape != y.shape or bool((np.abs(x - y) > 1e-5 * (np.abs(y) + y[1:])).any())
 
 
 def with_entries(spec: DataSpec, keys: Sequence[str]) -> DataSpec:
@@ -122,8 +126,7 @@ def with_entries(spec: DataSpec, keys: Sequence[str]) -> DataSpec:
     if task.observation_keys not in ((), OWN_ORDER, tuple(keys)):
         raise UserError(
             f"{spec.name}: the observations are joined of {','.join(task.observation_keys)}, and "
-            "dataset.observation_keys says "
-            f"{','.join(keys)}: leave it out"
+            f"dataset.observation_keys says {','.join(keys)}: leave it out"
         )
     return replace(spec, task=replace(task, observation_keys=tuple(keys)))
 
@@ -171,16 +174,14 @@ def _flat(space: Any, width: int) -> str:
         states = "states" if not space.start else f"states - ({space.start})"
         return (
             f"Its observations are numbers from {space.start} to {space.start + space.n - 1}, each of which becomes "
-            f"{width} zeros and ones "
-            f"(one-hot): make the data's so, observations = numpy.eye({width})[{states}]"
+            f"{width} zeros and ones (one-hot): make the data's so, observations = numpy.eye({width})[{states}]"
         )
     if isinstance(space, gym.spaces.Box):
         return ""
     return (
         f"Its observations are a {type(space).__name__}, of which gymnasium.spaces.flatten makes {width} numbers "
-        "(one-hot of choices): "
-        "make the data's so, observations = numpy.stack([gymnasium.spaces.flatten(env.observation_space, o) for o in "
-        "observations])"
+        "(one-hot of choices): make the data's so, observations = "
+        "numpy.stack([gymnasium.spaces.flatten(env.observation_space, o) for o in observations])"
     )
 
 

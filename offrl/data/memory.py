@@ -32,6 +32,14 @@ def chunks(rows: int, size: int = 1 << 17) -> Iterator[slice]:
         yield slice(start, min(start + size, rows))
 
 
+def next_rows(column: np.ndarray, memory: Memory) -> np.ndarray:
+    """For each row of `column` [R, ...] the next one, as next_observations; the last row is not set."""
+    out = memory.empty("next_observations", column.shape, column.dtype)
+    for part in chunks(len(column) - 1):
+        out[part] = column[part.start + 1 : part.stop + 1]
+    return out
+
+
 class Memory:
     """Gives out arrays: plain ones until `budget` bytes are used, then memory-mapped ones in a new folder under
     `cache`.
@@ -68,6 +76,13 @@ class Memory:
         self._keep.append(array)
         return array
 
+    def taken(self, name: str, column: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Rows [N] of a column as an array of its own."""
+        out = self.empty(name, (len(rows), *column.shape[1:]), column.dtype)
+        for part in chunks(len(rows)):
+            out[part] = column[rows[part]]
+        return out
+
     def discard(self) -> None:
         """Remove the files; for a load that failed."""
         if self.folder is not None:
@@ -76,14 +91,9 @@ class Memory:
         self.files.clear()
         self._keep.clear()
 
-    def finish(self, dataset: Dataset, target: Path) -> Dataset:
-        """`write`, and open what was written."""
-        self.write(dataset, target)
-        return open_mapped(target)
-
-    def write(self, dataset: Dataset, target: Path, **more: Any) -> None:
-        """Write what is not in a file yet and move the folder to `target` in one step. `more` goes into the
-        manifest.
+    def write(self, dataset: Dataset, target: Path, code: str, **more: Any) -> None:
+        """Write what is not in a file yet and move the folder to `target` in one step. code: what made the columns; it
+        goes into the manifest, as `more` does.
         """
         if self.folder is None:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -117,6 +127,7 @@ class Memory:
             "notes": dataset.notes,
             "nbytes": dataset.nbytes,
             "stitch": dataset.stitch,
+            "code": code,
         } | more
         if dataset.spec.text:
             manifest |= {"strings": dataset.strings, "metas": dataset.metas}
@@ -132,10 +143,11 @@ class Memory:
         self.folder = None
 
 
-def mapped_bytes(folder: Path) -> int | None:
-    """The size of the columns kept in `folder`, or None when no finished dataset is there."""
+def mapped_bytes(folder: Path, code: str | None = None) -> int | None:
+    """The size of the columns kept in `folder`, or None when no finished dataset is there, or other code made it."""
     try:
-        return int(json.loads((folder / MANIFEST).read_text())["nbytes"])
+        manifest = json.loads((folder / MANIFEST).read_text())
+        return int(manifest["nbytes"]) if code in (None, manifest["code"]) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -148,7 +160,7 @@ def column_file(folder: Path, about: Mapping[str, Any]) -> Path:
 
 
 def open_mapped(folder: Path) -> Dataset:
-    """A dataset written by `Memory.finish`. Its columns are mapped copy-on-write: nothing done to them reaches the
+    """A dataset written by `Memory.write`. Its columns are mapped copy-on-write: nothing done to them reaches the
     files.
     """
     manifest = json.loads((folder / MANIFEST).read_text())

@@ -157,8 +157,7 @@ class ZeroShot(Algorithm):
         """Draw the transitions from which the task is inferred. They are drawn where the data lie, which may be on
         disk.
         """
-        rows = source.rows if source.packed is None else source.packed.table
-        batch = self.sampler()(source, key.to(rows.device), self.config.inference_samples)
+        batch = self.sampler()(source, key.to(source.table.device), self.config.inference_samples)
         states = batch["next_observations"].flatten(1).to(key.device, torch.float32)
         return state._replace(extra={**state.extra, "states": states, "rewards": batch["rewards"].to(key.device)}), {}
 

@@ -10,7 +10,6 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from offrl.data.addresses import without_logins
 from offrl.errors import UserError
 from offrl.finetuning.config import FREE
 from offrl.finetuning.start import KIND, Start
@@ -18,6 +17,7 @@ from offrl.runs import record as runs
 from offrl.settings.diff import difference
 from offrl.settings.field import plain_name, without_places
 from offrl.system import files as checkpoint
+from offrl.system.addresses import without_logins
 from offrl.system.plugins.loading import load_named
 
 

@@ -142,8 +142,8 @@ class MixedBatches:
 
 def _device(source: Any) -> torch.device:
     """The device of a sampler's prepared columns."""
-    packed = getattr(source, "packed", None)
-    return packed.table.device if packed is not None else next(iter(source.columns.values())).device
+    table = getattr(source, "table", None)
+    return next(iter(source.columns.values())).device if table is None else table.device
 
 
 class Replay:

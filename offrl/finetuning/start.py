@@ -9,10 +9,9 @@ from typing import Any
 
 from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
+from offrl.data import load_dataset
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.load import load_dataset
 from offrl.data.transforms.apply import apply_transforms
-from offrl.data.transforms.rescale import in_scale_of
 from offrl.errors import UserError
 from offrl.finetuning.config import FinetuneConfig
 from offrl.runs import record as runs
@@ -85,7 +84,7 @@ def run_data(
             f"{path} was trained on {record['data']['name']} ({record['data']['fingerprint'][:12]}) and this is "
             f"{data.spec.name} ({data.fingerprint[:12]}): give its own data, or mixing=0"
         )
-    return in_scale_of(data, runs.spec_of(record, path))
+    return data
 
 
 def load(settings: DatasetConfig, config: FinetuneConfig, dataset: Dataset | None) -> Dataset:

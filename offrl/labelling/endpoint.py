@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from offrl.data.addresses import HERE, unprotected
 from offrl.errors import UserError, warn
+from offrl.system.addresses import HERE, unprotected
 from offrl.system.signals import handled
 
 if TYPE_CHECKING:

@@ -64,8 +64,8 @@ def run(names: list[str], settings: list[str]) -> int:
     labeller = _labeller(own, extra)
     config = _read_by(names[0], asked)
 
-    from offrl.data.formats import resolve
-    from offrl.data.load import load_dataset
+    from offrl.data import load_dataset
+    from offrl.data.loading.resolve import resolve
     from offrl.labelling.cache import Answers
     from offrl.labelling.prompts import Renderer, answers_file, check_labelable, named_function
     from offrl.system.files import cache_dir

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from offrl import registry
+from offrl.data import load_dataset
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.load import load_dataset
 from offrl.errors import UserError, warn
 from offrl.nn.outline import outline
 from offrl.ope.problem import unique_names

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from offrl.data import load_dataset
 from offrl.data.dataset import Dataset
-from offrl.data.load import load_dataset
 from offrl.errors import UserError, nearest, some, warn
 from offrl.ope.candidates import data_of, find_runs, join, load_policies, recorded, run_candidates
 from offrl.ope.config import ALL_NAMES, METHOD_NAMES, OPEConfig, validate

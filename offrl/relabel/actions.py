@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from offrl.data.arrays import from_arrays
-from offrl.data.assemble import assemble
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.formats import read_raw, resolve
+from offrl.data.loading.assemble import assemble
+from offrl.data.loading.read import read_raw
+from offrl.data.loading.resolve import resolve
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import RawData
 from offrl.data.transforms.episodes import concatenate, keep_episodes

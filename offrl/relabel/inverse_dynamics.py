@@ -13,7 +13,7 @@ from offrl import rng
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset
 from offrl.data.memory import chunks
-from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
+from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler, episode_of
 from offrl.errors import UserError
 from offrl.nn import MLP
 from offrl.nn.policies import Categorical, Policy, TanhGaussian
@@ -190,7 +190,7 @@ def _held_out(dataset: Dataset, settings: InverseSettings) -> tuple[Tensor, Tens
             f"{dataset.spec.name} has {len(known)} labelled transition(s): too few to learn the actions of others from"
         )
     total = dataset.num_episodes
-    episode = torch.searchsorted(dataset.episode_start, known, right=True) - 1
+    episode = episode_of(dataset, known)
     count = min(max(1, int(settings.held_out * total + 1e-9)), total - 1)
     drawn = np.random.Generator(np.random.PCG64(settings.seed)).permutation(total)[:count]
     out = torch.isin(episode, torch.from_numpy(drawn))

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.checks import Fault
 from offrl.data.dataset import DataSpec
 from offrl.data.raw import RawData
+from offrl.data.raw.checks import Fault
 from offrl.data.tools.inspect import Report, report
 from offrl.data.transforms.columns import is_published, scales
 from offrl.errors import UserError
@@ -51,7 +51,8 @@ def doctor(config: DatasetConfig, out: Path) -> Report:
     Data with faults are described as far as they can be. Columns above SAMPLE rows are drawn from a random sample of
     them, which the page says. Returns the report of `offrl data inspect`. Raises UserError when the data cannot be read
     or `out` cannot be written."""
-    from offrl.data.formats import read_raw, resolve
+    from offrl.data.loading.read import read_raw
+    from offrl.data.loading.resolve import resolve
 
     source = resolve(config.name, config)
     if source.text:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from offrl.algorithm import Algorithm
+from offrl.data import load_dataset
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.load import load_dataset
 from offrl.errors import UserError, say
 from offrl.figures.world_model import draw
 from offrl.ope.candidates import load_again, recorded

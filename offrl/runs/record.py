@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl import registry
-from offrl.data.addresses import without_logins
 from offrl.data.dataset import DataSpec
-from offrl.data.transforms.rescale import in_scale_of
 from offrl.errors import UserError
 from offrl.nn.own.networks import factories
 from offrl.runs.paths import RECORD, no_run
@@ -28,6 +26,7 @@ from offrl.settings.replicas import grid_text, replicas
 from offrl.settings.train import FREE, TrainConfig, seed_list
 from offrl.system import files as checkpoint
 from offrl.system import trust
+from offrl.system.addresses import without_logins
 from offrl.system.plugins.loading import checksums, of_file, used_by
 from offrl.tasks.own import place_of
 
@@ -232,16 +231,6 @@ def read_record(run_dir: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
         raise UserError(f"{path} is not what offrl writes ({error}); {RESTORE}") from None
     of_file(record.get("plugins"), str(path))
     return record
-
-
-def as_begun(run_dir: Path, dataset: Dataset) -> Dataset:
-    """`dataset` in the scale of observations that the run in `run_dir` began with, where there is one on these data."""
-    if not (run_dir / RECORD).exists():
-        return dataset
-    record = read_record(run_dir, ("data.fingerprint",))
-    if record["data"]["fingerprint"] != dataset.fingerprint or record.get("spec") is None:
-        return dataset  # the one is refused by `prepare`
-    return in_scale_of(dataset, spec_of(record, run_dir))
 
 
 def spec_of(record: Mapping[str, Any], run_dir: Path) -> DataSpec:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from offrl.data.dataset import Dataset
-from offrl.runs.record import as_begun
 from offrl.settings.train import TrainConfig
 from offrl.system.progress import duration
 from offrl.training import distributed
@@ -32,7 +31,6 @@ def train(
     Raises UserError for settings that do not fit the data, the environment or the run found in `run_dir`; Interrupted
     after Ctrl-C or SIGTERM, when all is saved.
     """
-    dataset = as_begun(run_dir, dataset)
     with contextlib.ExitStack() as resources:
         setup = set_up(config, dataset, run_dir, pretrained, resources)
         dataset = setup.dataset

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl import registry
-from offrl.data.load import load_dataset
+from offrl.data import load_dataset
 from offrl.data.memory import free_bytes
 from offrl.errors import UserError
 from offrl.settings.compose import compose

@@ -14,8 +14,7 @@ import torch
 from offrl import registry
 from offrl.algorithm import with_settings
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.fit import check_columns
-from offrl.data.transforms.rescale import apart
+from offrl.data.fit import check_columns, scaled_otherwise
 from offrl.errors import UserError, say, warn
 from offrl.nn.outline import of_file, outline
 from offrl.pretrained import Pretrained, Requirement
@@ -213,8 +212,7 @@ def _check_data(recorded: DataSpec, spec: DataSpec, where: str, requirement: Req
             raise UserError(f"{where}: it was trained on data with {name}={trained}, and {spec.name} has {current}")
     if not requirement.own_units:
         check_columns(recorded, spec, where)
-    unlike = (recorded.observation_mean is None) != (spec.observation_mean is None) or apart(recorded, spec).any()
-    if unlike and not requirement.own_units:
+    if not requirement.own_units and scaled_otherwise(recorded, spec):
         raise UserError(
             f"{where}: its observations were normalised in another way than those of {spec.name}; train it with this "
             "version and the same "

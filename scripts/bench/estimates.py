@@ -24,7 +24,7 @@ import numpy as np  # noqa: E402
 import plants  # noqa: E402
 
 import offrl  # noqa: E402
-from offrl.data.load import load_dataset  # noqa: E402
+from offrl.data import load_dataset  # noqa: E402
 from offrl.ope import afterwards  # noqa: E402
 from offrl.runs.run import SavedRun  # noqa: E402
 from offrl.runs.settings import run_settings  # noqa: E402

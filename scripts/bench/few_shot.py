@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from offrl.api import Run
-from offrl.data.assemble import assemble
 from offrl.data.dataset import Dataset
+from offrl.data.loading.assemble import assemble
 from offrl.envs import point_robot
 from offrl.evaluation.in_context import Arena, Trained
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 import offrl  # noqa: E402
-from offrl.data.load import load_dataset  # noqa: E402
+from offrl.data import load_dataset  # noqa: E402
 from offrl.evaluation.evaluator import Evaluator  # noqa: E402
 from offrl.figures import curves as plots  # noqa: E402
 from offrl.finetuning.summary import EARLY, picture  # noqa: E402

@@ -31,7 +31,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from offrl import ope  # noqa: E402
-from offrl.data.load import load_dataset  # noqa: E402
+from offrl.data import load_dataset  # noqa: E402
 from offrl.ope.candidates import find_runs, run_candidates  # noqa: E402
 from offrl.ope.fqe import FQE, Scale, standardised  # noqa: E402
 from offrl.ope.metrics import regret, spearman  # noqa: E402

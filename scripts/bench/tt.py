@@ -35,8 +35,8 @@ from offrl import registry, rng  # noqa: E402
 from offrl.algorithms.tt.beam_search import Plans, beam_search  # noqa: E402
 from offrl.algorithms.tt.discretizer import decode, encode  # noqa: E402
 from offrl.api import Run  # noqa: E402
+from offrl.data import load_dataset  # noqa: E402
 from offrl.data.dataset import Dataset  # noqa: E402
-from offrl.data.load import load_dataset  # noqa: E402
 from offrl.evaluation.policy import TrainedPolicy  # noqa: E402
 from offrl.settings.dataset import DatasetConfig  # noqa: E402
 from offrl.statistics.intervals import mean_interval  # noqa: E402

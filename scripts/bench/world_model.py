@@ -28,7 +28,7 @@ import torch  # noqa: E402
 from torch.func import vmap  # noqa: E402
 
 from offrl import rng  # noqa: E402
-from offrl.data.load import load_dataset  # noqa: E402
+from offrl.data import load_dataset  # noqa: E402
 from offrl.settings.replicas import Replica  # noqa: E402
 from offrl.system import backend, devices  # noqa: E402
 from offrl.system.devices import pick_device  # noqa: E402

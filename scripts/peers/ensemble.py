@@ -63,7 +63,7 @@ class BootstrapSampler:
         c = dataset.columns
         x = torch.cat([c["observations"], c["actions"]], -1)
         y = torch.cat([c["next_observations"] - c["observations"], c["rewards"].unsqueeze(-1)], -1)
-        packed = pack({"x": (x - x.mean(0)) / x.std(0), "y": y}, torch.arange(len(dataset), device=x.device))
+        packed = pack({"x": ((x - x.mean(0)) / x.std(0), None), "y": (y, None)})
         assert packed is not None
         return Bootstrapped(packed, torch.stack(rng.split(rng.make_key(0, x.device), self.members)))
 

@@ -232,7 +232,7 @@ def deadly(folder: Path, marker: Path, data: Path) -> Path:
     (folder / "deadly.py").write_text(
         textwrap.dedent(f"""
         import os, pathlib, signal
-        from offrl.data.load import load_dataset
+        from offrl.data import load_dataset
         from offrl.registry import register
 
         @register("dataset", "deadly")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from offrl import ope
-from offrl.data.load import load_dataset
+from offrl.data import load_dataset
 from offrl.data.transforms.episodes import keep_episodes
 from offrl.ope.candidates import data_of, find_runs, run_candidates
 from offrl.runs.settings import run_settings

@@ -108,7 +108,7 @@ def make(layout: str, seed: int, number: int, folder: Path, sound: bool = False)
 
 def load(path: Path, config: dict[str, Any]) -> Any:
     """offrl's dataset."""
-    from offrl.data.load import load_dataset
+    from offrl.data import load_dataset
     from offrl.settings.dataset import DatasetConfig
 
     return load_dataset(DatasetConfig(name=str(path), cache="never", memory="device", **config))

@@ -34,7 +34,7 @@ def written(rng: Rng) -> Draft:
 def write(draft: Draft, path: Path) -> None:
     """The columns as `offrl data convert` would write them."""
     from offrl.data.arrays import raw_from_arrays
-    from offrl.data.formats.write import write_data
+    from offrl.data.writing.write import write_data
     from offrl.settings.dataset import DatasetConfig
 
     table = dict(draft.tables[""])

@@ -14,10 +14,10 @@ import pytest
 
 from offrl.data import DatasetConfig, load_dataset
 from offrl.data.arrays import from_arrays, raw_from_arrays
-from offrl.data.assemble import assemble
-from offrl.data.formats.write import write_data
+from offrl.data.loading.assemble import assemble
 from offrl.data.text.dataset import from_episodes, to_episodes
 from offrl.data.text.write import write_text
+from offrl.data.writing.write import write_data
 from offrl.errors import UserError
 from tests.fuzz.compare import difference
 from tests.fuzz.oracle import columns, judge

@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from offrl import rng
+from offrl.data import load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
-from offrl.data.load import load_dataset
 from offrl.data.samplers.chunks import SPAN, VALID, WHOLE, ChunkSampler, as_one_step, valid_mean
 from offrl.data.samplers.transitions import STEP_REWARDS, TransitionSampler, discounted
 from offrl.errors import UserError

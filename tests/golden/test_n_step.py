@@ -241,7 +241,7 @@ def goal_batch() -> tuple[dict[str, Tensor], np.ndarray]:
     )
     sampler = GoalSampler(Mix(0.2, 0.5, 0.3), Mix(0.0, 1.0, 0.0), n_step=N)
     source, rows, goals = sampler.prepare(data), torch.tensor(ROWS), torch.tensor(GOALS)
-    batch = {**source.take(rows), "value_goals": source.goal(goals), "actor_goals": source.goal(goals)}
+    batch = {**source.table.take(rows), "value_goals": source.goal(goals), "actor_goals": source.goal(goals)}
     return {**batch, **sampler._window(source, goals, rows)}, states
 
 

@@ -23,7 +23,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.raw import MOST_VALUES
 from offrl.data.samplers.prefetch import Prefetcher
-from offrl.data.samplers.transitions import COIN, Batch, TransitionSampler, alias_table, pack
+from offrl.data.samplers.transitions import COIN, Batch, Packed, TransitionSampler, Unpacked, alias_table, pack
 from offrl.errors import UserError
 from offrl.training.step import make_step
 
@@ -89,14 +89,14 @@ def test_discrete_actions_survive_packing(offset: int) -> None:
     actions = np.arange(ROWS) + offset
     dataset = hand_made(actions=actions, num_actions=offset + ROWS)
     sampler = TransitionSampler()
-    assert sampler.prepare(dataset).packed is not None
+    assert isinstance(sampler.prepare(dataset).table, Packed)
     batch, row = draw(dataset)
     assert batch["actions"].dtype == torch.int64 and torch.equal(batch["actions"], row + offset)
 
 
 @pytest.mark.parametrize(("largest", "fits"), [((1 << 24) - 1, True), (1 << 24, False)])
 def test_integers_are_packed_where_a_float32_holds_them_all(largest: int, fits: bool) -> None:
-    assert (pack({"label": torch.tensor([[0], [largest]])}, torch.tensor([0, 1])) is not None) == fits
+    assert (pack({"label": (torch.tensor([[0], [largest]]), None)}) is not None) == fits
 
 
 def test_extra_columns_and_images() -> None:
@@ -107,7 +107,8 @@ def test_extra_columns_and_images() -> None:
     assert batch["observations"].dtype == torch.uint8 and torch.equal(batch["observations"], torch.tensor(image)[row])
     assert torch.equal(batch["weights"], row * 0.5)
     goal = torch.arange(6, dtype=torch.float32).reshape(2, 3)
-    packed = pack({"goal": goal, "label": torch.tensor([[7], [9]])}, torch.tensor([1]))
+    rows = torch.tensor([1])
+    packed = pack({"goal": (goal, rows), "label": (torch.tensor([[7], [9]]), rows)})
     assert packed is not None
     taken = packed.take(torch.tensor([0, 0]))
     assert (
@@ -252,7 +253,7 @@ def test_next_actions_unpacked_and_discrete() -> None:
     image = np.arange(ROWS * 4).reshape(ROWS, 2, 2).astype(np.uint8)
     dataset = from_arrays(image, ACTIONS[:, None], np.arange(ROWS), *FLAGS)
     sampler = TransitionSampler(extra=("next_actions",))
-    assert sampler.prepare(dataset).packed is None
+    assert isinstance(sampler.prepare(dataset).table, Unpacked)
     batch, _ = draw(dataset, sampler=sampler)
     row = batch["rewards"].long()
     assert sorted(set(row.tolist())) == AFTER and torch.equal(batch["next_actions"][:, 0], expected_next(row))
@@ -265,7 +266,9 @@ def test_next_actions_from_disk_are_those_from_memory(on_disk: tuple[Dataset, Da
     memory, disk = on_disk
     sampler = TransitionSampler(extra=("next_actions",))
     sources = [sampler.prepare(d) for d in (memory, disk)]
-    assert sources[1].packed is None and sources[1].columns["actions"] is disk.columns["actions"]  # no second copy
+    assert (
+        isinstance(sources[1].table, Unpacked) and sources[1].table.columns["actions"][0] is disk.columns["actions"]
+    )  # no second copy
     keys = rng.fold_in(rng.make_key(1), torch.arange(3))
     a, b = (vmap(lambda k, s=source: sampler(s, k, 700))(keys) for source in sources)
     assert sorted(a) == sorted(b) and all(torch.equal(a[name], b[name]) for name in a)
@@ -337,7 +340,7 @@ def test_weighted_draws_are_the_same_from_disk_and_under_vmap(on_disk: tuple[Dat
     sources = [sampler.prepare(weighted(d, *weights)) for d in on_disk]
     keys = rng.fold_in(rng.make_key(5), torch.arange(3))
     a, b = (vmap(lambda k, s=source: sampler(s, k, 900))(keys) for source in sources)
-    assert sources[1].packed is None and all(torch.equal(a[name], b[name]) for name in a)
+    assert isinstance(sources[1].table, Unpacked) and all(torch.equal(a[name], b[name]) for name in a)
     alone = sampler(sources[0], keys[1], 900)
     assert all(torch.equal(a[name][1], alone[name]) for name in a)
     starts, ends = on_disk[0].episode_start[3], on_disk[0].episode_end[3]

@@ -165,7 +165,7 @@ def test_windows_and_values(terminal: float | None) -> None:
             [*dataset.columns["observations"][t].tolist(), *dataset.columns["actions"][t].tolist(), r[t], value]
         )
     expected = encode(torch.tensor(np.array(numbers, np.float32)), source.bins.edges)
-    assert torch.equal(source.windows.made["tokens"].long(), expected)
+    assert torch.equal(source.windows.table.column("tokens", torch.arange(source.windows.count)).long(), expected)
     if terminal is not None:
         assert float(source.bins.values[4].min()) == terminal  # exactly, and alone
     seen = set()

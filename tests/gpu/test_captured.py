@@ -131,14 +131,14 @@ def test_batches_from_outside_are_replayed() -> None:
     algorithm = case.make()
     source = algorithm.sampler().prepare(cases.data(False))
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randint(len(source.packed.table), (12, 2, cases.BATCH), generator=generator)
+    rows = torch.randint(len(source.table.table), (12, 2, cases.BATCH), generator=generator)
 
     class Given:
         def __init__(self, put: Any) -> None:
             self.put = put
 
         def get(self, step: int) -> dict[str, Tensor]:
-            return {k: self.put(v) for k, v in vmap(lambda i: source.packed.take(i))(rows[step]).items()}
+            return {k: self.put(v) for k, v in vmap(lambda i: source.table.take(i))(rows[step]).items()}
 
     def train(put: Any, mode: str) -> Any:
         alpha = [put(torch.tensor([1.0, 2.0])), put(torch.tensor([9.0, 2.0]))]
@@ -172,11 +172,11 @@ def test_online_actions_and_updates_are_graphs(noise: float | None) -> None:
     algorithm, them = case.make(), [Replica(0), Replica(1)]
     sampler = algorithm.sampler()
     dataset = cases.data(False)
-    names = [*sampler.prepare(dataset).packed.layout]
+    names = [*sampler.prepare(dataset).table.layout]
 
     def play(mode: str, device: torch.device) -> tuple[list[np.ndarray], Any]:
         source = sampler.prepare(dataset if device.type == "cpu" else dataset.to(device))
-        layout = source.packed.layout
+        layout = source.table.layout
         ring = Ring({n: (layout[n][2], layout[n][3]) for n in names}, 2, 50, device)
         state = first_state(algorithm, them)
         batches = MixedBatches(ring, sampler, source, state.key, cases.BATCH, 0.5)

@@ -13,9 +13,9 @@ import pytest
 from offrl import registry
 from offrl.data import DatasetConfig, load_dataset
 from offrl.data.arrays import from_arrays
-from offrl.data.checks import find_faults
-from offrl.data.formats import read_raw
+from offrl.data.loading.read import read_raw
 from offrl.data.raw import RawData
+from offrl.data.raw.checks import find_faults
 from offrl.errors import UserError
 
 N = 30  # three episodes of ten rows; the second ends in a terminal

@@ -560,7 +560,7 @@ def neorl2_file(path: Path, trajectories: int = 3, truncated: bool = True) -> No
 
 
 def test_neorl2_data_are_found_and_scored_as_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offrl.data.load import load_dataset
+    from offrl.data import load_dataset
     from offrl.envs import neorl2
 
     monkeypatch.setenv("HOME", str(tmp_path))

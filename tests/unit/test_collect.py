@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from offrl.cli.main import main
+from offrl.collect import episodes as shard_files
 from offrl.collect import ogbench as goals
 from offrl.collect.config import CollectConfig
 from offrl.collect.d4rl import choose
@@ -20,11 +21,11 @@ from offrl.collect.environment import look
 from offrl.collect.episodes import Episode, first_rows, read_shards, shards, write_shard
 from offrl.collect.ogbench import mazes
 from offrl.collect.ogbench.manipulation import in_sight, player
-from offrl.collect.ogbench.rows import joined
+from offrl.collect.ogbench.rows import as_episode
 from offrl.collect.record import Stop, Stopped
 from offrl.collect.recorder import Recorder, record
 from offrl.collect.train import Snapshot, stream
-from offrl.data.load import load_dataset
+from offrl.data import load_dataset
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
@@ -196,7 +197,7 @@ def same(a: list[Episode], b: list[Episode]) -> bool:
 def test_a_recording_that_was_stopped_goes_on_to_the_same_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offrl.collect.recorder.SHARD_ROWS", 100)
+    monkeypatch.setattr("offrl.collect.episodes.SHARD_ROWS", 100)
     whole = play(tmp_path / "a")
     assert sum(map(len, whole)) >= 2000 > sum(map(len, whole[:-1]))
     assert len(shards(tmp_path / "a")) > 5
@@ -531,7 +532,7 @@ def test_point_maze_is_recorded_as_ogbench_does(
             theirs = dict(file)
         np.testing.assert_allclose(data["actions"].std(0), theirs["actions"].std(0), atol=0.05)
         np.testing.assert_allclose(np.abs(data["actions"]).mean(0), np.abs(theirs["actions"]).mean(0), atol=0.05)
-    monkeypatch.setattr(goals, "SHARD_SECONDS", 0.0)  # a shard for each episode
+    monkeypatch.setattr(shard_files, "SHARD_SECONDS", 0.0)  # a shard for each episode
     assert main([*command.replace("episodes=10", "episodes=3").split(), "out=b"]) == 0
     np.testing.assert_array_equal(np.load("b/pointmaze-medium-navigate-v0.npz")["actions"], data["actions"][:903])
     fails(capsys, "collect env=antmaze-medium-v0 recipe=ogbench", "experts", "pointmaze-medium-v0")
@@ -550,13 +551,13 @@ def test_cube_oracles() -> None:
     for kind in ("play", "noisy"):
         config = CollectConfig(env="cube-single-v0", kind=kind)
         with goals.numpy_seed(3):
-            found[kind] = joined([player(config, env)(env, config, 3)])
+            found[kind] = as_episode(player(config, env)(env, config, 3)).columns
         assert found[kind]["observations"].shape == (150, 28) and found[kind]["terminals"].sum() == 1
         assert found[kind]["observations"][:, 19:21].std(0).max() > 0.3  # tenths of a metre; a cube that lies has 0.00
     play, noisy = (np.abs(np.diff(found[k]["actions"], axis=0)).mean() for k in ("play", "noisy"))
     assert noisy > play  # independent noise is rougher
     with goals.numpy_seed(3):
-        again = joined([player(config, env)(env, config, 3)])
+        again = as_episode(player(config, env)(env, config, 3)).columns
     for name, values in found["noisy"].items():
         np.testing.assert_array_equal(again[name], values, name)  # the random actions too
 
@@ -577,7 +578,7 @@ def test_scene_and_puzzle_oracles(kind: str) -> None:
             2, 7
         ):  # which parts an episode moves depends on the processor's last digits: one in ten leaves some alone
             with goals.numpy_seed(seed):
-                found = joined([player(config, env)(env, config, seed)])
+                found = as_episode(player(config, env)(env, config, seed)).columns
             assert found["terminals"].sum() == 1 and found["button_states"].dtype == np.int64
             pressed = len(np.unique(found["button_states"], axis=0)) >= 3
             if name == "scene-v0":

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from offrl.data import Dataset, DatasetConfig, load_dataset
-from offrl.data.formats import read_raw
+from offrl.data.loading.read import read_raw
 from offrl.data.tools.convert import convert, merge, subset
 from offrl.data.tools.subset import Choice
 from offrl.data.transforms.episodes import subsample, top_fraction

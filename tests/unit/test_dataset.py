@@ -14,9 +14,9 @@ import torch
 
 from offrl.data import DatasetConfig, DataSpec, load_dataset
 from offrl.data.arrays import from_arrays
-from offrl.data.assemble import assemble
-from offrl.data.infer import find_ends
+from offrl.data.loading.assemble import assemble
 from offrl.data.raw import RawData
+from offrl.data.raw.infer import find_ends
 from offrl.errors import UserError
 from offrl.tasks.task import Task
 

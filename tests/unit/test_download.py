@@ -92,7 +92,7 @@ class Server:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for variable in ("OFFRL_MIRROR", "OFFRL_CACHE", "D4RL_DATASET_DIR", "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr("offrl.data.transfer.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("offrl.data.formats.transfer.time.sleep", lambda seconds: None)
     made = Server()
     thread = threading.Thread(target=lambda: made.http.serve_forever(poll_interval=0.01), daemon=True)
     thread.start()

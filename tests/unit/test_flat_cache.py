@@ -19,8 +19,8 @@ import torch
 
 from offrl import registry
 from offrl.data import Dataset, DatasetConfig, load_dataset
-from offrl.data import cache as flat
 from offrl.data.arrays import from_arrays
+from offrl.data.loading import cache as flat
 from offrl.data.memory import MANIFEST, Memory
 from offrl.data.transforms.columns import normalize_observations
 from offrl.tasks.task import Task
@@ -83,7 +83,7 @@ def no_reading(monkeypatch: pytest.MonkeyPatch) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the file was read again")
 
-    return lambda: monkeypatch.setattr("offrl.data.read.read_raw", refuse)
+    return lambda: monkeypatch.setattr("offrl.data.loading.read.read_raw", refuse)
 
 
 def test_the_second_load_is_the_same_without_the_file(
@@ -144,13 +144,13 @@ def test_a_changed_file_is_read_again(file: Path) -> None:
 def test_other_code_reads_the_file_again(file: Path, monkeypatch: pytest.MonkeyPatch, no_reading: Any) -> None:
     load_dataset(config(file))
     no_reading()
-    monkeypatch.setattr(flat, "_code", lambda: "a newer version")
+    monkeypatch.setattr(flat, "code_id", lambda: "a newer version")
     with pytest.raises(AssertionError, match="read again"):
         load_dataset(config(file))
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import offrl.data.read as module
+    import offrl.data.loading.read as module
 
     read = module.read_raw
 
@@ -275,7 +275,7 @@ def test_a_task_with_a_function_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_minari_arrow_files_are_watched(tmp_path: Path) -> None:
-    from offrl.data.formats import Source
+    from offrl.data.loading.resolve import Source
 
     (tmp_path / "data" / "0").mkdir(parents=True)
     (tmp_path / "data" / "metadata.json").write_text('{"action_space": ""}')

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from offrl.data import load_dataset
 from offrl.data.fit import check_fit
-from offrl.data.load import load_dataset
 from offrl.data.samplers.chunks import ChunkSampler
 from offrl.envs import fork
 from offrl.rng import make_key

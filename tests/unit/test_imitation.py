@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from offrl import rng
+from offrl.data import load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
-from offrl.data.load import load_dataset
 from offrl.data.transforms.demonstrations import ExpertSampler, append_expert
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig

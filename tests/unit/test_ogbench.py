@@ -17,11 +17,11 @@ from gymnasium import spaces
 
 from offrl import registry
 from offrl.algorithm import TrainState
+from offrl.data import load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.data.formats.minari import _observation_leaves
 from offrl.data.formats.minari_episodes import Buffers
-from offrl.data.load import load_dataset
 from offrl.data.memory import Memory
 from offrl.envs import ogbench
 from offrl.errors import UserError
@@ -274,14 +274,17 @@ def test_kitchen_like_goals_become_columns(tmp_path: Path) -> None:
         ("desired_goal", "burner"): np.array([[1]] * 3),
     }
 
-    def read(column: str, path: tuple[str, ...], out: np.ndarray | None) -> np.ndarray:
-        array = values[path] if column == "observations" else np.zeros(out.shape if out is not None else 2)
-        if out is not None:
-            out[:] = array
-        return array
+    class Episode:
+        name, steps = "episode_0", 2
+
+        def where(self, column: str, leaf: tuple[str, ...] = ()) -> str:
+            return column
+
+        def read(self, column: str, leaf: tuple[str, ...] = ()) -> np.ndarray:
+            return values[leaf] if column == "observations" else np.zeros(2)
 
     buffers = Buffers(2, leaves, found, {"type": "Box", "shape": [1]}, Memory(float("inf"), tmp_path), "k", 1 << 20, {})
-    buffers.add(2, read, "episode_0")
+    buffers.add(Episode())
     columns = buffers.result().columns
     assert (
         columns["achieved_goals"].tolist() == [[7, 1, 2], [8, 3, 4]]

@@ -129,8 +129,7 @@ def test_late_columns_are_those_of_the_data_sampler(extra: tuple[str, ...]) -> N
         arrays[0], arrays[1] * 2, arrays[2], flags[0], flags[1] & ~flags[0], arrays[3], action_low=-2, action_high=2
     )
     source = sampler.prepare(add_returns_to_go(dataset, 0.9))
-    assert source.packed is not None
-    expected = source.packed.take(torch.arange(source.count))
+    expected = source.table.take(torch.arange(source.count))
     whole = len(expected["rewards"])
     for name, column in expected.items():
         mine = np.concatenate([p[name] for p in parts if len(p[name])])[:whole]

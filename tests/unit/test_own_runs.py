@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import offrl
-from offrl.data.given import is_own
+from offrl.data.loading.arguments import is_own
 from offrl.errors import UserError
 from offrl.ope.afterwards import ENDS, _words, judge, summary
 from offrl.ope.linear import LinearValues, gap, interval, values

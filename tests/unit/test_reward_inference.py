@@ -14,7 +14,7 @@ import pytest
 import offrl
 from offrl.api import Run
 from offrl.cli.main import main
-from offrl.data.load import load_dataset
+from offrl.data import load_dataset
 from offrl.envs.point_mass import at_centre, at_ring
 from offrl.errors import UserError
 from offrl.evaluation import reward_inference

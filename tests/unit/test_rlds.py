@@ -10,8 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
+from offrl.data import load_dataset
 from offrl.data.dataset import Dataset
-from offrl.data.load import load_dataset
 from offrl.data.tables.frame import from_dataframe
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig

@@ -15,10 +15,10 @@ import torch
 import offrl
 from offrl import registry
 from offrl.algorithms.iql import IQL
+from offrl.data import load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.data.fit import check_fit
-from offrl.data.load import load_dataset
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.settings.compose import flatten

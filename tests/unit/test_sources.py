@@ -16,7 +16,9 @@ import torch
 from offrl import registry
 from offrl.data import Dataset, DatasetConfig, load_dataset
 from offrl.data.arrays import from_arrays
-from offrl.data.formats import d4rl, read_raw, resolve
+from offrl.data.formats import d4rl
+from offrl.data.loading.read import read_raw
+from offrl.data.loading.resolve import resolve
 from offrl.errors import UserError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -284,7 +286,7 @@ def test_builtin_layout_with_final_observations_and_references(tmp_path: Path, m
         file.attrs.update(
             env_id="Hopper-v5", dataset_id="offrl/hopper-mixed-v0", ref_min_score=10.0, ref_max_score=3000.0
         )
-    monkeypatch.setattr("offrl.data.formats.BUILTIN", path)
+    monkeypatch.setattr("offrl.data.loading.resolve.BUILTIN", path)
     data = load_dataset("builtin")
     task = data.spec.task
     assert task is not None and (task.env_id, task.ref_min, task.ref_max, task.ref_label) == (

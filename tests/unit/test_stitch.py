@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from offrl.data import load_dataset
 from offrl.data.fit import check_fit
-from offrl.data.load import load_dataset
 from offrl.envs import stitch
 from offrl.tasks.environments import make_env
 from offrl.tasks.task import lookup

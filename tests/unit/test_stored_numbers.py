@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 
 from offrl.algorithms.bc import BC, BCConfig
+from offrl.data import load_dataset
 from offrl.data.containers import npz
 from offrl.data.dataset import ColumnSpec, DataSpec
-from offrl.data.load import load_dataset
 from offrl.data.tables.frame import from_dataframe
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy

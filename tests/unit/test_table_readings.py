@@ -17,8 +17,8 @@ import torch
 
 import offrl
 from offrl.data import DatasetConfig, load_dataset
-from offrl.data.checks import find_faults
-from offrl.data.formats import read_raw
+from offrl.data.loading.read import read_raw
+from offrl.data.raw.checks import find_faults
 from offrl.errors import UserError
 
 

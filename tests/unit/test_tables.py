@@ -248,6 +248,8 @@ def test_a_packed_file_that_grows_too_much_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(guard, "FREE", 1000)
     (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"obs_0,action_0,reward,episode\n" + b"0,0,0,0\n" * 20_000))
     assert "more than 200 times" in refused(str(tmp_path / "x.csv.gz"))
+    (tmp_path / "y.csv.gz").write_bytes(gzip.compress(b"obs_0,action_0,reward,\xe9\n" + b"0,0,0,0\n" * 20_000))
+    assert "more than 200 times" in refused(str(tmp_path / "y.csv.gz"))  # letters of Windows too
 
 
 @pytest.mark.parametrize("how", ["folder", "glob", "list", "python"])
@@ -262,7 +264,7 @@ def test_files_of_an_episode_each_are_one_dataset(tmp_path: Path, how: str) -> N
         "python": "",
     }
     fields = {k: v for k, v in FIELDS.items() if k != "episode_ids"}
-    from offrl.data.given import name_of
+    from offrl.data.loading.arguments import name_of
 
     data = load_dataset(DatasetConfig(name=names[how] or name_of(paths), fields=fields))
     assert data.episode_end.tolist() == [8, 16, 24]

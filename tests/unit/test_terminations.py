@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from offrl import registry
+from offrl.data import load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.load import load_dataset
 from offrl.data.transforms.columns import normalize_observations
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig

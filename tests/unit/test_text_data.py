@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from offrl.data import load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.load import load_dataset
 from offrl.data.text import tools as text_tools
 from offrl.data.text.dataset import from_episodes, shared_strings, to_episodes
 from offrl.data.tools.convert import convert, merge, subset

@@ -21,6 +21,7 @@ from offrl.lm.rollouts import rollouts
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import make_env
 from offrl.tasks.task import lookup
+from tests.support.wordle import Greedy
 
 START = {"start": (1, 1)}
 
@@ -345,7 +346,7 @@ def test_wordle_is_played_by_its_rules() -> None:
 
 def greedy_returns() -> np.ndarray:
     """[W]: the return of `Greedy` for each word of the list."""
-    player = wordle_play.Greedy()
+    player = Greedy()
     returns = np.zeros(len(player.words))
     for target in range(len(returns)):
         left = np.arange(len(returns))
@@ -465,7 +466,7 @@ def test_rollouts_are_the_seeds_cut_where_told_and_refuse_wrong_answers() -> Non
 def test_players_and_rollouts_agree() -> None:
     words = wordle.load_words()
     some = list(range(0, len(words), 7))
-    played = rollouts(wordle.TextWordle, wordle_play.Greedy(), len(some), starts=[{"word": words[i]} for i in some])
+    played = rollouts(wordle.TextWordle, Greedy(), len(some), starts=[{"word": words[i]} for i in some])
     assert [sum(t["reward"] for t in e["turns"]) for e in played] == greedy_returns()[some].tolist()
     player = wordle_play.Consistent(0)
     for episode in rollouts(wordle.TextWordle, player, 20):

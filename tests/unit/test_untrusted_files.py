@@ -20,7 +20,8 @@ from offrl.data import DatasetConfig, load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.containers import guard
 from offrl.data.containers.hdf5 import open_hdf5
-from offrl.data.formats import provenance, read_raw
+from offrl.data.formats import provenance
+from offrl.data.loading.read import read_raw
 from offrl.data.raw import RawData
 from offrl.errors import UserError
 from tests.support.data_files import (
@@ -464,7 +465,7 @@ def test_an_episode_of_minari_without_rewards_is_not_dropped(tmp_path: Path) -> 
 def test_arrow_of_other_kinds(tmp_path: Path) -> None:
     sound = [{"x": [0.0, 1.0]}] * 3
     assert len(load_dataset(str(minari_arrow(tmp_path / "a", sound, [1.0] * 3)))) == 2
-    assert "'rewards' has shape [3, 1, 1]" in refused(minari_arrow(tmp_path / "b", sound, [[[1.0]]] * 3))
+    assert "'rewards' has shape [2, 1, 1]" in refused(minari_arrow(tmp_path / "b", sound, [[[1.0]]] * 3))
     folder = minari_arrow(tmp_path / "d", sound, [1.0] * 3)
     pa = pytest.importorskip("pyarrow")
     (folder / "1").mkdir()

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 
 from offrl.data import Dataset, DatasetConfig, load_dataset
-from offrl.data.assemble import assemble
 from offrl.data.containers import hdf5_sink as sink
 from offrl.data.containers.hdf5_sink import Sink
-from offrl.data.formats import read_raw
-from offrl.data.formats.write import write_data
+from offrl.data.loading.assemble import assemble
+from offrl.data.loading.read import read_raw
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData
 from offrl.data.tools.convert import read_whole
+from offrl.data.writing.write import write_data
 from offrl.errors import UserError
 from offrl.tasks.task import Task
 from tests.support.tiers import nightly_but
@@ -567,7 +567,7 @@ def test_what_differs_when_read_back_is_not_put_in_place(
     raw = example("plain")
     raw.columns["rewards"][7] = 1234.5
     monkeypatch.setattr(sink, "write_at", flip)
-    monkeypatch.setattr("offrl.data.formats.write._blocks", lambda column: (len(column), {}))  # not compressed
+    monkeypatch.setattr("offrl.data.writing.write._blocks", lambda column: (len(column), {}))  # not compressed
     with pytest.raises(UserError, match=r"differs \(columns\): nothing was put there"):
         write_data(raw, tmp_path / ("x.hdf5" if form == "d4rl" else "x"), form)
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from offrl.algorithm import Tree
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Packed, pack
+from offrl.data.samplers.transitions import Batch, Packed, episode_of, table_of
 from offrl.errors import UserError
 from offrl.world_models.dynamics.settings import DynamicsSettings
 
@@ -41,9 +41,7 @@ def split(dataset: Dataset, config: DynamicsSettings) -> Split:
     if config.test_share > 0.0 and dataset.num_episodes >= FEW_EPISODES:
         count = max(1, int(config.test_share * dataset.num_episodes))
         test = torch.from_numpy(np.sort(draw.permutation(dataset.num_episodes)[:count]))
-        rows, ends = (
-            x[~torch.isin(torch.searchsorted(dataset.episode_start, x, right=True) - 1, test)] for x in (rows, ends)
-        )
+        rows, ends = (x[~torch.isin(episode_of(dataset, x), test)] for x in (rows, ends))
     if len(rows) < 2:
         raise UserError(
             f"{dataset.spec.name} has {len(rows)} transition(s) whose next observation is known: too few to learn its "
@@ -93,8 +91,8 @@ class DynamicsSampler:
         train, held = (self.columns(dataset, x.to(device)) for x in (rows, parts.held))
         if len(rows) > len(parts.train):
             train["known"] = dataset.columns["successor_known"][rows.to(device)].float()
-        table = pack(train, torch.arange(len(rows), device=device))
-        assert table is not None
+        table = table_of(dataset, train)
+        assert isinstance(table, Packed)
         wide = train["inputs"].double()
         mean, std = wide.mean(0).float(), wide.std(0, unbiased=False).float()
         return DynamicsSource(table, len(rows), held, mean, torch.where(std < 1e-12, torch.ones_like(std), std))

@@ -12,28 +12,26 @@ import contextlib
 import importlib
 import importlib.util
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from offrl.collect.config import CollectConfig
 from offrl.collect.environment import World, look
+from offrl.collect.episodes import Episode, Play, play_units
 from offrl.collect.ogbench.manipulation import player
 from offrl.collect.ogbench.mazes import play_maze
-from offrl.collect.ogbench.rows import joined
+from offrl.collect.ogbench.rows import as_episode
 from offrl.collect.publish import PACKAGES, Collection
 from offrl.collect.record import KEPT, Stop
-from offrl.collect.recorder import SHARD_SECONDS, seed_for
+from offrl.collect.recorder import seed_for
 from offrl.errors import UserError, nearest
 from offrl.runs.log import write_error
 from offrl.runs.record import installed
 from offrl.runs.tables import print_table
 from offrl.system import files as checkpoint
-from offrl.system.progress import Progress
 from offrl.tasks.environments import make_env, quiet
 from offrl.tasks.task import Task
 
@@ -92,8 +90,9 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
     names = {"train": f"{stem}-{config.kind}-v0.npz", "val": f"{stem}-{config.kind}-v0-val.npz"}
     if total == count:  # too few for a tenth
         del names["val"]
-    data = _record(config, folder / "episodes", total, stop)
-    lengths = data.pop("length")
+    episodes = _record(config, folder / "episodes", total, stop)
+    data = {k: np.concatenate([e.columns[k] for e in episodes]) for k in episodes[0].columns}
+    lengths = np.array([len(e) for e in episodes])
     rows = int(lengths[:count].sum())
     for part, name in names.items():
         columns = {k: v[:rows] if part == "train" else v[rows:] for k, v in data.items()}
@@ -136,43 +135,30 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
         print_table(["training set", config.env], table)
 
 
-def _record(config: CollectConfig, folder: Path, total: int, stop: Stop) -> dict[str, np.ndarray]:
-    """All rows of `total` episodes, and "length" [total]. Each episode is decided by the seed and its number alone."""
-    from offrl.collect.episodes import shards
+def _record(config: CollectConfig, folder: Path, total: int, stop: Stop) -> list[Episode]:
+    """`total` episodes. Each is decided by the seed and its number alone."""
+    length = STITCH_LENGTH if config.kind == "stitch" else LENGTH
+    arguments: dict[str, Any] = {"terminate_at_goal": False}
+    if not config.env.startswith("pointmaze"):
+        arguments["mode"] = "data_collection"
 
-    saved_shards = shards(folder)
-    parts = [{k: v.numpy() for k, v in checkpoint.read(p)[0].items()} for _, _, p in saved_shards]
-    done = saved_shards[-1][1] if saved_shards else 0
-    if done < total:
-        length = STITCH_LENGTH if config.kind == "stitch" else LENGTH
-        arguments: dict[str, Any] = {"terminate_at_goal": False}
-        if not config.env.startswith("pointmaze"):
-            arguments["mode"] = "data_collection"
+    @contextlib.contextmanager
+    def stage() -> Iterator[Play]:
         env = make_env(Task(name=config.env, env_id=config.env, env_kwargs=arguments, max_episode_steps=length))
         play = play_maze if config.env.startswith("pointmaze") else player(config, env)
-        first, pending, saved = done, [], time.monotonic()
+
+        def one(number: int) -> list[Episode]:
+            with quiet(), numpy_seed(seed_for(config.seed, "ogbench", config.kind, number)) as seed:
+                env.action_space.seed(seed)
+                return [as_episode(play(env, config, seed))]
+
         try:
-            with (
-                quiet(),
-                Progress(f"recording {config.env} {config.kind}", total, "episodes", config.quiet, done) as bar,
-            ):
-                while done < total:
-                    with numpy_seed(seed_for(config.seed, "ogbench", config.kind, done)) as seed:
-                        env.action_space.seed(seed)
-                        pending.append(play(env, config, seed))
-                    done += 1
-                    bar.update(done)
-                    if done == total or stop.asked or time.monotonic() - saved > SHARD_SECONDS:
-                        parts.append(joined(pending))
-                        tensors = {k: torch.from_numpy(v) for k, v in parts[-1].items()}
-                        checkpoint.write(
-                            folder / f"{first:08d}-{done:08d}.safetensors", tensors, {"kind": "ogbench"}, KEPT
-                        )
-                        first, pending, saved = done, [], time.monotonic()
-                        stop.check()
+            yield one
         finally:
             env.close()
-    return {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+
+    title = f"recording {config.env} {config.kind}"
+    return play_units(folder, stage, None, total, title, config.quiet, stop)
 
 
 @contextlib.contextmanager

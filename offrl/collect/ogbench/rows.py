@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from offrl.collect.episodes import Episode
+
 COLUMNS = ("observations", "actions", "terminals", "qpos", "qvel")
 # of environments that have buttons (scene, puzzle): what of a task is done can be told with these alone
 BUTTONS = "button_states"
@@ -35,12 +37,8 @@ def keep(rows: Rows, observation: Any, action: np.ndarray, over: bool, info: dic
         rows[name].append(np.array(info["prev_button_states"] if name == BUTTONS else values[name]))
 
 
-def column_type(name: str) -> Any:
-    """OGBench's type of a column."""
-    return {"terminals": bool, BUTTONS: np.int64}.get(name, np.float32)
-
-
-def joined(episodes: list[Rows]) -> dict[str, np.ndarray]:
-    """The columns of several episodes, and "length" [episodes]."""
-    columns = {k: np.concatenate([np.asarray(e[k], column_type(k)) for e in episodes]) for k in episodes[0]}
-    return {**columns, "length": np.array([len(e["terminals"]) for e in episodes], np.int64)}
+def as_episode(rows: Rows) -> Episode:
+    """An episode with columns of OGBench's types, whose observation after the last step is not kept."""
+    types = {"terminals": bool, BUTTONS: np.int64}
+    columns = {name: np.asarray(values, types.get(name, np.float32)) for name, values in rows.items()}
+    return Episode(columns, np.zeros(0, np.float32))

@@ -98,9 +98,8 @@ def refuse_growth(where: str, size: int, stored: int) -> None:
     if size > max(FREE, GROWTH * stored):
         raise UserError(
             f"{where} would take {words(size)} of memory, of which the file holds {words(stored)}: more than {GROWTH} "
-            "times as much is "
-            f"refused above {words(FREE)}, for such a file is damaged, or made to exhaust memory; if it is sound, "
-            "write it uncompressed"
+            f"times as much is refused above {words(FREE)}, for such a file is damaged, or made to exhaust memory; if "
+            "it is sound, write it uncompressed"
         )
 
 
@@ -108,9 +107,8 @@ def refuse_columns(where: str, count: int) -> None:
     """Raises UserError for more columns than a table has."""
     if count > COLUMNS:
         raise UserError(
-            f"{where} has {count:,} columns, and {COLUMNS:,} at most are read: leave out those that are not needed, or "
-            "write observations "
-            "and actions as one array each, with numpy.savez"
+            f"{where} has {count:,} columns, and {COLUMNS:,} at most are read: leave out those that are not needed, "
+            "or write observations and actions as one array each, with numpy.savez"
         )
 
 

@@ -27,27 +27,24 @@ _OUTSIDE = "which leads out of the file and is not followed: copy the data into 
 
 @contextlib.contextmanager
 def open_hdf5(path: Path) -> Iterator[Any]:
-    """An open h5py.File. What HDF5 says about damaged files becomes a one-line UserError, also while reading."""
+    """An open h5py.File, of which no link leads nowhere, or out of the file. What HDF5 says about damaged files becomes
+    a one-line UserError, also while reading."""
     import h5py
 
     refuse_special(path)
     with reading(path, " as HDF5", _CURE), h5py.File(path, "r") as file:
+        if _SOFT in checked_links(file).values():
+            hdf5_keys(file)
         yield file
 
 
 def hdf5_keys(file: Any) -> dict[str, Any]:
-    """All h5py datasets of a file by their path, "group/x". Raises UserError for a link that leads nowhere, or out of
-    the file.
-    """
+    """All h5py datasets of a file by their path, "group/x". Raises UserError for a link that leads nowhere."""
     import h5py
 
     links = checked_links(file)  # all of them first: a soft link's way may lead through an external one
-    columns: dict[str, Any] = {}
-    for name, kind in links.items():
-        item = _behind(file, name) if kind == _SOFT else file[name]
-        if isinstance(item, h5py.Dataset):
-            columns[name] = item
-    return columns
+    items = {name: _behind(file, name) if kind == _SOFT else file[name] for name, kind in links.items()}
+    return {name: item for name, item in items.items() if isinstance(item, h5py.Dataset)}
 
 
 def checked_links(file: Any) -> dict[str, int]:
@@ -55,7 +52,8 @@ def checked_links(file: Any) -> dict[str, int]:
     links: dict[str, int] = {}
     _walk(file.id, "", 0, links, set(), str(file.filename))
     for name, kind in links.items():
-        _refuse_external(file, name, kind)
+        if kind not in (_HARD, _SOFT):
+            raise UserError(f"{file.filename}: '{name}' is an external link, {_OUTSIDE}")
     return links
 
 
@@ -96,33 +94,6 @@ def refuse_groups(file: Any, names: Iterable[str]) -> None:
             raise UserError(
                 f"{file.filename}: '{name}' is a {what}, where a column is due: write its values there, or rename it"
             )
-
-
-class Links:
-    """The links of a file, of which none may lead nowhere, or out of the file."""
-
-    def __init__(self, file: Any) -> None:
-        self.file, self._walked = file, False
-
-    def check(self, group: Any, within: str = "") -> None:
-        """Raises UserError for a bad link in an h5py.h5g.GroupID at the path `within`, of its subgroups not.
-
-        Where one is soft, all links of the file are looked at, once: its way may lead anywhere in the file.
-        """
-        if group.links.iterate(lambda name, info: info.type or None, info=True) is None:
-            return  # hard links alone; what follows takes longer
-        links: dict[bytes, int] = {}
-        group.links.iterate(lambda name, info: links.update({name: info.type} if info.type != _HARD else {}), info=True)
-        for name, kind in links.items():
-            _refuse_external(self.file, within + name.decode(errors="replace"), kind)
-        if links and not self._walked:
-            hdf5_keys(self.file)
-            self._walked = True
-
-
-def _refuse_external(file: Any, name: str, kind: int) -> None:
-    if kind not in (_HARD, _SOFT):
-        raise UserError(f"{file.filename}: '{name}' is an external link, {_OUTSIDE}")
 
 
 def _behind(file: Any, name: str) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import math
 import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import numpy as np
 from offrl.data.containers.guard import COLUMNS, reading, refuse_empty_rows, refuse_growth
 from offrl.data.containers.hdf5 import column_dtype
 from offrl.data.containers.plain_files import refuse_special
+from offrl.data.containers.stored import Stored
 from offrl.data.memory import Memory, chunks
-from offrl.data.raw import SUCCESSORS, lost, sampled, wide
+from offrl.data.raw import BLOCK, BLOCKS, SUCCESSORS
 from offrl.errors import UserError
 
 _HEADER = 1 << 16  # bytes; NumPy's headers have some hundred, and it refuses more than 10,000
@@ -72,8 +74,7 @@ class Npz:
         if not dtype.hasobject and file.tell() + size != member.file_size:
             raise UserError(
                 f"{where} declares {size:,} bytes, shape {list(shape)}, and the file holds "
-                f"{max(0, member.file_size - file.tell()):,}: "
-                "it is damaged or incomplete, get it again"
+                f"{max(0, member.file_size - file.tell()):,}: it is damaged or incomplete, get it again"
             )
         if not dtype.hasobject:
             refuse_growth(where, size, member.compress_size)
@@ -85,38 +86,28 @@ class Npz:
         self._refuse_other(key, NUMBERS)
         if not shape:
             raise UserError(f"{self.path}: '{key}' is a single value, not a column")
-        kept: list[np.ndarray] = []  # some rows as they are stored
-        looked = (
-            sampled(shape[0])
-            if wide(dtype) and column_dtype(name, dtype) == np.float32 and name not in SUCCESSORS
-            else []
-        )
-        if self._fortran(key):
-            stored = self.array(key)
-            kept = [stored[part] for part in looked]
-            out = np.ascontiguousarray(stored, column_dtype(name, dtype))
-        else:
-            out = self._read(key, name, memory, looked, kept)
-        if notes is not None and kept and (text := lost(name, np.concatenate(kept))):
-            notes.append(text)
+        samples, out = Stored(shape[0]), memory.empty(name, shape, column_dtype(name, dtype))
+        width = max(1, math.prod(shape[1:]) * dtype.itemsize)
+        parts = list(chunks(shape[0], max(1, min(max(BLOCK, shape[0] // BLOCKS), 1 << 17, _BLOCK // width))))
+        for part, block in zip(parts, self._blocks(key, parts), strict=True):
+            out[part] = block
+            if samples.looks_at(part.start):
+                samples.keep(name, block)
+        if notes is not None and out.dtype == np.float32 and name not in SUCCESSORS:
+            notes += samples.notes()
         return out
 
-    def _read(self, key: str, name: str, memory: Memory, looked: list[slice], kept: list[np.ndarray]) -> np.ndarray:
-        """Block by block, the rows `looked` also as they are stored, into `kept`."""
+    def _blocks(self, key: str, parts: Sequence[slice]) -> Iterator[np.ndarray]:
+        """Some rows of array `key` at a time, as they are stored."""
         shape, dtype = self.shapes[key]
         with self._reading(key), self._zip.open(self._members[key]) as file:
-            file.read(self._header(self._members[key])[3])
-            out = memory.empty(name, shape, column_dtype(name, dtype))
-            width = math.prod(shape[1:])
-            for part in chunks(shape[0], max(1, min(1 << 17, _BLOCK // max(1, width * dtype.itemsize)))):
-                block = self._numbers(file, (part.stop - part.start) * width, dtype).reshape(out[part].shape)
-                out[part] = block
-                kept += [
-                    block[max(rows.start - part.start, 0) : rows.stop - part.start].copy()
-                    for rows in looked
-                    if rows.start < part.stop and rows.stop > part.start
-                ]
-            return out
+            _, _, fortran, start = self._header(self._members[key])
+            file.read(start)
+            stored = self.array(key) if fortran else None
+            for part in parts:
+                count = part.stop - part.start
+                values = self._numbers(file, count * math.prod(shape[1:]), dtype) if stored is None else stored[part]
+                yield values.reshape(count, *shape[1:])
 
     def array(self, key: str, kinds: str = NUMBERS) -> np.ndarray:
         """Array `key` as it is, where its type is of these kinds."""
@@ -126,10 +117,6 @@ class Npz:
             file.read(start)
             values = self._numbers(file, math.prod(shape), dtype)
             return values.reshape(shape[::-1]).T if fortran else values.reshape(shape)
-
-    def _fortran(self, key: str) -> bool:
-        with self._reading(key):
-            return self._header(self._members[key])[2]
 
     def _refuse_other(self, key: str, kinds: str) -> None:
         dtype = self.shapes[key][1]

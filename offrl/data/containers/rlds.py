@@ -42,8 +42,7 @@ def without_last(raw: RawData, last: np.ndarray) -> None:
     raw.episode_ends = ends[keep]
     raw.note(
         f"steps as RLDS has them: the {int(last.sum()):,} rows of {LAST} hold no action, only what the row before "
-        "leads to, and "
-        "are left out"
+        "leads to, and are left out"
     )
 
 

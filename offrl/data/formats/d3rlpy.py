@@ -11,7 +11,7 @@ from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, refuse_groups, value_of
 from offrl.data.containers.stored import Stored
 from offrl.data.memory import Memory
-from offrl.data.raw import BLOCK, RawData, canonical
+from offrl.data.raw import RawData, canonical
 from offrl.data.tables.keyed import read_item
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -25,9 +25,8 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
         if "observations_0_0" in items:
             raise UserError(
                 f"{path} holds d3rlpy's tuple observations, several arrays for each step ('observations_0_0', "
-                "'observations_0_1', ...), "
-                "which are not supported: join them into one (numpy.concatenate along the last axis), and dump "
-                "d3rlpy's episodes again"
+                "'observations_0_1', ...), which are not supported: join them into one (numpy.concatenate along the "
+                "last axis), and dump d3rlpy's episodes again"
             )
         if "observations_0" in items:
             return _read_v2(path, items, memory)
@@ -39,8 +38,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
         if "version" not in items:
             raise UserError(
                 f"{path} was written by d3rlpy before 1.0, whose rewards belong to the row before; load and dump it "
-                "with d3rlpy 1.x, "
-                "or, if its rewards are in place, set dataset.format=columns"
+                "with d3rlpy 1.x, or, if its rewards are in place, set dataset.format=columns"
             )
         discrete = _flag(items["discrete_action"], str(path)) if "discrete_action" in items else None
         keys = {"observations": "observations", "actions": "actions", "rewards": "rewards", "terminations": "terminals"}
@@ -98,14 +96,13 @@ def _read_v2(path: Path, items: dict[str, Any], memory: Memory) -> RawData:
         for i in range(count):
             _refuse_unlike(items[f"{name}_{i}"], first, lengths[i], str(path))
         out = memory.empty(name, (rows, *first.shape[1:]), np.float32 if first.dtype.kind == "f" else first.dtype)
-        for i in range(count):
+        for i, (length, stop) in enumerate(zip(lengths, stops.tolist(), strict=True)):
             with reading(f"{path}: '{name}_{i}'"):
-                if lengths[i] and out.size:
-                    items[f"{name}_{i}"].read_direct(out, dest_sel=np.s_[int(stops[i]) - lengths[i] : int(stops[i])])
+                values = items[f"{name}_{i}"][()]
+            out[stop - length : stop] = values
+            if i in looked and (name != "actions" or out.dtype == np.float32):
+                stored.keep(name, values)
         columns[name] = canonical(name, out, str(path))
-        for i in looked if columns[name].dtype == np.float32 else ():
-            with reading(f"{path}: '{name}_{i}'"):
-                stored.keep(name, items[f"{name}_{i}"][:BLOCK])
     flags = [_flag(items[f"terminated_{i}"], str(path)) for i in range(count)]
     held = np.array(lengths) > 0
     ends, columns["terminations"] = np.zeros(rows, bool), np.zeros(rows, bool)

@@ -14,13 +14,13 @@ from offrl import registry
 from offrl.data.containers.guard import from_json, reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, refuse_absent, refuse_loops, value_of
 from offrl.data.formats.download import fetch
-from offrl.data.formats.provenance import Record, fits, restore
+from offrl.data.formats.provenance import Record, fits, read_record, restore
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import FLAGS, RawData
 from offrl.data.tables.build import build, read_chosen
 from offrl.data.tables.keyed import Hdf5Table
 from offrl.data.tables.mapping import Chosen, Term
-from offrl.errors import UserError, nearest, warn
+from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 from offrl.system.files import cache_dir
 from offrl.tasks.task import Task, lookup
@@ -145,11 +145,7 @@ def record_of(items: dict[str, Any], path: Path) -> Record | None:
     """The record that offrl made when it wrote the file; None for other programs' files."""
     if RECORD not in items:
         return None
-    try:
-        return Record.from_json(from_json(_text(value_of(items[RECORD], str(path)))))
-    except (ValueError, RecursionError) as error:
-        warn(f"{path}: '{RECORD}' cannot be read ({error}); the file is read by its layout alone")
-        return None
+    return read_record(lambda: from_json(_text(value_of(items[RECORD], str(path)))), f"{path}: '{RECORD}'")
 
 
 def _attribute(file: Any, name: str, path: Path) -> Any:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from offrl.data.addresses import split_login, unprotected
-from offrl.data.transfer import BLOCK, GB, Different, Limits, candidates, download, note, remove
+from offrl.data.formats.transfer import BLOCK, GB, Different, Limits, candidates, download, note, remove
 from offrl.errors import UserError, warn
 from offrl.system import trust
+from offrl.system.addresses import split_login, unprotected
 from offrl.system.files import replacing
 from offrl.system.locks import lock
 
@@ -155,8 +155,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 def _in_folder(mirror: Path, url: str, what: str) -> Path:
     """The file in a mirror that is a folder: under the last two parts of the URL, or the last one."""
-    parts = url.split("/")
-    for candidate in (mirror / parts[-2] / parts[-1], mirror / parts[-1]):
+    for candidate in map(Path, candidates(url, str(mirror))):
         if candidate.is_file():
             return candidate
-    raise UserError(f"the mirror folder {mirror} has no {parts[-1]}; put the {what} from {url} there")
+    raise UserError(f"the mirror folder {mirror} has no {candidate.name}; put the {what} from {url} there")

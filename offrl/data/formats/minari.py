@@ -14,12 +14,12 @@ import numpy as np
 
 from offrl.data.containers.guard import FREE, reading
 from offrl.data.containers.plain_files import refuse_link
-from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, read_arrow, read_hdf5
+from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, episodes
 from offrl.data.formats.minari_spaces import Metadata, load_metadata, width_of
-from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, restore
-from offrl.data.memory import Memory, chunks
+from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, read_record, restore
+from offrl.data.memory import Memory, next_rows
 from offrl.data.raw import RawData
-from offrl.errors import UserError, nearest, warn
+from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
 from offrl.tasks.entries import OWN_ORDER, entries
@@ -143,15 +143,19 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
         raise UserError(f"{name}: actions of the space {actions['type']} are not supported (Box and Discrete are)")
     record = record_of(meta, folder)
     infos = _infos(config, record, name)
-    reader = read_hdf5 if kind == "hdf5" else read_arrow
-    held = sum(file.stat().st_size for file in files(path))
-    buffers = Buffers(metadata.rows, leaves, goals, actions, memory, name, held, infos, with_actions)
+    size = sum(file.stat().st_size for file in files(path))
+
+    def read_episodes(rows: int) -> RawData:
+        buffers = Buffers(rows, leaves, goals, actions, memory, name, size, infos, with_actions)
+        for episode in episodes(folder, kind, metadata.rows):
+            with reading(f"{folder}: {episode.name}"):
+                buffers.add(episode)
+        return buffers.result()
+
     try:
-        reader(folder, kind, buffers)
-    except Overflow as more:  # the metadata promised fewer steps than there are
-        buffers = Buffers(more.rows, leaves, goals, actions, memory, name, held, infos, with_actions)
-        reader(folder, kind, buffers)
-    raw = buffers.result()
+        raw = read_episodes(metadata.rows)
+    except Overflow:  # the metadata promised fewer steps than there are
+        raw = read_episodes(sum(episode.steps for episode in episodes(folder, kind, metadata.rows)))
     raw.name, raw.path, raw.version, raw.discrete = name, str(folder), str(meta.get("minari_version", "")), discrete
     if discrete:
         raw.num_actions = int(actions["n"])
@@ -181,13 +185,7 @@ def record_of(meta: dict[str, Any], folder: Path) -> Record | None:
     """The record that offrl made when it wrote the dataset; None for other programs' datasets."""
     if RECORD not in meta:
         return None
-    try:
-        return Record.from_json(meta[RECORD])
-    except (ValueError, RecursionError) as error:
-        warn(
-            f"{folder / 'metadata.json'}: '{RECORD}' cannot be read ({error}); the dataset is read by its layout alone"
-        )
-        return None
+    return read_record(lambda: meta[RECORD], f"{folder / 'metadata.json'}: '{RECORD}'")
 
 
 def _infos(config: DatasetConfig, record: Record | None, name: str) -> dict[str, tuple[str, ...]]:
@@ -210,7 +208,7 @@ def _infos(config: DatasetConfig, record: Record | None, name: str) -> dict[str,
 
 
 def _restore(raw: RawData, record: Record, config: DatasetConfig, memory: Memory) -> None:
-    """Undo what `offrl.data.formats.write_minari` added to fit the layout, as the record says; in place."""
+    """Undo what `offrl.data.writing.write_minari` added to fit the layout, as the record says; in place."""
     ends, finals = raw.episode_ends, raw.final_observations
     assert ends is not None and raw.task is not None
     chosen = config.observation_keys and raw.task.observation_keys == tuple(
@@ -220,19 +218,16 @@ def _restore(raw: RawData, record: Record, config: DatasetConfig, memory: Memory
         last = np.flatnonzero(ends)
         observations = raw.columns["observations"]
         if record.successors == "next row":
-            successors = memory.empty("next_observations", observations.shape, observations.dtype)
-            for part in chunks(raw.rows - 1):
-                successors[part] = observations[part.start + 1 : part.stop + 1]
+            successors = next_rows(observations, memory)
             successors[last] = finals
             raw.columns["next_observations"] = successors
         successors = raw.columns["next_observations"]
         successors[last[record.unknown]] = observations[(last[record.unknown] + 1) % raw.rows]
-        raw.final_columns.pop("next_observations", None)
     if not record.finals:
         raw.final_observations = None
-    for column in [c for c in raw.final_columns if c not in record.final_columns and c not in config.fields]:
-        del raw.final_columns[column]
-    raw.final_columns = {k: v for k, v in raw.final_columns.items() if k in record.final_columns}
+    raw.final_columns = {
+        k: v for k, v in raw.final_columns.items() if k in record.final_columns and k != "next_observations"
+    }
     restore(raw, record, ends)
     if chosen and raw.task is not None:
         raw.task = replace(raw.task, observation_keys=tuple(config.observation_keys))

@@ -20,7 +20,7 @@ import numpy as np
 
 from offrl.data.containers.file_type import file_type
 from offrl.data.containers.guard import reading, refuse_growth
-from offrl.data.containers.hdf5 import Links, hdf5_keys, open_hdf5, refuse_groups, value_of
+from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, refuse_groups, value_of
 from offrl.data.containers.npz import NUMBERS, Npz
 from offrl.data.containers.parquet import open_parquet
 from offrl.data.memory import Memory
@@ -55,24 +55,19 @@ def padded(shapes: Mapping[str, tuple[int, ...]]) -> bool:
     )
 
 
-def padded_parquet(names: list[str]) -> bool:
-    """True where a Parquet file with these columns is one of ImagineBench's."""
-    return "row_index" in names and {"observations_data", "observations_dtype", "observations_shape"} <= set(names)
-
-
 def is_padded(path: Path, kind: str) -> bool:
     """True where a file of the kind hdf5, npz or parquet holds padded rollouts."""
     if kind == "npz":
         return padded({name: shape for name, (shape, _) in Npz(path).shapes.items()})
     if kind == "hdf5":
         with open_hdf5(path) as file:
-            Links(file).check(file.id)
             names = [name for name in ("observations", *MASKS) if hasattr(file.get(name), "shape")]
             return padded({name: tuple(file[name].shape or ()) for name in names})
     try:
         import pyarrow.parquet as pq
 
-        return padded_parquet(pq.ParquetFile(path).schema_arrow.names)
+        parts = {"row_index", "observations_data", "observations_dtype", "observations_shape"}  # ImagineBench's
+        return parts <= set(pq.ParquetFile(path).schema_arrow.names)
     except Exception:  # no pyarrow, or a damaged file: the reader of plain files says so
         return False
 
@@ -162,12 +157,8 @@ def _observations(
         )
     width = observations.shape[2]
     out = memory.empty("observations", (int(valid.sum()), width + encodings.shape[-1]), np.float32)
-    at = 0
-    for rollout in range(len(valid)):
-        steps = int(valid[rollout].sum())
-        out[at : at + steps, :width] = observations[rollout, :steps]
-        out[at : at + steps, width:] = encodings[rollout] if encodings.ndim == 2 else encodings[rollout, :steps]
-        at += steps
+    out[:, :width] = observations[valid]
+    out[:, width:] = np.repeat(encodings, valid.sum(1), 0) if encodings.ndim == 2 else encodings[valid]
     return out
 
 
@@ -210,27 +201,17 @@ def read_encodings(path: Path) -> dict[str, np.ndarray]:
     cure = (
         "an npz file with the arrays instructions [M] (texts) and encodings [M, W] is due; see docs/language-labels.md"
     )
+    setting = f"dataset.instruction_encodings={path}"
     if not path.is_file():
-        raise UserError(f"dataset.instruction_encodings={path}: there is no such file; {cure}")
+        raise UserError(f"{setting}: there is no such file; {cure}")
     try:
         with reading(path):
             archive = Npz(path)
             texts, values = archive.array(TEXTS, NUMBERS + "U"), archive.array("encodings")
     except UserError as error:
-        raise UserError(
-            f"dataset.instruction_encodings={path} cannot be read ({str(error).removeprefix(f'{path}: ')}); {cure}"
-        ) from None
-    if (
-        texts.ndim != 1
-        or texts.dtype.kind != "U"
-        or values.ndim != 2
-        or len(values) != len(texts)
-        or values.dtype.kind not in "biuf"
-    ):
-        raise UserError(
-            f"dataset.instruction_encodings={path} holds arrays of shape {list(texts.shape)} and {list(values.shape)}; "
-            f"{cure}"
-        )
+        raise UserError(f"{setting} cannot be read ({str(error).removeprefix(f'{path}: ')}); {cure}") from None
+    if texts.ndim != 1 or texts.dtype.kind != "U" or values.ndim != 2 or len(values) != len(texts):
+        raise UserError(f"{setting} holds arrays of shape {list(texts.shape)} and {list(values.shape)}; {cure}")
     return dict(zip(texts.tolist(), values.astype(np.float32), strict=True))
 
 
@@ -285,16 +266,8 @@ def _parquet(path: Path) -> dict[str, np.ndarray]:
         for name in _WANTED:
             if f"{name}_data" in names:
                 columns[name] = _numbers(file, path, name, order)
-            elif (
-                f"list_{name}_data" in names or f"list_{name}" in names
-            ):  # texts, in lists of any length: the first is taken
-                column = (
-                    file.read(columns=[f"list_{name}_data" if f"list_{name}_data" in names else f"list_{name}"])
-                    .column(0)
-                    .to_pylist()
-                )
-                if name == TEXTS:
-                    columns[name] = _placed([_first(value) for value in column], order)
+            elif name == TEXTS and (lists := names & {f"list_{name}_data", f"list_{name}"}):
+                columns[name] = _texts_of(file, max(lists), order)
     return columns
 
 
@@ -307,8 +280,7 @@ def _numbers(file: Any, path: Path, name: str, order: np.ndarray) -> np.ndarray:
     except TypeError:
         raise UserError(f"{path}: '{name}' has the unknown type {head[f'{name}_dtype']}") from None
     if name == TEXTS:
-        texts = file.read(columns=[f"{name}_data"]).column(0).to_pylist()
-        return _placed([_first(value) for value in texts], order)
+        return _texts_of(file, f"{name}_data", order)
     if dtype.kind not in "biuf":
         raise UserError(f"{path}: '{name}' holds {dtype} values, not numbers")
     shape = (len(order), *shape[1:])
@@ -327,14 +299,11 @@ def _numbers(file: Any, path: Path, name: str, order: np.ndarray) -> np.ndarray:
     return out
 
 
-def _first(value: Any) -> str:
-    while isinstance(value, (list, tuple)) and value:
-        value = value[0]
-    return str(value)
-
-
-def _placed(values: list[str], order: np.ndarray) -> np.ndarray:
-    out = [""] * len(values)
-    for value, place in zip(values, order.tolist(), strict=True):
-        out[place] = value
-    return np.array(out, np.str_)
+def _texts_of(file: Any, name: str, order: np.ndarray) -> np.ndarray:
+    """The texts of a column, of lists the first in each, by the numbers of their rollouts."""
+    texts = [""] * len(order)
+    for value, rollout in zip(file.read(columns=[name]).column(0).to_pylist(), order.tolist(), strict=True):
+        while isinstance(value, (list, tuple)) and value:
+            value = value[0]
+        texts[rollout] = str(value)
+    return np.array(texts, np.str_)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,10 +17,10 @@ import numpy as np
 
 from offrl.data.containers.guard import from_json
 from offrl.data.dataset import DataSpec
-from offrl.data.infer import action_range, fitting_task, starts_elsewhere
 from offrl.data.memory import chunks
 from offrl.data.raw import FLAGS, RawData
-from offrl.errors import UserError
+from offrl.data.raw.infer import fitting_task, spec_of, starts_elsewhere
+from offrl.errors import UserError, warn
 from offrl.settings.kinds import misfit
 from offrl.tasks.task import Task, recorded_arguments
 
@@ -86,6 +86,15 @@ class Record:
             raise ValueError(f"its 'spec' is of another kind than offrl writes: {error}") from None
 
 
+def read_record(read: Callable[[], Any], where: str) -> Record | None:
+    """The record that `read` gives as JSON's values; None, with a warning, where it cannot be used."""
+    try:
+        return Record.from_json(read())
+    except (ValueError, RecursionError) as error:
+        warn(f"{where} cannot be read ({error}); the file is read by its layout alone")
+        return None
+
+
 def _digest(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
@@ -115,23 +124,7 @@ def describe(raw: RawData, ends: np.ndarray, task: Task | None, about: Mapping[s
     for name in FLAGS:
         if name in columns:
             marked |= columns[name][last]
-    spec = DataSpec(
-        observation_shape=tuple(columns["observations"].shape[1:]),
-        action_dim=1 if raw.discrete else columns["actions"].shape[1],
-        discrete=bool(raw.discrete),
-        num_actions=(raw.num_actions or int(columns["actions"].max()) + 1) if raw.discrete else 0,
-        observation_columns=raw.column_specs("observations"),
-        action_columns=raw.column_specs("actions"),
-        action_labels=raw.labels,
-        name=raw.name,
-        source=raw.source,
-        version=raw.version,
-        task=task,
-    )
-    if not raw.discrete:
-        low, high = action_range(raw)
-        spec = replace(spec, action_low=tuple(low.tolist()), action_high=tuple(high.tolist()))
-    record = Record(raw.rows, len(last), spec, [c for c in columns if not c.startswith(INFOS)])
+    record = Record(raw.rows, len(last), spec_of(raw, task), [c for c in columns if not c.startswith(INFOS)])
     record.infos = sorted(c for c in columns if c.startswith(INFOS))
     record.finals = raw.final_observations is not None
     record.complete = bool(raw.last_complete)
@@ -212,8 +205,7 @@ def fits(raw: RawData, record: Record, ends: np.ndarray) -> bool:
         return True
     raw.warn(
         f"the file holds {raw.rows} rows in {int(ends.sum())} episodes, but was written with {record.rows} in "
-        f"{record.episodes}: it was "
-        "changed since, and is read by its layout alone"
+        f"{record.episodes}: it was changed since, and is read by its layout alone"
     )
     return False
 
@@ -268,12 +260,7 @@ def dict_space(record: Record) -> dict[str, Any] | None:
     if not isinstance(space, dict) or space.get("type") != "Dict" or task is None or not task.observation_keys:
         return None
     parts = space["subspaces"]
-    keys = task.observation_keys
-    if (
-        sorted(keys) != sorted(parts)
-        or tuple(keys) != tuple(sorted(parts))
-        or any(p["type"] != "Box" for p in parts.values())
-    ):
+    if tuple(task.observation_keys) != tuple(sorted(parts)) or any(p["type"] != "Box" for p in parts.values()):
         return None
     width = sum(int(np.prod(p["shape"])) for p in parts.values())
     return space if record.spec.observation_shape == (width,) else None

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class AdjacentRows(GoalRows):
     """The source of AdjacentSampler."""
 
     cells: Tensor | None = None  # [R] int64: where each row is
-    table: Tensor | None = None  # [C, C] bool: which cells are adjacent
+    near: Tensor | None = None  # [C, C] bool: which cells are adjacent
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,21 @@ class AdjacentSampler(GoalSampler):
     def prepare(self, dataset: Dataset) -> AdjacentRows:
         """Prepare as GoalSampler does; raises UserError for more cells than a table can hold."""
         source = super().prepare(dataset)
-        values = {f.name: getattr(source, f.name) for f in fields(source)}
         if not (self.dims and self.cell):
-            return AdjacentRows(**values)
+            return AdjacentRows(**vars(source))
         at = torch.arange(source.count, device=source.last.device)
         places = (source.state(at).flatten(1)[:, : self.dims].double() / self.cell).round().long()
         distinct, cells = places.unique(dim=0, return_inverse=True)
         if len(distinct) > CELLS:
             raise UserError(
                 f"algo.adjacency_cell={self.cell:g} cuts the places of {dataset.spec.name} into {len(distinct):,} "
-                "cells, of at most "
-                f"{CELLS:,}; take larger cells, or algo.adjacency_cell=0 for none"
+                f"cells, of at most {CELLS:,}; take larger cells, or algo.adjacency_cell=0 for none"
             )
         table = torch.eye(len(distinct), dtype=torch.bool, device=cells.device)
         for step in range(1, self.near_steps + 1):
             rows = at[at + step <= source.last]
             table[cells[rows], cells[rows + step]] = True
-        return AdjacentRows(**values, cells=cells, table=table | table.T)
+        return AdjacentRows(**vars(source), cells=cells, near=table | table.T)
 
     def __call__(self, source: GoalRows, key: Tensor, batch_size: int) -> Batch:
         batch = super().__call__(source, key, batch_size)
@@ -79,8 +77,8 @@ class AdjacentSampler(GoalSampler):
         near = torch.minimum(rows + 1 + rng.randint(first, (batch_size,), self.near_steps), source.last[rows])
         other = source.draw(second, batch_size)
         adjacent = ((other - rows).abs() <= self.near_steps) & (source.last[other] == source.last[rows])
-        if source.cells is not None and source.table is not None:
-            adjacent = adjacent | source.table[source.cells[rows], source.cells[other]]
+        if source.cells is not None and source.near is not None:
+            adjacent = adjacent | source.near[source.cells[rows], source.cells[other]]
         states = {NEAR_STATES: source.state(near), ANY_STATES: source.state(other)}
         return {
             **batch,

@@ -41,8 +41,7 @@ class ChunkSampler:
         if self.length > longest:
             raise UserError(
                 f"{dataset.spec.name}: algo.length={self.length}: no chunk of so many actions is in the data, whose "
-                "longest episode has "
-                f"{longest} transition{'s' if longest > 1 else ''}; take a smaller length"
+                f"longest episode has {longest} transition{'s' if longest > 1 else ''}; take a smaller length"
             )
         return source
 
@@ -51,7 +50,7 @@ class ChunkSampler:
         places, _ = places_ahead(source, pick, self.length)
         batch = windows(source, pick, self.length)
         complete = batch[VALID][:, -1] | (batch["masks"] == 0.0)
-        return {**batch, "actions": source.column("actions", places), WHOLE: complete.float()}
+        return {**batch, "actions": source.table.column("actions", places), WHOLE: complete.float()}
 
 
 def as_one_step(batch: Batch) -> Batch:

@@ -6,7 +6,7 @@ environment is told: one that can be set to a task takes `task=NUMBER` (see `off
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from offrl import rng
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.sequences import drawn_episodes
-from offrl.data.samplers.transitions import Batch, Episodes, Packed, by_weight, pack
+from offrl.data.samplers.transitions import Batch, Episodes, Packed, Unpacked, by_weight, draw_rows, table_of
 from offrl.errors import UserError, nearest
 
 TASKS = "tasks"
@@ -34,8 +34,7 @@ def episode_tasks(dataset: Dataset) -> Tensor:
         episode = int(torch.searchsorted(dataset.episode_start, row, right=True)) - 1
         raise UserError(
             f"{dataset.spec.name}: episode {episode} belongs to two tasks, {int(first[episode])} and in row {row} "
-            f"{int(column[row])}: "
-            f"the column '{TASKS}' must be the same in all rows of an episode"
+            f"{int(column[row])}: the column '{TASKS}' must be the same in all rows of an episode"
         )
     return first
 
@@ -98,14 +97,13 @@ def optimal_actions(dataset: Dataset) -> tuple[Tensor, Tensor]:
 class Contexts:
     """The source of ContextSampler. Rows are sorted by task; `begin` and `size` say where a row's task is."""
 
-    packed: Packed | None
+    table: Packed | Unpacked
     order: Tensor  # [n] rows that may be in a context, sorted by task, in their order within it
     queries: Tensor  # [q] rows that may be queries
     begin: Tensor  # [q] where in `order` the query's task begins
     size: Tensor  # [q] how many rows of `order` it has
     labels: Tensor  # of the queries
     weighted: Episodes | None
-    columns: dict[str, Tensor] = field(default_factory=dict)  # where they are not packed
 
 
 @dataclass(frozen=True)
@@ -133,25 +131,12 @@ class ContextSampler:
         known = torch.isin(tasks[queries], present)
         weighted, queries, _ = by_weight(dataset, queries[known], None)
         where = torch.searchsorted(present, tasks[queries])
-        columns = {name: dataset.columns[name] for name in CONTEXT}
-        packed = None if dataset.mapped else pack(columns, torch.arange(len(dataset), device=dataset.device))
-        return Contexts(
-            packed,
-            order,
-            queries,
-            first[where],
-            counts[where],
-            labels[queries],
-            weighted,
-            {} if packed is not None else columns,
-        )
+        table = table_of(dataset, {name: dataset.columns[name] for name in CONTEXT})
+        return Contexts(table, order, queries, first[where], counts[where], labels[queries], weighted)
 
     def __call__(self, source: Contexts, key: Tensor, batch_size: int) -> Batch:
         keys = rng.split(key, 3)
-        if source.weighted is None:
-            pick = rng.randint(keys[0], (batch_size,), len(source.queries))
-        else:
-            pick = source.weighted.draw(keys[0], batch_size)
+        pick = draw_rows(keys[0], batch_size, len(source.queries), source.weighted)
         size = source.size[pick]
         start = rng.randint(keys[1], (batch_size,), (size - self.length + 1).clamp(min=1))
         index = torch.arange(self.length, device=key.device)
@@ -160,13 +145,7 @@ class ContextSampler:
         if self.shuffle:  # what is no transition stays at the end
             at = at.gather(-1, (rng.uniform(keys[2], (batch_size, self.length)) + (~valid).float()).argsort(-1))
         rows, query = source.order[at].flatten(), source.queries[pick]
-        if source.packed is not None:
-            context, observations = source.packed.take(rows), source.packed.take(query)["observations"]
-        else:
-            context, observations = (
-                {name: column[rows] for name, column in source.columns.items()},
-                source.columns["observations"][query],
-            )
+        context, observations = source.table.take(rows), source.table.column("observations", query)
         batch = {name: column.unflatten(0, (batch_size, self.length)) for name, column in context.items()}
         return {**batch, "valid": valid, "queries": observations, "labels": source.labels[pick]}
 
@@ -193,8 +172,7 @@ class FreshContexts:
         if not hasattr(env, "contexts"):
             raise UserError(
                 f"{self.spec.task.env_id or type(env).__name__} makes no contexts (it has no method contexts(key, "
-                "batch, length)); "
-                "take algo.contexts=data"
+                "batch, length)); take algo.contexts=data"
             )
         return env
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, by_weight, windows
+from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, by_weight, episode_of, windows
 from offrl.errors import UserError
 
 DEMONSTRATION = "demonstration"  # column of a batch: 1.0 for rows of demonstrations, else 0.0 [B]
@@ -44,21 +44,18 @@ class BestEpisodeSampler(TransitionSampler):
     def prepare(self, dataset: Dataset) -> RankedTransitions:
         """Raises UserError as TransitionSampler does, and where no return is known."""
         base = super().prepare(dataset)
-        values = {f.name: getattr(base, f.name) for f in fields(base)}
         if self.share >= 1.0:
-            return RankedTransitions(**values)
+            return RankedTransitions(**vars(base))
         chosen = best_episodes(dataset, self.share)
         _, rows, _ = by_weight(dataset, dataset.transition_rows(), None)
-        episode = torch.searchsorted(dataset.episode_start.to(rows.device), rows, right=True) - 1
-        flags = chosen.to(rows.device)[episode]
+        flags = chosen.to(rows.device)[episode_of(dataset, rows)]
         best = torch.nonzero(flags).squeeze(-1)
         if not len(best):
             raise UserError(
                 f"{dataset.spec.name}: algo.demo_share={self.share:g} chooses episodes of which no transition is "
-                "drawn, by "
-                "dataset.weighting; take a larger share"
+                "drawn, by dataset.weighting; take a larger share"
             )
-        return RankedTransitions(**values, flags=flags.float(), best=best)
+        return RankedTransitions(**vars(base), flags=flags.float(), best=best)
 
     def __call__(self, source: Transitions, key: Tensor, batch_size: int) -> Batch:
         assert isinstance(source, RankedTransitions)
@@ -77,9 +74,8 @@ def best_episodes(dataset: Dataset, share: float) -> Tensor:
     known = torch.nonzero(dataset.complete.cpu()).squeeze(-1)
     if not len(known):
         raise UserError(
-            f"{dataset.spec.name}: algo.demo_share={share:g} ranks episodes by return, and the data end within each of "
-            "them, so that no "
-            "return is known; leave it at 1"
+            f"{dataset.spec.name}: algo.demo_share={share:g} ranks episodes by return, and the data end within each "
+            "of them, so that no return is known; leave it at 1"
         )
     order = torch.argsort(dataset.raw_returns.cpu()[known], descending=True, stable=True)
     chosen = torch.zeros(dataset.num_episodes, dtype=torch.bool)

@@ -19,10 +19,13 @@ from offrl.data.samplers.transitions import (
     Batch,
     Episodes,
     Packed,
+    Unpacked,
     by_weight,
     check_order,
+    column_of,
+    draw_rows,
     last_of_episodes,
-    pack,
+    table_of,
 )
 from offrl.errors import UserError
 
@@ -90,11 +93,10 @@ class GoalRows:
 
     count: int
     last: Tensor  # [R] int64: the last row of each row's trajectory
-    goals: Tensor  # [*, G] the column that goals are taken from, of
-    states: Tensor  # and the observations, [*, O], of
-    packed: Packed | None
-    columns: dict[str, Tensor]  # where they are not packed: of all rows of the data, of which
-    rows: Tensor | None  # [R] these are meant; None: all
+    goals: Tensor  # [*, G] the column that goals are taken from, and
+    states: Tensor  # [*, O] the observations, of all rows of the data
+    rows: Tensor | None  # [R] the indices of the rows in these; None: all
+    table: Packed | Unpacked  # of the transitions
     weighted: Episodes | None = None  # where some episodes are drawn more often than others
     stitches: Stitches | None = None  # where goals are also of other trajectories
 
@@ -102,16 +104,9 @@ class GoalRows:
         """The indices of `rows` in the data."""
         return rows if self.rows is None else self.rows[rows]
 
-    def take(self, rows: Tensor) -> Batch:
-        """The transitions of rows [B]."""
-        if self.packed is not None:
-            return self.packed.take(rows)
-        at = self.at(rows)
-        return {name: column[at] for name, column in self.columns.items()}
-
     def draw(self, key: Tensor, count: int) -> Tensor:
         """Rows [count]: uniform, or in proportion to the weights of their episodes."""
-        return rng.randint(key, (count,), self.count) if self.weighted is None else self.weighted.draw(key, count)
+        return draw_rows(key, count, self.count, self.weighted)
 
     def goal(self, rows: Tensor) -> Tensor:
         """The goals that rows [B] reach: [B, G] float32."""
@@ -120,10 +115,6 @@ class GoalRows:
     def state(self, rows: Tensor) -> Tensor:
         """The observations of rows [B]."""
         return self.states[self.at(rows)]
-
-    def column(self, name: str, rows: Tensor) -> Tensor:
-        """One column of rows [B]: [B, *shape]."""
-        return self.packed.column(name, rows) if self.packed is not None else self.columns[name][self.at(rows)]
 
 
 def ahead(key: Tensor, rows: Tensor, last: Tensor, mix: Mix) -> Tensor:
@@ -219,14 +210,10 @@ class GoalSampler:
             raise UserError(f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode")
         last = last_of_episodes(dataset, rows)
         check_order(dataset, last, self.n_step)
-        names = ("observations", "actions", "next_observations", *self.extra)
-        for name in self.extra:
-            if name not in dataset.columns:
-                raise UserError(f"{dataset.spec.name}: the algorithm needs the column '{name}', which the data lack")
-        columns = {name: dataset.columns[name] for name in names}
-        packed = None if dataset.mapped else pack(columns, rows)
+        columns = {
+            name: column_of(dataset, name) for name in ("observations", "actions", "next_observations", *self.extra)
+        }
         goals = dataset.columns[ACHIEVED if dataset.spec.goal_dim else "observations"]
-        unpacked = {} if packed is not None else columns
         numbers = None if len(rows) == len(dataset) else rows
         known = stitches(dataset, numbers)
         if known is not None and self.actor is not None and self.actor.trajectory <= 0.0:
@@ -235,12 +222,13 @@ class GoalSampler:
                 "trajectory, and "
                 f"algo.actor_trajectory={self.actor.trajectory:g} draws none; raise it, or dataset.augment=none"
             )
-        return GoalRows(len(rows), last, goals, columns["observations"], packed, unpacked, numbers, weighted, known)
+        table = table_of(dataset, columns, numbers)
+        return GoalRows(len(rows), last, goals, columns["observations"], numbers, table, weighted, known)
 
     def __call__(self, source: GoalRows, key: Tensor, batch_size: int) -> Batch:
         keys = rng.split(key, 5)
         rows = source.draw(keys[0], batch_size)
-        batch = source.take(rows)
+        batch = source.table.take(rows)
         if self.value is not None:
             goals = choose(source, keys[1], rows, self.value)
             batch[VALUE_GOALS], batch[SUCCESSES] = source.goal(goals.rows), (goals.rows == rows).float()
@@ -257,7 +245,7 @@ class GoalSampler:
 
     def _window(self, source: GoalRows, goals: Tensor, rows: Tensor) -> Batch:
         span, reached = cut(rows, goals, source.last[rows], self.n_step, beyond=1)
-        states = source.column("next_observations", rows + (span - 1).clamp(min=0))
+        states = source.table.column("next_observations", rows + (span - 1).clamp(min=0))
         return {SPAN: span, WINDOW_STATES: states, SUCCESSES: reached.float()}
 
     def _subgoals(self, source: GoalRows, goal: DrawnGoals, rows: Tensor) -> Batch:

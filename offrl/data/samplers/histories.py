@@ -16,7 +16,7 @@ from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.contexts import CONTEXT, TASKS, ranked_episodes
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler, recorded_returns_to_go
-from offrl.data.samplers.transitions import COIN, Batch, Episodes, alias_table, by_weight
+from offrl.data.samplers.transitions import COIN, Batch, Episodes, alias_table, by_weight, draw_rows
 from offrl.errors import UserError
 
 PROMPT = "prompt_"  # before the names of a prompt's columns
@@ -58,11 +58,7 @@ class HistorySampler:
         return Histories(columns, every - starts, every)
 
     def __call__(self, source: Histories, key: Tensor, batch_size: int) -> Batch:
-        if source.weighted is None:
-            pick = rng.randint(key, (batch_size,), len(source.rows))
-        else:
-            pick = source.weighted.draw(key, batch_size)
-        return self.take(source, source.rows[pick])
+        return self.take(source, source.rows[draw_rows(key, batch_size, len(source.rows), source.weighted)])
 
     def take(self, source: Histories, rows: Tensor) -> Batch:
         """The batch of these rows [B]."""

@@ -51,8 +51,7 @@ class HorizonSampler(GoalSampler):
         if bool((source.last == torch.arange(source.count, device=source.last.device)).all()):
             raise UserError(
                 f"{dataset.spec.name}: algo.subgoal_steps={self.subgoal_steps} looks ahead in the data, each of whose "
-                "episodes has one "
-                "transition: say where episodes end (dataset.fields.truncations or episode_ends)"
+                "episodes has one transition: say where episodes end (dataset.fields.truncations or episode_ends)"
             )
         return source
 
@@ -60,7 +59,7 @@ class HorizonSampler(GoalSampler):
         assert self.value is not None and self.actor is not None
         keys = rng.split(key, 4)
         rows = source.draw(keys[0], batch_size)
-        batch, last = source.take(rows), source.last[rows]
+        batch, last = source.table.take(rows), source.last[rows]
         goals = choose(source, keys[1], rows, self.value).rows
         span, reached = cut(rows, goals, last, self.subgoal_steps)
         batch |= {

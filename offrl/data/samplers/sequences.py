@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +14,16 @@ from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import ACTOR_GOALS
 from offrl.data.samplers.stitches import Stitches, later, stitches
-from offrl.data.samplers.transitions import Batch, Episodes, Packed, alias_table, pack
+from offrl.data.samplers.transitions import (
+    Batch,
+    Episodes,
+    Packed,
+    Unpacked,
+    alias_table,
+    column_of,
+    draw_rows,
+    table_of,
+)
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 
@@ -31,20 +40,8 @@ class Sequences:
 
     count: int
     last: Tensor  # [R] int64: the last row of each row's episode
-    packed: Packed | None
-    columns: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # where they are not packed: of all rows of the data, of which
-    rows: Tensor | None = None  # [R] these are meant
-    made: dict[str, Tensor] = field(default_factory=dict)  # columns of the R rows
+    table: Packed | Unpacked
     weighted: Episodes | None = None  # where some episodes are drawn more often than others
-
-    def take(self, rows: Tensor) -> Batch:
-        """The columns of rows [B]."""
-        if self.packed is not None:
-            return self.packed.take(rows)
-        at = rows if self.rows is None else self.rows[rows]
-        return {name: c[at] for name, c in self.columns.items()} | {name: c[rows] for name, c in self.made.items()}
 
 
 @dataclass(frozen=True)
@@ -88,24 +85,11 @@ class SequenceSampler:
         rows = None if every else torch.repeat_interleave(start[drawn], lengths) + steps
         last = torch.repeat_interleave(first + lengths - 1, lengths)
         columns = {name: dataset.columns[name] for name in ("observations", "actions", "rewards")}
-        for name in self.extra:
-            if name not in dataset.columns:
-                raise UserError(f"{dataset.spec.name}: the algorithm needs the column '{name}', which the data lack")
-            columns[name] = dataset.columns[name]
+        columns |= {name: column_of(dataset, name) for name in self.extra}
         extra = {RETURNS: recorded_returns_to_go(dataset), **(self.made(dataset) if self.made else {})}
-        made = {name: (c.to(device) if rows is None else c.to(device)[rows]) for name, c in extra.items()} | {
-            STEPS: steps
-        }
-        packed = None
-        if not dataset.mapped:
-            position = torch.arange(total, device=device)
-            packed = pack(
-                columns, position if rows is None else rows, {name: (c, position) for name, c in made.items()}
-            )
-        weighted = weighted_episodes(dataset, drawn, lengths, first)
-        if packed is not None:
-            return Sequences(total, last, packed, weighted=weighted)
-        return Sequences(total, last, None, columns, rows, made, weighted)
+        made = {name: (c.to(device) if rows is None else c.to(device)[rows]) for name, c in extra.items()}
+        table = table_of(dataset, columns, rows, {name: (c, None) for name, c in {**made, STEPS: steps}.items()})
+        return Sequences(total, last, table, weighted_episodes(dataset, drawn, lengths, first))
 
     def __call__(self, source: Sequences, key: Tensor, batch_size: int) -> Batch:
         return windows(source, self.draw(source, key, batch_size), self.length, self.left)
@@ -113,9 +97,7 @@ class SequenceSampler:
     @staticmethod
     def draw(source: Sequences, key: Tensor, batch_size: int) -> Tensor:
         """The first rows [B] of windows."""
-        if source.weighted is None:
-            return rng.randint(key, (batch_size,), source.count)
-        return source.weighted.draw(key, batch_size)
+        return draw_rows(key, batch_size, source.count, source.weighted)
 
 
 @dataclass(frozen=True)
@@ -137,12 +119,11 @@ class GoalSequenceSampler(SequenceSampler):
 
     def prepare(self, dataset: Dataset) -> GoalSequences:
         base = super().prepare(dataset)
-        values = {f.name: getattr(base, f.name) for f in fields(base)}
         drawn = drawn_episodes(dataset)
         start, lengths = dataset.episode_start[drawn], dataset.episode_lengths()[drawn]
         first = torch.cumsum(lengths, 0) - lengths
         rows = torch.arange(base.count, device=dataset.device) + torch.repeat_interleave(start - first, lengths)
-        return GoalSequences(**values, stitches=stitches(dataset, rows))
+        return GoalSequences(**vars(base), stitches=stitches(dataset, rows))
 
     def __call__(self, source: Sequences, key: Tensor, batch_size: int) -> Batch:
         assert isinstance(source, GoalSequences)
@@ -153,7 +134,7 @@ class GoalSequenceSampler(SequenceSampler):
         goals = later(keys[1], torch.minimum(begin + self.length, last), last)
         if source.stitches is not None:
             rows, valid, goals = self._stitched(source, source.stitches, keys[2], begin, rows, valid, goals)
-        return {**gather(source, rows, valid), ACTOR_GOALS: source.take(goals)[self.goals].flatten(1).float()}
+        return {**gather(source, rows, valid), ACTOR_GOALS: source.table.take(goals)[self.goals].flatten(1).float()}
 
     def _stitched(
         self, source: Sequences, known: Stitches, key: Tensor, begin: Tensor, rows: Tensor, valid: Tensor, goals: Tensor
@@ -197,7 +178,7 @@ def window_rows(source: Sequences, begin: Tensor, length: int, left: bool) -> tu
 
 def gather(source: Sequences, rows: Tensor, valid: Tensor) -> Batch:
     """The columns of rows [B, K], zeros where they are not `valid` [B, K], and `valid`."""
-    batch = source.take(rows.flatten())
+    batch = source.table.take(rows.flatten())
     shaped = {}
     for name, column in batch.items():
         column = column.unflatten(0, rows.shape)

@@ -4,6 +4,7 @@ disk.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,6 +36,10 @@ class Packed:
     table: Tensor
     layout: dict[str, tuple[int, int, tuple[int, ...], torch.dtype]]  # column -> (first, last + 1, row shape, type)
 
+    @property
+    def device(self) -> torch.device:
+        return self.table.device
+
     def take(self, rows: Tensor) -> Batch:
         """The columns of rows [B]."""
         picked = self.table[rows]
@@ -49,18 +54,52 @@ class Packed:
         return self.table[:, first:last][rows].reshape(*rows.shape, *shape).to(dtype)
 
 
-def pack(
-    columns: dict[str, Tensor], rows: Tensor, late: dict[str, tuple[Tensor, Tensor]] | None = None
-) -> Packed | None:
-    """Pack the rows `rows` of float32 and small-integer columns; None if some column does not fit a float32 exactly or
-    compactly.
+@dataclass(frozen=True)
+class Unpacked:
+    """Columns left where they are, in memory-mapped files say, each with the rows of it that count (None: all)."""
 
-    late: more names, each with its column and the rows of it that stand beside `rows`.
+    columns: dict[str, tuple[Tensor, Tensor | None]]
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.columns.values()))[0].device
+
+    def take(self, rows: Tensor) -> Batch:
+        """The columns of rows [B]."""
+        return {name: self.column(name, rows) for name in self.columns}
+
+    def column(self, name: str, rows: Tensor) -> Tensor:
+        """One column of rows [...]: [..., *shape]."""
+        column, chosen = self.columns[name]
+        return column[rows if chosen is None else chosen[rows]]
+
+
+def table_of(
+    dataset: Dataset,
+    columns: dict[str, Tensor],
+    rows: Tensor | None = None,
+    more: Mapping[str, tuple[Tensor, Tensor | None]] | None = None,
+) -> Packed | Unpacked:
+    """The rows `rows` (None: all) of columns as one table, packed where they are in memory and can be.
+
+    more: further names, each with its column and the rows of it that stand beside `rows`.
     """
-    every = {name: (column, rows) for name, column in columns.items()} | (late or {})
+    parts = {name: (column, rows) for name, column in columns.items()} | dict(more or {})
+    packed = None if dataset.mapped else pack(parts)
+    return Unpacked(parts) if packed is None else packed
+
+
+def draw_rows(key: Tensor, size: int, count: int, weighted: Episodes | None) -> Tensor:
+    """`size` of `count` rows, all alike, or as `weighted` says."""
+    return rng.randint(key, (size,), count) if weighted is None else weighted.draw(key, size)
+
+
+def pack(columns: Mapping[str, tuple[Tensor, Tensor | None]]) -> Packed | None:
+    """Pack rows (None: all) of float32 and small-integer columns; None if some column does not fit a float32 exactly or
+    compactly."""
     layout: dict[str, tuple[int, int, tuple[int, ...], torch.dtype]] = {}
-    width = 0
-    for name, (column, _) in every.items():
+    width = count = 0
+    for name, (column, rows) in columns.items():
         if column.dtype == torch.int64:
             if column.numel() and int(column.abs().max()) >= 1 << 24:
                 return None
@@ -69,11 +108,11 @@ def pack(
         shape = tuple(column.shape[1:])
         size = torch.Size(shape).numel()
         layout[name] = (width, width + size, shape, column.dtype)
-        width += size
-    table = torch.empty(len(rows), width, dtype=torch.float32, device=rows.device)
+        width, count = width + size, len(column if rows is None else rows)
+    table = torch.empty(count, width, dtype=torch.float32, device=column.device)
     for name, (start, end, _, _) in layout.items():
-        column, source_rows = every[name]
-        table[:, start:end] = column[source_rows].reshape(len(rows), -1)
+        column, rows = columns[name]
+        table[:, start:end] = (column if rows is None else column[rows]).reshape(count, -1)
     return Packed(table, layout)
 
 
@@ -120,15 +159,10 @@ def alias_table(shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Transitions:
-    """The source of TransitionSampler: a packed table, or columns left where they are and the rows that may be
-    drawn.
-    """
+    """The source of TransitionSampler: the rows that may be drawn."""
 
     count: int
-    packed: Packed | None
-    columns: dict[str, Tensor]
-    rows: Tensor | None
-    following: Tensor | None = None  # of columns left where they are: the row that holds each row's next action
+    table: Packed | Unpacked
     weighted: Episodes | None = None  # where some episodes are drawn more often than others
     last: Tensor | None = (
         None  # for windows of several steps: the last of the rows that may be drawn in each one's episode
@@ -136,21 +170,7 @@ class Transitions:
 
     def take(self, pick: Tensor) -> Batch:
         """The transitions at places `pick` [B] among the rows that may be drawn."""
-        if self.packed is not None:
-            return self.packed.take(pick)
-        assert self.rows is not None
-        rows = self.rows[pick]
-        batch = {name: column[rows] for name, column in self.columns.items()}
-        if self.following is not None:
-            batch[NEXT_ACTIONS] = self.columns["actions"][self.following[pick]]
-        return batch
-
-    def column(self, name: str, pick: Tensor) -> Tensor:
-        """One column at places [...]: [..., *shape]."""
-        if self.packed is not None:
-            return self.packed.column(name, pick)
-        assert self.rows is not None
-        return self.columns[name][self.rows[pick]]
+        return self.table.take(pick)
 
 
 NEXT_ACTIONS = "next_actions"  # made of the actions, not a stored column
@@ -194,7 +214,7 @@ class TransitionSampler:
             if name == NEXT_ACTIONS:
                 rows, following = with_next_action(dataset, rows)
             else:
-                columns[name] = _column(dataset, name)
+                columns[name] = column_of(dataset, name)
         if not len(rows):
             raise UserError(
                 f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a "
@@ -205,13 +225,8 @@ class TransitionSampler:
         if last is not None:
             check_order(dataset, last, self.n_step)
         columns["masks"] = (~dataset.columns["terminations"]).to(torch.float32)
-        packed = None
-        if not dataset.mapped:
-            late = {} if following is None else {NEXT_ACTIONS: (columns["actions"], following)}
-            packed = pack(columns, rows, late)
-        if packed is not None:
-            return Transitions(len(rows), packed, {}, None, None, weighted, last)
-        return Transitions(len(rows), None, columns, rows, following, weighted, last)
+        more = {} if following is None else {NEXT_ACTIONS: (columns["actions"], following)}
+        return Transitions(len(rows), table_of(dataset, columns, rows, more), weighted, last)
 
     def __call__(self, source: Transitions, key: Tensor, batch_size: int) -> Batch:
         pick = self.draw(source, key, batch_size)
@@ -220,9 +235,7 @@ class TransitionSampler:
     @staticmethod
     def draw(source: Transitions, key: Tensor, batch_size: int) -> Tensor:
         """Places [B] among the rows that may be drawn."""
-        if source.weighted is None:
-            return rng.randint(key, (batch_size,), source.count)
-        return source.weighted.draw(key, batch_size)
+        return draw_rows(key, batch_size, source.count, source.weighted)
 
 
 def windows(source: Transitions, pick: Tensor, length: int) -> Batch:
@@ -230,7 +243,7 @@ def windows(source: Transitions, pick: Tensor, length: int) -> Batch:
     places, valid = places_ahead(source, pick, length)
     first, later = source.take(pick), source.take(places[:, -1])
     batch = {name: later[name] if name in AT_END else column for name, column in first.items()}
-    rewards = torch.where(valid, source.column("rewards", places), 0.0)
+    rewards = torch.where(valid, source.table.column("rewards", places), 0.0)
     return {**batch, STEP_REWARDS: rewards, VALID: valid, SPAN: valid.sum(-1), FOLLOWING: first["next_observations"]}
 
 
@@ -244,10 +257,14 @@ def places_ahead(source: Transitions, pick: Tensor, length: int) -> tuple[Tensor
     return torch.minimum(at, last), at <= last
 
 
+def episode_of(dataset: Dataset, rows: Tensor) -> Tensor:
+    """The number of the episode of each of `rows` [...], int64."""
+    return torch.searchsorted(dataset.episode_start.to(rows.device), rows, right=True) - 1
+
+
 def last_of_episodes(dataset: Dataset, rows: Tensor) -> Tensor:
     """For each of `rows` [R], which may be drawn: the place among them of its episode's last one, int64 [R]."""
-    episode = torch.searchsorted(dataset.episode_start.to(rows.device), rows, right=True)
-    _, counts = torch.unique_consecutive(episode, return_counts=True)
+    _, counts = torch.unique_consecutive(episode_of(dataset, rows), return_counts=True)
     return torch.repeat_interleave(torch.cumsum(counts, 0) - 1, counts)
 
 
@@ -258,8 +275,7 @@ def check_order(dataset: Dataset, last: Tensor, n_step: int) -> None:
     if n_step > 1 and bool((last == torch.arange(len(last), device=last.device)).all()):
         raise UserError(
             f"{dataset.spec.name}: algo.n_step={n_step} sums the rewards of steps in a row, and each episode of the "
-            "data has one "
-            "transition: their order is not known; leave it at 1, or say where episodes end "
+            "data has one transition: their order is not known; leave it at 1, or say where episodes end "
             "(dataset.fields.truncations or episode_ends)"
         )
 
@@ -294,7 +310,7 @@ def by_weight(
         return None, rows, following
     device = rows.device
     weights = dataset.weights.to(device)
-    episode = torch.searchsorted(dataset.episode_start.to(device), rows, right=True) - 1
+    episode = episode_of(dataset, rows)
     drawn = weights[episode] > 0.0
     rows, episode = rows[drawn], episode[drawn]
     if not len(rows):
@@ -312,7 +328,7 @@ def by_weight(
     )
 
 
-def _column(dataset: Dataset, name: str) -> Tensor:
+def column_of(dataset: Dataset, name: str) -> Tensor:
     """An extra column. Raises UserError where the data lack it."""
     if name in dataset.columns:
         return dataset.columns[name]

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from offrl.data.raw import MOST_VALUES, listed_labels
+from offrl.data.raw import MOST_VALUES
+from offrl.data.raw.labels import listed_labels
 from offrl.data.tables import values as cells
 from offrl.errors import UserError
 
@@ -61,8 +62,7 @@ def as_actions(
     if texts:
         raise UserError(
             f"{where}: column '{texts[0]}' of actions holds texts; beside other columns only numbers can be actions: "
-            "number its choices "
-            f"from 0, and say {setting}=multi_discrete where all columns are choices"
+            f"number its choices from 0, and say {setting}=multi_discrete where all columns are choices"
         )
     stacked = np.stack(columns, 1)
     integer = [c.dtype.kind in "biu" for c in columns]
@@ -92,18 +92,16 @@ def as_actions(
         if len(choices) == len(names):
             raise UserError(
                 f"{where}: the actions are {len(names)} columns of whole numbers from 0 ({', '.join(names[:4])}), "
-                "several choices at once: "
-                f"{setting}=multi_discrete numbers their combinations as one choice, {setting}=continuous takes them "
-                "for amounts"
+                f"several choices at once: {setting}=multi_discrete numbers their combinations as one choice, "
+                f"{setting}=continuous takes them for amounts"
             )
         if choices:
             others = [n for n in names if n not in choices]
             raise UserError(
                 f"{where}: the actions mix a choice ({', '.join(choices[:3])}: numbers from 0) with amounts "
-                f"({', '.join(others[:3])}), "
-                f"which no algorithm here learns together: {setting}=continuous takes all for amounts (where more of "
-                "the choice means "
-                "more of something), or train on one of the two, with the other among the observations"
+                f"({', '.join(others[:3])}), which no algorithm here learns together: {setting}=continuous takes all "
+                "for amounts (where more of the choice means more of something), or train on one of the two, with the "
+                "other among the observations"
             )
     return stacked, 0, (), ""
 
@@ -137,8 +135,7 @@ def _combinations(
     index = np.ravel_multi_index(tuple(stacked.astype(np.int64).T), sizes)
     note = (
         f"actions: {' x '.join(map(str, sizes))} choices ({', '.join(names[:4])}) as one of {total:,}; "
-        f"numpy.unravel_index(a, {sizes}) "
-        "gives them back"
+        f"numpy.unravel_index(a, {sizes}) gives them back"
     )
     called = tuple(", ".join(f"{n}={v}" for n, v in zip(names, choice, strict=True)) for choice in np.ndindex(sizes))
     return index.astype(np.int64), total, called, note

@@ -9,9 +9,8 @@ import gzip
 import io
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO
 
 import numpy as np
@@ -24,7 +23,7 @@ from offrl.system.csv_text import lines_of
 
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 ROWS = 1 << 16  # read at once
-LINE = 1 << 20  # characters of the longest line
+LINE = 1 << 20  # characters of the line of names
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d\d?[./]\d\d?[./]\d{4}")
 
 
@@ -35,10 +34,6 @@ def is_csv(path: Path) -> bool:
 
 class _DecimalComma(Exception):
     """A number with a decimal comma came where points were expected."""
-
-
-class _OtherLetters(Exception):
-    """Bytes that are no UTF-8 came after others that were."""
 
 
 class CsvFile(Tabular):
@@ -54,16 +49,11 @@ class CsvFile(Tabular):
         self.marks = Marks(self.where, decimal)
         self.notes: list[str] = []
         self.encoding = self._encoding()
-        try:
-            head = self._head()
-        except _OtherLetters:
-            self.encoding = "cp1252"
-            head = self._head()
+        head = self._head()
         if not self.delimiter:
             raise UserError(
                 f"{path}: its first line, '{head.strip()[:60]}', has no comma, semicolon, tab or bar: it must be the "
-                "columns' names, "
-                "divided by one of them"
+                "columns' names, divided by one of them"
             )
         with reading(path, " as CSV"):
             self.names = [n.strip() for n in next(lines_of([head], self.delimiter))]
@@ -77,7 +67,7 @@ class CsvFile(Tabular):
             raise UserError(f"{path} has a column twice: {', '.join(twice)}")
         self.units = self._units()
 
-    def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
+    def read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Columns of R rows: float64 where all values are numbers or missing (NaN), else texts (object); see `Tabular`.
 
         Raises UserError, which names the line, for lines of other lengths than the first.
@@ -89,8 +79,6 @@ class CsvFile(Tabular):
                 break
             except _DecimalComma:
                 self.marks.comma = True
-            except _OtherLetters:
-                self.encoding = "cp1252"
         self.notes += self.marks.notes()
         return columns
 
@@ -109,7 +97,7 @@ class CsvFile(Tabular):
         marks, comment = ["\t", ";", ",", "|"], ("", 0)
         line, self.skipped, self.delimiter = "", 0, ""
         with reading(self.path, " as CSV"), self._open() as file:
-            for line in self._decoded(file):
+            for line in iter(lambda: file.readline(LINE), ""):
                 self.skipped += 1
                 if (stated := re.fullmatch(r'"?sep=(.)"?', line.strip("\r\n"))) and self.skipped == 1:
                     marks = [stated[1]]
@@ -132,12 +120,8 @@ class CsvFile(Tabular):
 
     def _first_rows(self, count: int) -> list[list[str]]:
         with reading(self.path, " as CSV"), self._open() as file:
-            reader = lines_of(itertools.islice(self._decoded(file), self.skipped, None), self.delimiter)
-            try:
-                return list(itertools.islice((row for row in reader if row and any(row)), count))
-            except _OtherLetters:
-                self.encoding = "cp1252"
-        return self._first_rows(count)
+            reader = lines_of(itertools.islice(file, self.skipped, None), self.delimiter)
+            return list(itertools.islice((row for row in reader if row and any(row)), count))
 
     def _units(self) -> dict[str, str]:
         """The units of the columns, where the row below the names says them: words where the next row has numbers or
@@ -159,7 +143,7 @@ class CsvFile(Tabular):
     def _columns(self) -> Iterator[list[tuple[str, ...]]]:
         """The columns as texts, some rows at a time."""
         with reading(self.path, " as CSV"), self._open() as file:
-            reader = lines_of(itertools.islice(self._lines(file), self.skipped, None), self.delimiter)
+            reader = lines_of(itertools.islice(file, self.skipped, None), self.delimiter)
             if self.units:
                 next(row for row in reader if row and any(row))
             while block := list(itertools.islice(reader, ROWS)):
@@ -169,32 +153,23 @@ class CsvFile(Tabular):
                     yield list(zip(*block, strict=True))
 
     def _read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
-        places = {name: self.names.index(name) for name in wanted}
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
+        indices = {name: self.names.index(name) for name in wanted}
         texts: set[str] = set()
-        for columns in self._columns():
-            for name, place in places.items():
-                values = columns[place]
-                if name not in texts:
-                    numbers = self._numbers(name, values, exact.get(name, ""))
-                    if numbers is not None:
-                        parts[name].append(numbers)
-                        continue
-                    texts.add(name)
-                    parts[name] = []
-                parts[name].append(np.array([v.strip() for v in values] if name in exact else values, object))
-        if late := [n for n in texts if sum(map(len, parts[n])) < max(sum(map(len, p)) for p in parts.values())]:
-            again = self._texts(late)  # what were numbers before the first text
-            parts.update(
-                {n: [np.array([v.strip() for v in again[n]], object) if n in exact else again[n]] for n in late}
-            )
+        while True:
+            parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
+            late: set[str] = set()  # columns that began with numbers
+            for columns in self._columns():
+                for name in wanted:
+                    values = columns[indices[name]]
+                    numbers = None if name in texts | late else self._numbers(name, values, exact.get(name, ""))
+                    if numbers is None and name not in texts:
+                        (late if parts[name] else texts).add(name)
+                    words = [v.strip() for v in values] if name in exact else values
+                    parts[name].append(np.array(words, object) if numbers is None else numbers)
+            if not late:
+                break
+            texts |= late
         return {name: np.concatenate(blocks) if blocks else np.zeros(0) for name, blocks in parts.items()}
-
-    def _texts(self, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-        """Columns as texts, from the first row on."""
-        places = [self.names.index(name) for name in wanted]
-        blocks = [[np.array(columns[p], object) for p in places] for columns in self._columns()]
-        return {name: np.concatenate([block[i] for block in blocks]) for i, name in enumerate(wanted)}
 
     def _numbers(self, name: str, values: tuple[str, ...], exact: str) -> np.ndarray | None:
         """Numbers of texts; None where some are none. exact: see `Tabular`."""
@@ -247,27 +222,33 @@ class CsvFile(Tabular):
             if len(row) != count:
                 raise UserError(
                     f"{self.path}: line {last - len(block) + i + 1} has {len(row)} values, and the first line names "
-                    f"{count} columns; "
-                    "correct that line"
+                    f"{count} columns; correct that line"
                 )
             rows.append(row)
         return rows
 
     def _encoding(self) -> str:
         """How the file writes letters: a mark at its start, else UTF-8, else Windows' western one, in which no byte is
-        wrong.
+        wrong. Raises UserError for a packed file that grows too much.
         """
+        packed = self.path.suffix.lower() == ".gz"
         with reading(self.path, " as CSV"), self._bytes() as file:
-            head = file.read(4)
-            if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                return "utf-16"
-            if head.startswith((b"PK\x03\x04", b"\x89HDF", b"PAR1", b"\x1f\x8b")):
-                raise UserError(f"{self.path} is no CSV file, whatever its name says: it starts with {head!r}")
-            try:
-                codecs.getincrementaldecoder("utf-8")().decode(head + file.read(1 << 16))
-            except UnicodeDecodeError:
-                return "cp1252"
-        return "utf-8-sig"
+            block = file.read(4)
+            if block.startswith((b"PK\x03\x04", b"\x89HDF", b"PAR1", b"\x1f\x8b")):
+                raise UserError(f"{self.path} is no CSV file, whatever its name says: it starts with {block!r}")
+            encoding = "utf-16" if block[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+            decoder, size, more = codecs.getincrementaldecoder("utf-8")(), 0, True
+            while more and (packed or encoding == "utf-8-sig"):
+                more, size = bool(block), size + len(block)
+                if packed:
+                    refuse_growth(str(self.path), size, self.path.stat().st_size)
+                if encoding == "utf-8-sig":
+                    try:
+                        decoder.decode(block, not more)
+                    except UnicodeDecodeError:
+                        encoding = "cp1252"
+                block = file.read(1 << 20)
+        return encoding
 
     def _bytes(self) -> IO[bytes]:
         return gzip.open(self.path) if self.path.suffix.lower() == ".gz" else self.path.open("rb")  # type: ignore[return-value]
@@ -276,36 +257,6 @@ class CsvFile(Tabular):
         return io.TextIOWrapper(
             self._bytes(), self.encoding, "replace" if self.encoding == "cp1252" else "strict", newline=""
         )
-
-    def _decoded(self, file: IO[str]) -> Iterator[str]:
-        """The lines of the file, cut to `LINE` characters. Raises _OtherLetters where it turns out to be no UTF-8."""
-        try:
-            while line := file.readline(LINE):
-                yield line
-        except UnicodeDecodeError:
-            if self.encoding != "utf-8-sig":
-                raise
-            raise _OtherLetters from None
-
-    def _lines(self, file: IO[str]) -> Iterator[str]:
-        """The lines of the file; of a packed one with a limit of what they may grow to."""
-        if self.path.suffix.lower() != ".gz":
-            try:
-                yield from file
-            except UnicodeDecodeError:
-                if self.encoding != "utf-8-sig":
-                    raise
-                raise _OtherLetters from None
-            return
-        size, stored = 0, self.path.stat().st_size
-        for line in self._decoded(file):
-            size += len(line)
-            if len(line) == LINE:
-                raise UserError(
-                    f"{self.path} has a line of more than {LINE:,} characters: it is no CSV file, or damaged"
-                )
-            refuse_growth(str(self.path), size, stored)
-            yield line
 
 
 def _outside_quotes(line: str) -> str:

@@ -44,9 +44,8 @@ def settle_dones(raw: RawData, dones: np.ndarray) -> None:
         if rest.any():
             raise UserError(
                 f"{raw.where}: '{word}' marks row {int(np.argmax(rest))}, which neither "
-                f"{other.replace(' and ', ' nor ')} marks "
-                f"({int(rest.sum()):,} such rows): leave one of the columns out, or say "
-                f"dataset.fields.episode_ends={word}"
+                f"{other.replace(' and ', ' nor ')} marks ({int(rest.sum()):,} such rows): leave one of the columns "
+                f"out, or say dataset.fields.episode_ends={word}"
             )
     elif "terminations" in flags:
         raw.columns["truncations"] = rest
@@ -105,10 +104,8 @@ def mark_episodes(
             row = int(np.flatnonzero(ends)[int(np.argmax(later)) - 1]) + 1
             raw.note(
                 f"{raw.named['episode_ids'][0].name}: {number:,} ids stand in {runs:,} runs of rows, each of which is "
-                "an episode; the "
-                f"first that comes again does so at row {row}. Where equal ids are one episode, name the times "
-                "(dataset.fields.time), "
-                "by which rows are then sorted, or sort the rows"
+                f"an episode; the first that comes again does so at row {row}. Where equal ids are one episode, name "
+                "the times (dataset.fields.time), by which rows are then sorted, or sort the rows"
             )
     if times is not None and rows > 1:
         ends = _in_time(raw, marks, times, dates, ends, order, most)
@@ -123,8 +120,7 @@ def _hour_twice(back: float, steps: np.ndarray) -> str:
         return ""
     return (
         ". Local times go back by an hour where summer time ends, and sorted rows would mix the two hours: then write "
-        "the times in UTC, or "
-        "with their offset (2024-10-27T02:10:00+01:00)"
+        "the times in UTC, or with their offset (2024-10-27T02:10:00+01:00)"
     )
 
 
@@ -163,9 +159,8 @@ def _in_time(
         what = "is the same as" if step[row] == 0 else f"goes back from {cells.shown_time(times[row], dates)} to"
         raise UserError(
             f"{where}: '{word}' {what} {cells.shown_time(times[row + 1], dates)} in row {row + 1}, inside an episode "
-            f"({len(bad):,} such "
-            "rows): sort the rows by time, remove doubles, or name the column that tells episodes apart "
-            "(dataset.fields.episode_ids=COLUMN)" + (_hour_twice(float(step[row]), step) if dates else "")
+            f"({len(bad):,} such rows): sort the rows by time, remove doubles, or name the column that tells episodes "
+            "apart (dataset.fields.episode_ids=COLUMN)" + (_hour_twice(float(step[row]), step) if dates else "")
         )
     if not inside.any():
         return ends
@@ -197,7 +192,7 @@ def fill_forward(raw: RawData) -> None:
     gaps = ~np.isfinite(observations)
     if observations.ndim != 2 or not gaps.any():
         return
-    from offrl.data.infer import find_ends
+    from offrl.data.raw.infer import find_ends
 
     ends = find_ends(replace(raw, columns={k: v for k, v in raw.columns.items() if k != "next_observations"}))
     start = np.concatenate([[0], np.flatnonzero(ends)[:-1] + 1])
@@ -244,11 +239,10 @@ def _describe_steps(word: str, step: np.ndarray, inside: np.ndarray, dates: bool
         old, new = (steps[kept[kept < first][-1]], steps[first]) if regular else (before[first], after[first])
         spans = [cells.shown_span(float(v), dates) for v in (old, new, rates.min(), rates.max())]
         notes.append(
-            f"the step of {word} changes {len(changes):,} time{'s' if len(changes) > 1 else ''}, first from {spans[0]} "
-            f"to {spans[1]} at "
-            f"row {int(rows[first])}; it is between {spans[2]} and {spans[3]}. All steps count alike: the discount "
-            "reaches further in time "
-            "where they are longer. Bring the rows to one step, or train on the parts apart"
+            f"the step of {word} changes {len(changes):,} time{'s' if len(changes) > 1 else ''}, first from "
+            f"{spans[0]} to {spans[1]} at row {int(rows[first])}; it is between {spans[2]} and {spans[3]}. All steps "
+            "count alike: the discount reaches further in time where they are longer. Bring the rows to one step, or "
+            "train on the parts apart"
         )
     if len(wide):
         limit = WIDE * max(usual, float(rates.max())) if regular else OUTAGE * usual

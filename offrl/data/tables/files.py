@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -78,7 +77,7 @@ class ParquetTable(Tabular):
         words = {"time": ("timestamp", "date", "time"), "text": ("string", "large_string", "dictionary")}
         return {n: next((k for k, starts in words.items() if t.startswith(starts)), "number") for n, t in types}
 
-    def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
+    def read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Columns as numbers, datetime64 in UTC or objects; missing numbers as NaN."""
         import pyarrow as pa
 
@@ -157,7 +156,7 @@ class Files(Tabular):
         """See `Tabular`; those of the first file."""
         return self.tables[0].kinds()
 
-    def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
+    def read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         """See `Tabular`. A column that is text in one of them is text in all."""
         blocks = [t.read(wanted, exact) for t in self.tables]
         result = {}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offrl.data.assemble import assemble
+from offrl.data.loading.assemble import assemble
 from offrl.data.raw import RawData
 from offrl.data.tables.build import build
 from offrl.data.tables.tabular import Tabular
@@ -67,7 +66,7 @@ class Frame(Tabular):
         kinds = {str(c): getattr(self.frame[c].dtype, "kind", "O") for c in self.frame.columns}
         return {n: "time" if k in "mM" else "number" if k in "iufb" else "text" for n, k in kinds.items()}
 
-    def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
+    def read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Columns as NumPy has them: numbers, datetime64 in UTC, or objects; missing values of numbers as NaN."""
         keys = dict(zip(self.names, self.frame.columns, strict=True))
         return {name: _values(self.frame[keys[name]]) for name in wanted}
@@ -93,15 +92,11 @@ def _values(series: Any) -> np.ndarray:
     return values
 
 
-def raw_from_frame(frame: Any, config: DatasetConfig, name: str = NAME, optional: Collection[str] = ()) -> RawData:
+def raw_from_frame(frame: Any, config: DatasetConfig, name: str = NAME) -> RawData:
     """The columns of a DataFrame as `config` maps and reads them. Raises UserError."""
-    raw = build(
-        Frame(frame, name), config, optional=optional, name=name, source="arrays", example="offrl.from_dataframe(df, "
-    )
+    raw = build(Frame(frame, name), config, name=name, source="arrays", example="offrl.from_dataframe(df, ")
     if config.action_low:
-        low, high = config.action_low, config.action_high
-        raw.action_low, raw.action_high = (low[0], high[0]) if len(low) == len(high) == 1 else (low, high)
-        raw.range_known = True
+        raw.state_range(config.action_low, config.action_high)
     return raw
 
 

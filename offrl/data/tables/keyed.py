@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -80,7 +79,7 @@ class _Keyed(Tabular):
         """See `Tabular`."""
         return {name: _kind(dtype) for name, dtype in self.dtypes.items()}
 
-    def read(self, wanted: Collection[str], exact: Mapping[str, str] = MappingProxyType({})) -> dict[str, np.ndarray]:
+    def read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         """See `Tabular`."""
         result = {}
         for name in wanted:

@@ -178,8 +178,7 @@ def _named(text: str, names: Sequence[str], where: str, setting: str) -> list[st
         if matches and _gap(matches):
             raise UserError(
                 f"{where} has no column '{text}' ({setting}), and of its numbered ones, {listing(matches)}, some are "
-                "missing; if these are "
-                f"all there are to be, name them, or write {setting}={text}*"
+                f"missing; if these are all there are to be, name them, or write {setting}={text}*"
             )
     if not matches:
         raise UserError(f"{where} has no column '{text}' ({setting}).{nearest(text, names)} It has: {listing(names)}")

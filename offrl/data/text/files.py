@@ -120,7 +120,7 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
 
 
 def without_timeouts(dataset: Dataset, config: DatasetConfig) -> Dataset:
-    """`dataset.drop_timeout_rows`, as `offrl.data.assemble.assemble` does it."""
+    """`dataset.drop_timeout_rows`, as `offrl.data.loading.assemble.assemble` does it."""
     if not config.drop_timeout_rows:
         return dataset
     known = dataset.columns["successor_known"] & ~dataset.columns["truncations"]
@@ -190,7 +190,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
             if packed:  # before any of it is parsed, which takes a hundred times as long
                 refuse_growth(f"{path}, unpacked,", _unpacked_size(raw), path.stat().st_size)
                 raw.seek(0)
-            for number, line in enumerate(_unpacked(raw, path) if packed else raw, 1):
+            for number, line in enumerate(gzip.GzipFile(fileobj=raw) if packed else raw, 1):
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 if not line.strip():
@@ -226,24 +226,13 @@ def _unpacked_size(raw: Any) -> int:
     return size
 
 
-def _unpacked(raw: Any, path: Path) -> Iterator[bytes]:
-    """The lines of a gzip file, as long as it does not grow without measure."""
-    size, held = 0, path.stat().st_size
-    limit = max(FREE, GROWTH * held)
-    with gzip.GzipFile(fileobj=raw) as file:
-        while line := file.readline(limit - size + 1):
-            size += len(line)
-            refuse_growth(f"{path}, unpacked,", size, held)
-            yield line
-
-
 def _whole(path: Path) -> Any:
     """The file as one JSON value, or a UserError."""
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == _GZIP
             raw.seek(0)
-            text = b"".join(_unpacked(raw, path)) if packed else raw.read()
+            text = (gzip.GzipFile(fileobj=raw) if packed else raw).read()
         return _parse(text.decode("utf-8-sig"), f"{path}:")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         return UserError(f"{path} cannot be read ({error}); {_DAMAGE}")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offrl.data.checks import Fault
 from offrl.data.dataset import Dataset
+from offrl.data.raw.checks import Fault
 from offrl.data.text.files import TextFile
-from offrl.data.tools.inspect import histogram
+from offrl.data.tools.inspect import aligned, fault_lines, returns_and_lengths
 from offrl.errors import one_line
 
 FREQUENT = 10  # actions shown
@@ -71,22 +71,11 @@ class TextReport:
         total = self.texts[1].count
         width = len(f"{self.frequent[0][1]:,}")
         lines += [f"    {count:>{width},}  {100 * count / total:4.1f}%  {shown(text)}" for text, count in self.frequent]
-        lines += ["", *histogram("episode returns", self.returns)]
-        if self.scores is not None:
-            s = self.scores
-            lines.append(
-                f"  normalised ({self.reference}): mean {s.mean():.1f}, lowest {s.min():.1f}, highest {s.max():.1f}"
-            )
-        lines += ["", *histogram("episode lengths", self.lengths.astype(np.float64)), "", *self.example, ""]
-        if not self.faults:
-            lines.append("  no faults found")
-        lines += [f"  {'FAULT' if f.severity == 'corrupting' else 'warning'} [{f.kind}] {f}" for f in self.faults]
-        if self.corrupting:
-            lines.append(
-                f"  {len(self.corrupting)} episode(s) are faulty and not counted above: offrl refuses this dataset as "
-                "it is"
-            )
-        return "\n".join(map(one_line, lines))
+        lines += returns_and_lengths(self.returns, self.lengths, self.scores, self.reference)
+        refusal = (
+            f"{len(self.corrupting)} episode(s) are faulty and not counted above: offrl refuses this dataset as it is"
+        )
+        return "\n".join(map(one_line, [*lines, "", *self.example, "", *fault_lines(self.faults, refusal)]))
 
     __str__ = render
 
@@ -186,14 +175,12 @@ def _troubles(dataset: Dataset, columns: dict[str, np.ndarray], length: np.ndarr
 
     strings, actions = dataset.strings, columns["actions"]
     newline = np.array([s.endswith("\n") for s in strings])
-    ends, all_end = newline[actions], bool(newline[actions].all())
-    if ends.any() and not all_end:
-        rare = np.flatnonzero(~ends) if 2 * ends.sum() >= len(ends) else np.flatnonzero(ends)
-        how = "without" if 2 * ends.sum() >= len(ends) else "with"
-        message = "{} " + f"of {len(ends):,} actions end {how} a newline, unlike the others"
-        add(
-            "newline", rare, message, "let all end with one, or none: it is what tells a policy that its action is over"
-        )
+    ends = newline[actions]
+    if ends.any() and not ends.all():
+        usual = 2 * ends.sum() >= len(ends)
+        message = f"{{}} of {len(ends):,} actions end {'without' if usual else 'with'} a newline, unlike the others"
+        cure = "let all end with one, or none: it is what tells a policy that its action is over"
+        add("newline", np.flatnonzero(ends != usual), message, cure)
     inner = where("actions", np.array(["\n" in s[:-1] for s in strings]))
     if ends.any():
         add("newline", inner, "{} actions have a newline inside: a policy that stops at a newline cannot say them")
@@ -201,16 +188,16 @@ def _troubles(dataset: Dataset, columns: dict[str, np.ndarray], length: np.ndarr
     add("empty", where("observations", length == 0), "{} observations are empty texts")
     marks = np.array([s.startswith("\ufeff") for s in strings])
     for column in ("observations", "actions"):
-        add(
-            "mark",
-            where(column, marks),
-            "{} " + f"{column} begin with a byte-order mark (U+FEFF)",
-            "save their source as UTF-8 without one",
-        )
+        message = f"{{}} {column} begin with a byte-order mark (U+FEFF)"
+        add("mark", where(column, marks), message, "save their source as UTF-8 without one")
         longest = int(length[columns[column]].max())
-        add("long", where(column, length > LONG), "{} " + f"{column} have more than {LONG:,} characters, one "
-                                                          f"{longest:,}",
-            "a language model sees no more of them than its context holds")  # fmt: skip
+        message = f"{{}} {column} have more than {LONG:,} characters, one {longest:,}"
+        add(
+            "long",
+            where(column, length > LONG),
+            message,
+            "a language model sees no more of them than its context holds",
+        )
     last = dataset.episode_end.numpy() - 1
     timeouts = last[~columns["terminations"][last]]
     message = "{} episodes were cut off and have no final_obs: value learning leaves their last turns out"
@@ -220,7 +207,13 @@ def _troubles(dataset: Dataset, columns: dict[str, np.ndarray], length: np.ndarr
         last[~dataset.complete.numpy()],
         "{} episodes are neither terminated nor truncated: they are taken for cut off",
     )
-    _rewards(dataset, columns["rewards"], faults)
+    rewards, returns = columns["rewards"], dataset.raw_returns.numpy()
+    if len(np.unique(rewards)) == 1:
+        message = f"every reward is {rewards[0]:g}: only the lengths of episodes tell them apart"
+        faults.append(Fault("rewards", "warning", message))
+    if len(returns) > 1 and np.ptp(returns) == 0:
+        message = f"all {len(returns):,} episodes have the same return, {returns[0]:g}: none is better than another"
+        faults.append(Fault("rewards", "warning", message))
     repeats = _repeats(dataset, columns)
     if repeats:
         later, earlier = repeats[0]
@@ -232,17 +225,6 @@ def _troubles(dataset: Dataset, columns: dict[str, np.ndarray], length: np.ndarr
             Fault("actions", "warning", f"every action is {shown(strings[actions[0]])}: there is no other to prefer")
         )
     return faults
-
-
-def _rewards(dataset: Dataset, rewards: np.ndarray, faults: list[Fault]) -> None:
-    returns = dataset.raw_returns.numpy()
-    if len(np.unique(rewards)) == 1:
-        faults.append(
-            Fault("rewards", "warning", f"every reward is {rewards[0]:g}: only the lengths of episodes tell them apart")
-        )
-    if len(returns) > 1 and np.ptp(returns) == 0:
-        message = f"all {len(returns):,} episodes have the same return, {returns[0]:g}: none is better than another"
-        faults.append(Fault("rewards", "warning", message))
 
 
 def _repeats(dataset: Dataset, columns: dict[str, np.ndarray]) -> list[tuple[int, int]]:
@@ -273,9 +255,5 @@ def _table(texts: list[Texts]) -> list[str]:
             f"{n.max():,}",
         )
         rows.append((kind.name, *cells))
-    widths = [max(len(r[k]) for r in rows) for k in range(len(head))]
-    lines = [
-        "  " + "  ".join(w.rjust(n) if k else w.ljust(n) for k, (w, n) in enumerate(zip(r, widths, strict=True)))
-        for r in rows
-    ]
-    return [lines[0] + "  (characters)", *lines[1:]]
+    title, *lines = aligned(rows, 1)
+    return [title + "  (characters)", *lines]

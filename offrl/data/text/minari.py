@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from offrl.data.containers.guard import reading
-from offrl.data.containers.hdf5 import Links, open_hdf5, refuse_absent, refuse_long_texts, refuse_loops
+from offrl.data.containers.hdf5 import open_hdf5, refuse_absent, refuse_long_texts, refuse_loops
 from offrl.data.containers.parquet import read_table
 from offrl.data.formats import minari
 from offrl.data.formats.minari_episodes import numbered
@@ -124,15 +124,12 @@ def _hdf5(folder: Path) -> Iterator[tuple[str, Any]]:
     from h5py import h5d, h5g, h5s
 
     with open_hdf5(folder / "main_data.hdf5") as file:
-        links = Links(file)
-        links.check(file.id)
         refuse_loops(path := folder / "main_data.hdf5")
         for name in numbered(file, "episode_"):
             columns: Any = {}
             key = "rewards"
             try:
                 group = h5g.open(file.id, name.encode())
-                links.check(group, f"{name}/")
                 for key in _KEYS:
                     item = h5d.open(group, key.encode())
                     if not _is_column(key, item):

@@ -15,12 +15,12 @@ import numpy as np
 
 from offrl.data.dataset import Dataset
 from offrl.data.formats import minari
-from offrl.data.formats import write_minari as minari_layout
-from offrl.data.formats.place import destination, placing
-from offrl.data.formats.write import Progress, add_namespaces
 from offrl.data.text import minari as minari_text
 from offrl.data.text.dataset import fingerprint, to_episodes, used_strings
 from offrl.data.text.files import TextFile, header, load, task_words
+from offrl.data.writing import write_minari as minari_layout
+from offrl.data.writing.output_path import destination, placing
+from offrl.data.writing.write import Progress, add_namespaces, refuse_difference
 from offrl.errors import UserError, warn
 from offrl.settings.dataset import DatasetConfig
 
@@ -83,13 +83,6 @@ def _write_minari(
     """Minari's HDF5 layout. Where the final observation is not known the last one stands there twice; what offrl
     records says so.
     """
-    try:
-        import minari as library
-        from minari.dataset.minari_storage import MinariStorage
-    except ImportError:
-        raise UserError(
-            "Minari datasets need Minari: pip install 'minari[hdf5]'; or write JSON lines (.jsonl)"
-        ) from None
     from gymnasium.spaces import Text
 
     name = dataset.spec.name
@@ -101,26 +94,10 @@ def _write_minari(
         letters = "".join(sorted({letter for text in texts for letter in text}))
         return Text(max(1, *map(len, texts), 1), min_length=0, charset=letters or "a")
 
-    data = folder / "data"
-    data.mkdir(parents=True)
-    MinariStorage.new(data, space(("observations", "next_observations")), space(("actions",)), data_format="hdf5")
-    minari_layout.write_episodes(data / "main_data.hdf5", _episodes(dataset, advance))
-    path = data / "metadata.json"
-    meta = json.loads(path.read_text())
-    size = sum(p.stat().st_size for p in data.iterdir()) / 1e6
-    meta |= {k: v for k, v in about.items() if k not in (*meta, *minari.NOT_ABOUT, "env_spec")}
-    meta |= {"total_steps": len(dataset), "total_episodes": dataset.num_episodes, "dataset_size": round(size, 1)}
-    meta |= {"dataset_id": data_id, "minari_version": str(library.__version__)}
-    meta.setdefault("description", f"{name or 'texts'}, written by offrl")
     task = dataset.spec.task
-    if task is not None and task.env_id:
-        spec = minari_layout.env_spec(task)
-        if spec is None:
-            warn(f"{name}: {minari_layout.without_spec(task)}")
-        else:
-            meta["env_spec"] = spec
-    if task is not None and task.ref_min is not None and task.ref_max is not None:
-        meta |= {"ref_min_score": task.ref_min, "ref_max_score": task.ref_max}
+    meta = {k: v for k, v in about.items() if k not in (*minari.NOT_ABOUT, "env_spec")}
+    meta.setdefault("description", f"{name or 'texts'}, written by offrl")
+    meta |= minari_layout.task_metadata(task, False, lambda text: warn(f"{name}: {text}"))
     known = dataset.columns["successor_known"][dataset.episode_end - 1]
     record: dict[str, Any] = {
         "version": 1,
@@ -133,7 +110,9 @@ def _write_minari(
         numbers = dataset.columns["meta"][dataset.episode_start].tolist()
         record["metas"] = [json.loads(dataset.metas[k]) for k in numbers]
     meta[minari.RECORD] = {minari_text.RECORD: record}
-    path.write_text(json.dumps(meta))
+    spaces = space(("observations", "next_observations")), space(("actions",))
+    episodes = _episodes(dataset, advance)
+    minari_layout.write_dataset(folder, data_id, spaces, episodes, len(dataset), dataset.num_episodes, meta)
 
 
 def _texts(dataset: Dataset, columns: tuple[str, ...]) -> list[str]:
@@ -168,13 +147,7 @@ def _compare(dataset: Dataset, reread: TextFile, place: Path) -> None:
         "task": _words(dataset) == _words(read),
         "meta": [e["meta"] for e in to_episodes(dataset)] == [e["meta"] for e in to_episodes(read)],
     }
-    wrong = [name for name, fine in same.items() if not fine]
-    if wrong:
-        raise UserError(
-            f"what was read back from the file for {place} differs ({', '.join(wrong)}): nothing was put there. A "
-            "failing disk, or a fault "
-            "of offrl: please report it"
-        )
+    refuse_difference(same, place)
 
 
 def _words(dataset: Dataset) -> Any:

@@ -12,31 +12,33 @@ from pathlib import Path
 
 import numpy as np
 
-from offrl.data.assemble import fingerprint
-from offrl.data.checks import find_faults, form_faults, refuse
 from offrl.data.containers.file_type import file_type
 from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5
 from offrl.data.containers.npz import Npz
-from offrl.data.formats import Source, read_raw, resolve
 from offrl.data.formats import d4rl as d4rl_source
 from offrl.data.formats import minari as minari_source
-from offrl.data.formats.minari_infos import info_leaves
+from offrl.data.formats.minari_episodes import info_leaves
 from offrl.data.formats.minari_spaces import load_metadata
-from offrl.data.formats.place import D4RL_SUFFIX, TEXT_SUFFIX, destination
 from offrl.data.formats.provenance import INFOS, extra_columns
-from offrl.data.formats.write import Progress, write_data
-from offrl.data.infer import action_range, find_ends
+from offrl.data.loading.assemble import fingerprint
+from offrl.data.loading.read import read_raw
+from offrl.data.loading.resolve import Source, resolve
 from offrl.data.memory import Memory, affordable, chunks
 from offrl.data.raw import CORE, RawData
+from offrl.data.raw.checks import find_faults, form_faults, refuse
+from offrl.data.raw.infer import action_range, find_ends
 from offrl.data.tables.csv_file import is_csv
 from offrl.data.tables.mapping import choose
 from offrl.data.tables.names import meaning
 from offrl.data.text import tools as text_tools
 from offrl.data.text.dataset import fingerprint as text_fingerprint
 from offrl.data.text.files import TextFile
+from offrl.data.text.write import write_text
 from offrl.data.tools.merge import join
 from offrl.data.tools.subset import Choice, settle, take
+from offrl.data.writing.output_path import D4RL_SUFFIX, TEXT_SUFFIX, destination
+from offrl.data.writing.write import Progress, write_data
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system.files import cache_dir
@@ -69,7 +71,9 @@ def convert(
     """
     form = _form(out, form, force)
     if (texts := _texts(config)) is not None:
-        return _write_texts(texts, out, form, [f"converted from {_text_origin(texts, config)}"], force, progress)
+        return _write_texts(
+            texts, out, form, [f"converted from {text_tools.origin(texts.dataset, config.name)}"], force, progress
+        )
     with _memory(config) as memory:
         raw = read_whole(config, memory)
         check(raw, config)
@@ -92,7 +96,9 @@ def subset(
     form = _form(out, form, force)
     if (texts := _texts(config, choice.drop_faulty)) is not None:
         selection, words = text_tools.take(texts, choice, config.name)
-        return _write_texts(selection, out, form, [f"{words} of {_text_origin(texts, config)}"], force, progress)
+        return _write_texts(
+            selection, out, form, [f"{words} of {text_tools.origin(texts.dataset, config.name)}"], force, progress
+        )
     with _memory(config) as memory:
         raw = read_whole(config, memory)
         faults = form_faults(raw)
@@ -166,10 +172,6 @@ def _texts(config: DatasetConfig, faults: bool = False) -> TextFile | None:
     return text_tools.read(config, faults)
 
 
-def _text_origin(texts: TextFile, config: DatasetConfig) -> str:
-    return text_tools.origin(texts.dataset, config.name)
-
-
 def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
     """Column -> key for what the source's file holds besides what is loaded, with a row for each step."""
     if source.path is None or source.files or is_csv(source.path):
@@ -178,7 +180,11 @@ def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
     if source.kind == "minari":
         folder = minari_source.data_folder(source.path)
         assert folder is not None
-        return {key: key for key in info_leaves(folder) if key not in taken and not _recorded(folder, key)}
+        return {
+            key: key
+            for key in info_leaves(folder, load_metadata(folder).format)
+            if key not in taken and not _recorded(folder, key)
+        }
     shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
     kind, columns = file_type(source.path), source.kind in ("columns", "d4rl", "builtin")
     if kind == "npz":
@@ -280,8 +286,8 @@ def _write_texts(
         raise UserError(
             f"{out}: D4RL's layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a Minari dataset"
         )
-    path = text_tools.write(texts, out, form, [f"{step}; {_maker()}" for step in steps], force, progress)
-    dataset = texts.dataset
+    dataset, history = texts.dataset, [*texts.about.get("history", []), *(f"{step}; {_maker()}" for step in steps)]
+    path = write_text(dataset, out, form, texts.about | {"history": history}, force=force, progress=progress)
     left_out = [f"left out: {fault}" for fault in texts.faults]
     return Written(path, form, len(dataset), dataset.num_episodes, text_fingerprint(dataset), (*notes, *left_out))
 
@@ -302,7 +308,7 @@ def _merge_texts(
             f"cannot merge data of numbers and of texts: {numbers} holds numbers, {texts[0].dataset.spec.name} texts"
         )
     merged, notes = text_tools.join(texts, names)
-    steps = [f"merged from {_text_origin(t, c)}" for t, c in zip(texts, configs, strict=True)]
+    steps = [f"merged from {text_tools.origin(t.dataset, c.name)}" for t, c in zip(texts, configs, strict=True)]
     return _write_texts(merged, out, form, steps, force, progress, notes)
 
 

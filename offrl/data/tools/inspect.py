@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from offrl.data.checks import Fault, find_faults
-from offrl.data.infer import find_ends
 from offrl.data.memory import chunks
 from offrl.data.raw import RawData
+from offrl.data.raw.checks import Fault, find_faults
+from offrl.data.raw.infer import find_ends
 from offrl.errors import one_line
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
@@ -82,11 +82,12 @@ class Report:
     def render(self) -> str:
         """The report as plain text."""
         lines = [f"{self.name} ({self.source})" + (f"  {self.path}" if self.path and self.path != self.name else "")]
-        if self.returns is not None and self.lengths is not None and len(self.returns):
-            kinds = f"{self.terminations} terminated, {len(self.returns) - self.terminations} timed out or cut"
-            lines.append(f"  {self.rows:,} rows, {len(self.returns):,} episodes ({kinds})")
-        else:
+        returns, lengths = self.returns, self.lengths
+        if returns is None or not len(returns):
             lines.append(f"  {self.rows:,} rows")
+        else:
+            kinds = f"{self.terminations} terminated, {len(returns) - self.terminations} timed out or cut"
+            lines.append(f"  {self.rows:,} rows, {len(returns):,} episodes ({kinds})")
         lines += [
             f"  {word}: {text}" for word, text in (("environment", self.environment), ("actions", self.actions)) if text
         ]
@@ -110,24 +111,10 @@ class Report:
                 f"  duplicates: {self.duplicates:,} rows ({share:.1f}%) repeat an earlier one, row {later} the first "
                 f"(of row {earlier})"
             )
-        if self.returns is not None and self.lengths is not None and len(self.returns):
-            lines += ["", *histogram("episode returns", self.returns)]
-            if self.scores is not None:
-                s = self.scores
-                lines.append(
-                    f"  normalised ({self.reference}): mean {s.mean():.1f}, lowest {s.min():.1f}, highest {s.max():.1f}"
-                )
-            lines += ["", *histogram("episode lengths", self.lengths.astype(np.float64))]
-        lines.append("")
-        if not self.faults:
-            lines.append("  no faults found")
-        for fault in self.faults:
-            lines.append(f"  {'FAULT' if fault.severity == 'corrupting' else 'warning'} [{fault.kind}] {fault}")
-        if self.corrupting:
-            lines.append(
-                f"  {len(self.corrupting)} fault(s) would corrupt training: offrl refuses this dataset as it is"
-            )
-        return "\n".join(map(one_line, lines))
+        if returns is not None and lengths is not None and len(returns):
+            lines += returns_and_lengths(returns, lengths, self.scores, self.reference)
+        refusal = f"{len(self.corrupting)} fault(s) would corrupt training: offrl refuses this dataset as it is"
+        return "\n".join(map(one_line, [*lines, "", *fault_lines(self.faults, refusal)]))
 
     __str__ = render
 
@@ -136,7 +123,7 @@ def inspect_dataset(config: DatasetConfig | str) -> Report | TextReport:
     """Read a dataset by path, name or id without refusing it for its faults, and report on it. Raises UserError when it
     is unreadable.
     """
-    from offrl.data.formats import read_raw
+    from offrl.data.loading.read import read_raw
     from offrl.data.text import tools as text_tools
     from offrl.data.text.inspect import text_report
 
@@ -150,9 +137,7 @@ def inspect_dataset(config: DatasetConfig | str) -> Report | TextReport:
 def report(raw: RawData, config: DatasetConfig | None = None) -> Report:
     """The report on columns that were already read."""
     config = config or DatasetConfig(name=raw.name)
-    actions = raw.columns.get("actions")
-    if raw.discrete is None:
-        raw.discrete = actions is not None and actions.dtype.kind in "iu" and actions.ndim == 1
+    raw.settle_kind()
     faults = find_faults(raw, clip_actions=config.clip_actions)
     complete = not any(f.kind in ("missing", "empty", "length", "shape") for f in faults)
     returns = lengths = scores = None
@@ -227,56 +212,46 @@ def _column(name: str, column: np.ndarray, names: Sequence[str]) -> Column:
     width = int(np.prod(column.shape[1:], dtype=int))
     if not width:
         return Column(name, str(column.dtype), tuple(column.shape), np.nan, np.nan, np.nan, np.nan)
+
+    def blocks() -> Iterator[np.ndarray]:
+        """Some rows at a time, float64 [n, width], NaN in place of what is not finite."""
+        for part in chunks(len(column)):
+            block = np.asarray(column[part]).reshape(-1, width).astype(np.float64)
+            yield np.where(np.isfinite(block), block, np.nan)
+
     low, high = np.full(width, np.inf), np.full(width, -np.inf)
-    count, total, squares, shift = np.zeros(width), np.zeros(width), np.zeros(width), np.zeros(width)
-    for part in chunks(len(column)):
-        block = np.asarray(column[part]).reshape(-1, width).astype(np.float64)
-        finite = np.isfinite(block)
-        low = np.minimum(low, np.where(finite, block, np.inf).min(0, initial=np.inf))
-        high = np.maximum(high, np.where(finite, block, -np.inf).max(0, initial=-np.inf))
-        new = finite.sum(0)
-        first = (count == 0) & (new > 0)
-        shift[first] = np.where(finite, block, 0.0).sum(0)[first] / new[first]  # so that the squares do not cancel
-        values = np.where(finite, block - shift, 0.0)
-        count += new
-        total += values.sum(0)
-        squares += (values**2).sum(0)
+    count, total, squares = np.zeros(width), np.zeros(width), np.zeros(width)
+    for block in blocks():
+        low, high = np.fmin(low, np.fmin.reduce(block, 0)), np.fmax(high, np.fmax.reduce(block, 0))
+        count += np.isfinite(block).sum(0)
+        total += np.nansum(block, 0)
     with np.errstate(invalid="ignore"):
-        apart = total / count
-        means, squared = apart + shift, np.maximum(0.0, squares / count - apart**2)
-    mean = float(np.nansum(count * means) / count.sum()) if count.any() else np.nan
-    spread = float(np.sqrt(np.nansum(count * (squared + (means - mean) ** 2)) / count.sum())) if count.any() else np.nan
+        means = total / count
+        mean = total.sum() / count.sum()
+        for block in blocks():
+            squares += np.nansum((block - means) ** 2, 0)
+        stds = np.sqrt(squares / count)
+        spread = np.sqrt(np.nansum(squares + count * (means - mean) ** 2) / count.sum())
     constant = tuple(int(d) for d in np.flatnonzero(low == high)) if len(column) > 1 and width > 1 else ()
     named = len(names) == width <= MOST_DIMENSIONS
     shown = range(min(width, MOST_DIMENSIONS) if name in VECTORS and (named or width > 1) else 0)
-    numbers = zip(low.tolist(), high.tolist(), means.tolist(), np.sqrt(squared).tolist(), strict=True)
+    numbers = zip(low.tolist(), high.tolist(), means.tolist(), stds.tolist(), strict=True)
     dimensions = tuple(
         Spread(names[d][:LONG] if named else str(d), *row) for d, row in zip(shown, numbers, strict=False)
     )
-    shape, named = tuple(column.shape), named and bool(dimensions)
-    return Column(
-        name, str(column.dtype), shape, float(low.min()), float(high.max()), mean, spread, constant, dimensions, named
-    )
+    named = named and bool(dimensions)
+    ends = float(low.min()), float(high.max())
+    return Column(name, str(column.dtype), column.shape, *ends, float(mean), float(spread), constant, dimensions, named)
 
 
 def _duplicates(raw: RawData) -> tuple[int, tuple[int, int] | None]:
     """Rows that repeat an earlier row's observation, action and reward, by a 64-bit hash of their bytes; and the first
     such pair.
     """
-    hashes = np.zeros(raw.rows, np.uint64)
-    weights = np.random.default_rng(0)
-    for name in ("observations", "actions", "rewards"):
-        column = raw.columns[name]
-        width = int(np.prod(column.shape[1:], dtype=int)) * column.dtype.itemsize
-        unit = np.uint32 if width % 4 == 0 else np.uint8
-        factors = weights.integers(1, 2**63, width // np.dtype(unit).itemsize, dtype=np.uint64) | np.uint64(1)
-        for part in chunks(len(column)):
-            block = np.ascontiguousarray(column[part]).reshape(part.stop - part.start, -1).view(unit)
-            for d in range(
-                block.shape[1]
-            ):  # dimension by dimension: a matrix of products would need eight times the memory
-                mixed = (block[:, d].astype(np.uint64) + np.uint64(1)) * factors[d]
-                hashes[part] += mixed ^ (mixed >> np.uint64(29))
+    hashes = np.zeros(raw.rows, np.int64)
+    for part in chunks(raw.rows, 1 << 14):
+        rows = [_row_bytes(raw.columns[name][part]) for name in ("observations", "actions", "rewards")]
+        hashes[part] = [hash(b"".join(row)) for row in zip(*rows, strict=True)]
     order = np.argsort(hashes, kind="stable")
     same = np.concatenate([[False], hashes[order][1:] == hashes[order][:-1]])
     if not same.any():
@@ -284,6 +259,12 @@ def _duplicates(raw: RawData) -> tuple[int, tuple[int, int] | None]:
     later = order[same]
     at = int(later.argmin())
     return int(same.sum()), (int(later[at]), int(order[np.flatnonzero(same)[at] - 1]))
+
+
+def _row_bytes(column: np.ndarray) -> list[bytes]:
+    """The bytes of each row."""
+    flat = np.ascontiguousarray(column).reshape(len(column), -1)
+    return flat.view(f"V{flat.shape[1] * flat.itemsize}")[:, 0].tolist() if flat.size else [b""] * len(flat)
 
 
 def _table(columns: list[Column]) -> list[str]:
@@ -295,14 +276,36 @@ def _table(columns: list[Column]) -> list[str]:
         rows += [(f"  {d.name}", "", "", *(f"{v:.4g}" for v in (d.low, d.high, d.mean, d.std))) for d in c.dimensions]
         if c.dimensions and (more := int(np.prod(c.shape[1:], dtype=int)) - len(c.dimensions)):
             rows.append((f"  {more:,} more", "", "", "", "", "", ""))
-    widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
-    return [
-        "  "
-        + "  ".join(
-            w.ljust(n) if k < 3 else w.rjust(n) for k, (w, n) in enumerate(zip(r, widths, strict=True))
-        ).rstrip()
-        for r in rows
+    return aligned(rows, 3)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Lines of a table, of whose columns the first `left` are flush left and the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [
+        [v.ljust(n) if k < left else v.rjust(n) for k, (v, n) in enumerate(zip(r, widths, strict=True))] for r in rows
     ]
+    return ["  " + "  ".join(row).rstrip() for row in cells]
+
+
+def returns_and_lengths(
+    returns: np.ndarray, lengths: np.ndarray, scores: np.ndarray | None, reference: str
+) -> list[str]:
+    """Lines with the spread of episodes' returns, scores and lengths [E]."""
+    lines = ["", *histogram("episode returns", returns)]
+    if scores is not None:
+        lowest, highest = scores.min(), scores.max()
+        lines.append(
+            f"  normalised ({reference}): mean {scores.mean():.1f}, lowest {lowest:.1f}, highest {highest:.1f}"
+        )
+    return [*lines, "", *histogram("episode lengths", lengths.astype(np.float64))]
+
+
+def fault_lines(faults: Sequence[Fault], refusal: str) -> list[str]:
+    """Lines with the faults, and what follows from corrupting ones."""
+    corrupting = [f.severity == "corrupting" for f in faults]
+    lines = [f"  {'FAULT' if bad else 'warning'} [{f.kind}] {f}" for f, bad in zip(faults, corrupting, strict=True)]
+    return (lines or ["  no faults found"]) + [f"  {refusal}"] * any(corrupting)
 
 
 def histogram(title: str, values: np.ndarray) -> list[str]:
@@ -312,8 +315,7 @@ def histogram(title: str, values: np.ndarray) -> list[str]:
         return [f"  {title}: not finite"]
     lines = [
         f"  {title}: mean {finite.mean():.6g}, std {finite.std():.6g}, lowest {finite.min():.6g}, median "
-        f"{np.median(finite):.6g}, "
-        f"highest {finite.max():.6g}"
+        f"{np.median(finite):.6g}, highest {finite.max():.6g}"
     ]
     if finite.min() == finite.max():
         return lines

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from offrl.data.formats.provenance import INFOS
-from offrl.data.infer import action_range, find_ends, starts_elsewhere
 from offrl.data.memory import Memory
-from offrl.data.raw import CORE, FLAGS, RawData, joined_labels, listed_labels, other_columns
+from offrl.data.raw import CORE, FLAGS, RawData
+from offrl.data.raw.infer import action_range, find_ends, starts_elsewhere
+from offrl.data.raw.labels import joined_labels, listed_labels, other_columns
 from offrl.data.tools.subset import point_elsewhere
 from offrl.errors import UserError
+from offrl.tasks.task import Task
 
 SOURCE = INFOS + "source"  # the number of the dataset that each row comes from
 
@@ -84,8 +86,8 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
         if people:
             same[key] = sorted({name for entry in people for name in ([entry] if isinstance(entry, str) else entry)})
     raw.about = {**same, "combined_datasets": sources}
-    notes += _join_tasks(raw, parts)
-    return raw, notes
+    raw.task, more = joined_task([p.task for p in parts])
+    return raw, [*notes, *more]
 
 
 def _agree(first: RawData, other: RawData) -> None:
@@ -110,8 +112,7 @@ def _agree(first: RawData, other: RawData) -> None:
         if text := other_columns(first.column_specs(column), other.column_specs(column)):
             raise UserError(
                 f"cannot merge {other.where} with {first.where}: its columns are {text[1]} instead of {text[0]}; name "
-                "those of both in "
-                "one order and unit with dataset.fields"
+                "those of both in one order and unit with dataset.fields"
             )
     if not first.discrete:
         ranges = [action_range(p) for p in (first, other)]
@@ -119,26 +120,21 @@ def _agree(first: RawData, other: RawData) -> None:
             shown = [f"{_short(low)} to {_short(high)}" for low, high in ranges]
             raise UserError(
                 f"cannot merge {other.where} with {first.where}: the actions range from {shown[1]} instead of "
-                f"{shown[0]}, so that a "
-                "number would be two actions; if both mean the same, give the range of all: dataset.action_low=... "
-                "dataset.action_high=..."
+                f"{shown[0]}, so that a number would be two actions; if both mean the same, give the range of all: "
+                "dataset.action_low=... dataset.action_high=..."
             )
     names = [str(p.task.env_id).rpartition("-v")[0] if p.task and p.task.env_id else "" for p in (first, other)]
     if all(names) and names[0] != names[1]:
         raise UserError(
             f"cannot merge {other.where} with {first.where}: one was recorded in {other.task and other.task.env_id}, "
-            "the other in "
-            f"{first.task and first.task.env_id}"
+            f"the other in {first.task and first.task.env_id}"
         )
 
 
 def _short(values: np.ndarray) -> str:
-    values = np.unique(values) if len(np.unique(values)) == 1 else values
-    return (
-        f"{values[0]:g}"
-        if len(values) == 1
-        else "[" + ", ".join(f"{v:g}" for v in values[:4]) + (", ...]" if len(values) > 4 else "]")
-    )
+    if len(np.unique(values)) == 1:
+        return f"{values[0]:g}"
+    return "[" + ", ".join(f"{v:g}" for v in values[:4]) + (", ...]" if len(values) > 4 else "]")
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -178,14 +174,15 @@ def _sources(parts: Sequence[RawData], offsets: np.ndarray) -> tuple[np.ndarray,
     return numbers, names
 
 
-def _join_tasks(raw: RawData, parts: Sequence[RawData]) -> list[str]:
-    """Sets `raw.task`: the first one known. Notes where environments or reference scores differ."""
-    tasks = [p.task for p in parts if p.task is not None]
-    raw.task = next((t for t in tasks if t.ref_min is not None), tasks[0] if tasks else None)
+def joined_task(tasks: Sequence[Task | None]) -> tuple[Task | None, list[str]]:
+    """The task of merged data, the first one with reference scores or else the first known; notes where environments
+    or reference scores differ."""
+    known = [task for task in tasks if task is not None]
+    task = next((t for t in known if t.ref_min is not None), known[0] if known else None)
     notes = []
-    versions = sorted({str(t.env_id) for t in tasks if t.env_id})
-    if len(versions) > 1:
-        notes.append(f"recorded in {' and '.join(versions)}; scores will be measured in {raw.task and raw.task.env_id}")
-    if len({(t.ref_min, t.ref_max) for t in tasks if t.ref_min is not None}) > 1:
-        notes.append(f"reference scores differ; those of {raw.task and raw.task.name} are kept")
-    return notes
+    environments = sorted({str(t.env_id) for t in known if t.env_id})
+    if task is not None and len(environments) > 1:
+        notes.append(f"recorded in {' and '.join(environments)}; scores will be measured in {task.env_id}")
+    if task is not None and len({(t.ref_min, t.ref_max) for t in known if t.ref_min is not None}) > 1:
+        notes.append(f"reference scores differ; those of {task.name} are kept")
+    return task, notes

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.checks import TOLERANCE
-from offrl.data.infer import action_range, find_ends, starts_elsewhere
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import RawData
+from offrl.data.raw.checks import TOLERANCE
+from offrl.data.raw.infer import action_range, find_ends, starts_elsewhere
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.field import setting
@@ -42,8 +42,7 @@ def settle(raw: RawData) -> np.ndarray:
 
     Returns the episodes' last rows, bool [R].
     """
-    if raw.discrete is None:
-        raw.discrete = raw.columns["actions"].dtype.kind in "iu" and raw.columns["actions"].ndim == 1
+    raw.settle_kind()
     ends = find_ends(raw)
     raw.episode_ends = ends.copy()
     raw.episode_ends[-1] = bool(raw.last_complete)
@@ -55,61 +54,67 @@ def settle(raw: RawData) -> np.ndarray:
 
 
 def take(raw: RawData, choice: Choice, memory: Memory, config: DatasetConfig | None = None) -> tuple[RawData, str]:
-    """The part of `raw` (after `settle`) that `choice` names, and what it is, in words. Raises UserError where nothing
-    is left.
+    """The part of `raw` (after `settle`) that `choice` names, and its description. Raises UserError where nothing is
+    left.
     """
     ends = find_ends(raw)
     stops = np.flatnonzero(ends) + 1
     starts = np.concatenate([[0], stops[:-1]])
-    words: list[str] = []
+    steps: list[str] = []
     if choice.rows:
         first, last = range_of(choice.rows, raw.rows, "rows")
         starts, stops = np.maximum(starts, first), np.minimum(stops, last)
         mask = starts < stops
         starts, stops = starts[mask], stops[mask]
-        words.append(f"rows {first} to {last - 1}")
-    if choice.episodes not in ("", None, []):
-        numbers = numbers_of(choice.episodes, len(starts))
-        starts, stops = starts[numbers], stops[numbers]
-        words.append(f"episodes {choice.episodes}")
+        steps.append(f"rows {first} to {last - 1}")
+    faulty = None
     if choice.drop_faulty:
-        fine = (
-            np.add.reduceat(np.append(_faulty_rows(raw, config), False), np.stack([starts, stops], 1).reshape(-1))[::2]
-            == 0
-        )
-        words.append(f"without {int((~fine).sum())} faulty episodes")
-        starts, stops = starts[fine], stops[fine]
+        bounds = np.stack([starts, stops], 1).reshape(-1)
+        faulty = np.add.reduceat(np.append(_faulty_rows(raw, config), False), bounds)[::2] > 0
     returns = np.array([raw.columns["rewards"][a:b].sum(dtype=np.float64) for a, b in zip(starts, stops, strict=True)])
-    low, high = (
-        (-np.inf if choice.min_return is None else choice.min_return),
-        (np.inf if choice.max_return is None else choice.max_return),
-    )
+    numbers = select(choice, returns, steps, f"{raw.where}: no episode is left", int(ends.sum()), faulty)
+    return _pieces(raw, ends, starts[numbers], stops[numbers], memory), ", ".join(steps)
+
+
+def select(
+    choice: Choice, returns: np.ndarray, steps: list[str], failure: str, total: int, faulty: np.ndarray | None = None
+) -> np.ndarray:
+    """The numbers of the episodes, with these returns [E], that `choice` keeps once `choice.rows` is applied; what is
+    done is appended to `steps`.
+
+    faulty: those to leave out, bool [E]. Raises UserError, which begins with `failure`, where none of `total` episodes
+    is left.
+    """
+    numbers = np.arange(len(returns))
+    if choice.episodes not in ("", None, []):
+        numbers = numbers_of(choice.episodes, len(numbers))
+        steps.append(f"episodes {choice.episodes}")
+    if faulty is not None:
+        steps.append(f"without {int(faulty[numbers].sum())} faulty episodes")
+        numbers = numbers[~faulty[numbers]]
     if choice.min_return is not None or choice.max_return is not None:
-        mask = (returns >= low) & (returns <= high)
-        starts, stops, returns = starts[mask], stops[mask], returns[mask]
-        words.append(f"returns from {low:g} to {high:g}")
-    for share in (choice.top, choice.fraction):
-        if not 0.0 < share <= 1.0:
-            raise UserError(f"{'top' if share == choice.top else 'fraction'}={share:g} must be above 0 and at most 1")
-    if choice.top < 1.0 and len(starts):
-        best = np.sort(np.argsort(-returns, kind="stable")[: share_of(choice.top, len(starts))])
-        starts, stops = starts[best], stops[best]
-        words.append(f"the best {choice.top:g}")
-    if choice.fraction < 1.0 and len(starts):
-        drawn = np.sort(
-            np.random.Generator(np.random.PCG64(choice.seed)).permutation(len(starts))[
-                : share_of(choice.fraction, len(starts))
-            ]
-        )
-        starts, stops = starts[drawn], stops[drawn]
-        words.append(f"a share of {choice.fraction:g} (seed {choice.seed})")
-    if not words:
+        low = -np.inf if choice.min_return is None else choice.min_return
+        high = np.inf if choice.max_return is None else choice.max_return
+        numbers = numbers[(returns[numbers] >= low) & (returns[numbers] <= high)]
+        steps.append(f"returns from {low:g} to {high:g}")
+    for name in ("top", "fraction"):
+        if not 0.0 < (share := getattr(choice, name)) <= 1.0:
+            raise UserError(f"{name}={share:g} must be above 0 and at most 1")
+    if choice.top < 1.0 and len(numbers):
+        best = np.argsort(-returns[numbers], kind="stable")
+        numbers = numbers[np.sort(best[: share_of(choice.top, len(numbers))])]
+        steps.append(f"the best {choice.top:g}")
+    if choice.fraction < 1.0 and len(numbers):
+        order = np.random.Generator(np.random.PCG64(choice.seed)).permutation(len(numbers))
+        numbers = numbers[np.sort(order[: share_of(choice.fraction, len(numbers))])]
+        steps.append(f"a share of {choice.fraction:g} (seed {choice.seed})")
+    if not steps:
         raise UserError(
             "offrl data subset: say what to keep: rows, episodes, drop_faulty, min_return, max_return, top or fraction"
         )
-    if not len(starts):
-        raise UserError(f"{raw.where}: no episode is left ({', '.join(words)} of {int(ends.sum())} episodes)")
-    return _pieces(raw, ends, starts, stops, memory), ", ".join(words)
+    if not len(numbers):
+        raise UserError(f"{failure} ({', '.join(steps)} of {total} episodes)")
+    return numbers
 
 
 def share_of(share: float, count: int) -> int:
@@ -137,11 +142,7 @@ def numbers_of(value: Any, count: int) -> np.ndarray:
     """Episode numbers from a range, a number, or a list without repeats; in the order given."""
     if isinstance(value, str) and ":" in value:
         return np.arange(*range_of(value, count, "episodes"))
-    values = (
-        list(value)
-        if isinstance(value, list | tuple) or (hasattr(value, "__iter__") and not isinstance(value, str))
-        else [value]
-    )
+    values = [value] if isinstance(value, str) or not hasattr(value, "__iter__") else list(value)
     wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, int) or not -count <= v < count]
     if wrong:
         raise UserError(
@@ -178,12 +179,7 @@ def _pieces(raw: RawData, ends: np.ndarray, starts: np.ndarray, stops: np.ndarra
     lengths = stops - starts
     after = np.cumsum(lengths)
     index = np.arange(int(after[-1])) + np.repeat(starts - (after - lengths), lengths)
-    columns = {}
-    for name, column in raw.columns.items():
-        out = memory.empty(name, (len(index), *column.shape[1:]), column.dtype)
-        for part in chunks(len(index)):
-            out[part] = column[index[part]]
-        columns[name] = out
+    columns = {name: memory.taken(name, column, index) for name, column in raw.columns.items()}
     complete = ends[stops - 1]  # the piece goes to the end of its episode
     episode = np.cumsum(ends)[stops - 1] - complete
     following = np.minimum(stops, raw.rows - 1)

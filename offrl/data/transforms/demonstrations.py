@@ -9,10 +9,10 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.formats import resolve
+from offrl.data.loading.read import load_one
+from offrl.data.loading.resolve import resolve
 from offrl.data.memory import Memory
-from offrl.data.read import load_one
-from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, pack
+from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, table_of
 from offrl.data.transforms.episodes import concatenate, keep_episodes
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -56,8 +56,7 @@ def append_expert(
     if episodes < 1 or episodes + unmarked > expert.num_episodes:
         raise UserError(
             f"dataset.expert={expert.spec.name} has {expert.num_episodes} episodes; dataset.expert_episodes and "
-            "dataset.expert_unmarked "
-            f"ask for {episodes} + {unmarked}"
+            f"dataset.expert_unmarked ask for {episodes} + {unmarked}"
         )
     order = torch.arange(expert.num_episodes)
     if choice == "best":
@@ -102,8 +101,7 @@ class ExpertSampler:
         if EXPERT not in dataset.columns:
             raise UserError(
                 f"{name}: the algorithm imitates an expert and the data do not say which rows are one's: name a "
-                "dataset with "
-                f"dataset.expert=PATH, or a column that marks them with dataset.fields.{EXPERT}=KEY"
+                f"dataset with dataset.expert=PATH, or a column that marks them with dataset.fields.{EXPERT}=KEY"
             )
         marks = dataset.columns[EXPERT].reshape(len(dataset), -1).ne(0).any(-1)
         rows = dataset.transition_rows()
@@ -115,11 +113,7 @@ class ExpertSampler:
             )
         masks = (~dataset.columns["terminations"][rows]).to(torch.float32)
         columns = {k: masks if k == "masks" else dataset.columns[k][rows] for k in PARTS}
-        indices = torch.arange(len(rows), device=rows.device)
-        packed = pack(columns, indices)
-        if packed is not None:
-            return Demonstrations(every, Transitions(len(rows), packed, {}, None))
-        return Demonstrations(every, Transitions(len(rows), None, columns, indices))
+        return Demonstrations(every, Transitions(len(rows), table_of(replace(dataset, mapped=False), columns)))
 
     def __call__(self, source: Demonstrations, key: Tensor, batch_size: int) -> Batch:
         data_key, expert_key = rng.split(key)

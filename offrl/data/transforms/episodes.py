@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offrl.data.dataset import Dataset
 from offrl.data.memory import Memory, chunks
-from offrl.data.raw import joined_labels, listed_labels, other_columns
+from offrl.data.raw.labels import joined_labels, listed_labels, other_columns
 from offrl.data.text.dataset import shared_strings
 from offrl.errors import UserError
 from offrl.tasks.entries import OWN_ORDER
@@ -50,8 +50,7 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
             if text := other_columns(getattr(first.spec, key), getattr(other.spec, key)):
                 raise UserError(
                     f"cannot append {other.spec.name} to {first.spec.name}: its columns are {text[1]} instead of "
-                    f"{text[0]}; name those of "
-                    "both in one order and unit with dataset.fields"
+                    f"{text[0]}; name those of both in one order and unit with dataset.fields"
                 )
     notes = [n for d in datasets for n in d.notes]
     orders = {d.spec.name: d.spec.task.observation_keys if d.spec.task is not None else () for d in datasets}
@@ -129,14 +128,10 @@ def keep_episodes(dataset: Dataset, episodes: Tensor, note: str, memory: Memory 
     starts = ends - lengths
     shift = dataset.episode_start[episodes] - starts
     rows = torch.arange(int(lengths.sum())) + torch.repeat_interleave(shift, lengths)
-    index = rows.numpy()
-    columns = {}
-    for name, column in dataset.columns.items():
-        source = column.numpy()
-        out = memory.empty(name, (len(index), *source.shape[1:]), source.dtype)
-        for part in chunks(len(index)):
-            out[part] = source[index[part]]
-        columns[name] = torch.from_numpy(out)
+    columns = {
+        name: torch.from_numpy(memory.taken(name, column.numpy(), rows.numpy()))
+        for name, column in dataset.columns.items()
+    }
     return replace(
         dataset,
         columns=columns,

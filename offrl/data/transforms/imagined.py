@@ -10,9 +10,10 @@ from dataclasses import replace
 import torch
 
 from offrl.data.dataset import Dataset
-from offrl.data.formats import resolve
+from offrl.data.loading.read import load_one
+from offrl.data.loading.resolve import resolve
 from offrl.data.memory import Memory
-from offrl.data.read import load_one
+from offrl.data.samplers.transitions import episode_of
 from offrl.data.transforms.episodes import concatenate
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -84,7 +85,7 @@ def share_draws(dataset: Dataset, share: float) -> Dataset:
         )
     first = dataset.columns[IMAGINED].cpu()[dataset.episode_start.cpu()].bool()
     # of transitions, which is what most algorithms draw: rollouts that were cut off have fewer than rows
-    episodes = torch.searchsorted(dataset.episode_start.cpu(), dataset.transition_rows().cpu(), right=True) - 1
+    episodes = episode_of(dataset, dataset.transition_rows().cpu())
     lengths = torch.bincount(episodes, minlength=dataset.num_episodes).double()
     parts = lengths if dataset.weights is None else lengths * dataset.weights.cpu()
     parts = parts / parts.sum().clamp(min=1e-12)

@@ -167,8 +167,7 @@ class RewardLabels:
         if rewards is None:
             raise UserError(
                 f"{self.name} has no rewards for an episode of these data; it was made for {self.about.get('data')}: "
-                "label these data with "
-                "offrl data label, and read them with the same dataset. settings"
+                "label these data with offrl data label, and read them with the same dataset. settings"
             )
         return rewards
 

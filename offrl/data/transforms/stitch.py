@@ -36,15 +36,13 @@ def add_clusters(dataset: Dataset, config: DatasetConfig, seed: int = 0) -> Data
     words += f", first {config.augment_dims}" if config.augment_dims else ""
     if 2 * config.augment_clusters > len(dataset):
         warn(
-            f"dataset.augment_clusters={config.augment_clusters} of {len(dataset):,} rows: most clusters hold one row, "
-            "and nothing is "
-            "stitched there; take fewer"
+            f"dataset.augment_clusters={config.augment_clusters} of {len(dataset):,} rows: most clusters hold one "
+            "row, and nothing is stitched there; take fewer"
         )
     elif leave < USELESS:
         warn(
             f"dataset.augment=stitch: {100 * leave:.1f}% of the draws from a cluster are of another trajectory, so "
-            "that hardly anything is "
-            "stitched; take fewer dataset.augment_clusters"
+            "that hardly anything is stitched; take fewer dataset.augment_clusters"
         )
     note = (
         f"augment {words}: {places} of them hold rows, and {100 * leave:.0f}% of the draws from one are of "
@@ -66,8 +64,7 @@ def feature_column(dataset: Dataset, config: DatasetConfig) -> tuple[str, Tensor
     if name not in dataset.columns:
         raise UserError(
             f"dataset.augment_on={config.augment_on}: {dataset.spec.name} has no column {name}; its goals are "
-            "observations: "
-            "dataset.augment_on=observations"
+            "observations: dataset.augment_on=observations"
         )
     column = dataset.columns[name]
     width = column[0].numel()

@@ -90,7 +90,6 @@ def share_text(dataset: Dataset) -> str:
     plain = dataset.episode_lengths().double().numpy()
     return (
         f"draws are worth {effective_episodes(shares):,.1f} of {dataset.num_episodes:,} episodes "
-        f"({effective_episodes(plain):,.1f} without it), the likeliest has {100 * shares.max():.2g}% of them; "
-        f"mean return of a drawn row's episode {shares @ returns:.6g}, "
-        f"without it {plain @ returns / plain.sum():.6g}"
+        f"({effective_episodes(plain):,.1f} without it), the likeliest has {100 * shares.max():.2g}% of them; mean "
+        f"return of a drawn row's episode {shares @ returns:.6g}, without it {plain @ returns / plain.sum():.6g}"
     )

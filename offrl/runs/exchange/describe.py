@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offrl.data.addresses import without_logins
 from offrl.errors import UserError
 from offrl.runs.exchange.check import VERSION, Document, check
 from offrl.runs.log import EPISODES
@@ -19,6 +18,7 @@ from offrl.runs.record import CONFIG
 from offrl.runs.run import SavedRun
 from offrl.runs.score import Missing, Score
 from offrl.settings.diff import Variant
+from offrl.system.addresses import without_logins
 
 FINGERPRINT = "data.fingerprint"  # among the settings of a variant; a document has it as dataset.checksum
 TAIL = 1 << 26  # bytes of episodes.jsonl that are read for its last lines

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from offrl.data import load_dataset
 from offrl.data.dataset import Dataset
-from offrl.data.load import load_dataset
 from offrl.errors import UserError
 from offrl.runs import record as runs
 from offrl.runs.paths import RECORD

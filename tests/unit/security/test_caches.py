@@ -17,10 +17,10 @@ import pytest
 from offrl.benchmark import suites
 from offrl.collect.config import CollectConfig
 from offrl.collect.publish import Collection
-from offrl.data import cache as flat
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.formats import download
+from offrl.data.loading import cache as flat
 from offrl.data.memory import MANIFEST, OURS, Memory, open_mapped
 from offrl.errors import UserError
 from offrl.system.files import discard

@@ -25,8 +25,8 @@ from offrl.data.containers.file_type import file_type
 from offrl.data.containers.hdf5 import checked_links, open_hdf5
 from offrl.data.containers.npz import Npz
 from offrl.data.containers.parquet import open_parquet, read_table
-from offrl.data.formats import resolve
-from offrl.data.formats.minari_infos import info_leaves
+from offrl.data.formats.minari_episodes import info_leaves
+from offrl.data.loading.resolve import resolve
 from offrl.data.tools.convert import convert
 from offrl.data.tools.inspect import inspect_dataset
 from offrl.errors import UserError
@@ -181,7 +181,7 @@ def test_groups_of_hdf5_in_one_another(tmp_path: Path) -> None:
         for _ in range(1_000):
             group = group.create_group("a")
     with pytest.raises(UserError, match="more than 64 groups"):
-        info_leaves(place / "data")
+        info_leaves(place / "data", "hdf5")
 
 
 def test_all_links_are_found(tmp_path: Path) -> None:

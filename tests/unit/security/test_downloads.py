@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from offrl.data import DatasetConfig, addresses, transfer
-from offrl.data.formats import d4rl, ogbench
+from offrl.data import DatasetConfig
+from offrl.data.formats import d4rl, ogbench, transfer
 from offrl.data.formats.download import fetch
-from offrl.data.transfer import GB
+from offrl.data.formats.transfer import GB
 from offrl.envs import d4rl as table
 from offrl.envs import neorl2
 from offrl.errors import UserError
+from offrl.system import addresses
 from offrl.tasks.task import Task, lookup
 
 DATA = b"whatever a dataset is" * 500
@@ -85,7 +86,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         "HTTP_PROXY",
     ):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr("offrl.data.transfer.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("offrl.data.formats.transfer.time.sleep", lambda seconds: None)
     made = Server()
     threading.Thread(target=lambda: made.http.serve_forever(poll_interval=0.01), daemon=True).start()
     yield made

@@ -24,8 +24,8 @@ import offrl
 from offrl import registry
 from offrl.data import load_dataset
 from offrl.data.arrays import from_arrays
-from offrl.data.formats import read_raw
 from offrl.data.formats.provenance import Record, describe
+from offrl.data.loading.read import read_raw
 from offrl.data.raw import RawData
 from offrl.data.tools.convert import convert, merge
 from offrl.data.tools.inspect import inspect_dataset

@@ -13,12 +13,12 @@ import torch
 
 from offrl.benchmark import cell, plan
 from offrl.data import DatasetConfig, load_dataset
-from offrl.data.addresses import split_login, without_logins
 from offrl.data.dataset import DataSpec
 from offrl.finetuning import record as finetuned
 from offrl.finetuning.config import FinetuneConfig
 from offrl.runs import record
 from offrl.settings.compose import compose
+from offrl.system.addresses import split_login, without_logins
 from offrl.tasks.task import Task
 
 KEY, PASSWORD = "sk-very-secret-0123456789", "pass-word-99"

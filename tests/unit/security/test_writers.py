@@ -64,14 +64,14 @@ ALLOWED = {
         "shutil.rmtree": FRESH,
         "os.replace": "moves it into place",
     },
-    "offrl/data/transfer.py": {"part.unlink": OWN, "path.unlink": OWN},
-    "offrl/data/formats/place.py": {
+    "offrl/data/formats/transfer.py": {"part.unlink": OWN, "path.unlink": OWN},
+    "offrl/data/writing/output_path.py": {
         "os.replace": "`placing`: moves from a TemporaryFolder into place",
         "folder.rmdir": "that it has made",
     },
     "offrl/data/formats/download.py": {"os.replace": "the part into place"},
     "offrl/data/formats/minari.py": {"path.rmdir": "empty ones", "folder.rmdir": "empty ones"},
-    "offrl/data/formats/write_minari.py": {
+    "offrl/data/writing/write_minari.py": {
         "path.write_text": "within `placing`",
         "file.write_text": "where nothing is",
     },
@@ -79,7 +79,6 @@ ALLOWED = {
     "offrl/data/text/write.py": {
         "gzip.GzipFile": "the same",
         "path.open": "in `placing`",
-        "path.write_text": "in `placing`",
     },
     "offrl/data/containers/hdf5_sink.py": {
         "os.open": "within `placing`",

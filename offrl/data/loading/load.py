@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import replace
 from typing import Any
 
 from offrl.data.dataset import Dataset
-from offrl.data.formats import Source, resolve
-from offrl.data.given import name_of
+from offrl.data.loading.arguments import name_of
+from offrl.data.loading.cache import code_id, entry
+from offrl.data.loading.read import load_one
+from offrl.data.loading.resolve import resolve
 from offrl.data.memory import Memory, affordable, mapped_bytes, open_mapped
-from offrl.data.read import load_one
 from offrl.data.tables.frame import from_dataframe, is_frame
 from offrl.data.text.dataset import refuse_settings
 from offrl.data.transforms.apply import apply_transforms
 from offrl.data.transforms.reward_labels import labeller
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
-from offrl.settings.field import without_places
-from offrl.system.files import cache_dir
-
-LAYOUT = 3  # raise it when the files of a cached dataset change meaning
 
 
 def load_dataset(config: DatasetConfig | str | Dataset | Any, device: str = "cpu", quiet: bool = False) -> Dataset:
@@ -54,32 +48,23 @@ def load_dataset(config: DatasetConfig | str | Dataset | Any, device: str = "cpu
         budget = -1.0
     elif config.memory == "auto":
         budget = config.memory_limit_gb * 1e9 if config.memory_limit_gb else affordable(device)
-    cache = cache_dir(config.cache_dir) / "mapped"
-    target = cache / _key(config, sources)
+    labels = labeller(config.reward_labels)[1] if config.reward_labels is not None else ""
+    target = entry("mapped", config, sources, labels)
     files = all(s.kind != "registered" for s in sources)
-    cached = mapped_bytes(target) if files else None
+    cached = mapped_bytes(target, code_id()) if files else None
     if cached is not None and cached > budget:
         return open_mapped(target)
-    memory = Memory(budget, cache)
+    memory = Memory(budget, target.parent)
     try:
         parts = [load_one(source, config, memory) for source in sources[: len(names)]]
         dataset = apply_transforms(parts, config, memory, files, device, quiet)
         if config.memory == "mmap" or memory.folder is not None or dataset.nbytes > budget:
-            return memory.finish(dataset, target)
+            memory.write(dataset, target, code_id())
+            return open_mapped(target)
         return dataset
     except OSError as error:
         raise UserError(
-            f"cannot write memory-mapped columns under {cache} ({error.strerror}); set dataset.cache_dir"
+            f"cannot write memory-mapped columns under {target.parent} ({error.strerror}); set dataset.cache_dir"
         ) from None
     finally:
         memory.discard()
-
-
-def _key(config: DatasetConfig, sources: list[Source]) -> str:
-    """Names the memory-mapped form of these files under these settings."""
-    plain = without_places(replace(config, concatenate=[]))
-    about = [LAYOUT, plain, [s.identity() for s in sources]]
-    if config.reward_labels is not None:
-        about.append(labeller(config.reward_labels)[1])
-    text = json.dumps(about, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:24]

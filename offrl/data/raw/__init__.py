@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -88,11 +88,22 @@ class RawData:
         self.warnings.append(f"{self.where}: {text}")
         warn(self.warnings[-1])
 
+    def state_range(self, low: Sequence[float], high: Sequence[float]) -> None:
+        """Take a range of the actions that a person gave: one number, or one for each dimension."""
+        self.action_low, self.action_high = (low[0], high[0]) if len(low) == len(high) == 1 else (low, high)
+        self.range_known = True
+
     def as_amounts(self) -> None:
         """Whole numbers of actions as amounts, for a range is stated; not where the number of choices is."""
         actions = self.columns.get("actions")
         if actions is not None and actions.dtype.kind in "iu" and actions.ndim == 1 and not self.num_actions:
             self.columns["actions"], self.discrete = actions.astype(np.float32)[:, None], False
+
+    def settle_kind(self) -> None:
+        """Find out whether the actions are discrete, by their type, where nobody said it."""
+        if self.discrete is None:
+            actions = self.columns.get("actions")
+            self.discrete = actions is not None and actions.dtype.kind in "iu" and actions.ndim == 1
 
     @property
     def where(self) -> str:
@@ -221,48 +232,6 @@ def _refuse_numbers(name: str, values: np.ndarray, where: str) -> None:
         raise UserError(f"{where}: column '{name}' holds {value} in row {row}, which is no flag: write 0 or 1")
 
 
-def joined_labels(parts: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """(the labels of all choices, sorted; for each part the new number of each of its choices).
-
-    parts: names of data and their labels. Raises UserError where the choices of some are numbers and those of others
-    are not.
-    """
-    if len({bool(labels) for _, labels in parts}) > 1:
-        (a, first), (b, _) = sorted(parts, key=lambda part: not part[1])[:: len(parts) - 1]
-        raise UserError(
-            f"the choices of actions in {a} are called {listed_labels(first)}, and those in {b} are numbers: which is "
-            "which is not known; "
-            "write the same names, or the same numbers, into all"
-        )
-    labels = tuple(sorted({label for _, part in parts for label in part}))
-    return labels, [np.array([labels.index(label) for label in part], np.int64) for _, part in parts]
-
-
-def other_columns(columns: Sequence[ColumnSpec], others: Sequence[ColumnSpec]) -> tuple[str, str] | None:
-    """Both for a message, where dimensions were read from other columns, or in other units; None where they are the
-    same, or not known.
-    """
-
-    def same(a: ColumnSpec, b: ColumnSpec) -> bool:
-        return replace(a, unit="") == replace(b, unit="") and (a.unit == b.unit or not a.unit or not b.unit)
-
-    def shown(c: ColumnSpec) -> str:
-        return (
-            c.name
-            + f" in {c.unit}" * bool(c.unit)
-            + f" * {c.scale:g}" * (c.scale != 1.0)
-            + f" + {c.offset:g}" * bool(c.offset)
-        )
-
-    differ = [(a, b) for a, b in zip(columns, others, strict=False) if not same(a, b)][:5]
-    return (", ".join(shown(a) for a, _ in differ), ", ".join(shown(b) for _, b in differ)) if differ else None
-
-
-def listed_labels(labels: Sequence[str]) -> str:
-    """Choices by number for a message."""
-    return ", ".join(f"{i} {label}" for i, label in enumerate(labels[:10])) + (", ..." if len(labels) > 10 else "")
-
-
 def ends_from(values: Any, rows: int, where: str) -> np.ndarray | None:
     """Flags [R] from flags, or from the row numbers of last rows, which count from 0, ascend, and end with R - 1.
 
@@ -298,30 +267,26 @@ def ends_from(values: Any, rows: int, where: str) -> np.ndarray | None:
 
 def _other_reading(ends: np.ndarray, rows: int) -> str:
     """What numbers that are no last rows of `rows` rows may mean instead, and the cure."""
-    shown = ", ".join(f"{v:g}" for v in ends[:3].tolist()) + (f", ..., {ends[-1]:g}" if len(ends) > 3 else "")
-    ascending = bool((np.diff(ends.astype(np.float64)) > 0).all())
-    if not ascending:
+    shown = "They are " + ", ".join(f"{v:g}" for v in ends[:3].tolist())
+    shown += f", ..., {ends[-1]:g}" if len(ends) > 3 else ""
+    if not (np.diff(ends.astype(np.float64)) > 0).all():
         if ends.min() >= 0 and ends.sum() == rows:
-            return f"They are {shown}, which add up to {rows}: lengths of episodes? Give numpy.cumsum(lengths) - 1"
-        return f"They are {shown}, which do not ascend"
-    if ends[0] < 0 or ends[-1] > rows:
-        return f"They are {shown}"
-    if ends[-1] == rows:
-        if ends[0] == 0:
-            return f"They are {shown}: bounds of episodes? Leave out the first, and subtract 1 from the others"
-        return f"They are {shown}: ends that are exclusive, or counted from 1? Subtract 1"
+            return f"{shown}, which add up to {rows}: lengths of episodes? Give numpy.cumsum(lengths) - 1"
+        return f"{shown}, which do not ascend"
     first = int(ends[0])
+    if first < 0 or ends[-1] > rows:
+        return shown
+    if ends[-1] == rows:
+        if first == 0:
+            return f"{shown}: bounds of episodes? Leave out the first, and subtract 1 from the others"
+        return f"{shown}: ends that are exclusive, or counted from 1? Subtract 1"
+    last_rows = f"add {rows - 1}, or give flags where the data stop inside an episode"
     if first == 0:
         return (
-            f"They are {shown}: either the first rows of episodes (then give the rows before them, without the first, "
-            f"and {rows - 1}), or "
-            f"last rows, with a first episode of one row (then add {rows - 1}, or give flags where the data stop "
-            "inside an episode)"
+            f"{shown}: either the first rows of episodes (then give the rows before them, without the first, and "
+            f"{rows - 1}), or last rows, with a first episode of one row (then {last_rows})"
         )
     return (
-        f"They are {shown}: either last rows, so that the first episode has {first + 1} rows (then add {rows - 1}, or "
-        "give flags where the "
-        f"data stop inside an episode), or ends that are exclusive or counted from 1, so that it has {first} (then "
-        "subtract 1 and add "
-        f"{rows - 1})"
+        f"{shown}: either last rows, so that the first episode has {first + 1} rows (then {last_rows}), or ends that "
+        f"are exclusive or counted from 1, so that it has {first} (then subtract 1 and add {rows - 1})"
     )

@@ -11,7 +11,7 @@ import copy
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +63,36 @@ def write(
             f"{raw.where}: Minari {minari.__version__} keeps images as JPEG, which loses bits: pip install "
             "'minari>=0.5.4'"
         )
+    spaces = observation_space, _action_space(raw, record)
+    meta = _about(raw, record) | {source.RECORD: record.to_json()}
+    episodes = _episodes(raw, ends, record, split, advance)
+    write_dataset(folder, data_id, spaces, episodes, raw.rows, int(ends.sum()), meta, **options)
+
+
+def write_dataset(
+    folder: Path,
+    data_id: str,
+    spaces: tuple[Any, Any],
+    episodes: Iterator[dict[str, Any]],
+    rows: int,
+    count: int,
+    meta: Mapping[str, Any],
+    **options: Any,
+) -> None:
+    """A dataset of `count` episodes with `rows` steps in a new folder. spaces: of observations and actions. meta: what
+    stands in metadata.json besides. options: of Minari's storage."""
+    import minari
+    from minari.dataset.minari_storage import MinariStorage
+
     data = folder / "data"
     data.mkdir(parents=True)
-    MinariStorage.new(data, observation_space, _action_space(raw, record), data_format="hdf5", **options)
-    write_episodes(data / "main_data.hdf5", _episodes(raw, ends, record, split, advance))
+    MinariStorage.new(data, *spaces, data_format="hdf5", **options)
+    write_episodes(data / "main_data.hdf5", episodes)
     path = data / "metadata.json"
-    meta = json.loads(path.read_text())
     size = sum(p.stat().st_size for p in data.iterdir()) / 1e6
-    meta |= {"total_steps": raw.rows, "total_episodes": int(ends.sum()), "dataset_size": round(size, 1)}
-    meta |= {"dataset_id": data_id, "minari_version": str(minari.__version__)} | _about(raw, record)
-    meta[source.RECORD] = record.to_json()
-    path.write_text(json.dumps(meta))
+    sizes = {"total_steps": rows, "total_episodes": count, "dataset_size": round(size, 1)}
+    names = {"dataset_id": data_id, "minari_version": str(minari.__version__)}
+    path.write_text(json.dumps({**meta, **json.loads(path.read_text()), **sizes, **names}))
 
 
 def add_namespaces(folder: Path, data_id: str) -> None:
@@ -205,21 +224,33 @@ def _about(raw: RawData, record: Record) -> dict[str, Any]:
     for key in ("author", "author_email"):
         if isinstance(meta.get(key), str):
             meta[key] = [meta[key]]
-    if task is not None and task.ref_min is not None and task.ref_max is not None:
-        meta |= {"ref_min_score": task.ref_min, "ref_max_score": task.ref_max}
-    else:
-        meta.pop("ref_min_score", None), meta.pop("ref_max_score", None)
+    meta.pop("ref_min_score", None), meta.pop("ref_max_score", None)
     for key in ("env_spec", "eval_env_spec"):
         if key in meta and not isinstance(meta[key], str):
             meta[key] = json.dumps(meta[key])
     if task is not None and task.env_id and not _names(meta.get("env_spec"), task.env_id):
-        spec = env_spec(task)
         meta.pop("env_spec", None)
-        if spec is None:
-            raw.warn(without_spec(task))
-        else:
-            meta["env_spec"] = spec
+    meta |= task_metadata(task, "env_spec" in meta, raw.warn)
     meta.setdefault("description", f"{raw.name or 'data'}, written by offrl")
+    return meta
+
+
+def task_metadata(task: Task | None, described: bool, warn: Callable[[str], None]) -> dict[str, Any]:
+    """The reference scores of a task, and its environment unless that is `described` already."""
+    if task is None:
+        return {}
+    meta: dict[str, Any] = {}
+    if task.ref_min is not None and task.ref_max is not None:
+        meta = {"ref_min_score": task.ref_min, "ref_max_score": task.ref_max}
+    if task.env_id and not described:
+        if (spec := env_spec(task)) is not None:
+            return {**meta, "env_spec": spec}
+        reason = (
+            "is not installed here"
+            if trust.importable(str(task.env_id))
+            else "is named by a file, for which its module is not imported"
+        )
+        warn(f"environment '{task.env_id}' {reason}: the metadata get no env_spec (offrl still knows its name)")
     return meta
 
 
@@ -228,16 +259,6 @@ def _names(spec: str | None, env_id: str) -> bool:
         return bool(spec) and json.loads(str(spec)).get("id") == env_id
     except ValueError:
         return False
-
-
-def without_spec(task: Task) -> str:
-    """The reason why the metadata get no description of the task's environment."""
-    why = (
-        "is not installed here"
-        if trust.importable(str(task.env_id))
-        else "is named by a file, for which its module is not imported"
-    )
-    return f"environment '{task.env_id}' {why}: the metadata get no env_spec (offrl still knows its name)"
 
 
 def env_spec(task: Task) -> str | None:

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.assemble import fingerprint
-from offrl.data.containers.hdf5_sink import Sink, new_hdf5
+from offrl.data.containers.hdf5_sink import new_hdf5
 from offrl.data.formats import d4rl, minari
-from offrl.data.formats import write_minari as minari_layout
-from offrl.data.formats.place import destination, placing, write_error
 from offrl.data.formats.provenance import Record, describe, task_of, written_truncations
-from offrl.data.infer import find_ends
-from offrl.data.memory import Memory, chunks
+from offrl.data.loading.assemble import fingerprint
+from offrl.data.memory import Memory, chunks, next_rows
 from offrl.data.raw import RawData, canonical
+from offrl.data.raw.infer import find_ends
+from offrl.data.writing import write_minari as minari_layout
+from offrl.data.writing.output_path import destination, placing, write_error
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
@@ -50,7 +50,7 @@ def write_data(
     env_spec and eval_env_spec (JSON), ref_min_score and ref_max_score (undiscounted returns that score 0 and 100),
     dataset_id, algorithm_name, author, author_email, code_permalink, description, requirements; whatever else JSON can
     hold is kept as well.
-    force: replace what is at `target`. memory: where the check puts the columns that it reads back.
+    force: replace what is at `target`. memory: where columns are put that are made or read back.
 
     Raises UserError when `raw` is no dataset, `target` does not fit or exists, the disk is full, or what is read back
     differs."""
@@ -58,7 +58,7 @@ def write_data(
         raise UserError(
             f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari dataset"
         )
-    about = _named(about or {})
+    about, memory = _named(about or {}), memory or Memory()
     place, data_id = destination(target, form, str(about.get("dataset_id") or ""), force)
     raw = canonical_raw(raw)
     ends = find_ends(raw)
@@ -67,11 +67,11 @@ def write_data(
     advance = _steps(progress, raw)
     with placing(place) as written:
         if form == "d4rl":
-            write_d4rl(written, raw, ends, record, advance, name)
-            reread = d4rl.read(written, _reading(record), memory or Memory())
+            write_d4rl(written, raw, ends, record, advance, name, memory)
+            reread = d4rl.read(written, _reading(record), memory)
         else:
             minari_layout.write(written, data_id, raw, ends, record, advance)
-            reread = minari.read(written, _reading(record), memory or Memory())
+            reread = minari.read(written, _reading(record), memory)
         _compare(raw, reread, ends, record, place)
         del reread
     if form == "minari":
@@ -97,19 +97,17 @@ def canonical_raw(raw: RawData) -> RawData:
     """`raw` with every column in the dtype and rank of a `Dataset`; copies only what changes. Raises UserError where
     they do not fit.
     """
-    from offrl.data.checks import form_faults, refuse
+    from offrl.data.raw.checks import form_faults, refuse
 
     columns = {k: canonical(k, v, raw.where, raw.discrete if k == "actions" else None) for k, v in raw.columns.items()}
-    discrete = raw.discrete
-    if discrete is None:
-        discrete = "actions" in columns and columns["actions"].dtype.kind in "iu" and columns["actions"].ndim == 1
     finals = (
         None if raw.final_observations is None else canonical("next_observations", raw.final_observations, raw.where)
     )
     known = None if raw.final_known is None or raw.final_known.all() else raw.final_known.astype(bool)
     if finals is not None and "next_observations" in columns:
         finals = known = None  # they say the same
-    raw = replace(raw, columns=columns, discrete=discrete, final_observations=finals, final_known=known)
+    raw = replace(raw, columns=columns, final_observations=finals, final_known=known)
+    raw.settle_kind()
     if raw.episode_ends is not None:
         raw.episode_ends = np.asarray(raw.episode_ends, bool)
     faults = form_faults(raw)
@@ -129,7 +127,13 @@ def _reading(record: Record) -> DatasetConfig:
 
 
 def write_d4rl(
-    path: Path, raw: RawData, ends: np.ndarray, record: Record, advance: Callable[[int], None], data_id: str = ""
+    path: Path,
+    raw: RawData,
+    ends: np.ndarray,
+    record: Record,
+    advance: Callable[[int], None],
+    data_id: str,
+    memory: Memory,
 ) -> None:
     """D4RL's layout. What has no row for each step lies under metadata/, where D4RL's readers leave it alone."""
     columns = dict(raw.columns)
@@ -147,7 +151,9 @@ def write_d4rl(
                 raise UserError(f"{raw.where}: a column cannot be called '{name}' in D4RL's layout; rename it")
             _put(file, NAMES.get(name, name), column, wrote)
         if "next_observations" not in columns and raw.final_observations is not None:
-            _put_successors(file, raw, ends, sink)
+            successors = next_rows(raw.columns["observations"], memory)
+            successors[np.flatnonzero(ends)] = raw.final_observations
+            _put(file, "next_observations", successors, wrote)
         for name in record.final_columns:
             file[f"metadata/offrl_final/{name}"] = raw.final_columns[name]
         task = record.spec.task
@@ -199,24 +205,6 @@ def _blocks(column: np.ndarray) -> tuple[int, dict[str, Any]]:
     return max(block, (1 << 24) // row // block * block), options
 
 
-def _put_successors(file: Any, raw: RawData, ends: np.ndarray, sink: Sink) -> None:
-    """next_observations from the rows after them and the observations after the episodes' last rows."""
-    observations, finals = raw.columns["observations"], raw.final_observations
-    assert finals is not None
-    rows, options = _blocks(observations)
-    item = file.create_dataset("next_observations", observations.shape, observations.dtype, **options)
-    done = 0
-    for part in chunks(raw.rows, rows):
-        block = np.empty((part.stop - part.start, *observations.shape[1:]), observations.dtype)
-        after = observations[part.start + 1 : part.stop + 1]
-        block[: len(after)] = after
-        last = np.flatnonzero(ends[part])
-        block[last] = finals[done : done + len(last)]
-        done += len(last)
-        item[part] = block
-        sink.check()
-
-
 # ------------------------------------------------------------------------------------------------------- check and
 # placing
 
@@ -234,12 +222,15 @@ def _compare(raw: RawData, reread: RawData, ends: np.ndarray, record: Record, pl
         or (np.array_equal(reread.action_low, raw.action_low) and np.array_equal(reread.action_high, raw.action_high)),
         **{k: _same(raw.final_columns[k], reread.final_columns.get(k)) for k in record.final_columns},
     }
-    wrong = [name for name, fine in same.items() if not fine]
-    if wrong:
+    refuse_difference(same, place)
+
+
+def refuse_difference(same: Mapping[str, bool], place: Path) -> None:
+    """Raises UserError unless all that was read back, by its name, is the same."""
+    if wrong := [name for name, fine in same.items() if not fine]:
         raise UserError(
             f"what was read back from the file for {place} differs ({', '.join(wrong)}): nothing was put there. A "
-            "failing disk, or a fault "
-            "of offrl: please report it"
+            "failing disk, or a fault of offrl: please report it"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from offrl.data.dataset import DataSpec
 from offrl.data.memory import chunks
 from offrl.data.raw import RawData
 from offrl.errors import UserError
@@ -120,8 +121,7 @@ def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
     if raw.source != "minari" and not open_ends.any() and _scaled(actions.reshape(len(actions), width), low, high):
         raw.warn(
             f"the actions end at exactly -1 or 1 inside the wider range {listed(low)} to {listed(high)}, as scaled "
-            "ones do "
-            f"(Stable-Baselines3's buffers hold such): if they are scaled, {unscale(low, high)}"
+            f"ones do (Stable-Baselines3's buffers hold such): if they are scaled, {unscale(low, high)}"
         )
     if raw.range_known is None:
         raw.range_known = not open_ends.any()
@@ -138,9 +138,8 @@ def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
             if onesided := np.flatnonzero(open_ends & (smallest >= 0.0) & (largest > 0.0)).tolist():
                 raw.note(
                     "the action range is not known; taking [-1, 1], of which the data use "
-                    f"[{smallest[onesided[0]]:.4g}, "
-                    f"{largest[onesided[0]]:.4g}] in dimension {onesided[0]} (or set dataset.action_low and "
-                    "dataset.action_high)"
+                    f"[{smallest[onesided[0]]:.4g}, {largest[onesided[0]]:.4g}] in dimension {onesided[0]} (or set "
+                    "dataset.action_low and dataset.action_high)"
                 )
             smallest, largest = np.full(width, -1.0, np.float32), np.full(width, 1.0, np.float32)
         else:
@@ -212,10 +211,8 @@ def two_numberings(name: str, low: int, high: int, start: int, count: int) -> st
     """
     return (
         f"{name}: the actions are {low} to {high}, and the environment numbers its {count} choices {start} to "
-        f"{start + count - 1}, so that "
-        f"they may be its numbers or count from 0: of its numbers take actions - ({start}); where they count from 0, "
-        "say how many there "
-        f"are, offrl.from_arrays(..., num_actions={count})"
+        f"{start + count - 1}, so that they may be its numbers or count from 0: of its numbers take actions - "
+        f"({start}); where they count from 0, say how many there are, offrl.from_arrays(..., num_actions={count})"
     )
 
 
@@ -272,3 +269,25 @@ def fitting_task(raw: RawData) -> Task | None:
             raw.note(f"taken for no known task: '{task.name}' has {expected}-dimensional {what}, the data {recorded}")
             return None
     return task
+
+
+def spec_of(raw: RawData, task: Task | None) -> DataSpec:
+    """The specification of the columns. Fills in the action range. Raises UserError where it is none."""
+    columns = raw.columns
+    low, high = ((), ()) if raw.discrete else action_range(raw)
+    return DataSpec(
+        observation_shape=tuple(columns["observations"].shape[1:]),
+        action_dim=1 if raw.discrete else columns["actions"].shape[1],
+        discrete=bool(raw.discrete),
+        num_actions=(raw.num_actions or int(columns["actions"].max()) + 1) if raw.discrete else 0,
+        action_low=tuple(map(float, low)),
+        action_high=tuple(map(float, high)),
+        observation_columns=raw.column_specs("observations"),
+        action_columns=raw.column_specs("actions"),
+        action_labels=raw.labels,
+        name=raw.name,
+        source=raw.source,
+        version=raw.version,
+        task=task,
+        goal_dim=columns["achieved_goals"].shape[1] if "achieved_goals" in columns else 0,
+    )

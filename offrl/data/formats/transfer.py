@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offrl.data.addresses import unprotected, without_logins
 from offrl.errors import UserError, warn
+from offrl.system.addresses import unprotected, without_logins
 from offrl.system.files import open_to_append, replacing
 from offrl.system.progress import Progress
 
@@ -69,8 +69,7 @@ class Limits:
             )
         raise UserError(
             f"{url} has {size / GB:.3g} GB or more, and more than {self.most / GB:.3g} GB are not downloaded: nothing "
-            "of it is kept; "
-            "dataset.download_limit_gb= sets another limit"
+            "of it is kept; dataset.download_limit_gb= sets another limit"
         )
 
 
@@ -129,9 +128,8 @@ def download(urls: list[str], part: Path, what: str, target: Path, limits: Limit
         else ""
     )
     raise UserError(
-        f"cannot download the {what} {urls[0]} ({reason}){have}. "
-        f"Without a network: put the file at {target}, or set dataset.mirror (or $OFFRL_MIRROR) to a folder or URL "
-        "that has it"
+        f"cannot download the {what} {urls[0]} ({reason}){have}. Without a network: put the file at {target}, or set "
+        "dataset.mirror (or $OFFRL_MIRROR) to a folder or URL that has it"
     )
 
 

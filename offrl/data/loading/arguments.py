@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from offrl.data.assemble import assemble
 from offrl.data.dataset import Dataset
+from offrl.data.loading.assemble import assemble
 from offrl.data.tables.frame import NAME, is_frame, raw_from_frame
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from offrl.data.checks import find_faults, form_faults, refuse
-from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.infer import action_range, count_from_zero, find_ends, fitting_task, starts_elsewhere
-from offrl.data.memory import Memory, chunks
+from offrl.data.dataset import Dataset
+from offrl.data.memory import Memory, chunks, next_rows
 from offrl.data.raw import CORE, RawData
+from offrl.data.raw.checks import find_faults, form_faults, refuse
+from offrl.data.raw.infer import action_range, count_from_zero, find_ends, fitting_task, spec_of, starts_elsewhere
 from offrl.settings.dataset import DatasetConfig
 
 
@@ -23,10 +23,7 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory |
     Raises UserError for the first fault that would corrupt training (with `config.check`; faults in shape always).
     """
     config, memory = config or DatasetConfig(), memory or Memory()
-    if raw.discrete is None:
-        raw.discrete = (
-            "actions" in raw.columns and raw.columns["actions"].dtype.kind in "iu" and raw.columns["actions"].ndim == 1
-        )
+    raw.settle_kind()
     if raw.discrete and "actions" in raw.columns:
         count_from_zero(raw)
     if any(f.severity == "corrupting" for f in form_faults(raw)):
@@ -53,9 +50,7 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory |
                     "known"
                 )
         else:
-            successors = memory.empty("next_observations", observations.shape, observations.dtype)
-            for part in chunks(rows - 1):
-                successors[part] = observations[part.start + 1 : part.stop + 1]
+            successors = next_rows(observations, memory)
             if raw.final_observations is not None:
                 successors[last] = raw.final_observations
                 if raw.final_known is not None:
@@ -68,32 +63,14 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory |
     if config.drop_timeout_rows:
         known &= ~columns["truncations"]
     columns["successor_known"] = known
-    low: np.ndarray | None = None
-    high: np.ndarray | None = None
+    spec = spec_of(raw, fitting_task(raw))
     if raw.discrete:
         columns["actions"] = columns["actions"].astype(np.int64, copy=False)
     else:
-        low, high = action_range(raw)
-        scale_actions(columns["actions"], low, high)
+        scale_actions(columns["actions"], *action_range(raw))
     returns = np.add.reduceat(columns["rewards"], start, dtype=np.float64)
     complete = np.ones(len(last), bool)
     complete[-1] = bool(raw.last_complete)
-    spec = DataSpec(
-        observation_shape=tuple(observations.shape[1:]),
-        action_dim=1 if raw.discrete else columns["actions"].shape[1],
-        discrete=bool(raw.discrete),
-        num_actions=(raw.num_actions or int(columns["actions"].max()) + 1) if raw.discrete else 0,
-        action_low=() if low is None else tuple(low.tolist()),
-        action_high=() if high is None else tuple(high.tolist()),
-        observation_columns=raw.column_specs("observations"),
-        action_columns=raw.column_specs("actions"),
-        action_labels=raw.labels,
-        name=raw.name,
-        source=raw.source,
-        version=raw.version,
-        task=fitting_task(raw),
-        goal_dim=columns["achieved_goals"].shape[1] if "achieved_goals" in columns else 0,
-    )
     for text in raw.notes:
         raw.warn(text)
     order = [k for k in (*CORE, "successor_known") if k in columns] + sorted(set(columns) - {*CORE, "successor_known"})

@@ -24,39 +24,39 @@ import numpy as np
 import torch
 
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.formats import Source, guessed_task
+from offrl.data.loading.resolve import Source, guessed_task
 from offrl.data.memory import BUILDING, MANIFEST, OURS, Memory, column_file, dataset_from, mapped_bytes
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
+from offrl.settings.field import without_places
 from offrl.system.files import cache_dir, discard
 
 SLOW = 0.5  # seconds; what loads faster is not worth the disk
 STALE = 86400.0  # seconds after which a half-written entry is taken for a crashed process's
 
 
-def entry(source: Source, config: DatasetConfig) -> Path:
-    """The folder for this source under these settings. Its name changes with whatever could change the result, this
-    code included.
+def entry(kind: str, config: DatasetConfig, sources: Sequence[Source], labels: str = "") -> Path:
+    """The folder of what is kept of `sources`: "flat", one of them before the transforms, or "mapped", all that
+    `config` makes of them, memory-mapped. Its name changes with whatever could change the content, except this code,
+    which the manifest names (`code_id`).
+
+    labels: a hash of the function that gives rewards.
     """
-    untransformed = replace(config.anywhere(), **{k: getattr(DatasetConfig(), k) for k in DatasetConfig.TRANSFORMS})
-    task = guessed_task(source)
-    about = [
-        _code(),
-        asdict(untransformed),
-        source.identity(),
-        asdict(replace(task, env_factory=None)) if task else None,
-    ]
-    key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:24]
-    return cache_dir(config.cache_dir) / "flat" / key
+    if kind == "flat":
+        config = replace(config, **{k: getattr(DatasetConfig(), k) for k in DatasetConfig.TRANSFORMS})
+    tasks = [asdict(replace(task, env_factory=None)) if (task := guessed_task(s)) else None for s in sources]
+    content = [without_places(config), [s.identity() for s in sources], tasks, labels]
+    key = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:24]
+    return cache_dir(config.cache_dir) / kind / key
 
 
 @functools.cache
-def _code() -> str:
+def code_id() -> str:
     """Names offrl's version and the modules that read data: an entry made by others is not used."""
     digest = hashlib.sha256()
     with contextlib.suppress(PackageNotFoundError):
         digest.update(version("offrl").encode())
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"{path.relative_to(folder)} ".encode() + path.read_bytes())
     return digest.hexdigest()
@@ -69,9 +69,13 @@ def read(folder: Path, memory: Memory) -> tuple[Dataset, list[str]] | None:
     used = memory.used
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
+        if manifest["code"] != code_id():
+            raise ValueError("of other code")
         columns = {}
         for name, about in manifest["columns"].items():
-            values = _read_array(column_file(folder, about), name, memory)
+            stored = np.load(column_file(folder, about), mmap_mode="r", allow_pickle=False)
+            values = memory.empty(name, stored.shape, stored.dtype)
+            values[...] = stored  # read, not mapped: nothing depends on the file afterwards
             columns[name] = torch.from_numpy(values)
         dataset = dataset_from(manifest, folder, columns)
         if _checksums(dataset) != manifest["sums"]:
@@ -85,27 +89,6 @@ def read(folder: Path, memory: Memory) -> tuple[Dataset, list[str]] | None:
     with contextlib.suppress(OSError):
         os.utime(folder / MANIFEST)  # the least recently used entry is the first to go
     return dataset, warnings
-
-
-def _read_array(path: Path, name: str, memory: Memory) -> np.ndarray:
-    """One .npy file in an array of `memory`: read, not mapped, which is faster and does not depend on the file
-    afterwards.
-    """
-    with path.open("rb", buffering=0) as file:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError(f"{path} is no array of ours")
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if fortran or dtype.hasobject or file.tell() + size != path.stat().st_size:
-            raise ValueError(f"{path} is no array of ours, or is cut")
-        values = memory.empty(name, shape, dtype)
-        data, offset = values.reshape(-1).view(np.uint8), 0
-        while offset < size:
-            count = file.readinto(data[offset:].data)
-            if not count:
-                raise EOFError
-            offset += count
-        return values
 
 
 def write(folder: Path, dataset: Dataset, warnings: Sequence[str], limit: float) -> str:
@@ -129,7 +112,7 @@ def write(folder: Path, dataset: Dataset, warnings: Sequence[str], limit: float)
         if dataset.nbytes * 2 > free:
             return f"only {free / 1e9:.3g} GB are free there"
         _make_room(folder.parent, limit - dataset.nbytes)
-        memory.write(dataset, folder, sums=_checksums(dataset), warnings=list(warnings))
+        memory.write(dataset, folder, code_id(), sums=_checksums(dataset), warnings=list(warnings))
     except OSError as error:
         return error.strerror or type(error).__name__
     finally:

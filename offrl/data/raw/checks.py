@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offrl.data.infer import MANY_JUMPS, action_range, find_ends, step_limit
 from offrl.data.memory import chunks
 from offrl.data.raw import FLAGS, MOST_VALUES, RawData
+from offrl.data.raw.infer import MANY_JUMPS, action_range, find_ends, step_limit
 from offrl.data.tables.values import sentinels
 from offrl.errors import UserError
 
@@ -93,50 +93,30 @@ def _episode(ends: np.ndarray | None, row: int) -> int | None:
 
 def _shapes(raw: RawData) -> list[Fault]:
     faults, rows = [], raw.rows
-    for name, column in (
-        raw.columns | ({"episode_ends": raw.episode_ends} if raw.episode_ends is not None else {})
-    ).items():
+
+    def add(kind: str, message: str, row: int | None = None, cure: str = "") -> None:
+        faults.append(Fault(kind, "corrupting", message, row=row, cure=cure))
+
+    ends = {} if raw.episode_ends is None else {"episode_ends": raw.episode_ends}
+    for name, column in (raw.columns | ends).items():
         if len(column) != rows:
             message = f"'{name}' has {len(column)} rows but 'observations' has {rows}"
-            faults.append(
-                Fault(
-                    "length",
-                    "corrupting",
-                    message,
-                    row=min(rows, len(column)),
-                    cure="one row per step is needed in every column",
-                )
-            )
+            add("length", message, min(rows, len(column)), "one row per step is needed in every column")
         single = name in (*FLAGS, "rewards", "episode_ends") or (name == "actions" and raw.discrete)
-        rank = 1 if single else 2 if name == "actions" else None
-        if rank is not None and column.ndim != rank and not (name == "actions" and raw.discrete is None):
-            faults.append(
-                Fault(
-                    "shape", "corrupting", f"'{name}' has shape {list(column.shape)}; {rank} dimension(s) are expected"
-                )
-            )
+        rank = 1 if single else 2 if name == "actions" and raw.discrete is not None else None
+        if rank is not None and column.ndim != rank:
+            add("shape", f"'{name}' has shape {list(column.shape)}; {rank} dimension(s) are expected")
         elif name == "actions" and not math.prod(column.shape[1:]):
-            faults.append(Fault("shape", "corrupting", f"'{name}' has shape {list(column.shape)}; it holds no numbers"))
-    successors, observations = raw.columns.get("next_observations"), raw.columns.get("observations")
+            add("shape", f"'{name}' has shape {list(column.shape)}; it holds no numbers")
+    observations, finals = raw.columns.get("observations"), raw.final_observations
+    successors, name, cure = raw.columns.get("next_observations"), "next_observations", ""
+    if successors is None:
+        successors, name, cure = finals, "final_observations", "one row like an observation is needed for each episode"
     if successors is not None and observations is not None and successors.shape[1:] != observations.shape[1:]:
-        message = f"'next_observations' has shape {list(successors.shape)}, 'observations' {list(observations.shape)}"
-        faults.append(Fault("shape", "corrupting", message))
-    finals = raw.final_observations
-    if (
-        finals is not None
-        and successors is None
-        and observations is not None
-        and finals.shape[1:] != observations.shape[1:]
-    ):
-        message = f"'final_observations' has shape {list(finals.shape)}, 'observations' {list(observations.shape)}"
-        faults.append(
-            Fault("shape", "corrupting", message, cure="one row like an observation is needed for each episode")
-        )
-    if not faults and rows and finals is not None:
-        episodes = int(find_ends(raw).sum())
-        if len(finals) != episodes:
-            message = f"'final_observations' has {len(finals)} rows but there are {episodes} episodes"
-            faults.append(Fault("length", "corrupting", message))
+        message = f"'{name}' has shape {list(successors.shape)}, 'observations' {list(observations.shape)}"
+        add("shape", message, cure=cure)
+    if not faults and rows and finals is not None and len(finals) != (episodes := int(find_ends(raw).sum())):
+        add("length", f"'final_observations' has {len(finals)} rows but there are {episodes} episodes")
     return faults
 
 
@@ -176,15 +156,6 @@ def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
     return faults
 
 
-def _along_rows(operation: np.ufunc, block: np.ndarray, side_by_side: int = 64) -> np.ndarray:
-    """`operation.reduce(block, 0)` for [R, A]: many rows side by side first, because NumPy is slow with narrow ones."""
-    rows = len(block) // side_by_side * side_by_side
-    if not rows or not block.flags.c_contiguous:
-        return operation.reduce(block, 0)
-    wide = operation.reduce(block[:rows].reshape(-1, side_by_side * block.shape[1]), 0).reshape(side_by_side, -1)
-    return operation.reduce(np.concatenate([wide, block[rows:]]), 0)
-
-
 def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
     actions = raw.columns["actions"]
     if actions.dtype.kind in "iu" and actions.ndim == 1:
@@ -206,9 +177,7 @@ def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
     count, first, dimension, value = 0, -1, 0, 0.0
     for part in chunks(len(actions)):
         block = actions[part]
-        if (_along_rows(np.minimum, block) >= low - slack).all() and (
-            _along_rows(np.maximum, block) <= high + slack
-        ).all():
+        if (block.min(0) >= low - slack).all() and (block.max(0) <= high + slack).all():
             continue  # a NaN gets past neither
         outside = (block < low - slack) | (block > high + slack)
         bad = np.flatnonzero(outside.any(1))
@@ -234,9 +203,8 @@ def _amounts(actions: np.ndarray) -> list[Fault]:
     if len(counts) <= FEWEST or (2 * len(taken) >= len(counts) and 10 * taken[0] < len(counts) <= MANY):
         return []
     message = (
-        f"'actions' are whole numbers from {taken[0]:,} to {taken[-1]:,}, of which {len(taken):,} occur, and are taken "
-        f"for {len(counts):,} "
-        "choices"
+        f"'actions' are whole numbers from {taken[0]:,} to {taken[-1]:,}, of which {len(taken):,} occur, and are "
+        f"taken for {len(counts):,} choices"
     )
     cure = (
         "state their range if they are amounts (dataset.action_low and action_high, or action_low= and action_high=), "
@@ -327,15 +295,8 @@ def _ends(raw: RawData, ends: np.ndarray) -> list[Fault]:
             )
             faults.append(Fault("ends", "corrupting", message, cure=cure))
         else:
-            faults.append(
-                Fault(
-                    "ends",
-                    "warning",
-                    f"no row of {' or '.join(marked)} is set: all {raw.rows} rows are taken for one episode",
-                    0,
-                    0,
-                )
-            )
+            message = f"no row of {' or '.join(marked)} is set: all {raw.rows} rows are taken for one episode"
+            faults.append(Fault("ends", "warning", message, 0, 0))
     elif not raw.last_complete and (marked or episodes > 1):
         message = f"the last of {episodes} episodes has no end mark; it is closed as a time-out"
         faults.append(Fault("ends", "warning", message, episodes - 1, raw.rows - 1))
