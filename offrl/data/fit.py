@@ -110,10 +110,16 @@ def check_columns(recorded: DataSpec, spec: DataSpec, where: str) -> None:
         )
 
 
-def scaled_otherwise(a: DataSpec, b: DataSpec) -> bool:
-    """Whether two normalise observations by other numbers, beyond rounding, or one of them does not at all."""
-    x, y = (np.array([s.observation_mean or (), s.observation_std or ()], np.float64) for s in (a, b))
-    return x.shape != y.shape or bool((np.abs(x - y) > 1e-5 * (np.abs(y) + y[1:])).any())
+def check_normalisation(recorded: DataSpec, spec: DataSpec, where: str) -> None:
+    """Raises UserError where `where` was trained on observations that were normalised by other numbers than these data,
+    beyond rounding, or one of them not at all.
+    """
+    x, y = (np.array([s.observation_mean or (), s.observation_std or ()], np.float64) for s in (recorded, spec))
+    if x.shape != y.shape or bool((np.abs(x - y) > 1e-5 * (np.abs(y) + y[1:])).any()):
+        raise UserError(
+            f"{where}: its observations were normalised in another way than those of {spec.name}; train it with this "
+            "version and the same dataset.normalize_observations"
+        )
 
 
 def with_entries(spec: DataSpec, keys: Sequence[str]) -> DataSpec:

@@ -11,6 +11,7 @@ from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data import load_dataset
 from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.fit import check_normalisation
 from offrl.data.transforms.apply import apply_transforms
 from offrl.errors import UserError
 from offrl.finetuning.config import FinetuneConfig
@@ -84,6 +85,7 @@ def run_data(
             f"{path} was trained on {record['data']['name']} ({record['data']['fingerprint'][:12]}) and this is "
             f"{data.spec.name} ({data.fingerprint[:12]}): give its own data, or mixing=0"
         )
+    check_normalisation(runs.spec_of(record, path), data.spec, str(path))
     return data
 
 

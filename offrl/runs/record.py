@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from offrl import registry
 from offrl.data.dataset import DataSpec
+from offrl.data.fit import check_normalisation
 from offrl.errors import UserError
 from offrl.nn.own.networks import factories
 from offrl.runs.paths import RECORD, no_run
@@ -113,6 +114,8 @@ def prepare(
                 f"{dataset.spec.name} "
                 f"({dataset.fingerprint[:12]}): a run continues on its own data only; choose another name="
             )
+        if old.get("spec") is not None:
+            check_normalisation(spec_of(old, run_dir), dataset.spec, str(run_dir))
         changed = change(old["identity"], json.loads(json.dumps(settings, default=str)))
         if changed:
             raise UserError(

@@ -14,7 +14,7 @@ import torch
 from offrl import registry
 from offrl.algorithm import with_settings
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.fit import check_columns, scaled_otherwise
+from offrl.data.fit import check_columns, check_normalisation
 from offrl.errors import UserError, say, warn
 from offrl.nn.outline import of_file, outline
 from offrl.pretrained import Pretrained, Requirement
@@ -212,12 +212,7 @@ def _check_data(recorded: DataSpec, spec: DataSpec, where: str, requirement: Req
             raise UserError(f"{where}: it was trained on data with {name}={trained}, and {spec.name} has {current}")
     if not requirement.own_units:
         check_columns(recorded, spec, where)
-    if not requirement.own_units and scaled_otherwise(recorded, spec):
-        raise UserError(
-            f"{where}: its observations were normalised in another way than those of {spec.name}; train it with this "
-            "version and the same "
-            "dataset.normalize_observations"
-        )
+        check_normalisation(recorded, spec, where)
 
 
 def _check_rewards(recorded: DataSpec, spec: DataSpec, where: str) -> None:

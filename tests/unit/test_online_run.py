@@ -425,3 +425,21 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     for path in (offline.dir / "checkpoints").iterdir():
         path.unlink()
     refused("has no checkpoint, so its critics are gone", lambda: tune(offline, tmp_path, "fourth"))
+
+
+def test_a_run_in_another_normalisation_is_not_continued(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = {"rewards": rng.normal(size=40), "terminations": np.zeros(40, bool), "truncations": np.arange(40) % 20 == 19}
+    data = offrl.from_arrays(rng.normal(size=(40, 2)), rng.uniform(-1, 1, (40, 1)), **rows)
+    settings = {"algo.hidden": [4], "algo.batch_size": 8, "eval.env": "none", "compare": [], "compile": "eager"}
+    settings |= {"runs_dir": str(tmp_path), "name": "run", "quiet": True, "dataset.normalize_observations": True}
+    train = functools.partial(offrl.train, "td3_bc", data, seeds=1, settings=settings)
+    train(steps=2)
+    path = tmp_path / "run" / "run.json"
+    record = json.loads(path.read_text())
+    record["spec"]["observation_std"][0] *= 1.1
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="normalised in another way"):
+        train(steps=4)
+    with pytest.raises(UserError, match="normalised in another way"):
+        setup.begin(tmp_path / "run", {"mixing": 0.5, "steps": 10}, data, Walk)
