@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Grid, Loss, TrainState, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.lm.algorithm import TextAlgorithm
@@ -52,7 +51,7 @@ class ArCHer(TextAlgorithm):
     traits = replace(TextAlgorithm.traits, targets=("critic",))
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return with_value_range(with_rates(super().fit_config(config, dataset, grid), RATES), dataset)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -79,7 +78,7 @@ class ArCHer(TextAlgorithm):
         weight = torch.where(target_q < value, 1.0 - c.expectile, c.expectile).detach()
         return (weight * self.critic.head.loss(v, target_q) * batch[EACH]).sum()
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> Loss:
         """L_Q + L_V."""
         q, v = self.critic.q_and_v(critic, batch)
         target_q = self.critic.target_q(state.target["critic"], batch)
@@ -89,7 +88,7 @@ class ArCHer(TextAlgorithm):
         }
         return q_loss + v_loss, {"critic/q_loss": q_loss, "critic/v_loss": v_loss, **means}
 
-    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> Loss:
         """-E min(exp(beta A), cap) log pi(a|s), the whole utterance's, with A = min_i Q_i(s, a) - min_i V_i(s)."""
         c, row_weight = self.config, batch[EACH]
         advantage = self.critic.advantage(state.params["critic"], batch)
@@ -99,7 +98,7 @@ class ArCHer(TextAlgorithm):
         means = {"actor/weight": weight, "actor/advantage": advantage, "actor/log_prob": log_prob}
         return loss, {"actor/loss": loss, **{name: (x * row_weight).sum() for name, x in means.items()}}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         batch = trim(batch)
         state, metrics = self.descend(state, "critic", self.critic_loss, batch)
         state = self.polyak(state, "critic", self.config.polyak)

@@ -4,7 +4,6 @@ the actor follows it ("ArCHer: Training Language Model Agents via Hierarchical M
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Grid, Loss, TrainState, Traits, Tree, Update
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_fit
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -101,7 +100,7 @@ class ArCHerOnline(TextAlgorithm):
         return super().requires(config, dataset)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return with_value_range(with_rates(super().fit_config(config, dataset, grid), RATES), dataset)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -139,7 +138,7 @@ class ArCHerOnline(TextAlgorithm):
     def buffers(self) -> Tree:
         return {"ring": rings.empty(self.config.capacity, self.width)}
 
-    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> Update:
         """Play episodes and add their turns to the ring."""
         c, ring = self.config, state.buffers["ring"]
         if step == 0 and c.from_data:
@@ -149,7 +148,7 @@ class ArCHerOnline(TextAlgorithm):
         means = {name: torch.tensor(mean, device=ring["at"].device) for name, mean in episode_means(episodes).items()}
         return state._replace(buffers={**state.buffers, "ring": ring}), means
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         c = self.config
         draw_key, write_key = rng.split(rng.fold_in(key, 401))
         from_data = round(len(batch[IDS]) * c.data_share)
@@ -184,7 +183,7 @@ class ArCHerOnline(TextAlgorithm):
         """sum_i E (Qbar_i(s, a) - V_i(s))^2, a a sample of the actor. v: outputs [2, B, K]."""
         return (self.critic.head.loss(v, batch[TARGET_Q].transpose(0, 1)) * batch[EACH]).sum()
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> Loss:
         """L_Q + L_V."""
         q, v = self.critic.q_and_v(critic, batch)
         q_loss, v_loss = self.q_loss(q, state, batch), self.v_loss(v, batch)
@@ -193,7 +192,7 @@ class ArCHerOnline(TextAlgorithm):
         }
         return q_loss + v_loss, {"critic/q_loss": q_loss, "critic/v_loss": v_loss, **means}
 
-    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> Loss:
         """-E sum_t (A - b_t) log pi(a_t|s, a_<t) + E (A - b_t)^2, a the actor's, A = min_i Q_i(s, a) - min_i V_i(s),
         b_t the baseline of each token (0 without `token_baseline`). batch: with fresh actions."""
         row_weight, advantage = batch[EACH], self.critic.advantage(state.params["critic"], batch)

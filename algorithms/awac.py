@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families import critics
@@ -48,7 +47,7 @@ class AWAC(Algorithm):
     traits = Traits(targets=("critic",), critic_modules=("critic",))
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -73,12 +72,12 @@ class AWAC(Algorithm):
             return self.critic.min_q(critic, observations, self.policy.sample(dist, key))
         return self.critic.expected_q(critic, observations, dist[0])
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         target_critics = self.critic.target_critics(state, rng.fold_in(key, 100))
         next_value = self.policy_value(state, target_critics, batch["next_observations"], key)
         return self.critic.loss(critic, batch, self.critic.td_target(batch, next_value), key)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         observations, critic = batch["observations"], state.params["critic"]
         baseline = self.policy_value(state, critic, observations, key).mean
         advantage = self.critic.q(critic, observations, batch["actions"]).amin(0) - baseline
@@ -87,7 +86,7 @@ class AWAC(Algorithm):
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         critic_key, actor_key = rng.split(key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, critic_key)
         state = self.critic.regularised(state)

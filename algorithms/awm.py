@@ -5,7 +5,6 @@ as in "Advantage Weighted Matching" (arXiv 2509.25050), which trains image model
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -90,7 +89,7 @@ class AWM(Algorithm):
         return cls.traits if config.length == 1 else dataclasses.replace(cls.traits, critic_modules=(), n_step=False)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         default = type(config)()
         for name in ("strength", "advantage_clip", "temperature"):
             if name not in READ_BY[config.weights] and (
@@ -125,13 +124,13 @@ class AWM(Algorithm):
     def sampler(self) -> Sampler:
         return super().sampler() if self.config.length == 1 else ChunkSampler(self.config.length)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q' - V < 0)| (Q' - V)^2 (arXiv 2110.06169, equation 5); chunks that a time-out cut count 0, for Q
         is not of them.
         """
         return in_sample.expectile_loss(self.value, value, batch, q, self.config.expectile, batch.get(WHOLE, 1.0))
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma V(s') - Q_i(s, a))^2, summed over critics i, after a chunk of m steps with its rewards and
         gamma^m; a chunk that a time-out cut counts 0 (arXiv 2110.06169, equation 6)."""
         target = self.critic.td_target(batch, self.value(state.params["value"], batch["next_observations"]))
@@ -155,9 +154,7 @@ class AWM(Algorithm):
         weight = (1.0 + c.strength * scaled).clamp(min=0.0)
         return torch.where(sigma < NO_SPREAD * q.abs().mean().clamp(min=1.0), 1.0, weight), sigma
 
-    def actor_loss(
-        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
         """E w |v(s, x_t, t) - (a - z)|^2 / D, x_t = (1 - t) z + t a, w = max(0, 1 + lambda clip(A / sigma, -c, c) / c),
         A = Q' - V(s).
         """
@@ -177,7 +174,7 @@ class AWM(Algorithm):
             "actor/advantage": advantage.mean(), "actor/sigma": sigma,
         }  # fmt: skip
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         batch = {**batch, "actions": batch["actions"].flatten(1)}
         q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
         state, value = self.descend(state, "value", self.value_loss, batch, q)

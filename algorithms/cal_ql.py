@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Grid, Loss, TrainState, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler
 from offrl.data.transforms.columns import returns_to_go
@@ -80,7 +79,7 @@ class CalQL(SoftActorCritic):
     traits = replace(SoftActorCritic.traits, actions=("continuous",))
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         conservative.check(config, grid)
         return super().fit_config(config, dataset, grid)
 
@@ -94,7 +93,7 @@ class CalQL(SoftActorCritic):
     def sampler(self) -> ReturnsSampler:
         return ReturnsSampler(n_step=self.config.n_step, discount=self.config.discount)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i."""
         target = self.target(state, state.params["actor"], batch, key)
         logits = conservative.data_logits(self.critic, critic, batch)  # one forward pass for both
@@ -111,7 +110,7 @@ class CalQL(SoftActorCritic):
 
     def penalty(
         self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None
-    ) -> tuple[Tensor, Metrics]:
+    ) -> Loss:
         """alpha E [log sum_a exp max(Q_i(s, a), G(s)) - Q_i(s, a_data)], summed over critics i (equation 4.1 in CQL's
         penalty).
 
@@ -151,13 +150,13 @@ class CalQL(SoftActorCritic):
             "cal_ql/returns": returns.mean(),
         }
 
-    def lagrange_loss(self, lagrange: Params, state: TrainState, difference: Tensor) -> tuple[Tensor, Metrics]:
+    def lagrange_loss(self, lagrange: Params, state: TrainState, difference: Tensor) -> Loss:
         """-multiplier * alpha * (difference - gap), difference [] the mean over critics: it rises above the gap."""
         multiplier = self.apply("lagrange", lagrange).clamp(max=conservative.MAX_MULTIPLIER)
         loss = -multiplier * self.config.conservative_weight * (difference - self.config.action_gap)
         return loss, {"cql/multiplier": multiplier}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         actor_key, critic_key = rng.split(key)
         negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], actor_key)
         steps = {

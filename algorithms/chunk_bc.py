@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
 from offrl.data.samplers.transitions import Batch
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
@@ -59,7 +59,7 @@ class ChunkBC(Algorithm):
     def sampler(self) -> ChunkSampler:
         return ChunkSampler(self.config.length)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |pi(s) - a|^2 / D over the steps that there are, a a chunk of D numbers, or -E log pi(a|s) of those
         steps.
         """
@@ -74,7 +74,7 @@ class ChunkBC(Algorithm):
             loss = -torch.where(valid, gaussian_log_prob(mean, log_std, actions), 0.0).sum(-1).mean()
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Grid, Loss, TrainState, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
@@ -74,7 +73,7 @@ class COMBO(SoftActorCritic):
         return {"world_model": required({"members": config.algo.members})}
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         model_rollouts.check(config, grid)
         return super().fit_config(config, dataset, grid)
 
@@ -114,11 +113,11 @@ class COMBO(SoftActorCritic):
             source, policy_of(partial(self.sample, state.params["actor"])), self.rollouts.penalised, key
         )
 
-    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> Update:
         imagined = self.roll(state, source, key)
         return self.rollouts.add(state, imagined), describe(imagined)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 over the data's rows and imagined ones, and the penalty
         (equation 2).
         """
@@ -130,7 +129,7 @@ class COMBO(SoftActorCritic):
 
     def penalty(
         self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None
-    ) -> tuple[Tensor, Metrics]:
+    ) -> Loss:
         """beta (E_rho log sum_a exp Q_i(s, a) - E_data Q_i(s, a)), summed over critics i (equation 2).
 
         logits: the critics' at the batch's (s, a), where known.
@@ -166,5 +165,5 @@ class COMBO(SoftActorCritic):
         """
         return scores.unflatten(1, (3, self.config.actions)).logsumexp(1).mean(1)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Grid, Loss, Metrics, TrainState, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families import conservative
@@ -39,7 +38,7 @@ class CQL(SoftActorCritic):
     Config = CQLConfig
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         conservative.check(config, grid)
         return super().fit_config(config, dataset, grid)
 
@@ -50,7 +49,7 @@ class CQL(SoftActorCritic):
     def make_actor(self) -> nn.Module:
         return conservative.make_actor(self.config, self.spec)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i (equation 4)."""
         target = self.target(state, state.params["actor"], batch, key)
         logits = conservative.data_logits(self.critic, critic, batch)  # one forward pass for both
@@ -60,7 +59,7 @@ class CQL(SoftActorCritic):
 
     def penalty(
         self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None
-    ) -> tuple[Tensor, Metrics]:
+    ) -> Loss:
         """alpha E [log sum_a exp Q_i(s, a) - Q_i(s, a_data)], summed over critics i (equation 4, the regulariser H).
 
         With `action_gap` it is multiplier * alpha * (E [...] - gap) (equation 30). logits: the critics' at (s, a_data),
@@ -103,7 +102,7 @@ class CQL(SoftActorCritic):
             "cql/q_policy": soft.q[:, c.actions : 2 * c.actions].mean(),
         }
 
-    def lagrange_loss(self, lagrange: Params, state: TrainState, difference: Tensor) -> tuple[Tensor, Metrics]:
+    def lagrange_loss(self, lagrange: Params, state: TrainState, difference: Tensor) -> Loss:
         """-multiplier * alpha * (difference - gap), difference [] the mean over critics (equation 30): it rises above
         the gap.
         """
@@ -111,7 +110,7 @@ class CQL(SoftActorCritic):
         loss = -multiplier * self.config.conservative_weight * (difference - self.config.action_gap)
         return loss, {"cql/multiplier": multiplier}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         actor_key, critic_key = rng.split(key)
         negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], actor_key)
         steps = {

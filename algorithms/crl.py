@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Loss, TrainState, Update
 from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
@@ -135,9 +135,7 @@ class CRL(GoalConditioned):
         square = phi.square().sum(-1).unsqueeze(-1) + psi.square().sum(-1).unsqueeze(-2) - 2.0 * product
         return -square.clamp(min=1e-12).sqrt()
 
-    def contrastive_loss(
-        self, params: Params, state: TrainState, name: str, x: Tensor, goals: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def contrastive_loss(self, params: Params, state: TrainState, name: str, x: Tensor, goals: Tensor) -> Loss:
         """NCE of the rows' own goals against those of the batch's other rows: binary, or InfoNCE with its penalty."""
         logits = self.pair_energies(name, params, x, goals)
         loss = (
@@ -173,7 +171,7 @@ class CRL(GoalConditioned):
         v = self.floored(self.row_energies("value", state.params["value"], observations.flatten(1), goals).squeeze(0))
         return self.q(state, observations, goals, batch["actions"]) - v
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """ddpg_bc: -E Q(s, pi(s, g), g) / E |Q| - bc_weight E log pi(a | s, g); awr: -E min(exp(temperature (Q - V)),
         100) log pi.
         """
@@ -183,7 +181,7 @@ class CRL(GoalConditioned):
         q = self.q(state, batch["observations"], batch[ACTOR_GOALS], self.policy.mode(dist))
         return ddpg_bc_loss(q, log_prob, self.config.bc_weight)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         observations, goals = batch["observations"], batch[VALUE_GOALS]
         state, actor = self.descend(state, "actor", self.actor_loss, batch)
         pairs = concatenate(observations, self.spec.encode(batch["actions"]))

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import VALID, SequenceSampler, drawn_episodes
 from offrl.data.samplers.transitions import Batch
@@ -92,7 +91,7 @@ class DecisionDiffuser(Algorithm):
     traits = Traits(policy_modules=("plan", "inverse"), actions=("continuous",), acts_on_device=True)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         if None not in (config.target_return, config.return_scale):
             return config
         drawn = torch.zeros(dataset.num_episodes, dtype=torch.bool)
@@ -128,7 +127,7 @@ class DecisionDiffuser(Algorithm):
 
     # ---- learning
 
-    def plan_loss(self, plan: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def plan_loss(self, plan: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |e - eps(x_t, t, R or nothing)|^2 / 2 over all states but the first, which is given (equation 8)."""
         c, states = self.config, batch["observations"].flatten(2)
         keys = rng.split(key, 3)
@@ -142,7 +141,7 @@ class DecisionDiffuser(Algorithm):
         loss = 0.5 * torch.where(counted.unsqueeze(-1), error, 0.0).mean()
         return loss, {"plan/loss": loss, "plan/return": share.mean()}
 
-    def inverse_loss(self, inverse: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def inverse_loss(self, inverse: Params, state: TrainState, batch: Batch) -> Loss:
         """E |a_t - f(s_t, s_{t+1})|^2 / 2 over the steps that there are (equation 8)."""
         states, known = batch["observations"].flatten(2), batch[VALID][:, 1:].unsqueeze(-1)
         error = (self.act_between(inverse, states) - batch["actions"][:, :-1]).square()
@@ -153,7 +152,7 @@ class DecisionDiffuser(Algorithm):
         """Actions [B, T - 1, A] that lead from each of the states [B, T, O] to the next."""
         return self.apply("inverse", inverse, torch.cat([states[:, :-1], states[:, 1:]], -1))
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, plan = self.descend(state, "plan", self.plan_loss, batch, key)
         state, inverse = self.descend(state, "inverse", self.inverse_loss, batch)
         average = followed(state.extra["average"], state.params, state.step, self.config.polyak)

@@ -10,7 +10,7 @@ from torch.func import grad
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import VALID, SequenceSampler
 from offrl.data.samplers.transitions import Batch
@@ -95,7 +95,7 @@ class Diffuser(Algorithm):
         noisy = noisy_plans(plans, rng.normal(keys[1], tuple(plans.shape)), step, steps)
         return with_first_state(noisy, batch["observations"][:, 0].flatten(1)), step
 
-    def plan_loss(self, plan: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def plan_loss(self, plan: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E w |x_0 - f(sqrt(abar_t) x_0 + sqrt(1 - abar_t) e, t)|^2, w = `action_weight` for the first action (equation
         4, of x_0).
         """
@@ -106,14 +106,14 @@ class Diffuser(Algorithm):
         loss = error.mean() + (self.config.action_weight - 1.0) * action.sum() / error.numel()
         return loss, {"plan/loss": loss, "plan/action": action.mean()}
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (J(x_t, t) - sum_k gamma^k r_k)^2, of plans with the same noise."""
         x, step = self.noisy(batch, key)
         predicted, target = self.apply("value", value, x, step), batch[RETURN][:, 0]
         loss = (predicted - target).square().mean()
         return loss, {"value/loss": loss, "value/mean": predicted.mean(), "value/target": target.mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, plan = self.descend(state, "plan", self.plan_loss, batch, key)
         state, value = self.descend(state, "value", self.value_loss, batch, key)
         average = followed(state.extra["average"], state.params, state.step, self.config.polyak)

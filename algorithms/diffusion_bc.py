@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Tree, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
@@ -75,7 +75,7 @@ class DiffusionBC(Algorithm):
 
     # ---- learning
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|^2 over actions or chunks a, steps t and noise e
         (equation 14).
         """
@@ -89,7 +89,7 @@ class DiffusionBC(Algorithm):
         loss = valid_mean(error.unflatten(1, (self.config.length, -1)), batch[VALID]) if chunked else error.mean()
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, metrics = self.descend(state, "actor", self.actor_loss, batch, key)
         average = diffusion.update_average(
             state.extra["average"], state.params["actor"], state.step, self.config.polyak

@@ -5,7 +5,6 @@ arXiv 2208.06193)."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families import critics
@@ -81,7 +80,7 @@ class DiffusionQL(Algorithm):
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -121,11 +120,11 @@ class DiffusionQL(Algorithm):
         best = self.critic.head.mean(logits).argmax(1, keepdim=True).unsqueeze(-1)  # [E, 1, B, 1]
         return self.critic.smallest(logits.take_along_dim(best, 1).squeeze(1))
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """sum_i E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2, a' of the averaged denoiser (equation 4)."""
         return self.critic.loss(critic, batch, self.critic.td_target(batch, self.next_value(state, batch, key)), key)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |e - eps(x_t, t, s)|^2 / A - eta E Q_i(s, a0) / E |Q_j(s, a0)|, a0 denoised, i and j critics in random
         order (equation 3).
         """
@@ -148,7 +147,7 @@ class DiffusionQL(Algorithm):
         metrics = {"actor/loss": loss, "actor/cloning": cloning, "actor/q": q.mean()}
         return loss, {**metrics, "actor/clipped": (action.detach().abs() >= 1.0).float().mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         c, keys = self.config, rng.split(key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, keys[0])
         state = self.critic.regularised(state)

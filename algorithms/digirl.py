@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Grid, Loss, TrainState, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
@@ -76,7 +75,7 @@ class DigiRL(TextAlgorithm):
     Config = DigiRLConfig
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         rates = {"actor_learning_rate": (1e-5, 3e-4), "critic_learning_rate": (1e-4, 1e-3)}
         return with_rates(super().fit_config(config, dataset, grid), rates)
 
@@ -98,7 +97,7 @@ class DigiRL(TextAlgorithm):
             self.apply("critic", critic, "outputs", self.apply("critic", critic, "encode", ids, count), *VS)
         )
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> Loss:
         """-sum_i E [log p_i(y|s) + log p_i(y|s')], y: the return is above the threshold; the second where s' is
         known.
         """
@@ -133,13 +132,13 @@ class DigiRL(TextAlgorithm):
             rise = torch.where(batch[KNOWN], next_chance - chance, 0.0)
             return rise - c.margin + c.outcome_weight * (batch[REWARD] + batch[RETURN]) > 0.0
 
-    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> Loss:
         """-E 1(V(s') - V(s) - margin + w (r + return) > 0) log pi(a|s), V the smaller of two."""
         row_weight, cloned = batch[EACH], self.cloned(state, batch).float()
         loss = -(cloned * self.log_probs(policy, batch).sum(-1) * row_weight).sum()
         return loss, {"actor/loss": loss, "actor/kept": (cloned * row_weight).sum()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         batch = trim(batch)
         state, metrics = self.descend(state, "critic", self.critic_loss, batch)
         if self.config.critic_first and int(state.step) < self.config.critic_first:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState, Traits
+from offrl.algorithm import Grid, Loss, TrainState, Traits, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import ACHIEVED, ACTOR_GOALS
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, GoalSequenceSampler
@@ -62,7 +61,7 @@ class DT(SequenceModel):
         return dataclasses.replace(cls.traits, goal_conditioned=config.prompt == "goal")
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_target_return(super().fit_config(config, dataset, grid), dataset)
 
     @property
@@ -100,7 +99,7 @@ class DT(SequenceModel):
             "action": self.spec.encode(batch["actions"]),
         }
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), the mean over all steps of the windows
         (algorithm 1).
         """
@@ -109,7 +108,7 @@ class DT(SequenceModel):
         loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:

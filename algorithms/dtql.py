@@ -4,7 +4,7 @@ et al., 2024, arXiv 2405.19690)."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
@@ -120,7 +120,7 @@ class DTQL(Algorithm):
         )
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -152,15 +152,13 @@ class DTQL(Algorithm):
     def extra(self, params: dict[str, Params]) -> Tree:
         return {"target": {k: v.clone() for k, v in params["critic"].items()}}
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2, Q the smallest of the online critics' values (arXiv 2110.06169, equation
         5).
         """
         return in_sample.expectile_loss(self.value, value, batch, q, self.config.expectile)
 
-    def critic_loss(
-        self, critic: Params, state: TrainState, batch: Batch, next_v: Values, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, next_v: Values, key: Tensor) -> Loss:
         """sum_i E (r + gamma V(s') - Q_i(s, a))^2 (arXiv 2110.06169, equation 6)."""
         return self.critic.loss(critic, batch, self.critic.td_target(batch, next_v), key)
 
@@ -175,12 +173,12 @@ class DTQL(Algorithm):
 
         return edm.denoising_loss(network, actions, noise, sigma, c.sigma_data)
 
-    def denoiser_loss(self, denoiser: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def denoiser_loss(self, denoiser: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E ((D(a + sigma e; sigma, s) - a) / c_out)^2 over the data's actions."""
         loss = self.denoising(denoiser, batch["observations"], batch["actions"], key)
         return loss, {"denoiser/loss": loss}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """alpha L_trust(a~) - E min_i Q_i(s, a~) - bc_weight E log pi(a|s), a~ of the policy; L_trust is the denoiser's
         loss at a~.
         """
@@ -193,7 +191,7 @@ class DTQL(Algorithm):
         loss = c.alpha * trust - q - c.bc_weight * likelihood
         return loss, {"actor/loss": loss, "actor/trust": trust, "actor/q": q, "actor/log_likelihood": likelihood}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
         q = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"])
         next_v = self.value(state.params["value"], batch["next_observations"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Loss, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.sac import ManyCriticsSettings, SoftActorCritic, action_gradients, alignment
@@ -62,7 +62,7 @@ class EDAC(SoftActorCritic):
         indices = rng.uniform(key, (c.critics,)).topk(c.compared_critics).indices
         return {k: v[indices] for k, v in critic.items()}
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """SAC-N's loss + eta / (N - 1) E sum_{i != j} <grad_a Q_i(s, a), grad_a Q_j(s, a)>, gradients of length 1
         (equation 4).
         """

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Grid, Loss, Metrics, TrainState, Traits, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families import in_sample
@@ -55,7 +54,7 @@ class FDVL(Algorithm):
     traits = Traits(targets=("critic",), critic_modules=("critic",))
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -69,7 +68,7 @@ class FDVL(Algorithm):
     def optimizer(self, name: str) -> Adam:
         return in_sample.optimizer(self.config, name)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> Loss:
         """E [lambda f*(Q - V) + (1 - lambda) (V - Q)], or for the reverse KL divergence XQL's Gumbel regression."""
         v = self.value(value, batch["observations"]).mean
         rows = self.value_error(q - v)
@@ -83,16 +82,14 @@ class FDVL(Algorithm):
         dual = losses.chi_square_dual if c.divergence == "chi_square" else losses.total_variation_dual
         return dual(difference, c.greediness)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E h(r + gamma V(s') - Q(s, a)), h Huber's loss."""
         target = self.critic.td_target(batch, self.value(state.params["value"], batch["next_observations"]))
         return self.critic.loss(
             critic, batch, target, key, objective=in_sample.huber_objective(self.config, self.critic)
         )
 
-    def actor_loss(
-        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
         """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
         advantage = q - self.value(state.params["value"], batch["observations"]).mean
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
@@ -100,7 +97,7 @@ class FDVL(Algorithm):
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         target_critics = self.critic.target_critics(state, key)
         value: Metrics = {}
         q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean

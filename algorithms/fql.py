@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, merged
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update, merged
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families import critics
@@ -53,7 +52,7 @@ class FQL(Algorithm):
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -76,18 +75,18 @@ class FQL(Algorithm):
             self.critic.logits(self.critic.target_critics(state, key), s, action), c.pessimism, c.rho
         )
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma Q'(s', mu(s', z)) - Q_i(s, a))^2, the mean over critics i (equation 8)."""
         target = self.critic.td_target(batch, self.next_value(state, batch, key))
         return self.critic.loss(critic, batch, target, key, objective=self.critic.mean_objective)
 
-    def flow_loss(self, field: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def flow_loss(self, field: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |v(s, x_t, t) - (a - z)|^2 / A, x_t = (1 - t) z + t a (equation 4)."""
         observations = batch["observations"]
         loss = flow.matching(lambda x, t: self.apply("flow", field, observations, x, t), batch["actions"], key).mean()
         return loss, {"flow/loss": loss}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E [alpha |mu(s, z) - flow(s, z)|^2 / A - Q(s, mu(s, z))], Q the critics' mean (equation 9); Q sees actions
         cut to the range.
         """
@@ -107,7 +106,7 @@ class FQL(Algorithm):
         field = {k: v.detach() for k, v in state.params["flow"].items()}
         return flow.integrate(lambda x, t: self.apply("flow", field, observations, x, t), z, self.config.flow_steps)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
         critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, keys[0])
         field, flow_metrics = self.descend(state, "flow", self.flow_loss, batch, keys[1])

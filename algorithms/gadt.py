@@ -13,7 +13,7 @@ from torch import Tensor
 
 from offrl import losses, registry, rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Loss, TrainState, Traits, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import ACHIEVED
 from offrl.data.samplers.sequences import STEPS, VALID
@@ -107,7 +107,7 @@ class GADT(SequenceModel):
     def every(self) -> int:
         return 0 if self.subgoals.latent else ONCE
 
-    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> Update:
         """Draw the states that may be chosen as subgoals."""
         rows = source.take(rng.randint(key, (self.config.candidates,), source.count))
         states = rows["observations"].flatten(1).float()
@@ -149,13 +149,13 @@ class GADT(SequenceModel):
         """min(exp(temperature (V(s', w) - V(s, w))), cap) of each step, [B, K]."""
         return losses.advantage_weight(batch[ADVANTAGES], self.config.temperature, self.config.max_weight)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E weight(V(s', w) - V(s, w)) |a_t - pi(w_1, s_1, a_1, ..., w_t, s_t)|^2, or times -log pi(a_t | ...)."""
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
         loss = masked_mean(self.weight(batch) * self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Loss, TrainState, Update
 from offrl.data.samplers.transitions import Batch
 from offrl.families.goal_conditioned import GoalConditioned, GoalSettings
 from offrl.optim import Params
@@ -33,10 +33,10 @@ class GCBC(GoalConditioned):
     def modules(self) -> dict[str, nn.Module]:
         return {"actor": self.make_actor()}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """-E log pi(a | s, g)."""
         loss = -self.imitation(actor, batch)[1].mean()
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Loss, TrainState, Update
 from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
 from offrl.data.samplers.transitions import Batch
 from offrl.families.goal_conditioned import GoalConditioned, GoalStepSettings, concatenate, goal_target, make_values
@@ -51,7 +51,7 @@ class GCIVL(GoalConditioned):
         """Twin values [2, B]."""
         return self.apply("value", value, concatenate(observations, goals)).squeeze(-1)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 of both V, A = r + gamma min V'(s', g) - mean V'(s,
         g).
         """
@@ -65,7 +65,7 @@ class GCIVL(GoalConditioned):
         loss = (losses.expectile_weight(advantage, c.expectile) * error.square()).mean(-1).sum()
         return loss, {"value/loss": loss, "value/v": v.mean()}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """-E min(exp(temperature A), 100) log pi(a | s, g), A = V(s', g) - V(s, g)."""
         value, goals = state.params["value"], batch[ACTOR_GOALS]
         advantage = (
@@ -75,7 +75,7 @@ class GCIVL(GoalConditioned):
         loss = -(weight * self.imitation(actor, batch)[1]).mean()
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         after, actor = self.descend(state, "actor", self.actor_loss, batch)
         after, value = self.descend(after, "value", self.value_loss, batch)
         return self.move_targets(state, after, "value"), {**value, **actor}

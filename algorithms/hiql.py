@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Loss, TrainState, Update
 from offrl.data.samplers.adjacency import ANY_GOALS, NEAR_GOALS
 from offrl.data.samplers.goals import (
     HIGH_GOALS,
@@ -80,7 +80,7 @@ class HIQL(GoalConditioned):
         """phi(s, g) [B, D]."""
         return self.apply("value", value, "represent", observations, goals)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 (equation 4) of both V, A = r + gamma min V'(s', g) -
         mean V'(s, g).
         """
@@ -94,7 +94,7 @@ class HIQL(GoalConditioned):
         loss = (losses.expectile_weight(advantage, c.expectile) * error.square()).mean(-1).sum()
         return loss, {"value/loss": loss, "value/v": v.mean()}
 
-    def low_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def low_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """-E min(exp(beta A), 100) log pi_l(a | s, phi(s, w)), A = V(s', w) - V(s, w) (equation 7), w the state k steps
         ahead.
         """
@@ -107,7 +107,7 @@ class HIQL(GoalConditioned):
         loss = -(weight * self.policy.log_prob(dist, batch["actions"])).mean()
         return loss, {"low/loss": loss, "low/advantage": advantage.mean(), "low/weight": weight.mean()}
 
-    def high_loss(self, high: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def high_loss(self, high: Params, state: TrainState, batch: Batch) -> Loss:
         """-E min(exp(beta A), 100) log pi_h(phi(s, w) | s, g), A = V(w, g) - V(s, g) (equation 6); with HRAC's
         penalty.
         """
@@ -123,14 +123,14 @@ class HIQL(GoalConditioned):
         penalty = self.adjacency.penalty(state.params["adjacency"], observations, on_sphere(dist[0]))
         return loss + self.config.adjacency_weight * penalty, {**metrics, "high/far": penalty}
 
-    def adjacency_loss(self, adjacency: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def adjacency_loss(self, adjacency: Params, state: TrainState, batch: Batch) -> Loss:
         """HRAC's contrastive loss of which states are near, read from latents too (`offrl.families.adjacency`)."""
         assert self.adjacency is not None
         value, observations = state.params["value"], batch["observations"]
         near, other = (self.represent(value, observations, batch[goals]) for goals in (NEAR_GOALS, ANY_GOALS))
         return self.adjacency.loss(adjacency, batch, near, other)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         after, low = self.descend(state, "actor", self.low_loss, batch)
         after, high = self.descend(after, "high", self.high_loss, batch)
         if self.adjacency is not None:

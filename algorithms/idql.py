@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families import in_sample
@@ -94,7 +93,7 @@ class IDQL(Algorithm):
     )
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -114,7 +113,7 @@ class IDQL(Algorithm):
             for to, name in (("average", "actor"), ("target", "critic"))
         }
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|^2, summed over an action's entries: cloning, whatever
         it is worth.
         """
@@ -127,18 +126,18 @@ class IDQL(Algorithm):
         loss = (predicted - noise).square().sum(-1).mean()
         return loss, {"actor/loss": loss}
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q' - V < 0)| (Q' - V)^2 (arXiv 2110.06169, equation 5)."""
         return in_sample.expectile_loss(self.value, value, batch, q, self.config.expectile)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma V(s') - Q_i(s, a))^2, the mean over critics i (arXiv 2110.06169, equation 6)."""
         next_v = self.value(state.params["value"], batch["next_observations"])
         return self.critic.loss(
             critic, batch, self.critic.td_target(batch, next_v), key, objective=self.critic.mean_objective
         )
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, keys[0])
         average = {

@@ -3,7 +3,6 @@ model, as in "Flow Q-Learning" (Park et al., 2025, arXiv 2502.02538)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, merged
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update, merged
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families import critics, in_sample
@@ -53,7 +52,7 @@ class IFQL(Algorithm):
     )
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -69,24 +68,24 @@ class IFQL(Algorithm):
         logits = self.critic.logits(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
         return self.critic.aggregate(logits, self.config.pessimism, self.config.rho)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |tau - 1(Q' - V < 0)| (Q' - V)^2 (arXiv 2110.06169, equation 5)."""
         return in_sample.expectile_loss(
             self.value, value, batch, self.target_q(state, batch, key), self.config.expectile
         )
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """sum_i E (r + gamma V(s') - Q_i(s, a))^2 (arXiv 2110.06169, equation 6)."""
         next_v = self.value(state.params["value"], batch["next_observations"])
         return self.critic.loss(critic, batch, self.critic.td_target(batch, next_v), key)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |v(s, x_t, t) - (a - z)|^2 / A, x_t = (1 - t) z + t a: cloning, whatever the actions are worth."""
         observations = batch["observations"]
         loss = flow.matching(lambda x, t: self.apply("actor", actor, observations, x, t), batch["actions"], key).mean()
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
         value, value_metrics = self.descend(state, "value", self.value_loss, batch, keys[0])
         critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, keys[1])

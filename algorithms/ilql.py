@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Grid, Loss, TrainState, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.lm import reference_policy
@@ -44,7 +44,7 @@ class ILQL(TextAlgorithm):
     traits = replace(TextAlgorithm.traits, targets=("value",), policy_modules=("value",))
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return with_token_value_range(super().fit_config(config, dataset, grid), dataset)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -77,7 +77,7 @@ class ILQL(TextAlgorithm):
         """-sum_j E log softmax(Q_j(h))[a] (equation 6). q1, q2: outputs for all tokens [M, V * K]."""
         return ((self.values.cql(q1, tokens) + self.values.cql(q2, tokens)) * batch[SHARE][0]).sum()
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """L_Q + L_V + alpha L_CQL; with trunk=shared also -E log pi(a|h), the cloning loss of the same language
         model.
         """
@@ -102,7 +102,7 @@ class ILQL(TextAlgorithm):
             loss = loss + c.clone_weight * metrics["policy/loss"]
         return loss, metrics
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, metrics = self.descend(state, "value", self.value_loss, trim_padding(batch))
         return self.polyak(state, "value", self.config.polyak), metrics
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, merged
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update, merged
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families import in_sample
@@ -48,7 +47,7 @@ class IQL(Algorithm):
     traits = Traits(targets=("critic",), critic_modules=("critic",))
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -60,21 +59,19 @@ class IQL(Algorithm):
     def optimizer(self, name: str) -> Adam:
         return in_sample.optimizer(self.config, name)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2 (equation 5)."""
         v = self.value(value, batch["observations"])
         weight = losses.expectile_weight(q.mean - v.mean, self.config.expectile)
         loss = (weight * self.value.objective(v, q)).mean()
         return loss, {"value/loss": loss, "value/v": v.mean.mean()}
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma V(s') - Q(s, a))^2 (equation 6)."""
         next_v = self.value(state.params["value"], batch["next_observations"])
         return self.critic.loss(critic, batch, self.critic.td_target(batch, next_v), key)
 
-    def actor_loss(
-        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
         """-E min(exp(beta (Q - V)), cap) log pi(a|s) (equation 7)."""
         advantage = q - self.value(state.params["value"], batch["observations"]).mean
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
@@ -82,7 +79,7 @@ class IQL(Algorithm):
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
         if self.config.update_order == "simultaneous":
             return self.simultaneous(state, batch, q, key)
@@ -94,7 +91,7 @@ class IQL(Algorithm):
         state = self.critic.regularised(state)
         return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
 
-    def simultaneous(self, state: TrainState, batch: Batch, q: Values, key: Tensor) -> tuple[TrainState, Metrics]:
+    def simultaneous(self, state: TrainState, batch: Batch, q: Values, key: Tensor) -> Update:
         """All three steps and the targets' from the parameters before the update; the policy's weights are Q - V of the
         online critics.
         """

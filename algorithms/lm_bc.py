@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Loss, TrainState, Update
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.configured import describe, language_model
@@ -49,7 +49,7 @@ class LMBC(TextAlgorithm):
         sampler: Any = super().sampler()
         return replace(sampler, with_observation=self.config.observation_weight > 0.0)
 
-    def policy_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def policy_loss(self, policy: Params, state: TrainState, batch: Batch) -> Loss:
         """-E log pi(a|h) over the tokens a of actions, and `observation_weight` times the same over those of
         observations.
         """
@@ -64,5 +64,5 @@ class LMBC(TextAlgorithm):
         observed = cross_entropy(logits, hidden, batch, OBSERVED)
         return loss + self.config.observation_weight * observed, {**metrics, "observations/loss": observed}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "policy", self.policy_loss, trim_padding(batch))

@@ -4,7 +4,7 @@ arXiv 2311.18232).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Grid, Loss, TrainState, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.lm import reference_policy
@@ -39,7 +39,7 @@ class LMMC(TextAlgorithm):
     traits = replace(TextAlgorithm.traits, policy_modules=("value",))
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return with_token_value_range(super().fit_config(config, dataset, grid), dataset)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -53,7 +53,7 @@ class LMMC(TextAlgorithm):
         sampler: Any = super().sampler()
         return replace(sampler, discount=float(self.config.discount))
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """1/2 E (R - Q(h, a))^2 - alpha E log softmax(Q(h))[a]; with trunk=shared also -E log pi(a|h), the cloning
         loss.
         """
@@ -71,7 +71,7 @@ class LMMC(TextAlgorithm):
             loss = loss + c.clone_weight * metrics["policy/loss"]
         return loss, metrics
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "value", self.value_loss, trim_padding(batch))
 
     def actor(self, state: TrainState) -> Actor:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Grid, Loss, TrainState, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
@@ -78,7 +77,7 @@ class MOBILE(SoftActorCritic):
         return {"world_model": required({"members": config.algo.members})}
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         model_rollouts.check(config, grid)
         return super().fit_config(config, dataset, grid)
 
@@ -126,7 +125,7 @@ class MOBILE(SoftActorCritic):
             source, policy_of(partial(self.sample, state.params["actor"])), self.rollouts.penalised, key
         )
 
-    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> Update:
         imagined = self.roll(state, source, key)
         return self.rollouts.add(state, imagined), describe(imagined)
 
@@ -164,7 +163,7 @@ class MOBILE(SoftActorCritic):
         value = Values((self.critic.head.mean(best_logits) - bonus).amin(0), self.critic.smallest(best_logits).logits)
         return self.critic.td_target(batch, value)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (y - Q_i(s, a))^2, summed over critics i, with y = r - beta U(s, a) + gamma min_j Q'_j(s', a') and U = 0 on
         the data's rows.
         """
@@ -181,5 +180,5 @@ class MOBILE(SoftActorCritic):
         loss, loss_metrics = self.critic.loss(critic, batch, target._replace(value=value), key)
         return loss, {**loss_metrics, **metrics}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Grid, TrainState, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families.sac import SoftActorCritic
@@ -54,7 +53,7 @@ class MOPO(SoftActorCritic):
         return {"world_model": required({"members": config.algo.members})}
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         model_rollouts.check(config, grid)
         return super().fit_config(config, dataset, grid)
 
@@ -83,9 +82,9 @@ class MOPO(SoftActorCritic):
         """New rollouts of the policy, with penalised rewards."""
         return self.rollouts.roll(source, policy_of(partial(self.sample, state.params["actor"])), self.penalised, key)
 
-    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> Update:
         imagined = self.roll(state, source, key)
         return self.rollouts.add(state, imagined), describe(imagined)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

@@ -5,7 +5,6 @@ actor-critic.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Grid, Metrics, TrainState, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError, warn
@@ -85,7 +84,7 @@ class MOReL(SoftActorCritic):
         return {"world_model": required({"members": config.algo.members})}
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """`config` with HALT's reward inside the bins' range, where that is found from the data. Warns of a HALT that
         would pay.
         """
@@ -182,9 +181,9 @@ class MOReL(SoftActorCritic):
         share = unknown.sum() / imagined.valid[0].float().sum().clamp(min=1.0)
         return {**describe(imagined), "rollout/halted": share, "rollout/limit": self.limit(source)}
 
-    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> Update:
         imagined = self.roll(state, source, key)
         return self.rollouts.add(state, imagined), self.describe(source, imagined)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Loss, TrainState, Update
 from offrl.data.samplers.adjacency import ANY_GOALS, NEAR_GOALS
 from offrl.data.samplers.goals import (
     HIGH_GOALS,
@@ -89,7 +89,7 @@ class OTA(GoalConditioned):
         """phi(s, g) [B, D]."""
         return self.apply("value", value, "represent", observations, goals)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """HIQL's loss of V_l over one step, and of V_h over an option of n steps, with one reward and one discount for
         each.
         """
@@ -116,7 +116,7 @@ class OTA(GoalConditioned):
         error = losses.td_target(step.rewards, step.masks, step.discount, next_v) - v
         return (losses.expectile_weight(advantage, c.expectile) * error.square()).mean(-1).sum(), v
 
-    def low_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def low_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """-E min(exp(beta A), 100) log pi_l(a | s, phi(s, w)), A = V_l(s', w) - V_l(s, w), w the state k steps
         ahead.
         """
@@ -129,7 +129,7 @@ class OTA(GoalConditioned):
         loss = -(weight * self.policy.log_prob(dist, batch["actions"])).mean()
         return loss, {"low/loss": loss, "low/advantage": advantage.mean(), "low/weight": weight.mean()}
 
-    def high_loss(self, high: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def high_loss(self, high: Params, state: TrainState, batch: Batch) -> Loss:
         """-E min(exp(beta A), 100) log pi_h(phi(s, w) | s, g), A = V_h(w, g) - V_h(s, g); with HRAC's penalty."""
         value, observations, goals = state.params["value"], batch["observations"], batch[HIGH_GOALS]
         advantage = (
@@ -145,14 +145,14 @@ class OTA(GoalConditioned):
         penalty = self.adjacency.penalty(state.params["adjacency"], observations, on_sphere(dist[0]))
         return loss + self.config.adjacency_weight * penalty, {**metrics, "high/far": penalty}
 
-    def adjacency_loss(self, adjacency: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def adjacency_loss(self, adjacency: Params, state: TrainState, batch: Batch) -> Loss:
         """HRAC's contrastive loss of which states are near, read from latents too (`offrl.families.adjacency`)."""
         assert self.adjacency is not None
         value, observations = state.params["value"], batch["observations"]
         near, other = (self.represent(value, observations, batch[goals]) for goals in (NEAR_GOALS, ANY_GOALS))
         return self.adjacency.loss(adjacency, batch, near, other)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         after, low = self.descend(state, "actor", self.low_loss, batch)
         after, high = self.descend(after, "high", self.high_loss, batch)
         if self.adjacency is not None:

@@ -5,7 +5,6 @@ single actions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, merged
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update, merged
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler, valid_mean
 from offrl.data.samplers.transitions import Batch
@@ -85,7 +84,7 @@ class QC(Algorithm):
         return dataclasses.replace(cls.traits, policy_modules=acts, critic_modules=("critic",) if single else ())
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_value_range(config, dataset, grid)
 
     @classmethod
@@ -144,7 +143,7 @@ class QC(Algorithm):
             self.critic.logits(self.critic.target_critics(state, key), s, chunk), c.pessimism, c.rho
         )
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E w (sum_k gamma^k r_k + gamma^m Q'(s_m, a') - Q_i(s, a))^2, the mean over critics i (equation 6); w = 0
         where a time-out cut the window (short=drop), else 1."""
         target = self.critic.td_target(batch, self.next_value(state, batch, key))
@@ -156,14 +155,14 @@ class QC(Algorithm):
         loss, metrics = self.critic.loss(critic, self.decisions(batch), target, key, objective=objective)
         return loss, {**metrics, "critic/whole": batch[WHOLE].mean()}
 
-    def flow_loss(self, field: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def flow_loss(self, field: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |v(s, x_t, t) - (a - z)|^2 / D over the steps that there are, x_t = (1 - t) z + t a (equation 5)."""
         observations, chunks = batch["observations"], self.decisions(batch)["actions"]
         error = flow.matching(lambda x, t: self.apply("flow", field, observations, x, t), chunks, key)
         loss = valid_mean(error.unflatten(1, (self.together, -1)), batch[VALID][:, : self.together])
         return loss, {"flow/loss": loss}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E [alpha |mu(s, z) - flow(s, z)|^2 / D - Q(s, mu(s, z))], Q the critics' mean; Q sees actions cut to the
         range (equation 9).
         """
@@ -178,7 +177,7 @@ class QC(Algorithm):
         metrics = {"actor/loss": loss, "actor/distillation": distillation, "actor/q": q.mean()}
         return loss, {**metrics, "actor/clipped": (chunk.detach().abs() > 1.0).float().mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
         critic, metrics = self.descend(state, "critic", self.critic_loss, batch, keys[0])
         field, flow_metrics = self.descend(state, "flow", self.flow_loss, batch, keys[1])

@@ -5,7 +5,7 @@ relabelled.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Grid, Loss, TrainState, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, drawn_episodes
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -96,7 +96,7 @@ class QDT(SequenceModel):
         return config
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_target_return(super().fit_config(config, dataset, grid), dataset)
 
     def sizes(self) -> dict[str, int]:
@@ -118,7 +118,7 @@ class QDT(SequenceModel):
         """The relabelled returns to go of every row."""
         return {RETURNS: relabelled_returns(self.pretrained["values"], dataset, self.config.samples)}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), DT's loss on the returns of `relabel`
         (section 4).
         """
@@ -141,7 +141,7 @@ class QDT(SequenceModel):
         returns = rewards.flip(-1).cumsum(-1).flip(-1) + final
         return {**batch, VALID: valid, RETURNS: torch.where(valid, returns, 0.0)}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Loss, TrainState, Update
 from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
@@ -94,7 +94,7 @@ class QRL(GoalConditioned):
         x, y = (self.apply("value", value, "encode", z.flatten(1)) for z in (observations, goals))
         return self.apply("value", value, "between", x, y)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """beta E softplus(spread - d(s, g) / beta) + lambda (E relu(d(s, s') - 1)^2 - slack), which lambda maximises;
         and for the latent dynamics T, E (d(T(s, a), s') + d(s', T(s, a))) / 2."""
         c = self.config
@@ -140,7 +140,7 @@ class QRL(GoalConditioned):
             value, batch["next_observations"], goals
         )
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """ddpg_bc: E d(T(s, pi(s, g)), g) / E |d| - bc_weight E log pi(a | s, g);
         awr: -E min(exp(temperature (d(s, g) - d(s', g))), 100) log pi(a | s, g)."""
         dist, log_prob = self.imitation(actor, batch)
@@ -149,7 +149,7 @@ class QRL(GoalConditioned):
         q = self.q(state, batch["observations"], batch[ACTOR_GOALS], self.policy.mode(dist))
         return ddpg_bc_loss(q, log_prob, self.config.bc_weight)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, actor = self.descend(state, "actor", self.actor_loss, batch)
         state, value = self.descend(state, "value", self.value_loss, batch)
         return state, {**value, **actor}

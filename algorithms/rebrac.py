@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, TrainState, merged
+from offrl.algorithm import Loss, TrainState, Update, merged
 from offrl.data.samplers.transitions import Batch, TransitionSampler
 from offrl.families.critics import Critic, Values, epsilon_field
 from offrl.families.td3 import TD3, TD3Settings
@@ -76,7 +76,7 @@ class ReBRAC(TD3):
     def sampler(self) -> TransitionSampler:
         return TransitionSampler(("next_actions",), self.config.n_step)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         if self.config.update_order == "sequential":
             return super().update(state, batch, key, phase=phase)
         critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, key)
@@ -96,7 +96,7 @@ class ReBRAC(TD3):
         )
         return state._replace(params={**state.params, "actor": params}, opt={**state.opt, "actor": opt})
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma (min_j Q'_j(s', a') - beta_2 |a' - a'_data|^2) - Q_i(s, a))^2, summed over critics i (equation
         3); in OGBench's order their mean."""
         next_action = self.next_action(state, batch, key)
@@ -106,7 +106,7 @@ class ReBRAC(TD3):
         objective = self.critic.mean_objective if self.config.update_order == "simultaneous" else None
         return self.critic.loss(critic, batch, target, key, objective=objective)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """E [beta_1 |pi(s) - a|^2 - lambda min_i Q_i(s, pi(s)) / E |min_i Q_i|], with lambda = `actor_q`."""
         c = self.config
         (action,) = self.apply("actor", actor, batch["observations"])

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Grid, Loss, Metrics, TrainState, Traits, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.data.transforms.demonstrations import ExpertSampler
@@ -74,7 +73,7 @@ class ReCOIL(Algorithm):
     traits = Traits(targets=("critic",), critic_modules=("critic",), n_step=False)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """Bins, where the value head has any, cover all targets: the data's rewards say nothing of them."""
         if config.value_head == "scalar" or config.value_range:
             return config
@@ -100,9 +99,7 @@ class ReCOIL(Algorithm):
     def sampler(self) -> Sampler:
         return ExpertSampler()
 
-    def value_loss(
-        self, value: Params, state: TrainState, batch: Batch, q: Tensor, expert_q: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor, expert_q: Tensor) -> Loss:
         """V as the largest Q of the data: Gumbel regression, or an expectile and expert_weight (E_data V - E_expert V).
 
         q, expert_q: at the data's actions and at the expert's. Gumbel regression is divided by the largest exponential
@@ -118,7 +115,7 @@ class ReCOIL(Algorithm):
         loss = rows.mean() + c.expert_weight * gap
         return loss, {**in_sample.value_metrics(rows, q, v), "value/loss": loss}
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """Mean error on the data plus mean error on the expert's transitions (fixed targets as in LS-IQ, arXiv
         2303.00599).
         """
@@ -138,9 +135,7 @@ class ReCOIL(Algorithm):
             "critic/expert_q": expert_metrics["critic/q"],
         }
 
-    def actor_loss(
-        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
         """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
         advantage = q - self.value(state.params["value"], batch["observations"]).mean
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
@@ -148,7 +143,7 @@ class ReCOIL(Algorithm):
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         target_critics = self.critic.target_critics(state, key)
         value: Metrics = {}
         q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Loss, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.sac import ManyCriticsSettings, SoftActorCritic, action_gradients, alignment
@@ -42,7 +42,7 @@ class SACN(SoftActorCritic):
             )
         return super().modules()
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma (min_j Q'_j(s', a') - alpha log pi(a'|s')) - Q_i(s, a))^2, j = 1..N, summed over critics i
         (section 3).
         """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Loss, TrainState, Update
 from offrl.data.samplers.transitions import Batch, TransitionSampler
 from offrl.families.critics import Critic, Value, Values, epsilon_field
 from offrl.families.td3 import TD3, TD3Settings
@@ -69,7 +69,7 @@ class TD3AWR(TD3):
     def sampler(self) -> TransitionSampler:
         return TransitionSampler(("next_actions",), self.config.n_step)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma (min_j Q'_j(s', a') - beta_2 |a' - a'_data|^2) - Q_i(s, a))^2, summed over critics i."""
         next_action = self.next_action(state, batch, key)
         next_q, logits = self.next_q(state, batch, next_action, key)
@@ -77,14 +77,14 @@ class TD3AWR(TD3):
         target = self.critic.td_target(batch, Values(next_q - self.config.critic_bc * distance, logits))
         return self.critic.loss(critic, batch, target, key)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2, Q the smallest of the online critics (IQL's expectile regression)."""
         q = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"])
         v = self.value(value, batch["observations"])
         loss = (losses.expectile_weight(q.mean - v.mean, self.config.expectile) * self.value.objective(v, q)).mean()
         return loss, {"value/loss": loss, "value/v": v.mean.mean()}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """E [beta_1 w |pi(s) - a|^2 - lambda min_i Q_i(s, pi(s)) / E |min_i Q_i|], with w = min(exp(beta (Q(s, a) -
         V(s))), cap).
         """
@@ -101,7 +101,7 @@ class TD3AWR(TD3):
         metrics = {"actor/loss": loss, "actor/bc": distance.mean(), "actor/q": q.mean()}
         return loss, {**metrics, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
         if phase == 0:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Loss, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.families.td3 import TD3, TD3Settings, imitating_loss
 from offrl.optim import Params
@@ -28,6 +26,6 @@ class TD3BC(TD3):
 
     Config = TD3BCConfig
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))| (section 5)."""
         return imitating_loss(self, actor, state, batch)

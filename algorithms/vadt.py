@@ -14,7 +14,7 @@ from torch import Tensor
 
 from offrl import losses, registry
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Loss, TrainState, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import STEPS, VALID
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -142,13 +142,13 @@ class VADT(SequenceModel):
         """min(exp(temperature (Q - V)), cap) of each step, [B, K]."""
         return losses.advantage_weight(batch[ADVANTAGES], self.config.temperature, self.config.max_weight)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E weight(Q - V) |a_t - pi(Q_1, s_1, a_1, ..., Q_t, s_t)|^2, or times -log pi(a_t | ...) (equation 8)."""
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
         loss = masked_mean(self.weight(batch) * self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:

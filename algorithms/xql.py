@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Grid, Loss, Metrics, TrainState, Traits, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families import in_sample
@@ -40,7 +39,7 @@ class XQL(Algorithm):
     traits = Traits(targets=("critic",), critic_modules=("critic",))
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -54,22 +53,20 @@ class XQL(Algorithm):
     def optimizer(self, name: str) -> Adam:
         return in_sample.optimizer(self.config, name)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> Loss:
         """E [exp(z) - z - 1], z = (Q - V) / beta (equation 11)."""
         c, v = self.config, self.value(value, batch["observations"]).mean
         rows = losses.gumbel(q - v, c.gumbel_temperature, c.gumbel_clip, rescaled=c.gumbel_rescaled)
         return rows.mean(), in_sample.value_metrics(rows, q, v)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E h(r + gamma V(s') - Q(s, a)) (equation 12), h Huber's loss."""
         target = self.critic.td_target(batch, self.value(state.params["value"], batch["next_observations"]))
         return self.critic.loss(
             critic, batch, target, key, objective=in_sample.huber_objective(self.config, self.critic)
         )
 
-    def actor_loss(
-        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
         """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
         advantage = q - self.value(state.params["value"], batch["observations"]).mean
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
@@ -77,7 +74,7 @@ class XQL(Algorithm):
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         target_critics = self.critic.target_critics(state, key)
         value: Metrics = {}
         q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean

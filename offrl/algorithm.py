@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
 
 Metrics = dict[str, Tensor]
+Loss = tuple[Tensor, Metrics]  # [], and what the log tells of it
+LossFn = Callable[..., Loss]
 Tree = Any  # nested dictionaries, lists and tuples of tensors
-LossFn = Callable[..., tuple[Tensor, Metrics]]
+
+Grid = Mapping[str, Sequence[float]] | None  # settings that differ between replicas, with all their values
 
 AnyAlgorithm = TypeVar("AnyAlgorithm", bound="Algorithm")
 
@@ -47,6 +50,9 @@ class TrainState(NamedTuple):
     buffers: Tree
     step: Tensor  # [] int64, updates done
     key: Tensor  # [] int64 random key of the seed
+
+
+Update = tuple[TrainState, Metrics]  # the state afterwards
 
 
 def stack(states: list[TrainState], device: torch.device | str = "cpu") -> TrainState:
@@ -150,7 +156,7 @@ class Algorithm(ABC):
         }  # other processes are handed the states and the source that were made of it
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """`config` completed from the data; called once, before anything is built.
 
         grid: settings that differ between replicas, with all their values; the result has to suit every one of them.
@@ -181,7 +187,7 @@ class Algorithm(ABC):
         """Ordinary modules by name; their initial parameters are the state's."""
 
     @abstractmethod
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         """One update. Pure: returns the new state and scalar metrics; no branch on a tensor, no host copy."""
 
     @property
@@ -189,7 +195,7 @@ class Algorithm(ABC):
         """Updates between two calls of `refresh`, a multiple of `period`; 0: it is never called."""
         return 0
 
-    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> Update:
         """Work before update `step`, a multiple of `every`, and before the first: rollouts, an evaluation on held-out
         data.
 
@@ -272,7 +278,7 @@ class Algorithm(ABC):
         """Module `name` with the given parameters. Gradients flow into `params` only where a loss was handed them."""
         return params.module(*x) if isinstance(params, BoundParams) else call(self.networks[name], params, *x)
 
-    def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
+    def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> Update:
         """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is
         constant.
         """

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Part, TrainState, Tree
+from offrl.algorithm import Grid, Part, TrainState, Tree
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Packed, Transitions, TransitionSampler
 from offrl.errors import UserError
@@ -87,7 +87,7 @@ class ModelBasedSettings(SoftSettings):
 PENALTY_OF_NOTHING = "algo.penalty={:g} is times an uncertainty, and algo.uncertainty=none: choose one of {}"
 
 
-def check(config: ModelBasedSettings, grid: Mapping[str, Sequence[float]] | None = None) -> None:
+def check(config: ModelBasedSettings, grid: Grid = None) -> None:
     """Raise UserError for settings that would change nothing."""
     values = grid or {}
     if config.uncertainty == "none" and any(values.get("penalty", [])):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
 from offrl.algorithms.act.network import ChunkAutoencoder
 from offrl.data.samplers.chunks import VALID, ChunkSampler
 from offrl.data.samplers.transitions import Batch
@@ -73,7 +73,7 @@ class ACT(Algorithm):
     def optimizer(self, name: str) -> Adam:
         return Adam(self.config.learning_rate, weight_decay=self.config.weight_decay)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |a - pi(s, z)| + kl_weight E KL(q(z|s, a) | N(0, 1)), z ~ q (algorithm 1): the mean of steps that there
         are, the sum over z.
         """
@@ -86,7 +86,7 @@ class ACT(Algorithm):
         loss = error + self.config.kl_weight * divergence
         return loss, {"actor/loss": loss, "actor/error": error, "actor/divergence": divergence}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:

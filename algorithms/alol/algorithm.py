@@ -4,14 +4,13 @@ arXiv 2305.14718).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Grid, Loss, TrainState, Update
 from offrl.algorithms.alol.advantages import WEIGHT, AdvantageSampler
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -90,7 +89,7 @@ class ALoL(TextAlgorithm):
     Config = ALoLConfig
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """The config with its learning rates. Raises UserError for a reference that was never trained."""
         if config.lm == SCRATCH and config.start != "cloned":
             raise UserError(
@@ -134,7 +133,7 @@ class ALoL(TextAlgorithm):
             reference = self.reference.to(batch[IDS].device)
             return token_log_probs(reference.logits, reference.hidden(batch[IDS]), batch)
 
-    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> Loss:
         """-E A rho log pi(y|x), rho = clip(pi(y|x) / pi_ref(y|x), 1 - eps, 1 + eps) without gradient (equation 4);
         variants: rho of each token (a_lol_seq), rho = 1 (ref_free), and rho = 1 with + lambda log(pi / pi_ref) (kl)."""
         c, row_weight, weight = self.config, batch[EACH], batch[WEIGHT]
@@ -161,5 +160,5 @@ class ALoL(TextAlgorithm):
         loss = -(weight * objective * row_weight).sum()
         return loss, {"actor/loss": loss, **metrics}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "policy", self.actor_loss, trim(batch))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
 from offrl.algorithms.arsq.digits import Digits
 from offrl.algorithms.arsq.network import PositionValues
 from offrl.data.samplers.demonstrations import DEMONSTRATION, BestEpisodeSampler
@@ -137,7 +137,7 @@ class ARSQ(Algorithm):
             return gap.masked_fill(~values.others, -torch.inf).logsumexp(-1).clamp(min=c.floor).sum(1)
         return torch.where(values.others, gap.clamp(min=c.floor), 0.0).sum((1, -1)) / (c.bins - 1)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> Loss:
         """sum_k E (Q_k(s, a) - r - gamma min_k V'_k(s'))^2 + bc_weight sum_k E[c_k | demonstration]."""
         c = self.config
         rewards, discount = discounted(batch, c.discount)
@@ -153,7 +153,7 @@ class ARSQ(Algorithm):
         metrics = {"critic/loss": loss, "critic/td": td, "critic/imitation": imitation, "critic/q": values.q.mean()}
         return loss, {**metrics, "critic/target": target.mean(), "critic/greedy": agrees.float().mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, metrics = self.descend(state, "critic", self.critic_loss, batch)
         return self.polyak(state, "critic", self.config.polyak), metrics
 

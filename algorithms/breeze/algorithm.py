@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Loss, TrainState, Tree, Update
 from offrl.algorithms.breeze.implicit_reward import implicit_reward
 from offrl.algorithms.breeze.networks import AttentiveBackward, AttentiveForward
 from offrl.algorithms.breeze.settings import BreezeConfig
@@ -117,9 +117,7 @@ class Breeze(ZeroShot):
         """V(s, z) [B]."""
         return self.apply("value", value, torch.cat([observations.flatten(1), z], -1)).squeeze(-1)
 
-    def representation_loss(
-        self, params: Params, state: TrainState, batch: Batch, z: Tensor, actions: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def representation_loss(self, params: Params, state: TrainState, batch: Batch, z: Tensor, actions: Tensor) -> Loss:
         """FB's loss, and reward_weight E (r_z + gamma V(s', z) - F(s, a, z) . z)^2 / 2 for both F, r_z the reward that
         z stands for.
 
@@ -147,16 +145,14 @@ class Breeze(ZeroShot):
         }
         return loss, {**metrics, "fb/reward_loss": regression, "fb/implicit_reward": reward.mean(), "fb/loss": loss}
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, z: Tensor) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, z: Tensor) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2, Q = min F(s, a, z) . z."""
         q = self.q(state.params["representation"], batch["observations"], batch["actions"], z).amin(0)
         v = self.v(value, batch["observations"], z)
         loss = losses.expectile(q - v, self.config.expectile).mean()
         return loss, {"value/loss": loss, "value/v": v.mean()}
 
-    def actor_loss(
-        self, actor: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor) -> Loss:
         """E exp(alpha (Q - V)) |noise - predicted noise|^2, summed over the action's dimensions."""
         c, actions = self.config, batch["actions"]
         observations = batch["observations"].flatten(1)
@@ -173,7 +169,7 @@ class Breeze(ZeroShot):
         loss = (weight * (prediction - noise).square().sum(-1)).mean()
         return loss, {"actor/loss": loss, "actor/weight": weight.mean(), "actor/advantage": advantage.mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
         z = self.draw_z(state, batch, keys[0])
         initial, next_actions = state, self.next_actions(state, batch, z, keys[1])

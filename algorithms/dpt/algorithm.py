@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Update
 from offrl.algorithms.dpt.actor import DPTActor
 from offrl.algorithms.dpt.model import InContext
 from offrl.data.dataset import Dataset
@@ -85,7 +84,7 @@ class DPT(Algorithm):
     Config = DPTConfig
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         if config.one_state is None:
             observations = dataset.columns["observations"]
             reference = observations[0]  # in most data it differs from one of the first rows already
@@ -133,7 +132,7 @@ class DPT(Algorithm):
 
     # ---- training
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E -log pi(a* | s_query, D_j), or |a* - pi|^2, D_j the context's first j transitions, over j = 0, ..., H
         (algorithm 1).
         """
@@ -147,7 +146,7 @@ class DPT(Algorithm):
         full_context = per_length.gather(1, batch["valid"].sum(1, keepdim=True)).mean()
         return loss, {"actor/loss": loss, "actor/loss_empty": per_length[:, 0].mean(), "actor/loss_full": full_context}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Grid, Loss, TrainState, Update
 from offrl.algorithms.edt.actor import EDTActor
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, drawn_episodes, recorded_returns_to_go
@@ -109,7 +109,7 @@ class EDT(SequenceModel):
     Config = EDTConfig
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         config = super().fit_config(config, dataset, grid)
         if config.return_units == "scaled":
             config = fit_target_return(config, dataset)
@@ -180,7 +180,7 @@ class EDT(SequenceModel):
         low, high = c.return_range
         return low + 0.5 * (estimates + 1.0) * (high - low)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |a - pi(history, R)|^2, and weighted: |tau - 1(e < 0)| e^2 with e = R - R_best(history) (equation 3),
         R in units of `return_scale`, -log p(bin of R | history) and |s' - model|^2."""
         c, valid, returns = self.config, batch[VALID], batch[RETURNS]
@@ -202,7 +202,7 @@ class EDT(SequenceModel):
             "actor/next": model,
         }
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:

@@ -5,7 +5,7 @@ arXiv 2310.20587).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from offrl import rng
 from offrl.actor import Actor, BoundParams
-from offrl.algorithm import Metrics, TrainState, Traits
+from offrl.algorithm import Grid, Loss, TrainState, Traits, Update
 from offrl.algorithms.lamo.language import describe, load_model, model_of_run
 from offrl.algorithms.lamo.model import LanguagePolicy, trunk, trunk_of
 from offrl.algorithms.lamo.sampler import SPEAKING, TEXT, LanguageSampler
@@ -92,7 +92,7 @@ class LaMo(SequenceModel):
     traits = Traits(vectorized=False, compiles=False)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """Find the language model, note its identity and sizes, and try it. Raises UserError where it cannot be the
         trunk.
         """
@@ -164,7 +164,7 @@ class LaMo(SequenceModel):
         )  # those of the modules are on the CPU
         return functional_call(self.networks[name], {**frozen, **params}, x, tie_weights=False)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2 + lambda L_language, L_language -log p(word | words before it),
         where text= names a text (section 4)."""
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
@@ -175,7 +175,7 @@ class LaMo(SequenceModel):
         text = self.apply("actor", actor, batch[TEXT], None, None, rng.fold_in(key, SPEAKING))
         return loss + self.config.language_weight * text, {**metrics, "language/loss": text}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:

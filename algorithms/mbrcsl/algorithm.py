@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from offrl import registry
-from offrl.algorithm import Metrics, TrainState, Traits
+from offrl.algorithm import Grid, Loss, TrainState, Traits, Update
 from offrl.algorithms.mbrcsl.rollouts import check_behaviour, play
 from offrl.algorithms.mbrcsl.sampler import RolloutSampler
 from offrl.data.dataset import Dataset
@@ -134,7 +134,7 @@ class MBRCSL(OutcomeConditioned):
         return dataclasses.replace(config, algo=dataclasses.replace(c, imagined=path, imagined_id=about["sha256"][:16]))
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """`config` with a quantile of the imagined episodes' returns as target: the largest may be an error of the
         model.
         """
@@ -156,12 +156,12 @@ class MBRCSL(OutcomeConditioned):
     def sampler(self) -> Sampler:
         return RolloutSampler(self)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |pi(s, R) - a|^2, or -E log pi(a | s, R), R the return to go of (s, a) in an imagined episode."""
         x = self.inputs(batch["observations"], self.outcome(batch[RETURNS], batch[STEPS]))
         loss = self.policy.bc_loss(self.apply("actor", actor, x, key), batch["actions"]).mean()
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         steps = {name: column[:, 0] for name, column in batch.items()}  # windows of one step
         return self.descend(state, "actor", self.actor_loss, steps, key)

@@ -5,7 +5,6 @@ arXiv 2410.11448).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from offrl import registry, rng
 from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Grid, Loss, TrainState, Tree, Update
 from offrl.algorithms.meta_dt.actor import TASK, MetaDTActor
 from offrl.algorithms.meta_dt.model import PromptedSteps
 from offrl.data.dataset import Dataset
@@ -97,7 +96,7 @@ class MetaDT(SequenceModel):
         }
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """The target return is, unless given, the mean over the data's tasks of the best: the best of all is an easy
         task's.
         """
@@ -166,7 +165,7 @@ class MetaDT(SequenceModel):
         error = self.model.of_dataset(self.pretrained["task_model"].state.params["model"], dataset)[1]
         return prompt_windows(dataset, error, self.config.prompt, self.config.prompts, self.model.config.history)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |a_t - pi(prompt, R_1, (s_1, z_1), a_1, ..., R_t, (s_t, z_t))|^2, or -log pi(a_t | ...), z the task by the
         last transitions.
         """
@@ -179,7 +178,7 @@ class MetaDT(SequenceModel):
         loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:

@@ -5,7 +5,7 @@ arXiv 2308.16379).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.func import grad
 
 from offrl import rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState, Traits
+from offrl.algorithm import Grid, Loss, TrainState, Traits, Update
 from offrl.algorithms.modt.clusters import MOST_ROWS, kmeans
 from offrl.algorithms.modt.min_norm import shortest
 from offrl.data.dataset import Dataset
@@ -96,7 +96,7 @@ class MODT(SequenceModel):
     traits = Traits(actions=("continuous",))  # a region of a discrete action is the action itself
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_target_return(super().fit_config(config, dataset, grid), dataset)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -149,7 +149,7 @@ class MODT(SequenceModel):
         return_loss = masked_mean((next_returns[:, :-1] - self.scaled(batch[RETURNS][:, 1:])).square(), pairs)
         return action, model, return_loss
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """sum_i w_i L_i of `objectives`, with the w >= 0 of sum 1 whose combined gradient is shortest, or fixed
         ones.
         """
@@ -172,7 +172,7 @@ class MODT(SequenceModel):
         metrics = dict(zip(("actor/loss", "actor/next", "actor/return"), objectives, strict=True))
         return loss, {**metrics, "actor/weight": torch.zeros_like(loss) + weights[0]}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:

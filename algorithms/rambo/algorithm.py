@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Grid, Loss, TrainState, Tree, Update
 from offrl.algorithms.rambo.model import log_mixture, training_table
 from offrl.algorithms.rambo.settings import RAMBOConfig, first_params, model_shape, requirements, with_shape
 from offrl.data.dataset import Dataset
@@ -49,7 +49,7 @@ class RAMBO(SoftActorCritic):
     traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """The config completed from the data. Raises UserError for settings that contradict each other."""
         model_rollouts.check(config, grid)
         if config.random_rollouts and config.candidates > 1:
@@ -115,7 +115,7 @@ class RAMBO(SoftActorCritic):
         """Uniform actions [B, A]."""
         return rng.uniform(key, (observations.shape[0], self.spec.action_dim), -1.0, 1.0)
 
-    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> Update:
         start_key, rollout_key = rng.split(key)
         if step == 0:  # states to imagine from
             observations, past = self.rollouts.starts(source, rng.split(start_key)[1], self.config.batch_size)
@@ -127,7 +127,7 @@ class RAMBO(SoftActorCritic):
 
     # ---- the model against the policy
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         mixture = self.rollouts.mixed(state, batch, rng.fold_in(key, 301))
         state, metrics = super().update(state, mixture, key, phase=phase)
         rate = self.config.model_learning_rate
@@ -136,7 +136,7 @@ class RAMBO(SoftActorCritic):
         state, adversarial_metrics = self.oppose(state, rng.fold_in(key, 302))
         return state, {**metrics, **adversarial_metrics}
 
-    def oppose(self, state: TrainState, key: Tensor) -> tuple[TrainState, Metrics]:
+    def oppose(self, state: TrainState, key: Tensor) -> Update:
         """One update of the model, along one step of the imagined states."""
         c, source, imagined = self.config, self.runtime.source, state.extra["imagined"]
         model, tree = source.model, self.rollouts.tree(source, state.params["dynamics"])
@@ -208,7 +208,7 @@ class RAMBO(SoftActorCritic):
 
     def model_loss(
         self, params: Params, state: TrainState, inputs: Tensor, sample: Tensor, advantage: Tensor, batch: Batch
-    ) -> tuple[Tensor, Metrics]:
+    ) -> Loss:
         """lambda * mean of log p(drawn) * advantage (as policy gradients go, but downhill), and what the model was
         trained with.
         """

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor, NoisyActor
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Loss, TrainState, Update
 from offrl.algorithms.sequence_rl.actor import RolledOutActor, SequenceNet
 from offrl.algorithms.sequence_rl.sampler import (
     PREVIOUS,
@@ -130,7 +130,7 @@ class SequenceRL(TD3):
         c, recall = self.config, self.config.recall
         return RecallSampler(c.length, c.n_step, recall == "data", None if recall == "data" else self.pretrained)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))| (TD3+BC)."""
         return imitating_loss(self, actor, state, batch)
 
@@ -163,7 +163,7 @@ class SequenceRL(TD3):
         states, actions, weights = (torch.stack(column, 1) for column in zip(*steps, strict=True))
         return states, actions, weights
 
-    def sequence_loss(self, sequence: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def sequence_loss(self, sequence: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """mean_m (sigma_i - a_{t+i})^2 - lambda mean_m Q_1(s_{t+i}, sigma_i), lambda = alpha / mean_m |Q_1|, means over
         the steps m that count; sigma_i follows s_t and the data's actions (recall=model: its own, and s_{t+i} is the
         model's)."""
@@ -194,7 +194,7 @@ class SequenceRL(TD3):
         }
         return loss, metrics
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
         if phase == 0:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState, Traits
+from offrl.algorithm import Loss, TrainState, Traits, Update
 from offrl.algorithms.sharsa.actor import SHARSAActor
 from offrl.data.samplers.goals import HIGH_GOALS, HIGH_TARGETS, LOW_GOALS, SUCCESSES, VALUE_GOALS, WINDOW_STATES, Mix
 from offrl.data.samplers.horizons import KNOWN, LOW_SUCCESSES, LOW_VALUE_GOALS, VALUE_SUBGOALS, HorizonSampler
@@ -165,9 +165,7 @@ class SHARSA(GoalConditioned):
             return (outputs - target).square()
         return F.binary_cross_entropy_with_logits(outputs, target.expand_as(outputs), reduction="none")
 
-    def value_loss(
-        self, value: Params, state: TrainState, batch: Batch, level: Level, prefix: str
-    ) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, level: Level, prefix: str) -> Loss:
         """E BCE(V(s, g), min_k sigma(Q'_k(s, u, g))), u the data's own subgoal (Double SHARSA's low level: action)."""
         target = self.values(
             self.q(
@@ -179,9 +177,7 @@ class SHARSA(GoalConditioned):
         loss = (level.weight * self.objective(v, target)).mean()
         return loss, {f"{prefix}value/loss": loss, f"{prefix}value/v": self.values(v).mean()}
 
-    def critic_loss(
-        self, critic: Params, state: TrainState, batch: Batch, level: Level, prefix: str
-    ) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, level: Level, prefix: str) -> Loss:
         """E BCE(Q(s, u, g), gamma^m (success + (1 - success) sigma(V(s_m, g)))) of both Q, m <= n steps to the goal or
         the end.
         """
@@ -195,16 +191,14 @@ class SHARSA(GoalConditioned):
 
     # ---- flows
 
-    def flow_loss(
-        self, field: Params, state: TrainState, inputs: Tensor, data: Tensor, key: Tensor, name: str
-    ) -> tuple[Tensor, Metrics]:
+    def flow_loss(self, field: Params, state: TrainState, inputs: Tensor, data: Tensor, key: Tensor, name: str) -> Loss:
         """E |v(s, g, x_t, t) - (x_1 - x_0)|^2 / D, x_1 the data's subgoal n steps ahead (low level: its action, g that
         subgoal).
         """
         loss = flow.matching(lambda x, t: self.apply(name, field, inputs, x, t), data, key).mean()
         return loss, {f"{name}/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys, observations = rng.split(key), batch["observations"]
         high = concatenate(observations, batch[HIGH_GOALS]), batch[HIGH_TARGETS]
         low = concatenate(observations, batch[LOW_GOALS]), batch["actions"]

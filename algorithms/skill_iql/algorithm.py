@@ -4,7 +4,6 @@ data alone, by IQL (Kostrikov et al., 2021, arXiv 2110.06169)."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from offrl import losses, registry, rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Tree, Update
 from offrl.algorithms.skill_iql.actor import SkillActor
 from offrl.algorithms.skill_iql.sampler import SegmentSampler
 from offrl.data.dataset import Dataset
@@ -90,7 +89,7 @@ class SkillIQL(Algorithm):
         return {"skills": Requirement("skills", _skill_settings(c), steps=steps, label="skills", check=check_skills)}
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         explicit, config = bool(config.value_range), fit_value_range(config, dataset, grid)
         if config.value_range and not explicit and not config.discount_within:
             # of rewards of one sign, sums that are discounted once in H steps are larger by this at most
@@ -134,21 +133,19 @@ class SkillIQL(Algorithm):
             rewards = rewards * self.config.discount ** torch.arange(self.length, device=rewards.device)
         return {**batch, "actions": draw((batch[MEAN], batch[LOG_STD]), key), "rewards": rewards.sum(-1)}
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2 (IQL's equation 5)."""
         v = self.value(value, batch["observations"])
         loss = (losses.expectile_weight(q.mean - v.mean, self.config.expectile) * self.value.objective(v, q)).mean()
         return loss, {"value/loss": loss, "value/v": v.mean.mean()}
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (sum of H rewards + gamma^H V(s_{t+H}) - Q(s, z))^2."""
         next_v = self.value(state.params["value"], batch["next_observations"])
         target = self.critic.td_target(batch, next_v, self.config.discount**self.length)
         return self.critic.loss(critic, batch, target, key)
 
-    def actor_loss(
-        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
         """-E min(exp(beta (Q - V)), cap) log pi(z|s) (IQL's equation 7) + prior_weight KL(pi || the skills' prior)."""
         c, observations = self.config, batch["observations"]
         advantage = q - self.value(state.params["value"], observations).mean
@@ -163,7 +160,7 @@ class SkillIQL(Algorithm):
             "actor/prior_kl": kl,
         }
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         key, action_key = rng.split(key)
         batch = self.one_step(batch, action_key)
         q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])

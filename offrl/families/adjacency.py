@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.algorithm import Metrics, Part
+from offrl.algorithm import Loss, Metrics, Part
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.adjacency import ADJACENT, ANY_STATES, NEAR_STATES
 from offrl.data.samplers.transitions import Batch
@@ -80,7 +80,7 @@ class AdjacencyConstraint(Part):
         distances = length(self(params, "psi", observations) - self(params, "reads", observations, latents))
         return (distances - MARGIN).clamp(min=0.0).mean()
 
-    def loss(self, params: Params, batch: Batch, near_latents: Tensor, any_latents: Tensor) -> tuple[Tensor, Metrics]:
+    def loss(self, params: Params, batch: Batch, near_latents: Tensor, any_latents: Tensor) -> Loss:
         """The contrast of psi over both kinds of pairs, and the squared error of reading psi(w) out of (s, phi(s, w)).
 
         near_latents, any_latents [B, D]: phi(s, w) of the pairs' second states w.

@@ -9,7 +9,7 @@ Shapes: B states, M sampled actions for each, E critics.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Grid, TrainState, Update
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import FOLLOWING, Batch
 from offrl.errors import UserError
@@ -78,7 +78,7 @@ class ConservativeSettings(SoftMaximumSettings):
     )
 
 
-def check(config: ConservativeSettings, grid: Mapping[str, Sequence[float]] | None = None) -> None:
+def check(config: ConservativeSettings, grid: Grid = None) -> None:
     """Raise UserError for settings with which the penalty would be a constant."""
     low, high = ((grid or {}).get(name, [getattr(config, name)]) for name in ("min_difference", "max_difference"))
     if None not in (*low, *high) and max(low) >= min(high):
@@ -240,7 +240,7 @@ def sampled_gradient(
     return ((q - q.detach()) * differentiable.gather(1, index)).mean(1)
 
 
-def simultaneous(state: TrainState, steps: Mapping[str, tuple[TrainState, Metrics]]) -> tuple[TrainState, Metrics]:
+def simultaneous(state: TrainState, steps: Mapping[str, Update]) -> Update:
     """The state after one step of each module, all of them made from `state`; the critic's step may have changed
     `extra` too.
     """

@@ -8,7 +8,7 @@ comments: B batch, D dimension of z."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, TrainState, Traits, Tree, with_config
+from offrl.algorithm import Algorithm, Grid, TrainState, Traits, Tree, with_config
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
@@ -87,7 +87,7 @@ class ZeroShot(Algorithm):
         super().__init__(config, spec, pretrained)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """The config completed from the data. Raises UserError where the task would be inferred from rewards that are
         all 0.
         """

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits
 from offrl.data.samplers.goals import ACTOR_GOALS, SUCCESSES, WINDOW_STATES, GoalSampler, Mix
 from offrl.data.samplers.transitions import SPAN, Batch
 from offrl.errors import UserError
@@ -229,7 +229,7 @@ def chosen_learner(config: Any, discrete: bool) -> str:
     return str(config.learner) if config.learner != "auto" else "awr" if discrete else "ddpg_bc"
 
 
-def awr_loss(log_prob: Tensor, advantage: Tensor, temperature: float | Tensor) -> tuple[Tensor, Metrics]:
+def awr_loss(log_prob: Tensor, advantage: Tensor, temperature: float | Tensor) -> Loss:
     """-E min(exp(temperature A), 100) log pi(a | s, g) (OGBench's AWR), of log densities and advantages [B] of the
     data's actions.
     """
@@ -238,7 +238,7 @@ def awr_loss(log_prob: Tensor, advantage: Tensor, temperature: float | Tensor) -
     return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
 
-def ddpg_bc_loss(q: Tensor, log_prob: Tensor, bc_weight: float | Tensor) -> tuple[Tensor, Metrics]:
+def ddpg_bc_loss(q: Tensor, log_prob: Tensor, bc_weight: float | Tensor) -> Loss:
     """-E Q / mean |Q| - bc_weight E log pi(a | s, g) (OGBench's DDPG+BC), of Q [B] at the policy's mean actions.
 
     The scale mean |Q| is a constant: no gradient goes through it.

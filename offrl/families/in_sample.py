@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.actor import Actor, MemorylessActor, NoisyActor
-from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.algorithm import Algorithm, Loss, Metrics, TrainState
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import Batch
 from offrl.families import critics
@@ -100,7 +100,7 @@ def actor_of(algorithm: Algorithm, state: TrainState) -> Actor:
 
 def expectile_loss(
     value: Value, params: Params, batch: Batch, q: Values, expectile: float | Tensor, rows: float | Tensor = 1.0
-) -> tuple[Tensor, Metrics]:
+) -> Loss:
     """E |tau - 1(Q - V < 0)| (Q - V)^2 (IQL, arXiv 2110.06169, equation 5), for values q [B]. rows [B]: weights of the
     batch's rows.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, TrainState
+from offrl.algorithm import Algorithm, Grid, TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.sequences import SequenceSampler, drawn_episodes
 from offrl.data.samplers.transitions import Sampler
@@ -123,7 +122,7 @@ class OutcomeConditioned(Algorithm):
     are not learnt from."""
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         config = fit_target_return(config, dataset)
         if config.max_length is None:
             config = dataclasses.replace(

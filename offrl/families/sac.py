@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import vjp
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families import critics
@@ -74,7 +73,7 @@ class SoftActorCritic(Algorithm):
     critic: Critic
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -130,7 +129,7 @@ class SoftActorCritic(Algorithm):
             else self.sample(actor, observations, key)[1]
         )
 
-    def entropy_loss(self, entropy: Params, state: TrainState, negative_entropy: Tensor) -> tuple[Tensor, Metrics]:
+    def entropy_loss(self, entropy: Params, state: TrainState, negative_entropy: Tensor) -> Loss:
         """-log alpha * (log pi + target entropy), the usual form; negative_entropy [B]: log densities, or minus the
         entropies.
         """
@@ -144,7 +143,7 @@ class SoftActorCritic(Algorithm):
         weight, limit = self.apply("entropy", state.params["entropy"]), self.config.max_entropy_weight
         return weight if limit is None else weight.clamp(max=limit)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E [alpha log pi(a|s) - min_i Q_i(s, a)], a a reparametrised sample of the policy."""
         weight, critic, observations = self.weight(state), state.params["critic"], batch["observations"]
         if self.spec.discrete:
@@ -202,11 +201,11 @@ class SoftActorCritic(Algorithm):
         )  # [E, B, out_dim]
         return self.critic.td_target(batch, Values(value, self.critic.smallest(best_logits).logits))
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma (min_j Q'_j(s', a') - alpha log pi(a'|s')) - Q_i(s, a))^2, summed over critics i."""
         return self.critic.loss(critic, batch, self.target(state, state.params["actor"], batch, key), key)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         actor_key, critic_key = rng.split(key)
         negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], actor_key)
         state, entropy = self.descend(state, "entropy", self.entropy_loss, negative_entropy)

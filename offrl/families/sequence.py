@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, TrainState
+from offrl.algorithm import Algorithm, Grid, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, STEPS, SequenceSampler, drawn_episodes
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -177,7 +177,7 @@ class SequenceModel(Algorithm):
         return {"actor": StepPolicy(self.sizes(), self.config, self.spec)}
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         config = super().fit_config(config, dataset, grid)
         if config.max_timestep is None:
             length = int(dataset.episode_lengths()[drawn_episodes(dataset)].max())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor, NoisyActor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families import critics
@@ -36,7 +35,7 @@ class TD3(Algorithm):
     critic: Critic
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -61,16 +60,16 @@ class TD3(Algorithm):
             self.critic.target_critics(state, rng.fold_in(key, 100)), batch["next_observations"], next_action
         )
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2, summed over critics i."""
         next_q = self.next_q(state, batch, self.next_action(state, batch, key), key)
         return self.critic.loss(critic, batch, self.critic.td_target(batch, next_q), key)
 
     @abstractmethod
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """The loss of the deterministic actor."""
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
         if phase == 0:
@@ -89,7 +88,7 @@ class TD3(Algorithm):
         return self.critic.q(state.params["critic"], observations, actions).amin(0)
 
 
-def imitating_loss(algorithm: TD3, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+def imitating_loss(algorithm: TD3, actor: Params, state: TrainState, batch: Batch) -> Loss:
     """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))|: TD3+BC's loss (arXiv
     2106.06860, section 5).
     """

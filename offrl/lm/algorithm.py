@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, LossFn, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Grid, LossFn, Metrics, TrainState, Traits, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, warn
@@ -54,7 +54,7 @@ class TextAlgorithm(Algorithm):
         return reference_policy.with_reference_model(config, pretrained)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """Find the language model and the tokenizer, how actions end and how long they may be. Raises UserError where
         they do not fit.
         """
@@ -97,7 +97,7 @@ class TextAlgorithm(Algorithm):
         """The method x[0] of module `name`, with the given parameters."""
         return call(self.networks[name], params, *x)
 
-    def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
+    def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> Update:
         """One optimiser step on module `name`. The first of x is a batch, which is taken in `accumulate` parts: losses
         and metrics are sums over what a part holds, divided by what the whole batch holds (`share`), so they add up."""
         batch, arguments = x[0], x[1:]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
 from offrl.data.dataset import Dataset
 from offrl.data.memory import chunks
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
@@ -78,7 +78,7 @@ class InverseDynamics(Algorithm):
     def sampler(self) -> Sampler:
         return TransitionSampler(extra=("previous",))
 
-    def loss(self, params: Params, state: TrainState, batch: Batch, key: Tensor | None) -> tuple[Tensor, Metrics]:
+    def loss(self, params: Params, state: TrainState, batch: Batch, key: Tensor | None) -> Loss:
         """The mean negative log-likelihood of the actions; with a key dropout is on."""
         x = torch.cat([batch["previous"], batch["observations"], batch["next_observations"]], -1)
         dist = self.apply("inverse", params, x, key)
@@ -102,7 +102,7 @@ class InverseDynamics(Algorithm):
         assert isinstance(network, Policy)
         return network
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "inverse", self.loss, batch, key)
 
 

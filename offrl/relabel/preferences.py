@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
 from offrl.data.containers.guard import reading
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -79,12 +79,12 @@ class Preferences(Algorithm):
         """[..., W] -> [...] in (-1, 1)."""
         return self.apply("reward", params, x).squeeze(-1).tanh()
 
-    def loss(self, params: Params, state: TrainState | None, batch: Batch) -> tuple[Tensor, Metrics]:
+    def loss(self, params: Params, state: TrainState | None, batch: Batch) -> Loss:
         logits = (self.rewards(params, batch["second"]) - self.rewards(params, batch["first"])).sum(-1)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch["label"])
         return loss, {"reward/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "reward", self.loss, batch)
 
 

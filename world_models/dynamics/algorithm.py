@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import registry, rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree, select
+from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Tree, Update, select
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, nearest
@@ -81,7 +81,7 @@ class Dynamics(Algorithm):
         return {}
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """`config` with its termination and reward functions named, and the length of an epoch."""
         spec = dataset.spec
         known = terminations.find(spec)
@@ -162,7 +162,7 @@ class Dynamics(Algorithm):
         """The loss of each member, without decay and bounds: [E]."""
         return member_losses(self.model.raw(params, state.extra, batch["inputs"]), batch, self.config.loss)
 
-    def loss(self, params: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def loss(self, params: Params, state: TrainState, batch: Batch) -> Loss:
         """Sum over members of the likelihood, decay of the weights, and the bounds' distance."""
         each = self.likelihood(params, state, batch)
         loss = each.sum() + ensemble.weight_decay(params, self.decay)
@@ -170,7 +170,7 @@ class Dynamics(Algorithm):
             loss = loss + self.config.bounds_weight * ensemble.bounds_loss(params)
         return loss, {"dynamics/loss": loss, **{self._of("loss", e): x for e, x in enumerate(each.unbind())}}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "dynamics", self.loss, self.draw(state))
 
     # ---- early stopping
@@ -180,15 +180,13 @@ class Dynamics(Algorithm):
         assert self.config.epoch is not None, "fit_config finds the length of an epoch"
         return int(self.config.epoch)
 
-    def refresh(
-        self, state: TrainState, source: DynamicsSource, key: Tensor, *, step: int
-    ) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: DynamicsSource, key: Tensor, *, step: int) -> Update:
         if step == 0:
             # clones: under vmap what comes out must not be what all replicas share
             return state._replace(extra={**state.extra, "mean": source.mean.clone(), "std": source.std.clone()}), {}
         return self.review(state, source)
 
-    def review(self, state: TrainState, source: DynamicsSource) -> tuple[TrainState, Metrics]:
+    def review(self, state: TrainState, source: DynamicsSource) -> Update:
         """Look at the held-out error of every member; remember those that got better by more than `tolerance`."""
         c, extra, params, held = self.config, state.extra, state.params["dynamics"], source.held
         raw = self.model.raw(params, extra, held["inputs"])

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Algorithm, Grid, TrainState, Traits, Tree, Update
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, say
@@ -118,7 +118,7 @@ class Sindy(Algorithm):
     traits = Traits(policy_modules=(), cuda_graph=False)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         spec = dataset.spec
         known = Dynamics.fit_config(DynamicsSettings(termination=config.termination, reward=config.reward), dataset)
         if known.termination == "learned":
@@ -137,7 +137,7 @@ class Sindy(Algorithm):
     def sampler(self) -> Sampler:
         return _Nothing()
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return state, {"sindy/loss": torch.zeros_like(state.step, dtype=torch.float32)}
 
     def finished(self, state: TrainState) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from offrl import losses, rng
-from offrl.algorithm import Metrics, Part, TrainState
+from offrl.algorithm import Loss, Part, TrainState
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import SPAN, Batch, discounted
 from offrl.errors import UserError
@@ -193,7 +193,7 @@ class Critic(Part):
         key: Tensor,
         logits: Tensor | None = None,
         objective: Objective | None = None,
-    ) -> tuple[Tensor, Metrics]:
+    ) -> Loss:
         """The critics' loss at the data's actions: the mean over the batch, summed over critics, with their
         regularisers.
 

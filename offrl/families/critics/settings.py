@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from offrl.algorithm import Grid
 from offrl.data.dataset import Dataset
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
@@ -100,7 +100,7 @@ def make_value_head(config: CriticSettings) -> ValueHead:
     return make_head(config.value_head, config.value_bins, limits[0], limits[1], config.value_sigma)
 
 
-def fit_value_range(config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+def fit_value_range(config: Any, dataset: Dataset, grid: Grid = None) -> Any:
     """`config` with the range of the value head's bins from the data, where it needs one and has none."""
     if config.value_head == "scalar" or config.value_range:
         return config

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from offrl import registry
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
@@ -155,7 +155,7 @@ class Residual(Algorithm):
         """The action: clip(a_base + scale u, -1, 1)."""
         return (base_actions + self.config.scale * u).clamp(-1.0, 1.0)
 
-    def ppo_loss(self, params: dict[str, Params], state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def ppo_loss(self, params: dict[str, Params], state: TrainState, batch: Batch) -> Loss:
         """mean max(-A r, -A clip(r, 1 - c, 1 + c)) + mean (V(x) - R)^2 / 2, A normalised, r = pi(u|x) / pi_old(u|x)."""
         x, weight = self.features(state.extra, batch["observations"], batch["base_actions"]), batch["weight"]
         log_ratio = self.log_prob(self.apply("actor", params["actor"], x), batch["u"]) - batch["log_prob"]
@@ -167,7 +167,7 @@ class Residual(Algorithm):
         kl = ppo.divergence(log_ratio, weight)
         return actor + critic, {"actor/loss": actor, "critic/loss": critic, "actor/kl": kl, "actor/clipped": outside}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         """One step on both modules, if the passes of this iteration have not ended: after a step whose divergence was
         too large.
         """
