@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
 from offrl.data.samplers.transitions import Batch
-from offrl.families import critics
-from offrl.families.critics import Critic, CriticSettings, Values, fit_value_range
+from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.nn import Categorical, Gaussian
-from offrl.optim import Adam, Params
+from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -35,7 +32,7 @@ class AWACConfig(CriticSettings):
 
 
 @register("algo", "awac")
-class AWAC(Algorithm):
+class AWAC(WithCritic, Algorithm):
     """SAC's critics without entropy, and a policy that imitates the data's actions weighted by exp(temperature *
     advantage).
 
@@ -45,10 +42,6 @@ class AWAC(Algorithm):
 
     Config = AWACConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",))
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -61,9 +54,6 @@ class AWAC(Algorithm):
             actor = Gaussian(s.observation_dim, s.action_dim, c.hidden, bounded=False, log_std_min=-20.0, **form)
         self.critic = Critic(c, s)
         return {"actor": actor, "critic": self.critic.network}
-
-    def optimizer(self, name: str) -> Adam:
-        return critics.optimizer(self.config, name)
 
     def policy_value(self, state: TrainState, critic: Params, observations: Tensor, key: Tensor) -> Values:
         """V(s) of the policy by the smallest of these critics, [B]."""
@@ -94,6 +84,3 @@ class AWAC(Algorithm):
             state, "actor", self.actor_loss, batch, actor_key
         )  # with the new critics: algorithm 1
         return self.polyak(state, "critic", self.config.polyak), {**critic, **actor}
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)

@@ -18,13 +18,13 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.families import critics, in_sample
-from offrl.families.critics import Critic, Target, Value, Values, fit_value_range
+from offrl.families import in_sample
+from offrl.families.critics import Critic, Target, Value, Values, WithCritic
 from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_field
 from offrl.families.generative.chunks import execute_field, length_field
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field
 from offrl.nn import flow
-from offrl.optim import Adam, Params
+from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -71,7 +71,7 @@ class AWMConfig(FlowSettings):
 
 
 @register("algo", "awm")
-class AWM(Algorithm):
+class AWM(WithCritic, Algorithm):
     """V by expectiles, a flow of the data's actions weighted by their advantage, Q by TD towards V: no target sees the
     flow.
 
@@ -106,7 +106,7 @@ class AWM(Algorithm):
                 f"algo.n_step={config.n_step}: a target of algo.length={config.length} sums a chunk's rewards; leave "
                 "n_step at 1"
             )
-        return fit_value_range(config, dataset, grid)
+        return super().fit_config(config, dataset, grid)
 
     @property
     def width(self) -> int:
@@ -117,9 +117,6 @@ class AWM(Algorithm):
         c, s = self.config, self.spec
         self.value, self.critic = Value(c, s), Critic(c, dataclasses.replace(s, action_dim=self.width))
         return {"value": self.value.network, "critic": self.critic.network, "actor": make_field(c, s, self.width)}
-
-    def optimizer(self, name: str) -> Adam:
-        return critics.optimizer(self.config, name)
 
     def sampler(self) -> Sampler:
         return super().sampler() if self.config.length == 1 else ChunkSampler(self.config.length)
@@ -187,9 +184,6 @@ class AWM(Algorithm):
 
     def actor(self, state: TrainState) -> Actor:
         return MatchedActor(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0) if self.config.length == 1 else None
 
 
 class MatchedActor(BestOfActor):

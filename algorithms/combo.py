@@ -16,7 +16,7 @@ from offrl.errors import UserError
 from offrl.families import conservative
 from offrl.families.conservative import SoftMaximumSettings
 from offrl.families.sac import SoftActorCritic
-from offrl.optim import Adam, Params
+from offrl.optim import Params
 from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -93,9 +93,6 @@ class COMBO(SoftActorCritic):
                 "where values are pushed up, and imagined ones"
             )
         return super().modules()
-
-    def optimizer(self, name: str) -> Adam:
-        return self.rollouts.optimizer(name, super().optimizer(name))
 
     def sampler(self) -> ModelSampler:
         return ModelSampler(self.rollouts, self.pretrained)

@@ -6,18 +6,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Tree, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Tree, Update
 from offrl.data.samplers.transitions import Batch
-from offrl.families import critics
-from offrl.families.critics import Critic, CriticSettings, Values, fit_value_range
+from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.families.generative.best_of_n import Noise, ValuedActor, candidates_field, choice_field, noise_of
 from offrl.families.generative.settings import greedy_field
 from offrl.nn import diffusion, flow
@@ -67,7 +64,7 @@ class DiffusionQLConfig(CriticSettings):
 
 
 @register("algo", "diffusion_ql")
-class DiffusionQL(Algorithm):
+class DiffusionQL(WithCritic, Algorithm):
     """A diffusion model clones the data and climbs Q by gradients through its denoising; one of N of its actions is
     played, by their Q.
 
@@ -79,10 +76,6 @@ class DiffusionQL(Algorithm):
     Config = DiffusionQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
 
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        return fit_value_range(config, dataset, grid)
-
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.critic = Critic(c, s)
@@ -91,7 +84,7 @@ class DiffusionQL(Algorithm):
         return {"critic": self.critic.network, "actor": denoiser}
 
     def optimizer(self, name: str) -> Adam:
-        return dataclasses.replace(critics.optimizer(self.config, name), clip_norm=self.config.clip_norm)
+        return dataclasses.replace(super().optimizer(name), clip_norm=self.config.clip_norm)
 
     def extra(self, params: dict[str, Params]) -> Tree:
         return {
@@ -163,9 +156,6 @@ class DiffusionQL(Algorithm):
 
     def actor(self, state: TrainState) -> Actor:
         return DiffusionQLActor(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
 
 
 class DiffusionQLActor(ValuedActor):

@@ -14,12 +14,12 @@ from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Tree, Update
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families import in_sample
-from offrl.families.critics import Critic, CriticSettings, Value, Values, fit_value_range
+from offrl.families.critics import Critic, CriticSettings, Value, Values, WithCritic
 from offrl.families.generative import edm
 from offrl.families.generative.best_of_n import Noise, ValuedActor, candidates_field, choice_field
 from offrl.families.generative.settings import greedy_field
@@ -85,7 +85,7 @@ class DTQLConfig(CriticSettings):
 
 
 @register("algo", "dtql")
-class DTQL(Algorithm):
+class DTQL(WithCritic, Algorithm):
     """IQL's V and Q beside a denoiser of the data's actions; a one-step policy climbs Q and stays where that denoiser
     works.
 
@@ -118,10 +118,6 @@ class DTQL(Algorithm):
         return dataclasses.replace(
             config, algo=dataclasses.replace(config.algo, warm_up=min(WARM_UP, config.steps // 5))
         )
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -212,9 +208,6 @@ class DTQL(Algorithm):
 
     def actor(self, state: TrainState) -> Actor:
         return DTQLActor(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
 
 
 class DTQLActor(ValuedActor):

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update, merged
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update, merged
 from offrl.data.samplers.transitions import Batch
-from offrl.families import critics
-from offrl.families.critics import Critic, Values, fit_value_range
+from offrl.families.critics import Critic, Values, WithCritic
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
-from offrl.optim import Adam, Params
+from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -41,7 +38,7 @@ class FQLConfig(FlowSettings):
 
 
 @register("algo", "fql")
-class FQL(Algorithm):
+class FQL(WithCritic, Algorithm):
     """A flow clones the data's actions; a one-step policy maps the same noise to nearly the same actions, and climbs Q.
 
     All losses of an update read the parameters of before it, as in the authors' code, where they are one loss; so does
@@ -51,17 +48,10 @@ class FQL(Algorithm):
     Config = FQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
 
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        return fit_value_range(config, dataset, grid)
-
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.critic = Critic(c, s)
         return {"critic": self.critic.network, "flow": make_field(c, s), "actor": make_field(c, s, timed=False)}
-
-    def optimizer(self, name: str) -> Adam:
-        return critics.optimizer(self.config, name)
 
     def noise(self, observations: Tensor, key: Tensor) -> Tensor:
         """Standard normal numbers [B, A]."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Tree, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Tree, Update
 from offrl.data.samplers.transitions import Batch
 from offrl.families import in_sample
-from offrl.families.critics import Critic, CriticSettings, Value, Values, fit_value_range
+from offrl.families.critics import Critic, CriticSettings, Value, Values, WithCritic
 from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_field, drawn_of
 from offrl.families.generative.settings import greedy_field
 from offrl.nn import diffusion
@@ -80,7 +78,7 @@ class IDQLConfig(CriticSettings):
 
 
 @register("algo", "idql")
-class IDQL(Algorithm):
+class IDQL(WithCritic, Algorithm):
     """IQL's V and Q, which see the data's actions alone, beside a diffusion model that clones all that the data do; the
     one of N of its actions that the target critics value most is played.
 
@@ -92,10 +90,6 @@ class IDQL(Algorithm):
         targets=("critic",), policy_modules=("actor", "value"), critic_modules=("critic",), actions=("continuous",)
     )
 
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        return fit_value_range(config, dataset, grid)
-
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.value, self.critic = Value(c, s), Critic(c, s)
@@ -104,7 +98,7 @@ class IDQL(Algorithm):
         return {"value": self.value.network, "critic": self.critic.network, "actor": denoiser}
 
     def optimizer(self, name: str) -> Adam:
-        adam = in_sample.optimizer(self.config, name)
+        adam = super().optimizer(name)
         return dataclasses.replace(adam, weight_decay=self.config.weight_decay) if name == "actor" else adam
 
     def extra(self, params: dict[str, Params]) -> Tree:
@@ -154,9 +148,6 @@ class IDQL(Algorithm):
 
     def actor(self, state: TrainState) -> Actor:
         return BestDenoisedActor(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
 
 
 class BestDenoisedActor(BestOfActor):

@@ -4,21 +4,19 @@ model, as in "Flow Q-Learning" (Park et al., 2025, arXiv 2502.02538)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update, merged
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update, merged
 from offrl.data.samplers.transitions import Batch
-from offrl.families import critics, in_sample
-from offrl.families.critics import Critic, Value, Values, fit_value_range
+from offrl.families import in_sample
+from offrl.families.critics import Critic, Value, Values, WithCritic
 from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_field
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
-from offrl.optim import Adam, Params
+from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -38,7 +36,7 @@ class IFQLConfig(FlowSettings):
 
 
 @register("algo", "ifql")
-class IFQL(Algorithm):
+class IFQL(WithCritic, Algorithm):
     """IQL's V and Q, which see the data's actions alone, beside a flow that clones all that the data do; the best of N
     of its actions is played.
 
@@ -51,17 +49,10 @@ class IFQL(Algorithm):
         targets=("critic",), policy_modules=("actor", "critic"), critic_modules=("critic",), actions=("continuous",)
     )
 
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        return fit_value_range(config, dataset, grid)
-
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.value, self.critic = Value(c, s), Critic(c, s)
         return {"value": self.value.network, "critic": self.critic.network, "actor": make_field(c, s)}
-
-    def optimizer(self, name: str) -> Adam:
-        return critics.optimizer(self.config, name)
 
     def target_q(self, state: TrainState, batch: Batch, key: Tensor) -> Values:
         """Q'(s, a) [B] of the target critics at the data's actions: their smallest, or as `pessimism` says."""
@@ -96,9 +87,6 @@ class IFQL(Algorithm):
 
     def actor(self, state: TrainState) -> Actor:
         return BestFlowActor(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
 
 
 class BestFlowActor(BestOfActor):

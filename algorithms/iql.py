@@ -5,19 +5,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from offrl import losses
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update, merged
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update, merged
 from offrl.data.samplers.transitions import Batch
 from offrl.families import in_sample
-from offrl.families.critics import Critic, Value, Values, fit_value_range
+from offrl.families.critics import Critic, Value, Values, WithCritic
 from offrl.families.in_sample import InSampleSettings
-from offrl.optim import Adam, Params
+from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -40,24 +38,17 @@ class IQLConfig(InSampleSettings):
 
 
 @register("algo", "iql")
-class IQL(Algorithm):
+class IQL(WithCritic, Algorithm):
     """Expectile V, one-step Q, advantage-weighted policy: no action outside the data is ever evaluated."""
 
     Config = IQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",))
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         self.value = Value(self.config, self.spec)
         actor = in_sample.make_actor(self.config, self.spec)
         self.critic = Critic(self.config, self.spec)
         return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
-
-    def optimizer(self, name: str) -> Adam:
-        return in_sample.optimizer(self.config, name)
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2 (equation 5)."""
@@ -105,6 +96,3 @@ class IQL(Algorithm):
 
     def actor(self, state: TrainState) -> Actor:
         return in_sample.actor_of(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)

@@ -18,7 +18,7 @@ from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.critics import Target, Values
 from offrl.families.sac import SoftActorCritic
-from offrl.optim import Adam, Params
+from offrl.optim import Params
 from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -90,9 +90,6 @@ class MOBILE(SoftActorCritic):
                 "batch"
             )
         return super().modules()
-
-    def optimizer(self, name: str) -> Adam:
-        return self.rollouts.optimizer(name, super().optimizer(name))
 
     def sampler(self) -> ModelSampler:
         return ModelSampler(self.rollouts, self.pretrained, self.check_model)

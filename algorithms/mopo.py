@@ -13,7 +13,6 @@ from offrl.algorithm import Grid, TrainState, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families.sac import SoftActorCritic
-from offrl.optim import Adam
 from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -60,9 +59,6 @@ class MOPO(SoftActorCritic):
     def modules(self) -> dict[str, nn.Module]:
         self.rollouts = ModelRollouts(self.config, self.spec)
         return super().modules()
-
-    def optimizer(self, name: str) -> Adam:
-        return self.rollouts.optimizer(name, super().optimizer(name))
 
     def sampler(self) -> ModelSampler:
         return ModelSampler(self.rollouts, self.pretrained)

@@ -18,7 +18,6 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError, warn
 from offrl.families.sac import SoftActorCritic
-from offrl.optim import Adam
 from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -112,9 +111,6 @@ class MOReL(SoftActorCritic):
     def modules(self) -> dict[str, nn.Module]:
         self.rollouts = ModelRollouts(self.config, self.spec)
         return super().modules()
-
-    def optimizer(self, name: str) -> Adam:
-        return self.rollouts.optimizer(name, super().optimizer(name))
 
     def sampler(self) -> ModelSampler:
         return ModelSampler(self.rollouts, self.pretrained, self.uncertainties)

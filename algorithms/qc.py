@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update, merged
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update, merged
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler, valid_mean
 from offrl.data.samplers.transitions import Batch
 from offrl.families import critics
-from offrl.families.critics import Critic, Values, fit_value_range
+from offrl.families.critics import Critic, Values, WithCritic
 from offrl.families.generative.best_of_n import noise_of
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
 from offrl.families.generative.cost import check_cost
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
-from offrl.optim import Adam, Params
+from offrl.optim import Params
 from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -66,7 +66,7 @@ class QCConfig(FlowSettings):
 
 
 @register("algo", "qc")
-class QC(Algorithm):
+class QC(WithCritic, Algorithm):
     """TD over h steps with chunks of h actions as single actions of D = h A numbers, and a flow that clones the data's
     chunks.
 
@@ -82,10 +82,6 @@ class QC(Algorithm):
         acts = ("actor",) if config.actor == "distil" else ("flow", "critic")
         single = config.length == 1 or not config.chunked  # else Q is of chunks, and no single action has one
         return dataclasses.replace(cls.traits, policy_modules=acts, critic_modules=("critic",) if single else ())
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        return fit_value_range(config, dataset, grid)
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -104,9 +100,6 @@ class QC(Algorithm):
 
     def sampler(self) -> ChunkSampler:
         return ChunkSampler(self.config.length)
-
-    def optimizer(self, name: str) -> Adam:
-        return critics.optimizer(self.config, name)
 
     def decisions(self, batch: Batch) -> Batch:
         """The batch with what was decided as actions [B, D]: the data's chunks, or the first action of each."""

@@ -19,7 +19,7 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Packed, Transitions, TransitionSampler
 from offrl.errors import UserError
 from offrl.families.sac import SoftSettings
-from offrl.optim import Adam, Params
+from offrl.optim import Params
 from offrl.settings.field import setting
 from offrl.world_models.model import Outcome, past_at
 from offrl.world_models.rollout import CHUNK, Act, Imagined, Judge, branched, careful
@@ -152,13 +152,6 @@ class ModelRollouts(Part):
     def real_rows(self) -> int:
         """Rows of a batch that are the data's."""
         return int(self.config.batch_size * self.config.real_share)
-
-    def optimizer(self, name: str, adam: Adam) -> Adam:
-        """`adam` of a module, with the schedule of `actor_schedule` for the actor."""
-        c = self.config
-        if name != "actor" or c.actor_schedule == "constant":
-            return adam
-        return dataclasses.replace(adam, schedule=c.actor_schedule, decay_steps=c.decay_steps)
 
     # ---- the ring
 

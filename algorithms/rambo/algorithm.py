@@ -76,9 +76,7 @@ class RAMBO(SoftActorCritic):
         return {**super().modules(), "dynamics": model}
 
     def optimizer(self, name: str) -> Adam:
-        if name == "dynamics":
-            return Adam(learning_rate=self.config.model_learning_rate)
-        return self.rollouts.optimizer(name, super().optimizer(name))
+        return Adam(self.config.model_learning_rate) if name == "dynamics" else super().optimizer(name)
 
     def extra(self, params: dict[str, Params]) -> Tree:
         rows, width, history = self.config.batch_size, self.spec.observation_dim, model_shape(self.config)[1]

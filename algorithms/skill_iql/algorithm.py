@@ -18,11 +18,10 @@ from offrl.algorithms.skill_iql.sampler import SegmentSampler
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.families import in_sample
-from offrl.families.critics import Critic, Value, Values, fit_value_range
+from offrl.families.critics import Critic, Value, Values, WithCritic
 from offrl.families.in_sample import InSampleSettings
 from offrl.nn.representations.latent import Latent, draw, gaussian_kl
-from offrl.optim import Adam, Params
+from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -68,7 +67,7 @@ class SkillIQLConfig(InSampleSettings):
 
 
 @register("algo", "skill_iql")
-class SkillIQL(Algorithm):
+class SkillIQL(WithCritic, Algorithm):
     """IQL whose actions are skills of H steps: V(s), Q(s, z), and a policy over z that imitates the data's, weighted by
     advantage, and is kept near the skills' prior. A transition is H steps: the sum of their rewards, and discount**H of
     what follows.
@@ -90,7 +89,7 @@ class SkillIQL(Algorithm):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        explicit, config = bool(config.value_range), fit_value_range(config, dataset, grid)
+        explicit, config = bool(config.value_range), super().fit_config(config, dataset, grid)
         if config.value_range and not explicit and not config.discount_within:
             # of rewards of one sign, sums that are discounted once in H steps are larger by this at most
             length = config.skills_settings.get("skill_length", config.skill_length)
@@ -107,9 +106,6 @@ class SkillIQL(Algorithm):
         self.value = Value(c, s)
         self.critic = Critic(c, dataclasses.replace(s, action_dim=self.width, discrete=False, num_actions=0))
         return {"value": self.value.network, "actor": high, "critic": self.critic.network}
-
-    def optimizer(self, name: str) -> Adam:
-        return in_sample.optimizer(self.config, name)
 
     def extra(self, params: dict[str, Params]) -> Tree:
         """The skills, which act but do not learn."""

@@ -4,6 +4,7 @@ their critics.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,11 +13,10 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.actor import Actor, MemorylessActor, NoisyActor
-from offrl.algorithm import Algorithm, Loss, Metrics, TrainState
+from offrl.algorithm import Algorithm, Loss, Metrics, TrainState, Traits, Update
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import Batch
-from offrl.families import critics
-from offrl.families.critics import Critic, CriticSettings, Objective, Target, Value, Values, epsilon_field
+from offrl.families.critics import Critic, CriticSettings, Objective, Target, Value, Values, WithCritic, epsilon_field
 from offrl.nn import Deterministic, make_policy
 from offrl.optim import Adam, OptState, Params, global_norm
 from offrl.settings.field import setting
@@ -85,14 +85,6 @@ def make_actor(config: Any, spec: DataSpec) -> nn.Module:
     return make_policy(c.policy, spec.observation_dim, spec.action_dim, spec.num_actions, c.hidden, **form)
 
 
-def optimizer(config: Any, module: str) -> Adam:
-    """The critics' Adam; the actor's with its schedule over `decay_steps`."""
-    adam = critics.optimizer(config, module)
-    if module == "actor" and config.actor_schedule != "constant":
-        return Adam(learning_rate=adam.learning_rate, schedule=config.actor_schedule, decay_steps=config.decay_steps)
-    return adam
-
-
 def actor_of(algorithm: Algorithm, state: TrainState) -> Actor:
     """The policy, which explores with noise where it is deterministic."""
     return (NoisyActor if isinstance(algorithm.policy, Deterministic) else MemorylessActor)(algorithm, state)
@@ -110,6 +102,55 @@ def expectile_loss(
 
 
 # ---- steep losses of V (XQL, f-DVL, ReCOIL)
+
+
+class SteepValue(WithCritic, Algorithm):
+    """XQL and its relatives, each of which has its own loss of V: critics by Huber's loss, a policy by weighted
+    imitation. Modules: value, actor, critic.
+    """
+
+    traits = Traits(targets=("critic",), critic_modules=("critic",))
+
+    def modules(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        self.value = Value(c, s, layer_norm=c.value_layer_norm, norm_first=True)  # as the authors' code
+        actor = make_actor(c, s)
+        self.critic = Critic(c, s)
+        return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
+
+    @abstractmethod
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> Loss:
+        """The loss of V against Q [B] of the target critics at the batch's actions."""
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
+        """E h(r + gamma V(s') - Q(s, a)), h Huber's loss (XQL, arXiv 2301.02328, equation 12)."""
+        target = self.critic.td_target(batch, self.value(state.params["value"], batch["next_observations"]))
+        return self.critic.loss(critic, batch, target, key, objective=huber_objective(self.config, self.critic))
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
+        """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
+        advantage = q - self.value(state.params["value"], batch["observations"]).mean
+        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
+        dist = self.apply("actor", actor, batch["observations"], key)
+        loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
+        return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        target_critics = self.critic.target_critics(state, key)
+        value: Metrics = {}
+        q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean
+        for i in range(self.config.value_updates):
+            inputs = value_batch(self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i))
+            opt_state = state.opt["value"]
+            state, value = self.descend(state, "value", self.value_loss, *inputs)
+            value["value/gradient"] = gradient_norm(opt_state, state.opt["value"], self.optimizer("value"))
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, q, key)
+        state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
+        state = self.critic.regularised(state)
+        return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
+
+    def actor(self, state: TrainState) -> Actor:
+        return actor_of(self, state)
 
 
 def value_batch(

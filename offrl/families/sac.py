@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from torch.func import vjp
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
 from offrl.data.samplers.transitions import Batch
-from offrl.families import critics
-from offrl.families.critics import Critic, CriticSettings, Target, Values, fit_value_range
+from offrl.families.critics import Critic, CriticSettings, Target, Values, WithCritic
 from offrl.nn import Categorical, TanhGaussian
 from offrl.optim import Adam, Params
 from offrl.settings.field import setting
@@ -63,7 +61,7 @@ class LogWeight(nn.Module):
         return self.log.exp()
 
 
-class SoftActorCritic(Algorithm):
+class SoftActorCritic(WithCritic, Algorithm):
     """SAC (arXiv 1812.05905) with the smallest of E critics. Modules: actor, critic, entropy (the learnt weight).
 
     With discrete actions the policy is categorical and expectations over it are exact (arXiv 1910.07207).
@@ -71,10 +69,6 @@ class SoftActorCritic(Algorithm):
 
     traits = Traits(targets=("critic",), critic_modules=("critic",))
     critic: Critic
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         entropy, actor = LogWeight(self.config.entropy_weight), self.make_actor()
@@ -90,10 +84,11 @@ class SoftActorCritic(Algorithm):
         return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, **form)
 
     def optimizer(self, name: str) -> Adam:
+        if name != "entropy":
+            return super().optimizer(name)
         c = self.config
-        if name == "entropy" and c.entropy_learning_rate is not None:
-            return Adam(learning_rate=c.entropy_learning_rate)
-        return critics.optimizer(c, "actor" if name == "entropy" else name)
+        rates = c.entropy_learning_rate, c.actor_learning_rate, c.learning_rate
+        return Adam(next(rate for rate in rates if rate is not None))
 
     @property
     def target_entropy(self) -> float:
@@ -213,9 +208,6 @@ class SoftActorCritic(Algorithm):
         state, critic = self.descend(state, "critic", self.critic_loss, batch, critic_key)
         state = self.critic.regularised(state)
         return self.polyak(state, "critic", self.config.polyak), {**entropy, **actor, **critic}
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
 
 
 @dataclass

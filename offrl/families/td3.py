@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor, NoisyActor
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
 from offrl.data.samplers.transitions import Batch
-from offrl.families import critics
-from offrl.families.critics import Critic, CriticSettings, Values, fit_value_range
+from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.nn import Deterministic
-from offrl.optim import Adam, Params
+from offrl.optim import Params
 from offrl.settings.field import setting
 
 
@@ -28,24 +25,17 @@ class TD3Settings(CriticSettings):
     noise_clip: float = setting(0.5, "largest target noise", low=0.0)
 
 
-class TD3(Algorithm):
+class TD3(WithCritic, Algorithm):
     """TD3 (arXiv 1802.09477); a subclass has the loss of its actor. Modules: critic, actor."""
 
     traits = Traits(targets=("critic", "actor"), critic_modules=("critic",), period=2, actions=("continuous",))
     critic: Critic
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.critic = Critic(c, s)
         actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, activation=c.activation, init=c.init)
         return {"critic": self.critic.network, "actor": actor}
-
-    def optimizer(self, name: str) -> Adam:
-        return critics.optimizer(self.config, name)
 
     def next_action(self, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
         """a' [B, A]: the target actor's action at s' with clipped noise (target policy smoothing)."""
@@ -83,9 +73,6 @@ class TD3(Algorithm):
 
     def actor(self, state: TrainState) -> Actor:
         return NoisyActor(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
 
 
 def imitating_loss(algorithm: TD3, actor: Params, state: TrainState, batch: Batch) -> Loss:

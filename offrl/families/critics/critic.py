@@ -5,6 +5,7 @@ regularisers.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,14 +13,15 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from offrl import losses, rng
-from offrl.algorithm import Loss, Part, TrainState
-from offrl.data.dataset import DataSpec
+from offrl.algorithm import Grid, Loss, Part, TrainState, Traits
+from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import SPAN, Batch, discounted
+from offrl.data.value_range import value_range
 from offrl.errors import UserError
 from offrl.families.critics.settings import CriticSettings, make_value_head
 from offrl.families.critics.value import Objective, Target, Values
 from offrl.nn import Bootstrap, EnsembleMLP, Pairs, call
-from offrl.optim import Params
+from offrl.optim import Adam, Params
 
 
 class Critic(Part):
@@ -258,3 +260,35 @@ class Critic(Part):
                 sigma = torch.einsum("eio,ei,eo->e", w, u, vectors[name])
                 critic[name] = w * (self.config.spectral_norm / sigma.clamp(min=1e-12)).clamp(max=1.0).view(-1, 1, 1)
         return state._replace(params={**state.params, "critic": critic}, extra={**state.extra, "spectral": vectors})
+
+
+class WithCritic:
+    """What algorithms with the part `critic` have in common: bins for its values, optimisers, and their Q."""
+
+    config: Any
+    traits: Traits
+    critic: Critic
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+        """`config` with the range of the value head's bins from the data, where it needs one and has none."""
+        if config.value_head == "scalar" or config.value_range:
+            return config
+        ranges = [value_range(dataset, float(x)) for x in (grid or {}).get("discount", [config.discount])]
+        return replace(config, value_range=[min(low for low, _ in ranges), max(high for _, high in ranges)])
+
+    def optimizer(self, name: str) -> Adam:
+        """Adam with `learning_rate`; the actor's with its own rate and schedule, where it has them."""
+        c = self.config
+        if name != "actor":
+            return Adam(c.learning_rate)
+        rate = c.learning_rate if c.actor_learning_rate is None else c.actor_learning_rate
+        if getattr(c, "actor_schedule", "constant") == "constant":
+            return Adam(rate)
+        return Adam(rate, schedule=c.actor_schedule, decay_steps=c.decay_steps)
+
+    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
+        """The smallest of the critics' values, [B]; None where they are not of single actions."""
+        if not self.traits.critic_modules:
+            return None
+        return self.critic.q(state.params["critic"], observations, actions).amin(0)
