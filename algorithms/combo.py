@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Grid, Loss, TrainState, Tree, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Loss, TrainState, Update
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families import conservative
 from offrl.families.conservative import SoftMaximumSettings
 from offrl.families.sac import SoftActorCritic
 from offrl.optim import Params
-from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.world_models import model_rollouts
-from offrl.world_models.model import required
-from offrl.world_models.model_rollouts import ModelBasedSettings, ModelRollouts, ModelSampler, ModelSource, policy_of
-from offrl.world_models.rollout import Imagined, describe
+from offrl.world_models.model_rollouts import (
+    LearnsInModel,
+    ModelBasedSettings,
+)
 from offrl.world_models.uncertainty import names
 
 if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
+    pass
 
 
 @dataclass
@@ -60,26 +58,16 @@ class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
 
 
 @register("algo", "combo")
-class COMBO(SoftActorCritic):
+class COMBO(LearnsInModel, SoftActorCritic):
     """Critics are pushed down where the model leads, and up at the data's own state-action pairs; the policy's loss is
     SAC's.
     """
 
     Config = COMBOConfig
-    traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
-
-    @classmethod
-    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        return {"world_model": required({"members": config.algo.members})}
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        model_rollouts.check(config, grid)
-        return super().fit_config(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
-        self.rollouts = ModelRollouts(c, self.spec)
+        modules = super().modules()
         if c.kit_compat and (not c.importance or c.gradient_samples):
             raise UserError(
                 "algo.kit_compat=true is the penalty of that code, which has algo.importance=true and "
@@ -92,27 +80,7 @@ class COMBO(SoftActorCritic):
                 "data's, "
                 "where values are pushed up, and imagined ones"
             )
-        return super().modules()
-
-    def sampler(self) -> ModelSampler:
-        return ModelSampler(self.rollouts, self.pretrained)
-
-    def buffers(self) -> Tree:
-        return self.rollouts.buffers()
-
-    @property
-    def every(self) -> int:
-        return self.config.rollout_every
-
-    def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
-        """New rollouts of the policy."""
-        return self.rollouts.roll(
-            source, policy_of(partial(self.sample, state.params["actor"])), self.rollouts.penalised, key
-        )
-
-    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> Update:
-        imagined = self.roll(state, source, key)
-        return self.rollouts.add(state, imagined), describe(imagined)
+        return modules
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 over the data's rows and imagined ones, and the penalty

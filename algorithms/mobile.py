@@ -4,32 +4,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Grid, Loss, TrainState, Tree, Update
+from offrl.algorithm import Loss, TrainState, Tree, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.critics import Target, Values
 from offrl.families.sac import SoftActorCritic
 from offrl.optim import Params
-from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.world_models import model_rollouts
-from offrl.world_models.model import required
-from offrl.world_models.model_rollouts import ModelBasedSettings, ModelRollouts, ModelSampler, ModelSource, policy_of
-from offrl.world_models.rollout import Imagined, describe
+from offrl.world_models.model_rollouts import (
+    LearnsInModel,
+    ModelBasedSettings,
+    ModelSource,
+)
 from offrl.world_models.uncertainty import names
 
 if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
+    pass
 
 
 @dataclass
@@ -62,7 +61,7 @@ class MOBILEConfig(ModelBasedSettings):
 
 
 @register("algo", "mobile")
-class MOBILE(SoftActorCritic):
+class MOBILE(LearnsInModel, SoftActorCritic):
     """SAC on the data's transitions and imagined ones, whose targets are penalised by how much the elites' Bellman
     backups differ.
 
@@ -70,32 +69,18 @@ class MOBILE(SoftActorCritic):
     """
 
     Config = MOBILEConfig
-    traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
-
-    @classmethod
-    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        return {"world_model": required({"members": config.algo.members})}
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        model_rollouts.check(config, grid)
-        return super().fit_config(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
-        self.rollouts = ModelRollouts(c, self.spec)
+        modules = super().modules()
         if self.rollouts.real_rows >= c.batch_size:
             raise UserError(
                 f"algo.real_share={c.real_share:g}: MOBILE is cautious of imagined rows alone, and none is left in a "
                 "batch"
             )
-        return super().modules()
+        return modules
 
-    def sampler(self) -> ModelSampler:
-        return ModelSampler(self.rollouts, self.pretrained, self.check_model)
-
-    @staticmethod
-    def check_model(source: ModelSource, dataset: Dataset) -> Tree:
+    def derived(self, source: ModelSource, dataset: Dataset) -> Tree:
         """An empty tree. Raises UserError for a model whose inconsistency cannot be measured."""
         if source.model.history > 1:
             raise UserError(
@@ -108,23 +93,6 @@ class MOBILE(SoftActorCritic):
                 "algo=mobile compares the model's elites, and there is one: train a model with algo.elites=2 or more"
             )
         return {}
-
-    def buffers(self) -> Tree:
-        return self.rollouts.buffers()
-
-    @property
-    def every(self) -> int:
-        return self.config.rollout_every
-
-    def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
-        """New rollouts of the policy."""
-        return self.rollouts.roll(
-            source, policy_of(partial(self.sample, state.params["actor"])), self.rollouts.penalised, key
-        )
-
-    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> Update:
-        imagined = self.roll(state, source, key)
-        return self.rollouts.add(state, imagined), describe(imagined)
 
     def inconsistency(self, state: TrainState, observations: Tensor, actions: Tensor, key: Tensor) -> Tensor:
         """U(s, a) [B] at observations [B, O] (equation 8): the (unbiased) standard deviation over elites of the mean,

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Grid, TrainState, Tree, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import TrainState, Update
 from offrl.data.samplers.transitions import Batch
 from offrl.families.sac import SoftActorCritic
-from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.world_models import model_rollouts
-from offrl.world_models.model import Outcome, required
-from offrl.world_models.model_rollouts import ModelBasedSettings, ModelRollouts, ModelSampler, ModelSource, policy_of
-from offrl.world_models.rollout import Imagined, describe
+from offrl.world_models.model import Outcome
+from offrl.world_models.model_rollouts import (
+    LearnsInModel,
+    ModelBasedSettings,
+    ModelSource,
+)
 
 if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
+    pass
 
 
 @dataclass
@@ -37,7 +36,7 @@ class MOPOConfig(ModelBasedSettings):
 
 
 @register("algo", "mopo")
-class MOPO(SoftActorCritic):
+class MOPO(LearnsInModel, SoftActorCritic):
     """SAC on the data's transitions and on rollouts in a model, whose rewards are penalised where the model is
     uncertain (algorithm 1).
 
@@ -45,42 +44,10 @@ class MOPO(SoftActorCritic):
     """
 
     Config = MOPOConfig
-    traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
 
-    @classmethod
-    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        return {"world_model": required({"members": config.algo.members})}
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        model_rollouts.check(config, grid)
-        return super().fit_config(config, dataset, grid)
-
-    def modules(self) -> dict[str, nn.Module]:
-        self.rollouts = ModelRollouts(self.config, self.spec)
-        return super().modules()
-
-    def sampler(self) -> ModelSampler:
-        return ModelSampler(self.rollouts, self.pretrained)
-
-    def buffers(self) -> Tree:
-        return self.rollouts.buffers()
-
-    @property
-    def every(self) -> int:
-        return self.config.rollout_every
-
-    def penalised(self, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
+    def judged(self, source: ModelSource, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
         """r - lambda u(s, a), the uncertainty-penalised reward of section 4.2, and the model's own terminations."""
         return outcome.rewards - self.config.penalty * uncertainty, outcome.terminations
-
-    def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
-        """New rollouts of the policy, with penalised rewards."""
-        return self.rollouts.roll(source, policy_of(partial(self.sample, state.params["actor"])), self.penalised, key)
-
-    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> Update:
-        imagined = self.roll(state, source, key)
-        return self.rollouts.add(state, imagined), describe(imagined)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

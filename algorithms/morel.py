@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offrl import rng
 from offrl.algorithm import Grid, Metrics, TrainState, Tree, Update
@@ -18,17 +17,19 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError, warn
 from offrl.families.sac import SoftActorCritic
-from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.world_models import model_rollouts
-from offrl.world_models.model import Outcome, required
-from offrl.world_models.model_rollouts import ModelBasedSettings, ModelRollouts, ModelSampler, ModelSource, policy_of
-from offrl.world_models.rollout import Imagined, describe
+from offrl.world_models.model import Outcome
+from offrl.world_models.model_rollouts import (
+    LearnsInModel,
+    ModelBasedSettings,
+    ModelSource,
+)
+from offrl.world_models.rollout import Imagined
 from offrl.world_models.uncertainty import measure, names, on_data
 
 if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
+    pass
 
 
 @dataclass
@@ -68,7 +69,7 @@ SCALES = {"deviations": 3.0, "quantile": 0.95, "maximum": 1.0}
 
 
 @register("algo", "morel")
-class MOReL(SoftActorCritic):
+class MOReL(LearnsInModel, SoftActorCritic):
     """Rollouts end in HALT, with a large negative reward, where the model does not know (definition 3, the pessimistic
     MDP).
 
@@ -76,18 +77,12 @@ class MOReL(SoftActorCritic):
     rewards."""
 
     Config = MOReLConfig
-    traits = dataclasses.replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
-
-    @classmethod
-    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        return {"world_model": required({"members": config.algo.members})}
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """`config` with HALT's reward inside the bins' range, where that is found from the data. Warns of a HALT that
         would pay.
         """
-        model_rollouts.check(config, grid)
         result, values = super().fit_config(config, dataset, grid), grid or {}
         minimum, mean = (
             float(x) for x in (dataset.columns["rewards"].min(), dataset.columns["rewards"].float().mean())
@@ -108,21 +103,7 @@ class MOReL(SoftActorCritic):
         low, high = result.value_range
         return dataclasses.replace(result, value_range=[min(low, *rewards), max(high, *rewards)])
 
-    def modules(self) -> dict[str, nn.Module]:
-        self.rollouts = ModelRollouts(self.config, self.spec)
-        return super().modules()
-
-    def sampler(self) -> ModelSampler:
-        return ModelSampler(self.rollouts, self.pretrained, self.uncertainties)
-
-    def buffers(self) -> Tree:
-        return self.rollouts.buffers()
-
-    @property
-    def every(self) -> int:
-        return self.config.rollout_every
-
-    def uncertainties(self, source: ModelSource, dataset: Dataset) -> Tree:
+    def derived(self, source: ModelSource, dataset: Dataset) -> Tree:
         """The uncertainty of each of the data's rows, in order, and the smallest reward of those rows."""
         c = self.config
         if c.uncertainty == "none":
@@ -155,31 +136,21 @@ class MOReL(SoftActorCritic):
         index = position.floor().long()
         return torch.lerp(values[index], values[(index + 1).clamp(max=len(values) - 1)], position - index)
 
-    def halted(self, source: ModelSource, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
+    def judged(self, source: ModelSource, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
         """Rewards [B] and terminations [B] of the pessimistic MDP (definition 3): an unknown step ends in HALT and
         earns its reward.
         """
         c = self.config
-        rewards, terminations = self.rollouts.penalised(outcome, uncertainty)
+        rewards, terminations = super().judged(source, outcome, uncertainty)
         unknown = uncertainty > self.limit(source)
         halt_reward = source.extra["lowest"] - c.halt_offset if c.halt_reward is None else c.halt_reward
         return torch.where(unknown, halt_reward, rewards), terminations | unknown
-
-    def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
-        """New rollouts of the policy, in the pessimistic MDP."""
-        return self.rollouts.roll(
-            source, policy_of(partial(self.sample, state.params["actor"])), partial(self.halted, source), key
-        )
 
     def describe(self, source: ModelSource, imagined: Imagined) -> Metrics:
         """Metrics of rollouts, with the share of them that ended in HALT."""
         unknown = (imagined.valid & (imagined.uncertainty > self.limit(source))).any(0).float()
         share = unknown.sum() / imagined.valid[0].float().sum().clamp(min=1.0)
-        return {**describe(imagined), "rollout/halted": share, "rollout/limit": self.limit(source)}
-
-    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> Update:
-        imagined = self.roll(state, source, key)
-        return self.rollouts.add(state, imagined), self.describe(source, imagined)
+        return {**super().describe(source, imagined), "rollout/halted": share, "rollout/limit": self.limit(source)}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

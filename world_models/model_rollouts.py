@@ -7,23 +7,28 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Grid, Part, TrainState, Tree
+from offrl.algorithm import Grid, Metrics, Part, TrainState, Tree, Update
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Packed, Transitions, TransitionSampler
 from offrl.errors import UserError
-from offrl.families.sac import SoftSettings
+from offrl.families.sac import SoftActorCritic, SoftSettings
 from offrl.optim import Params
+from offrl.pretrained import Requirement
 from offrl.settings.field import setting
-from offrl.world_models.model import Outcome, past_at
-from offrl.world_models.rollout import CHUNK, Act, Imagined, Judge, branched, careful
+from offrl.world_models.model import Outcome, past_at, required
+from offrl.world_models.rollout import CHUNK, Act, Imagined, Judge, branched, careful, describe
 from offrl.world_models.uncertainty import measure, names, prepare
+
+if TYPE_CHECKING:
+    from offrl.settings.train import TrainConfig
 
 
 @dataclass
@@ -202,10 +207,6 @@ class ModelRollouts(Part):
         tree = {**source.tree, "low": low - margin, "high": high + margin}
         return tree if params is None else {**tree, "params": params}
 
-    def penalised(self, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
-        """The rewards [B] less `penalty` times the uncertainty, and the terminations [B]."""
-        return outcome.rewards - self.config.penalty * uncertainty, outcome.terminations
-
     def starts(self, source: ModelSource, key: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """States of the data [count, O], and what came before them."""
         if source.starts is not None and source.past is not None:
@@ -267,9 +268,7 @@ class ModelSampler:
 
     rollouts: ModelRollouts
     pretrained: Mapping[str, Any]  # "world_model"
-    derive: Callable[[ModelSource, Dataset], Tree] | None = (
-        None  # `ModelSource.extra`, such as a threshold; may raise UserError
-    )
+    derive: Callable[[ModelSource, Dataset], Tree]  # `ModelSource.extra`, such as a threshold; may raise UserError
 
     def prepare(self, dataset: Dataset) -> ModelSource:
         c = self.rollouts.config
@@ -292,7 +291,63 @@ class ModelSampler:
             starts = dataset.columns["observations"].reshape(len(dataset), -1)[rows]
             past = past_at(trained.model, dataset, rows)
         source = ModelSource(TransitionSampler().prepare(dataset), trained.model, tree, past, starts)
-        return source if self.derive is None else dataclasses.replace(source, extra=self.derive(source, dataset))
+        return replace(source, extra=self.derive(source, dataset))
 
     def __call__(self, source: ModelSource, key: Tensor, batch_size: int) -> Batch:
         return TransitionSampler()(source.real, key, self.rollouts.real_rows)
+
+
+class LearnsInModel:
+    """What soft actor-critics share that learn from the data's transitions and rollouts in a model (algorithm 1 of
+    MOPO, arXiv 2005.13239); named before `SoftActorCritic` among a class's parents.
+    """
+
+    config: Any
+    spec: DataSpec
+    pretrained: Mapping[str, Any]
+    sample: Callable[..., tuple[Tensor, Tensor]]
+    traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
+
+    @classmethod
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        return {"world_model": required({"members": config.algo.members})}
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+        check(config, grid)
+        return super().fit_config(config, dataset, grid)  # type: ignore[misc]
+
+    def modules(self) -> dict[str, nn.Module]:
+        self.rollouts = ModelRollouts(self.config, self.spec)
+        return super().modules()  # type: ignore[misc]
+
+    def sampler(self) -> ModelSampler:
+        return ModelSampler(self.rollouts, self.pretrained, self.derived)
+
+    def derived(self, source: ModelSource, dataset: Dataset) -> Tree:
+        """`ModelSource.extra`. Raises UserError for a model that this algorithm cannot use."""
+        return {}
+
+    def buffers(self) -> Tree:
+        return self.rollouts.buffers()
+
+    @property
+    def every(self) -> int:
+        return self.config.rollout_every
+
+    def judged(self, source: ModelSource, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
+        """The rewards [B] and terminations [B] that the agent learns from: less `penalty` times the uncertainty."""
+        return outcome.rewards - self.config.penalty * uncertainty, outcome.terminations
+
+    def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
+        """New rollouts of the policy."""
+        policy = policy_of(partial(self.sample, state.params["actor"]))
+        return self.rollouts.roll(source, policy, partial(self.judged, source), key)
+
+    def describe(self, source: ModelSource, imagined: Imagined) -> Metrics:
+        """Metrics of rollouts."""
+        return describe(imagined)
+
+    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> Update:
+        imagined = self.roll(state, source, key)
+        return self.rollouts.add(state, imagined), self.describe(source, imagined)

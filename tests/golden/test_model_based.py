@@ -32,7 +32,7 @@ def test_mopo_s_penalised_reward(penalty: float, tmp_path: Path) -> None:
     algorithm, state, source = small.make(tmp_path, "mopo", penalty=penalty, rollouts=20)
     assert algorithm.config.uncertainty == "aleatoric"
     told = algorithm.roll(state, source, rng.make_key(1))
-    algorithm.penalised = lambda outcome, uncertainty: (outcome.rewards, outcome.terminations)
+    algorithm.judged = lambda source, outcome, uncertainty: (outcome.rewards, outcome.terminations)
     plain = algorithm.roll(state, source, rng.make_key(1))
     assert torch.equal(told.next_observations, plain.next_observations)
     _, std = small.predict(

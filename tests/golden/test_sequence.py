@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from offrl import registry, rng
-from offrl.algorithms.modt.clusters import kmeans
-from offrl.algorithms.modt.min_norm import shortest
+from offrl.algorithms.modt import kmeans, shortest
 from offrl.algorithms.qdt import relabel
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset

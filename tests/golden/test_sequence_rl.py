@@ -14,8 +14,8 @@ from torch import Tensor
 from offrl import registry, rng
 from offrl.actor import NoisyActor
 from offrl.algorithm import TrainState
-from offrl.algorithms.sequence_rl import algorithm as module
-from offrl.algorithms.sequence_rl.sampler import (
+from offrl.algorithms import sequence_rl as module
+from offrl.algorithms.sequence_rl import (
     PREVIOUS,
     WINDOW_ACTIONS,
     WINDOW_OBSERVATIONS,

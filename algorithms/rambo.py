@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +16,6 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Grid, Loss, TrainState, Tree, Update
-from offrl.algorithms.rambo.model import log_mixture, training_table
-from offrl.algorithms.rambo.settings import RAMBOConfig, first_params, model_shape, requirements, with_shape
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
@@ -23,18 +23,80 @@ from offrl.families.sac import SoftActorCritic
 from offrl.optim import Adam, Params
 from offrl.pretrained import Requirement
 from offrl.registry import register
-from offrl.world_models import ensemble, model_rollouts
-from offrl.world_models.dynamics import member_losses
+from offrl.settings.field import setting
+from offrl.world_models import ensemble
+from offrl.world_models.dynamics import DynamicsSettings, member_losses, targets
 from offrl.world_models.ensemble import GaussianEnsemble
-from offrl.world_models.model_rollouts import ModelRollouts, ModelSampler, ModelSource, policy_of
-from offrl.world_models.rollout import Imagined, describe
+from offrl.world_models.model import input_table, required
+from offrl.world_models.model_rollouts import LearnsInModel, ModelBasedSettings, ModelSource, policy_of
+from offrl.world_models.rollout import Imagined
+from offrl.world_models.uncertainty import names
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
 
 
+MODEL_SETTINGS: dict[str, Any] = {
+    "learning_rate": 3e-4,
+    "patience": 10,
+    "bounds_weight": 0.001,
+}  # of the model that is trained first
+
+
+@dataclass
+class RAMBOConfig(ModelBasedSettings):
+    """Settings of RAMBO; the defaults are OfflineRL-Kit's for D4RL's HalfCheetah."""
+
+    name: str = "rambo"
+    max_entropy_weight: float | None = setting(
+        1.0, "the entropy's weight counts as at most this; null: as it is", low=0.0
+    )
+    real_share: float = setting(
+        0.5, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True
+    )
+    rollout_every: int = setting(250, "updates between two times", low=1)
+    rollout_retain: int = setting(20, "imagined transitions of so many times are kept", low=1)
+    uncertainty: str = setting("none", "how uncertain the model is of a step", choices=("none", *names()))
+    random_rollouts: bool = setting(False, "rollouts choose uniform actions, not the policy's (most of AntMaze)")
+    adversarial_weight: float = setting(
+        3e-4, "weight of what lowers the policy's value, beside the model's likelihood (lambda)", low=0.0
+    )
+    model_learning_rate: float = setting(
+        3e-4, "Adam's, for the model while the policy learns; 0: it stays as it is", low=0.0
+    )
+    bounds_weight: float = setting(
+        0.001, "weight of the distance between the bounds of the log variance, meanwhile", low=0.0
+    )
+    behaviour: str = setting(
+        "", "a trained run of bc that the actor begins as; empty: one is trained first", place=True
+    )
+    behaviour_id: str = setting("", "which one that is", filled=True)
+    clone_epochs: int = setting(50, "times through the data of that training; 0: the actor begins as it is", low=0)
+    clone_learning_rate: float = setting(1e-4, "Adam's, meanwhile", low=0.0, shared=True)
+    world_model_shape: list[int] = setting(
+        [], "the world model's members, history, 1 where it learns terminations, hidden widths", place=True, filled=True
+    )
+
+
+def model_shape(config: RAMBOConfig) -> list[int]:
+    """The model's members, history, whether it learns terminations, and widths: as found, or those of one that would be
+    trained.
+    """
+    default = DynamicsSettings(**MODEL_SETTINGS)
+    return config.world_model_shape or [default.members, default.history, 0, *default.hidden]
+
+
+def log_mixture(mean: Tensor, std: Tensor, x: Tensor) -> Tensor:
+    """log of the mean over K of N(x; mean, diag(std^2)), [B], for means and standard deviations [K, B, D] and x [B, D].
+
+    Densities themselves would underflow: at 18 dimensions, five standard deviations off, they are below float32's
+    smallest number."""
+    log_p = -0.5 * ((x - mean) / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
+    return log_p.sum(-1).logsumexp(0) - math.log(mean.shape[0])
+
+
 @register("algo", "rambo")
-class RAMBO(SoftActorCritic):
+class RAMBO(LearnsInModel, SoftActorCritic):
     """The model plays against the policy: it learns to lower the policy's value, and stays near what explains the data
     (algorithm 1).
 
@@ -46,12 +108,10 @@ class RAMBO(SoftActorCritic):
     """
 
     Config = RAMBOConfig
-    traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """The config completed from the data. Raises UserError for settings that contradict each other."""
-        model_rollouts.check(config, grid)
         if config.random_rollouts and config.candidates > 1:
             raise UserError(
                 f"algo.candidates={config.candidates} chooses among actions of the policy, and "
@@ -62,14 +122,40 @@ class RAMBO(SoftActorCritic):
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        return requirements(config, dataset)
+        """The world model, and a clone of the data's behaviour by least squares between its samples and the data's
+        actions.
+        """
+        c = config.algo
+        runs = {"world_model": required({**MODEL_SETTINGS, "members": c.members})}
+        if not c.clone_epochs and not c.behaviour:
+            return runs
+        settings = {
+            "policy": "tanh_gaussian",
+            "loss": "sample_error",
+            "hidden": list(c.hidden),
+            "init": c.init,
+            "batch_size": c.batch_size,
+            "learning_rate": c.clone_learning_rate,
+        }
+        steps = math.ceil(c.clone_epochs * len(dataset.transition_rows()) / c.batch_size)
+        return {**runs, "behaviour": Requirement("bc", settings, steps=steps, label="behaviour-bc")}
 
     @classmethod
     def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
-        return with_shape(config, pretrained["world_model"].model)
+        """The settings with the shape of the model. Raises UserError for one that has no likelihood."""
+        model = pretrained["world_model"].model
+        loss = getattr(model.config, "loss", "")
+        if model.kind != "ensemble" or loss != "likelihood":
+            description = f"one trained with loss={loss}" if model.kind == "ensemble" else f"of the kind '{model.kind}'"
+            raise UserError(
+                f"world_model={config.algo.world_model} is {description}; rambo goes on training an ensemble by its "
+                "likelihood (algo=dynamics "
+                "with loss=likelihood), or leave world_model= out"
+            )
+        shape = [model.members, model.history, int(model.learns_ending), *model.config.hidden]
+        return dataclasses.replace(config, algo=dataclasses.replace(config.algo, world_model_shape=shape))
 
     def modules(self) -> dict[str, nn.Module]:
-        self.rollouts = ModelRollouts(self.config, self.spec)
         members, history, ending, *hidden = model_shape(self.config)
         inputs = history * (self.spec.observation_dim + self.spec.action_dim)
         model = GaussianEnsemble(members, inputs, self.spec.observation_dim + 1, hidden, ending=bool(ending))
@@ -84,30 +170,46 @@ class RAMBO(SoftActorCritic):
         return {**super().extra(params), "imagined": {"observations": torch.zeros(rows, width), "past": past}}
 
     def init(self, seed: int) -> TrainState:
-        """The actor begins as the clone of the data's behaviour, and the model as the trained one."""
+        """The actor begins as the clone of the data's behaviour, and the model as the trained one. Raises UserError
+        where the clone's network is another.
+        """
         state = super().init(seed)
-        return state._replace(params=first_params(self.pretrained, state.params))
+        params = dict(state.params)
+        if "behaviour" in self.pretrained:
+            clone = self.pretrained["behaviour"].state.params.get("actor", {})
+            if {name: x.shape for name, x in clone.items()} != {name: x.shape for name, x in params["actor"].items()}:
+                raise UserError(
+                    "algo.behaviour: its policy's network is not this one's: name a run of bc with "
+                    "algo.policy=tanh_gaussian and the same "
+                    "algo.hidden, or leave it out"
+                )
+            params["actor"] = {name: clone[name].clone() for name in params["actor"]}
+        if "world_model" in self.pretrained:
+            model_params = self.pretrained["world_model"].tree["params"]
+            params["dynamics"] = {
+                name: model_params[name].clone() for name in params["dynamics"]
+            }  # replicas must not share what they train
+        return state._replace(params=params)
 
     # ---- rollouts
 
-    def sampler(self) -> ModelSampler:
-        return ModelSampler(self.rollouts, self.pretrained, training_table)
-
-    def buffers(self) -> Tree:
-        return self.rollouts.buffers()
-
-    @property
-    def every(self) -> int:
-        return self.config.rollout_every
-
     def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
         """New rollouts of the policy, or of uniform actions, in the replica's own model."""
-        policy = (
-            self.random_policy
-            if self.config.random_rollouts
-            else policy_of(partial(self.sample, state.params["actor"]))
-        )
-        return self.rollouts.roll(source, policy, self.rollouts.penalised, key, state.params["dynamics"])
+        drawn = policy_of(partial(self.sample, state.params["actor"]))
+        policy = self.random_policy if self.config.random_rollouts else drawn
+        return self.rollouts.roll(source, policy, partial(self.judged, source), key, state.params["dynamics"])
+
+    def derived(self, source: ModelSource, dataset: Dataset) -> Tree:
+        """All transitions, for the model to go on learning from, and the "decay" of each of its layers' weights.
+
+        "table" [R, I + D + 2]: inputs, targets, terminations and whether the next observation is known.
+        """
+        model, c, known = source.model, source.model.config, dataset.columns["successor_known"]
+        rows = dataset.transition_rows()
+        flags = torch.stack([dataset.columns["terminations"][rows], known[rows]], -1).float()
+        table = torch.cat([input_table(model, dataset, rows), targets(dataset, rows, c.delta), flags], -1)
+        decay = ensemble.decay_of_layers(c.weight_decay, len(c.hidden) + 1)
+        return {"table": table, "decay": torch.tensor(decay, device=rows.device)}
 
     def random_policy(self, observations: Tensor, past: Tensor, key: Tensor) -> Tensor:
         """Uniform actions [B, A]."""
@@ -120,8 +222,7 @@ class RAMBO(SoftActorCritic):
             state = state._replace(
                 extra={**state.extra, "imagined": {"observations": observations, "past": past.clone()}}
             )
-        imagined = self.roll(state, source, rollout_key)
-        return self.rollouts.add(state, imagined), describe(imagined)
+        return super().refresh(state, source, rollout_key, step=step)
 
     # ---- the model against the policy
 

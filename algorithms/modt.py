@@ -16,8 +16,6 @@ from torch.func import grad
 from offrl import rng
 from offrl.actor import Actor, Carry
 from offrl.algorithm import Grid, Loss, TrainState, Traits, Update
-from offrl.algorithms.modt.clusters import MOST_ROWS, kmeans
-from offrl.algorithms.modt.min_norm import shortest
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -36,6 +34,53 @@ from offrl.nn.transformer import Affine
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
+
+MOST_ROWS = 50_000  # of the data, that k-means looks at
+
+
+def kmeans(points: Tensor, clusters: int, rounds: int = 50) -> Tensor:
+    """Centres [clusters, A] of points [R, A], from spread-out first ones (k-means++) by Lloyd's iterations; the same on
+    every call.
+    """
+    key = rng.make_key(0)
+    if len(points) > MOST_ROWS:
+        points = points[rng.randint(rng.fold_in(key, -1), (MOST_ROWS,), len(points))]
+    centres = points[:1]
+    for i in range(1, clusters):
+        distance = torch.cdist(points, centres).amin(-1).square()
+        centres = torch.cat(
+            [centres, points[rng.categorical(rng.fold_in(key, i), distance.clamp(min=1e-12).log())].unsqueeze(0)]
+        )
+    for _ in range(rounds):
+        assignment = torch.cdist(points, centres).argmin(-1)
+        count = torch.bincount(assignment, minlength=clusters).unsqueeze(-1)
+        total = torch.zeros_like(centres).index_add_(0, assignment, points)
+        means = torch.where(count > 0, total / count.clamp(min=1), centres)  # a centre without points stays
+        if torch.equal(means, centres):
+            break
+        centres = means
+    return centres
+
+
+def shortest(slopes: Tensor, iterations: int = 20) -> Tensor:
+    """Weights [M] >= 0 of sum 1 that make |sum_i w_i slopes_i| smallest, for slopes [M, P]: Frank-Wolfe with exact line
+    search.
+
+    A slope of zeros, of a loss that nothing in the batch speaks of, has weight 0: with weight 1 no other loss would be
+    learnt from."""
+    products = slopes @ slopes.T
+    nonzero = products.diagonal() > 0.0
+    nonzero = nonzero | ~nonzero.any()
+    weights = nonzero.float() / nonzero.sum()
+    index = torch.arange(len(slopes), device=slopes.device)
+    for _ in range(iterations):
+        projection = products @ weights
+        corner = (index == torch.where(nonzero, projection, float("inf")).argmin()).float()
+        current, cross, target = weights @ projection, corner @ projection, corner @ products @ corner
+        step = ((current - cross) / (current - 2.0 * cross + target).clamp(min=1e-12)).clamp(0.0, 1.0)
+        weights = (1.0 - step) * weights + step * corner
+    return weights
+
 
 REGIONS = "regions"
 
