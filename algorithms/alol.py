@@ -130,7 +130,7 @@ def reference_values(algorithm: ALoL, source: UtteranceSource, credits: Tensor) 
             f"{c.values_episodes:,} episodes of the reference policy, which earned {float(targets.mean()):.4g} "
             "on average"
         )
-    values, error, constant = fit(states, targets, data_states, c.value_layers, c.values_steps, c.values_learning_rate)
+    values, error, constant = fit(states, targets, data_states, c.value_layers, c.values_steps)
     note = f"the reference's values are fitted to {note}; mean squared error {error:.4g}, of a constant {constant:.4g}"
     algorithm.runtime.notes = [*algorithm.runtime.notes, note]
     with contextlib.suppress(UserError, OSError):  # no room for it
@@ -157,7 +157,6 @@ def _identity(config: Any) -> str:
         "vocabulary",
         "values_episodes",
         "values_steps",
-        "values_learning_rate",
     )
     return str([getattr(config, name) for name in names])
 
@@ -170,9 +169,7 @@ def _read(algorithm: ALoL, state: TrainState, batch: Batch) -> Tensor:
     return hidden[torch.arange(len(hidden), device=hidden.device), first_of(batch) - 1].float()
 
 
-def fit(
-    x: Tensor, y: Tensor, queries: Tensor, layers: int, steps: int, learning_rate: float
-) -> tuple[Tensor, float, float]:
+def fit(x: Tensor, y: Tensor, queries: Tensor, layers: int, steps: int) -> tuple[Tensor, float, float]:
     """(values [I] at states `at` [I, D], mean squared error, that of a constant) of a head fitted to targets y [n] of
     states x [n, D].
 
@@ -189,7 +186,7 @@ def fit(
         torch.manual_seed(0)
         net = value_mlp(x.shape[1], [2 * x.shape[1]] * (layers - 1), 1)
     net = net.to(x.device)
-    adam = torch.optim.Adam(net.parameters(), learning_rate)
+    adam = torch.optim.Adam(net.parameters())  # of rate 1e-3
 
     def evaluate() -> tuple[float, Tensor]:
         with torch.no_grad():
@@ -251,7 +248,6 @@ class ALoLConfig(UtteranceSettings):
     )
     values_episodes: int = setting(512, "episodes that the reference plays for it", low=1)
     values_steps: int = setting(1_000, "updates of the values", low=1)
-    values_learning_rate: float = setting(1e-3, "Adam's learning rate of the values", low=0.0)
     value_layers: int = setting(
         2, "layers of the values' head, on the reference's state at the end of the prompt", low=1
     )

@@ -39,7 +39,6 @@ class ArCHerConfig(ValueHeadSettings, UtteranceCriticSettings):
     expectile: float = setting(0.9, "of V's fit to the targets of Q", low=0.5, high=1.0)
     temperature: float = setting(1.0, "inverse temperature of the actor's weights", low=0.0)
     max_weight: float = setting(100.0, "cap of the actor's weights, which the authors' code does not have", low=0.0)
-    critic_first: int = setting(0, "updates at the beginning in which the critic learns alone", low=0)
 
 
 @register("algo", "archer")
@@ -102,7 +101,5 @@ class ArCHer(TextAlgorithm):
         batch = trim(batch)
         state, metrics = self.descend(state, "critic", self.critic_loss, batch)
         state = self.polyak(state, "critic", self.config.polyak)
-        if self.config.critic_first and int(state.step) < self.config.critic_first:
-            return state, metrics
         state, policy_metrics = self.descend(state, "policy", self.actor_loss, batch)
         return state, {**metrics, **policy_metrics}

@@ -32,7 +32,7 @@ from offrl.optim import Adam, Params
 from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.evaluation import EvalConfig
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 from offrl.tasks.environments import resolve_task
 from offrl.tasks.task import Task
 
@@ -44,15 +44,11 @@ RATES = {"actor_learning_rate": (3e-6, 3e-4), "critic_learning_rate": (2e-5, 1e-
 
 
 @dataclass
+@defaults(start="cloned")
 class ArCHerOnlineConfig(ValueHeadSettings, UtteranceCriticSettings):
     """Settings of online ArCHer."""
 
     name: str = "archer_online"
-    start: str = setting(
-        "cloned",
-        "what the actor begins with: the language model as it is, or a cloned policy (algo.policy)",
-        choices=("language_model", "cloned"),
-    )
     discount: float = setting(0.95, "discount factor, of each turn", low=0.0, high=1.0)
     polyak: float = setting(0.1, "rate at which the critic's target follows", low=0.0, high=1.0)
     env: str = setting("", "Gymnasium id of the environment that is played; empty: the dataset's own")

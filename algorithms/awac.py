@@ -13,15 +13,15 @@ from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.nn import Categorical, Gaussian
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
+@defaults(hidden=[256, 256, 256])
 class AWACConfig(CriticSettings):
     """Settings of AWAC; the defaults are CORL's for D4RL's locomotion tasks."""
 
     name: str = "awac"
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
     temperature: float = setting(
         3.0,
         "multiplies the advantage in the exponent; larger is greedier. It is 1 / lambda of the paper, which divides by "

@@ -17,27 +17,29 @@ from offrl.families.conservative import SoftMaximumSettings
 from offrl.families.sac import SoftActorCritic
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 from offrl.world_models.model_rollouts import (
     LearnsInModel,
     ModelBasedSettings,
 )
-from offrl.world_models.uncertainty import names
 
 if TYPE_CHECKING:
     pass
 
 
 @dataclass
+@defaults(
+    hidden=[256, 256, 256],
+    entropy_in_target=False,
+    conservative_weight=0.5,
+    real_share=0.5,
+    uncertainty="none",
+    actor_schedule="cosine",
+)
 class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
     """Settings of COMBO; the defaults are OfflineRL-Kit's for D4RL's HalfCheetah."""
 
     name: str = "combo"
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    entropy_in_target: bool = setting(False, "whether the entropy counts in the critics' targets")
-    conservative_weight: float = setting(
-        0.5, "weight of the penalty: how far the critics are pushed down outside the data (beta)", low=0.0
-    )
     penalised_states: str = setting(
         "mix",
         "the states whose values are pushed down (rho): those of the whole batch, or imagined ones",
@@ -45,15 +47,6 @@ class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
     )
     kit_compat: bool = setting(
         False, "the penalty as in OfflineRL-Kit's code: the mean of logsumexps of 3 actions, not one of all"
-    )
-    real_share: float = setting(
-        0.5, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True
-    )
-    uncertainty: str = setting(
-        "none", "how uncertain the model is of a step; COMBO does not ask", choices=("none", *names())
-    )
-    actor_schedule: str = setting(
-        "cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant")
     )
 
 

@@ -42,9 +42,8 @@ class DecisionDiffuserConfig(DiffusionPlanSettings, TargetReturnSettings):
     `experiment=decision_diffuser/d4rl-gym` has.
     """
 
-    targets_ahead: ClassVar[bool] = True
-
     name: str = "decision_diffuser"
+    targets_ahead: ClassVar[bool] = True
     discount: float = setting(
         0.99, "discount factor of the return that plans are conditioned on", low=0.0, high=1.0, shared=True
     )

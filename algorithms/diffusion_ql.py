@@ -19,25 +19,21 @@ from offrl.families.generative.best_of_n import Noise, ValuedActor, candidates_f
 from offrl.families.generative.settings import greedy_field
 from offrl.nn import diffusion, flow
 from offrl.nn.diffusion import PlainDenoiser
-from offrl.nn.mlp import ACTIVATIONS
 from offrl.optim import Adam, Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 SCHEDULE = "vp"  # the variance-preserving one
 
 
 @dataclass
+@defaults(hidden=[256, 256, 256], activation="mish")
 class DiffusionQLConfig(CriticSettings):
     """Settings of Diffusion-QL; the defaults are those of the authors' class, which choose q_weight and clip_norm by
     dataset.
     """
 
     name: str = "diffusion_ql"
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    activation: str = setting(
-        "mish", "activation of the hidden layers, of the denoiser too", choices=tuple(ACTIVATIONS)
-    )
     q_weight: float = setting(1.0, "weight of Q, divided by its mean size, against cloning", low=0.0)
     chain: bool = setting(
         True, "the policy's Q is of an action denoised from noise, with gradients through all steps; false: of the "

@@ -36,7 +36,6 @@ class DigiRLConfig(UtteranceCriticSettings):
         "of the turn's reward and return, which are added to that rise (the authors: 1); 0: the rise alone decides",
         low=0.0,
     )
-    critic_first: int = setting(0, "updates at the beginning in which the critic learns alone", low=0)
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,5 @@ class DigiRL(TextAlgorithm):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         batch = trim(batch)
         state, metrics = self.descend(state, "critic", self.critic_loss, batch)
-        if self.config.critic_first and int(state.step) < self.config.critic_first:
-            return state, metrics
         state, policy_metrics = self.descend(state, "policy", self.actor_loss, batch)
         return state, {**metrics, **policy_metrics}

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Grid, Loss, TrainState, Traits, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Loss, TrainState, Traits
 from offrl.data.samplers.goals import ACHIEVED, ACTOR_GOALS
-from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, GoalSequenceSampler
+from offrl.data.samplers.sequences import STEPS, VALID, GoalSequenceSampler
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.families.goal_conditioned import required_goals
-from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return
+from offrl.families.return_conditioned import TargetReturnSettings
 from offrl.families.sequence import (
     GoalHistory,
     SequenceActor,
@@ -60,10 +59,6 @@ class DT(SequenceModel):
     def traits_for(cls, config: Any) -> Traits:
         return dataclasses.replace(cls.traits, goal_conditioned=config.prompt == "goal")
 
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        return fit_target_return(super().fit_config(config, dataset, grid), dataset)
-
     @property
     def goal_dim(self) -> int:
         """G: the dimension of a goal."""
@@ -78,26 +73,16 @@ class DT(SequenceModel):
 
     def sizes(self) -> dict[str, int]:
         if self.config.prompt == "goal":
-            return {
-                "goal": self.goal_dim,
-                "observation": self.spec.observation_dim,
-                "action": self.spec.encoded_action_dim,
-            }
-        return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
+            s = self.spec
+            return {"goal": self.goal_dim, "observation": s.observation_dim, "action": s.encoded_action_dim}
+        return super().sizes()
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        """(R_1, s_1, a_1, ..., R_K, s_K, a_K), the trajectory of section 3, R_t the return to go; or the goal in its
-        place.
-        """
+        """(R_1, s_1, a_1, ..., R_K, s_K, a_K), or the goal in the place of a return."""
         if self.config.prompt == "goal":
             goals = batch[ACTOR_GOALS].unsqueeze(1).expand(-1, batch["actions"].shape[1], -1)
             return {"goal": goals, "observation": batch["observations"], "action": self.spec.encode(batch["actions"])}
-        returns = batch[RETURNS] / self.config.return_scale
-        return {
-            "return": returns.unsqueeze(-1),
-            "observation": batch["observations"],
-            "action": self.spec.encode(batch["actions"]),
-        }
+        return super().tokens(batch)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), the mean over all steps of the windows
@@ -107,9 +92,6 @@ class DT(SequenceModel):
         dist = self.apply("actor", actor, self.tokens(batch), places, batch[VALID], key)
         loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:
         return GoalPromptActor(self, state) if self.config.prompt == "goal" else TargetReturnActor(self, state)

@@ -15,17 +15,15 @@ from offrl.families import in_sample
 from offrl.families.in_sample import SteepValue, SteepValueSettings
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
+@defaults(batch_size=1024, gumbel_clip=5.0, random_actions=1)
 class FDVLConfig(SteepValueSettings):
     """Settings of f-DVL; the defaults are the authors' for D4RL's locomotion tasks, except `greediness`."""
 
     name: str = "f_dvl"
-    batch_size: int = setting(1024, "transitions in a batch", low=1)
-    gumbel_clip: float = setting(5.0, "reverse_kl: largest (Q - V) / gumbel_temperature in the exponent", low=0.0)
-    random_actions: int = setting(1, "so many uniformly random actions for each state are added to V's batch", low=0)
     divergence: str = setting(
         "chi_square",
         "of the policy's visits from the data's: chi_square, total_variation, or reverse_kl, whose loss is XQL's",

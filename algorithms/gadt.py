@@ -155,9 +155,6 @@ class GADT(SequenceModel):
         loss = masked_mean(self.weight(batch) * self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
-
     def actor(self, state: TrainState) -> Actor:
         return GADTActor(self, state)
 

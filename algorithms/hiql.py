@@ -23,6 +23,7 @@ from offrl.data.samplers.goals import (
 from offrl.data.samplers.transitions import Batch
 from offrl.families.goal_conditioned import GoalConditioned, concatenate, goal_target
 from offrl.families.hierarchical import (
+    ADJACENCY_OPTIMIZER,
     HierarchicalActor,
     SubgoalSettings,
     make_adjacency,
@@ -70,7 +71,7 @@ class HIQL(GoalConditioned):
         return subgoal_sampler(super().sampler(), self.config)
 
     def optimizer(self, name: str) -> Adam:
-        return Adam(self.config.adjacency_learning_rate) if name == "adjacency" else super().optimizer(name)
+        return ADJACENCY_OPTIMIZER if name == "adjacency" else super().optimizer(name)
 
     def v(self, value: Params, observations: Tensor, goals: Tensor) -> Tensor:
         """Twin V(s, phi(s, g)) [2, B]."""

@@ -21,25 +21,19 @@ from offrl.nn import diffusion
 from offrl.nn.diffusion import ResidualDenoiser
 from offrl.optim import Adam, Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 SCHEDULE = "vp"  # the variance-preserving one
 
 
 @dataclass
+@defaults(batch_size=512, init="xavier")
 class IDQLConfig(CriticSettings):
     """Settings of IDQL; the defaults are the authors' for D4RL's locomotion tasks, with the denoiser of the larger of
     their learners.
     """
 
     name: str = "idql"
-    batch_size: int = setting(512, "transitions in a batch", low=1)
-    init: str = setting(
-        "xavier",
-        "initial weights of the critics and V: xavier (as published), torch (uniform), orthogonal, fixed_bias, "
-        "small_head",
-        choices=("xavier", "torch", "orthogonal", "fixed_bias", "small_head"),
-    )
     expectile: float = setting(
         0.7, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0
     )
@@ -49,7 +43,6 @@ class IDQLConfig(CriticSettings):
     embedding: int = setting(
         64, "waves in which the denoiser sees a denoising step, through two layers twice as wide", low=2
     )
-    denoiser_activation: str = setting("mish", "activation of the denoiser", choices=tuple(diffusion.SMOOTH))
     dropout: float = setting(
         0.1, "dropout rate of the denoiser's blocks while they learn", low=0.0, high=0.99, structural=True
     )
@@ -93,8 +86,7 @@ class IDQL(WithCritic, Algorithm):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.value, self.critic = Value(c, s), Critic(c, s)
-        form = {"dropout": c.dropout, "activation": c.denoiser_activation}
-        denoiser = ResidualDenoiser(s.observation_dim, s.action_dim, c.width, c.blocks, c.embedding, **form)
+        denoiser = ResidualDenoiser(s.observation_dim, s.action_dim, c.width, c.blocks, c.embedding, dropout=c.dropout)
         return {"value": self.value.network, "critic": self.critic.network, "actor": denoiser}
 
     def optimizer(self, name: str) -> Adam:

@@ -26,7 +26,7 @@ from offrl.families.return_conditioned import OutcomeConditioned, OutcomeSetting
 from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 from offrl.system.devices import pick_device
 from offrl.system.locks import once
 from offrl.world_models import imagined
@@ -135,14 +135,13 @@ EPOCHS, PUBLISHED = (
 
 
 @dataclass
+@defaults(learning_rate=5e-5, weight_decay=0.1)
 class MBRCSLConfig(OutcomeSettings):
     """Settings of MBRCSL; the defaults are the authors' for their point maze, but for fewer episodes at most (theirs:
     200,000).
     """
 
     name: str = "mbrcsl"
-    learning_rate: float = setting(5e-5, "AdamW's learning rate", low=0.0)
-    weight_decay: float = setting(0.1, "AdamW's decay of all parameters", low=0.0, structural=True)
     policy: str = setting(
         "deterministic",
         "deterministic: squared error; gaussian, tanh_gaussian: negative log-likelihood",
@@ -164,7 +163,6 @@ class MBRCSLConfig(OutcomeSettings):
         place=True,
     )
     behaviour_hidden: list[int] = setting([512, 512, 512], "widths of its hidden layers", low=1, place=True)
-    behaviour_learning_rate: float = setting(1e-4, "its learning rate", low=0.0, place=True, shared=True)
     rollouts: int = setting(10_000, "episodes played in the model at most", low=1, place=True)
     rollout_batch: int = setting(200, "episodes played at a time", low=1, place=True)
     accepted_episodes: int = setting(
@@ -215,7 +213,7 @@ class MBRCSL(OutcomeConditioned):
             return {}
         if dataset.spec.discrete:
             raise UserError(f"{c.name} needs continuous actions and {dataset.spec.name} has discrete ones")
-        settings = {"hidden": list(c.behaviour_hidden), "learning_rate": c.behaviour_learning_rate}
+        settings = {"hidden": list(c.behaviour_hidden), "learning_rate": 1e-4}
         batch = registry.get("algo", "diffusion_bc").Config().batch_size
         steps = c.behaviour_steps or math.ceil(EPOCHS * len(dataset) / batch * min(1.0, config.steps / PUBLISHED))
         behaviour = Requirement(

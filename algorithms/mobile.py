@@ -19,19 +19,21 @@ from offrl.families.critics import Target, Values
 from offrl.families.sac import SoftActorCritic
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 from offrl.world_models.model_rollouts import (
     LearnsInModel,
     ModelBasedSettings,
     ModelSource,
 )
-from offrl.world_models.uncertainty import names
 
 if TYPE_CHECKING:
     pass
 
 
 @dataclass
+@defaults(
+    max_entropy_weight=1.0, entropy_in_target=False, uncertainty="none", actor_schedule="cosine", decay_steps=3_000_000
+)
 class MOBILEConfig(ModelBasedSettings):
     """Settings of MOBILE; the defaults are the authors' for D4RL's HalfCheetah. entropy_learning_rate=0 fixes the
     entropy's weight.
@@ -47,17 +49,6 @@ class MOBILEConfig(ModelBasedSettings):
         "targets are at least this; the authors' 0 is right only where no policy's return is below it; null: not "
         "clipped",
     )
-    max_entropy_weight: float | None = setting(
-        1.0, "the entropy's weight counts as at most this; null: as it is", low=0.0
-    )
-    entropy_in_target: bool = setting(False, "whether the entropy counts in the critics' targets")
-    uncertainty: str = setting(
-        "none", "how uncertain the model is of a step; MOBILE does not ask", choices=("none", *names())
-    )
-    actor_schedule: str = setting(
-        "cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant")
-    )
-    decay_steps: int = setting(3_000_000, "length of the schedule in updates", low=1)
 
 
 @register("algo", "mobile")

@@ -15,12 +15,12 @@ from torch.func import grad
 
 from offrl import rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Grid, Loss, TrainState, Traits, Update
+from offrl.algorithm import Loss, TrainState, Traits
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return
+from offrl.families.return_conditioned import TargetReturnSettings
 from offrl.families.sequence import (
     History,
     SequenceModel,
@@ -140,10 +140,6 @@ class MODT(SequenceModel):
     Config = MODTConfig
     traits = Traits(actions=("continuous",))  # a region of a discrete action is the action itself
 
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        return fit_target_return(super().fit_config(config, dataset, grid), dataset)
-
     def modules(self) -> dict[str, nn.Module]:
         weights = self.config.weights
         if weights and (len(weights) != 3 or not any(weights)):
@@ -216,9 +212,6 @@ class MODT(SequenceModel):
         )
         metrics = dict(zip(("actor/loss", "actor/next", "actor/return"), objectives, strict=True))
         return loss, {**metrics, "actor/weight": torch.zeros_like(loss) + weights[0]}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:
         return MODTActor(self, state)

@@ -12,7 +12,7 @@ from offrl.algorithm import TrainState, Update
 from offrl.data.samplers.transitions import Batch
 from offrl.families.sac import SoftActorCritic
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults
 from offrl.world_models.model import Outcome
 from offrl.world_models.model_rollouts import (
     LearnsInModel,
@@ -25,14 +25,11 @@ if TYPE_CHECKING:
 
 
 @dataclass
+@defaults(max_entropy_weight=1.0, penalty=0.5)
 class MOPOConfig(ModelBasedSettings):
     """Settings of MOPO; the defaults are OfflineRL-Kit's for D4RL's HalfCheetah."""
 
     name: str = "mopo"
-    max_entropy_weight: float | None = setting(
-        1.0, "the entropy's weight counts as at most this; null: as it is", low=0.0
-    )
-    penalty: float = setting(0.5, "times the uncertainty, is taken off each imagined reward (lambda)", low=0.0)
 
 
 @register("algo", "mopo")

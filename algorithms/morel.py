@@ -18,7 +18,7 @@ from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError, warn
 from offrl.families.sac import SoftActorCritic
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 from offrl.world_models.model import Outcome
 from offrl.world_models.model_rollouts import (
     LearnsInModel,
@@ -33,22 +33,18 @@ if TYPE_CHECKING:
 
 
 @dataclass
+@defaults(
+    learning_rate=1e-4,
+    hidden=[256, 256, 256],
+    init="fixed_bias",
+    critics=10,
+    real_share=0.01,
+    uncertainty="disagreement",
+)
 class MOReLConfig(ModelBasedSettings):
     """Settings of MOReL; the learner's defaults are unifloral's (10 critics), the threshold is the paper's kind."""
 
     name: str = "morel"
-    learning_rate: float = setting(1e-4, "Adam's learning rate", low=0.0)
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    init: str = setting(
-        "fixed_bias",
-        "initial weights: torch (uniform), orthogonal, fixed_bias (as EDAC and ReBRAC), small_head (as CQL)",
-        choices=("torch", "orthogonal", "fixed_bias", "small_head"),
-    )
-    critics: int = setting(10, "how many critics; targets take the smallest of their values", low=1)
-    real_share: float = setting(
-        0.01, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True
-    )
-    uncertainty: str = setting("disagreement", "how uncertain the model is of a step", choices=("none", *names()))
     threshold: str = setting(
         "deviations",
         "a step is unknown where its uncertainty is above: deviations (the mean of the data's rows and threshold_scale "

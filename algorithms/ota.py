@@ -26,6 +26,7 @@ from offrl.data.samplers.goals import (
 from offrl.data.samplers.transitions import Batch
 from offrl.families.goal_conditioned import GoalConditioned, GoalTarget, concatenate, goal_rewards, goal_target
 from offrl.families.hierarchical import (
+    ADJACENCY_OPTIMIZER,
     HierarchicalActor,
     SubgoalSettings,
     make_adjacency,
@@ -79,7 +80,7 @@ class OTA(GoalConditioned):
         return replace(subgoal_sampler(super().sampler(), self.config), option_steps=self.config.option_steps)
 
     def optimizer(self, name: str) -> Adam:
-        return Adam(self.config.adjacency_learning_rate) if name == "adjacency" else super().optimizer(name)
+        return ADJACENCY_OPTIMIZER if name == "adjacency" else super().optimizer(name)
 
     def v(self, value: Params, observations: Tensor, goals: Tensor, head: str = "low") -> Tensor:
         """Twin V_l(s, phi(s, g)), or V_h with head "high": [2, B]."""

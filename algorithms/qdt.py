@@ -15,12 +15,12 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Grid, Loss, TrainState, Update
+from offrl.algorithm import Loss, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, drawn_episodes
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return, recorded, round_digits
+from offrl.families.return_conditioned import TargetReturnSettings, recorded, round_digits
 from offrl.families.sequence import SequenceModel, SequenceSettings, TargetReturnActor, masked_mean
 from offrl.families.teacher import TeacherSettings, check_critics, observation_rows, v_of_policy, values_requirement
 from offrl.optim import Params
@@ -95,22 +95,6 @@ class QDT(SequenceModel):
             config = dataclasses.replace(config, algo=dataclasses.replace(c, target_return=round_digits(best)))
         return config
 
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        return fit_target_return(super().fit_config(config, dataset, grid), dataset)
-
-    def sizes(self) -> dict[str, int]:
-        return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
-
-    def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        """DT's (R_1, s_1, a_1, ..., R_K, s_K, a_K)."""
-        returns = batch[RETURNS] / self.config.return_scale
-        return {
-            "return": returns.unsqueeze(-1),
-            "observation": batch["observations"],
-            "action": self.spec.encode(batch["actions"]),
-        }
-
     def sampler(self) -> Sampler:
         return dataclasses.replace(super().sampler(), made=self.relabelled)  # type: ignore[type-var]
 
@@ -140,9 +124,6 @@ class QDT(SequenceModel):
         valid = valid & (position <= last)
         returns = rewards.flip(-1).cumsum(-1).flip(-1) + final
         return {**batch, VALID: valid, RETURNS: torch.where(valid, returns, 0.0)}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:
         return TargetReturnActor(self, state)

@@ -24,21 +24,17 @@ from offrl.families.goal_conditioned import (
 from offrl.nn.representations.quasimetric import QUASIMETRICS, Quasimetric, QuasimetricModel
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
+
+SPREAD_SCALE = 100.0  # beta: distances beyond about `spread` times this are pushed no further
 
 
 @dataclass
+@defaults(value_current=0.0, value_trajectory=0.0, value_random=1.0)
 class QRLConfig(GoalValueSettings):
     """Settings of QRL; the defaults are OGBench's for antmaze. It uses no discount factor and no target networks."""
 
     name: str = "qrl"
-    value_current: float = setting(
-        0.0, "share of the values' goals that are the present state", low=0.0, high=1.0, shared=True
-    )
-    value_trajectory: float = setting(
-        0.0, "share that are later states of the trajectory", low=0.0, high=1.0, shared=True
-    )
-    value_random: float = setting(1.0, "share that are any states of the data", low=0.0, high=1.0, shared=True)
     quasimetric: str = setting(
         "iqe", "iqe: interval quasimetric embeddings; mrn: metric residual networks", choices=QUASIMETRICS
     )
@@ -47,9 +43,6 @@ class QRLConfig(GoalValueSettings):
         0.05, "epsilon: how much the mean square excess of one step's distance over 1 may be", low=0.0
     )
     spread: float = setting(5.0, "offset of the softplus that pushes states apart", low=0.0)
-    spread_scale: float = setting(
-        100.0, "beta: distances beyond about spread times this are pushed no further", low=1e-6
-    )
     learner: str = learner_field()
     bc_weight: float = setting(
         0.003, "ddpg_bc: weight of imitation (pointmaze 0.0003, humanoidmaze 0.001, manipulation 0.3)", low=0.0
@@ -106,7 +99,7 @@ class QRL(GoalConditioned):
             self.apply("value", value, "between", x, goal),
             self.apply("value", value, "between", x, next_x),
         )
-        repulsion = c.spread_scale * F.softplus(c.spread - distance / c.spread_scale).mean()
+        repulsion = SPREAD_SCALE * F.softplus(c.spread - distance / SPREAD_SCALE).mean()
         excess = (step - 1.0).clamp(min=0.0).square().mean()
         multiplier = self.apply("value", value, "multiplier")
         loss = repulsion + multiplier.detach() * excess + multiplier * (c.slack - excess.detach())

@@ -23,14 +23,13 @@ from offrl.families.sac import SoftActorCritic
 from offrl.optim import Adam, Params
 from offrl.pretrained import Requirement
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 from offrl.world_models import ensemble
 from offrl.world_models.dynamics import DynamicsSettings, member_losses, targets
 from offrl.world_models.ensemble import GaussianEnsemble
 from offrl.world_models.model import input_table, required
 from offrl.world_models.model_rollouts import LearnsInModel, ModelBasedSettings, ModelSource, policy_of
 from offrl.world_models.rollout import Imagined
-from offrl.world_models.uncertainty import names
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
@@ -44,19 +43,11 @@ MODEL_SETTINGS: dict[str, Any] = {
 
 
 @dataclass
+@defaults(max_entropy_weight=1.0, real_share=0.5, rollout_every=250, rollout_retain=20, uncertainty="none")
 class RAMBOConfig(ModelBasedSettings):
     """Settings of RAMBO; the defaults are OfflineRL-Kit's for D4RL's HalfCheetah."""
 
     name: str = "rambo"
-    max_entropy_weight: float | None = setting(
-        1.0, "the entropy's weight counts as at most this; null: as it is", low=0.0
-    )
-    real_share: float = setting(
-        0.5, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True
-    )
-    rollout_every: int = setting(250, "updates between two times", low=1)
-    rollout_retain: int = setting(20, "imagined transitions of so many times are kept", low=1)
-    uncertainty: str = setting("none", "how uncertain the model is of a step", choices=("none", *names()))
     random_rollouts: bool = setting(False, "rollouts choose uniform actions, not the policy's (most of AntMaze)")
     adversarial_weight: float = setting(
         3e-4, "weight of what lowers the policy's value, beside the model's likelihood (lambda)", low=0.0

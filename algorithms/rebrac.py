@@ -11,31 +11,29 @@ from torch import Tensor, nn
 
 from offrl.algorithm import Loss, TrainState, Update, merged
 from offrl.data.samplers.transitions import Batch, TransitionSampler
-from offrl.families.critics import Critic, Values, epsilon_field
+from offrl.families.critics import Critic, Values
 from offrl.families.td3 import TD3, TD3Settings
 from offrl.nn import Deterministic
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
+@defaults(
+    learning_rate=1e-3,
+    batch_size=1024,
+    hidden=[256, 256, 256],
+    layer_norm=True,
+    layer_norm_epsilon=1e-6,
+    init="fixed_bias",
+)
 class ReBRACConfig(TD3Settings):
     """Settings of ReBRAC; the defaults are the authors' for D4RL's locomotion tasks, where the two penalties differ
     between datasets.
     """
 
     name: str = "rebrac"
-    learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
-    batch_size: int = setting(1024, "transitions in a batch", low=1)
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the critics (and of V)")
-    layer_norm_epsilon: float = epsilon_field(1e-6)
-    init: str = setting(
-        "fixed_bias",
-        "initial weights: fixed_bias (as published), torch (uniform), orthogonal, small_head, xavier (as OGBench)",
-        choices=("fixed_bias", "torch", "orthogonal", "small_head", "xavier"),
-    )
     actor_layer_norm: bool = setting(False, "LayerNorm after each hidden layer of the actor")
     actor_bc: float = setting(
         0.01, "weight of the actor's squared distance from the data's action (ReBRAC's beta_1)", low=0.0

@@ -21,12 +21,13 @@ from offrl.families.critics import Target
 from offrl.families.in_sample import SteepValue, SteepValueSettings
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 EXPERT_Q = "expert_q"  # of the target critics at the expert's actions [B]
 
 
 @dataclass
+@defaults(huber_delta=0.0)
 class ReCOILConfig(SteepValueSettings):
     """Settings of ReCOIL; the defaults are the authors' for D4RL's locomotion tasks. `dataset.expert` says which rows
     are the expert's.
@@ -38,12 +39,6 @@ class ReCOILConfig(SteepValueSettings):
         5.0,
         "reverse_kl: V is this times log E[exp(Q / this)] over the data's actions; to be raised where Q diverges",
         low=1e-3,
-    )
-    huber_delta: float = setting(
-        0.0,
-        "scalar value head: the critics' squared errors grow linearly beyond this; 0: never",
-        low=0.0,
-        structural=True,
     )
     implicit_maximum: str = setting(
         "reverse_kl",

@@ -28,20 +28,17 @@ from offrl.families.goal_conditioned import (
 from offrl.nn import flow
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
+@defaults(hidden=[1024, 1024, 1024, 1024], value_geometric=False)
 class SHARSAConfig(GoalTargetSettings):
     """Settings of SHARSA; the defaults are the authors' for puzzle-4x5."""
 
     name: str = "sharsa"
     discount: float = setting(0.999, "discount factor; also of goals at geometric distances", high=1.0, shared=True)
-    hidden: list[int] = setting([1024, 1024, 1024, 1024], "widths of the hidden layers", low=1)
     actor_layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the flows")
-    value_geometric: bool = setting(
-        False, "later states at geometric distances; else uniform over the rest of the trajectory"
-    )
     actor_trajectory: float = setting(
         0.5, "share that are later states of the trajectory (cubes, humanoidmaze: 1)", low=0.0, high=1.0, shared=True
     )

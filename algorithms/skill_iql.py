@@ -157,7 +157,6 @@ class SkillIQLConfig(InSampleSettings):
     )
     recurrent_width: int = setting(128, "the same skills: width of the encoder's GRU", low=1)
     kl_weight: float = setting(1e-2, "the same skills: weight of KL(q(z | actions) || N(0, I))", low=0.0, shared=True)
-    skill_batch_size: int = setting(128, "the same skills: segments in a batch", low=1)
     skill_learning_rate: float = setting(1e-3, "the same skills: learning rate", low=0.0, shared=True)
 
 
@@ -275,12 +274,7 @@ def _skill_settings(config: Any) -> dict[str, Any]:
     """Settings of the skills that are trained first."""
     c = config
     settings = {name: getattr(c, name) for name in ("skill_length", "skill_dim", "kl_weight", "recurrent_width")}
-    return {
-        **settings,
-        "hidden": list(c.skill_hidden),
-        "batch_size": c.skill_batch_size,
-        "learning_rate": c.skill_learning_rate,
-    }
+    return {**settings, "hidden": list(c.skill_hidden), "batch_size": 128, "learning_rate": c.skill_learning_rate}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from offrl import losses, registry
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Loss, TrainState, Tree, Update
+from offrl.algorithm import Loss, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import STEPS, VALID
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -147,9 +147,6 @@ class VADT(SequenceModel):
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
         loss = masked_mean(self.weight(batch) * self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:
         return VADTActor(self, state)

@@ -22,7 +22,7 @@ from offrl.errors import UserError
 from offrl.families.sac import SoftActorCritic, SoftSettings
 from offrl.optim import Params
 from offrl.pretrained import Requirement
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 from offrl.world_models.model import Outcome, past_at, required
 from offrl.world_models.rollout import CHUNK, Act, Imagined, Judge, branched, careful, describe
 from offrl.world_models.uncertainty import measure, names, prepare
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 @dataclass
+@defaults(actor_learning_rate=1e-4)
 class ModelBasedSettings(SoftSettings):
     """Settings of model-based actor-critics; the defaults are those of OfflineRL-Kit for D4RL's locomotion tasks."""
 
-    actor_learning_rate: float | None = setting(1e-4, "the actor's, where it is another; null: learning_rate", low=0.0)
     world_model: str = setting(
         "", "a trained model: a run of algo=dynamics, or a file in its models/; empty: one is trained first", place=True
     )
@@ -63,10 +63,6 @@ class ModelBasedSettings(SoftSettings):
     lookahead_penalty: float = setting(
         2.0, "candidates: times the uncertainty, is taken off each reward of those steps", low=0.0
     )
-    lookahead_discount: float = setting(0.97, "candidates: discount factor of those steps", low=0.0, high=1.0)
-    lookahead_uncertainty: str = setting(
-        "ensemble_std", "candidates: how uncertain the model is of those steps", choices=names()
-    )
     sample_dropout: float = setting(
         0.0,
         "of the rollouts from one state, the share with the highest returns that is left out (MBDP)",
@@ -89,6 +85,7 @@ class ModelBasedSettings(SoftSettings):
     decay_steps: int = setting(1_000_000, "length of the schedule in updates", low=1)
 
 
+LOOKAHEAD_UNCERTAINTY, LOOKAHEAD_DISCOUNT = "ensemble_std", 0.97  # COPlanner's
 PENALTY_OF_NOTHING = "algo.penalty={:g} is times an uncertainty, and algo.uncertainty=none: choose one of {}"
 
 
@@ -233,7 +230,7 @@ class ModelRollouts(Part):
         def look_ahead(observations: Tensor, past: Tensor, key: Tensor) -> Tensor:
             return careful(
                 source.model, tree, policy, observations, past, c.lookahead, key, candidates=c.candidates,
-                measure=measure(c.lookahead_uncertainty), penalty=c.lookahead_penalty, discount=c.lookahead_discount,
+                measure=measure(LOOKAHEAD_UNCERTAINTY), penalty=c.lookahead_penalty, discount=LOOKAHEAD_DISCOUNT,
             )  # fmt: skip
 
         imagined = branched(
@@ -279,7 +276,7 @@ class ModelSampler:
         tree = dict(trained.tree)
         if c.uncertainty == "none" and c.penalty:
             raise UserError(PENALTY_OF_NOTHING.format(c.penalty, ", ".join(names())))
-        for name in {c.uncertainty} - {"none"} | ({c.lookahead_uncertainty} if c.candidates > 1 else set()):
+        for name in {c.uncertainty} - {"none"} | ({LOOKAHEAD_UNCERTAINTY} if c.candidates > 1 else set()):
             tree = prepare(name, trained.model, tree, dataset)
         if c.model_dropout:
             members = max(1, math.ceil((1.0 - c.model_dropout) * trained.model.members - 1e-9))

@@ -21,6 +21,7 @@ from offrl.optim import Adam, Params
 from offrl.registry import register
 
 SCHEDULE = "vp"
+ACTOR_WEIGHT_DECAY = 0.01  # AdamW's, as in the authors' code
 
 
 @register("algo", "breeze")
@@ -59,7 +60,7 @@ class Breeze(ZeroShot):
             return Adam(c.value_learning_rate, beta2=0.99, weight_decay=c.weight_decay)
         adam = super().optimizer(name)
         if name == "actor":
-            return Adam(adam.learning_rate, weight_decay=c.actor_weight_decay, clip_value=adam.clip_value)
+            return Adam(adam.learning_rate, weight_decay=ACTOR_WEIGHT_DECAY, clip_value=adam.clip_value)
         return Adam(adam.learning_rate, beta2=0.99, weight_decay=c.weight_decay, clip_value=adam.clip_value)
 
     def extra(self, params: dict[str, Params]) -> Tree:

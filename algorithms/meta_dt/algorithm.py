@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from offrl import registry, rng
 from offrl.actor import Actor
-from offrl.algorithm import Grid, Loss, TrainState, Tree, Update
+from offrl.algorithm import Grid, Loss, TrainState, Tree
 from offrl.algorithms.meta_dt.actor import TASK, MetaDTActor
 from offrl.algorithms.meta_dt.model import PromptedSteps
 from offrl.data.dataset import Dataset
@@ -22,23 +22,23 @@ from offrl.data.samplers.histories import PROMPT, PromptSampler, Windows, prompt
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, warn
-from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return, round_digits
+from offrl.families.return_conditioned import TargetReturnSettings, round_digits
 from offrl.families.sequence import SequenceModel, SequenceSettings, StepPolicy, masked_mean
 from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
 
 
 @dataclass
+@defaults(batch_size=128)
 class MetaDTConfig(TargetReturnSettings, SequenceSettings):
     """Settings of Meta-DT; the defaults are the authors', but for `prompt_skip`, which they do not have."""
 
     name: str = "meta_dt"
-    batch_size: int = setting(128, "windows in a batch", low=1)
     target_return: float | None = setting(
         None,
         "what it is asked to earn in an episode, in the units of the recorded rewards; null: the mean over tasks of "
@@ -104,7 +104,7 @@ class MetaDT(SequenceModel):
             tasks, complete = ranked_episodes(dataset)
             best = [dataset.raw_returns[((tasks == task) & complete).cpu()].max() for task in tasks.unique()]
             config = dataclasses.replace(config, target_return=round_digits(float(torch.stack(best).mean())))
-        return fit_target_return(super().fit_config(config, dataset, grid), dataset)
+        return super().fit_config(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         kind, c = registry.get("algo", "task_model"), self.config
@@ -177,9 +177,6 @@ class MetaDT(SequenceModel):
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
         loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:
         return MetaDTActor(self, state)

@@ -25,7 +25,7 @@ from offrl.families.critics import Critic
 from offrl.families.sac import SoftSettings
 from offrl.nn import Categorical, TanhGaussian
 from offrl.optim import Params
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 MAX_MULTIPLIER = 1e6
 SamplePolicy = Callable[
@@ -34,11 +34,10 @@ SamplePolicy = Callable[
 
 
 @dataclass
+@defaults(hidden=[256, 256, 256], entropy_in_target=False)
 class SoftMaximumSettings(SoftSettings):
     """Settings of every penalty on the logsumexp of Q over actions."""
 
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    entropy_in_target: bool = setting(False, "whether the entropy counts in the critics' targets")
     conservative_weight: float = setting(
         10.0, "weight of the penalty: how far the critics are pushed down outside the data", low=0.0
     )
@@ -55,15 +54,10 @@ class SoftMaximumSettings(SoftSettings):
 
 
 @dataclass
+@defaults(actor_learning_rate=3e-5, init="small_head")
 class ConservativeSettings(SoftMaximumSettings):
     """Settings of CQL and Cal-QL; the defaults are those for D4RL's locomotion tasks."""
 
-    actor_learning_rate: float | None = setting(3e-5, "the actor's, where it is another; null: learning_rate", low=0.0)
-    init: str = setting(
-        "small_head",
-        "initial weights: torch (uniform), orthogonal, fixed_bias (as EDAC and ReBRAC), small_head (as CQL)",
-        choices=("torch", "orthogonal", "fixed_bias", "small_head"),
-    )
     action_gap: float | None = setting(
         None,
         "learn a multiplier of conservative_weight that holds the penalised difference at this gap; null: no multiplier",  # noqa: E501

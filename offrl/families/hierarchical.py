@@ -30,8 +30,10 @@ from offrl.families.goal_conditioned import (
 )
 from offrl.nn import MLP, EnsembleMLP
 from offrl.nn.policies import UnitGaussian
-from offrl.optim import Params
+from offrl.optim import Adam, Params
 from offrl.settings.field import setting
+
+ADJACENCY_OPTIMIZER = Adam(2e-4)  # HRAC's rate
 
 
 @dataclass
@@ -63,7 +65,6 @@ class SubgoalSettings(GoalStepSettings):
              "observations; 0: no cells",
         low=0.0, shared=True
     )  # fmt: skip
-    adjacency_learning_rate: float = setting(2e-4, "the adjacency networks' learning rate", low=0.0)
 
 
 def on_sphere(x: Tensor) -> Tensor:

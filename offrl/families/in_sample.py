@@ -16,21 +16,17 @@ from offrl.actor import Actor, MemorylessActor, NoisyActor
 from offrl.algorithm import Algorithm, Loss, Metrics, TrainState, Traits, Update
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import Batch
-from offrl.families.critics import Critic, CriticSettings, Objective, Target, Value, Values, WithCritic, epsilon_field
+from offrl.families.critics import Critic, CriticSettings, Objective, Target, Value, Values, WithCritic
 from offrl.nn import Deterministic, make_policy
 from offrl.optim import Adam, OptState, Params, global_norm
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
+@defaults(init="orthogonal")
 class InSampleSettings(CriticSettings):
     """Settings of IQL and its relatives; the defaults are the authors' for D4RL's locomotion tasks."""
 
-    init: str = setting(
-        "orthogonal",
-        "initial weights: orthogonal (as published), torch (uniform), fixed_bias, small_head, xavier (as OGBench)",
-        choices=("orthogonal", "torch", "fixed_bias", "small_head", "xavier"),
-    )
     temperature: float = setting(3.0, "multiplies the advantage in the exponent; larger is greedier", low=0.0)
     max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
     policy: str = setting(
@@ -49,6 +45,7 @@ class InSampleSettings(CriticSettings):
 
 
 @dataclass
+@defaults(layer_norm_epsilon=1e-6)
 class SteepValueSettings(InSampleSettings):
     """Settings of in-sample algorithms whose loss of V is steep; the defaults are XQL's "consistent" ones for D4RL's
     locomotion tasks.
@@ -61,7 +58,6 @@ class SteepValueSettings(InSampleSettings):
     )
     gumbel_clip: float = setting(7.0, "largest (Q - V) / gumbel_temperature in the exponent", low=0.0)
     value_layer_norm: bool = setting(True, "LayerNorm in each hidden layer of V, whatever the critics have")
-    layer_norm_epsilon: float = epsilon_field(1e-6)
     value_updates: int = setting(1, "updates of V in each update", low=1)
     random_actions: int = setting(0, "so many uniformly random actions for each state are added to V's batch", low=0)
     action_noise: float = setting(

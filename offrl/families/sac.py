@@ -16,7 +16,7 @@ from offrl.data.samplers.transitions import Batch
 from offrl.families.critics import Critic, CriticSettings, Target, Values, WithCritic
 from offrl.nn import Categorical, TanhGaussian
 from offrl.optim import Adam, Params
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
@@ -211,16 +211,9 @@ class SoftActorCritic(WithCritic, Algorithm):
 
 
 @dataclass
+@defaults(hidden=[256, 256, 256], critics=10, init="fixed_bias")
 class ManyCriticsSettings(SoftSettings):
     """Settings of SAC-N and EDAC; the defaults are the authors'."""
-
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    critics: int = setting(10, "how many critics; targets take the smallest of their values", low=1)
-    init: str = setting(
-        "fixed_bias",
-        "initial weights: fixed_bias (as published), torch (uniform), orthogonal, small_head",
-        choices=("fixed_bias", "torch", "orthogonal", "small_head"),
-    )
 
 
 def action_gradients(critic: Critic, params: Params, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:

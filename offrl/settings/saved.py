@@ -37,7 +37,6 @@ YOUNGER: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mopo", "rambo"), _UNCAPPED),
     "crl": {**_FLAX, "energy_floor": math.log(1e-6)},
     "decision_diffuser": {"discount": 1.0, "termination_penalty": 0.0},
-    "edt": {"return_units": "range", "expert_cut": 0.0},
 }
 
 

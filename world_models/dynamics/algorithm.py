@@ -129,9 +129,7 @@ class Dynamics(Algorithm):
             "ending": dataset.columns["terminations"][rows].float(),
         }
         if self.config.loss == "value_gradient":
-            columns["scale"] = value_gradient.weights(
-                self.pretrained["value_run"], dataset, rows, self.config.value_quantile
-            )
+            columns["scale"] = value_gradient.weights(self.pretrained["value_run"], dataset, rows)
         return columns
 
     def extra(self, params: dict[str, Params]) -> Tree:
