@@ -12,16 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
+from offrl.algorithm import Actor, Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler
-from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.generative.chunks import execute_field, length_field
 from offrl.families.generative.ensembling import EnsemblingActor, ensemble_field
 from offrl.nn.mlp import Linear, initialise
 from offrl.nn.transformer import Norm, attend, drop
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

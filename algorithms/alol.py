@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.algorithm import Grid, Loss, TrainState, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Adam, Dataset, Grid, Loss, Params, TrainState, Update
 from offrl.data.samplers.transitions import Batch, Episodes, Sampler, alias_table
 from offrl.errors import UserError
 from offrl.lm import reference_policy
@@ -41,7 +40,6 @@ from offrl.lm.utterances import (
     utterance_sampler,
     with_rates,
 )
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.field import setting
@@ -169,7 +167,9 @@ def _read(algorithm: ALoL, state: TrainState, batch: Batch) -> Tensor:
     return hidden[torch.arange(len(hidden), device=hidden.device), first_of(batch) - 1].float()
 
 
-def fit(x: Tensor, y: Tensor, queries: Tensor, layers: int, steps: int) -> tuple[Tensor, float, float]:
+def fit(
+    x: Tensor, y: Tensor, queries: Tensor, layers: int, steps: int, learning_rate: float = 1e-3
+) -> tuple[Tensor, float, float]:
     """(values [I] at states `at` [I, D], mean squared error, that of a constant) of a head fitted to targets y [n] of
     states x [n, D].
 
@@ -186,7 +186,7 @@ def fit(x: Tensor, y: Tensor, queries: Tensor, layers: int, steps: int) -> tuple
         torch.manual_seed(0)
         net = value_mlp(x.shape[1], [2 * x.shape[1]] * (layers - 1), 1)
     net = net.to(x.device)
-    adam = torch.optim.Adam(net.parameters())  # of rate 1e-3
+    adam = torch.optim.Adam(net.parameters(), learning_rate)
 
     def evaluate() -> tuple[float, Tensor]:
         with torch.no_grad():

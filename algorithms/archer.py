@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Grid, Loss, TrainState, Update
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.algorithm import Adam, Batch, Dataset, Grid, Loss, Params, Sampler, TrainState, Update
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.configured import language_model
 from offrl.lm.sampler import KNOWN
 from offrl.lm.settings import ValueHeadSettings, with_value_range
 from offrl.lm.utterance_critic import UtteranceCritic, UtteranceCriticSettings
 from offrl.lm.utterances import EACH, trim, utterance_sampler, with_rates
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -6,16 +6,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Grid, Loss, TrainState, Traits, Tree, Update
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.algorithm import (
+    Adam,
+    Batch,
+    Dataset,
+    DataSpec,
+    Grid,
+    Loss,
+    Params,
+    Requirement,
+    Sampler,
+    TrainConfig,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+)
 from offrl.data.fit import check_fit
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.lm import replay as rings
 from offrl.lm.actor import PROMPTS, TextActor
@@ -28,16 +41,11 @@ from offrl.lm.sampler import ACTION, IDS, KNOWN, SHARE, token_log_probs
 from offrl.lm.settings import ValueHeadSettings, with_value_range
 from offrl.lm.utterance_critic import UtteranceCritic, UtteranceCriticSettings
 from offrl.lm.utterances import EACH, first_of, trim, utterance_sampler, with_actions, with_rates
-from offrl.optim import Adam, Params
-from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.field import defaults, setting
 from offrl.tasks.environments import resolve_task
 from offrl.tasks.task import Task
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 TARGET_Q = "target_q"  # the batch's column of Qbar at fresh actions, [B, 2]
 RATES = {"actor_learning_rate": (3e-6, 3e-4), "critic_learning_rate": (2e-5, 1e-3)}

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
+from offrl.algorithm import Actor, Algorithm, Carry, Loss, Params, TrainState, Traits, Update
 from offrl.data.samplers.demonstrations import DEMONSTRATION, BestEpisodeSampler
 from offrl.data.samplers.transitions import Batch, discounted
 from offrl.errors import UserError
 from offrl.nn import EnsembleMLP, Pairs
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update
 from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.nn import Categorical, Gaussian
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 

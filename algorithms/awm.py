@@ -12,11 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Actor, Algorithm, Batch, Dataset, Grid, Loss, Params, Sampler, TrainState, Traits, Update
 from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.families import in_sample
 from offrl.families.critics import Critic, Target, Value, Values, WithCritic
@@ -24,7 +21,6 @@ from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_f
 from offrl.families.generative.chunks import execute_field, length_field
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field
 from offrl.nn import flow
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Loss, TrainState, Update
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Update
 from offrl.nn import make_policy
 from offrl.nn.own.networks import ActorNetworkSettings
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -15,14 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Grid, Loss, TrainState, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Dataset, Grid, Loss, Params, TrainState, Update
 from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler
 from offrl.data.transforms.columns import returns_to_go
 from offrl.families import conservative
 from offrl.families.conservative import ConservativeSettings
 from offrl.families.sac import LogWeight, SoftActorCritic
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

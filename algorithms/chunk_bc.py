@@ -9,15 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
+from offrl.algorithm import Actor, Algorithm, Batch, Loss, Params, TrainState, Traits, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
-from offrl.data.samplers.transitions import Batch
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
 from offrl.nn import make_policy
 from offrl.nn.own.networks import ActorNetworkSettings
 from offrl.nn.policies import gaussian_log_prob
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Loss, TrainState, Update
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update
 from offrl.errors import UserError
 from offrl.families import conservative
 from offrl.families.conservative import SoftMaximumSettings
 from offrl.families.sac import SoftActorCritic
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 from offrl.world_models.model_rollouts import (

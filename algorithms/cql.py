@@ -10,13 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Grid, Loss, Metrics, TrainState, Update
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Dataset, Grid, Loss, Metrics, Params, TrainState, Update
 from offrl.families import conservative
 from offrl.families.conservative import ConservativeSettings, SoftMaximum
 from offrl.families.sac import LogWeight, SoftActorCritic
-from offrl.optim import Params
 from offrl.registry import register
 
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.algorithm import Loss, TrainState, Update
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update
 from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
-from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.goal_conditioned import (
     GoalConditioned,
@@ -26,7 +25,6 @@ from offrl.families.goal_conditioned import (
     make_values,
 )
 from offrl.nn.residual import BLOCK, Encoders, ResidualEnsemble
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 

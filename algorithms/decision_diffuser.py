@@ -11,11 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Tree, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Actor, Algorithm, Batch, Dataset, Grid, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.data.samplers.sequences import VALID, SequenceSampler, drawn_episodes
-from offrl.data.samplers.transitions import Batch
 from offrl.errors import note
 from offrl.families.generative.chunks import ChunkActor
 from offrl.families.generative.plans import (
@@ -31,7 +28,6 @@ from offrl.families.return_conditioned import TargetReturnSettings, recorded, ro
 from offrl.nn import MLP
 from offrl.nn.diffusion import signal
 from offrl.nn.temporal_unet import TemporalUnet
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

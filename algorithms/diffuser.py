@@ -9,11 +9,8 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Tree, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Actor, Algorithm, Batch, Dataset, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.data.samplers.sequences import VALID, SequenceSampler
-from offrl.data.samplers.transitions import Batch
 from offrl.families.generative.chunks import ChunkActor
 from offrl.families.generative.plans import (
     RETURN,
@@ -26,7 +23,6 @@ from offrl.families.generative.plans import (
 )
 from offrl.nn import flow
 from offrl.nn.temporal_unet import PlanValue, TemporalUnet
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

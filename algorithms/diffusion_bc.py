@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Tree, Update
+from offrl.algorithm import Actor, Adam, Algorithm, Batch, Loss, Params, Sampler, TrainState, Traits, Tree, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
 from offrl.nn import diffusion
 from offrl.nn.diffusion import Denoiser
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -11,15 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Tree, Update
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Actor, Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.families.generative.best_of_n import Noise, ValuedActor, candidates_field, choice_field, noise_of
 from offrl.families.generative.settings import greedy_field
 from offrl.nn import diffusion, flow
 from offrl.nn.diffusion import PlainDenoiser
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 

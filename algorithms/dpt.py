@@ -10,16 +10,26 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Update
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.algorithm import (
+    Actor,
+    Adam,
+    Algorithm,
+    Batch,
+    Carry,
+    Dataset,
+    DataSpec,
+    Grid,
+    Loss,
+    Params,
+    Sampler,
+    TrainState,
+    Update,
+)
 from offrl.data.samplers.contexts import ContextSampler, FreshContexts
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.families.sequence import masked_mean
 from offrl.nn import Linear, Transformer, initialise, make_policy
 from offrl.nn.policies import Policy
 from offrl.nn.transformer import Affine, Cache, drop, visible
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

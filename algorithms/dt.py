@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Loss, TrainState, Traits
+from offrl.algorithm import Actor, Batch, Carry, Loss, Params, Sampler, TrainState, Traits
 from offrl.data.samplers.goals import ACHIEVED, ACTOR_GOALS
 from offrl.data.samplers.sequences import STEPS, VALID, GoalSequenceSampler
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.families.goal_conditioned import required_goals
 from offrl.families.return_conditioned import TargetReturnSettings
 from offrl.families.sequence import (
@@ -26,7 +24,6 @@ from offrl.families.sequence import (
     TargetReturnActor,
     masked_mean,
 )
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

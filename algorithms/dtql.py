@@ -13,10 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Tree, Update
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Actor, Adam, Algorithm, Batch, Dataset, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.errors import UserError
 from offrl.families import in_sample
 from offrl.families.critics import Critic, CriticSettings, Value, Values, WithCritic
@@ -27,7 +24,6 @@ from offrl.nn import TanhGaussian, flow
 from offrl.nn.diffusion import PlainDenoiser
 from offrl.nn.mlp import ACTIVATIONS
 from offrl.nn.policies import gaussian_log_prob
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

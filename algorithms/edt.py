@@ -12,16 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Grid, Loss, TrainState
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Actor, Batch, Carry, Dataset, Grid, Loss, Params, TrainState
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, drawn_episodes, recorded_returns_to_go
-from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.return_conditioned import TargetReturnSettings, round_digits
 from offrl.families.sequence import SequenceModel, SequenceSettings, StepPolicy, TargetReturnActor, masked_mean
 from offrl.nn.transformer import Affine
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 

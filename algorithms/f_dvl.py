@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from offrl import losses
-from offrl.algorithm import Loss, TrainState
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Loss, Params, TrainState
 from offrl.families import in_sample
 from offrl.families.in_sample import SteepValue, SteepValueSettings
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Loss, TrainState, Update
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Actor, Batch, Carry, Loss, Params, TrainState, Update
 from offrl.families.forward_backward import (
     ZeroShot,
     ZeroShotActor,
@@ -23,7 +21,6 @@ from offrl.families.forward_backward import (
 )
 from offrl.families.sac import LogWeight
 from offrl.nn.representations.forward_backward import Backward, Forward, Representation, TaskActor
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

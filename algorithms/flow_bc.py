@@ -10,15 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Tree, Update
+from offrl.algorithm import Actor, Algorithm, Batch, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
-from offrl.data.samplers.transitions import Batch
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
 from offrl.families.generative.settings import FieldSettings, greedy_field, make_field
 from offrl.nn import flow
 from offrl.nn.diffusion import update_average
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

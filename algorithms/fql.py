@@ -8,13 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update, merged
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Actor, Algorithm, Batch, Carry, Loss, Params, TrainState, Traits, Update, merged
 from offrl.families.critics import Critic, Values, WithCritic
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -6,30 +6,36 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from offrl import losses, registry, rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Loss, TrainState, Traits, Tree, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import (
+    Actor,
+    Batch,
+    Carry,
+    Dataset,
+    Loss,
+    Params,
+    Sampler,
+    TrainConfig,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+)
 from offrl.data.samplers.goals import ACHIEVED
 from offrl.data.samplers.sequences import STEPS, VALID
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.families.goal_conditioned import required_goals
 from offrl.families.sequence import GoalHistory, History, SequenceActor, SequenceModel, SequenceSettings, masked_mean
 from offrl.families.subgoals import Candidates, Subgoals
 from offrl.families.teacher import CHUNK, TeacherSettings, values_requirement
-from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
 from offrl.settings.saved import current
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 PROMPTS, ADVANTAGES = "prompts", "advantages"
 NEVER = -1e9  # the advantage of a step after which nothing is known

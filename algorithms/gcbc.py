@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from offrl.algorithm import Loss, TrainState, Update
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update
 from offrl.families.goal_conditioned import GoalConditioned, GoalSettings
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

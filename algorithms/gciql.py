@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Loss, TrainState, Update
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update
 from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
-from offrl.data.samplers.transitions import Batch
 from offrl.families.goal_conditioned import (
     GoalConditioned,
     GoalStepSettings,
@@ -22,7 +21,6 @@ from offrl.families.goal_conditioned import (
     make_net,
     make_values,
 )
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Loss, TrainState, Update
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update
 from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
-from offrl.data.samplers.transitions import Batch
 from offrl.families.goal_conditioned import GoalConditioned, GoalStepSettings, concatenate, goal_target, make_values
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -10,16 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Tree, Update
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Actor, Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.families import in_sample
 from offrl.families.critics import Critic, CriticSettings, Value, Values, WithCritic
 from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_field, drawn_of
 from offrl.families.generative.settings import greedy_field
 from offrl.nn import diffusion
 from offrl.nn.diffusion import ResidualDenoiser
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 

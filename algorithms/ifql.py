@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update, merged
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Actor, Algorithm, Batch, Loss, Params, TrainState, Traits, Update, merged
 from offrl.families import in_sample
 from offrl.families.critics import Critic, Value, Values, WithCritic
 from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_field
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -12,16 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offrl.actor import Actor
-from offrl.algorithm import Grid, Loss, TrainState, Update
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Actor, Batch, Dataset, Grid, Loss, Params, TrainState, Update
 from offrl.lm import reference_policy
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.configured import language_model
 from offrl.lm.sampler import IDS, SHARE, cross_entropy, states_and_tokens, trim_padding
 from offrl.lm.value_guided import TokenValues, ValueGuidedActor, ValueGuidedSettings, with_token_value_range
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

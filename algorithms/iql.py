@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update, merged
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Actor, Algorithm, Batch, Loss, Params, TrainState, Traits, Update, merged
 from offrl.families import in_sample
 from offrl.families.critics import Critic, Value, Values, WithCritic
 from offrl.families.in_sample import InSampleSettings
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -10,13 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from offrl.algorithm import Loss, TrainState, Update
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.algorithm import Batch, Loss, Params, Sampler, TrainState, Update
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.configured import describe, language_model
 from offrl.lm.sampler import IDS, OBSERVED, cross_entropy, trim_padding
 from offrl.lm.settings import TextSettings
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

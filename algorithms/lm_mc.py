@@ -11,16 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from offrl.actor import Actor
-from offrl.algorithm import Grid, Loss, TrainState, Update
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.algorithm import Actor, Batch, Dataset, Grid, Loss, Params, Sampler, TrainState, Update
 from offrl.lm import reference_policy
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.configured import language_model
 from offrl.lm.sampler import IDS, RETURN, SHARE, action_mask, cross_entropy, states_and_tokens, trim_padding
 from offrl.lm.value_guided import TokenValues, ValueGuidedActor, ValueGuidedSettings, with_token_value_range
-from offrl.optim import Params
 from offrl.registry import register
 
 

@@ -10,20 +10,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
-from offrl.algorithm import Grid, Loss, TrainState, Traits, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Batch, Dataset, Grid, Loss, Params, Sampler, TrainConfig, TrainState, Traits, Update
 from offrl.data.samplers.sequences import RETURNS, STEPS, Sequences, SequenceSampler, drawn_episodes
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, say
 from offrl.families.return_conditioned import OutcomeConditioned, OutcomeSettings, round_digits
-from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
@@ -31,9 +28,6 @@ from offrl.system.devices import pick_device
 from offrl.system.locks import once
 from offrl.world_models import imagined
 from offrl.world_models.model import Trained, required
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Loss, TrainState, Tree, Update
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Dataset, Loss, Params, TrainState, Tree, Update
 from offrl.errors import UserError
 from offrl.families.critics import Target, Values
 from offrl.families.sac import SoftActorCritic
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 from offrl.world_models.model_rollouts import (

@@ -14,11 +14,8 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from offrl import rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Loss, TrainState, Traits
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Actor, Batch, Carry, Dataset, Loss, Params, Sampler, TrainState, Traits
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.families.return_conditioned import TargetReturnSettings
 from offrl.families.sequence import (
@@ -31,7 +28,6 @@ from offrl.families.sequence import (
     with_last,
 )
 from offrl.nn.transformer import Affine
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import TrainState, Update
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, TrainState, Update
 from offrl.families.sac import SoftActorCritic
 from offrl.registry import register
 from offrl.settings.field import defaults

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Grid, Metrics, TrainState, Tree, Update
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Dataset, Grid, Metrics, TrainState, Tree, Update
 from offrl.errors import UserError, warn
 from offrl.families.sac import SoftActorCritic
 from offrl.registry import register

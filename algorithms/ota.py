@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.actor import Actor
-from offrl.algorithm import Loss, TrainState, Update
+from offrl.algorithm import Actor, Adam, Batch, Loss, Params, TrainState, Update
 from offrl.data.samplers.adjacency import ANY_GOALS, NEAR_GOALS
 from offrl.data.samplers.goals import (
     HIGH_GOALS,
@@ -23,7 +22,6 @@ from offrl.data.samplers.goals import (
     VALUE_GOALS,
     GoalSampler,
 )
-from offrl.data.samplers.transitions import Batch
 from offrl.families.goal_conditioned import GoalConditioned, GoalTarget, concatenate, goal_rewards, goal_target
 from offrl.families.hierarchical import (
     ADJACENCY_OPTIMIZER,
@@ -36,7 +34,6 @@ from offrl.families.hierarchical import (
     subgoal_sampler,
     value_targets,
 )
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

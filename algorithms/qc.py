@@ -6,16 +6,26 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update, merged
-from offrl.data.dataset import Dataset
+from offrl.algorithm import (
+    Actor,
+    Algorithm,
+    Batch,
+    Dataset,
+    Loss,
+    Params,
+    Requirement,
+    TrainConfig,
+    TrainState,
+    Traits,
+    Update,
+    merged,
+)
 from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler, valid_mean
-from offrl.data.samplers.transitions import Batch
 from offrl.families import critics
 from offrl.families.critics import Critic, Values, WithCritic
 from offrl.families.generative.best_of_n import noise_of
@@ -23,13 +33,8 @@ from offrl.families.generative.chunks import ChunkActor, execute_field, length_f
 from offrl.families.generative.cost import check_cost
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
-from offrl.optim import Params
-from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 
 @dataclass

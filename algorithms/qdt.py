@@ -7,29 +7,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Loss, TrainState
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Actor, Batch, Dataset, Loss, Params, Sampler, TrainConfig, TrainState
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, drawn_episodes
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.families.return_conditioned import TargetReturnSettings, recorded, round_digits
 from offrl.families.sequence import SequenceModel, SequenceSettings, TargetReturnActor, masked_mean
 from offrl.families.teacher import TeacherSettings, check_critics, observation_rows, v_of_policy, values_requirement
-from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 
 @dataclass

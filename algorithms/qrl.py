@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.algorithm import Loss, TrainState, Update
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update
 from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
-from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.goal_conditioned import (
     GoalConditioned,
@@ -22,7 +21,6 @@ from offrl.families.goal_conditioned import (
     make_net,
 )
 from offrl.nn.representations.quasimetric import QUASIMETRICS, Quasimetric, QuasimetricModel
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 

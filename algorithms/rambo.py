@@ -9,19 +9,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Grid, Loss, TrainState, Tree, Update
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Adam, Batch, Dataset, Grid, Loss, Params, Requirement, TrainConfig, TrainState, Tree, Update
 from offrl.errors import UserError
 from offrl.families.sac import SoftActorCritic
-from offrl.optim import Adam, Params
-from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 from offrl.world_models import ensemble
@@ -30,10 +26,6 @@ from offrl.world_models.ensemble import GaussianEnsemble
 from offrl.world_models.model import input_table, required
 from offrl.world_models.model_rollouts import LearnsInModel, ModelBasedSettings, ModelSource, policy_of
 from offrl.world_models.rollout import Imagined
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
-
 
 MODEL_SETTINGS: dict[str, Any] = {
     "learning_rate": 3e-4,

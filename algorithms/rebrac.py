@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Loss, TrainState, Update, merged
-from offrl.data.samplers.transitions import Batch, TransitionSampler
+from offrl.algorithm import Batch, Loss, Params, TrainState, TransitionSampler, Update, merged
 from offrl.families.critics import Critic, Values
 from offrl.families.td3 import TD3, TD3Settings
 from offrl.nn import Deterministic
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 

@@ -12,14 +12,11 @@ import torch
 from torch import Tensor
 
 from offrl import losses, rng
-from offrl.algorithm import Grid, Loss, TrainState, Update
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.algorithm import Batch, Dataset, Grid, Loss, Params, Sampler, TrainState, Update
 from offrl.data.transforms.demonstrations import ExpertSampler
 from offrl.families import in_sample
 from offrl.families.critics import Target
 from offrl.families.in_sample import SteepValue, SteepValueSettings
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 

@@ -9,14 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from offrl.actor import Actor
-from offrl.algorithm import Loss, TrainState, Traits, Update
+from offrl.algorithm import Actor, Batch, Loss, Params, Sampler, TrainState, Traits, Update
 from offrl.data.samplers.goals import ACTOR_GOALS, GoalSampler, Mix
 from offrl.data.samplers.sequences import RETURNS, STEPS
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.families.goal_conditioned import GoalActor, concatenate
 from offrl.families.return_conditioned import OutcomeConditioned, OutcomeSettings
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from offrl.algorithm import Loss, TrainState
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Loss, Params, TrainState
 from offrl.errors import UserError
 from offrl.families.sac import ManyCriticsSettings, SoftActorCritic, action_gradients, alignment
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

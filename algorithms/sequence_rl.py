@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,24 +15,17 @@ from torch.nn import functional as F
 
 from offrl import rng
 from offrl.actor import Actor, Carry, NoisyActor
-from offrl.algorithm import Loss, TrainState, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Adam, Dataset, Loss, Params, Requirement, TrainConfig, TrainState, Update
 from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, places_ahead, windows
 from offrl.errors import UserError
 from offrl.families.generative.chunks import traced
 from offrl.families.td3 import TD3, TD3Settings, first_q, imitating_loss
 from offrl.nn import Linear
 from offrl.nn.recurrent import GRU
-from offrl.optim import Adam, Params
-from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
 from offrl.world_models.model import Prediction, required
 from offrl.world_models.uncertainty import disagreement
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
-
 
 WINDOW_OBSERVATIONS, WINDOW_ACTIONS, WINDOW_VALID = (
     "window_observations",

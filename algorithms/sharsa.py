@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offrl import rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Loss, TrainState, Traits, Update
+from offrl.algorithm import Actor, Carry, Loss, Params, TrainState, Traits, Update
 from offrl.data.samplers.goals import HIGH_GOALS, HIGH_TARGETS, LOW_GOALS, SUCCESSES, VALUE_GOALS, WINDOW_STATES, Mix
 from offrl.data.samplers.horizons import KNOWN, LOW_SUCCESSES, LOW_VALUE_GOALS, VALUE_SUBGOALS, HorizonSampler
 from offrl.data.samplers.transitions import SPAN, Batch
@@ -26,7 +25,6 @@ from offrl.families.goal_conditioned import (
     required_goals,
 )
 from offrl.nn import flow
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 

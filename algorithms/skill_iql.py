@@ -6,28 +6,35 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import losses, registry, rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Tree, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import (
+    Actor,
+    Algorithm,
+    Carry,
+    Dataset,
+    Grid,
+    Loss,
+    Params,
+    TrainConfig,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+)
 from offrl.data.samplers.transitions import Batch, Episodes, Packed, Sampler, by_weight, pack
 from offrl.errors import UserError
 from offrl.families.critics import Critic, Value, Values, WithCritic
 from offrl.families.in_sample import InSampleSettings
 from offrl.nn.representations.latent import Latent, draw, gaussian_kl
-from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Algorithm, Batch, Dataset, Loss, Params, Sampler, TrainState, Traits, Update
 from offrl.data.samplers.sequences import VALID, SequenceSampler
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.nn import Linear, make_policy
 from offrl.nn.policies import Policy
 from offrl.nn.recurrent import GRU
 from offrl.nn.representations.latent import Latent, bounded, draw, gaussian_kl, standard
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

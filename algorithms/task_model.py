@@ -12,13 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Adam, Algorithm, Batch, Dataset, Loss, Params, Sampler, TrainState, Traits, Update
 from offrl.data.samplers.histories import HistorySampler
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.nn import Linear
 from offrl.nn.recurrent import GRU
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

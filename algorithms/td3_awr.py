@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Loss, TrainState, Update
-from offrl.data.samplers.transitions import Batch, TransitionSampler
+from offrl.algorithm import Batch, Loss, Params, TrainState, TransitionSampler, Update
 from offrl.families.critics import Critic, Value, Values
 from offrl.families.td3 import TD3, TD3Settings
 from offrl.nn import Deterministic
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 

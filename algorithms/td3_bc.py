@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offrl.algorithm import Loss, TrainState
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Loss, Params, TrainState
 from offrl.families.td3 import TD3, TD3Settings, imitating_loss
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

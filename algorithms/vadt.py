@@ -7,17 +7,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from offrl import losses, registry
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Loss, TrainState, Tree
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Actor, Batch, Carry, Dataset, Loss, Params, Sampler, TrainConfig, TrainState, Tree
 from offrl.data.samplers.sequences import STEPS, VALID
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.families.critics import Value
 from offrl.families.return_conditioned import round_digits
@@ -30,14 +27,10 @@ from offrl.families.teacher import (
     q_of_data,
     values_requirement,
 )
-from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
 from offrl.settings.saved import current
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 PROMPTS, ADVANTAGES = "prompts", "advantages"
 

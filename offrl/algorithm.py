@@ -1,5 +1,5 @@
 """The contract of an algorithm: pure functions of ONE seed. The training step adds the replica axis, speed and
-everything else.
+everything else. The types that its signatures name can be imported from here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,15 @@ from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.actor import Actor, BoundParams, MemorylessActor
+from offrl.actor import Carry as Carry
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
 from offrl.nn import call
 from offrl.nn.own.networks import with_own_networks
 from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
-
-if TYPE_CHECKING:
-    from offrl.pretrained import Requirement
-    from offrl.settings.train import TrainConfig
+from offrl.pretrained import Requirement
+from offrl.settings.train import TrainConfig
 
 Metrics = dict[str, Tensor]
 Loss = tuple[Tensor, Metrics]  # [], and what the log tells of it

@@ -20,14 +20,11 @@ import torch
 from torch import Tensor
 
 from offrl import registry, rng
-from offrl.algorithm import TrainState
+from offrl.algorithm import Dataset, DataSpec, Params, Requirement, TrainState
 from offrl.data.containers.guard import reading
-from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, nearest
 from offrl.nn import call
 from offrl.nn.outline import of_file, outline
-from offrl.optim import Params
-from offrl.pretrained import Requirement
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.system import trust

@@ -9,26 +9,32 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Grid, Metrics, Part, TrainState, Tree, Update
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.algorithm import (
+    Dataset,
+    DataSpec,
+    Grid,
+    Metrics,
+    Params,
+    Part,
+    Requirement,
+    TrainConfig,
+    TrainState,
+    Tree,
+    Update,
+)
 from offrl.data.samplers.transitions import Batch, Packed, Transitions, TransitionSampler
 from offrl.errors import UserError
 from offrl.families.sac import SoftActorCritic, SoftSettings
-from offrl.optim import Params
-from offrl.pretrained import Requirement
 from offrl.settings.field import defaults, setting
 from offrl.world_models.model import Outcome, past_at, required
 from offrl.world_models.rollout import CHUNK, Act, Imagined, Judge, branched, careful, describe
 from offrl.world_models.uncertainty import measure, names, prepare
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 
 @dataclass

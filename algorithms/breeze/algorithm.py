@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Loss, TrainState, Tree, Update
+from offrl.algorithm import Actor, Adam, Carry, Loss, Params, TrainState, Tree, Update
 from offrl.algorithms.breeze.implicit_reward import implicit_reward
 from offrl.algorithms.breeze.networks import AttentiveBackward, AttentiveForward
 from offrl.algorithms.breeze.settings import BreezeConfig
@@ -17,7 +16,6 @@ from offrl.families.forward_backward import ZeroShot, ZeroShotActor, measure, me
 from offrl.nn import diffusion
 from offrl.nn.diffusion import Denoiser
 from offrl.nn.representations.forward_backward import Backward, Forward, NormTanhMLP, Representation
-from offrl.optim import Adam, Params
 from offrl.registry import register
 
 SCHEDULE = "vp"

@@ -14,14 +14,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from offrl import rng
-from offrl.actor import Actor, BoundParams
-from offrl.algorithm import Grid, Loss, TrainState, Traits
+from offrl.algorithm import Actor, Adam, Batch, BoundParams, Dataset, Grid, Loss, Params, Sampler, TrainState, Traits
 from offrl.algorithms.lamo.language import describe, load_model, model_of_run
 from offrl.algorithms.lamo.model import LanguagePolicy, trunk, trunk_of
 from offrl.algorithms.lamo.sampler import SPEAKING, TEXT, LanguageSampler
-from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import STEPS, VALID
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.families.return_conditioned import TargetReturnSettings
 from offrl.families.sequence import SequenceModel, SequenceSettings, TargetReturnActor, masked_mean
@@ -29,7 +26,6 @@ from offrl.lm.models import texts
 from offrl.lm.models.adapters import TUNE, probe
 from offrl.lm.models.policy_files import find_language
 from offrl.lm.models.pretrained import SMALL
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Batch, Dataset, Sampler
 from offrl.data.samplers.sequences import Sequences
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.lm.models import texts
 

@@ -6,31 +6,24 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import registry, rng
-from offrl.actor import Actor
-from offrl.algorithm import Grid, Loss, TrainState, Tree
+from offrl.algorithm import Actor, Batch, Dataset, Grid, Loss, Params, Sampler, TrainConfig, TrainState, Tree
 from offrl.algorithms.meta_dt.actor import TASK, MetaDTActor
 from offrl.algorithms.meta_dt.model import PromptedSteps
-from offrl.data.dataset import Dataset
 from offrl.data.samplers.contexts import TASKS, episode_tasks, ranked_episodes
 from offrl.data.samplers.histories import PROMPT, PromptSampler, Windows, prompt_windows
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, warn
 from offrl.families.return_conditioned import TargetReturnSettings, round_digits
 from offrl.families.sequence import SequenceModel, SequenceSettings, StepPolicy, masked_mean
-from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 
 @dataclass

@@ -10,29 +10,33 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from offrl.actor import Actor
-from offrl.algorithm import Grid, TrainState, Tree, Update
+from offrl.algorithm import (
+    Actor,
+    Batch,
+    Dataset,
+    Grid,
+    Params,
+    Requirement,
+    Sampler,
+    TrainConfig,
+    TrainState,
+    Tree,
+    Update,
+)
 from offrl.algorithms.pets.actor import PETSActor
 from offrl.algorithms.pets.returns import PlanReturns
 from offrl.algorithms.pets.settings import MODEL, PETSConfig, with_model
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.optim import Params
-from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.world_models import uncertainty
 from offrl.world_models.dynamics import Dynamics, DynamicsSampler, DynamicsSettings, DynamicsSource, data_range
 from offrl.world_models.model import WorldModel, required
 from offrl.world_models.planning import check_plan
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Part, Tree
-from offrl.data.dataset import DataSpec
+from offrl.algorithm import DataSpec, Part, Tree
 from offrl.world_models import uncertainty
 from offrl.world_models.model import Prediction, WorldModel
 

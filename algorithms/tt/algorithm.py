@@ -15,17 +15,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Tree, Update
+from offrl.algorithm import (
+    Actor,
+    Adam,
+    Algorithm,
+    Batch,
+    Dataset,
+    Grid,
+    Loss,
+    Params,
+    Sampler,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+)
 from offrl.algorithms.tt import discretizer as quantiles
 from offrl.algorithms.tt.actor import TTActor
 from offrl.algorithms.tt.model import TokenModel, weighted_loss
 from offrl.algorithms.tt.sampler import TokenSampler
-from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import drawn_episodes
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 

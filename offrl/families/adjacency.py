@@ -18,12 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.algorithm import Loss, Metrics, Part
-from offrl.data.dataset import DataSpec
+from offrl.algorithm import Batch, DataSpec, Loss, Metrics, Params, Part
 from offrl.data.samplers.adjacency import ADJACENT, ANY_STATES, NEAR_STATES
-from offrl.data.samplers.transitions import Batch
 from offrl.nn import MLP, call, initialise
-from offrl.optim import Params
 
 WITHIN, BEYOND = 1.0, 1.2  # adjacent pairs are to lie within this, others beyond that
 MARGIN = (WITHIN + BEYOND) / 2  # of the penalty, as in the authors' code

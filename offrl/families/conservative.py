@@ -17,14 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Grid, TrainState, Update
-from offrl.data.dataset import DataSpec
+from offrl.algorithm import DataSpec, Grid, Params, TrainState, Update
 from offrl.data.samplers.transitions import FOLLOWING, Batch
 from offrl.errors import UserError
 from offrl.families.critics import Critic
 from offrl.families.sac import SoftSettings
 from offrl.nn import Categorical, TanhGaussian
-from offrl.optim import Params
 from offrl.settings.field import defaults, setting
 
 MAX_MULTIPLIER = 1e6

@@ -16,14 +16,23 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Grid, TrainState, Traits, Tree, with_config
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import (
+    Actor,
+    Adam,
+    Algorithm,
+    Batch,
+    Carry,
+    Dataset,
+    Grid,
+    Params,
+    TrainState,
+    Traits,
+    Tree,
+    with_config,
+)
 from offrl.errors import UserError
 from offrl.families.goal_conditioned import required_goals
 from offrl.nn.representations.forward_backward import on_sphere
-from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 
 TASKS = ("reward", "goal")

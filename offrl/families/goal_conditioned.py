@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits
+from offrl.algorithm import Actor, Algorithm, Carry, Loss, Params, TrainState, Traits
 from offrl.data.samplers.goals import ACTOR_GOALS, SUCCESSES, WINDOW_STATES, GoalSampler, Mix
 from offrl.data.samplers.transitions import SPAN, Batch
 from offrl.errors import UserError
 from offrl.families.critics import epsilon_field
 from offrl.nn import MLP, EnsembleMLP, make_policy
-from offrl.optim import Params
 from offrl.settings.field import setting
 
 LEARNERS = ("auto", "ddpg_bc", "awr")

@@ -13,9 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from offrl.actor import Carry
-from offrl.algorithm import TrainState
-from offrl.data.dataset import DataSpec
+from offrl.algorithm import Adam, Carry, DataSpec, Params, TrainState
 from offrl.data.samplers.adjacency import AdjacentSampler
 from offrl.data.samplers.goals import GoalSampler
 from offrl.errors import UserError
@@ -30,7 +28,6 @@ from offrl.families.goal_conditioned import (
 )
 from offrl.nn import MLP, EnsembleMLP
 from offrl.nn.policies import UnitGaussian
-from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 
 ADJACENCY_OPTIMIZER = Adam(2e-4)  # HRAC's rate

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.actor import Actor, MemorylessActor, NoisyActor
-from offrl.algorithm import Algorithm, Loss, Metrics, TrainState, Traits, Update
-from offrl.data.dataset import DataSpec
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Algorithm, Batch, DataSpec, Loss, Metrics, TrainState, Traits, Update
 from offrl.families.critics import Critic, CriticSettings, Objective, Target, Value, Values, WithCritic
 from offrl.nn import Deterministic, make_policy
 from offrl.optim import Adam, OptState, Params, global_norm

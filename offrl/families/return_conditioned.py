@@ -10,13 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Grid, TrainState
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.algorithm import Actor, Adam, Algorithm, Carry, Dataset, DataSpec, Grid, Sampler, TrainState
 from offrl.data.samplers.sequences import SequenceSampler, drawn_episodes
-from offrl.data.samplers.transitions import Sampler
 from offrl.nn import make_policy
-from offrl.optim import Adam
 from offrl.settings.field import setting
 
 

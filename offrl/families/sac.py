@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from torch.func import vjp
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Update
 from offrl.families.critics import Critic, CriticSettings, Target, Values, WithCritic
 from offrl.nn import Categorical, TanhGaussian
-from offrl.optim import Adam, Params
 from offrl.settings.field import defaults, setting
 
 

@@ -15,16 +15,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import (
+    Actor,
+    Adam,
+    Algorithm,
+    Batch,
+    Carry,
+    Dataset,
+    Grid,
+    Loss,
+    Params,
+    Sampler,
+    TrainState,
+    Update,
+)
 from offrl.data.samplers.sequences import RETURNS, STEPS, SequenceSampler, drawn_episodes
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return, recorded
 from offrl.nn import Transformer, make_policy
 from offrl.nn.policies import Policy
 from offrl.nn.transformer import Affine, Norm, Table, drop, interleave, visible
-from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 
 OUTER = 1_000  # folded into the key of the dropout of embeddings; the transformer's layers have 0, 1, ...

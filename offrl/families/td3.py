@@ -9,11 +9,9 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor, NoisyActor
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update
 from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.nn import Deterministic
-from offrl.optim import Params
 from offrl.settings.field import setting
 
 

@@ -6,19 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Dataset, TrainConfig
 from offrl.errors import UserError
 from offrl.pretrained import Pretrained, Requirement
 from offrl.settings.field import setting
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 CHUNK = 16_384  # rows whose values are computed at once
 MOST_STEPS = 1_000_000  # of values that are trained first: what is published, however long the run that takes them

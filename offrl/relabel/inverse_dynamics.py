@@ -10,14 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
-from offrl.data.dataset import Dataset
+from offrl.algorithm import (
+    Algorithm,
+    Batch,
+    Dataset,
+    Loss,
+    Params,
+    Sampler,
+    TrainState,
+    Traits,
+    TransitionSampler,
+    Update,
+)
 from offrl.data.memory import chunks
-from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
 from offrl.errors import UserError
 from offrl.nn import MLP
 from offrl.nn.policies import Categorical, Policy, TanhGaussian
-from offrl.optim import Params
 from offrl.relabel.train_ensemble import Trained, train_members
 from offrl.settings.field import setting
 

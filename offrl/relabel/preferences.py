@@ -15,15 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Update
+from offrl.algorithm import Algorithm, Batch, Dataset, DataSpec, Loss, Params, Sampler, TrainState, Traits, Update
 from offrl.data.containers.guard import reading
-from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.data.transforms.reward_labels import episode_columns
 from offrl.errors import UserError
 from offrl.nn import MLP
 from offrl.nn.outline import outline
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.relabel.train_ensemble import train_members
 from offrl.settings.field import check, setting

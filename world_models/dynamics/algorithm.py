@@ -7,18 +7,30 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import registry, rng
-from offrl.algorithm import Algorithm, Grid, Loss, TrainState, Traits, Tree, Update, select
-from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.algorithm import (
+    Algorithm,
+    Batch,
+    Dataset,
+    DataSpec,
+    Grid,
+    Loss,
+    Params,
+    Requirement,
+    Sampler,
+    TrainConfig,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+    select,
+)
 from offrl.errors import UserError, nearest
-from offrl.optim import Params
-from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.kinds import check_types
 from offrl.settings.replicas import Replica
@@ -27,9 +39,6 @@ from offrl.world_models.dynamics.data import DynamicsSampler, DynamicsSource, da
 from offrl.world_models.dynamics.settings import DynamicsSettings
 from offrl.world_models.known import terminations
 from offrl.world_models.model import FOLDER, WorldModel, input_table, load, save
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 EXPLODED = 1e3  # times the spread of what is predicted: no variance of a model that learns is as large
 SHORTEST_EPOCH = 250  # updates: after fewer a model of few data is not yet to be judged

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.algorithm import Tree
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Dataset, Tree
 from offrl.data.samplers.transitions import Batch, Packed, pack
 from offrl.errors import UserError
 from offrl.world_models.dynamics.settings import DynamicsSettings

@@ -11,9 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Algorithm, Grid, TrainState, Traits, Tree, Update
-from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.algorithm import Algorithm, Batch, Dataset, DataSpec, Grid, Sampler, TrainState, Traits, Tree, Update
 from offrl.errors import UserError, say
 from offrl.registry import register
 from offrl.settings.field import setting

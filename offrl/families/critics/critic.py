@@ -13,15 +13,13 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from offrl import losses, rng
-from offrl.algorithm import Grid, Loss, Part, TrainState, Traits
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.algorithm import Adam, Dataset, DataSpec, Grid, Loss, Params, Part, TrainState, Traits
 from offrl.data.samplers.transitions import SPAN, Batch, discounted
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
 from offrl.families.critics.settings import CriticSettings, make_value_head
 from offrl.families.critics.value import Objective, Target, Values
 from offrl.nn import Bootstrap, EnsembleMLP, Pairs, call
-from offrl.optim import Adam, Params
 
 
 class Critic(Part):

@@ -15,14 +15,10 @@ from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from offrl import registry
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Loss, TrainState, Traits, Tree, Update
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Actor, Adam, Algorithm, Batch, Dataset, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.errors import UserError
 from offrl.families.on_policy import ppo
 from offrl.families.on_policy.residual_actor import ResidualActor, frozen
-from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 from offrl.settings.saved import restored
 
