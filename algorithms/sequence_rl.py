@@ -19,7 +19,7 @@ from offrl.algorithm import Adam, Dataset, Loss, Params, Requirement, TrainConfi
 from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, places_ahead, windows
 from offrl.errors import UserError
 from offrl.families.generative.chunks import traced
-from offrl.families.td3 import TD3, TD3Settings, first_q, imitating_loss
+from offrl.families.td3 import TD3, TD3Settings
 from offrl.nn import Linear
 from offrl.nn.recurrent import GRU
 from offrl.registry import register
@@ -263,7 +263,12 @@ class SequenceRL(TD3):
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))| (TD3+BC)."""
-        return imitating_loss(self, actor, state, batch)
+        (action,) = self.apply("actor", actor, batch["observations"])
+        q = self.first_q(state, batch["observations"], action)
+        scale = self.config.alpha / q.detach().abs().mean()
+        imitation = (action - batch["actions"]).square().mean()
+        loss = imitation - scale * q.mean()
+        return loss, {"actor/loss": loss, "actor/bc": imitation, "actor/q": q.mean()}
 
     def recalled(self, observations: Tensor, choose: Choose, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(states [B, J, O], actions [B, J, A], weights [B, J]) of J steps in the model, by the mean of one elite for
@@ -314,7 +319,7 @@ class SequenceRL(TD3):
             states, _, weights = self.recalled(observations, lambda i, at: actions[:, i], key)
         else:
             states = batch[WINDOW_OBSERVATIONS]
-        q = first_q(self, state, states.flatten(0, 1), actions.flatten(0, 1)).unflatten(0, weights.shape)
+        q = self.first_q(state, states.flatten(0, 1), actions.flatten(0, 1)).unflatten(0, weights.shape)
         value = weighted_mean(q, weights)
         loss = imitation - c.alpha / weighted_mean(q.detach().abs(), weights) * value
         metrics = {

@@ -72,20 +72,7 @@ class TD3(WithCritic, Algorithm):
     def actor(self, state: TrainState) -> Actor:
         return NoisyActor(self, state)
 
-
-def imitating_loss(algorithm: TD3, actor: Params, state: TrainState, batch: Batch) -> Loss:
-    """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))|: TD3+BC's loss (arXiv
-    2106.06860, section 5).
-    """
-    (action,) = algorithm.apply("actor", actor, batch["observations"])
-    q = first_q(algorithm, state, batch["observations"], action)
-    scale = algorithm.config.alpha / q.detach().abs().mean()
-    imitation = (action - batch["actions"]).square().mean()
-    loss = imitation - scale * q.mean()
-    return loss, {"actor/loss": loss, "actor/bc": imitation, "actor/q": q.mean()}
-
-
-def first_q(algorithm: TD3, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-    """Q_1 [B] of the first online critic; the others are not evaluated."""
-    first_critic = {k: v[:1] for k, v in state.params["critic"].items()}
-    return algorithm.critic.q(first_critic, observations, actions)[0]
+    def first_q(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
+        """Q_1 [B] of the first online critic; the others are not evaluated."""
+        first_critic = {k: v[:1] for k, v in state.params["critic"].items()}
+        return self.critic.q(first_critic, observations, actions)[0]
