@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offrl import rng
-from offrl.algorithm import Actor, Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Update
+from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler
 from offrl.errors import UserError
 from offrl.families.generative.chunks import execute_field, length_field
@@ -204,6 +204,16 @@ class ACTConfig:
     dropout: float = setting(0.1, "dropout rate of attention and blocks", low=0.0, high=0.99, structural=True)
 
 
+class ACTActor(EnsemblingActor):
+    """The decoder at latent 0; with `explore`, at one drawn from the prior."""
+
+    algorithm: ACT
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        latent = rng.normal(key, (observations.shape[0], self.algorithm.config.latent)) if explore else None
+        return self.apply("actor", observations, latent)[0].clamp(-1.0, 1.0)
+
+
 @register("algo", "act")
 class ACT(Algorithm):
     """A variational autoencoder of chunks: the latent takes up what differs between demonstrations, and at 0 the policy
@@ -214,6 +224,7 @@ class ACT(Algorithm):
 
     Config = ACTConfig
     traits = Traits(actions=("continuous",))
+    actor_class = ACTActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -246,16 +257,3 @@ class ACT(Algorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)
-
-    def actor(self, state: TrainState) -> Actor:
-        return ACTActor(self, state)
-
-
-class ACTActor(EnsemblingActor):
-    """The decoder at latent 0; with `explore`, at one drawn from the prior."""
-
-    algorithm: ACT
-
-    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
-        latent = rng.normal(key, (observations.shape[0], self.algorithm.config.latent)) if explore else None
-        return self.apply("actor", observations, latent)[0].clamp(-1.0, 1.0)

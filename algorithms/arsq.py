@@ -168,6 +168,27 @@ class DigitValues(NamedTuple):
     q: Tensor  # [2, B]
 
 
+class DigitActor(Actor):
+    """Chooses digit after digit: the one of the largest advantage, by the smaller of the two copies, or with `explore`
+    a draw by it.
+    """
+
+    algorithm: ARSQ
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        algorithm, keys = self.algorithm, rng.split(key, self.algorithm.digits.positions)
+        prefix = observations.new_zeros(observations.shape[0], algorithm.spec.action_dim)
+        for position in range(algorithm.digits.positions):
+            both = algorithm.advantages(self.state.params["critic"], observations, prefix.unsqueeze(0), position)
+            advantages = both.squeeze(1).amin(0)  # [E, bins]
+            if explore:
+                digit = rng.categorical(keys[position], advantages / algorithm.config.entropy_weight)
+            else:
+                digit = advantages.argmax(-1)
+            prefix = algorithm.digits.append(prefix, digit, position)
+        return prefix, carry
+
+
 @register("algo", "arsq")
 class ARSQ(Algorithm):
     """Q(s, a) = V(s) + sum_p A_p(s, a_<p, a_p): digits of the action, each valued after those before it.
@@ -182,6 +203,7 @@ class ARSQ(Algorithm):
     traits = Traits(
         targets=("critic",), policy_modules=("critic",), critic_modules=("critic",), actions=("continuous",)
     )
+    actor_class = DigitActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -241,29 +263,5 @@ class ARSQ(Algorithm):
         state, metrics = self.descend(state, "critic", self.critic_loss, batch)
         return self.polyak(state, "critic", self.config.polyak), metrics
 
-    def actor(self, state: TrainState) -> Actor:
-        return DigitActor(self, state)
-
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
         return self.values(state.params["critic"], observations, actions).q.amin(0)
-
-
-class DigitActor(Actor):
-    """Chooses digit after digit: the one of the largest advantage, by the smaller of the two copies, or with `explore`
-    a draw by it.
-    """
-
-    algorithm: ARSQ
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        algorithm, keys = self.algorithm, rng.split(key, self.algorithm.digits.positions)
-        prefix = observations.new_zeros(observations.shape[0], algorithm.spec.action_dim)
-        for position in range(algorithm.digits.positions):
-            both = algorithm.advantages(self.state.params["critic"], observations, prefix.unsqueeze(0), position)
-            advantages = both.squeeze(1).amin(0)  # [E, bins]
-            if explore:
-                digit = rng.categorical(keys[position], advantages / algorithm.config.entropy_weight)
-            else:
-                digit = advantages.argmax(-1)
-            prefix = algorithm.digits.append(prefix, digit, position)
-        return prefix, carry

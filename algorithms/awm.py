@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Actor, Algorithm, Batch, Dataset, Grid, Loss, Params, Sampler, TrainState, Traits, Update
+from offrl.algorithm import Algorithm, Batch, Dataset, Grid, Loss, Params, Sampler, TrainState, Traits, Update
 from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler
 from offrl.errors import UserError
 from offrl.families import in_sample
@@ -66,6 +66,20 @@ class AWMConfig(FlowSettings):
     greedy: str = greedy_field()
 
 
+class MatchedActor(BestOfActor):
+    """The flow's action or chunk, or the best of N by the smallest of the online critics."""
+
+    algorithm: AWM
+
+    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
+        return flow.integrate(
+            lambda x, t: self.apply("actor", observations, x, t), noise(key), self.algorithm.config.flow_steps
+        )
+
+    def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
+        return self.algorithm.critic.q(self.state.params["critic"], observations, candidates).amin(0)
+
+
 @register("algo", "awm")
 class AWM(WithCritic, Algorithm):
     """V by expectiles, a flow of the data's actions weighted by their advantage, Q by TD towards V: no target sees the
@@ -78,6 +92,7 @@ class AWM(WithCritic, Algorithm):
     traits = Traits(
         targets=("critic",), policy_modules=("actor", "critic"), critic_modules=("critic",), actions=("continuous",)
     )
+    actor_class = MatchedActor
 
     @classmethod
     def traits_for(cls, config: Any) -> Traits:
@@ -177,20 +192,3 @@ class AWM(WithCritic, Algorithm):
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
         return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
-
-    def actor(self, state: TrainState) -> Actor:
-        return MatchedActor(self, state)
-
-
-class MatchedActor(BestOfActor):
-    """The flow's action or chunk, or the best of N by the smallest of the online critics."""
-
-    algorithm: AWM
-
-    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        return flow.integrate(
-            lambda x, t: self.apply("actor", observations, x, t), noise(key), self.algorithm.config.flow_steps
-        )
-
-    def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
-        return self.algorithm.critic.q(self.state.params["critic"], observations, candidates).amin(0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Actor, Algorithm, Batch, Loss, Params, TrainState, Traits, Update
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
 from offrl.nn import make_policy
@@ -38,12 +38,23 @@ class ChunkBCConfig(ActorNetworkSettings):
     init: str = setting("torch", "initial weights: torch (uniform) or orthogonal", choices=("torch", "orthogonal"))
 
 
+class GaussianChunkActor(ChunkActor):
+    """The mean chunk, or with `explore` a sample."""
+
+    algorithm: ChunkBC
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        chunk = self.choose(self.apply("actor", observations), key, explore)
+        return chunk.unflatten(1, (self.algorithm.config.length, -1))
+
+
 @register("algo", "chunk_bc")
 class ChunkBC(Algorithm):
     """Imitate the data's chunks by squared error, or by the likelihood of a diagonal Gaussian; act open-loop."""
 
     Config = ChunkBCConfig
     traits = Traits(actions=("continuous",))
+    actor_class = GaussianChunkActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -73,16 +84,3 @@ class ChunkBC(Algorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)
-
-    def actor(self, state: TrainState) -> Actor:
-        return GaussianChunkActor(self, state)
-
-
-class GaussianChunkActor(ChunkActor):
-    """The mean chunk, or with `explore` a sample."""
-
-    algorithm: ChunkBC
-
-    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
-        chunk = self.choose(self.apply("actor", observations), key, explore)
-        return chunk.unflatten(1, (self.algorithm.config.length, -1))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Actor, Algorithm, Batch, Dataset, Grid, Loss, Params, TrainState, Traits, Tree, Update
+from offrl.algorithm import Algorithm, Batch, Dataset, Grid, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.data.samplers.sequences import VALID, SequenceSampler, drawn_episodes
 from offrl.errors import note
 from offrl.families.generative.chunks import ChunkActor
@@ -74,6 +74,22 @@ class DecisionDiffuserConfig(DiffusionPlanSettings, TargetReturnSettings):
     )
 
 
+class DecisionDiffuserActor(ChunkActor):
+    """Policy that follows the states of a plan for `execute` steps."""
+
+    algorithm: DecisionDiffuser
+
+    @property
+    def length(self) -> int:
+        return int(self.algorithm.config.plan_horizon) - 1
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        average = self.state.extra["average"]
+        quiet = not explore and self.algorithm.config.greedy == "zero"
+        states = self.algorithm.future(average, observations, key, 0.0 if quiet else None)
+        return self.algorithm.act_between(average["inverse"], states).clamp(-1.0, 1.0)
+
+
 @register("algo", "decision_diffuser")
 class DecisionDiffuser(Algorithm):
     """A diffusion model of the states to come, given the return; an inverse model finds the action between two of them.
@@ -84,6 +100,7 @@ class DecisionDiffuser(Algorithm):
 
     Config = DecisionDiffuserConfig
     traits = Traits(policy_modules=("plan", "inverse"), actions=("continuous",), acts_on_device=True)
+    actor_class = DecisionDiffuserActor
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
@@ -155,9 +172,6 @@ class DecisionDiffuser(Algorithm):
 
     # ---- acting
 
-    def actor(self, state: TrainState) -> Actor:
-        return DecisionDiffuserActor(self, state)
-
     def expected(self, plan: Params, x: Tensor, t: int, share: Tensor) -> Tensor:
         """The clean states [B, T, O] that noisy ones are of, by eps_u + w (eps_R - eps_u) (equation 7)."""
         c, step = self.config, torch.full((x.shape[0],), t, device=x.device)
@@ -188,19 +202,3 @@ def rows_ahead(config: Any, dataset: Dataset) -> Tensor:
     """
     rewards = recorded(dataset.columns["rewards"].cpu().double(), dataset.spec)
     return discounted_returns(dataset, rewards, config.discount, config.termination_penalty)
-
-
-class DecisionDiffuserActor(ChunkActor):
-    """Policy that follows the states of a plan for `execute` steps."""
-
-    algorithm: DecisionDiffuser
-
-    @property
-    def length(self) -> int:
-        return int(self.algorithm.config.plan_horizon) - 1
-
-    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
-        average = self.state.extra["average"]
-        quiet = not explore and self.algorithm.config.greedy == "zero"
-        states = self.algorithm.future(average, observations, key, 0.0 if quiet else None)
-        return self.algorithm.act_between(average["inverse"], states).clamp(-1.0, 1.0)

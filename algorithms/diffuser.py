@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from offrl import rng
-from offrl.algorithm import Actor, Algorithm, Batch, Dataset, Loss, Params, TrainState, Traits, Tree, Update
+from offrl.algorithm import Algorithm, Batch, Dataset, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.data.samplers.sequences import VALID, SequenceSampler
 from offrl.families.generative.chunks import ChunkActor
 from offrl.families.generative.plans import (
@@ -45,6 +45,26 @@ class DiffuserConfig(DiffusionPlanSettings):
     )
 
 
+class DiffuserActor(ChunkActor):
+    """Policy that follows the best of several plans for `execute` steps."""
+
+    algorithm: Diffuser
+
+    @property
+    def length(self) -> int:
+        return int(self.algorithm.config.plan_horizon)
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        c = self.algorithm.config
+        noise, count = float(explore or c.greedy == "sample"), c.candidates
+        states = observations.repeat_interleave(
+            count, 0
+        )  # a state's candidates side by side: its noise depends on no other state
+        plans, values = self.algorithm.guided(self.state.extra["average"], states, key, noise)
+        best = flow.best_of(values.unflatten(0, (-1, count)).T, plans.unflatten(0, (-1, count)).transpose(0, 1))
+        return best[..., : self.algorithm.spec.action_dim].clamp(-1.0, 1.0)
+
+
 @register("algo", "diffuser")
 class Diffuser(Algorithm):
     """A diffusion model of plans (actions and states), and a value of noisy plans whose gradient guides their
@@ -55,6 +75,7 @@ class Diffuser(Algorithm):
 
     Config = DiffuserConfig
     traits = Traits(policy_modules=("plan", "value"), actions=("continuous",), acts_on_device=True)
+    actor_class = DiffuserActor
 
     @property
     def dim(self) -> int:
@@ -117,9 +138,6 @@ class Diffuser(Algorithm):
 
     # ---- acting
 
-    def actor(self, state: TrainState) -> Actor:
-        return DiffuserActor(self, state)
-
     def guided(
         self, average: dict[str, Params], observations: Tensor, key: Tensor, noise: float = 1.0
     ) -> tuple[Tensor, Tensor]:
@@ -147,23 +165,3 @@ class Diffuser(Algorithm):
             observations, self.dim, c.plan_horizon, c.denoising_steps, key, noise, push,
         )  # fmt: skip
         return plans, value(plans, 0)
-
-
-class DiffuserActor(ChunkActor):
-    """Policy that follows the best of several plans for `execute` steps."""
-
-    algorithm: Diffuser
-
-    @property
-    def length(self) -> int:
-        return int(self.algorithm.config.plan_horizon)
-
-    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
-        c = self.algorithm.config
-        noise, count = float(explore or c.greedy == "sample"), c.candidates
-        states = observations.repeat_interleave(
-            count, 0
-        )  # a state's candidates side by side: its noise depends on no other state
-        plans, values = self.algorithm.guided(self.state.extra["average"], states, key, noise)
-        best = flow.best_of(values.unflatten(0, (-1, count)).T, plans.unflatten(0, (-1, count)).transpose(0, 1))
-        return best[..., : self.algorithm.spec.action_dim].clamp(-1.0, 1.0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Actor, Adam, Algorithm, Batch, Loss, Params, Sampler, TrainState, Traits, Tree, Update
+from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, Sampler, TrainState, Traits, Tree, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
 from offrl.nn import diffusion
@@ -45,12 +45,24 @@ class DiffusionBCConfig:
     )
 
 
+class DiffusionActor(ChunkActor):
+    """Policy that denoises actions, or chunks of them, with the averaged network."""
+
+    algorithm: DiffusionBC
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        noise = key if explore or self.algorithm.config.greedy == "sample" else None
+        chunk = self.algorithm.denoise(self.state.extra["average"], observations, noise)
+        return chunk.unflatten(1, (self.algorithm.config.length, -1))
+
+
 @register("algo", "diffusion_bc")
 class DiffusionBC(Algorithm):
     """Learn to predict the noise in a noisy action, or in a noisy chunk of actions; act by denoising one."""
 
     Config = DiffusionBCConfig
     traits = Traits(actions=("continuous",))
+    actor_class = DiffusionActor
 
     @property
     def width(self) -> int:
@@ -95,9 +107,6 @@ class DiffusionBC(Algorithm):
 
     # ---- acting
 
-    def actor(self, state: TrainState) -> Actor:
-        return DiffusionActor(self, state)
-
     def denoise(self, actor: Params, observations: Tensor, key: Tensor | None) -> Tensor:
         """Actions or chunks [B, D] in [-1, 1] for observations [B, O], from noise (arXiv 2006.11239, algorithm 2);
         None: all of it is 0.
@@ -114,14 +123,3 @@ class DiffusionBC(Algorithm):
         return diffusion.reverse_process(
             guess, x, None if keys is None else (lambda t: rng.normal(keys[t], shape)), steps
         )
-
-
-class DiffusionActor(ChunkActor):
-    """Policy that denoises actions, or chunks of them, with the averaged network."""
-
-    algorithm: DiffusionBC
-
-    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
-        noise = key if explore or self.algorithm.config.greedy == "sample" else None
-        chunk = self.algorithm.denoise(self.state.extra["average"], observations, noise)
-        return chunk.unflatten(1, (self.algorithm.config.length, -1))

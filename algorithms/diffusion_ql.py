@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Actor, Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Tree, Update
+from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.families.generative.best_of_n import Noise, ValuedActor, candidates_field, choice_field, noise_of
 from offrl.families.generative.settings import greedy_field
@@ -56,6 +56,15 @@ class DiffusionQLConfig(CriticSettings):
     greedy: str = greedy_field()
 
 
+class DiffusionQLActor(ValuedActor):
+    """One of N actions of the trained denoiser, not of the averaged one."""
+
+    algorithm: DiffusionQL
+
+    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
+        return self.algorithm.denoise(self.state.params["actor"], observations, key, noise)
+
+
 @register("algo", "diffusion_ql")
 class DiffusionQL(WithCritic, Algorithm):
     """A diffusion model clones the data and climbs Q by gradients through its denoising; one of N of its actions is
@@ -68,6 +77,7 @@ class DiffusionQL(WithCritic, Algorithm):
 
     Config = DiffusionQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
+    actor_class = DiffusionQLActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -146,15 +156,3 @@ class DiffusionQL(WithCritic, Algorithm):
         state = self.polyak(state, "critic", c.polyak)
         target = {k: v.clone() for k, v in state.target["critic"].items()}
         return state._replace(extra={**state.extra, "average": average, "target": target}), {**critic, **actor}
-
-    def actor(self, state: TrainState) -> Actor:
-        return DiffusionQLActor(self, state)
-
-
-class DiffusionQLActor(ValuedActor):
-    """One of N actions of the trained denoiser, not of the averaged one."""
-
-    algorithm: DiffusionQL
-
-    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        return self.algorithm.denoise(self.state.params["actor"], observations, key, noise)

@@ -110,109 +110,6 @@ class DPTConfig:
     )
 
 
-@register("algo", "dpt")
-class DPT(Algorithm):
-    """Predict a task's best action at a query from transitions of the task, after every length of the context
-    (algorithm 1).
-
-    A token is (s, a, s', r), the query's (s, 0, 0, 0) stands first, and no token has a position. Unlike the authors'
-    the loss counts the empty context, too, so that the first action is learnt, and is the mean over positions, not the
-    sum, a factor that Adam cancels.
-
-    It acts on all transitions since `start`, those of earlier episodes of the same tasks too: so it learns in context
-    (`offrl adapt`). With `explore` it samples, as if from a posterior; else it takes the most probable action.
-    """
-
-    Config = DPTConfig
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        if config.one_state is None:
-            observations = dataset.columns["observations"]
-            reference = observations[0]  # in most data it differs from one of the first rows already
-            constant = all(bool((observations[:rows] == reference).all()) for rows in (1_000, len(observations)))
-            config = dataclasses.replace(config, one_state=constant)
-        return config
-
-    def modules(self) -> dict[str, nn.Module]:
-        self.blank = (
-            self.spec.encoded_action_dim + self.spec.observation_dim + 1
-        )  # numbers in a token that the query leaves at zero
-        return {"actor": InContext(self.spec.observation_dim + self.blank, self.config, self.spec)}
-
-    @property
-    def policy(self) -> Policy:
-        return cast(Policy, self.networks["actor"].head)
-
-    def sampler(self) -> Sampler:
-        c = self.config
-        return (
-            FreshContexts(self.spec, c.context) if c.contexts == "environment" else ContextSampler(c.context, c.shuffle)
-        )
-
-    def optimizer(self, name: str) -> Adam:
-        c = self.config
-        return Adam(c.learning_rate, weight_decay=c.weight_decay, clip_norm=c.clip_norm, warmup_steps=c.warmup_steps)
-
-    def tokens(self, context: Batch) -> Tensor:
-        """Transitions [B, n, 2 O + A + 1]. actions: as a network takes them."""
-        return torch.cat(
-            [
-                context["observations"],
-                context["actions"],
-                context["next_observations"],
-                context["rewards"].unsqueeze(-1),
-            ],
-            -1,
-        )
-
-    def query_token(self, queries: Tensor) -> Tensor:
-        """The query's token [B, 1, 2 O + A + 1]."""
-        return torch.cat([queries, torch.zeros(*queries.shape[:-1], self.blank, device=queries.device)], -1).unsqueeze(
-            -2
-        )
-
-    # ---- training
-
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
-        """E -log pi(a* | s_query, D_j), or |a* - pi|^2, D_j the context's first j transitions, over j = 0, ..., H
-        (algorithm 1).
-        """
-        context = self.tokens({**batch, "actions": self.spec.encode(batch["actions"])})
-        valid = torch.cat([torch.ones_like(batch["valid"][:, :1]), batch["valid"]], 1)
-        tokens = torch.cat([self.query_token(batch["queries"]), context], 1)
-        dist = self.apply("actor", actor, tokens, visible(valid, tokens.shape[-2]), key)
-        labels = batch["labels"].unsqueeze(1).expand(*valid.shape, *batch["labels"].shape[1:])
-        per_length = self.policy.bc_loss(dist, labels)  # [B, H + 1]
-        loss = masked_mean(per_length, valid)
-        full_context = per_length.gather(1, batch["valid"].sum(1, keepdim=True)).mean()
-        return loss, {"actor/loss": loss, "actor/loss_empty": per_length[:, 0].mean(), "actor/loss_full": full_context}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
-
-    def actor(self, state: TrainState) -> Actor:
-        return DPTActor(self, state)
-
-
-@dataclass(frozen=True)
-class ContextMemory:
-    """The transitions of E tasks so far, by columns of a context: observations and next_observations [E, n, O], actions
-    as a network takes them [E, n, A], rewards [E, n]."""
-
-    transitions: Batch
-    valid: Tensor | None = (
-        None  # bool [E, n]: False is no transition, and stands before all transitions; None: all are valid
-    )
-    pending: Batch | None = None  # the transition that is being made, without its successor: [E, ...]
-    cache: Cache = ()  # of the query and the first tokens of `transitions`, where there is one observation only
-    cached_count: int = 0  # transitions in the cache
-    steps: int = 0  # of the episode
-
-
-pytree.register_dataclass(ContextMemory)
-
-
 class DPTActor(Actor):
     """Policy conditioned on the transitions so far. A carry is a `ContextMemory`, which outlives episodes."""
 
@@ -291,3 +188,104 @@ class DPTActor(Actor):
             "actor", new_tokens, None if mask is None else mask[..., count - new_tokens.shape[-2] :, :], None, cache
         )
         return tuple(x[:, -1] for x in dist), dataclasses.replace(memory, cache=cache, cached_count=count - 1)
+
+
+@register("algo", "dpt")
+class DPT(Algorithm):
+    """Predict a task's best action at a query from transitions of the task, after every length of the context
+    (algorithm 1).
+
+    A token is (s, a, s', r), the query's (s, 0, 0, 0) stands first, and no token has a position. Unlike the authors'
+    the loss counts the empty context, too, so that the first action is learnt, and is the mean over positions, not the
+    sum, a factor that Adam cancels.
+
+    It acts on all transitions since `start`, those of earlier episodes of the same tasks too: so it learns in context
+    (`offrl adapt`). With `explore` it samples, as if from a posterior; else it takes the most probable action.
+    """
+
+    Config = DPTConfig
+    actor_class = DPTActor
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+        if config.one_state is None:
+            observations = dataset.columns["observations"]
+            reference = observations[0]  # in most data it differs from one of the first rows already
+            constant = all(bool((observations[:rows] == reference).all()) for rows in (1_000, len(observations)))
+            config = dataclasses.replace(config, one_state=constant)
+        return config
+
+    def modules(self) -> dict[str, nn.Module]:
+        self.blank = (
+            self.spec.encoded_action_dim + self.spec.observation_dim + 1
+        )  # numbers in a token that the query leaves at zero
+        return {"actor": InContext(self.spec.observation_dim + self.blank, self.config, self.spec)}
+
+    @property
+    def policy(self) -> Policy:
+        return cast(Policy, self.networks["actor"].head)
+
+    def sampler(self) -> Sampler:
+        c = self.config
+        return (
+            FreshContexts(self.spec, c.context) if c.contexts == "environment" else ContextSampler(c.context, c.shuffle)
+        )
+
+    def optimizer(self, name: str) -> Adam:
+        c = self.config
+        return Adam(c.learning_rate, weight_decay=c.weight_decay, clip_norm=c.clip_norm, warmup_steps=c.warmup_steps)
+
+    def tokens(self, context: Batch) -> Tensor:
+        """Transitions [B, n, 2 O + A + 1]. actions: as a network takes them."""
+        return torch.cat(
+            [
+                context["observations"],
+                context["actions"],
+                context["next_observations"],
+                context["rewards"].unsqueeze(-1),
+            ],
+            -1,
+        )
+
+    def query_token(self, queries: Tensor) -> Tensor:
+        """The query's token [B, 1, 2 O + A + 1]."""
+        return torch.cat([queries, torch.zeros(*queries.shape[:-1], self.blank, device=queries.device)], -1).unsqueeze(
+            -2
+        )
+
+    # ---- training
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
+        """E -log pi(a* | s_query, D_j), or |a* - pi|^2, D_j the context's first j transitions, over j = 0, ..., H
+        (algorithm 1).
+        """
+        context = self.tokens({**batch, "actions": self.spec.encode(batch["actions"])})
+        valid = torch.cat([torch.ones_like(batch["valid"][:, :1]), batch["valid"]], 1)
+        tokens = torch.cat([self.query_token(batch["queries"]), context], 1)
+        dist = self.apply("actor", actor, tokens, visible(valid, tokens.shape[-2]), key)
+        labels = batch["labels"].unsqueeze(1).expand(*valid.shape, *batch["labels"].shape[1:])
+        per_length = self.policy.bc_loss(dist, labels)  # [B, H + 1]
+        loss = masked_mean(per_length, valid)
+        full_context = per_length.gather(1, batch["valid"].sum(1, keepdim=True)).mean()
+        return loss, {"actor/loss": loss, "actor/loss_empty": per_length[:, 0].mean(), "actor/loss_full": full_context}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        return self.descend(state, "actor", self.actor_loss, batch, key)
+
+
+@dataclass(frozen=True)
+class ContextMemory:
+    """The transitions of E tasks so far, by columns of a context: observations and next_observations [E, n, O], actions
+    as a network takes them [E, n, A], rewards [E, n]."""
+
+    transitions: Batch
+    valid: Tensor | None = (
+        None  # bool [E, n]: False is no transition, and stands before all transitions; None: all are valid
+    )
+    pending: Batch | None = None  # the transition that is being made, without its successor: [E, ...]
+    cache: Cache = ()  # of the query and the first tokens of `transitions`, where there is one observation only
+    cached_count: int = 0  # transitions in the cache
+    steps: int = 0  # of the episode
+
+
+pytree.register_dataclass(ContextMemory)

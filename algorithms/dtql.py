@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.algorithm import Actor, Adam, Algorithm, Batch, Dataset, Loss, Params, TrainState, Traits, Tree, Update
+from offrl.algorithm import Adam, Algorithm, Batch, Dataset, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.errors import UserError
 from offrl.families import in_sample
 from offrl.families.critics import Critic, CriticSettings, Value, Values, WithCritic
@@ -80,6 +80,20 @@ class DTQLConfig(CriticSettings):
     greedy: str = greedy_field()
 
 
+class DTQLActor(ValuedActor):
+    """One of N actions of the one-step policy."""
+
+    algorithm: DTQL
+
+    def condition(self, observations: Tensor, count: int) -> Tensor:
+        """Means and log standard deviations [count * E, 2 A]: all candidates of a state have the same."""
+        return flow.repeated(torch.cat(self.apply("actor", observations), -1), count)
+
+    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
+        mean, log_std = observations.chunk(2, -1)
+        return (mean + log_std.exp() * noise(key)).tanh()
+
+
 @register("algo", "dtql")
 class DTQL(WithCritic, Algorithm):
     """IQL's V and Q beside a denoiser of the data's actions; a one-step policy climbs Q and stays where that denoiser
@@ -92,6 +106,7 @@ class DTQL(WithCritic, Algorithm):
 
     Config = DTQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
+    actor_class = DTQLActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -201,20 +216,3 @@ class DTQL(WithCritic, Algorithm):
         state = self.polyak(state, "critic", torch.where(ready, self.config.polyak, 0.0))
         target = {k: v.clone() for k, v in state.target["critic"].items()}
         return state._replace(extra={**state.extra, "target": target}), {**value, **critic, **denoiser, **actor}
-
-    def actor(self, state: TrainState) -> Actor:
-        return DTQLActor(self, state)
-
-
-class DTQLActor(ValuedActor):
-    """One of N actions of the one-step policy."""
-
-    algorithm: DTQL
-
-    def condition(self, observations: Tensor, count: int) -> Tensor:
-        """Means and log standard deviations [count * E, 2 A]: all candidates of a state have the same."""
-        return flow.repeated(torch.cat(self.apply("actor", observations), -1), count)
-
-    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        mean, log_std = observations.chunk(2, -1)
-        return (mean + log_std.exp() * noise(key)).tanh()

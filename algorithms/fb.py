@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Actor, Batch, Carry, Loss, Params, TrainState, Update
+from offrl.algorithm import Batch, Carry, Loss, Params, TrainState, Update
 from offrl.families.forward_backward import (
     ZeroShot,
     ZeroShotActor,
@@ -56,11 +56,22 @@ class FBConfig(ZeroShotSettings):
     )
 
 
+class FBActor(ZeroShotActor):
+    """Policy of the module "actor", which sees the observation and z."""
+
+    algorithm: FB
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        action = self.apply("actor", observations, self.task(carry, observations))
+        return self.algorithm.noisy(action, key) if explore else action, carry
+
+
 @register("algo", "fb")
 class FB(ZeroShot):
     """F . B learns the discounted visits of every policy pi(., z) by the Bellman equation; pi(., z) maximises F . z."""
 
     Config = FBConfig
+    actor_class = FBActor
 
     @property
     def learns_weight(self) -> bool:
@@ -180,16 +191,3 @@ class FB(ZeroShot):
             metrics = {**metrics, **weight}
         state, actor = self.descend(state, "actor", self.actor_loss, batch, z, keys[2])
         return self.polyak(state, "representation", self.config.polyak), {**metrics, **actor}
-
-    def actor(self, state: TrainState) -> Actor:
-        return FBActor(self, state)
-
-
-class FBActor(ZeroShotActor):
-    """Policy of the module "actor", which sees the observation and z."""
-
-    algorithm: FB
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        action = self.apply("actor", observations, self.task(carry, observations))
-        return self.algorithm.noisy(action, key) if explore else action, carry

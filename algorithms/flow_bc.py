@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Actor, Algorithm, Batch, Loss, Params, TrainState, Traits, Tree, Update
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
 from offrl.families.generative.settings import FieldSettings, greedy_field, make_field
@@ -39,12 +39,28 @@ class FlowBCConfig(FieldSettings):
     greedy: str = greedy_field()
 
 
+class FlowActor(ChunkActor):
+    """The flow, from noise that is drawn for each chunk unless `greedy` is zero."""
+
+    algorithm: FlowBC
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        algorithm, c = self.algorithm, self.algorithm.config
+        z = rng.normal(key, (observations.shape[0], algorithm.width))
+        if not explore and c.greedy == "zero":
+            z = torch.zeros_like(z)
+        params = self.state.extra["average"] if c.average else self.state.params["actor"]
+        chunk = flow.integrate(lambda x, t: algorithm.apply("actor", params, observations, x, t), z, c.flow_steps)
+        return chunk.unflatten(1, (c.length, -1))
+
+
 @register("algo", "flow_bc")
 class FlowBC(Algorithm):
     """Learn the velocity from noise to the data's chunks of actions; act by integrating it."""
 
     Config = FlowBCConfig
     traits = Traits(actions=("continuous",))
+    actor_class = FlowActor
 
     @property
     def width(self) -> int:
@@ -79,21 +95,3 @@ class FlowBC(Algorithm):
             return state, metrics
         average = update_average(state.extra["average"], state.params["actor"], state.step, self.config.average)
         return state._replace(extra={**state.extra, "average": average}), metrics
-
-    def actor(self, state: TrainState) -> Actor:
-        return FlowActor(self, state)
-
-
-class FlowActor(ChunkActor):
-    """The flow, from noise that is drawn for each chunk unless `greedy` is zero."""
-
-    algorithm: FlowBC
-
-    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
-        algorithm, c = self.algorithm, self.algorithm.config
-        z = rng.normal(key, (observations.shape[0], algorithm.width))
-        if not explore and c.greedy == "zero":
-            z = torch.zeros_like(z)
-        params = self.state.extra["average"] if c.average else self.state.params["actor"]
-        chunk = flow.integrate(lambda x, t: algorithm.apply("actor", params, observations, x, t), z, c.flow_steps)
-        return chunk.unflatten(1, (c.length, -1))

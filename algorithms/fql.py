@@ -34,6 +34,18 @@ class FQLConfig(FlowSettings):
     greedy: str = greedy_field()
 
 
+class OneStepActor(Actor):
+    """The one-step policy, which draws noise at every step unless `greedy` is zero."""
+
+    algorithm: FQL
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        z = self.algorithm.noise(observations, key)
+        if not explore and self.algorithm.config.greedy == "zero":
+            z = torch.zeros_like(z)
+        return self.apply("actor", observations, z).clamp(-1.0, 1.0), carry
+
+
 @register("algo", "fql")
 class FQL(WithCritic, Algorithm):
     """A flow clones the data's actions; a one-step policy maps the same noise to nearly the same actions, and climbs Q.
@@ -44,6 +56,7 @@ class FQL(WithCritic, Algorithm):
 
     Config = FQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
+    actor_class = OneStepActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -102,20 +115,5 @@ class FQL(WithCritic, Algorithm):
         after = self.critic.regularised(merged(state, critic, field, actor))
         return after._replace(target=target), {**critic_metrics, **flow_metrics, **actor_metrics}
 
-    def actor(self, state: TrainState) -> Actor:
-        return OneStepActor(self, state)
-
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
         return self.critic.q(state.params["critic"], observations, actions).mean(0)
-
-
-class OneStepActor(Actor):
-    """The one-step policy, which draws noise at every step unless `greedy` is zero."""
-
-    algorithm: FQL
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        z = self.algorithm.noise(observations, key)
-        if not explore and self.algorithm.config.greedy == "zero":
-            z = torch.zeros_like(z)
-        return self.apply("actor", observations, z).clamp(-1.0, 1.0), carry

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from offrl import losses, registry, rng
 from offrl.algorithm import (
-    Actor,
     Batch,
     Carry,
     Dataset,
@@ -69,6 +68,32 @@ class GADTConfig(TeacherSettings, SequenceSettings):
     value_learning_rate: float = setting(3e-4, "the same HIQL's learning rate", low=0.0, shared=True)
 
 
+class GADTActor(SequenceActor):
+    """Policy prompted with subgoals that the high level chooses on the way to the goal."""
+
+    algorithm: GADT
+
+    def __init__(self, algorithm: GADT, state: TrainState) -> None:
+        super().__init__(algorithm, state)
+        self.high = SimpleNamespace(params={name: state.extra[name] for name in algorithm.subgoals.modules})
+        self.candidates = None if algorithm.subgoals.latent else Candidates(*state.extra["candidates"])
+
+    def start(self, episodes: int) -> Carry:
+        carry = super().start(episodes)
+        return GoalHistory(
+            {**carry.window, PROMPTS: torch.zeros(episodes, 0, self.algorithm.subgoals.width)}, carry.remaining
+        )
+
+    def set_goal(self, carry: Carry, goals: Tensor) -> Carry:
+        return dataclasses.replace(carry, goals=goals)
+
+    def current_step(self, carry: History, observations: Tensor) -> Batch:
+        assert isinstance(carry, GoalHistory)
+        goals = required_goals(self.algorithm, carry.goals)
+        prompts = self.algorithm.subgoals.choose(self.high, observations, goals, self.candidates)
+        return {**super().current_step(carry, observations), PROMPTS: prompts}
+
+
 @register("algo", "gadt")
 class GADT(SequenceModel):
     """A high level sets the state to be in k steps from now, and a transformer goes to it: the data's own state k steps
@@ -82,6 +107,7 @@ class GADT(SequenceModel):
 
     Config = GADTConfig
     traits = Traits(goal_conditioned=True)
+    actor_class = GADTActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -160,35 +186,6 @@ class GADT(SequenceModel):
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
         loss = masked_mean(self.weight(batch) * self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
-
-    def actor(self, state: TrainState) -> Actor:
-        return GADTActor(self, state)
-
-
-class GADTActor(SequenceActor):
-    """Policy prompted with subgoals that the high level chooses on the way to the goal."""
-
-    algorithm: GADT
-
-    def __init__(self, algorithm: GADT, state: TrainState) -> None:
-        super().__init__(algorithm, state)
-        self.high = SimpleNamespace(params={name: state.extra[name] for name in algorithm.subgoals.modules})
-        self.candidates = None if algorithm.subgoals.latent else Candidates(*state.extra["candidates"])
-
-    def start(self, episodes: int) -> Carry:
-        carry = super().start(episodes)
-        return GoalHistory(
-            {**carry.window, PROMPTS: torch.zeros(episodes, 0, self.algorithm.subgoals.width)}, carry.remaining
-        )
-
-    def set_goal(self, carry: Carry, goals: Tensor) -> Carry:
-        return dataclasses.replace(carry, goals=goals)
-
-    def current_step(self, carry: History, observations: Tensor) -> Batch:
-        assert isinstance(carry, GoalHistory)
-        goals = required_goals(self.algorithm, carry.goals)
-        prompts = self.algorithm.subgoals.choose(self.high, observations, goals, self.candidates)
-        return {**super().current_step(carry, observations), PROMPTS: prompts}
 
 
 def check_values(run: Pretrained) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.algorithm import Actor, Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Tree, Update
+from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.families import in_sample
 from offrl.families.critics import Critic, CriticSettings, Value, Values, WithCritic
 from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_field, drawn_of
@@ -67,6 +67,34 @@ class IDQLConfig(CriticSettings):
     greedy: str = greedy_field()
 
 
+class BestDenoisedActor(BestOfActor):
+    """One of N actions of the averaged denoiser, which the target critics, and V, choose as `choice` says."""
+
+    algorithm: IDQL
+
+    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
+        steps, average = self.algorithm.config.denoising_steps, self.state.extra["average"]
+        keys = rng.split(key, steps + 1)
+
+        def predicted(x: Tensor, step: Tensor) -> Tensor:
+            return self.algorithm.apply("actor", average, x, step, observations)
+
+        first, process = noise(keys[steps]), {"clip": "state", "variance": "beta"}
+        return diffusion.reverse_process(predicted, first, lambda t: noise(keys[t]), steps, SCHEDULE, **process)
+
+    def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
+        return self.algorithm.critic.q(self.state.extra["target"], observations, candidates).amin(0)
+
+    def choose_of(self, observations: Tensor, candidates: Tensor, key: Tensor) -> Tensor:
+        if self.algorithm.config.choice == "best":
+            return super().choose_of(observations, candidates, key)
+        advantage = (
+            self.scores(observations, candidates) - self.algorithm.value(self.state.params["value"], observations).mean
+        )
+        weights = losses.expectile_weight(advantage, self.algorithm.config.expectile)
+        return drawn_of(torch.as_tensor(weights).log(), candidates, key)
+
+
 @register("algo", "idql")
 class IDQL(WithCritic, Algorithm):
     """IQL's V and Q, which see the data's actions alone, beside a diffusion model that clones all that the data do; the
@@ -79,6 +107,7 @@ class IDQL(WithCritic, Algorithm):
     traits = Traits(
         targets=("critic",), policy_modules=("actor", "value"), critic_modules=("critic",), actions=("continuous",)
     )
+    actor_class = BestDenoisedActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -134,34 +163,3 @@ class IDQL(WithCritic, Algorithm):
         state = self.polyak(self.critic.regularised(state), "critic", self.config.polyak)
         target = {k: v.clone() for k, v in state.target["critic"].items()}
         return state._replace(extra={**state.extra, "average": average, "target": target}), {**actor, **value, **critic}
-
-    def actor(self, state: TrainState) -> Actor:
-        return BestDenoisedActor(self, state)
-
-
-class BestDenoisedActor(BestOfActor):
-    """One of N actions of the averaged denoiser, which the target critics, and V, choose as `choice` says."""
-
-    algorithm: IDQL
-
-    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        steps, average = self.algorithm.config.denoising_steps, self.state.extra["average"]
-        keys = rng.split(key, steps + 1)
-
-        def predicted(x: Tensor, step: Tensor) -> Tensor:
-            return self.algorithm.apply("actor", average, x, step, observations)
-
-        first, process = noise(keys[steps]), {"clip": "state", "variance": "beta"}
-        return diffusion.reverse_process(predicted, first, lambda t: noise(keys[t]), steps, SCHEDULE, **process)
-
-    def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
-        return self.algorithm.critic.q(self.state.extra["target"], observations, candidates).amin(0)
-
-    def choose_of(self, observations: Tensor, candidates: Tensor, key: Tensor) -> Tensor:
-        if self.algorithm.config.choice == "best":
-            return super().choose_of(observations, candidates, key)
-        advantage = (
-            self.scores(observations, candidates) - self.algorithm.value(self.state.params["value"], observations).mean
-        )
-        weights = losses.expectile_weight(advantage, self.algorithm.config.expectile)
-        return drawn_of(torch.as_tensor(weights).log(), candidates, key)

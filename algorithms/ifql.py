@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Actor, Algorithm, Batch, Loss, Params, TrainState, Traits, Update, merged
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update, merged
 from offrl.families import in_sample
 from offrl.families.critics import Critic, Value, Values, WithCritic
 from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_field
@@ -32,6 +32,20 @@ class IFQLConfig(FlowSettings):
     greedy: str = greedy_field()
 
 
+class BestFlowActor(BestOfActor):
+    """The best of N of the flow's actions by the smallest of the online critics."""
+
+    algorithm: IFQL
+
+    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
+        return flow.integrate(
+            lambda x, t: self.apply("actor", observations, x, t), noise(key), self.algorithm.config.flow_steps
+        )
+
+    def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
+        return self.algorithm.critic.q(self.state.params["critic"], observations, candidates).amin(0)
+
+
 @register("algo", "ifql")
 class IFQL(WithCritic, Algorithm):
     """IQL's V and Q, which see the data's actions alone, beside a flow that clones all that the data do; the best of N
@@ -45,6 +59,7 @@ class IFQL(WithCritic, Algorithm):
     traits = Traits(
         targets=("critic",), policy_modules=("actor", "critic"), critic_modules=("critic",), actions=("continuous",)
     )
+    actor_class = BestFlowActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -81,20 +96,3 @@ class IFQL(WithCritic, Algorithm):
         target = self.polyak(state, "critic", self.config.polyak).target
         after = self.critic.regularised(merged(state, value, critic, actor))
         return after._replace(target=target), {**value_metrics, **critic_metrics, **actor_metrics}
-
-    def actor(self, state: TrainState) -> Actor:
-        return BestFlowActor(self, state)
-
-
-class BestFlowActor(BestOfActor):
-    """The best of N of the flow's actions by the smallest of the online critics."""
-
-    algorithm: IFQL
-
-    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        return flow.integrate(
-            lambda x, t: self.apply("actor", observations, x, t), noise(key), self.algorithm.config.flow_steps
-        )
-
-    def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
-        return self.algorithm.critic.q(self.state.params["critic"], observations, candidates).amin(0)

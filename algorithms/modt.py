@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from offrl import rng
-from offrl.algorithm import Actor, Batch, Carry, Dataset, Loss, Params, Sampler, TrainState, Traits
+from offrl.algorithm import Batch, Carry, Dataset, Loss, Params, Sampler, TrainState, Traits
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID
 from offrl.errors import UserError
 from offrl.families.return_conditioned import TargetReturnSettings
@@ -123,6 +123,32 @@ class MODTNet(StepPolicy):
         )
 
 
+class MODTActor(TargetReturnActor):
+    """Policy that chooses a region of actions, and then an action in it."""
+
+    algorithm: MODT
+
+    def start(self, episodes: int) -> Carry:
+        carry = super().start(episodes)
+        return dataclasses.replace(carry, window={**carry.window, REGIONS: torch.zeros(episodes, 0, dtype=torch.int64)})
+
+    def current_step(self, carry: History, observations: Tensor) -> Batch:
+        return {**super().current_step(carry, observations), REGIONS: torch.zeros(len(observations), dtype=torch.int64)}
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        window, (region_key, action_key) = self.enter(carry, observations), rng.split(key)
+        _, regions, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
+        logits = regions[:, -1]
+        stochastic = explore and self.algorithm.config.policy != "deterministic"
+        window = with_last(window, REGIONS, rng.categorical(region_key, logits) if stochastic else logits.argmax(-1))
+        actions = self.choose(self.action_distribution(window), action_key, explore)
+        return actions, self.with_actions(carry, window, actions)
+
+    def action_distribution(self, window: Batch) -> tuple[Tensor, ...]:
+        dist, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
+        return tuple(x[:, -1] for x in dist)
+
+
 @register("algo", "modt")
 class MODT(SequenceModel):
     """DT that also predicts the next observation and return, so that its attention serves all three, and acts in two
@@ -135,6 +161,7 @@ class MODT(SequenceModel):
 
     Config = MODTConfig
     traits = Traits(actions=("continuous",))  # a region of a discrete action is the action itself
+    actor_class = MODTActor
 
     def modules(self) -> dict[str, nn.Module]:
         weights = self.config.weights
@@ -208,32 +235,3 @@ class MODT(SequenceModel):
         )
         metrics = dict(zip(("actor/loss", "actor/next", "actor/return"), objectives, strict=True))
         return loss, {**metrics, "actor/weight": torch.zeros_like(loss) + weights[0]}
-
-    def actor(self, state: TrainState) -> Actor:
-        return MODTActor(self, state)
-
-
-class MODTActor(TargetReturnActor):
-    """Policy that chooses a region of actions, and then an action in it."""
-
-    algorithm: MODT
-
-    def start(self, episodes: int) -> Carry:
-        carry = super().start(episodes)
-        return dataclasses.replace(carry, window={**carry.window, REGIONS: torch.zeros(episodes, 0, dtype=torch.int64)})
-
-    def current_step(self, carry: History, observations: Tensor) -> Batch:
-        return {**super().current_step(carry, observations), REGIONS: torch.zeros(len(observations), dtype=torch.int64)}
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        window, (region_key, action_key) = self.enter(carry, observations), rng.split(key)
-        _, regions, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
-        logits = regions[:, -1]
-        stochastic = explore and self.algorithm.config.policy != "deterministic"
-        window = with_last(window, REGIONS, rng.categorical(region_key, logits) if stochastic else logits.argmax(-1))
-        actions = self.choose(self.action_distribution(window), action_key, explore)
-        return actions, self.with_actions(carry, window, actions)
-
-    def action_distribution(self, window: Batch) -> tuple[Tensor, ...]:
-        dist, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
-        return tuple(x[:, -1] for x in dist)

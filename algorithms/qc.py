@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import (
-    Actor,
     Algorithm,
     Batch,
     Dataset,
@@ -69,6 +68,22 @@ class QCConfig(FlowSettings):
     greedy: str = greedy_field()
 
 
+class QCActor(ChunkActor):
+    """The one-step policy, or the best of the flow's chunks; noise is drawn for each chunk unless `greedy` is zero."""
+
+    algorithm: QC
+
+    @property
+    def length(self) -> int:
+        return self.algorithm.together
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        algorithm, c = self.algorithm, self.algorithm.config
+        still = not explore and c.greedy == "zero"
+        count = 1 if still else c.candidates
+        return algorithm.decide(self.state, observations, key, count, still=still).unflatten(1, (self.length, -1))
+
+
 @register("algo", "qc")
 class QC(WithCritic, Algorithm):
     """TD over h steps with chunks of h actions as single actions of D = h A numbers, and a flow that clones the data's
@@ -80,6 +95,7 @@ class QC(WithCritic, Algorithm):
 
     Config = QCConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",), n_step=False)
+    actor_class = QCActor
 
     @classmethod
     def traits_for(cls, config: Any) -> Traits:
@@ -185,24 +201,5 @@ class QC(WithCritic, Algorithm):
         target = self.polyak(state, "critic", self.config.polyak).target
         return self.critic.regularised(merged(state, *parts))._replace(target=target), metrics
 
-    def actor(self, state: TrainState) -> Actor:
-        return QCActor(self, state)
-
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
         return self.critic.q(state.params["critic"], observations, actions).mean(0) if self.together == 1 else None
-
-
-class QCActor(ChunkActor):
-    """The one-step policy, or the best of the flow's chunks; noise is drawn for each chunk unless `greedy` is zero."""
-
-    algorithm: QC
-
-    @property
-    def length(self) -> int:
-        return self.algorithm.together
-
-    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
-        algorithm, c = self.algorithm, self.algorithm.config
-        still = not explore and c.greedy == "zero"
-        count = 1 if still else c.candidates
-        return algorithm.decide(self.state, observations, key, count, still=still).unflatten(1, (self.length, -1))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Actor, Batch, Dataset, Loss, Params, Sampler, TrainConfig, TrainState
+from offrl.algorithm import Batch, Dataset, Loss, Params, Sampler, TrainConfig, TrainState
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, drawn_episodes
 from offrl.errors import UserError
 from offrl.families.return_conditioned import TargetReturnSettings, recorded, round_digits
@@ -66,6 +66,7 @@ class QDT(SequenceModel):
     """
 
     Config = QDTConfig
+    actor_class = TargetReturnActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -117,9 +118,6 @@ class QDT(SequenceModel):
         valid = valid & (position <= last)
         returns = rewards.flip(-1).cumsum(-1).flip(-1) + final
         return {**batch, VALID: valid, RETURNS: torch.where(valid, returns, 0.0)}
-
-    def actor(self, state: TrainState) -> Actor:
-        return TargetReturnActor(self, state)
 
 
 def check_values(run: Pretrained) -> None:

@@ -178,8 +178,8 @@ class RAMBO(LearnsInModel, SoftActorCritic):
 
     def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
         """New rollouts of the policy, or of uniform actions, in the replica's own model."""
-        drawn = policy_of(partial(self.sample, state.params["actor"]))
-        policy = self.random_policy if self.config.random_rollouts else drawn
+        policy = policy_of(partial(self.sample, state.params["actor"]))
+        policy = self.random_policy if self.config.random_rollouts else policy
         return self.rollouts.roll(source, policy, partial(self.judged, source), key, state.params["dynamics"])
 
     def derived(self, source: ModelSource, dataset: Dataset) -> Tree:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offrl import rng
-from offrl.algorithm import Actor, Carry, Loss, Params, TrainState, Traits, Update
+from offrl.algorithm import Carry, Loss, Params, TrainState, Traits, Update
 from offrl.data.samplers.goals import HIGH_GOALS, HIGH_TARGETS, LOW_GOALS, SUCCESSES, VALUE_GOALS, WINDOW_STATES, Mix
 from offrl.data.samplers.horizons import KNOWN, LOW_SUCCESSES, LOW_VALUE_GOALS, VALUE_SUBGOALS, HorizonSampler
 from offrl.data.samplers.transitions import SPAN, Batch
@@ -76,6 +76,34 @@ class Level(NamedTuple):
     weight: Tensor | float = 1.0  # of rows
 
 
+class SHARSAActor(GoalActor):
+    """At every step: the best of `candidates` subgoals, and an action towards it, or the best of as many. `greedy`
+    zero: one of each, from noise of 0."""
+
+    algorithm: SHARSA
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        algorithm, keys, goals = self.algorithm, rng.split(key), required_goals(self.algorithm, carry)
+        c, scale = algorithm.config, float(explore or algorithm.config.greedy == "sample")
+        count = c.candidates if scale else 1
+
+        def best(field: str, critic: str, goals: Tensor, dim: int, count: int, key: Tensor) -> Tensor:
+            """The draw [B, D] of a flow, of `count`, whose smaller Q is the largest."""
+            rows = observations.shape[0]
+            noise = scale * rng.normal(key, (rows, count, dim)).transpose(0, 1).flatten(0, 1)  # candidate by candidate
+            states, aims = flow.repeated(observations, count), flow.repeated(goals, count)
+            inputs = concatenate(states, aims)
+            drawn = flow.integrate(lambda x, t: self.apply(field, inputs, x, t), noise, c.flow_steps, None, None)
+            if count == 1:
+                return drawn
+            scores = algorithm.q(critic, self.state.params[critic], states, aims, drawn).amin(0)
+            return flow.best_of(scores.unflatten(0, (count, rows)), drawn.unflatten(0, (count, rows)))
+
+        subgoal = best("high", "critic", goals, algorithm.goal_dim, count, keys[0])
+        action = best("actor", "low_critic", subgoal, algorithm.spec.action_dim, count if c.low_values else 1, keys[1])
+        return action.clamp(-1.0, 1.0), carry
+
+
 @register("algo", "sharsa")
 class SHARSA(GoalConditioned):
     """Two flows clone the data, subgoals n steps ahead and actions towards them; of many subgoals the one with the
@@ -93,6 +121,7 @@ class SHARSA(GoalConditioned):
         policy_modules=("actor", "high", "critic"),
         n_step=False,
     )
+    actor_class = SHARSAActor
 
     @classmethod
     def traits_for(cls, config: Any) -> Traits:
@@ -215,36 +244,5 @@ class SHARSA(GoalConditioned):
             after = self.move_targets(state, after, name)
         return after, metrics
 
-    def actor(self, state: TrainState) -> Actor:
-        return SHARSAActor(self, state)
-
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
         return -self.v("value", state.params["value"], observations, goals)
-
-
-class SHARSAActor(GoalActor):
-    """At every step: the best of `candidates` subgoals, and an action towards it, or the best of as many. `greedy`
-    zero: one of each, from noise of 0."""
-
-    algorithm: SHARSA
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        algorithm, keys, goals = self.algorithm, rng.split(key), required_goals(self.algorithm, carry)
-        c, scale = algorithm.config, float(explore or algorithm.config.greedy == "sample")
-        count = c.candidates if scale else 1
-
-        def best(field: str, critic: str, goals: Tensor, dim: int, count: int, key: Tensor) -> Tensor:
-            """The draw [B, D] of a flow, of `count`, whose smaller Q is the largest."""
-            rows = observations.shape[0]
-            noise = scale * rng.normal(key, (rows, count, dim)).transpose(0, 1).flatten(0, 1)  # candidate by candidate
-            states, aims = flow.repeated(observations, count), flow.repeated(goals, count)
-            inputs = concatenate(states, aims)
-            drawn = flow.integrate(lambda x, t: self.apply(field, inputs, x, t), noise, c.flow_steps, None, None)
-            if count == 1:
-                return drawn
-            scores = algorithm.q(critic, self.state.params[critic], states, aims, drawn).amin(0)
-            return flow.best_of(scores.unflatten(0, (count, rows)), drawn.unflatten(0, (count, rows)))
-
-        subgoal = best("high", "critic", goals, algorithm.goal_dim, count, keys[0])
-        action = best("actor", "low_critic", subgoal, algorithm.spec.action_dim, count if c.low_values else 1, keys[1])
-        return action.clamp(-1.0, 1.0), carry

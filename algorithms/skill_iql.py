@@ -167,6 +167,31 @@ class SkillIQLConfig(InSampleSettings):
     skill_learning_rate: float = setting(1e-3, "the same skills: learning rate", low=0.0, shared=True)
 
 
+class SkillActor(Actor):
+    """Policy that chooses a skill every H steps; the decoder acts in between."""
+
+    algorithm: SkillIQL
+
+    def start(self, episodes: int) -> Carry:
+        return SkillCarry(torch.zeros(episodes, self.algorithm.width))
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        """Actions of the current skills, and the next carry.
+
+        With `explore` the skill is drawn, and its actions are not: the decoder has no learnt spread of its own
+        (discrete actions: they are drawn too).
+        """
+        skill_key, action_key = rng.split(key)
+        skill, step, skills = carry.skill, carry.t % self.algorithm.length, self.algorithm.skills
+        if step == 0:
+            skill = self.choose(self.apply("actor", observations), skill_key, explore)
+        actions, decoder = skills.decode(self.state.extra["skills"], observations, skill, step), skills.policy
+        stochastic = explore and self.algorithm.spec.discrete
+        return decoder.sample(actions, action_key) if stochastic else decoder.mode(actions), SkillCarry(
+            skill, carry.t + 1
+        )
+
+
 @register("algo", "skill_iql")
 class SkillIQL(WithCritic, Algorithm):
     """IQL whose actions are skills of H steps: V(s), Q(s, z), and a policy over z that imitates the data's, weighted by
@@ -181,6 +206,7 @@ class SkillIQL(WithCritic, Algorithm):
 
     Config = SkillIQLConfig
     traits = Traits(targets=("critic",), n_step=False)  # Q is of skills, not of actions: it has no critic_modules
+    actor_class = SkillActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -267,9 +293,6 @@ class SkillIQL(WithCritic, Algorithm):
         state = self.critic.regularised(state)
         return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
 
-    def actor(self, state: TrainState) -> Actor:
-        return SkillActor(self, state)
-
 
 def check_skills(run: Pretrained) -> None:
     """Raise UserError for a run of another algorithm."""
@@ -293,28 +316,3 @@ class SkillCarry:
 
 
 pytree.register_dataclass(SkillCarry)
-
-
-class SkillActor(Actor):
-    """Policy that chooses a skill every H steps; the decoder acts in between."""
-
-    algorithm: SkillIQL
-
-    def start(self, episodes: int) -> Carry:
-        return SkillCarry(torch.zeros(episodes, self.algorithm.width))
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        """Actions of the current skills, and the next carry.
-
-        With `explore` the skill is drawn, and its actions are not: the decoder has no learnt spread of its own
-        (discrete actions: they are drawn too).
-        """
-        skill_key, action_key = rng.split(key)
-        skill, step, skills = carry.skill, carry.t % self.algorithm.length, self.algorithm.skills
-        if step == 0:
-            skill = self.choose(self.apply("actor", observations), skill_key, explore)
-        actions, decoder = skills.decode(self.state.extra["skills"], observations, skill, step), skills.policy
-        stochastic = explore and self.algorithm.spec.discrete
-        return decoder.sample(actions, action_key) if stochastic else decoder.mode(actions), SkillCarry(
-            skill, carry.t + 1
-        )

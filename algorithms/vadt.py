@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from offrl import losses, registry
-from offrl.algorithm import Actor, Batch, Carry, Dataset, Loss, Params, Sampler, TrainConfig, TrainState, Tree
+from offrl.algorithm import Batch, Carry, Dataset, Loss, Params, Sampler, TrainConfig, TrainState, Tree
 from offrl.data.samplers.sequences import STEPS, VALID
 from offrl.errors import UserError
 from offrl.families.critics import Value
@@ -58,6 +58,22 @@ class VADTConfig(TeacherSettings, SequenceSettings):
     value_learning_rate: float = setting(3e-4, "the same IQL's learning rate", low=0.0, shared=True)
 
 
+class VADTActor(SequenceActor):
+    """Policy prompted with V(s)."""
+
+    algorithm: VADT
+
+    def start(self, episodes: int) -> Carry:
+        carry = super().start(episodes)
+        return dataclasses.replace(carry, window={**carry.window, PROMPTS: torch.zeros(episodes, 0)})
+
+    def current_step(self, carry: History, observations: Tensor) -> Batch:
+        return {
+            **super().current_step(carry, observations),
+            PROMPTS: self.algorithm.teacher.value(self.state.extra["value"], observations).mean,
+        }
+
+
 @register("algo", "vadt")
 class VADT(SequenceModel):
     """A high level sets a value to reach, Q(s, a) of the data while it learns and V(s) when it acts; a transformer
@@ -68,6 +84,7 @@ class VADT(SequenceModel):
     """
 
     Config = VADTConfig
+    actor_class = VADTActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -140,25 +157,6 @@ class VADT(SequenceModel):
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
         loss = masked_mean(self.weight(batch) * self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
-
-    def actor(self, state: TrainState) -> Actor:
-        return VADTActor(self, state)
-
-
-class VADTActor(SequenceActor):
-    """Policy prompted with V(s)."""
-
-    algorithm: VADT
-
-    def start(self, episodes: int) -> Carry:
-        carry = super().start(episodes)
-        return dataclasses.replace(carry, window={**carry.window, PROMPTS: torch.zeros(episodes, 0)})
-
-    def current_step(self, carry: History, observations: Tensor) -> Batch:
-        return {
-            **super().current_step(carry, observations),
-            PROMPTS: self.algorithm.teacher.value(self.state.extra["value"], observations).mean,
-        }
 
 
 def check_values(run: Pretrained) -> None:

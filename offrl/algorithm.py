@@ -128,7 +128,7 @@ class Algorithm(ABC):
 
     Config: ClassVar[type]  # a dataclass whose fields are made with `offrl.settings.field.setting`
     traits: Traits = Traits()  # of an instance: those that `traits_for` gives for its settings
-    runtime: Runtime
+    actor_class: ClassVar[type[Actor]] = MemorylessActor  # its policies: the mode, or a sample, of the module "actor"
 
     def __init__(self, config: Any, spec: DataSpec, pretrained: Mapping[str, Any] | None = None) -> None:
         """pretrained: the runs that `requires` names, for training; a policy acts without them, from the tensors in its
@@ -210,10 +210,8 @@ class Algorithm(ABC):
         return None
 
     def actor(self, state: TrainState) -> Actor:
-        """The policy with these parameters: by default the mode, or a sample, of the module "actor". state: what acting
-        needs of it.
-        """
-        return MemorylessActor(self, state)
+        """The policy with these parameters. state: what acting needs of it."""
+        return self.actor_class(self, state)
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
         """The algorithm's own estimate of Q(s, a) [B], in the units of the rewards it trains on; None where it has

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.algorithm import Actor, Adam, Carry, Loss, Params, TrainState, Tree, Update
+from offrl.algorithm import Adam, Carry, Loss, Params, TrainState, Tree, Update
 from offrl.algorithms.breeze.implicit_reward import implicit_reward
 from offrl.algorithms.breeze.networks import AttentiveBackward, AttentiveForward
 from offrl.algorithms.breeze.settings import BreezeConfig
@@ -22,6 +22,19 @@ SCHEDULE = "vp"
 ACTOR_WEIGHT_DECAY = 0.01  # AdamW's, as in the authors' code
 
 
+class BreezeActor(ZeroShotActor):
+    """The best of `acting_samples`. Greedily their noise is the same at all times, so that the action depends on the
+    state alone.
+    """
+
+    algorithm: Breeze
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        samples, z = self.algorithm.config.acting_samples, self.task(carry, observations)
+        key = key if explore else rng.make_key(0, observations.device)
+        return self.algorithm.best(self.state, observations, z, samples, key, shared_noise=not explore), carry
+
+
 @register("algo", "breeze")
 class Breeze(ZeroShot):
     """FB whose policy is a diffusion model that clones the data's actions, weighted by their advantage, and whose Q
@@ -29,6 +42,7 @@ class Breeze(ZeroShot):
     actions."""
 
     Config = BreezeConfig
+    actor_class = BreezeActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -185,19 +199,3 @@ class Breeze(ZeroShot):
             state.extra["average"], state.params["actor"], state.step, self.config.actor_polyak
         )
         return state._replace(extra={**state.extra, "average": average}), {**metrics, **value, **actor}
-
-    def actor(self, state: TrainState) -> Actor:
-        return BreezeActor(self, state)
-
-
-class BreezeActor(ZeroShotActor):
-    """The best of `acting_samples`. Greedily their noise is the same at all times, so that the action depends on the
-    state alone.
-    """
-
-    algorithm: Breeze
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        samples, z = self.algorithm.config.acting_samples, self.task(carry, observations)
-        key = key if explore else rng.make_key(0, observations.device)
-        return self.algorithm.best(self.state, observations, z, samples, key, shared_noise=not explore), carry

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from offrl import rng
-from offrl.algorithm import Actor, Adam, Batch, BoundParams, Dataset, Grid, Loss, Params, Sampler, TrainState, Traits
+from offrl.algorithm import Adam, Batch, BoundParams, Dataset, Grid, Loss, Params, Sampler, TrainState, Traits
 from offrl.algorithms.lamo.language import describe, load_model, model_of_run
 from offrl.algorithms.lamo.model import LanguagePolicy, trunk, trunk_of
 from offrl.algorithms.lamo.sampler import SPEAKING, TEXT, LanguageSampler
@@ -84,6 +84,7 @@ class LaMo(SequenceModel):
 
     Config = LaMoConfig
     traits = Traits(vectorized=False, compiles=False)
+    actor_class = TargetReturnActor
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
@@ -156,9 +157,6 @@ class LaMo(SequenceModel):
             return loss, metrics
         text = self.apply("actor", actor, batch[TEXT], None, None, rng.fold_in(key, SPEAKING))
         return loss + self.config.language_weight * text, {**metrics, "language/loss": text}
-
-    def actor(self, state: TrainState) -> Actor:
-        return TargetReturnActor(self, state)
 
     # ---- policy files
 

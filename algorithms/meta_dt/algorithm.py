@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import registry, rng
-from offrl.algorithm import Actor, Batch, Dataset, Grid, Loss, Params, Sampler, TrainConfig, TrainState, Tree
+from offrl.algorithm import Batch, Dataset, Grid, Loss, Params, Sampler, TrainConfig, TrainState, Tree
 from offrl.algorithms.meta_dt.actor import TASK, MetaDTActor
 from offrl.algorithms.meta_dt.model import PromptedSteps
 from offrl.data.samplers.contexts import TASKS, episode_tasks, ranked_episodes
@@ -69,6 +69,7 @@ class MetaDT(SequenceModel):
     the model's summed absolute error over it."""
 
     Config = MetaDTConfig
+    actor_class = MetaDTActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -170,9 +171,6 @@ class MetaDT(SequenceModel):
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
         loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
-
-    def actor(self, state: TrainState) -> Actor:
-        return MetaDTActor(self, state)
 
 
 def check_task_model(run: Pretrained) -> None:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from offrl.algorithm import (
-    Actor,
     Batch,
     Dataset,
     Grid,
@@ -92,6 +91,7 @@ class PETS(Dynamics):
 
     Config = PETSConfig
     traits = replace(Dynamics.traits, policy_modules=("dynamics",), acts_on_device=True, actions=("continuous",))
+    actor_class = PETSActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -195,9 +195,6 @@ class PETS(Dynamics):
         return not self.config.world_model
 
     # ---- acting
-
-    def actor(self, state: TrainState) -> Actor:
-        return PETSActor(self, state)
 
     def acting_tree(self, state: TrainState) -> Tree:
         """The model as plans see it."""

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from offrl.algorithm import (
-    Actor,
     Adam,
     Algorithm,
     Batch,
@@ -129,6 +128,7 @@ class TT(Algorithm):
 
     Config = TTConfig
     traits = Traits(policy_modules=("trajectory",), acts_on_device=True)
+    actor_class = TTActor
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
@@ -227,6 +227,3 @@ class TT(Algorithm):
         tables = {name: bins.to(device) for name, bins in self.runtime.source.bins._asdict().items()}
         extra = {name: torch.where(state.step < 0, state.extra[name], bins) for name, bins in tables.items()}
         return new_state._replace(extra=extra), metrics
-
-    def actor(self, state: TrainState) -> Actor:
-        return TTActor(self, state)

@@ -141,6 +141,7 @@ class GoalConditioned(Algorithm):
     subgoal_kind: ClassVar[str] = (
         ""  # subgoals that trained runs choose for others (`offrl.families.subgoals`): "latent", "state", or none
     )
+    actor_class = GoalActor
 
     @property
     def goal_dim(self) -> int:
@@ -161,9 +162,6 @@ class GoalConditioned(Algorithm):
         if value is not None:
             value.check("value")
         return GoalSampler(value, actor, n_step=getattr(self.config, "n_step", 1))
-
-    def actor(self, state: TrainState) -> Actor:
-        return GoalActor(self, state)
 
     def imitation(self, actor: Params, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
         """The policy's distribution at the actor's goals, and the log density [B] of the data's actions."""

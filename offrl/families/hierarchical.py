@@ -121,6 +121,7 @@ class Hierarchical:
     traits = replace(GoalConditioned.traits, targets=("value",), policy_modules=("actor", "high"))
     subgoal_kind = "latent"
     heads: ClassVar[tuple[str, ...]] = ("low",)  # of V; the last one's are the high level's
+    actor_class: ClassVar[type[Actor]] = HierarchicalActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, width, latent = self.config, self.spec.observation_dim, self.config.representation
@@ -211,9 +212,6 @@ class Hierarchical:
         lies.
         """
         return on_sphere(self.apply("high", state.params["high"], concatenate(observations, goals))[0])
-
-    def actor(self, state: TrainState) -> Actor:
-        return HierarchicalActor(self, state)  # type: ignore[arg-type]
 
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
         return -self.v(state.params["value"], observations, goals, self.heads[-1]).mean(0)

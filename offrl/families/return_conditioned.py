@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Actor, Adam, Algorithm, Carry, Dataset, DataSpec, Grid, Sampler, TrainState
+from offrl.algorithm import Actor, Adam, Algorithm, Carry, Dataset, DataSpec, Grid, Sampler
 from offrl.data.samplers.sequences import SequenceSampler, drawn_episodes
 from offrl.nn import make_policy
 from offrl.settings.field import setting
@@ -117,6 +117,8 @@ class OutcomeConditioned(Algorithm):
     Batches are steps with the return that followed them. Episodes of which the data lack the end have no return, and
     are not learnt from."""
 
+    actor_class = OutcomeActor
+
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         config = fit_target_return(config, dataset)
@@ -156,6 +158,3 @@ class OutcomeConditioned(Algorithm):
             return share
         steps_to_go = (self.config.max_length - timesteps).clamp(min=1)
         return share * self.config.max_length / steps_to_go
-
-    def actor(self, state: TrainState) -> Actor:
-        return OutcomeActor(self, state)

@@ -9,7 +9,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -175,62 +175,6 @@ class GoalHistory(History):
 pytree.register_dataclass(GoalHistory)
 
 
-class SequenceModel(Algorithm):
-    """A policy over the last K steps. A subclass has its loss.
-
-    The action of a step may depend on this step's tokens before it and on all tokens of earlier steps. Training windows
-    are padded and masked; when acting, the first windows are as short as the episode.
-    """
-
-    def modules(self) -> dict[str, nn.Module]:
-        return {"actor": StepPolicy(self.sizes(), self.config, self.spec)}
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        config = super().fit_config(config, dataset, grid)
-        if config.max_timestep is None:
-            length = int(dataset.episode_lengths()[drawn_episodes(dataset)].max())
-            task = dataset.spec.task
-            limit = (task.max_episode_steps or 0) if task is not None else 0
-            config = dataclasses.replace(config, max_timestep=max(length, limit))
-        return fit_target_return(config, dataset) if isinstance(config, TargetReturnSettings) else config
-
-    def sizes(self) -> dict[str, int]:
-        """The kinds of tokens in their order, and the dimension of each; by default DT's."""
-        return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
-
-    def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        """The tokens [B, K, size] by kind; by default DT's (R_1, s_1, a_1, ..., R_K, s_K, a_K), the trajectory of its
-        section 3, R_t the return to go. Where the policy acts, the current step's action and reward are zeros.
-        """
-        return {
-            "return": (batch[RETURNS] / self.config.return_scale).unsqueeze(-1),
-            "observation": batch["observations"],
-            "action": self.spec.encode(batch["actions"]),
-        }
-
-    @abstractmethod
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
-        """The loss of the policy, the module "actor"."""
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
-
-    def sampler(self) -> Sampler:
-        return SequenceSampler(self.config.context, left=self.config.padding == "left")
-
-    def optimizer(self, name: str) -> Adam:
-        c = self.config
-        return Adam(c.learning_rate, weight_decay=c.weight_decay, clip_norm=c.clip_norm, warmup_steps=c.warmup_steps)
-
-    @property
-    def policy(self) -> Policy:
-        return cast(Policy, self.networks["actor"].head)
-
-    def actor(self, state: TrainState) -> Actor:
-        return SequenceActor(self, state)
-
-
 class SequenceActor(Actor):
     """Policy of the last K steps. A carry is a `History`."""
 
@@ -282,6 +226,61 @@ class SequenceActor(Actor):
     def with_actions(self, carry: History, window: Batch, actions: Tensor) -> History:
         """The memory once `actions` were taken at the window's last step."""
         return dataclasses.replace(carry, window=with_last(window, "actions", actions), t=carry.t + 1)
+
+
+class SequenceModel(Algorithm):
+    """A policy over the last K steps. A subclass has its loss.
+
+    The action of a step may depend on this step's tokens before it and on all tokens of earlier steps. Training windows
+    are padded and masked; when acting, the first windows are as short as the episode.
+    """
+
+    actor_class: ClassVar[type[Actor]] = SequenceActor
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {"actor": StepPolicy(self.sizes(), self.config, self.spec)}
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+        config = super().fit_config(config, dataset, grid)
+        if config.max_timestep is None:
+            length = int(dataset.episode_lengths()[drawn_episodes(dataset)].max())
+            task = dataset.spec.task
+            limit = (task.max_episode_steps or 0) if task is not None else 0
+            config = dataclasses.replace(config, max_timestep=max(length, limit))
+        return fit_target_return(config, dataset) if isinstance(config, TargetReturnSettings) else config
+
+    def sizes(self) -> dict[str, int]:
+        """The kinds of tokens in their order, and the dimension of each; by default DT's."""
+        return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
+
+    def tokens(self, batch: Batch) -> dict[str, Tensor]:
+        """The tokens [B, K, size] by kind; by default DT's (R_1, s_1, a_1, ..., R_K, s_K, a_K), the trajectory of its
+        section 3, R_t the return to go. Where the policy acts, the current step's action and reward are zeros.
+        """
+        return {
+            "return": (batch[RETURNS] / self.config.return_scale).unsqueeze(-1),
+            "observation": batch["observations"],
+            "action": self.spec.encode(batch["actions"]),
+        }
+
+    @abstractmethod
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
+        """The loss of the policy, the module "actor"."""
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        return self.descend(state, "actor", self.actor_loss, batch, key)
+
+    def sampler(self) -> Sampler:
+        return SequenceSampler(self.config.context, left=self.config.padding == "left")
+
+    def optimizer(self, name: str) -> Adam:
+        c = self.config
+        return Adam(c.learning_rate, weight_decay=c.weight_decay, clip_norm=c.clip_norm, warmup_steps=c.warmup_steps)
+
+    @property
+    def policy(self) -> Policy:
+        return cast(Policy, self.networks["actor"].head)
 
 
 class TargetReturnActor(SequenceActor):

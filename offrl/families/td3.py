@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor, NoisyActor
+from offrl.actor import NoisyActor
 from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update
 from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.nn import Deterministic
@@ -28,6 +28,7 @@ class TD3(WithCritic, Algorithm):
 
     traits = Traits(targets=("critic", "actor"), critic_modules=("critic",), period=2, actions=("continuous",))
     critic: Critic
+    actor_class = NoisyActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -68,9 +69,6 @@ class TD3(WithCritic, Algorithm):
     def move_targets(self, state: TrainState) -> TrainState:
         """The state with its target critics and its target actor a step further."""
         return self.polyak(self.polyak(state, "critic", self.config.polyak), "actor", self.config.polyak)
-
-    def actor(self, state: TrainState) -> Actor:
-        return NoisyActor(self, state)
 
     def first_q(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
         """Q_1 [B] of the first online critic; the others are not evaluated."""

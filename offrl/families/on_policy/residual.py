@@ -15,7 +15,7 @@ from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from offrl import registry
-from offrl.algorithm import Actor, Adam, Algorithm, Batch, Dataset, Loss, Params, TrainState, Traits, Tree, Update
+from offrl.algorithm import Adam, Algorithm, Batch, Dataset, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.errors import UserError
 from offrl.families.on_policy import ppo
 from offrl.families.on_policy.residual_actor import ResidualActor, frozen
@@ -99,6 +99,7 @@ class Residual(Algorithm):
 
     Config = ResidualConfig
     traits = Traits(actions=("continuous",), n_step=False)
+    actor_class = ResidualActor
 
     @classmethod
     def requires(cls, config: Any, dataset: Dataset) -> dict[str, Any]:
@@ -182,9 +183,6 @@ class Residual(Algorithm):
         )
         # sums of these over `learning` are the means over the passes that were made
         return state, {"learning": learning, **{name: learning * value for name, value in metrics.items()}}
-
-    def actor(self, state: TrainState) -> Actor:
-        return ResidualActor(self, state)
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, gain: float | None) -> nn.Module:
