@@ -97,6 +97,6 @@ class ArCHer(TextAlgorithm):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         batch = trim(batch)
         state, metrics = self.descend(state, "critic", self.critic_loss, batch)
-        state = self.polyak(state, "critic", self.config.polyak)
+        state = self.polyak(state, "critic")
         state, policy_metrics = self.descend(state, "policy", self.actor_loss, batch)
         return state, {**metrics, **policy_metrics}

@@ -163,7 +163,7 @@ class ArCHerOnline(TextAlgorithm):
             return self.descend(state, "policy", self.actor_loss, rewritten)
         turn[TARGET_Q] = self.critic.target_q(state.target["critic"], rewritten).transpose(0, 1)
         state, metrics = self.descend(state, "critic", self.critic_loss, turn)
-        return self.polyak(state, "critic", c.polyak), metrics
+        return self.polyak(state, "critic"), metrics
 
     def rewritten(self, state: TrainState, batch: Batch, key: Tensor) -> Batch:
         """The batch with actions that the policy writes now."""

@@ -261,7 +261,7 @@ class ARSQ(Algorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, metrics = self.descend(state, "critic", self.critic_loss, batch)
-        return self.polyak(state, "critic", self.config.polyak), metrics
+        return self.polyak(state, "critic"), metrics
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
         return self.values(state.params["critic"], observations, actions).q.amin(0)

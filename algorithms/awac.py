@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Update
 from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.nn import Categorical, Gaussian
 from offrl.registry import register
@@ -39,7 +39,6 @@ class AWAC(WithCritic, Algorithm):
     """
 
     Config = AWACConfig
-    traits = Traits(targets=("critic",), critic_modules=("critic",))
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -81,4 +80,4 @@ class AWAC(WithCritic, Algorithm):
         state, actor = self.descend(
             state, "actor", self.actor_loss, batch, actor_key
         )  # with the new critics: algorithm 1
-        return self.polyak(state, "critic", self.config.polyak), {**critic, **actor}
+        return self.polyak(state, "critic"), {**critic, **actor}

@@ -191,4 +191,4 @@ class AWM(WithCritic, Algorithm):
         )  # with the new V, and so the critics
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
-        return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
+        return self.polyak(state, "critic"), {**value, **actor, **critic}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -20,9 +19,6 @@ from offrl.world_models.model_rollouts import (
     LearnsInModel,
     ModelBasedSettings,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass

@@ -153,6 +153,6 @@ class DiffusionQL(WithCritic, Algorithm):
         moves = (state.step >= c.average_from) & (state.step % c.average_every == 0)
         rate = torch.where(moves, c.average, 0.0)
         average = {k: torch.lerp(v, state.params["actor"][k], rate) for k, v in state.extra["average"].items()}
-        state = self.polyak(state, "critic", c.polyak)
+        state = self.polyak(state, "critic")
         target = {k: v.clone() for k, v in state.target["critic"].items()}
         return state._replace(extra={**state.extra, "average": average, "target": target}), {**critic, **actor}

@@ -6,14 +6,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.algorithm import Adam, Algorithm, Batch, Dataset, Loss, Params, TrainState, Traits, Tree, Update
+from offrl.algorithm import (
+    Adam,
+    Algorithm,
+    Batch,
+    Dataset,
+    Loss,
+    Params,
+    Requirement,
+    TrainConfig,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+)
 from offrl.errors import UserError
 from offrl.families import in_sample
 from offrl.families.critics import Critic, CriticSettings, Value, Values, WithCritic
@@ -26,10 +39,6 @@ from offrl.nn.mlp import ACTIVATIONS
 from offrl.nn.policies import gaussian_log_prob
 from offrl.registry import register
 from offrl.settings.field import setting
-
-if TYPE_CHECKING:
-    from offrl.pretrained import Requirement
-    from offrl.settings.train import TrainConfig
 
 WARM_UP = 50_000  # updates, as published
 EDGE = 1.001  # the data's actions are divided by this before their inverse tanh, as in the authors' code

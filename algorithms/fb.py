@@ -190,4 +190,4 @@ class FB(ZeroShot):
             state, weight = self.descend(state, "lagrange", self.lagrange_loss, metrics["conservative/penalty"])
             metrics = {**metrics, **weight}
         state, actor = self.descend(state, "actor", self.actor_loss, batch, z, keys[2])
-        return self.polyak(state, "representation", self.config.polyak), {**metrics, **actor}
+        return self.polyak(state, "representation"), {**metrics, **actor}

@@ -111,7 +111,7 @@ class FQL(WithCritic, Algorithm):
         critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, keys[0])
         field, flow_metrics = self.descend(state, "flow", self.flow_loss, batch, keys[1])
         actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, keys[2])
-        target = self.polyak(state, "critic", self.config.polyak).target
+        target = self.polyak(state, "critic").target
         after = self.critic.regularised(merged(state, critic, field, actor))
         return after._replace(target=target), {**critic_metrics, **flow_metrics, **actor_metrics}
 

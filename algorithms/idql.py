@@ -160,6 +160,6 @@ class IDQL(WithCritic, Algorithm):
         state, critic = self.descend(
             state, "critic", self.critic_loss, batch, keys[2]
         )  # with the new V, as the authors' code
-        state = self.polyak(self.critic.regularised(state), "critic", self.config.polyak)
+        state = self.polyak(self.critic.regularised(state), "critic")
         target = {k: v.clone() for k, v in state.target["critic"].items()}
         return state._replace(extra={**state.extra, "average": average, "target": target}), {**actor, **value, **critic}

@@ -93,6 +93,6 @@ class IFQL(WithCritic, Algorithm):
         value, value_metrics = self.descend(state, "value", self.value_loss, batch, keys[0])
         critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, keys[1])
         actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, keys[2])
-        target = self.polyak(state, "critic", self.config.polyak).target
+        target = self.polyak(state, "critic").target
         after = self.critic.regularised(merged(state, value, critic, actor))
         return after._replace(target=target), {**value_metrics, **critic_metrics, **actor_metrics}

@@ -100,7 +100,7 @@ class ILQL(TextAlgorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, metrics = self.descend(state, "value", self.value_loss, trim_padding(batch))
-        return self.polyak(state, "value", self.config.polyak), metrics
+        return self.polyak(state, "value"), metrics
 
     def actor(self, state: TrainState) -> Actor:
         return ValueGuidedActor(self, state, self.values, self.reference)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Actor, Algorithm, Batch, Loss, Params, TrainState, Traits, Update, merged
+from offrl.algorithm import Actor, Algorithm, Batch, Loss, Params, TrainState, Update, merged
 from offrl.families import in_sample
 from offrl.families.critics import Critic, Value, Values, WithCritic
 from offrl.families.in_sample import InSampleSettings
@@ -39,7 +39,6 @@ class IQL(WithCritic, Algorithm):
     """Expectile V, one-step Q, advantage-weighted policy: no action outside the data is ever evaluated."""
 
     Config = IQLConfig
-    traits = Traits(targets=("critic",), critic_modules=("critic",))
 
     def modules(self) -> dict[str, nn.Module]:
         self.value = Value(self.config, self.spec)
@@ -77,7 +76,7 @@ class IQL(WithCritic, Algorithm):
         )  # with the new V, as the authors' code
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
-        return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
+        return self.polyak(state, "critic"), {**value, **actor, **critic}
 
     def simultaneous(self, state: TrainState, batch: Batch, q: Values, key: Tensor) -> Update:
         """All three steps and the targets' from the parameters before the update; the policy's weights are Q - V of the
@@ -87,7 +86,7 @@ class IQL(WithCritic, Algorithm):
         value, value_metrics = self.descend(state, "value", self.value_loss, batch, q)
         actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, online, key)
         critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, key)
-        target = self.polyak(state, "critic", self.config.polyak).target
+        target = self.polyak(state, "critic").target
         after = self.critic.regularised(merged(state, value, actor, critic))
         return after._replace(target=target), {**value_metrics, **actor_metrics, **critic_metrics}
 

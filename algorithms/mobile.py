@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +21,6 @@ from offrl.world_models.model_rollouts import (
     ModelBasedSettings,
     ModelSource,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass

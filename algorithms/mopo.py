@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -18,9 +17,6 @@ from offrl.world_models.model_rollouts import (
     ModelBasedSettings,
     ModelSource,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass

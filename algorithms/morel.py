@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +25,6 @@ from offrl.world_models.model_rollouts import (
 )
 from offrl.world_models.rollout import Imagined
 from offrl.world_models.uncertainty import measure, names, on_data
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass

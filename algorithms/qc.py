@@ -198,7 +198,7 @@ class QC(WithCritic, Algorithm):
         if self.config.actor == "distil":
             actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, keys[2])
             parts, metrics = [*parts, actor], {**metrics, **actor_metrics}
-        target = self.polyak(state, "critic", self.config.polyak).target
+        target = self.polyak(state, "critic").target
         return self.critic.regularised(merged(state, *parts))._replace(target=target), metrics
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:

@@ -24,7 +24,7 @@ from offrl.nn import Linear
 from offrl.nn.recurrent import GRU
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.world_models.model import Prediction, required
+from offrl.world_models.model import required
 from offrl.world_models.uncertainty import disagreement
 
 WINDOW_OBSERVATIONS, WINDOW_ACTIONS, WINDOW_VALID = (
@@ -289,7 +289,7 @@ class SequenceRL(TD3):
             if i + 1 == c.length:
                 break
             every = model.predict(tree, at, action, model.first_past(at))
-            elites = Prediction(*(x if x is None else x[tree["elites"]] for x in every))  # type: ignore[arg-type]
+            elites = every.each(lambda x: x[tree["elites"]])
             one = model.choose(elites, member)
             outcome = model.settle(tree, one, at, action, one.mean[0], one.reward[0], rng.fold_in(end_key, i))
             follows = ~outcome.terminations

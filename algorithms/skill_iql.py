@@ -291,7 +291,7 @@ class SkillIQL(WithCritic, Algorithm):
         state, actor = self.descend(state, "actor", self.actor_loss, batch, q.mean, key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
-        return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
+        return self.polyak(state, "critic"), {**value, **actor, **critic}
 
 
 def check_skills(run: Pretrained) -> None:

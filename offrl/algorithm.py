@@ -297,8 +297,9 @@ class Algorithm(ABC):
         params, opt = self.optimizer(name).update(state.params[name], grads, state.opt[name])
         return state._replace(params={**state.params, name: params}, opt={**state.opt, name: opt}), metrics
 
-    def polyak(self, state: TrainState, name: str, rate: float | Tensor) -> TrainState:
-        """target <- target + rate (online - target)."""
+    def polyak(self, state: TrainState, name: str, rate: float | Tensor | None = None) -> TrainState:
+        """target <- target + rate (online - target). rate: None: the setting `polyak`."""
+        rate = self.config.polyak if rate is None else rate
         target = {k: torch.lerp(v, state.params[name][k], rate) for k, v in state.target[name].items()}
         return state._replace(target={**state.target, name: target})
 

@@ -291,7 +291,7 @@ class ModelSampler:
         rows = dataset.transition_rows()
         starts = past = None
         if trained.model.history > 1:
-            starts = dataset.columns["observations"].reshape(len(dataset), -1)[rows]
+            starts = dataset.flat("observations")[rows]
             past = past_at(trained.model, dataset, rows)
         source = ModelSource(TransitionSampler().prepare(dataset), trained.model, tree, past, starts)
         return replace(source, extra=self.derive(source, dataset))

@@ -194,7 +194,7 @@ class Breeze(ZeroShot):
             opt={**state.opt, "value": value_state.opt["value"]},
         )
         state, actor = self.descend(state, "actor", self.actor_loss, batch, z, keys[2])
-        state = self.polyak(state, "representation", self.config.polyak)
+        state = self.polyak(state, "representation")
         average = diffusion.update_average(
             state.extra["average"], state.params["actor"], state.step, self.config.actor_polyak
         )

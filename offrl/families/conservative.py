@@ -295,4 +295,4 @@ class Conservative:
             )
             steps, metrics = [*steps, lagrange], {**metrics, **lagrange_metrics}
         after = merged(state, *steps)._replace(extra=critic.extra)
-        return self.polyak(after, "critic", self.config.polyak), metrics
+        return self.polyak(after, "critic"), metrics

@@ -141,7 +141,7 @@ class GoalConditioned(Algorithm):
     subgoal_kind: ClassVar[str] = (
         ""  # subgoals that trained runs choose for others (`offrl.families.subgoals`): "latent", "state", or none
     )
-    actor_class = GoalActor
+    actor_class: ClassVar[type[Actor]] = GoalActor
 
     @property
     def goal_dim(self) -> int:
@@ -173,9 +173,7 @@ class GoalConditioned(Algorithm):
         update.
         """
         towards = before if self.config.target_update == "before" else after
-        return after._replace(
-            target=self.polyak(after._replace(params=towards.params), name, self.config.polyak).target
-        )
+        return after._replace(target=self.polyak(after._replace(params=towards.params), name).target)
 
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor | None:
         """Distances [B] of goals [B, G], larger for farther ones, for pictures and tests. None: the algorithm learns no

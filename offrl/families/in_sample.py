@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.actor import Actor, MemorylessActor, NoisyActor
-from offrl.algorithm import Algorithm, Batch, DataSpec, Loss, Metrics, TrainState, Traits, Update
+from offrl.algorithm import Algorithm, Batch, DataSpec, Loss, Metrics, TrainState, Update
 from offrl.families.critics import Critic, CriticSettings, Objective, Target, Value, Values, WithCritic
 from offrl.nn import Deterministic, make_policy
 from offrl.optim import Adam, OptState, Params, global_norm
@@ -103,8 +103,6 @@ class SteepValue(WithCritic, Algorithm):
     imitation. Modules: value, actor, critic.
     """
 
-    traits = Traits(targets=("critic",), critic_modules=("critic",))
-
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.value = Value(c, s, layer_norm=c.value_layer_norm, norm_first=True)  # as the authors' code
@@ -141,7 +139,7 @@ class SteepValue(WithCritic, Algorithm):
         state, actor = self.descend(state, "actor", self.actor_loss, batch, q, key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
-        return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
+        return self.polyak(state, "critic"), {**value, **actor, **critic}
 
     def actor(self, state: TrainState) -> Actor:
         return actor_of(self, state)

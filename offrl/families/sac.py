@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import vjp
 
 from offrl import rng
-from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Update
+from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Update
 from offrl.families.critics import Critic, CriticSettings, Target, Values, WithCritic
 from offrl.nn import Categorical, TanhGaussian
 from offrl.settings.field import defaults, setting
@@ -65,7 +65,6 @@ class SoftActorCritic(WithCritic, Algorithm):
     With discrete actions the policy is categorical and expectations over it are exact (arXiv 1910.07207).
     """
 
-    traits = Traits(targets=("critic",), critic_modules=("critic",))
     critic: Critic
 
     def modules(self) -> dict[str, nn.Module]:
@@ -205,7 +204,7 @@ class SoftActorCritic(WithCritic, Algorithm):
         state, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, critic_key)
         state = self.critic.regularised(state)
-        return self.polyak(state, "critic", self.config.polyak), {**entropy, **actor, **critic}
+        return self.polyak(state, "critic"), {**entropy, **actor, **critic}
 
 
 @dataclass

@@ -68,7 +68,7 @@ class TD3(WithCritic, Algorithm):
 
     def move_targets(self, state: TrainState) -> TrainState:
         """The state with its target critics and its target actor a step further."""
-        return self.polyak(self.polyak(state, "critic", self.config.polyak), "actor", self.config.polyak)
+        return self.polyak(self.polyak(state, "critic"), "actor", self.config.polyak)
 
     def first_q(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
         """Q_1 [B] of the first online critic; the others are not evaluated."""

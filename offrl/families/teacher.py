@@ -82,4 +82,4 @@ def _value(run: Pretrained, observations: Tensor, actions: Tensor) -> Tensor:
 
 def observation_rows(dataset: Dataset) -> Tensor:
     """The observations of every row as critics take them, [R, O] float32 on the CPU."""
-    return dataset.columns["observations"].cpu().reshape(len(dataset), -1).float()
+    return dataset.flat("observations").cpu().float()

@@ -137,10 +137,10 @@ class Inputs:
         """s_{t-1}, s_t, s_{t+1} at rows [B], each [B, O]. Before an episode's first row there are zeros, put in before
         normalising.
         """
-        observations = dataset.columns["observations"].reshape(len(dataset), -1)
+        observations = dataset.flat("observations")
         first = torch.isin(rows, dataset.episode_start)
         before = torch.where(first.unsqueeze(-1), 0.0, observations[(rows - 1).clamp(min=0)])
-        after = dataset.columns["next_observations"].reshape(len(dataset), -1)[rows]
+        after = dataset.flat("next_observations")[rows]
         previous, current, following = ((x - self.mean) / self.std for x in (before, observations[rows], after))
         return previous, current, following
 

@@ -32,8 +32,8 @@ from offrl.algorithm import (
 )
 from offrl.errors import UserError, nearest
 from offrl.registry import register
-from offrl.settings.kinds import check_types
 from offrl.settings.replicas import Replica
+from offrl.settings.saved import restored
 from offrl.world_models import ensemble, quality, starts, value_gradient
 from offrl.world_models.dynamics.data import DynamicsSampler, DynamicsSource, data_range, split, targets
 from offrl.world_models.dynamics.settings import DynamicsSettings
@@ -287,10 +287,4 @@ class Dynamics(Algorithm):
 @register("world_model", "ensemble")
 def rebuilt(config: Mapping[str, Any], spec: DataSpec) -> WorldModel:
     """The model that a file describes. Raises UserError where its settings are another version's."""
-    known = {f.name for f in dataclasses.fields(DynamicsSettings)}
-    if strange := sorted(set(config) - known):
-        raise UserError(
-            f"the model has a setting '{strange[0]}' that this version of offrl does not know; upgrade offrl"
-        )
-    check_types(DynamicsSettings, config, "the model")
-    return WorldModel(DynamicsSettings(**config), spec)
+    return WorldModel(restored(DynamicsSettings, config, "the model"), spec)

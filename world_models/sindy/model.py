@@ -15,8 +15,8 @@ from offrl.algorithm import Algorithm, Batch, Dataset, DataSpec, Grid, Sampler, 
 from offrl.errors import UserError, say
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.settings.kinds import check_types
 from offrl.settings.replicas import Replica
+from offrl.settings.saved import restored
 from offrl.system import files as checkpoint
 from offrl.world_models import quality, starts
 from offrl.world_models.dynamics import Dynamics, DynamicsSettings, Split, data_range, split
@@ -165,7 +165,7 @@ class Sindy(Algorithm):
     def write(self, path: Path, replica: Replica, dataset: Dataset, parts: Split) -> None:
         """Fit the model of one seed and keep it."""
         model, actions = self.model, dataset.columns["actions"]
-        flat = {k: dataset.columns[k].reshape(len(dataset), -1).float() for k in ("observations", "next_observations")}
+        flat = {k: dataset.flat(k).float() for k in ("observations", "next_observations")}
         s, a, nexts = model.recorded(
             flat["observations"][parts.train], actions[parts.train], flat["next_observations"][parts.train]
         )
@@ -195,10 +195,4 @@ class Sindy(Algorithm):
 @register("world_model", "sindy")
 def rebuilt(config: Mapping[str, Any], spec: DataSpec) -> SindyModel:
     """The model that a file describes."""
-    known = {f.name for f in dataclasses.fields(SindySettings)}
-    if strange := sorted(set(config) - known):
-        raise UserError(
-            f"the model has a setting '{strange[0]}' that this version of offrl does not know; upgrade offrl"
-        )
-    check_types(SindySettings, config, "the model")
-    return SindyModel(SindySettings(**config), spec)
+    return SindyModel(restored(SindySettings, config, "the model"), spec)

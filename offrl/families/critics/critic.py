@@ -264,8 +264,8 @@ class WithCritic:
     """What algorithms with the part `critic` have in common: bins for its values, optimisers, and their Q."""
 
     config: Any
-    traits: Traits
     critic: Critic
+    traits = Traits(targets=("critic",), critic_modules=("critic",))
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
