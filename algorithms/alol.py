@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.algorithm import Adam, Dataset, Grid, Loss, Params, TrainState, Update
+from offrl.algorithm import Dataset, Grid, Loss, Params, TrainState, Update
 from offrl.data.samplers.transitions import Batch, Episodes, Sampler, alias_table
 from offrl.errors import UserError
 from offrl.lm import reference_policy
@@ -283,9 +283,6 @@ class ALoL(TextAlgorithm):
 
     def sampler(self) -> Sampler:
         return AdvantageSampler(utterance_sampler(self.config, self.config.discount), self)
-
-    def optimizer(self, name: str) -> Adam:
-        return replace(super().optimizer(name), learning_rate=self.config.actor_learning_rate)
 
     @property
     def plays(self) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Adam, Batch, Dataset, Grid, Loss, Params, Sampler, TrainState, Update
+from offrl.algorithm import Batch, Dataset, Grid, Loss, Params, Sampler, TrainState, Update
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.configured import language_model
 from offrl.lm.sampler import KNOWN
@@ -56,10 +56,6 @@ class ArCHer(TextAlgorithm):
 
     def sampler(self) -> Sampler:
         return utterance_sampler(self.config, self.config.discount)
-
-    def optimizer(self, name: str) -> Adam:
-        rate = self.config.actor_learning_rate if name == "policy" else self.config.critic_learning_rate
-        return replace(super().optimizer(name), learning_rate=rate)
 
     def q_loss(self, q: Tensor, state: TrainState, batch: Batch) -> Tensor:
         """sum_i E (r + gamma (1 - d) Vbar_i(s') - Q_i(s, a))^2, where s' is known or not needed. q: outputs [2, B,

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import (
-    Adam,
     Batch,
     Dataset,
     DataSpec,
@@ -118,12 +117,6 @@ class ArCHerOnline(TextAlgorithm):
 
     def sampler(self) -> Sampler:
         return utterance_sampler(self.config, self.config.discount)
-
-    def optimizer(self, name: str) -> Adam:
-        rate = self.config.actor_learning_rate if name == "policy" else self.config.critic_learning_rate
-        return replace(super().optimizer(name), learning_rate=rate)
-
-    # ---- an iteration
 
     @property
     def every(self) -> int:

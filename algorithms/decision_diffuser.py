@@ -168,7 +168,7 @@ class DecisionDiffuser(Algorithm):
         state, plan = self.descend(state, "plan", self.plan_loss, batch, key)
         state, inverse = self.descend(state, "inverse", self.inverse_loss, batch)
         average = followed(state.extra["average"], state.params, state.step, self.config.polyak)
-        return state._replace(extra={**state.extra, "average": average}), {**plan, **inverse}
+        return state.with_extra(average=average), {**plan, **inverse}
 
     # ---- acting
 

@@ -134,7 +134,7 @@ class Diffuser(Algorithm):
         state, plan = self.descend(state, "plan", self.plan_loss, batch, key)
         state, value = self.descend(state, "value", self.value_loss, batch, key)
         average = followed(state.extra["average"], state.params, state.step, self.config.polyak)
-        return state._replace(extra={**state.extra, "average": average}), {**plan, **value}
+        return state.with_extra(average=average), {**plan, **value}
 
     # ---- acting
 

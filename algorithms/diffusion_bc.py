@@ -103,7 +103,7 @@ class DiffusionBC(Algorithm):
         average = diffusion.update_average(
             state.extra["average"], state.params["actor"], state.step, self.config.polyak
         )
-        return state._replace(extra={**state.extra, "average": average}), metrics
+        return state.with_extra(average=average), metrics
 
     # ---- acting
 

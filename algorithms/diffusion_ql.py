@@ -155,4 +155,4 @@ class DiffusionQL(WithCritic, Algorithm):
         average = {k: torch.lerp(v, state.params["actor"][k], rate) for k, v in state.extra["average"].items()}
         state = self.polyak(state, "critic")
         target = {k: v.clone() for k, v in state.target["critic"].items()}
-        return state._replace(extra={**state.extra, "average": average, "target": target}), {**critic, **actor}
+        return state.with_extra(average=average, target=target), {**critic, **actor}

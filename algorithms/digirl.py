@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Adam, Batch, Dataset, Grid, Loss, Params, Sampler, TrainState, Update
+from offrl.algorithm import Batch, Dataset, Grid, Loss, Params, Sampler, TrainState, Update
 from offrl.errors import UserError
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.configured import language_model
@@ -82,10 +82,6 @@ class DigiRL(TextAlgorithm):
     def sampler(self) -> Sampler:
         turns = utterance_sampler(self.config, self.config.discount)
         return ThresholdSampler(turns.inner, turns.discount, self.config.threshold)
-
-    def optimizer(self, name: str) -> Adam:
-        rate = self.config.actor_learning_rate if name == "policy" else self.config.critic_learning_rate
-        return replace(super().optimizer(name), learning_rate=rate)
 
     def logits(self, critic: Params, ids: Tensor, count: Tensor) -> Tensor:
         """[2, B, 2]: of going badly and of going well, by both heads, after the first `count` tokens."""

@@ -224,4 +224,4 @@ class DTQL(WithCritic, Algorithm):
         state = state._replace(params={**state.params, "actor": params}, opt={**state.opt, "actor": opt})
         state = self.polyak(state, "critic", torch.where(ready, self.config.polyak, 0.0))
         target = {k: v.clone() for k, v in state.target["critic"].items()}
-        return state._replace(extra={**state.extra, "target": target}), {**value, **critic, **denoiser, **actor}
+        return state.with_extra(target=target), {**value, **critic, **denoiser, **actor}

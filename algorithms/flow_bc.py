@@ -94,4 +94,4 @@ class FlowBC(Algorithm):
         if not self.config.average:
             return state, metrics
         average = update_average(state.extra["average"], state.params["actor"], state.step, self.config.average)
-        return state._replace(extra={**state.extra, "average": average}), metrics
+        return state.with_extra(average=average), metrics

@@ -144,7 +144,7 @@ class GADT(SequenceModel):
         rows = source.take(rng.randint(key, (self.config.candidates,), source.count))
         states = rows["observations"].flatten(1).float()
         candidates = [states, rows[ACHIEVED].flatten(1).float() if self.spec.goal_dim else states.clone()]
-        return state._replace(extra={**state.extra, "candidates": candidates}), {}
+        return state.with_extra(candidates=candidates), {}
 
     def sizes(self) -> dict[str, int]:
         return {"observation": self.subgoals.width + self.spec.observation_dim, "action": self.spec.encoded_action_dim}

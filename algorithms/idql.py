@@ -162,4 +162,4 @@ class IDQL(WithCritic, Algorithm):
         )  # with the new V, as the authors' code
         state = self.polyak(self.critic.regularised(state), "critic")
         target = {k: v.clone() for k, v in state.target["critic"].items()}
-        return state._replace(extra={**state.extra, "average": average, "target": target}), {**actor, **value, **critic}
+        return state.with_extra(average=average, target=target), {**actor, **value, **critic}

@@ -252,7 +252,7 @@ class RAMBO(LearnsInModel, SoftActorCritic):
             "observations": torch.where(restart, start_observations, outcome.next_observations),
             "past": torch.where(restart.unsqueeze(-1), start_past, model.later_past(past, observations, actions)),
         }
-        return state._replace(extra={**state.extra, "imagined": continuation}), metrics
+        return state.with_extra(imagined=continuation), metrics
 
     def moments(self, tree: Tree, raw: ensemble.Raw) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the networks' outputs, float32 [E, B, D]; as rollouts draw them."""

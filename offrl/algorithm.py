@@ -50,6 +50,10 @@ class TrainState(NamedTuple):
     step: Tensor  # [] int64, updates done
     key: Tensor  # [] int64 random key of the seed
 
+    def with_extra(self, **values: Any) -> TrainState:
+        """The state with other entries in `extra`."""
+        return self._replace(extra={**self.extra, **values})
+
 
 Update = tuple[TrainState, Metrics]  # the state afterwards
 

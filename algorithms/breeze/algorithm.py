@@ -198,4 +198,4 @@ class Breeze(ZeroShot):
         average = diffusion.update_average(
             state.extra["average"], state.params["actor"], state.step, self.config.actor_polyak
         )
-        return state._replace(extra={**state.extra, "average": average}), {**metrics, **value, **actor}
+        return state.with_extra(average=average), {**metrics, **value, **actor}

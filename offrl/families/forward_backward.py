@@ -169,7 +169,7 @@ class ZeroShot(Algorithm):
         rows = source.rows if source.packed is None else source.packed.table
         batch = self.sampler()(source, key.to(rows.device), self.config.inference_samples)
         states = batch["next_observations"].flatten(1).to(key.device, torch.float32)
-        return state._replace(extra={**state.extra, "states": states, "rewards": batch["rewards"].to(key.device)}), {}
+        return state.with_extra(states=states, rewards=batch["rewards"].to(key.device)), {}
 
     def infer(self, state: TrainState) -> Tensor:
         """z [D] of the sample's rewards: the mean of r(s') B(s'), scaled to length sqrt(D)."""

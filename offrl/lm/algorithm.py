@@ -76,7 +76,8 @@ class TextAlgorithm(Algorithm):
 
     def optimizer(self, name: str) -> Adam:
         c = self.config
-        return Adam(c.learning_rate, weight_decay=c.weight_decay, clip_norm=c.clip_norm, warmup_steps=c.warmup_steps)
+        rate = getattr(c, "actor_learning_rate" if name == "policy" else "critic_learning_rate", c.learning_rate)
+        return Adam(rate, weight_decay=c.weight_decay, clip_norm=c.clip_norm, warmup_steps=c.warmup_steps)
 
     def init(self, seed: int) -> TrainState:
         # on a copy, so that parts keep the modules of `networks`, whose parameters `descend` puts in place

@@ -190,7 +190,7 @@ class Dynamics(Algorithm):
     def refresh(self, state: TrainState, source: DynamicsSource, key: Tensor, *, step: int) -> Update:
         if step == 0:
             # clones: under vmap what comes out must not be what all replicas share
-            return state._replace(extra={**state.extra, "mean": source.mean.clone(), "std": source.std.clone()}), {}
+            return state.with_extra(mean=source.mean.clone(), std=source.std.clone()), {}
         return self.review(state, source)
 
     def review(self, state: TrainState, source: DynamicsSource) -> Update:

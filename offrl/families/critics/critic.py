@@ -57,7 +57,7 @@ class Critic(Part):
             return state
         # the first power iteration starts from equal entries; iterations go on from update to update
         vectors = {k: torch.ones_like(w[:, 0]) for k, w in state.params["critic"].items() if k.endswith("weight")}
-        state = state._replace(extra={**state.extra, "spectral": vectors})
+        state = state.with_extra(spectral=vectors)
         for _ in range(20):
             state = self.spectral_normalise(state)
         return state._replace(
