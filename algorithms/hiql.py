@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offrl import losses
 from offrl.algorithm import Batch, Loss, Params, TrainState
 from offrl.data.samplers.goals import (
     HIGH_GOALS,
@@ -14,7 +13,7 @@ from offrl.data.samplers.goals import (
     HIGH_TARGETS,
     VALUE_GOALS,
 )
-from offrl.families.goal_conditioned import GoalConditioned, concatenate, goal_target
+from offrl.families.goal_conditioned import GoalConditioned, awr_loss, concatenate, goal_target
 from offrl.families.hierarchical import Hierarchical, SubgoalSettings
 from offrl.registry import register
 
@@ -49,9 +48,8 @@ class HIQL(Hierarchical, GoalConditioned):
         """
         value, observations, goals = state.params["value"], batch["observations"], batch[HIGH_GOALS]
         advantage = (self.v(value, batch[HIGH_TARGET_STATES], goals) - self.v(value, observations, goals)).mean(0)
-        weight = losses.advantage_weight(advantage, self.config.high_temperature)
         subgoal = self.represent(value, observations, batch[HIGH_TARGETS])
         dist = self.apply("high", high, concatenate(observations, goals))
-        loss = -(weight * self.networks["high"].log_prob(dist, subgoal)).mean()
-        metrics = {"high/loss": loss, "high/advantage": advantage.mean(), "high/weight": weight.mean()}
+        log_prob = self.networks["high"].log_prob(dist, subgoal)
+        loss, metrics = awr_loss(log_prob, advantage, self.config.high_temperature, "high")
         return self.penalised(loss, metrics, state, batch, dist[0])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from offrl import losses
 from offrl.algorithm import Batch, Loss, Params, TrainState
 from offrl.data.samplers.goals import (
     HIGH_GOALS,
@@ -18,7 +17,14 @@ from offrl.data.samplers.goals import (
     VALUE_GOALS,
     GoalSampler,
 )
-from offrl.families.goal_conditioned import GoalConditioned, GoalTarget, concatenate, goal_rewards, goal_target
+from offrl.families.goal_conditioned import (
+    GoalConditioned,
+    GoalTarget,
+    awr_loss,
+    concatenate,
+    goal_rewards,
+    goal_target,
+)
 from offrl.families.hierarchical import Hierarchical, SubgoalSettings
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -70,9 +76,8 @@ class OTA(Hierarchical, GoalConditioned):
         advantage = (
             self.v(value, batch[HIGH_TARGET_STATES], goals, "high") - self.v(value, observations, goals, "high")
         ).mean(0)
-        weight = losses.advantage_weight(advantage, self.config.high_temperature)
         subgoal = self.represent(value, observations, batch[HIGH_TARGETS])
         dist = self.apply("high", high, concatenate(observations, goals))
-        loss = -(weight * self.networks["high"].log_prob(dist, subgoal)).mean()
-        metrics = {"high/loss": loss, "high/advantage": advantage.mean(), "high/weight": weight.mean()}
+        log_prob = self.networks["high"].log_prob(dist, subgoal)
+        loss, metrics = awr_loss(log_prob, advantage, self.config.high_temperature, "high")
         return self.penalised(loss, metrics, state, batch, dist[0])

@@ -223,13 +223,22 @@ def chosen_learner(config: Any, discrete: bool) -> str:
     return str(config.learner) if config.learner != "auto" else "awr" if discrete else "ddpg_bc"
 
 
-def awr_loss(log_prob: Tensor, advantage: Tensor, temperature: float | Tensor) -> Loss:
+def awr_loss(log_prob: Tensor, advantage: Tensor, temperature: float | Tensor, name: str = "actor") -> Loss:
     """-E min(exp(temperature A), 100) log pi(a | s, g) (OGBench's AWR), of log densities and advantages [B] of the
     data's actions.
     """
     weight = losses.advantage_weight(advantage, temperature)
     loss = -(weight * log_prob).mean()
-    return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
+    return loss, {f"{name}/loss": loss, f"{name}/advantage": advantage.mean(), f"{name}/weight": weight.mean()}
+
+
+def expectile_td_loss(v: Tensor, old_v: Tensor, next_v: Tensor, step: GoalTarget, expectile: float | Tensor) -> Tensor:
+    """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 of both V, A = r + gamma min V'(s', g) - mean V'(s, g): of V
+    and its targets V' [2, B] at s, and V' [2, B] at s'.
+    """
+    advantage = losses.td_target(step.rewards, step.masks, step.discount, next_v.amin(0)) - old_v.mean(0)
+    error = losses.td_target(step.rewards, step.masks, step.discount, next_v) - v
+    return (losses.expectile_weight(advantage, expectile) * error.square()).mean(-1).sum()
 
 
 def ddpg_bc_loss(q: Tensor, log_prob: Tensor, bc_weight: float | Tensor) -> Loss:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from offrl import losses
 from offrl.algorithm import Actor, Adam, Batch, Carry, DataSpec, Loss, Metrics, Params, TrainState, Update
 from offrl.data.samplers.adjacency import ANY_GOALS, NEAR_GOALS, AdjacentSampler
 from offrl.data.samplers.goals import LOW_GOALS, GoalSampler
@@ -23,7 +22,9 @@ from offrl.families.goal_conditioned import (
     GoalConditioned,
     GoalStepSettings,
     GoalTarget,
+    awr_loss,
     concatenate,
+    expectile_td_loss,
     make_net,
     make_values,
     required_goals,
@@ -167,9 +168,7 @@ class Hierarchical:
         c, target, observations = self.config, value_targets(state), batch["observations"]
         v, target_v = self.v(value, observations, goals, head), self.v(target, observations, goals, head)
         next_v = self.v(target, step.observations, goals, head)
-        advantage = losses.td_target(step.rewards, step.masks, step.discount, next_v.amin(0)) - target_v.mean(0)
-        error = losses.td_target(step.rewards, step.masks, step.discount, next_v) - v
-        return (losses.expectile_weight(advantage, c.expectile) * error.square()).mean(-1).sum(), v
+        return expectile_td_loss(v, target_v, next_v, step, c.expectile), v
 
     def low_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """-E min(exp(beta A), 100) log pi_l(a | s, phi(s, w)), A = V(s', w) - V(s, w), w the state k steps
@@ -179,10 +178,9 @@ class Hierarchical:
         advantage = (self.v(value, batch["next_observations"], subgoals) - self.v(value, observations, subgoals)).mean(
             0
         )
-        weight = losses.advantage_weight(advantage, self.config.low_temperature)
         dist = self.apply("actor", actor, concatenate(observations, self.represent(value, observations, subgoals)))
-        loss = -(weight * self.networks["actor"].log_prob(dist, batch["actions"])).mean()
-        return loss, {"low/loss": loss, "low/advantage": advantage.mean(), "low/weight": weight.mean()}
+        log_prob = self.networks["actor"].log_prob(dist, batch["actions"])
+        return awr_loss(log_prob, advantage, self.config.low_temperature, "low")
 
     def adjacency_loss(self, adjacency: Params, state: TrainState, batch: Batch) -> Loss:
         """HRAC's contrastive loss of which states are near, read from latents too (`offrl.families.adjacency`)."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp
 
 from offrl import rng
 from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Update
@@ -211,29 +210,3 @@ class SoftActorCritic(WithCritic, Algorithm):
 @defaults(hidden=[256, 256, 256], critics=10, init="fixed_bias")
 class ManyCriticsSettings(SoftSettings):
     """Settings of SAC-N and EDAC; the defaults are the authors'."""
-
-
-def action_gradients(critic: Critic, params: Params, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Raw outputs [E, B, out_dim] at actions [B, A], and the gradients [E, B, A] of each critic's value with respect to
-    them.
-
-    Both come from one forward pass, and both can be differentiated with respect to `params`.
-    """
-    size = next(iter(params.values())).shape[0]
-
-    def value(inputs: Tensor) -> tuple[Tensor, Tensor]:
-        logits = critic(params, torch.cat([observations.expand(size, *observations.shape), inputs], -1))
-        return critic.head.mean(logits), logits
-
-    # an action of its own for each critic: the sum of their values then has each critic's gradient apart
-    result: Any = vjp(value, actions.expand(size, *actions.shape), has_aux=True)
-    values, pullback, logits = result
-    return logits, pullback(torch.ones_like(values))[0]
-
-
-def alignment(gradients: Tensor) -> Tensor:
-    """Mean cosine between the gradients [E, B, A] of two critics, over pairs and rows: []."""
-    size = gradients.shape[0]
-    unit = gradients / (gradients.norm(dim=-1, keepdim=True) + 1e-10)
-    pairs = unit.sum(0).square().sum(-1) - unit.square().sum((0, -1))  # over i != j, without making them all
-    return pairs.mean() / (size * (size - 1))

@@ -12,8 +12,8 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
+from offrl.algorithms.edac import action_gradients as slopes
 from offrl.errors import UserError
-from offrl.families import sac
 from tests.support.golden import KEY, OBS, A, B, K, critics, double, q_values, redraw, spec, transitions
 from tests.support.reference import mlp as ref
 
@@ -194,13 +194,12 @@ def test_the_best_of_many_actions_in_the_target(entropy: bool) -> None:
 
 def test_diversity_and_its_gradient() -> None:
     """EDAC's loss is SAC-N's and eta times equation 4; so is its gradient with respect to the critics' parameters."""
-    (edac, state), (sac_n, _) = make("edac"), make(log_alignment=True)
+    (edac, state), (sac_n, _) = make("edac"), make()
     critic, nets = state.params["critic"], critics(state.params["critic"])
     loss, metrics = edac.critic_loss(critic, state, BATCH, KEY)
-    plain, watched = sac_n.critic_loss(critic, state, BATCH, KEY)
+    plain, _ = sac_n.critic_loss(critic, state, BATCH, KEY)
     assert float(loss - plain) == pytest.approx(ETA * diversity(nets), rel=1e-3)
     assert float(metrics["critic/alignment"]) == pytest.approx(diversity(nets) / N, rel=1e-4)  # the mean cosine
-    assert float(watched["critic/alignment"]) == pytest.approx(diversity(nets) / N, rel=1e-4)
     ours, without = (
         torch.func.grad(lambda p, a=a: a.critic_loss(p, state, BATCH, KEY)[0])(critic) for a in (edac, sac_n)
     )
@@ -222,7 +221,7 @@ def test_gradients_with_the_critics_options(options: dict[str, Any]) -> None:
     """By central differences of the network itself, one critic at a time."""
     algorithm, state = make("edac", **options)
     critic, observations, actions = state.params["critic"], BATCH["observations"], BATCH["actions"]
-    logits, found = sac.action_gradients(algorithm.critic, critic, observations, actions)
+    logits, found = slopes(algorithm.critic, critic, observations, actions)
     torch.testing.assert_close(logits, algorithm.critic.logits(critic, observations, actions))
     wide = {k: v.double() for k, v in critic.items()}
     # that head's arithmetic is float32 by itself: a longer step
@@ -233,18 +232,6 @@ def test_gradients_with_the_critics_options(options: dict[str, Any]) -> None:
             algorithm.critic.q(wide, observations.double(), actions.double() + s * move).double() for s in (1, -1)
         )
         np.testing.assert_allclose(found[:, :, i], (up - down) / (2 * step), atol=tolerance)
-
-
-def test_a_subset_of_critics_estimates_the_diversity_of_all() -> None:
-    (part, state), (whole, _) = make("edac", compared_critics=2), make("edac")
-    critic = state.params["critic"]
-    found = [part.critic_loss(critic, state, BATCH, rng.make_key(i)) for i in range(120)]
-    expected, metrics = whole.critic_loss(critic, state, BATCH, KEY)
-    assert np.mean([float(loss) for loss, _ in found]) == pytest.approx(float(expected), abs=0.25)
-    each = {round(float(m["critic/alignment"]), 4) for _, m in found}
-    assert len(each) == N * (N - 1) // 2 and np.mean(list(each)) == pytest.approx(
-        float(metrics["critic/alignment"]), abs=1e-4
-    )
 
 
 def test_discrete_expectations_are_exact() -> None:
@@ -336,16 +323,8 @@ def test_updates_in_the_authors_order(name: str) -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    for name, settings in (
-        ("edac", {"critics": 1}),
-        ("edac", {"compared_critics": 1}),
-        ("edac", {"compared_critics": 6}),
-    ):
-        with pytest.raises(UserError, match="critics="):
-            make(name, **settings)
-    for discrete, settings in ((True, {}), (False, {"critics": 1})):
-        with pytest.raises(UserError, match="log_alignment"):
-            make(discrete=discrete, log_alignment=True, **settings)
+    with pytest.raises(UserError, match="critics="):
+        make("edac", critics=1)
 
 
 @pytest.mark.parametrize("name", ["sac_n", "edac"])
@@ -362,4 +341,4 @@ def test_published_defaults(name: str) -> None:
     assert {k: getattr(c, k) for k in published} == published
     assert c.hidden == [256, 256, 256] and c.init == "fixed_bias" and c.entropy_in_target and c.target_entropy is None
     if name == "edac":
-        assert c.eta == 1.0 and c.compared_critics == 0
+        assert c.eta == 1.0
