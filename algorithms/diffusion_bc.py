@@ -89,10 +89,7 @@ class DiffusionBC(Algorithm):
         (equation 14).
         """
         actions = batch["actions"].flatten(1)
-        choose, draw = rng.split(key)
-        step = rng.randint(choose, (actions.shape[0],), self.config.denoising_steps)
-        noise = rng.normal(draw, tuple(actions.shape))
-        noisy = diffusion.add_noise(actions, noise, step, self.config.denoising_steps)
+        noisy, step, noise = diffusion.noised(actions, self.config.denoising_steps, rng.split(key))
         error = (self.apply("actor", actor, noisy, step, batch["observations"]) - noise).square()
         chunked = self.config.length > 1  # what lies after the episode's end does not count
         loss = valid_mean(error.unflatten(1, (self.config.length, -1)), batch[VALID]) if chunked else error.mean()

@@ -126,9 +126,7 @@ class DiffusionQL(WithCritic, Algorithm):
         """
         step_key, noise_key, chain_key, coin_key = rng.split(key, 4)
         c, observations, actions = self.config, batch["observations"], batch["actions"]
-        step = rng.randint(step_key, (actions.shape[0],), c.denoising_steps)
-        noise = rng.normal(noise_key, tuple(actions.shape))
-        noisy = diffusion.add_noise(actions, noise, step, c.denoising_steps, SCHEDULE)
+        noisy, step, noise = diffusion.noised(actions, c.denoising_steps, (step_key, noise_key), SCHEDULE)
         predicted = self.apply("actor", actor, noisy, step, observations)
         cloning = (predicted - noise).square().mean()
         if c.chain:

@@ -130,10 +130,8 @@ class IDQL(WithCritic, Algorithm):
         it is worth.
         """
         step_key, noise_key, dropout_key = rng.split(key, 3)
-        actions, steps = batch["actions"], self.config.denoising_steps
-        step = rng.randint(step_key, (actions.shape[0],), steps)
-        noise = rng.normal(noise_key, tuple(actions.shape))
-        noisy = diffusion.add_noise(actions, noise, step, steps, SCHEDULE)
+        steps = self.config.denoising_steps
+        noisy, step, noise = diffusion.noised(batch["actions"], steps, (step_key, noise_key), SCHEDULE)
         predicted = self.apply("actor", actor, noisy, step, batch["observations"], dropout_key)
         loss = (predicted - noise).square().sum(-1).mean()
         return loss, {"actor/loss": loss}

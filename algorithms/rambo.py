@@ -24,7 +24,7 @@ from offrl.world_models import ensemble
 from offrl.world_models.dynamics import DynamicsSettings, member_losses, targets
 from offrl.world_models.ensemble import GaussianEnsemble
 from offrl.world_models.model import input_table, required
-from offrl.world_models.model_rollouts import LearnsInModel, ModelBasedSettings, ModelSource, policy_of
+from offrl.world_models.model_rollouts import LearnsInModel, ModelBasedSettings, ModelSource
 from offrl.world_models.rollout import Imagined
 
 MODEL_SETTINGS: dict[str, Any] = {
@@ -178,8 +178,7 @@ class RAMBO(LearnsInModel, SoftActorCritic):
 
     def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
         """New rollouts of the policy, or of uniform actions, in the replica's own model."""
-        policy = policy_of(partial(self.sample, state.params["actor"]))
-        policy = self.random_policy if self.config.random_rollouts else policy
+        policy = self.random_policy if self.config.random_rollouts else self.policy_of(state)
         return self.rollouts.roll(source, policy, partial(self.judged, source), key, state.params["dynamics"])
 
     def derived(self, source: ModelSource, dataset: Dataset) -> Tree:

@@ -30,7 +30,7 @@ from offrl.algorithm import (
 from offrl.data.samplers.transitions import Batch, Episodes, Packed, Sampler, by_weight, pack
 from offrl.errors import UserError
 from offrl.families.critics import Critic, Value, Values, WithCritic
-from offrl.families.in_sample import InSampleSettings
+from offrl.families.in_sample import InSampleSettings, expectile_loss
 from offrl.nn.representations.latent import Latent, draw, gaussian_kl
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
@@ -258,9 +258,7 @@ class SkillIQL(WithCritic, Algorithm):
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2 (IQL's equation 5)."""
-        v = self.value(value, batch["observations"])
-        loss = (losses.expectile_weight(q.mean - v.mean, self.config.expectile) * self.value.objective(v, q)).mean()
-        return loss, {"value/loss": loss, "value/v": v.mean.mean()}
+        return expectile_loss(self.value, value, batch, q, self.config.expectile)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (sum of H rewards + gamma^H V(s_{t+H}) - Q(s, z))^2."""

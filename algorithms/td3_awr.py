@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from offrl import losses
 from offrl.algorithm import Batch, Loss, Params, TrainState, TransitionSampler, Update
 from offrl.families.critics import Critic, Value, Values
+from offrl.families.in_sample import expectile_loss
 from offrl.families.td3 import TD3, TD3Settings
 from offrl.nn import Deterministic
 from offrl.registry import register
@@ -76,9 +77,7 @@ class TD3AWR(TD3):
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2, Q the smallest of the online critics (IQL's expectile regression)."""
         q = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"])
-        v = self.value(value, batch["observations"])
-        loss = (losses.expectile_weight(q.mean - v.mean, self.config.expectile) * self.value.objective(v, q)).mean()
-        return loss, {"value/loss": loss, "value/v": v.mean.mean()}
+        return expectile_loss(self.value, value, batch, q, self.config.expectile)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """E [beta_1 w |pi(s) - a|^2 - lambda min_i Q_i(s, pi(s)) / E |min_i Q_i|], with w = min(exp(beta (Q(s, a) -

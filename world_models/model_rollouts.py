@@ -92,14 +92,17 @@ class ModelBasedSettings(SoftSettings):
 
 
 LOOKAHEAD_UNCERTAINTY, LOOKAHEAD_DISCOUNT = "ensemble_std", 0.97  # COPlanner's
-PENALTY_OF_NOTHING = "algo.penalty={:g} is times an uncertainty, and algo.uncertainty=none: choose one of {}"
 
 
 def check(config: ModelBasedSettings, grid: Grid = None) -> None:
     """Raise UserError for settings that would change nothing."""
     values = grid or {}
-    if config.uncertainty == "none" and any(values.get("penalty", [])):
-        raise UserError(PENALTY_OF_NOTHING.format(max(values["penalty"]), ", ".join(names())))
+    penalty = max(values.get("penalty", [config.penalty]))
+    if config.uncertainty == "none" and penalty:
+        raise UserError(
+            f"algo.penalty={penalty:g} is times an uncertainty, and algo.uncertainty=none: choose one of "
+            f"{', '.join(names())}"
+        )
     for share in values.get("sample_dropout", [config.sample_dropout]):
         if 0.0 < share * config.repeats < 1.0:
             raise UserError(
@@ -117,11 +120,6 @@ class ModelSource:
     past: Tensor | None  # [R, history - 1, O + A] of the rows that may be drawn, where the model looks back
     starts: Tensor | None  # [R, O] of the same rows
     extra: Tree = dataclasses.field(default_factory=dict)  # what an algorithm derived from the model and the data
-
-
-def policy_of(sample: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Act:
-    """Rollouts that follow samples of a policy: sample(observations, key) -> actions and their log densities."""
-    return lambda observations, past, key: sample(observations, key)[0]
 
 
 class ModelRollouts(Part):
@@ -280,8 +278,6 @@ class ModelSampler:
         device = dataset.columns["rewards"].device
         trained = self.pretrained["world_model"].to(device)
         tree = dict(trained.tree)
-        if c.uncertainty == "none" and c.penalty:
-            raise UserError(PENALTY_OF_NOTHING.format(c.penalty, ", ".join(names())))
         for name in {c.uncertainty} - {"none"} | ({LOOKAHEAD_UNCERTAINTY} if c.candidates > 1 else set()):
             tree = prepare(name, trained.model, tree, dataset)
         if c.model_dropout:
@@ -344,8 +340,11 @@ class LearnsInModel:
 
     def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
         """New rollouts of the policy."""
-        policy = policy_of(partial(self.sample, state.params["actor"]))
-        return self.rollouts.roll(source, policy, partial(self.judged, source), key)
+        return self.rollouts.roll(source, self.policy_of(state), partial(self.judged, source), key)
+
+    def policy_of(self, state: TrainState) -> Act:
+        """Rollouts that follow samples of the policy."""
+        return lambda observations, past, key: self.sample(state.params["actor"], observations, key)[0]
 
     def describe(self, source: ModelSource, imagined: Imagined) -> Metrics:
         """Metrics of rollouts."""

@@ -172,12 +172,7 @@ class Breeze(ZeroShot):
         q = self.q(state.params["representation"], observations, actions, z).amin(0)
         advantage = q - self.v(state.params["value"], observations, z)
         weight = losses.advantage_weight(advantage, c.temperature)
-        step_key, noise_key = rng.split(key)
-        step, noise = (
-            rng.randint(step_key, (len(actions),), c.denoising_steps),
-            rng.normal(noise_key, tuple(actions.shape)),
-        )
-        noisy = diffusion.add_noise(actions, noise, step, c.denoising_steps, SCHEDULE)
+        noisy, step, noise = diffusion.noised(actions, c.denoising_steps, rng.split(key), SCHEDULE)
         prediction = self.apply("actor", actor, noisy, step, torch.cat([observations, z], -1))
         loss = (weight * (prediction - noise).square().sum(-1)).mean()
         return loss, {"actor/loss": loss, "actor/weight": weight.mean(), "actor/advantage": advantage.mean()}

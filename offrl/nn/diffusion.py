@@ -189,6 +189,14 @@ def add_noise(actions: Tensor, noise: Tensor, step: Tensor, steps: int, schedule
     return abar.sqrt() * actions + (1.0 - abar).sqrt() * noise
 
 
+def noised(
+    actions: Tensor, steps: int, keys: Sequence[Tensor], schedule: str = "cosine"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Noisy actions [B, A], their random steps [B], and the noise [B, A] in them; keys: of the steps, of the noise."""
+    step, noise = rng.randint(keys[0], (len(actions),), steps), rng.normal(keys[1], tuple(actions.shape))
+    return add_noise(actions, noise, step, steps, schedule), step, noise
+
+
 def clean_action(noisy: Tensor, noise: Tensor, step: Tensor, steps: int, schedule: str = "cosine") -> Tensor:
     """The action [B, A], cut off at the range, of which `noisy` is the noisy form at steps [B] if `noise` is the noise
     in it.
