@@ -17,7 +17,7 @@ from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler
 from offrl.errors import UserError
 from offrl.families import in_sample
 from offrl.families.critics import Critic, Target, Value, Values, WithCritic
-from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_field
+from offrl.families.generative.best_of_n import BestFlowActor, candidates_field
 from offrl.families.generative.chunks import execute_field, length_field
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field
 from offrl.nn import flow
@@ -66,20 +66,6 @@ class AWMConfig(FlowSettings):
     greedy: str = greedy_field()
 
 
-class MatchedActor(BestOfActor):
-    """The flow's action or chunk, or the best of N by the smallest of the online critics."""
-
-    algorithm: AWM
-
-    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        return flow.integrate(
-            lambda x, t: self.apply("actor", observations, x, t), noise(key), self.algorithm.config.flow_steps
-        )
-
-    def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
-        return self.algorithm.critic.q(self.state.params["critic"], observations, candidates).amin(0)
-
-
 @register("algo", "awm")
 class AWM(WithCritic, Algorithm):
     """V by expectiles, a flow of the data's actions weighted by their advantage, Q by TD towards V: no target sees the
@@ -92,7 +78,7 @@ class AWM(WithCritic, Algorithm):
     traits = Traits(
         targets=("critic",), policy_modules=("actor", "critic"), critic_modules=("critic",), actions=("continuous",)
     )
-    actor_class = MatchedActor
+    actor_class = BestFlowActor
 
     @classmethod
     def traits_for(cls, config: Any) -> Traits:

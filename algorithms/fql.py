@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Actor, Algorithm, Batch, Carry, Loss, Params, TrainState, Traits, Update, merged
+from offrl.algorithm import Actor, Algorithm, Batch, Carry, Loss, Params, TrainState, Traits, Update
 from offrl.families.critics import Critic, Values, WithCritic
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
@@ -108,12 +108,12 @@ class FQL(WithCritic, Algorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
-        critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, keys[0])
-        field, flow_metrics = self.descend(state, "flow", self.flow_loss, batch, keys[1])
-        actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, keys[2])
-        target = self.polyak(state, "critic").target
-        after = self.critic.regularised(merged(state, critic, field, actor))
-        return after._replace(target=target), {**critic_metrics, **flow_metrics, **actor_metrics}
+        return self.simultaneous(
+            state,
+            self.descend(state, "critic", self.critic_loss, batch, keys[0]),
+            self.descend(state, "flow", self.flow_loss, batch, keys[1]),
+            self.descend(state, "actor", self.actor_loss, batch, keys[2]),
+        )
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
         return self.critic.q(state.params["critic"], observations, actions).mean(0)

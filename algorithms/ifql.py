@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update, merged
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update
 from offrl.families import in_sample
 from offrl.families.critics import Critic, Value, Values, WithCritic
-from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_field
+from offrl.families.generative.best_of_n import BestFlowActor, candidates_field
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
 from offrl.registry import register
@@ -30,20 +30,6 @@ class IFQLConfig(FlowSettings):
     pessimism: str = pessimism_field("min")
     rho: float = rho_field()
     greedy: str = greedy_field()
-
-
-class BestFlowActor(BestOfActor):
-    """The best of N of the flow's actions by the smallest of the online critics."""
-
-    algorithm: IFQL
-
-    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        return flow.integrate(
-            lambda x, t: self.apply("actor", observations, x, t), noise(key), self.algorithm.config.flow_steps
-        )
-
-    def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
-        return self.algorithm.critic.q(self.state.params["critic"], observations, candidates).amin(0)
 
 
 @register("algo", "ifql")
@@ -90,9 +76,9 @@ class IFQL(WithCritic, Algorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
-        value, value_metrics = self.descend(state, "value", self.value_loss, batch, keys[0])
-        critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, keys[1])
-        actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, keys[2])
-        target = self.polyak(state, "critic").target
-        after = self.critic.regularised(merged(state, value, critic, actor))
-        return after._replace(target=target), {**value_metrics, **critic_metrics, **actor_metrics}
+        return self.simultaneous(
+            state,
+            self.descend(state, "value", self.value_loss, batch, keys[0]),
+            self.descend(state, "critic", self.critic_loss, batch, keys[1]),
+            self.descend(state, "actor", self.actor_loss, batch, keys[2]),
+        )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Actor, Algorithm, Batch, Loss, Params, TrainState, Update, merged
+from offrl.algorithm import Actor, Algorithm, Batch, Loss, Params, TrainState, Update
 from offrl.families import in_sample
 from offrl.families.critics import Critic, Value, Values, WithCritic
 from offrl.families.in_sample import InSampleSettings
@@ -68,8 +68,14 @@ class IQL(WithCritic, Algorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
-        if self.config.update_order == "simultaneous":
-            return self.simultaneous(state, batch, q, key)
+        if self.config.update_order == "simultaneous":  # the policy by the online critics
+            online = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"]).mean
+            return self.simultaneous(
+                state,
+                self.descend(state, "value", self.value_loss, batch, q),
+                self.descend(state, "actor", self.actor_loss, batch, online, key),
+                self.descend(state, "critic", self.critic_loss, batch, key),
+            )
         state, value = self.descend(state, "value", self.value_loss, batch, q)
         state, actor = self.descend(
             state, "actor", self.actor_loss, batch, q.mean, key
@@ -77,18 +83,6 @@ class IQL(WithCritic, Algorithm):
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
         return self.polyak(state, "critic"), {**value, **actor, **critic}
-
-    def simultaneous(self, state: TrainState, batch: Batch, q: Values, key: Tensor) -> Update:
-        """All three steps and the targets' from the parameters before the update; the policy's weights are Q - V of the
-        online critics.
-        """
-        online = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"]).mean
-        value, value_metrics = self.descend(state, "value", self.value_loss, batch, q)
-        actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, online, key)
-        critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, key)
-        target = self.polyak(state, "critic").target
-        after = self.critic.regularised(merged(state, value, actor, critic))
-        return after._replace(target=target), {**value_metrics, **actor_metrics, **critic_metrics}
 
     def actor(self, state: TrainState) -> Actor:
         return in_sample.actor_of(self, state)

@@ -22,7 +22,6 @@ from offrl.algorithm import (
     TrainState,
     Traits,
     Update,
-    merged,
 )
 from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler, valid_mean
 from offrl.families import critics
@@ -192,14 +191,13 @@ class QC(WithCritic, Algorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
-        critic, metrics = self.descend(state, "critic", self.critic_loss, batch, keys[0])
-        field, flow_metrics = self.descend(state, "flow", self.flow_loss, batch, keys[1])
-        parts, metrics = [critic, field], {**metrics, **flow_metrics}
+        steps = [
+            self.descend(state, "critic", self.critic_loss, batch, keys[0]),
+            self.descend(state, "flow", self.flow_loss, batch, keys[1]),
+        ]
         if self.config.actor == "distil":
-            actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, keys[2])
-            parts, metrics = [*parts, actor], {**metrics, **actor_metrics}
-        target = self.polyak(state, "critic").target
-        return self.critic.regularised(merged(state, *parts))._replace(target=target), metrics
+            steps.append(self.descend(state, "actor", self.actor_loss, batch, keys[2]))
+        return self.simultaneous(state, *steps)
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
         return self.critic.q(state.params["critic"], observations, actions).mean(0) if self.together == 1 else None

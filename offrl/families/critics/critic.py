@@ -5,6 +5,7 @@ regularisers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from offrl import losses, rng
-from offrl.algorithm import Adam, Dataset, DataSpec, Grid, Loss, Params, Part, TrainState, Traits
+from offrl.algorithm import Adam, Dataset, DataSpec, Grid, Loss, Params, Part, TrainState, Traits, Update, merged
 from offrl.data.samplers.transitions import SPAN, Batch, discounted
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
@@ -265,6 +266,7 @@ class WithCritic:
 
     config: Any
     critic: Critic
+    polyak: Callable[..., TrainState]
     traits = Traits(targets=("critic",), critic_modules=("critic",))
 
     @classmethod
@@ -284,6 +286,14 @@ class WithCritic:
         if getattr(c, "actor_schedule", "constant") == "constant":
             return Adam(rate)
         return Adam(rate, schedule=c.actor_schedule, decay_steps=c.decay_steps)
+
+    def simultaneous(self, before: TrainState, *steps: Update) -> Update:
+        """The state after steps of several modules that each descended from `before`, and its target critics a step
+        towards the critics of before.
+        """
+        after = self.critic.regularised(merged(before, *(state for state, _ in steps)))
+        metrics = {name: value for _, values in steps for name, value in values.items()}
+        return after._replace(target=self.polyak(before, "critic").target), metrics
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
         """The smallest of the critics' values, [B]; None where they are not of single actions."""
