@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp
 
+from offrl import rng
 from offrl.algorithm import Batch, Loss, Params, TrainState
 from offrl.errors import UserError
 from offrl.families.critics import Critic
@@ -25,6 +26,14 @@ class EDACConfig(ManyCriticsSettings):
 
     name: str = "edac"
     eta: float = setting(1.0, "weight of the agreement of the critics' gradients; 0: SAC-N", low=0.0)
+    compared_critics: int = setting(
+        0,
+        "gradients of a random subset of so many critics are compared in each update, 2 or more; 0: of all. The "
+        "penalty keeps its "
+        "expectation: the authors' first code, which compared a subset, has eta times this / critics; their later code "
+        "compares all",
+        low=0,
+    )
 
 
 @register("algo", "edac")
@@ -37,22 +46,37 @@ class EDAC(SoftActorCritic):
     traits = replace(SoftActorCritic.traits, actions=("continuous",))
 
     def modules(self) -> dict[str, nn.Module]:
-        if self.config.critics < 2:
+        c = self.config
+        if c.critics < 2:
+            raise UserError(f"algo.critics={c.critics}: EDAC compares critics with each other; use at least 2")
+        if c.compared_critics == 1 or c.compared_critics > c.critics:
             raise UserError(
-                f"algo.critics={self.config.critics}: EDAC compares critics with each other; use at least 2"
+                f"algo.compared_critics={c.compared_critics} must be 0 (all) or between 2 and algo.critics={c.critics}"
             )
         return super().modules()
+
+    def compared(self, critic: Params, key: Tensor) -> Params:
+        """The critics whose gradients are compared: all, as in the authors' later code (and CORL), or a random subset,
+        as in their first, where they are as many as actions have dimensions."""
+        c = self.config
+        if c.compared_critics in (0, c.critics):
+            return critic
+        indices = rng.uniform(key, (c.critics,)).topk(c.compared_critics).indices
+        return {k: v[indices] for k, v in critic.items()}
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """SAC-N's loss + eta / (N - 1) E sum_{i != j} <grad_a Q_i(s, a), grad_a Q_j(s, a)>, gradients of length 1
         (equation 4).
         """
-        logits, gradients = action_gradients(self.critic, critic, batch["observations"], batch["actions"])
+        subset = self.compared(critic, rng.fold_in(key, 103))
+        logits, gradients = action_gradients(self.critic, subset, batch["observations"], batch["actions"])
         target = self.target(state, state.params["actor"], batch, key)
         # one forward pass for both
-        loss, metrics = self.critic.loss(critic, batch, target, key, None if self.config.critic_dropout else logits)
+        subset_logits = logits if subset is critic and not self.config.critic_dropout else None
+        loss, metrics = self.critic.loss(critic, batch, target, key, subset_logits)
         metrics["critic/alignment"] = cosine = alignment(gradients)
-        # equation 4 sums over N (N - 1) pairs and divides by N - 1
+        # equation 4 sums over N (N - 1) pairs and divides by N - 1; of a subset's pairs the mean has the same
+        # expectation
         return loss + self.config.eta * self.config.critics * cosine, metrics
 
 

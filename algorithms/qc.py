@@ -54,6 +54,7 @@ class QCConfig(FlowSettings):
         choices=("best", "distil"),
     )
     candidates: int = setting(32, "actor=best: chunks drawn for each target and decision", low=1)
+    acting_candidates: int = setting(0, "actor=best: chunks drawn for each decision; 0: candidates", low=0, acting=True)
     alpha: float = setting(100.0, "actor=distil: weight of distillation (in units of Q unless normalize_q)", low=0.0)
     normalize_q: bool = setting(False, "actor=distil: divide the policy's Q by its mean size")
     short: str = setting(
@@ -79,7 +80,7 @@ class QCActor(ChunkActor):
     def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
         algorithm, c = self.algorithm, self.algorithm.config
         still = not explore and c.greedy == "zero"
-        count = 1 if still else c.candidates
+        count = 1 if still else c.acting_candidates or c.candidates
         return algorithm.decide(self.state, observations, key, count, still=still).unflatten(1, (self.length, -1))
 
 

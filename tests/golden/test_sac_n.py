@@ -234,6 +234,18 @@ def test_gradients_with_the_critics_options(options: dict[str, Any]) -> None:
         np.testing.assert_allclose(found[:, :, i], (up - down) / (2 * step), atol=tolerance)
 
 
+def test_a_subset_of_critics_estimates_the_diversity_of_all() -> None:
+    (part, state), (whole, _) = make("edac", compared_critics=2), make("edac")
+    critic = state.params["critic"]
+    found = [part.critic_loss(critic, state, BATCH, rng.make_key(i)) for i in range(120)]
+    expected, metrics = whole.critic_loss(critic, state, BATCH, KEY)
+    assert np.mean([float(loss) for loss, _ in found]) == pytest.approx(float(expected), abs=0.25)
+    each = {round(float(m["critic/alignment"]), 4) for _, m in found}
+    assert len(each) == N * (N - 1) // 2 and np.mean(list(each)) == pytest.approx(
+        float(metrics["critic/alignment"]), abs=1e-4
+    )
+
+
 def test_discrete_expectations_are_exact() -> None:
     algorithm, state = make(discrete=True)
     batch = {**BATCH, "actions": torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])}
@@ -323,8 +335,13 @@ def test_updates_in_the_authors_order(name: str) -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    with pytest.raises(UserError, match="critics="):
-        make("edac", critics=1)
+    for name, settings in (
+        ("edac", {"critics": 1}),
+        ("edac", {"compared_critics": 1}),
+        ("edac", {"compared_critics": 6}),
+    ):
+        with pytest.raises(UserError, match="critics="):
+            make(name, **settings)
 
 
 @pytest.mark.parametrize("name", ["sac_n", "edac"])
@@ -341,4 +358,4 @@ def test_published_defaults(name: str) -> None:
     assert {k: getattr(c, k) for k in published} == published
     assert c.hidden == [256, 256, 256] and c.init == "fixed_bias" and c.entropy_in_target and c.target_entropy is None
     if name == "edac":
-        assert c.eta == 1.0
+        assert c.eta == 1.0 and c.compared_critics == 0
