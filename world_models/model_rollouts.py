@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -119,7 +118,7 @@ class ModelSource:
     tree: Tree
     past: Tensor | None  # [R, history - 1, O + A] of the rows that may be drawn, where the model looks back
     starts: Tensor | None  # [R, O] of the same rows
-    extra: Tree = dataclasses.field(default_factory=dict)  # what an algorithm derived from the model and the data
+    extra: Tree = field(default_factory=dict)  # what an algorithm derived from the model and the data
 
 
 class ModelRollouts(Part):
@@ -142,7 +141,7 @@ class ModelRollouts(Part):
         }
         # where the columns stand in a row of the ring, as in `Packed`; once, for what is compiled cannot read it off
         # the spec
-        self.layout: dict[str, tuple[int, int, tuple[int, ...], torch.dtype]] = {}
+        self.layout: dict[str, Any] = {}
         self.width = 0
         for name, shape in shapes.items():
             self.layout[name] = (self.width, self.width + math.prod(shape), shape, torch.float32)
@@ -180,10 +179,6 @@ class ModelRollouts(Part):
             "at": (ring["at"] + order[-1]) % self.capacity,
             "count": (ring["count"] + order[-1]).clamp(max=self.capacity),
         }
-
-    def add(self, state: TrainState, imagined: Imagined) -> TrainState:
-        """The state with new rollouts in its ring."""
-        return state._replace(buffers={**state.buffers, "ring": self.push(state.buffers["ring"], imagined)})
 
     def draw(self, state: TrainState, key: Tensor, count: int) -> Batch:
         """`count` rows of the ring."""
@@ -303,8 +298,8 @@ class LearnsInModel:
 
     config: Any
     spec: DataSpec
-    pretrained: Mapping[str, Any]
-    sample: Callable[..., tuple[Tensor, Tensor]]
+    pretrained: Any
+    sample: Any
     traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
 
     @classmethod
@@ -352,4 +347,5 @@ class LearnsInModel:
 
     def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> Update:
         imagined = self.roll(state, source, key)
-        return self.rollouts.add(state, imagined), self.describe(source, imagined)
+        ring = self.rollouts.push(state.buffers["ring"], imagined)
+        return state._replace(buffers={**state.buffers, "ring": ring}), self.describe(source, imagined)
