@@ -4,23 +4,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.algorithm import Batch, Dataset, Grid, Loss, Params, Sampler, TrainState, Update
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.configured import language_model
 from offrl.lm.sampler import KNOWN
 from offrl.lm.settings import ValueHeadSettings, with_value_range
 from offrl.lm.utterance_critic import UtteranceCritic, UtteranceCriticSettings
 from offrl.lm.utterances import EACH, trim, utterance_sampler, with_rates
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -40,7 +36,6 @@ class ArCHerConfig(ValueHeadSettings, UtteranceCriticSettings):
     expectile: float = setting(0.9, "of V's fit to the targets of Q", low=0.5, high=1.0)
     temperature: float = setting(1.0, "inverse temperature of the actor's weights", low=0.0)
     max_weight: float = setting(100.0, "cap of the actor's weights, which the authors' code does not have", low=0.0)
-    critic_first: int = setting(0, "updates at the beginning in which the critic learns alone", low=0)
 
 
 @register("algo", "archer")
@@ -52,7 +47,7 @@ class ArCHer(TextAlgorithm):
     traits = replace(TextAlgorithm.traits, targets=("critic",))
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return with_value_range(with_rates(super().fit_config(config, dataset, grid), RATES), dataset)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -61,10 +56,6 @@ class ArCHer(TextAlgorithm):
 
     def sampler(self) -> Sampler:
         return utterance_sampler(self.config, self.config.discount)
-
-    def optimizer(self, name: str) -> Adam:
-        rate = self.config.actor_learning_rate if name == "policy" else self.config.critic_learning_rate
-        return replace(super().optimizer(name), learning_rate=rate)
 
     def q_loss(self, q: Tensor, state: TrainState, batch: Batch) -> Tensor:
         """sum_i E (r + gamma (1 - d) Vbar_i(s') - Q_i(s, a))^2, where s' is known or not needed. q: outputs [2, B,
@@ -79,7 +70,7 @@ class ArCHer(TextAlgorithm):
         weight = torch.where(target_q < value, 1.0 - c.expectile, c.expectile).detach()
         return (weight * self.critic.head.loss(v, target_q) * batch[EACH]).sum()
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> Loss:
         """L_Q + L_V."""
         q, v = self.critic.q_and_v(critic, batch)
         target_q = self.critic.target_q(state.target["critic"], batch)
@@ -89,7 +80,7 @@ class ArCHer(TextAlgorithm):
         }
         return q_loss + v_loss, {"critic/q_loss": q_loss, "critic/v_loss": v_loss, **means}
 
-    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> Loss:
         """-E min(exp(beta A), cap) log pi(a|s), the whole utterance's, with A = min_i Q_i(s, a) - min_i V_i(s)."""
         c, row_weight = self.config, batch[EACH]
         advantage = self.critic.advantage(state.params["critic"], batch)
@@ -99,11 +90,9 @@ class ArCHer(TextAlgorithm):
         means = {"actor/weight": weight, "actor/advantage": advantage, "actor/log_prob": log_prob}
         return loss, {"actor/loss": loss, **{name: (x * row_weight).sum() for name, x in means.items()}}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         batch = trim(batch)
         state, metrics = self.descend(state, "critic", self.critic_loss, batch)
-        state = self.polyak(state, "critic", self.config.polyak)
-        if self.config.critic_first and int(state.step) < self.config.critic_first:
-            return state, metrics
+        state = self.polyak(state, "critic")
         state, policy_metrics = self.descend(state, "policy", self.actor_loss, batch)
         return state, {**metrics, **policy_metrics}

@@ -4,19 +4,30 @@ the actor follows it ("ArCHer: Training Language Model Agents via Hierarchical M
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState, Traits, Tree
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.algorithm import (
+    Batch,
+    Dataset,
+    DataSpec,
+    Grid,
+    Loss,
+    Params,
+    Requirement,
+    Sampler,
+    TrainConfig,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+)
 from offrl.data.fit import check_fit
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.lm import replay as rings
 from offrl.lm.actor import PROMPTS, TextActor
@@ -29,31 +40,22 @@ from offrl.lm.sampler import ACTION, IDS, KNOWN, SHARE, token_log_probs
 from offrl.lm.settings import ValueHeadSettings, with_value_range
 from offrl.lm.utterance_critic import UtteranceCritic, UtteranceCriticSettings
 from offrl.lm.utterances import EACH, first_of, trim, utterance_sampler, with_actions, with_rates
-from offrl.optim import Adam, Params
-from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.evaluation import EvalConfig
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 from offrl.tasks.environments import resolve_task
 from offrl.tasks.task import Task
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 TARGET_Q = "target_q"  # the batch's column of Qbar at fresh actions, [B, 2]
 RATES = {"actor_learning_rate": (3e-6, 3e-4), "critic_learning_rate": (2e-5, 1e-3)}
 
 
 @dataclass
+@defaults(start="cloned")
 class ArCHerOnlineConfig(ValueHeadSettings, UtteranceCriticSettings):
     """Settings of online ArCHer."""
 
     name: str = "archer_online"
-    start: str = setting(
-        "cloned",
-        "what the actor begins with: the language model as it is, or a cloned policy (algo.policy)",
-        choices=("language_model", "cloned"),
-    )
     discount: float = setting(0.95, "discount factor, of each turn", low=0.0, high=1.0)
     polyak: float = setting(0.1, "rate at which the critic's target follows", low=0.0, high=1.0)
     env: str = setting("", "Gymnasium id of the environment that is played; empty: the dataset's own")
@@ -101,7 +103,7 @@ class ArCHerOnline(TextAlgorithm):
         return super().requires(config, dataset)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         return with_value_range(with_rates(super().fit_config(config, dataset, grid), RATES), dataset)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -115,12 +117,6 @@ class ArCHerOnline(TextAlgorithm):
 
     def sampler(self) -> Sampler:
         return utterance_sampler(self.config, self.config.discount)
-
-    def optimizer(self, name: str) -> Adam:
-        rate = self.config.actor_learning_rate if name == "policy" else self.config.critic_learning_rate
-        return replace(super().optimizer(name), learning_rate=rate)
-
-    # ---- an iteration
 
     @property
     def every(self) -> int:
@@ -139,7 +135,7 @@ class ArCHerOnline(TextAlgorithm):
     def buffers(self) -> Tree:
         return {"ring": rings.empty(self.config.capacity, self.width)}
 
-    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> Update:
         """Play episodes and add their turns to the ring."""
         c, ring = self.config, state.buffers["ring"]
         if step == 0 and c.from_data:
@@ -149,7 +145,7 @@ class ArCHerOnline(TextAlgorithm):
         means = {name: torch.tensor(mean, device=ring["at"].device) for name, mean in episode_means(episodes).items()}
         return state._replace(buffers={**state.buffers, "ring": ring}), means
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         c = self.config
         draw_key, write_key = rng.split(rng.fold_in(key, 401))
         from_data = round(len(batch[IDS]) * c.data_share)
@@ -160,7 +156,7 @@ class ArCHerOnline(TextAlgorithm):
             return self.descend(state, "policy", self.actor_loss, rewritten)
         turn[TARGET_Q] = self.critic.target_q(state.target["critic"], rewritten).transpose(0, 1)
         state, metrics = self.descend(state, "critic", self.critic_loss, turn)
-        return self.polyak(state, "critic", c.polyak), metrics
+        return self.polyak(state, "critic"), metrics
 
     def rewritten(self, state: TrainState, batch: Batch, key: Tensor) -> Batch:
         """The batch with actions that the policy writes now."""
@@ -184,7 +180,7 @@ class ArCHerOnline(TextAlgorithm):
         """sum_i E (Qbar_i(s, a) - V_i(s))^2, a a sample of the actor. v: outputs [2, B, K]."""
         return (self.critic.head.loss(v, batch[TARGET_Q].transpose(0, 1)) * batch[EACH]).sum()
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> Loss:
         """L_Q + L_V."""
         q, v = self.critic.q_and_v(critic, batch)
         q_loss, v_loss = self.q_loss(q, state, batch), self.v_loss(v, batch)
@@ -193,7 +189,7 @@ class ArCHerOnline(TextAlgorithm):
         }
         return q_loss + v_loss, {"critic/q_loss": q_loss, "critic/v_loss": v_loss, **means}
 
-    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> Loss:
         """-E sum_t (A - b_t) log pi(a_t|s, a_<t) + E (A - b_t)^2, a the actor's, A = min_i Q_i(s, a) - min_i V_i(s),
         b_t the baseline of each token (0 without `token_baseline`). batch: with fresh actions."""
         row_weight, advantage = batch[EACH], self.critic.advantage(state.params["critic"], batch)

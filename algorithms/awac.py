@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
-from offrl.families import critics
-from offrl.families.critics import Critic, CriticSettings, Values, fit_value_range
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Update
+from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.nn import Categorical, Gaussian
-from offrl.optim import Adam, Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
+@defaults(hidden=[256, 256, 256])
 class AWACConfig(CriticSettings):
     """Settings of AWAC; the defaults are CORL's for D4RL's locomotion tasks."""
 
     name: str = "awac"
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
     temperature: float = setting(
         3.0,
         "multiplies the advantage in the exponent; larger is greedier. It is 1 / lambda of the paper, which divides by "
@@ -36,7 +30,7 @@ class AWACConfig(CriticSettings):
 
 
 @register("algo", "awac")
-class AWAC(Algorithm):
+class AWAC(WithCritic, Algorithm):
     """SAC's critics without entropy, and a policy that imitates the data's actions weighted by exp(temperature *
     advantage).
 
@@ -45,11 +39,6 @@ class AWAC(Algorithm):
     """
 
     Config = AWACConfig
-    traits = Traits(targets=("critic",), critic_modules=("critic",))
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -63,9 +52,6 @@ class AWAC(Algorithm):
         self.critic = Critic(c, s)
         return {"actor": actor, "critic": self.critic.network}
 
-    def optimizer(self, name: str) -> Adam:
-        return critics.optimizer(self.config, name)
-
     def policy_value(self, state: TrainState, critic: Params, observations: Tensor, key: Tensor) -> Values:
         """V(s) of the policy by the smallest of these critics, [B]."""
         dist = self.apply("actor", state.params["actor"], observations)
@@ -73,12 +59,12 @@ class AWAC(Algorithm):
             return self.critic.min_q(critic, observations, self.policy.sample(dist, key))
         return self.critic.expected_q(critic, observations, dist[0])
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         target_critics = self.critic.target_critics(state, rng.fold_in(key, 100))
         next_value = self.policy_value(state, target_critics, batch["next_observations"], key)
         return self.critic.loss(critic, batch, self.critic.td_target(batch, next_value), key)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         observations, critic = batch["observations"], state.params["critic"]
         baseline = self.policy_value(state, critic, observations, key).mean
         advantage = self.critic.q(critic, observations, batch["actions"]).amin(0) - baseline
@@ -87,14 +73,11 @@ class AWAC(Algorithm):
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         critic_key, actor_key = rng.split(key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, critic_key)
         state = self.critic.regularised(state)
         state, actor = self.descend(
             state, "actor", self.actor_loss, batch, actor_key
         )  # with the new critics: algorithm 1
-        return self.polyak(state, "critic", self.config.polyak), {**critic, **actor}
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
+        return self.polyak(state, "critic"), {**critic, **actor}

@@ -5,7 +5,6 @@ as in "Advantage Weighted Matching" (arXiv 2509.25050), which trains image model
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Algorithm, Batch, Dataset, Grid, Loss, Params, Sampler, TrainState, Traits, Update
 from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.families import critics, in_sample
-from offrl.families.critics import Critic, Target, Value, Values, fit_value_range
-from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_field
+from offrl.families import in_sample
+from offrl.families.critics import Critic, Target, Value, Values, WithCritic
+from offrl.families.generative.best_of_n import BestFlowActor, candidates_field
 from offrl.families.generative.chunks import execute_field, length_field
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field
 from offrl.nn import flow
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -72,7 +67,7 @@ class AWMConfig(FlowSettings):
 
 
 @register("algo", "awm")
-class AWM(Algorithm):
+class AWM(WithCritic, Algorithm):
     """V by expectiles, a flow of the data's actions weighted by their advantage, Q by TD towards V: no target sees the
     flow.
 
@@ -83,6 +78,7 @@ class AWM(Algorithm):
     traits = Traits(
         targets=("critic",), policy_modules=("actor", "critic"), critic_modules=("critic",), actions=("continuous",)
     )
+    actor_class = BestFlowActor
 
     @classmethod
     def traits_for(cls, config: Any) -> Traits:
@@ -90,7 +86,7 @@ class AWM(Algorithm):
         return cls.traits if config.length == 1 else dataclasses.replace(cls.traits, critic_modules=(), n_step=False)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         default = type(config)()
         for name in ("strength", "advantage_clip", "temperature"):
             if name not in READ_BY[config.weights] and (
@@ -107,7 +103,7 @@ class AWM(Algorithm):
                 f"algo.n_step={config.n_step}: a target of algo.length={config.length} sums a chunk's rewards; leave "
                 "n_step at 1"
             )
-        return fit_value_range(config, dataset, grid)
+        return super().fit_config(config, dataset, grid)
 
     @property
     def width(self) -> int:
@@ -119,19 +115,16 @@ class AWM(Algorithm):
         self.value, self.critic = Value(c, s), Critic(c, dataclasses.replace(s, action_dim=self.width))
         return {"value": self.value.network, "critic": self.critic.network, "actor": make_field(c, s, self.width)}
 
-    def optimizer(self, name: str) -> Adam:
-        return critics.optimizer(self.config, name)
-
     def sampler(self) -> Sampler:
         return super().sampler() if self.config.length == 1 else ChunkSampler(self.config.length)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q' - V < 0)| (Q' - V)^2 (arXiv 2110.06169, equation 5); chunks that a time-out cut count 0, for Q
         is not of them.
         """
         return in_sample.expectile_loss(self.value, value, batch, q, self.config.expectile, batch.get(WHOLE, 1.0))
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma V(s') - Q_i(s, a))^2, summed over critics i, after a chunk of m steps with its rewards and
         gamma^m; a chunk that a time-out cut counts 0 (arXiv 2110.06169, equation 6)."""
         target = self.critic.td_target(batch, self.value(state.params["value"], batch["next_observations"]))
@@ -155,9 +148,7 @@ class AWM(Algorithm):
         weight = (1.0 + c.strength * scaled).clamp(min=0.0)
         return torch.where(sigma < NO_SPREAD * q.abs().mean().clamp(min=1.0), 1.0, weight), sigma
 
-    def actor_loss(
-        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
         """E w |v(s, x_t, t) - (a - z)|^2 / D, x_t = (1 - t) z + t a, w = max(0, 1 + lambda clip(A / sigma, -c, c) / c),
         A = Q' - V(s).
         """
@@ -177,7 +168,7 @@ class AWM(Algorithm):
             "actor/advantage": advantage.mean(), "actor/sigma": sigma,
         }  # fmt: skip
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         batch = {**batch, "actions": batch["actions"].flatten(1)}
         q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
         state, value = self.descend(state, "value", self.value_loss, batch, q)
@@ -186,24 +177,4 @@ class AWM(Algorithm):
         )  # with the new V, and so the critics
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
-        return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
-
-    def actor(self, state: TrainState) -> Actor:
-        return MatchedActor(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0) if self.config.length == 1 else None
-
-
-class MatchedActor(BestOfActor):
-    """The flow's action or chunk, or the best of N by the smallest of the online critics."""
-
-    algorithm: AWM
-
-    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        return flow.integrate(
-            lambda x, t: self.apply("actor", observations, x, t), noise(key), self.algorithm.config.flow_steps
-        )
-
-    def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
-        return self.algorithm.critic.q(self.state.params["critic"], observations, candidates).amin(0)
+        return self.polyak(state, "critic"), {**value, **actor, **critic}

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Metrics, TrainState
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Update
 from offrl.nn import make_policy
 from offrl.nn.own.networks import ActorNetworkSettings
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -59,7 +57,7 @@ class BC(Algorithm):
             )
         }
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |pi(s) - a|^2, -E log pi(a|s), or with loss=sample_error E |a' - a|^2, a' ~ pi(.|s)."""
         dist = self.apply("actor", actor, batch["observations"], key)
         if self.config.loss == "sample_error" and not self.spec.discrete:
@@ -68,5 +66,5 @@ class BC(Algorithm):
             loss = self.policy.bc_loss(dist, batch["actions"]).mean()
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)

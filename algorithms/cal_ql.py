@@ -5,25 +5,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Dataset, Loss, Params, TrainState
 from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler
 from offrl.data.transforms.columns import returns_to_go
 from offrl.families import conservative
-from offrl.families.conservative import ConservativeSettings
-from offrl.families.sac import LogWeight, SoftActorCritic
-from offrl.optim import Params
+from offrl.families.conservative import Conservative, ConservativeSettings
+from offrl.families.sac import SoftActorCritic
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -69,7 +64,7 @@ class ReturnsSampler(TransitionSampler):
 
 
 @register("algo", "cal_ql")
-class CalQL(SoftActorCritic):
+class CalQL(Conservative, SoftActorCritic):
     """CQL whose penalty pushes no value of the policy below the return that the data had from the state.
 
     The policy's and the entropy's losses are SAC's. All losses of an update are those of the state before it. With
@@ -79,22 +74,10 @@ class CalQL(SoftActorCritic):
     Config = CalQLConfig
     traits = replace(SoftActorCritic.traits, actions=("continuous",))
 
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        conservative.check(config, grid)
-        return super().fit_config(config, dataset, grid)
-
-    def modules(self) -> dict[str, nn.Module]:
-        modules = super().modules()
-        return modules if self.config.action_gap is None else {**modules, "lagrange": LogWeight(math.e)}
-
-    def make_actor(self) -> nn.Module:
-        return conservative.make_actor(self.config, self.spec)
-
     def sampler(self) -> ReturnsSampler:
         return ReturnsSampler(n_step=self.config.n_step, discount=self.config.discount)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i."""
         target = self.target(state, state.params["actor"], batch, key)
         logits = conservative.data_logits(self.critic, critic, batch)  # one forward pass for both
@@ -111,7 +94,7 @@ class CalQL(SoftActorCritic):
 
     def penalty(
         self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None
-    ) -> tuple[Tensor, Metrics]:
+    ) -> Loss:
         """alpha E [log sum_a exp max(Q_i(s, a), G(s)) - Q_i(s, a_data)], summed over critics i (equation 4.1 in CQL's
         penalty).
 
@@ -132,41 +115,10 @@ class CalQL(SoftActorCritic):
             logits,
             bound=lambda q: self.calibrated(q, returns),
         )
-        difference = soft.level - soft.q_data  # [E, B]
-        if c.min_difference is not None:
-            difference = difference.clamp(min=c.min_difference)
-        if c.max_difference is not None:
-            difference = difference.clamp(max=c.max_difference)
-        per_critic = difference.mean(-1)  # of each critic
-        if c.action_gap is None:
-            loss = c.conservative_weight * per_critic.sum()
-        else:
-            multiplier = self.apply("lagrange", state.params["lagrange"]).clamp(max=conservative.MAX_MULTIPLIER)
-            loss = multiplier * c.conservative_weight * (per_critic - c.action_gap).sum()
-        metrics = {"cql/penalty": loss, "cql/difference": per_critic.mean(), "cql/q_data": soft.q_data.mean()}
+        loss, metrics = self.weighted(state, soft)
         metrics |= {"cql/q_uniform": soft.q[:, :n].mean(), "cql/q_policy": soft.q[:, n : 2 * n].mean()}
         return loss, {
             **metrics,
             "cal_ql/bounded": (soft.q[:, n:] < returns).float().mean(),
             "cal_ql/returns": returns.mean(),
         }
-
-    def lagrange_loss(self, lagrange: Params, state: TrainState, difference: Tensor) -> tuple[Tensor, Metrics]:
-        """-multiplier * alpha * (difference - gap), difference [] the mean over critics: it rises above the gap."""
-        multiplier = self.apply("lagrange", lagrange).clamp(max=conservative.MAX_MULTIPLIER)
-        loss = -multiplier * self.config.conservative_weight * (difference - self.config.action_gap)
-        return loss, {"cql/multiplier": multiplier}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        actor_key, critic_key = rng.split(key)
-        negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], actor_key)
-        steps = {
-            "entropy": self.descend(state, "entropy", self.entropy_loss, negative_entropy),
-            "actor": self.descend(state, "actor", self.actor_loss, batch, actor_key),
-        }
-        critic, metrics = self.descend(state, "critic", self.critic_loss, batch, critic_key)
-        steps["critic"] = self.critic.regularised(critic), metrics
-        if self.config.action_gap is not None:
-            steps["lagrange"] = self.descend(state, "lagrange", self.lagrange_loss, metrics["cql/difference"])
-        state, metrics = conservative.simultaneous(state, steps)
-        return self.polyak(state, "critic", self.config.polyak), metrics

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
-from offrl.data.samplers.transitions import Batch
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
 from offrl.nn import make_policy
 from offrl.nn.own.networks import ActorNetworkSettings
 from offrl.nn.policies import gaussian_log_prob
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -41,12 +38,23 @@ class ChunkBCConfig(ActorNetworkSettings):
     init: str = setting("torch", "initial weights: torch (uniform) or orthogonal", choices=("torch", "orthogonal"))
 
 
+class GaussianChunkActor(ChunkActor):
+    """The mean chunk, or with `explore` a sample."""
+
+    algorithm: ChunkBC
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        chunk = self.choose(self.apply("actor", observations), key, explore)
+        return chunk.unflatten(1, (self.algorithm.config.length, -1))
+
+
 @register("algo", "chunk_bc")
 class ChunkBC(Algorithm):
     """Imitate the data's chunks by squared error, or by the likelihood of a diagonal Gaussian; act open-loop."""
 
     Config = ChunkBCConfig
     traits = Traits(actions=("continuous",))
+    actor_class = GaussianChunkActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -59,7 +67,7 @@ class ChunkBC(Algorithm):
     def sampler(self) -> ChunkSampler:
         return ChunkSampler(self.config.length)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |pi(s) - a|^2 / D over the steps that there are, a a chunk of D numbers, or -E log pi(a|s) of those
         steps.
         """
@@ -74,18 +82,5 @@ class ChunkBC(Algorithm):
             loss = -torch.where(valid, gaussian_log_prob(mean, log_std, actions), 0.0).sum(-1).mean()
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch, key)
-
-    def actor(self, state: TrainState) -> Actor:
-        return GaussianChunkActor(self, state)
-
-
-class GaussianChunkActor(ChunkActor):
-    """The mean chunk, or with `explore` a sample."""
-
-    algorithm: ChunkBC
-
-    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
-        chunk = self.choose(self.apply("actor", observations), key, explore)
-        return chunk.unflatten(1, (self.algorithm.config.length, -1))

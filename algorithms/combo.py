@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState, Tree
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update
 from offrl.errors import UserError
 from offrl.families import conservative
 from offrl.families.conservative import SoftMaximumSettings
 from offrl.families.sac import SoftActorCritic
-from offrl.optim import Adam, Params
-from offrl.pretrained import Requirement
 from offrl.registry import register
-from offrl.settings.field import setting
-from offrl.world_models import model_rollouts
-from offrl.world_models.model import required
-from offrl.world_models.model_rollouts import ModelBasedSettings, ModelRollouts, ModelSampler, ModelSource, policy_of
-from offrl.world_models.rollout import Imagined, describe
-from offrl.world_models.uncertainty import names
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
+from offrl.settings.field import defaults, setting
+from offrl.world_models.model_rollouts import (
+    LearnsInModel,
+    ModelBasedSettings,
+)
 
 
 @dataclass
+@defaults(
+    hidden=[256, 256, 256],
+    entropy_in_target=False,
+    conservative_weight=0.5,
+    real_share=0.5,
+    uncertainty="none",
+    actor_schedule="cosine",
+)
 class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
     """Settings of COMBO; the defaults are OfflineRL-Kit's for D4RL's HalfCheetah."""
 
     name: str = "combo"
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    entropy_in_target: bool = setting(False, "whether the entropy counts in the critics' targets")
-    conservative_weight: float = setting(
-        0.5, "weight of the penalty: how far the critics are pushed down outside the data (beta)", low=0.0
-    )
     penalised_states: str = setting(
         "mix",
         "the states whose values are pushed down (rho): those of the whole batch, or imagined ones",
@@ -49,38 +42,19 @@ class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
     kit_compat: bool = setting(
         False, "the penalty as in OfflineRL-Kit's code: the mean of logsumexps of 3 actions, not one of all"
     )
-    real_share: float = setting(
-        0.5, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True
-    )
-    uncertainty: str = setting(
-        "none", "how uncertain the model is of a step; COMBO does not ask", choices=("none", *names())
-    )
-    actor_schedule: str = setting(
-        "cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant")
-    )
 
 
 @register("algo", "combo")
-class COMBO(SoftActorCritic):
+class COMBO(LearnsInModel, SoftActorCritic):
     """Critics are pushed down where the model leads, and up at the data's own state-action pairs; the policy's loss is
     SAC's.
     """
 
     Config = COMBOConfig
-    traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
-
-    @classmethod
-    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        return {"world_model": required({"members": config.algo.members})}
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        model_rollouts.check(config, grid)
-        return super().fit_config(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
-        self.rollouts = ModelRollouts(c, self.spec)
+        modules = super().modules()
         if c.kit_compat and (not c.importance or c.gradient_samples):
             raise UserError(
                 "algo.kit_compat=true is the penalty of that code, which has algo.importance=true and "
@@ -93,32 +67,9 @@ class COMBO(SoftActorCritic):
                 "data's, "
                 "where values are pushed up, and imagined ones"
             )
-        return super().modules()
+        return modules
 
-    def optimizer(self, name: str) -> Adam:
-        return self.rollouts.optimizer(name, super().optimizer(name))
-
-    def sampler(self) -> ModelSampler:
-        return ModelSampler(self.rollouts, self.pretrained)
-
-    def buffers(self) -> Tree:
-        return self.rollouts.buffers()
-
-    @property
-    def every(self) -> int:
-        return self.config.rollout_every
-
-    def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
-        """New rollouts of the policy."""
-        return self.rollouts.roll(
-            source, policy_of(partial(self.sample, state.params["actor"])), self.rollouts.penalised, key
-        )
-
-    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
-        imagined = self.roll(state, source, key)
-        return self.rollouts.add(state, imagined), describe(imagined)
-
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 over the data's rows and imagined ones, and the penalty
         (equation 2).
         """
@@ -130,7 +81,7 @@ class COMBO(SoftActorCritic):
 
     def penalty(
         self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None
-    ) -> tuple[Tensor, Metrics]:
+    ) -> Loss:
         """beta (E_rho log sum_a exp Q_i(s, a) - E_data Q_i(s, a)), summed over critics i (equation 2).
 
         logits: the critics' at the batch's (s, a), where known.
@@ -166,5 +117,5 @@ class COMBO(SoftActorCritic):
         """
         return scores.unflatten(1, (3, self.config.actions)).logsumexp(1).mean(1)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Loss, Metrics, Params, TrainState
 from offrl.families import conservative
-from offrl.families.conservative import ConservativeSettings, SoftMaximum
-from offrl.families.sac import LogWeight, SoftActorCritic
-from offrl.optim import Params
+from offrl.families.conservative import Conservative, ConservativeSettings, SoftMaximum
+from offrl.families.sac import SoftActorCritic
 from offrl.registry import register
 
 
@@ -29,7 +23,7 @@ class CQLConfig(ConservativeSettings):
 
 
 @register("algo", "cql")
-class CQL(SoftActorCritic):
+class CQL(Conservative, SoftActorCritic):
     """SAC whose critics are pushed down at actions that the policy would take and up at the data's.
 
     The policy's and the entropy's losses are SAC's. All losses of an update are those of the state before it. With
@@ -38,19 +32,7 @@ class CQL(SoftActorCritic):
 
     Config = CQLConfig
 
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        conservative.check(config, grid)
-        return super().fit_config(config, dataset, grid)
-
-    def modules(self) -> dict[str, nn.Module]:
-        modules = super().modules()
-        return modules if self.config.action_gap is None else {**modules, "lagrange": LogWeight(math.e)}
-
-    def make_actor(self) -> nn.Module:
-        return conservative.make_actor(self.config, self.spec)
-
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i (equation 4)."""
         target = self.target(state, state.params["actor"], batch, key)
         logits = conservative.data_logits(self.critic, critic, batch)  # one forward pass for both
@@ -60,31 +42,15 @@ class CQL(SoftActorCritic):
 
     def penalty(
         self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None
-    ) -> tuple[Tensor, Metrics]:
+    ) -> Loss:
         """alpha E [log sum_a exp Q_i(s, a) - Q_i(s, a_data)], summed over critics i (equation 4, the regulariser H).
 
         With `action_gap` it is multiplier * alpha * (E [...] - gap) (equation 30). logits: the critics' at (s, a_data),
         where known."""
-        c = self.config
-        rows = conservative.spread_rows(batch, c.penalty_share)
+        rows = conservative.spread_rows(batch, self.config.penalty_share)
         soft, metrics = self.soft_maximum(critic, state, rows, key, logits if rows is batch else None)
-        difference = soft.level - soft.q_data  # [E, B]
-        if c.min_difference is not None:
-            difference = difference.clamp(min=c.min_difference)
-        if c.max_difference is not None:
-            difference = difference.clamp(max=c.max_difference)
-        per_critic = difference.mean(-1)  # of each critic
-        if c.action_gap is None:
-            loss = c.conservative_weight * per_critic.sum()
-        else:
-            multiplier = self.apply("lagrange", state.params["lagrange"]).clamp(max=conservative.MAX_MULTIPLIER)
-            loss = multiplier * c.conservative_weight * (per_critic - c.action_gap).sum()
-        return loss, {
-            **metrics,
-            "cql/penalty": loss,
-            "cql/difference": per_critic.mean(),
-            "cql/q_data": soft.q_data.mean(),
-        }
+        loss, penalty_metrics = self.weighted(state, soft)
+        return loss, {**metrics, **penalty_metrics}
 
     def soft_maximum(
         self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None
@@ -102,25 +68,3 @@ class CQL(SoftActorCritic):
             "cql/q_uniform": soft.q[:, : c.actions].mean(),
             "cql/q_policy": soft.q[:, c.actions : 2 * c.actions].mean(),
         }
-
-    def lagrange_loss(self, lagrange: Params, state: TrainState, difference: Tensor) -> tuple[Tensor, Metrics]:
-        """-multiplier * alpha * (difference - gap), difference [] the mean over critics (equation 30): it rises above
-        the gap.
-        """
-        multiplier = self.apply("lagrange", lagrange).clamp(max=conservative.MAX_MULTIPLIER)
-        loss = -multiplier * self.config.conservative_weight * (difference - self.config.action_gap)
-        return loss, {"cql/multiplier": multiplier}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        actor_key, critic_key = rng.split(key)
-        negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], actor_key)
-        steps = {
-            "entropy": self.descend(state, "entropy", self.entropy_loss, negative_entropy),
-            "actor": self.descend(state, "actor", self.actor_loss, batch, actor_key),
-        }
-        critic, metrics = self.descend(state, "critic", self.critic_loss, batch, critic_key)
-        steps["critic"] = self.critic.regularised(critic), metrics
-        if self.config.action_gap is not None:
-            steps["lagrange"] = self.descend(state, "lagrange", self.lagrange_loss, metrics["cql/difference"])
-        state, metrics = conservative.simultaneous(state, steps)
-        return self.polyak(state, "critic", self.config.polyak), metrics

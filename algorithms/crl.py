@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update
 from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
-from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.goal_conditioned import (
     GoalConditioned,
@@ -26,23 +25,18 @@ from offrl.families.goal_conditioned import (
     make_values,
 )
 from offrl.nn.residual import BLOCK, Encoders, ResidualEnsemble
-from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
+
+LOGSUMEXP_PENALTY = 0.1  # weight of the squared log partition function, as the authors'
 
 
 @dataclass
+@defaults(value_current=0.0, value_trajectory=1.0, value_random=0.0)
 class CRLConfig(GoalValueSettings):
     """Settings of CRL; the defaults are OGBench's for antmaze. It has no target networks."""
 
     name: str = "crl"
-    value_current: float = setting(
-        0.0, "share of the values' goals that are the present state", low=0.0, high=1.0, shared=True
-    )
-    value_trajectory: float = setting(
-        1.0, "share that are later states of the trajectory", low=0.0, high=1.0, shared=True
-    )
-    value_random: float = setting(0.0, "share that are any states of the data", low=0.0, high=1.0, shared=True)
     latent: int = setting(512, "width of the latents that are compared", low=1)
     contrast: str = setting(
         "binary",
@@ -54,7 +48,6 @@ class CRLConfig(GoalValueSettings):
         "how near two latents are: dot, their product over sqrt(latent); l2, minus their distance",
         choices=("dot", "l2"),
     )
-    logsumexp_penalty: float = setting(0.1, "infonce: weight of the squared log partition function", low=0.0)
     encoder: str = setting(
         "mlp", "mlp: of `hidden`; residual: deep residual networks of `depth` and `width`", choices=("mlp", "residual")
     )
@@ -81,10 +74,10 @@ def binary_nce(logits: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, truth)
 
 
-def info_nce(logits: Tensor, penalty: float | Tensor) -> Tensor:
-    """-mean(diagonal - logsumexp over goals) + penalty * mean logsumexp**2, of logits [E, B, B]."""
+def info_nce(logits: Tensor) -> Tensor:
+    """-mean(diagonal - logsumexp over goals) + 0.1 mean logsumexp**2, of logits [E, B, B]."""
     partition = logits.logsumexp(-1)
-    return (partition - logits.diagonal(dim1=-2, dim2=-1)).mean() + penalty * partition.square().mean()
+    return (partition - logits.diagonal(dim1=-2, dim2=-1)).mean() + LOGSUMEXP_PENALTY * partition.square().mean()
 
 
 @register("algo", "crl")
@@ -135,14 +128,10 @@ class CRL(GoalConditioned):
         square = phi.square().sum(-1).unsqueeze(-1) + psi.square().sum(-1).unsqueeze(-2) - 2.0 * product
         return -square.clamp(min=1e-12).sqrt()
 
-    def contrastive_loss(
-        self, params: Params, state: TrainState, name: str, x: Tensor, goals: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def contrastive_loss(self, params: Params, state: TrainState, name: str, x: Tensor, goals: Tensor) -> Loss:
         """NCE of the rows' own goals against those of the batch's other rows: binary, or InfoNCE with its penalty."""
         logits = self.pair_energies(name, params, x, goals)
-        loss = (
-            binary_nce(logits) if self.config.contrast == "binary" else info_nce(logits, self.config.logsumexp_penalty)
-        )
+        loss = binary_nce(logits) if self.config.contrast == "binary" else info_nce(logits)
         positive = logits.diagonal(dim1=-2, dim2=-1).mean()
         accuracy = (logits.mean(0).argmax(-1) == torch.arange(logits.shape[-1], device=logits.device)).float().mean()
         return loss, {
@@ -173,7 +162,7 @@ class CRL(GoalConditioned):
         v = self.floored(self.row_energies("value", state.params["value"], observations.flatten(1), goals).squeeze(0))
         return self.q(state, observations, goals, batch["actions"]) - v
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """ddpg_bc: -E Q(s, pi(s, g), g) / E |Q| - bc_weight E log pi(a | s, g); awr: -E min(exp(temperature (Q - V)),
         100) log pi.
         """
@@ -183,7 +172,7 @@ class CRL(GoalConditioned):
         q = self.q(state, batch["observations"], batch[ACTOR_GOALS], self.policy.mode(dist))
         return ddpg_bc_loss(q, log_prob, self.config.bc_weight)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         observations, goals = batch["observations"], batch[VALUE_GOALS]
         state, actor = self.descend(state, "actor", self.actor_loss, batch)
         pairs = concatenate(observations, self.spec.encode(batch["actions"]))

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -12,11 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Algorithm, Batch, Dataset, Grid, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.data.samplers.sequences import VALID, SequenceSampler, drawn_episodes
-from offrl.data.samplers.transitions import Batch
 from offrl.errors import note
 from offrl.families.generative.chunks import ChunkActor
 from offrl.families.generative.plans import (
@@ -32,7 +28,6 @@ from offrl.families.return_conditioned import TargetReturnSettings, recorded, ro
 from offrl.nn import MLP
 from offrl.nn.diffusion import signal
 from offrl.nn.temporal_unet import TemporalUnet
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -43,9 +38,8 @@ class DecisionDiffuserConfig(DiffusionPlanSettings, TargetReturnSettings):
     `experiment=decision_diffuser/d4rl-gym` has.
     """
 
-    targets_ahead: ClassVar[bool] = True
-
     name: str = "decision_diffuser"
+    targets_ahead: ClassVar[bool] = True
     discount: float = setting(
         0.99, "discount factor of the return that plans are conditioned on", low=0.0, high=1.0, shared=True
     )
@@ -80,6 +74,22 @@ class DecisionDiffuserConfig(DiffusionPlanSettings, TargetReturnSettings):
     )
 
 
+class DecisionDiffuserActor(ChunkActor):
+    """Policy that follows the states of a plan for `execute` steps."""
+
+    algorithm: DecisionDiffuser
+
+    @property
+    def length(self) -> int:
+        return int(self.algorithm.config.plan_horizon) - 1
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        average = self.state.extra["average"]
+        quiet = not explore and self.algorithm.config.greedy == "zero"
+        states = self.algorithm.future(average, observations, key, 0.0 if quiet else None)
+        return self.algorithm.act_between(average["inverse"], states).clamp(-1.0, 1.0)
+
+
 @register("algo", "decision_diffuser")
 class DecisionDiffuser(Algorithm):
     """A diffusion model of the states to come, given the return; an inverse model finds the action between two of them.
@@ -90,9 +100,10 @@ class DecisionDiffuser(Algorithm):
 
     Config = DecisionDiffuserConfig
     traits = Traits(policy_modules=("plan", "inverse"), actions=("continuous",), acts_on_device=True)
+    actor_class = DecisionDiffuserActor
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         if None not in (config.target_return, config.return_scale):
             return config
         drawn = torch.zeros(dataset.num_episodes, dtype=torch.bool)
@@ -128,7 +139,7 @@ class DecisionDiffuser(Algorithm):
 
     # ---- learning
 
-    def plan_loss(self, plan: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def plan_loss(self, plan: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |e - eps(x_t, t, R or nothing)|^2 / 2 over all states but the first, which is given (equation 8)."""
         c, states = self.config, batch["observations"].flatten(2)
         keys = rng.split(key, 3)
@@ -142,7 +153,7 @@ class DecisionDiffuser(Algorithm):
         loss = 0.5 * torch.where(counted.unsqueeze(-1), error, 0.0).mean()
         return loss, {"plan/loss": loss, "plan/return": share.mean()}
 
-    def inverse_loss(self, inverse: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def inverse_loss(self, inverse: Params, state: TrainState, batch: Batch) -> Loss:
         """E |a_t - f(s_t, s_{t+1})|^2 / 2 over the steps that there are (equation 8)."""
         states, known = batch["observations"].flatten(2), batch[VALID][:, 1:].unsqueeze(-1)
         error = (self.act_between(inverse, states) - batch["actions"][:, :-1]).square()
@@ -153,16 +164,13 @@ class DecisionDiffuser(Algorithm):
         """Actions [B, T - 1, A] that lead from each of the states [B, T, O] to the next."""
         return self.apply("inverse", inverse, torch.cat([states[:, :-1], states[:, 1:]], -1))
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, plan = self.descend(state, "plan", self.plan_loss, batch, key)
         state, inverse = self.descend(state, "inverse", self.inverse_loss, batch)
         average = followed(state.extra["average"], state.params, state.step, self.config.polyak)
-        return state._replace(extra={**state.extra, "average": average}), {**plan, **inverse}
+        return state.with_extra(average=average), {**plan, **inverse}
 
     # ---- acting
-
-    def actor(self, state: TrainState) -> Actor:
-        return DecisionDiffuserActor(self, state)
 
     def expected(self, plan: Params, x: Tensor, t: int, share: Tensor) -> Tensor:
         """The clean states [B, T, O] that noisy ones are of, by eps_u + w (eps_R - eps_u) (equation 7)."""
@@ -194,19 +202,3 @@ def rows_ahead(config: Any, dataset: Dataset) -> Tensor:
     """
     rewards = recorded(dataset.columns["rewards"].cpu().double(), dataset.spec)
     return discounted_returns(dataset, rewards, config.discount, config.termination_penalty)
-
-
-class DecisionDiffuserActor(ChunkActor):
-    """Policy that follows the states of a plan for `execute` steps."""
-
-    algorithm: DecisionDiffuser
-
-    @property
-    def length(self) -> int:
-        return int(self.algorithm.config.plan_horizon) - 1
-
-    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
-        average = self.state.extra["average"]
-        quiet = not explore and self.algorithm.config.greedy == "zero"
-        states = self.algorithm.future(average, observations, key, 0.0 if quiet else None)
-        return self.algorithm.act_between(average["inverse"], states).clamp(-1.0, 1.0)

@@ -9,11 +9,8 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Algorithm, Batch, Dataset, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.data.samplers.sequences import VALID, SequenceSampler
-from offrl.data.samplers.transitions import Batch
 from offrl.families.generative.chunks import ChunkActor
 from offrl.families.generative.plans import (
     RETURN,
@@ -26,7 +23,6 @@ from offrl.families.generative.plans import (
 )
 from offrl.nn import flow
 from offrl.nn.temporal_unet import PlanValue, TemporalUnet
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -49,6 +45,26 @@ class DiffuserConfig(DiffusionPlanSettings):
     )
 
 
+class DiffuserActor(ChunkActor):
+    """Policy that follows the best of several plans for `execute` steps."""
+
+    algorithm: Diffuser
+
+    @property
+    def length(self) -> int:
+        return int(self.algorithm.config.plan_horizon)
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        c = self.algorithm.config
+        noise, count = float(explore or c.greedy == "sample"), c.candidates
+        states = observations.repeat_interleave(
+            count, 0
+        )  # a state's candidates side by side: its noise depends on no other state
+        plans, values = self.algorithm.guided(self.state.extra["average"], states, key, noise)
+        best = flow.best_of(values.unflatten(0, (-1, count)).T, plans.unflatten(0, (-1, count)).transpose(0, 1))
+        return best[..., : self.algorithm.spec.action_dim].clamp(-1.0, 1.0)
+
+
 @register("algo", "diffuser")
 class Diffuser(Algorithm):
     """A diffusion model of plans (actions and states), and a value of noisy plans whose gradient guides their
@@ -59,6 +75,7 @@ class Diffuser(Algorithm):
 
     Config = DiffuserConfig
     traits = Traits(policy_modules=("plan", "value"), actions=("continuous",), acts_on_device=True)
+    actor_class = DiffuserActor
 
     @property
     def dim(self) -> int:
@@ -95,7 +112,7 @@ class Diffuser(Algorithm):
         noisy = noisy_plans(plans, rng.normal(keys[1], tuple(plans.shape)), step, steps)
         return with_first_state(noisy, batch["observations"][:, 0].flatten(1)), step
 
-    def plan_loss(self, plan: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def plan_loss(self, plan: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E w |x_0 - f(sqrt(abar_t) x_0 + sqrt(1 - abar_t) e, t)|^2, w = `action_weight` for the first action (equation
         4, of x_0).
         """
@@ -106,23 +123,20 @@ class Diffuser(Algorithm):
         loss = error.mean() + (self.config.action_weight - 1.0) * action.sum() / error.numel()
         return loss, {"plan/loss": loss, "plan/action": action.mean()}
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (J(x_t, t) - sum_k gamma^k r_k)^2, of plans with the same noise."""
         x, step = self.noisy(batch, key)
         predicted, target = self.apply("value", value, x, step), batch[RETURN][:, 0]
         loss = (predicted - target).square().mean()
         return loss, {"value/loss": loss, "value/mean": predicted.mean(), "value/target": target.mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, plan = self.descend(state, "plan", self.plan_loss, batch, key)
         state, value = self.descend(state, "value", self.value_loss, batch, key)
         average = followed(state.extra["average"], state.params, state.step, self.config.polyak)
-        return state._replace(extra={**state.extra, "average": average}), {**plan, **value}
+        return state.with_extra(average=average), {**plan, **value}
 
     # ---- acting
-
-    def actor(self, state: TrainState) -> Actor:
-        return DiffuserActor(self, state)
 
     def guided(
         self, average: dict[str, Params], observations: Tensor, key: Tensor, noise: float = 1.0
@@ -151,23 +165,3 @@ class Diffuser(Algorithm):
             observations, self.dim, c.plan_horizon, c.denoising_steps, key, noise, push,
         )  # fmt: skip
         return plans, value(plans, 0)
-
-
-class DiffuserActor(ChunkActor):
-    """Policy that follows the best of several plans for `execute` steps."""
-
-    algorithm: Diffuser
-
-    @property
-    def length(self) -> int:
-        return int(self.algorithm.config.plan_horizon)
-
-    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
-        c = self.algorithm.config
-        noise, count = float(explore or c.greedy == "sample"), c.candidates
-        states = observations.repeat_interleave(
-            count, 0
-        )  # a state's candidates side by side: its noise depends on no other state
-        plans, values = self.algorithm.guided(self.state.extra["average"], states, key, noise)
-        best = flow.best_of(values.unflatten(0, (-1, count)).T, plans.unflatten(0, (-1, count)).transpose(0, 1))
-        return best[..., : self.algorithm.spec.action_dim].clamp(-1.0, 1.0)

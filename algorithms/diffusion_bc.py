@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, Sampler, TrainState, Traits, Tree, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
 from offrl.nn import diffusion
 from offrl.nn.diffusion import Denoiser
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -48,12 +45,24 @@ class DiffusionBCConfig:
     )
 
 
+class DiffusionActor(ChunkActor):
+    """Policy that denoises actions, or chunks of them, with the averaged network."""
+
+    algorithm: DiffusionBC
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        noise = key if explore or self.algorithm.config.greedy == "sample" else None
+        chunk = self.algorithm.denoise(self.state.extra["average"], observations, noise)
+        return chunk.unflatten(1, (self.algorithm.config.length, -1))
+
+
 @register("algo", "diffusion_bc")
 class DiffusionBC(Algorithm):
     """Learn to predict the noise in a noisy action, or in a noisy chunk of actions; act by denoising one."""
 
     Config = DiffusionBCConfig
     traits = Traits(actions=("continuous",))
+    actor_class = DiffusionActor
 
     @property
     def width(self) -> int:
@@ -75,31 +84,25 @@ class DiffusionBC(Algorithm):
 
     # ---- learning
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|^2 over actions or chunks a, steps t and noise e
         (equation 14).
         """
         actions = batch["actions"].flatten(1)
-        choose, draw = rng.split(key)
-        step = rng.randint(choose, (actions.shape[0],), self.config.denoising_steps)
-        noise = rng.normal(draw, tuple(actions.shape))
-        noisy = diffusion.add_noise(actions, noise, step, self.config.denoising_steps)
+        noisy, step, noise = diffusion.noised(actions, self.config.denoising_steps, rng.split(key))
         error = (self.apply("actor", actor, noisy, step, batch["observations"]) - noise).square()
         chunked = self.config.length > 1  # what lies after the episode's end does not count
         loss = valid_mean(error.unflatten(1, (self.config.length, -1)), batch[VALID]) if chunked else error.mean()
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, metrics = self.descend(state, "actor", self.actor_loss, batch, key)
         average = diffusion.update_average(
             state.extra["average"], state.params["actor"], state.step, self.config.polyak
         )
-        return state._replace(extra={**state.extra, "average": average}), metrics
+        return state.with_extra(average=average), metrics
 
     # ---- acting
-
-    def actor(self, state: TrainState) -> Actor:
-        return DiffusionActor(self, state)
 
     def denoise(self, actor: Params, observations: Tensor, key: Tensor | None) -> Tensor:
         """Actions or chunks [B, D] in [-1, 1] for observations [B, O], from noise (arXiv 2006.11239, algorithm 2);
@@ -117,14 +120,3 @@ class DiffusionBC(Algorithm):
         return diffusion.reverse_process(
             guess, x, None if keys is None else (lambda t: rng.normal(keys[t], shape)), steps
         )
-
-
-class DiffusionActor(ChunkActor):
-    """Policy that denoises actions, or chunks of them, with the averaged network."""
-
-    algorithm: DiffusionBC
-
-    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
-        noise = key if explore or self.algorithm.config.greedy == "sample" else None
-        chunk = self.algorithm.denoise(self.state.extra["average"], observations, noise)
-        return chunk.unflatten(1, (self.algorithm.config.length, -1))

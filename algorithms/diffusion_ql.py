@@ -5,43 +5,32 @@ arXiv 2208.06193)."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
-from offrl.families import critics
-from offrl.families.critics import Critic, CriticSettings, Values, fit_value_range
+from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Tree, Update
+from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.families.generative.best_of_n import Noise, ValuedActor, candidates_field, choice_field, noise_of
 from offrl.families.generative.settings import greedy_field
 from offrl.nn import diffusion, flow
 from offrl.nn.diffusion import PlainDenoiser
-from offrl.nn.mlp import ACTIVATIONS
-from offrl.optim import Adam, Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 SCHEDULE = "vp"  # the variance-preserving one
 
 
 @dataclass
+@defaults(hidden=[256, 256, 256], activation="mish")
 class DiffusionQLConfig(CriticSettings):
     """Settings of Diffusion-QL; the defaults are those of the authors' class, which choose q_weight and clip_norm by
     dataset.
     """
 
     name: str = "diffusion_ql"
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    activation: str = setting(
-        "mish", "activation of the hidden layers, of the denoiser too", choices=tuple(ACTIVATIONS)
-    )
     q_weight: float = setting(1.0, "weight of Q, divided by its mean size, against cloning", low=0.0)
     chain: bool = setting(
         True, "the policy's Q is of an action denoised from noise, with gradients through all steps; false: of the "
@@ -67,8 +56,17 @@ class DiffusionQLConfig(CriticSettings):
     greedy: str = greedy_field()
 
 
+class DiffusionQLActor(ValuedActor):
+    """One of N actions of the trained denoiser, not of the averaged one."""
+
+    algorithm: DiffusionQL
+
+    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
+        return self.algorithm.denoise(self.state.params["actor"], observations, key, noise)
+
+
 @register("algo", "diffusion_ql")
-class DiffusionQL(Algorithm):
+class DiffusionQL(WithCritic, Algorithm):
     """A diffusion model clones the data and climbs Q by gradients through its denoising; one of N of its actions is
     played, by their Q.
 
@@ -79,10 +77,7 @@ class DiffusionQL(Algorithm):
 
     Config = DiffusionQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return fit_value_range(config, dataset, grid)
+    actor_class = DiffusionQLActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -92,7 +87,7 @@ class DiffusionQL(Algorithm):
         return {"critic": self.critic.network, "actor": denoiser}
 
     def optimizer(self, name: str) -> Adam:
-        return dataclasses.replace(critics.optimizer(self.config, name), clip_norm=self.config.clip_norm)
+        return dataclasses.replace(super().optimizer(name), clip_norm=self.config.clip_norm)
 
     def extra(self, params: dict[str, Params]) -> Tree:
         return {
@@ -121,19 +116,17 @@ class DiffusionQL(Algorithm):
         best = self.critic.head.mean(logits).argmax(1, keepdim=True).unsqueeze(-1)  # [E, 1, B, 1]
         return self.critic.smallest(logits.take_along_dim(best, 1).squeeze(1))
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """sum_i E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2, a' of the averaged denoiser (equation 4)."""
         return self.critic.loss(critic, batch, self.critic.td_target(batch, self.next_value(state, batch, key)), key)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |e - eps(x_t, t, s)|^2 / A - eta E Q_i(s, a0) / E |Q_j(s, a0)|, a0 denoised, i and j critics in random
         order (equation 3).
         """
         step_key, noise_key, chain_key, coin_key = rng.split(key, 4)
         c, observations, actions = self.config, batch["observations"], batch["actions"]
-        step = rng.randint(step_key, (actions.shape[0],), c.denoising_steps)
-        noise = rng.normal(noise_key, tuple(actions.shape))
-        noisy = diffusion.add_noise(actions, noise, step, c.denoising_steps, SCHEDULE)
+        noisy, step, noise = diffusion.noised(actions, c.denoising_steps, (step_key, noise_key), SCHEDULE)
         predicted = self.apply("actor", actor, noisy, step, observations)
         cloning = (predicted - noise).square().mean()
         if c.chain:
@@ -148,7 +141,7 @@ class DiffusionQL(Algorithm):
         metrics = {"actor/loss": loss, "actor/cloning": cloning, "actor/q": q.mean()}
         return loss, {**metrics, "actor/clipped": (action.detach().abs() >= 1.0).float().mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         c, keys = self.config, rng.split(key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, keys[0])
         state = self.critic.regularised(state)
@@ -158,21 +151,6 @@ class DiffusionQL(Algorithm):
         moves = (state.step >= c.average_from) & (state.step % c.average_every == 0)
         rate = torch.where(moves, c.average, 0.0)
         average = {k: torch.lerp(v, state.params["actor"][k], rate) for k, v in state.extra["average"].items()}
-        state = self.polyak(state, "critic", c.polyak)
+        state = self.polyak(state, "critic")
         target = {k: v.clone() for k, v in state.target["critic"].items()}
-        return state._replace(extra={**state.extra, "average": average, "target": target}), {**critic, **actor}
-
-    def actor(self, state: TrainState) -> Actor:
-        return DiffusionQLActor(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
-
-
-class DiffusionQLActor(ValuedActor):
-    """One of N actions of the trained denoiser, not of the averaged one."""
-
-    algorithm: DiffusionQL
-
-    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        return self.algorithm.denoise(self.state.params["actor"], observations, key, noise)
+        return state.with_extra(average=average, target=target), {**critic, **actor}

@@ -3,23 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.algorithm import Batch, Dataset, Grid, Loss, Params, Sampler, TrainState, Update
 from offrl.errors import UserError
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.configured import language_model
 from offrl.lm.sampler import IDS, KNOWN, NEXT, RETURN, REWARD, VALID
 from offrl.lm.utterance_critic import VS, UtteranceCriticSettings, UtteranceNetwork, critic_lm
 from offrl.lm.utterances import EACH, UtteranceSampler, UtteranceSource, first_of, trim, utterance_sampler, with_rates
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -37,7 +33,6 @@ class DigiRLConfig(UtteranceCriticSettings):
         "of the turn's reward and return, which are added to that rise (the authors: 1); 0: the rise alone decides",
         low=0.0,
     )
-    critic_first: int = setting(0, "updates at the beginning in which the critic learns alone", low=0)
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ class DigiRL(TextAlgorithm):
     Config = DigiRLConfig
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         rates = {"actor_learning_rate": (1e-5, 3e-4), "critic_learning_rate": (1e-4, 1e-3)}
         return with_rates(super().fit_config(config, dataset, grid), rates)
 
@@ -88,17 +83,13 @@ class DigiRL(TextAlgorithm):
         turns = utterance_sampler(self.config, self.config.discount)
         return ThresholdSampler(turns.inner, turns.discount, self.config.threshold)
 
-    def optimizer(self, name: str) -> Adam:
-        rate = self.config.actor_learning_rate if name == "policy" else self.config.critic_learning_rate
-        return replace(super().optimizer(name), learning_rate=rate)
-
     def logits(self, critic: Params, ids: Tensor, count: Tensor) -> Tensor:
         """[2, B, 2]: of going badly and of going well, by both heads, after the first `count` tokens."""
         return torch.stack(
             self.apply("critic", critic, "outputs", self.apply("critic", critic, "encode", ids, count), *VS)
         )
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> Loss:
         """-sum_i E [log p_i(y|s) + log p_i(y|s')], y: the return is above the threshold; the second where s' is
         known.
         """
@@ -133,16 +124,14 @@ class DigiRL(TextAlgorithm):
             rise = torch.where(batch[KNOWN], next_chance - chance, 0.0)
             return rise - c.margin + c.outcome_weight * (batch[REWARD] + batch[RETURN]) > 0.0
 
-    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> Loss:
         """-E 1(V(s') - V(s) - margin + w (r + return) > 0) log pi(a|s), V the smaller of two."""
         row_weight, cloned = batch[EACH], self.cloned(state, batch).float()
         loss = -(cloned * self.log_probs(policy, batch).sum(-1) * row_weight).sum()
         return loss, {"actor/loss": loss, "actor/kept": (cloned * row_weight).sum()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         batch = trim(batch)
         state, metrics = self.descend(state, "critic", self.critic_loss, batch)
-        if self.config.critic_first and int(state.step) < self.config.critic_first:
-            return state, metrics
         state, policy_metrics = self.descend(state, "policy", self.actor_loss, batch)
         return state, {**metrics, **policy_metrics}

@@ -5,21 +5,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState, Traits
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Actor, Batch, Carry, Loss, Params, Sampler, TrainState, Traits
 from offrl.data.samplers.goals import ACHIEVED, ACTOR_GOALS
-from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, GoalSequenceSampler
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.data.samplers.sequences import STEPS, VALID, GoalSequenceSampler
 from offrl.families.goal_conditioned import required_goals
-from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return
+from offrl.families.return_conditioned import TargetReturnSettings
 from offrl.families.sequence import (
     GoalHistory,
     SequenceActor,
@@ -28,7 +24,6 @@ from offrl.families.sequence import (
     TargetReturnActor,
     masked_mean,
 )
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -61,10 +56,6 @@ class DT(SequenceModel):
     def traits_for(cls, config: Any) -> Traits:
         return dataclasses.replace(cls.traits, goal_conditioned=config.prompt == "goal")
 
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return fit_target_return(super().fit_config(config, dataset, grid), dataset)
-
     @property
     def goal_dim(self) -> int:
         """G: the dimension of a goal."""
@@ -79,28 +70,18 @@ class DT(SequenceModel):
 
     def sizes(self) -> dict[str, int]:
         if self.config.prompt == "goal":
-            return {
-                "goal": self.goal_dim,
-                "observation": self.spec.observation_dim,
-                "action": self.spec.encoded_action_dim,
-            }
-        return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
+            s = self.spec
+            return {"goal": self.goal_dim, "observation": s.observation_dim, "action": s.encoded_action_dim}
+        return super().sizes()
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        """(R_1, s_1, a_1, ..., R_K, s_K, a_K), the trajectory of section 3, R_t the return to go; or the goal in its
-        place.
-        """
+        """(R_1, s_1, a_1, ..., R_K, s_K, a_K), or the goal in the place of a return."""
         if self.config.prompt == "goal":
             goals = batch[ACTOR_GOALS].unsqueeze(1).expand(-1, batch["actions"].shape[1], -1)
             return {"goal": goals, "observation": batch["observations"], "action": self.spec.encode(batch["actions"])}
-        returns = batch[RETURNS] / self.config.return_scale
-        return {
-            "return": returns.unsqueeze(-1),
-            "observation": batch["observations"],
-            "action": self.spec.encode(batch["actions"]),
-        }
+        return super().tokens(batch)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), the mean over all steps of the windows
         (algorithm 1).
         """
@@ -108,9 +89,6 @@ class DT(SequenceModel):
         dist = self.apply("actor", actor, self.tokens(batch), places, batch[VALID], key)
         loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:
         return GoalPromptActor(self, state) if self.config.prompt == "goal" else TargetReturnActor(self, state)

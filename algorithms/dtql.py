@@ -4,22 +4,32 @@ et al., 2024, arXiv 2405.19690)."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import (
+    Adam,
+    Algorithm,
+    Batch,
+    Dataset,
+    Loss,
+    Params,
+    Requirement,
+    TrainConfig,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+)
 from offrl.errors import UserError
 from offrl.families import in_sample
-from offrl.families.critics import Critic, CriticSettings, Value, Values, fit_value_range
+from offrl.families.critics import Critic, CriticSettings, Value, Values, WithCritic
 from offrl.families.generative import edm
 from offrl.families.generative.best_of_n import Noise, ValuedActor, candidates_field, choice_field
 from offrl.families.generative.settings import greedy_field
@@ -27,13 +37,8 @@ from offrl.nn import TanhGaussian, flow
 from offrl.nn.diffusion import PlainDenoiser
 from offrl.nn.mlp import ACTIVATIONS
 from offrl.nn.policies import gaussian_log_prob
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
-
-if TYPE_CHECKING:
-    from offrl.pretrained import Requirement
-    from offrl.settings.train import TrainConfig
 
 WARM_UP = 50_000  # updates, as published
 EDGE = 1.001  # the data's actions are divided by this before their inverse tanh, as in the authors' code
@@ -84,8 +89,22 @@ class DTQLConfig(CriticSettings):
     greedy: str = greedy_field()
 
 
+class DTQLActor(ValuedActor):
+    """One of N actions of the one-step policy."""
+
+    algorithm: DTQL
+
+    def condition(self, observations: Tensor, count: int) -> Tensor:
+        """Means and log standard deviations [count * E, 2 A]: all candidates of a state have the same."""
+        return flow.repeated(torch.cat(self.apply("actor", observations), -1), count)
+
+    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
+        mean, log_std = observations.chunk(2, -1)
+        return (mean + log_std.exp() * noise(key)).tanh()
+
+
 @register("algo", "dtql")
-class DTQL(Algorithm):
+class DTQL(WithCritic, Algorithm):
     """IQL's V and Q beside a denoiser of the data's actions; a one-step policy climbs Q and stays where that denoiser
     works.
 
@@ -96,6 +115,7 @@ class DTQL(Algorithm):
 
     Config = DTQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
+    actor_class = DTQLActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -118,10 +138,6 @@ class DTQL(Algorithm):
         return dataclasses.replace(
             config, algo=dataclasses.replace(config.algo, warm_up=min(WARM_UP, config.steps // 5))
         )
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -152,15 +168,13 @@ class DTQL(Algorithm):
     def extra(self, params: dict[str, Params]) -> Tree:
         return {"target": {k: v.clone() for k, v in params["critic"].items()}}
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2, Q the smallest of the online critics' values (arXiv 2110.06169, equation
         5).
         """
         return in_sample.expectile_loss(self.value, value, batch, q, self.config.expectile)
 
-    def critic_loss(
-        self, critic: Params, state: TrainState, batch: Batch, next_v: Values, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, next_v: Values, key: Tensor) -> Loss:
         """sum_i E (r + gamma V(s') - Q_i(s, a))^2 (arXiv 2110.06169, equation 6)."""
         return self.critic.loss(critic, batch, self.critic.td_target(batch, next_v), key)
 
@@ -175,12 +189,12 @@ class DTQL(Algorithm):
 
         return edm.denoising_loss(network, actions, noise, sigma, c.sigma_data)
 
-    def denoiser_loss(self, denoiser: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def denoiser_loss(self, denoiser: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E ((D(a + sigma e; sigma, s) - a) / c_out)^2 over the data's actions."""
         loss = self.denoising(denoiser, batch["observations"], batch["actions"], key)
         return loss, {"denoiser/loss": loss}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """alpha L_trust(a~) - E min_i Q_i(s, a~) - bc_weight E log pi(a|s), a~ of the policy; L_trust is the denoiser's
         loss at a~.
         """
@@ -193,7 +207,7 @@ class DTQL(Algorithm):
         loss = c.alpha * trust - q - c.bc_weight * likelihood
         return loss, {"actor/loss": loss, "actor/trust": trust, "actor/q": q, "actor/log_likelihood": likelihood}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
         q = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"])
         next_v = self.value(state.params["value"], batch["next_observations"])
@@ -210,24 +224,4 @@ class DTQL(Algorithm):
         state = state._replace(params={**state.params, "actor": params}, opt={**state.opt, "actor": opt})
         state = self.polyak(state, "critic", torch.where(ready, self.config.polyak, 0.0))
         target = {k: v.clone() for k, v in state.target["critic"].items()}
-        return state._replace(extra={**state.extra, "target": target}), {**value, **critic, **denoiser, **actor}
-
-    def actor(self, state: TrainState) -> Actor:
-        return DTQLActor(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
-
-
-class DTQLActor(ValuedActor):
-    """One of N actions of the one-step policy."""
-
-    algorithm: DTQL
-
-    def condition(self, observations: Tensor, count: int) -> Tensor:
-        """Means and log standard deviations [count * E, 2 A]: all candidates of a state have the same."""
-        return flow.repeated(torch.cat(self.apply("actor", observations), -1), count)
-
-    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        mean, log_std = observations.chunk(2, -1)
-        return (mean + log_std.exp() * noise(key)).tanh()
+        return state.with_extra(target=target), {**value, **critic, **denoiser, **actor}

@@ -5,15 +5,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.func import vjp
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Loss, Params, TrainState
 from offrl.errors import UserError
-from offrl.families.sac import ManyCriticsSettings, SoftActorCritic, action_gradients, alignment
-from offrl.optim import Params
+from offrl.families.critics import Critic
+from offrl.families.sac import ManyCriticsSettings, SoftActorCritic
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -62,7 +64,7 @@ class EDAC(SoftActorCritic):
         indices = rng.uniform(key, (c.critics,)).topk(c.compared_critics).indices
         return {k: v[indices] for k, v in critic.items()}
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """SAC-N's loss + eta / (N - 1) E sum_{i != j} <grad_a Q_i(s, a), grad_a Q_j(s, a)>, gradients of length 1
         (equation 4).
         """
@@ -76,3 +78,29 @@ class EDAC(SoftActorCritic):
         # equation 4 sums over N (N - 1) pairs and divides by N - 1; of a subset's pairs the mean has the same
         # expectation
         return loss + self.config.eta * self.config.critics * cosine, metrics
+
+
+def action_gradients(critic: Critic, params: Params, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    """Raw outputs [E, B, out_dim] at actions [B, A], and the gradients [E, B, A] of each critic's value with respect to
+    them.
+
+    Both come from one forward pass, and both can be differentiated with respect to `params`.
+    """
+    size = next(iter(params.values())).shape[0]
+
+    def value(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        logits = critic(params, torch.cat([observations.expand(size, *observations.shape), inputs], -1))
+        return critic.head.mean(logits), logits
+
+    # an action of its own for each critic: the sum of their values then has each critic's gradient apart
+    result: Any = vjp(value, actions.expand(size, *actions.shape), has_aux=True)
+    values, pullback, logits = result
+    return logits, pullback(torch.ones_like(values))[0]
+
+
+def alignment(gradients: Tensor) -> Tensor:
+    """Mean cosine between the gradients [E, B, A] of two critics, over pairs and rows: []."""
+    size = gradients.shape[0]
+    unit = gradients / (gradients.norm(dim=-1, keepdim=True) + 1e-10)
+    pairs = unit.sum(0).square().sum(-1) - unit.square().sum((0, -1))  # over i != j, without making them all
+    return pairs.mean() / (size * (size - 1))

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Carry, Loss, Params, TrainState, Update
 from offrl.families.forward_backward import (
     ZeroShot,
     ZeroShotActor,
@@ -23,7 +21,6 @@ from offrl.families.forward_backward import (
 )
 from offrl.families.sac import LogWeight
 from offrl.nn.representations.forward_backward import Backward, Forward, Representation, TaskActor
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -59,11 +56,22 @@ class FBConfig(ZeroShotSettings):
     )
 
 
+class FBActor(ZeroShotActor):
+    """Policy of the module "actor", which sees the observation and z."""
+
+    algorithm: FB
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        action = self.apply("actor", observations, self.task(carry, observations))
+        return self.algorithm.noisy(action, key) if explore else action, carry
+
+
 @register("algo", "fb")
 class FB(ZeroShot):
     """F . B learns the discounted visits of every policy pi(., z) by the Bellman equation; pi(., z) maximises F . z."""
 
     Config = FBConfig
+    actor_class = FBActor
 
     @property
     def learns_weight(self) -> bool:
@@ -94,9 +102,7 @@ class FB(ZeroShot):
 
     # ---- learning
 
-    def representation_loss(
-        self, params: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def representation_loss(self, params: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor) -> Loss:
         """E_{i != j} (M_ij - gamma M'_ij)^2 / 2 - E M_ii, M_ij = F(s_i, a_i, z_i) . B(s'_j), for both F (arXiv
         2103.07945, equation 18).
 
@@ -163,22 +169,20 @@ class FB(ZeroShot):
         # F . B of every action with every s', taken from all actions and one row at a time by the matrix product
         return ((forward @ b.transpose(-1, -2)).logsumexp(1) - measure(f, b)).mean((-2, -1)).sum()
 
-    def lagrange_loss(self, lagrange: Params, state: TrainState, penalty: Tensor) -> tuple[Tensor, Metrics]:
+    def lagrange_loss(self, lagrange: Params, state: TrainState, penalty: Tensor) -> Loss:
         """-weight (penalty - penalty_target) / 2."""
         weight = self.apply("lagrange", lagrange).clamp(max=LARGEST_WEIGHT)
         loss = -0.5 * weight * (penalty - self.config.penalty_target)
         return loss, {"conservative/weight_loss": loss}
 
-    def actor_loss(
-        self, actor: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor) -> Loss:
         """-E min F(s, pi(s, z), z) . z."""
         actions = self.actions(actor, batch["observations"], z, key)
         q = self.q(state.params["representation"], batch["observations"], actions, z).amin(0)
         loss = -q.mean()
         return loss, {"actor/loss": loss, "actor/action": actions.abs().mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
         z = self.draw_z(state, batch, keys[0])
         state, metrics = self.descend(state, "representation", self.representation_loss, batch, z, keys[1])
@@ -186,17 +190,4 @@ class FB(ZeroShot):
             state, weight = self.descend(state, "lagrange", self.lagrange_loss, metrics["conservative/penalty"])
             metrics = {**metrics, **weight}
         state, actor = self.descend(state, "actor", self.actor_loss, batch, z, keys[2])
-        return self.polyak(state, "representation", self.config.polyak), {**metrics, **actor}
-
-    def actor(self, state: TrainState) -> Actor:
-        return FBActor(self, state)
-
-
-class FBActor(ZeroShotActor):
-    """Policy of the module "actor", which sees the observation and z."""
-
-    algorithm: FB
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        action = self.apply("actor", observations, self.task(carry, observations))
-        return self.algorithm.noisy(action, key) if explore else action, carry
+        return self.polyak(state, "representation"), {**metrics, **actor}

@@ -10,15 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
-from offrl.data.samplers.transitions import Batch
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
 from offrl.families.generative.settings import FieldSettings, greedy_field, make_field
 from offrl.nn import flow
 from offrl.nn.diffusion import update_average
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -42,12 +39,28 @@ class FlowBCConfig(FieldSettings):
     greedy: str = greedy_field()
 
 
+class FlowActor(ChunkActor):
+    """The flow, from noise that is drawn for each chunk unless `greedy` is zero."""
+
+    algorithm: FlowBC
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        algorithm, c = self.algorithm, self.algorithm.config
+        z = rng.normal(key, (observations.shape[0], algorithm.width))
+        if not explore and c.greedy == "zero":
+            z = torch.zeros_like(z)
+        params = self.state.extra["average"] if c.average else self.state.params["actor"]
+        chunk = flow.integrate(lambda x, t: algorithm.apply("actor", params, observations, x, t), z, c.flow_steps)
+        return chunk.unflatten(1, (c.length, -1))
+
+
 @register("algo", "flow_bc")
 class FlowBC(Algorithm):
     """Learn the velocity from noise to the data's chunks of actions; act by integrating it."""
 
     Config = FlowBCConfig
     traits = Traits(actions=("continuous",))
+    actor_class = FlowActor
 
     @property
     def width(self) -> int:
@@ -65,7 +78,7 @@ class FlowBC(Algorithm):
             {"average": {name: value.clone() for name, value in params["actor"].items()}} if self.config.average else {}
         )
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |v(s, x_t, t) - (a - z)|^2 / D over the steps that there are, x_t = (1 - t) z + t a, a a chunk of D
         numbers.
         """
@@ -76,27 +89,9 @@ class FlowBC(Algorithm):
         loss = valid_mean(error.unflatten(1, (self.config.length, -1)), batch[VALID])
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, metrics = self.descend(state, "actor", self.actor_loss, batch, key)
         if not self.config.average:
             return state, metrics
         average = update_average(state.extra["average"], state.params["actor"], state.step, self.config.average)
-        return state._replace(extra={**state.extra, "average": average}), metrics
-
-    def actor(self, state: TrainState) -> Actor:
-        return FlowActor(self, state)
-
-
-class FlowActor(ChunkActor):
-    """The flow, from noise that is drawn for each chunk unless `greedy` is zero."""
-
-    algorithm: FlowBC
-
-    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
-        algorithm, c = self.algorithm, self.algorithm.config
-        z = rng.normal(key, (observations.shape[0], algorithm.width))
-        if not explore and c.greedy == "zero":
-            z = torch.zeros_like(z)
-        params = self.state.extra["average"] if c.average else self.state.params["actor"]
-        chunk = flow.integrate(lambda x, t: algorithm.apply("actor", params, observations, x, t), z, c.flow_steps)
-        return chunk.unflatten(1, (c.length, -1))
+        return state.with_extra(average=average), metrics

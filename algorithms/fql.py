@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, merged
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
-from offrl.families import critics
-from offrl.families.critics import Critic, Values, fit_value_range
+from offrl.algorithm import Actor, Algorithm, Batch, Carry, Loss, Params, TrainState, Traits, Update
+from offrl.families.critics import Critic, Values, WithCritic
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -41,8 +34,20 @@ class FQLConfig(FlowSettings):
     greedy: str = greedy_field()
 
 
+class OneStepActor(Actor):
+    """The one-step policy, which draws noise at every step unless `greedy` is zero."""
+
+    algorithm: FQL
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        z = self.algorithm.noise(observations, key)
+        if not explore and self.algorithm.config.greedy == "zero":
+            z = torch.zeros_like(z)
+        return self.apply("actor", observations, z).clamp(-1.0, 1.0), carry
+
+
 @register("algo", "fql")
-class FQL(Algorithm):
+class FQL(WithCritic, Algorithm):
     """A flow clones the data's actions; a one-step policy maps the same noise to nearly the same actions, and climbs Q.
 
     All losses of an update read the parameters of before it, as in the authors' code, where they are one loss; so does
@@ -51,18 +56,12 @@ class FQL(Algorithm):
 
     Config = FQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return fit_value_range(config, dataset, grid)
+    actor_class = OneStepActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.critic = Critic(c, s)
         return {"critic": self.critic.network, "flow": make_field(c, s), "actor": make_field(c, s, timed=False)}
-
-    def optimizer(self, name: str) -> Adam:
-        return critics.optimizer(self.config, name)
 
     def noise(self, observations: Tensor, key: Tensor) -> Tensor:
         """Standard normal numbers [B, A]."""
@@ -76,18 +75,18 @@ class FQL(Algorithm):
             self.critic.logits(self.critic.target_critics(state, key), s, action), c.pessimism, c.rho
         )
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma Q'(s', mu(s', z)) - Q_i(s, a))^2, the mean over critics i (equation 8)."""
         target = self.critic.td_target(batch, self.next_value(state, batch, key))
         return self.critic.loss(critic, batch, target, key, objective=self.critic.mean_objective)
 
-    def flow_loss(self, field: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def flow_loss(self, field: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |v(s, x_t, t) - (a - z)|^2 / A, x_t = (1 - t) z + t a (equation 4)."""
         observations = batch["observations"]
         loss = flow.matching(lambda x, t: self.apply("flow", field, observations, x, t), batch["actions"], key).mean()
         return loss, {"flow/loss": loss}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E [alpha |mu(s, z) - flow(s, z)|^2 / A - Q(s, mu(s, z))], Q the critics' mean (equation 9); Q sees actions
         cut to the range.
         """
@@ -107,29 +106,14 @@ class FQL(Algorithm):
         field = {k: v.detach() for k, v in state.params["flow"].items()}
         return flow.integrate(lambda x, t: self.apply("flow", field, observations, x, t), z, self.config.flow_steps)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
-        critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, keys[0])
-        field, flow_metrics = self.descend(state, "flow", self.flow_loss, batch, keys[1])
-        actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, keys[2])
-        target = self.polyak(state, "critic", self.config.polyak).target
-        after = self.critic.regularised(merged(state, critic, field, actor))
-        return after._replace(target=target), {**critic_metrics, **flow_metrics, **actor_metrics}
-
-    def actor(self, state: TrainState) -> Actor:
-        return OneStepActor(self, state)
+        return self.simultaneous(
+            state,
+            self.descend(state, "critic", self.critic_loss, batch, keys[0]),
+            self.descend(state, "flow", self.flow_loss, batch, keys[1]),
+            self.descend(state, "actor", self.actor_loss, batch, keys[2]),
+        )
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
         return self.critic.q(state.params["critic"], observations, actions).mean(0)
-
-
-class OneStepActor(Actor):
-    """The one-step policy, which draws noise at every step unless `greedy` is zero."""
-
-    algorithm: FQL
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        z = self.algorithm.noise(observations, key)
-        if not explore and self.algorithm.config.greedy == "zero":
-            z = torch.zeros_like(z)
-        return self.apply("actor", observations, z).clamp(-1.0, 1.0), carry

@@ -6,29 +6,34 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from offrl import losses, registry, rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState, Traits, Tree
-from offrl.data.dataset import Dataset
+from offrl.algorithm import (
+    Batch,
+    Carry,
+    Dataset,
+    Loss,
+    Params,
+    Sampler,
+    TrainConfig,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+)
 from offrl.data.samplers.goals import ACHIEVED
 from offrl.data.samplers.sequences import STEPS, VALID
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.families.goal_conditioned import required_goals
 from offrl.families.sequence import GoalHistory, History, SequenceActor, SequenceModel, SequenceSettings, masked_mean
 from offrl.families.subgoals import Candidates, Subgoals
 from offrl.families.teacher import CHUNK, TeacherSettings, values_requirement
-from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 PROMPTS, ADVANTAGES = "prompts", "advantages"
 NEVER = -1e9  # the advantage of a step after which nothing is known
@@ -62,6 +67,32 @@ class GADTConfig(TeacherSettings, SequenceSettings):
     value_learning_rate: float = setting(3e-4, "the same HIQL's learning rate", low=0.0, shared=True)
 
 
+class GADTActor(SequenceActor):
+    """Policy prompted with subgoals that the high level chooses on the way to the goal."""
+
+    algorithm: GADT
+
+    def __init__(self, algorithm: GADT, state: TrainState) -> None:
+        super().__init__(algorithm, state)
+        self.high = SimpleNamespace(params={name: state.extra[name] for name in algorithm.subgoals.modules})
+        self.candidates = None if algorithm.subgoals.latent else Candidates(*state.extra["candidates"])
+
+    def start(self, episodes: int) -> Carry:
+        carry = super().start(episodes)
+        return GoalHistory(
+            {**carry.window, PROMPTS: torch.zeros(episodes, 0, self.algorithm.subgoals.width)}, carry.remaining
+        )
+
+    def set_goal(self, carry: Carry, goals: Tensor) -> Carry:
+        return dataclasses.replace(carry, goals=goals)
+
+    def current_step(self, carry: History, observations: Tensor) -> Batch:
+        assert isinstance(carry, GoalHistory)
+        goals = required_goals(self.algorithm, carry.goals)
+        prompts = self.algorithm.subgoals.choose(self.high, observations, goals, self.candidates)
+        return {**super().current_step(carry, observations), PROMPTS: prompts}
+
+
 @register("algo", "gadt")
 class GADT(SequenceModel):
     """A high level sets the state to be in k steps from now, and a transformer goes to it: the data's own state k steps
@@ -75,6 +106,7 @@ class GADT(SequenceModel):
 
     Config = GADTConfig
     traits = Traits(goal_conditioned=True)
+    actor_class = GADTActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -103,12 +135,12 @@ class GADT(SequenceModel):
     def every(self) -> int:
         return 0 if self.subgoals.latent else ONCE
 
-    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> Update:
         """Draw the states that may be chosen as subgoals."""
         rows = source.table.take(rng.randint(key, (self.config.candidates,), source.count))
         states = rows["observations"].flatten(1).float()
-        goals = rows[ACHIEVED].flatten(1).float() if self.spec.goal_dim else states.clone()
-        return state._replace(extra=state.extra | {"candidates": [states, goals]}), {}
+        candidates = [states, rows[ACHIEVED].flatten(1).float() if self.spec.goal_dim else states.clone()]
+        return state.with_extra(candidates=candidates), {}
 
     def sizes(self) -> dict[str, int]:
         return {"observation": self.subgoals.width + self.spec.observation_dim, "action": self.spec.encoded_action_dim}
@@ -145,43 +177,11 @@ class GADT(SequenceModel):
         """min(exp(temperature (V(s', w) - V(s, w))), cap) of each step, [B, K]."""
         return losses.advantage_weight(batch[ADVANTAGES], self.config.temperature, self.config.max_weight)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E weight(V(s', w) - V(s, w)) |a_t - pi(w_1, s_1, a_1, ..., w_t, s_t)|^2, or times -log pi(a_t | ...)."""
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
         loss = masked_mean(self.weight(batch) * self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
-
-    def actor(self, state: TrainState) -> Actor:
-        return GADTActor(self, state)
-
-
-class GADTActor(SequenceActor):
-    """Policy prompted with subgoals that the high level chooses on the way to the goal."""
-
-    algorithm: GADT
-
-    def __init__(self, algorithm: GADT, state: TrainState) -> None:
-        super().__init__(algorithm, state)
-        self.high = SimpleNamespace(params={name: state.extra[name] for name in algorithm.subgoals.modules})
-        self.candidates = None if algorithm.subgoals.latent else Candidates(*state.extra["candidates"])
-
-    def start(self, episodes: int) -> Carry:
-        carry = super().start(episodes)
-        return GoalHistory(
-            {**carry.window, PROMPTS: torch.zeros(episodes, 0, self.algorithm.subgoals.width)}, carry.remaining
-        )
-
-    def set_goal(self, carry: Carry, goals: Tensor) -> Carry:
-        return dataclasses.replace(carry, goals=goals)
-
-    def current_step(self, carry: History, observations: Tensor) -> Batch:
-        assert isinstance(carry, GoalHistory)
-        goals = required_goals(self.algorithm, carry.goals)
-        prompts = self.algorithm.subgoals.choose(self.high, observations, goals, self.candidates)
-        return {**super().current_step(carry, observations), PROMPTS: prompts}
 
 
 def check_values(run: Pretrained) -> None:

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update
 from offrl.families.goal_conditioned import GoalConditioned, GoalSettings
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -33,10 +31,10 @@ class GCBC(GoalConditioned):
     def modules(self) -> dict[str, nn.Module]:
         return {"actor": self.make_actor()}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """-E log pi(a | s, g)."""
         loss = -self.imitation(actor, batch)[1].mean()
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "actor", self.actor_loss, batch)

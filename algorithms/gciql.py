@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update
 from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
-from offrl.data.samplers.transitions import Batch
 from offrl.families.goal_conditioned import (
     GoalConditioned,
     GoalStepSettings,
@@ -22,7 +21,6 @@ from offrl.families.goal_conditioned import (
     make_net,
     make_values,
 )
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -73,14 +71,14 @@ class GCIQL(GoalConditioned):
         q = self.q(state, batch["observations"], batch[ACTOR_GOALS], batch["actions"])
         return q - self.v(state.params["value"], batch["observations"], batch[ACTOR_GOALS])
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """E |tau - 1(Q' - V < 0)| (Q' - V)^2, Q' = min Q'(s, g, a)."""
         q = self.twin_q(state.target["critic"], batch["observations"], batch[VALUE_GOALS], batch["actions"]).amin(0)
         v = self.v(value, batch["observations"], batch[VALUE_GOALS])
         loss = losses.expectile(q - v, self.config.expectile).mean()
         return loss, {"value/loss": loss, "value/v": v.mean()}
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> Loss:
         """E (r + gamma V(s', g) - Q(s, g, a))^2 of both Q."""
         step = goal_target(self.config, batch)
         next_v = self.v(state.params["value"], step.observations, batch[VALUE_GOALS])
@@ -89,7 +87,7 @@ class GCIQL(GoalConditioned):
         loss = (q - target).square().mean(-1).sum()
         return loss, {"critic/loss": loss, "critic/q": q.mean()}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """ddpg_bc: -E Q(s, g, pi(s, g)) / E |Q| - bc_weight E log pi(a | s, g); awr: -E min(exp(temperature (Q - V)),
         100) log pi.
         """
@@ -99,7 +97,7 @@ class GCIQL(GoalConditioned):
         q = self.q(state, batch["observations"], batch[ACTOR_GOALS], self.policy.mode(dist))
         return ddpg_bc_loss(q, log_prob, self.config.bc_weight)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         after, actor = self.descend(state, "actor", self.actor_loss, batch)
         after, critic = self.descend(after, "critic", self.critic_loss, batch)
         after, value = self.descend(after, "value", self.value_loss, batch)

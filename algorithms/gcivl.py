@@ -8,12 +8,17 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from offrl import losses
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update
 from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
-from offrl.data.samplers.transitions import Batch
-from offrl.families.goal_conditioned import GoalConditioned, GoalStepSettings, concatenate, goal_target, make_values
-from offrl.optim import Params
+from offrl.families.goal_conditioned import (
+    GoalConditioned,
+    GoalStepSettings,
+    awr_loss,
+    concatenate,
+    expectile_td_loss,
+    goal_target,
+    make_values,
+)
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -51,7 +56,7 @@ class GCIVL(GoalConditioned):
         """Twin values [2, B]."""
         return self.apply("value", value, concatenate(observations, goals)).squeeze(-1)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 of both V, A = r + gamma min V'(s', g) - mean V'(s,
         g).
         """
@@ -60,22 +65,18 @@ class GCIVL(GoalConditioned):
         step = goal_target(c, batch)
         v, target_v = self.v(value, observations, goals), self.v(target, observations, goals)
         next_v = self.v(target, step.observations, goals)
-        advantage = losses.td_target(step.rewards, step.masks, step.discount, next_v.amin(0)) - target_v.mean(0)
-        error = losses.td_target(step.rewards, step.masks, step.discount, next_v) - v
-        loss = (losses.expectile_weight(advantage, c.expectile) * error.square()).mean(-1).sum()
+        loss = expectile_td_loss(v, target_v, next_v, step, c.expectile)
         return loss, {"value/loss": loss, "value/v": v.mean()}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """-E min(exp(temperature A), 100) log pi(a | s, g), A = V(s', g) - V(s, g)."""
         value, goals = state.params["value"], batch[ACTOR_GOALS]
         advantage = (
             self.v(value, batch["next_observations"], goals) - self.v(value, batch["observations"], goals)
         ).mean(0)
-        weight = losses.advantage_weight(advantage, self.config.temperature)
-        loss = -(weight * self.imitation(actor, batch)[1]).mean()
-        return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
+        return awr_loss(self.imitation(actor, batch)[1], advantage, self.config.temperature)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         after, actor = self.descend(state, "actor", self.actor_loss, batch)
         after, value = self.descend(after, "value", self.value_loss, batch)
         return self.move_targets(state, after, "value"), {**value, **actor}

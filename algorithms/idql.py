@@ -4,45 +4,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.families import in_sample
-from offrl.families.critics import Critic, CriticSettings, Value, Values, fit_value_range
+from offrl.families.critics import Critic, CriticSettings, Value, Values, WithCritic
 from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_field, drawn_of
 from offrl.families.generative.settings import greedy_field
 from offrl.nn import diffusion
 from offrl.nn.diffusion import ResidualDenoiser
-from offrl.optim import Adam, Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 SCHEDULE = "vp"  # the variance-preserving one
 
 
 @dataclass
+@defaults(batch_size=512, init="xavier")
 class IDQLConfig(CriticSettings):
     """Settings of IDQL; the defaults are the authors' for D4RL's locomotion tasks, with the denoiser of the larger of
     their learners.
     """
 
     name: str = "idql"
-    batch_size: int = setting(512, "transitions in a batch", low=1)
-    init: str = setting(
-        "xavier",
-        "initial weights of the critics and V: xavier (as published), torch (uniform), orthogonal, fixed_bias, "
-        "small_head",
-        choices=("xavier", "torch", "orthogonal", "fixed_bias", "small_head"),
-    )
     expectile: float = setting(
         0.7, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0
     )
@@ -52,7 +40,6 @@ class IDQLConfig(CriticSettings):
     embedding: int = setting(
         64, "waves in which the denoiser sees a denoising step, through two layers twice as wide", low=2
     )
-    denoiser_activation: str = setting("mish", "activation of the denoiser", choices=tuple(diffusion.SMOOTH))
     dropout: float = setting(
         0.1, "dropout rate of the denoiser's blocks while they learn", low=0.0, high=0.99, structural=True
     )
@@ -78,86 +65,6 @@ class IDQLConfig(CriticSettings):
         acting=True,
     )
     greedy: str = greedy_field()
-
-
-@register("algo", "idql")
-class IDQL(Algorithm):
-    """IQL's V and Q, which see the data's actions alone, beside a diffusion model that clones all that the data do; the
-    one of N of its actions that the target critics value most is played.
-
-    Modules: value, critic, and actor, the denoiser. `extra` holds what acts: the averaged denoiser, and a copy of the
-    target critics."""
-
-    Config = IDQLConfig
-    traits = Traits(
-        targets=("critic",), policy_modules=("actor", "value"), critic_modules=("critic",), actions=("continuous",)
-    )
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return fit_value_range(config, dataset, grid)
-
-    def modules(self) -> dict[str, nn.Module]:
-        c, s = self.config, self.spec
-        self.value, self.critic = Value(c, s), Critic(c, s)
-        form = {"dropout": c.dropout, "activation": c.denoiser_activation}
-        denoiser = ResidualDenoiser(s.observation_dim, s.action_dim, c.width, c.blocks, c.embedding, **form)
-        return {"value": self.value.network, "critic": self.critic.network, "actor": denoiser}
-
-    def optimizer(self, name: str) -> Adam:
-        adam = in_sample.optimizer(self.config, name)
-        return dataclasses.replace(adam, weight_decay=self.config.weight_decay) if name == "actor" else adam
-
-    def extra(self, params: dict[str, Params]) -> Tree:
-        return {
-            to: {k: v.clone() for k, v in params[name].items()}
-            for to, name in (("average", "actor"), ("target", "critic"))
-        }
-
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|^2, summed over an action's entries: cloning, whatever
-        it is worth.
-        """
-        step_key, noise_key, dropout_key = rng.split(key, 3)
-        actions, steps = batch["actions"], self.config.denoising_steps
-        step = rng.randint(step_key, (actions.shape[0],), steps)
-        noise = rng.normal(noise_key, tuple(actions.shape))
-        noisy = diffusion.add_noise(actions, noise, step, steps, SCHEDULE)
-        predicted = self.apply("actor", actor, noisy, step, batch["observations"], dropout_key)
-        loss = (predicted - noise).square().sum(-1).mean()
-        return loss, {"actor/loss": loss}
-
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
-        """E |tau - 1(Q' - V < 0)| (Q' - V)^2 (arXiv 2110.06169, equation 5)."""
-        return in_sample.expectile_loss(self.value, value, batch, q, self.config.expectile)
-
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E (r + gamma V(s') - Q_i(s, a))^2, the mean over critics i (arXiv 2110.06169, equation 6)."""
-        next_v = self.value(state.params["value"], batch["next_observations"])
-        return self.critic.loss(
-            critic, batch, self.critic.td_target(batch, next_v), key, objective=self.critic.mean_objective
-        )
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        keys = rng.split(key, 3)
-        state, actor = self.descend(state, "actor", self.actor_loss, batch, keys[0])
-        average = {
-            k: torch.lerp(v, state.params["actor"][k], self.config.average) for k, v in state.extra["average"].items()
-        }
-        q = self.critic.min_q(self.critic.target_critics(state, keys[1]), batch["observations"], batch["actions"])
-        state, value = self.descend(state, "value", self.value_loss, batch, q)
-        state, critic = self.descend(
-            state, "critic", self.critic_loss, batch, keys[2]
-        )  # with the new V, as the authors' code
-        state = self.polyak(self.critic.regularised(state), "critic", self.config.polyak)
-        target = {k: v.clone() for k, v in state.target["critic"].items()}
-        return state._replace(extra={**state.extra, "average": average, "target": target}), {**actor, **value, **critic}
-
-    def actor(self, state: TrainState) -> Actor:
-        return BestDenoisedActor(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
 
 
 class BestDenoisedActor(BestOfActor):
@@ -186,3 +93,71 @@ class BestDenoisedActor(BestOfActor):
         )
         weights = losses.expectile_weight(advantage, self.algorithm.config.expectile)
         return drawn_of(torch.as_tensor(weights).log(), candidates, key)
+
+
+@register("algo", "idql")
+class IDQL(WithCritic, Algorithm):
+    """IQL's V and Q, which see the data's actions alone, beside a diffusion model that clones all that the data do; the
+    one of N of its actions that the target critics value most is played.
+
+    Modules: value, critic, and actor, the denoiser. `extra` holds what acts: the averaged denoiser, and a copy of the
+    target critics."""
+
+    Config = IDQLConfig
+    traits = Traits(
+        targets=("critic",), policy_modules=("actor", "value"), critic_modules=("critic",), actions=("continuous",)
+    )
+    actor_class = BestDenoisedActor
+
+    def modules(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        self.value, self.critic = Value(c, s), Critic(c, s)
+        denoiser = ResidualDenoiser(s.observation_dim, s.action_dim, c.width, c.blocks, c.embedding, dropout=c.dropout)
+        return {"value": self.value.network, "critic": self.critic.network, "actor": denoiser}
+
+    def optimizer(self, name: str) -> Adam:
+        adam = super().optimizer(name)
+        return dataclasses.replace(adam, weight_decay=self.config.weight_decay) if name == "actor" else adam
+
+    def extra(self, params: dict[str, Params]) -> Tree:
+        return {
+            to: {k: v.clone() for k, v in params[name].items()}
+            for to, name in (("average", "actor"), ("target", "critic"))
+        }
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
+        """E |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|^2, summed over an action's entries: cloning, whatever
+        it is worth.
+        """
+        step_key, noise_key, dropout_key = rng.split(key, 3)
+        steps = self.config.denoising_steps
+        noisy, step, noise = diffusion.noised(batch["actions"], steps, (step_key, noise_key), SCHEDULE)
+        predicted = self.apply("actor", actor, noisy, step, batch["observations"], dropout_key)
+        loss = (predicted - noise).square().sum(-1).mean()
+        return loss, {"actor/loss": loss}
+
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
+        """E |tau - 1(Q' - V < 0)| (Q' - V)^2 (arXiv 2110.06169, equation 5)."""
+        return in_sample.expectile_loss(self.value, value, batch, q, self.config.expectile)
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
+        """E (r + gamma V(s') - Q_i(s, a))^2, the mean over critics i (arXiv 2110.06169, equation 6)."""
+        next_v = self.value(state.params["value"], batch["next_observations"])
+        return self.critic.loss(
+            critic, batch, self.critic.td_target(batch, next_v), key, objective=self.critic.mean_objective
+        )
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        keys = rng.split(key, 3)
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, keys[0])
+        average = {
+            k: torch.lerp(v, state.params["actor"][k], self.config.average) for k, v in state.extra["average"].items()
+        }
+        q = self.critic.min_q(self.critic.target_critics(state, keys[1]), batch["observations"], batch["actions"])
+        state, value = self.descend(state, "value", self.value_loss, batch, q)
+        state, critic = self.descend(
+            state, "critic", self.critic_loss, batch, keys[2]
+        )  # with the new V, as the authors' code
+        state = self.polyak(self.critic.regularised(state), "critic")
+        target = {k: v.clone() for k, v in state.target["critic"].items()}
+        return state.with_extra(average=average, target=target), {**actor, **value, **critic}

@@ -3,23 +3,17 @@ model, as in "Flow Q-Learning" (Park et al., 2025, arXiv 2502.02538)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, merged
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
-from offrl.families import critics, in_sample
-from offrl.families.critics import Critic, Value, Values, fit_value_range
-from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_field
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update
+from offrl.families import in_sample
+from offrl.families.critics import Critic, Value, Values, WithCritic
+from offrl.families.generative.best_of_n import BestFlowActor, candidates_field
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -39,7 +33,7 @@ class IFQLConfig(FlowSettings):
 
 
 @register("algo", "ifql")
-class IFQL(Algorithm):
+class IFQL(WithCritic, Algorithm):
     """IQL's V and Q, which see the data's actions alone, beside a flow that clones all that the data do; the best of N
     of its actions is played.
 
@@ -51,66 +45,40 @@ class IFQL(Algorithm):
     traits = Traits(
         targets=("critic",), policy_modules=("actor", "critic"), critic_modules=("critic",), actions=("continuous",)
     )
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return fit_value_range(config, dataset, grid)
+    actor_class = BestFlowActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.value, self.critic = Value(c, s), Critic(c, s)
         return {"value": self.value.network, "critic": self.critic.network, "actor": make_field(c, s)}
 
-    def optimizer(self, name: str) -> Adam:
-        return critics.optimizer(self.config, name)
-
     def target_q(self, state: TrainState, batch: Batch, key: Tensor) -> Values:
         """Q'(s, a) [B] of the target critics at the data's actions: their smallest, or as `pessimism` says."""
         logits = self.critic.logits(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
         return self.critic.aggregate(logits, self.config.pessimism, self.config.rho)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |tau - 1(Q' - V < 0)| (Q' - V)^2 (arXiv 2110.06169, equation 5)."""
         return in_sample.expectile_loss(
             self.value, value, batch, self.target_q(state, batch, key), self.config.expectile
         )
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """sum_i E (r + gamma V(s') - Q_i(s, a))^2 (arXiv 2110.06169, equation 6)."""
         next_v = self.value(state.params["value"], batch["next_observations"])
         return self.critic.loss(critic, batch, self.critic.td_target(batch, next_v), key)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |v(s, x_t, t) - (a - z)|^2 / A, x_t = (1 - t) z + t a: cloning, whatever the actions are worth."""
         observations = batch["observations"]
         loss = flow.matching(lambda x, t: self.apply("actor", actor, observations, x, t), batch["actions"], key).mean()
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
-        value, value_metrics = self.descend(state, "value", self.value_loss, batch, keys[0])
-        critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, keys[1])
-        actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, keys[2])
-        target = self.polyak(state, "critic", self.config.polyak).target
-        after = self.critic.regularised(merged(state, value, critic, actor))
-        return after._replace(target=target), {**value_metrics, **critic_metrics, **actor_metrics}
-
-    def actor(self, state: TrainState) -> Actor:
-        return BestFlowActor(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
-
-
-class BestFlowActor(BestOfActor):
-    """The best of N of the flow's actions by the smallest of the online critics."""
-
-    algorithm: IFQL
-
-    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        return flow.integrate(
-            lambda x, t: self.apply("actor", observations, x, t), noise(key), self.algorithm.config.flow_steps
+        return self.simultaneous(
+            state,
+            self.descend(state, "value", self.value_loss, batch, keys[0]),
+            self.descend(state, "critic", self.critic_loss, batch, keys[1]),
+            self.descend(state, "actor", self.actor_loss, batch, keys[2]),
         )
-
-    def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
-        return self.algorithm.critic.q(self.state.params["critic"], observations, candidates).amin(0)

@@ -4,24 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
-from offrl.lm import reference_policy
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update
 from offrl.lm.algorithm import TextAlgorithm
-from offrl.lm.models.configured import language_model
-from offrl.lm.sampler import IDS, SHARE, cross_entropy, states_and_tokens, trim_padding
-from offrl.lm.value_guided import TokenValues, ValueGuidedActor, ValueGuidedSettings, with_token_value_range
-from offrl.optim import Params
+from offrl.lm.sampler import IDS, SHARE, states_and_tokens, trim_padding
+from offrl.lm.value_guided import ValueGuided, ValueGuidedSettings
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -36,23 +27,13 @@ class ILQLConfig(ValueGuidedSettings):
 
 
 @register("algo", "ilql")
-class ILQL(TextAlgorithm):
+class ILQL(ValueGuided, TextAlgorithm):
     """Values of tokens: Q follows r + gamma V(next), V an expectile of the smaller target Q, and CQL's term keeps
     unseen tokens low. Means are over the tokens of actions; a state h is a history up to a token a."""
 
     Config = ILQLConfig
     traits = replace(TextAlgorithm.traits, targets=("value",), policy_modules=("value",))
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return with_token_value_range(super().fit_config(config, dataset, grid), dataset)
-
-    def modules(self) -> dict[str, nn.Module]:
-        lm = language_model(self.config)
-        self.reference = reference_policy.frozen_reference(self.config, self.pretrained)
-        self.values = TokenValues(self.config, self.spec, lm, ("q1", "q2"), ("v",))
-        self.runtime.notes = self.values.notes
-        return {"value": self.values.network}
+    q_heads, v_heads = ("q1", "q2"), ("v",)
 
     def q_loss(self, qs: tuple[Tensor, Tensor], value: Params, hidden: Tensor, batch: Batch) -> Tensor:
         """1/2 sum_j E (r + gamma V(h') - Q_j(h, a))^2, where h' is known. qs: outputs of both heads for the tokens [M,
@@ -77,7 +58,7 @@ class ILQL(TextAlgorithm):
         """-sum_j E log softmax(Q_j(h))[a] (equation 6). q1, q2: outputs for all tokens [M, V * K]."""
         return ((self.values.cql(q1, tokens) + self.values.cql(q2, tokens)) * batch[SHARE][0]).sum()
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """L_Q + L_V + alpha L_CQL; with trunk=shared also -E log pi(a|h), the cloning loss of the same language
         model.
         """
@@ -97,26 +78,8 @@ class ILQL(TextAlgorithm):
         )
         metrics = {"value/q_loss": q_loss, "value/v_loss": v_loss, "value/conservative": cql}
         metrics |= {name: (x * share).sum() for name, x in means.items()}
-        if c.trunk == "shared":
-            metrics["policy/loss"] = cross_entropy(partial(values, value, "logits"), hidden, batch)
-            loss = loss + c.clone_weight * metrics["policy/loss"]
-        return loss, metrics
+        return self.with_cloning(loss, metrics, value, hidden, batch)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, metrics = self.descend(state, "value", self.value_loss, trim_padding(batch))
-        return self.polyak(state, "value", self.config.polyak), metrics
-
-    def actor(self, state: TrainState) -> Actor:
-        return ValueGuidedActor(self, state, self.values, self.reference)
-
-    def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, about = super().assets()
-        reference, identity = reference_policy.pack(self.pretrained, self.config.policy_id)
-        return {**tensors, **reference}, {**about, **identity}
-
-    @classmethod
-    def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
-        remainder, pretrained = reference_policy.unpack(tensors)
-        if "identity" in about:
-            super().load_assets(remainder, about)
-        return pretrained
+        return self.polyak(state, "value"), metrics

@@ -4,21 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, merged
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Actor, Algorithm, Batch, Loss, Params, TrainState, Update
 from offrl.families import in_sample
-from offrl.families.critics import Critic, Value, Values, fit_value_range
+from offrl.families.critics import Critic, Value, Values, WithCritic
 from offrl.families.in_sample import InSampleSettings
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -41,15 +35,10 @@ class IQLConfig(InSampleSettings):
 
 
 @register("algo", "iql")
-class IQL(Algorithm):
+class IQL(WithCritic, Algorithm):
     """Expectile V, one-step Q, advantage-weighted policy: no action outside the data is ever evaluated."""
 
     Config = IQLConfig
-    traits = Traits(targets=("critic",), critic_modules=("critic",))
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         self.value = Value(self.config, self.spec)
@@ -57,24 +46,19 @@ class IQL(Algorithm):
         self.critic = Critic(self.config, self.spec)
         return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
 
-    def optimizer(self, name: str) -> Adam:
-        return in_sample.optimizer(self.config, name)
-
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2 (equation 5)."""
         v = self.value(value, batch["observations"])
         weight = losses.expectile_weight(q.mean - v.mean, self.config.expectile)
         loss = (weight * self.value.objective(v, q)).mean()
         return loss, {"value/loss": loss, "value/v": v.mean.mean()}
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma V(s') - Q(s, a))^2 (equation 6)."""
         next_v = self.value(state.params["value"], batch["next_observations"])
         return self.critic.loss(critic, batch, self.critic.td_target(batch, next_v), key)
 
-    def actor_loss(
-        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
         """-E min(exp(beta (Q - V)), cap) log pi(a|s) (equation 7)."""
         advantage = q - self.value(state.params["value"], batch["observations"]).mean
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
@@ -82,32 +66,23 @@ class IQL(Algorithm):
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
-        if self.config.update_order == "simultaneous":
-            return self.simultaneous(state, batch, q, key)
+        if self.config.update_order == "simultaneous":  # the policy by the online critics
+            online = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"]).mean
+            return self.simultaneous(
+                state,
+                self.descend(state, "value", self.value_loss, batch, q),
+                self.descend(state, "actor", self.actor_loss, batch, online, key),
+                self.descend(state, "critic", self.critic_loss, batch, key),
+            )
         state, value = self.descend(state, "value", self.value_loss, batch, q)
         state, actor = self.descend(
             state, "actor", self.actor_loss, batch, q.mean, key
         )  # with the new V, as the authors' code
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
-        return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
-
-    def simultaneous(self, state: TrainState, batch: Batch, q: Values, key: Tensor) -> tuple[TrainState, Metrics]:
-        """All three steps and the targets' from the parameters before the update; the policy's weights are Q - V of the
-        online critics.
-        """
-        online = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"]).mean
-        value, value_metrics = self.descend(state, "value", self.value_loss, batch, q)
-        actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, online, key)
-        critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, key)
-        target = self.polyak(state, "critic", self.config.polyak).target
-        after = self.critic.regularised(merged(state, value, actor, critic))
-        return after._replace(target=target), {**value_metrics, **actor_metrics, **critic_metrics}
+        return self.polyak(state, "critic"), {**value, **actor, **critic}
 
     def actor(self, state: TrainState) -> Actor:
         return in_sample.actor_of(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)

@@ -10,13 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.algorithm import Batch, Loss, Params, Sampler, TrainState, Update
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.configured import describe, language_model
 from offrl.lm.sampler import IDS, OBSERVED, cross_entropy, trim_padding
 from offrl.lm.settings import TextSettings
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -49,7 +47,7 @@ class LMBC(TextAlgorithm):
         sampler: Any = super().sampler()
         return replace(sampler, with_observation=self.config.observation_weight > 0.0)
 
-    def policy_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def policy_loss(self, policy: Params, state: TrainState, batch: Batch) -> Loss:
         """-E log pi(a|h) over the tokens a of actions, and `observation_weight` times the same over those of
         observations.
         """
@@ -64,5 +62,5 @@ class LMBC(TextAlgorithm):
         observed = cross_entropy(logits, hidden, batch, OBSERVED)
         return loss + self.config.observation_weight * observed, {**metrics, "observations/loss": observed}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "policy", self.policy_loss, trim_padding(batch))

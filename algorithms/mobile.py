@@ -4,36 +4,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState, Tree
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Dataset, Loss, Params, TrainState, Tree, Update
 from offrl.errors import UserError
 from offrl.families.critics import Target, Values
 from offrl.families.sac import SoftActorCritic
-from offrl.optim import Adam, Params
-from offrl.pretrained import Requirement
 from offrl.registry import register
-from offrl.settings.field import setting
-from offrl.world_models import model_rollouts
-from offrl.world_models.model import required
-from offrl.world_models.model_rollouts import ModelBasedSettings, ModelRollouts, ModelSampler, ModelSource, policy_of
-from offrl.world_models.rollout import Imagined, describe
-from offrl.world_models.uncertainty import names
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
+from offrl.settings.field import defaults, setting
+from offrl.world_models.model_rollouts import (
+    LearnsInModel,
+    ModelBasedSettings,
+    ModelSource,
+)
 
 
 @dataclass
+@defaults(
+    max_entropy_weight=1.0, entropy_in_target=False, uncertainty="none", actor_schedule="cosine", decay_steps=3_000_000
+)
 class MOBILEConfig(ModelBasedSettings):
     """Settings of MOBILE; the defaults are the authors' for D4RL's HalfCheetah. entropy_learning_rate=0 fixes the
     entropy's weight.
@@ -49,21 +42,10 @@ class MOBILEConfig(ModelBasedSettings):
         "targets are at least this; the authors' 0 is right only where no policy's return is below it; null: not "
         "clipped",
     )
-    max_entropy_weight: float | None = setting(
-        1.0, "the entropy's weight counts as at most this; null: as it is", low=0.0
-    )
-    entropy_in_target: bool = setting(False, "whether the entropy counts in the critics' targets")
-    uncertainty: str = setting(
-        "none", "how uncertain the model is of a step; MOBILE does not ask", choices=("none", *names())
-    )
-    actor_schedule: str = setting(
-        "cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant")
-    )
-    decay_steps: int = setting(3_000_000, "length of the schedule in updates", low=1)
 
 
 @register("algo", "mobile")
-class MOBILE(SoftActorCritic):
+class MOBILE(LearnsInModel, SoftActorCritic):
     """SAC on the data's transitions and imagined ones, whose targets are penalised by how much the elites' Bellman
     backups differ.
 
@@ -71,35 +53,18 @@ class MOBILE(SoftActorCritic):
     """
 
     Config = MOBILEConfig
-    traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
-
-    @classmethod
-    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        return {"world_model": required({"members": config.algo.members})}
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        model_rollouts.check(config, grid)
-        return super().fit_config(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
-        self.rollouts = ModelRollouts(c, self.spec)
+        modules = super().modules()
         if self.rollouts.real_rows >= c.batch_size:
             raise UserError(
                 f"algo.real_share={c.real_share:g}: MOBILE is cautious of imagined rows alone, and none is left in a "
                 "batch"
             )
-        return super().modules()
+        return modules
 
-    def optimizer(self, name: str) -> Adam:
-        return self.rollouts.optimizer(name, super().optimizer(name))
-
-    def sampler(self) -> ModelSampler:
-        return ModelSampler(self.rollouts, self.pretrained, self.check_model)
-
-    @staticmethod
-    def check_model(source: ModelSource, dataset: Dataset) -> Tree:
+    def derived(self, source: ModelSource, dataset: Dataset) -> Tree:
         """An empty tree. Raises UserError for a model whose inconsistency cannot be measured."""
         if source.model.history > 1:
             raise UserError(
@@ -112,23 +77,6 @@ class MOBILE(SoftActorCritic):
                 "algo=mobile compares the model's elites, and there is one: train a model with algo.elites=2 or more"
             )
         return {}
-
-    def buffers(self) -> Tree:
-        return self.rollouts.buffers()
-
-    @property
-    def every(self) -> int:
-        return self.config.rollout_every
-
-    def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
-        """New rollouts of the policy."""
-        return self.rollouts.roll(
-            source, policy_of(partial(self.sample, state.params["actor"])), self.rollouts.penalised, key
-        )
-
-    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
-        imagined = self.roll(state, source, key)
-        return self.rollouts.add(state, imagined), describe(imagined)
 
     def inconsistency(self, state: TrainState, observations: Tensor, actions: Tensor, key: Tensor) -> Tensor:
         """U(s, a) [B] at observations [B, O] (equation 8): the (unbiased) standard deviation over elites of the mean,
@@ -164,7 +112,7 @@ class MOBILE(SoftActorCritic):
         value = Values((self.critic.head.mean(best_logits) - bonus).amin(0), self.critic.smallest(best_logits).logits)
         return self.critic.td_target(batch, value)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (y - Q_i(s, a))^2, summed over critics i, with y = r - beta U(s, a) + gamma min_j Q'_j(s', a') and U = 0 on
         the data's rows.
         """
@@ -181,5 +129,5 @@ class MOBILE(SoftActorCritic):
         loss, loss_metrics = self.critic.loss(critic, batch, target._replace(value=value), key)
         return loss, {**loss_metrics, **metrics}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

@@ -5,51 +5,41 @@ actor-critic.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState, Tree
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Batch, Dataset, Grid, Metrics, TrainState, Tree, Update
 from offrl.errors import UserError, warn
 from offrl.families.sac import SoftActorCritic
-from offrl.optim import Adam
-from offrl.pretrained import Requirement
 from offrl.registry import register
-from offrl.settings.field import setting
-from offrl.world_models import model_rollouts
-from offrl.world_models.model import Outcome, required
-from offrl.world_models.model_rollouts import ModelBasedSettings, ModelRollouts, ModelSampler, ModelSource, policy_of
-from offrl.world_models.rollout import Imagined, describe
+from offrl.settings.field import defaults, setting
+from offrl.world_models.model import Outcome
+from offrl.world_models.model_rollouts import (
+    LearnsInModel,
+    ModelBasedSettings,
+    ModelSource,
+)
+from offrl.world_models.rollout import Imagined
 from offrl.world_models.uncertainty import measure, names, on_data
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 
 @dataclass
+@defaults(
+    learning_rate=1e-4,
+    hidden=[256, 256, 256],
+    init="fixed_bias",
+    critics=10,
+    real_share=0.01,
+    uncertainty="disagreement",
+)
 class MOReLConfig(ModelBasedSettings):
     """Settings of MOReL; the learner's defaults are unifloral's (10 critics), the threshold is the paper's kind."""
 
     name: str = "morel"
-    learning_rate: float = setting(1e-4, "Adam's learning rate", low=0.0)
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    init: str = setting(
-        "fixed_bias",
-        "initial weights: torch (uniform), orthogonal, fixed_bias (as EDAC and ReBRAC), small_head (as CQL)",
-        choices=("torch", "orthogonal", "fixed_bias", "small_head"),
-    )
-    critics: int = setting(10, "how many critics; targets take the smallest of their values", low=1)
-    real_share: float = setting(
-        0.01, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True
-    )
-    uncertainty: str = setting("disagreement", "how uncertain the model is of a step", choices=("none", *names()))
     threshold: str = setting(
         "deviations",
         "a step is unknown where its uncertainty is above: deviations (the mean of the data's rows and threshold_scale "
@@ -70,7 +60,7 @@ SCALES = {"deviations": 3.0, "quantile": 0.95, "maximum": 1.0}
 
 
 @register("algo", "morel")
-class MOReL(SoftActorCritic):
+class MOReL(LearnsInModel, SoftActorCritic):
     """Rollouts end in HALT, with a large negative reward, where the model does not know (definition 3, the pessimistic
     MDP).
 
@@ -78,18 +68,12 @@ class MOReL(SoftActorCritic):
     rewards."""
 
     Config = MOReLConfig
-    traits = dataclasses.replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
 
     @classmethod
-    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        return {"world_model": required({"members": config.algo.members})}
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """`config` with HALT's reward inside the bins' range, where that is found from the data. Warns of a HALT that
         would pay.
         """
-        model_rollouts.check(config, grid)
         result, values = super().fit_config(config, dataset, grid), grid or {}
         minimum, mean = (
             float(x) for x in (dataset.columns["rewards"].min(), dataset.columns["rewards"].float().mean())
@@ -110,24 +94,7 @@ class MOReL(SoftActorCritic):
         low, high = result.value_range
         return dataclasses.replace(result, value_range=[min(low, *rewards), max(high, *rewards)])
 
-    def modules(self) -> dict[str, nn.Module]:
-        self.rollouts = ModelRollouts(self.config, self.spec)
-        return super().modules()
-
-    def optimizer(self, name: str) -> Adam:
-        return self.rollouts.optimizer(name, super().optimizer(name))
-
-    def sampler(self) -> ModelSampler:
-        return ModelSampler(self.rollouts, self.pretrained, self.uncertainties)
-
-    def buffers(self) -> Tree:
-        return self.rollouts.buffers()
-
-    @property
-    def every(self) -> int:
-        return self.config.rollout_every
-
-    def uncertainties(self, source: ModelSource, dataset: Dataset) -> Tree:
+    def derived(self, source: ModelSource, dataset: Dataset) -> Tree:
         """The uncertainty of each of the data's rows, in order, and the smallest reward of those rows."""
         c = self.config
         if c.uncertainty == "none":
@@ -160,31 +127,21 @@ class MOReL(SoftActorCritic):
         index = position.floor().long()
         return torch.lerp(values[index], values[(index + 1).clamp(max=len(values) - 1)], position - index)
 
-    def halted(self, source: ModelSource, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
+    def judged(self, source: ModelSource, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
         """Rewards [B] and terminations [B] of the pessimistic MDP (definition 3): an unknown step ends in HALT and
         earns its reward.
         """
         c = self.config
-        rewards, terminations = self.rollouts.penalised(outcome, uncertainty)
+        rewards, terminations = super().judged(source, outcome, uncertainty)
         unknown = uncertainty > self.limit(source)
         halt_reward = source.extra["lowest"] - c.halt_offset if c.halt_reward is None else c.halt_reward
         return torch.where(unknown, halt_reward, rewards), terminations | unknown
-
-    def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
-        """New rollouts of the policy, in the pessimistic MDP."""
-        return self.rollouts.roll(
-            source, policy_of(partial(self.sample, state.params["actor"])), partial(self.halted, source), key
-        )
 
     def describe(self, source: ModelSource, imagined: Imagined) -> Metrics:
         """Metrics of rollouts, with the share of them that ended in HALT."""
         unknown = (imagined.valid & (imagined.uncertainty > self.limit(source))).any(0).float()
         share = unknown.sum() / imagined.valid[0].float().sum().clamp(min=1.0)
-        return {**describe(imagined), "rollout/halted": share, "rollout/limit": self.limit(source)}
+        return {**super().describe(source, imagined), "rollout/halted": share, "rollout/limit": self.limit(source)}
 
-    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
-        imagined = self.roll(state, source, key)
-        return self.rollouts.add(state, imagined), self.describe(source, imagined)
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

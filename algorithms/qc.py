@@ -5,32 +5,34 @@ single actions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, merged
-from offrl.data.dataset import Dataset
+from offrl.algorithm import (
+    Algorithm,
+    Batch,
+    Dataset,
+    Loss,
+    Params,
+    Requirement,
+    TrainConfig,
+    TrainState,
+    Traits,
+    Update,
+)
 from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler, valid_mean
-from offrl.data.samplers.transitions import Batch
 from offrl.families import critics
-from offrl.families.critics import Critic, Values, fit_value_range
+from offrl.families.critics import Critic, Values, WithCritic
 from offrl.families.generative.best_of_n import noise_of
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
 from offrl.families.generative.cost import check_cost
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
-from offrl.optim import Adam, Params
-from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 
 @dataclass
@@ -66,8 +68,24 @@ class QCConfig(FlowSettings):
     greedy: str = greedy_field()
 
 
+class QCActor(ChunkActor):
+    """The one-step policy, or the best of the flow's chunks; noise is drawn for each chunk unless `greedy` is zero."""
+
+    algorithm: QC
+
+    @property
+    def length(self) -> int:
+        return self.algorithm.together
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        algorithm, c = self.algorithm, self.algorithm.config
+        still = not explore and c.greedy == "zero"
+        count = 1 if still else c.acting_candidates or c.candidates
+        return algorithm.decide(self.state, observations, key, count, still=still).unflatten(1, (self.length, -1))
+
+
 @register("algo", "qc")
-class QC(Algorithm):
+class QC(WithCritic, Algorithm):
     """TD over h steps with chunks of h actions as single actions of D = h A numbers, and a flow that clones the data's
     chunks.
 
@@ -77,16 +95,13 @@ class QC(Algorithm):
 
     Config = QCConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",), n_step=False)
+    actor_class = QCActor
 
     @classmethod
     def traits_for(cls, config: Any) -> Traits:
         acts = ("actor",) if config.actor == "distil" else ("flow", "critic")
         single = config.length == 1 or not config.chunked  # else Q is of chunks, and no single action has one
         return dataclasses.replace(cls.traits, policy_modules=acts, critic_modules=("critic",) if single else ())
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return fit_value_range(config, dataset, grid)
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -105,9 +120,6 @@ class QC(Algorithm):
 
     def sampler(self) -> ChunkSampler:
         return ChunkSampler(self.config.length)
-
-    def optimizer(self, name: str) -> Adam:
-        return critics.optimizer(self.config, name)
 
     def decisions(self, batch: Batch) -> Batch:
         """The batch with what was decided as actions [B, D]: the data's chunks, or the first action of each."""
@@ -144,7 +156,7 @@ class QC(Algorithm):
             self.critic.logits(self.critic.target_critics(state, key), s, chunk), c.pessimism, c.rho
         )
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E w (sum_k gamma^k r_k + gamma^m Q'(s_m, a') - Q_i(s, a))^2, the mean over critics i (equation 6); w = 0
         where a time-out cut the window (short=drop), else 1."""
         target = self.critic.td_target(batch, self.next_value(state, batch, key))
@@ -156,14 +168,14 @@ class QC(Algorithm):
         loss, metrics = self.critic.loss(critic, self.decisions(batch), target, key, objective=objective)
         return loss, {**metrics, "critic/whole": batch[WHOLE].mean()}
 
-    def flow_loss(self, field: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def flow_loss(self, field: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |v(s, x_t, t) - (a - z)|^2 / D over the steps that there are, x_t = (1 - t) z + t a (equation 5)."""
         observations, chunks = batch["observations"], self.decisions(batch)["actions"]
         error = flow.matching(lambda x, t: self.apply("flow", field, observations, x, t), chunks, key)
         loss = valid_mean(error.unflatten(1, (self.together, -1)), batch[VALID][:, : self.together])
         return loss, {"flow/loss": loss}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E [alpha |mu(s, z) - flow(s, z)|^2 / D - Q(s, mu(s, z))], Q the critics' mean; Q sees actions cut to the
         range (equation 9).
         """
@@ -178,35 +190,15 @@ class QC(Algorithm):
         metrics = {"actor/loss": loss, "actor/distillation": distillation, "actor/q": q.mean()}
         return loss, {**metrics, "actor/clipped": (chunk.detach().abs() > 1.0).float().mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
-        critic, metrics = self.descend(state, "critic", self.critic_loss, batch, keys[0])
-        field, flow_metrics = self.descend(state, "flow", self.flow_loss, batch, keys[1])
-        parts, metrics = [critic, field], {**metrics, **flow_metrics}
+        steps = [
+            self.descend(state, "critic", self.critic_loss, batch, keys[0]),
+            self.descend(state, "flow", self.flow_loss, batch, keys[1]),
+        ]
         if self.config.actor == "distil":
-            actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, keys[2])
-            parts, metrics = [*parts, actor], {**metrics, **actor_metrics}
-        target = self.polyak(state, "critic", self.config.polyak).target
-        return self.critic.regularised(merged(state, *parts))._replace(target=target), metrics
-
-    def actor(self, state: TrainState) -> Actor:
-        return QCActor(self, state)
+            steps.append(self.descend(state, "actor", self.actor_loss, batch, keys[2]))
+        return self.simultaneous(state, *steps)
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
         return self.critic.q(state.params["critic"], observations, actions).mean(0) if self.together == 1 else None
-
-
-class QCActor(ChunkActor):
-    """The one-step policy, or the best of the flow's chunks; noise is drawn for each chunk unless `greedy` is zero."""
-
-    algorithm: QC
-
-    @property
-    def length(self) -> int:
-        return self.algorithm.together
-
-    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
-        algorithm, c = self.algorithm, self.algorithm.config
-        still = not explore and c.greedy == "zero"
-        count = 1 if still else c.acting_candidates or c.candidates
-        return algorithm.decide(self.state, observations, key, count, still=still).unflatten(1, (self.length, -1))

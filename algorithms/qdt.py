@@ -5,31 +5,24 @@ relabelled.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Batch, Dataset, Loss, Params, Sampler, TrainConfig, TrainState
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, drawn_episodes
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return, recorded, round_digits
+from offrl.families.return_conditioned import TargetReturnSettings, recorded, round_digits
 from offrl.families.sequence import SequenceModel, SequenceSettings, TargetReturnActor, masked_mean
 from offrl.families.teacher import TeacherSettings, check_critics, observation_rows, v_of_policy, values_requirement
-from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 
 @dataclass
@@ -73,6 +66,7 @@ class QDT(SequenceModel):
     """
 
     Config = QDTConfig
+    actor_class = TargetReturnActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -95,22 +89,6 @@ class QDT(SequenceModel):
             config = dataclasses.replace(config, algo=dataclasses.replace(c, target_return=round_digits(best)))
         return config
 
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return fit_target_return(super().fit_config(config, dataset, grid), dataset)
-
-    def sizes(self) -> dict[str, int]:
-        return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
-
-    def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        """DT's (R_1, s_1, a_1, ..., R_K, s_K, a_K)."""
-        returns = batch[RETURNS] / self.config.return_scale
-        return {
-            "return": returns.unsqueeze(-1),
-            "observation": batch["observations"],
-            "action": self.spec.encode(batch["actions"]),
-        }
-
     def sampler(self) -> Sampler:
         return dataclasses.replace(super().sampler(), made=self.relabelled)  # type: ignore[type-var]
 
@@ -118,7 +96,7 @@ class QDT(SequenceModel):
         """The relabelled returns to go of every row."""
         return {RETURNS: relabelled_returns(self.pretrained["values"], dataset, self.config.samples)}
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), DT's loss on the returns of `relabel`
         (section 4).
         """
@@ -140,12 +118,6 @@ class QDT(SequenceModel):
         valid = valid & (position <= last)
         returns = rewards.flip(-1).cumsum(-1).flip(-1) + final
         return {**batch, VALID: valid, RETURNS: torch.where(valid, returns, 0.0)}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
-
-    def actor(self, state: TrainState) -> Actor:
-        return TargetReturnActor(self, state)
 
 
 def check_values(run: Pretrained) -> None:

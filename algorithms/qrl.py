@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update
 from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
-from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.goal_conditioned import (
     GoalConditioned,
@@ -22,23 +21,18 @@ from offrl.families.goal_conditioned import (
     make_net,
 )
 from offrl.nn.representations.quasimetric import QUASIMETRICS, Quasimetric, QuasimetricModel
-from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
+
+SPREAD_SCALE = 100.0  # beta: distances beyond about `spread` times this are pushed no further
 
 
 @dataclass
+@defaults(value_current=0.0, value_trajectory=0.0, value_random=1.0)
 class QRLConfig(GoalValueSettings):
     """Settings of QRL; the defaults are OGBench's for antmaze. It uses no discount factor and no target networks."""
 
     name: str = "qrl"
-    value_current: float = setting(
-        0.0, "share of the values' goals that are the present state", low=0.0, high=1.0, shared=True
-    )
-    value_trajectory: float = setting(
-        0.0, "share that are later states of the trajectory", low=0.0, high=1.0, shared=True
-    )
-    value_random: float = setting(1.0, "share that are any states of the data", low=0.0, high=1.0, shared=True)
     quasimetric: str = setting(
         "iqe", "iqe: interval quasimetric embeddings; mrn: metric residual networks", choices=QUASIMETRICS
     )
@@ -47,9 +41,6 @@ class QRLConfig(GoalValueSettings):
         0.05, "epsilon: how much the mean square excess of one step's distance over 1 may be", low=0.0
     )
     spread: float = setting(5.0, "offset of the softplus that pushes states apart", low=0.0)
-    spread_scale: float = setting(
-        100.0, "beta: distances beyond about spread times this are pushed no further", low=1e-6
-    )
     learner: str = learner_field()
     bc_weight: float = setting(
         0.003, "ddpg_bc: weight of imitation (pointmaze 0.0003, humanoidmaze 0.001, manipulation 0.3)", low=0.0
@@ -94,7 +85,7 @@ class QRL(GoalConditioned):
         x, y = (self.apply("value", value, "encode", z.flatten(1)) for z in (observations, goals))
         return self.apply("value", value, "between", x, y)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """beta E softplus(spread - d(s, g) / beta) + lambda (E relu(d(s, s') - 1)^2 - slack), which lambda maximises;
         and for the latent dynamics T, E (d(T(s, a), s') + d(s', T(s, a))) / 2."""
         c = self.config
@@ -106,7 +97,7 @@ class QRL(GoalConditioned):
             self.apply("value", value, "between", x, goal),
             self.apply("value", value, "between", x, next_x),
         )
-        repulsion = c.spread_scale * F.softplus(c.spread - distance / c.spread_scale).mean()
+        repulsion = SPREAD_SCALE * F.softplus(c.spread - distance / SPREAD_SCALE).mean()
         excess = (step - 1.0).clamp(min=0.0).square().mean()
         multiplier = self.apply("value", value, "multiplier")
         loss = repulsion + multiplier.detach() * excess + multiplier * (c.slack - excess.detach())
@@ -140,7 +131,7 @@ class QRL(GoalConditioned):
             value, batch["next_observations"], goals
         )
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """ddpg_bc: E d(T(s, pi(s, g)), g) / E |d| - bc_weight E log pi(a | s, g);
         awr: -E min(exp(temperature (d(s, g) - d(s', g))), 100) log pi(a | s, g)."""
         dist, log_prob = self.imitation(actor, batch)
@@ -149,7 +140,7 @@ class QRL(GoalConditioned):
         q = self.q(state, batch["observations"], batch[ACTOR_GOALS], self.policy.mode(dist))
         return ddpg_bc_loss(q, log_prob, self.config.bc_weight)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, actor = self.descend(state, "actor", self.actor_loss, batch)
         state, value = self.descend(state, "value", self.value_loss, batch)
         return state, {**value, **actor}

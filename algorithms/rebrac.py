@@ -9,33 +9,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, TrainState, merged
-from offrl.data.samplers.transitions import Batch, TransitionSampler
-from offrl.families.critics import Critic, Values, epsilon_field
+from offrl.algorithm import Batch, Loss, Params, TrainState, TransitionSampler, Update, merged
+from offrl.families.critics import Critic, Values
 from offrl.families.td3 import TD3, TD3Settings
 from offrl.nn import Deterministic
-from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
+@defaults(
+    learning_rate=1e-3,
+    batch_size=1024,
+    hidden=[256, 256, 256],
+    layer_norm=True,
+    layer_norm_epsilon=1e-6,
+    init="fixed_bias",
+)
 class ReBRACConfig(TD3Settings):
     """Settings of ReBRAC; the defaults are the authors' for D4RL's locomotion tasks, where the two penalties differ
     between datasets.
     """
 
     name: str = "rebrac"
-    learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
-    batch_size: int = setting(1024, "transitions in a batch", low=1)
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the critics (and of V)")
-    layer_norm_epsilon: float = epsilon_field(1e-6)
-    init: str = setting(
-        "fixed_bias",
-        "initial weights: fixed_bias (as published), torch (uniform), orthogonal, small_head, xavier (as OGBench)",
-        choices=("fixed_bias", "torch", "orthogonal", "small_head", "xavier"),
-    )
     actor_layer_norm: bool = setting(False, "LayerNorm after each hidden layer of the actor")
     actor_bc: float = setting(
         0.01, "weight of the actor's squared distance from the data's action (ReBRAC's beta_1)", low=0.0
@@ -76,7 +72,7 @@ class ReBRAC(TD3):
     def sampler(self) -> TransitionSampler:
         return TransitionSampler(("next_actions",), self.config.n_step)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         if self.config.update_order == "sequential":
             return super().update(state, batch, key, phase=phase)
         critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, key)
@@ -96,7 +92,7 @@ class ReBRAC(TD3):
         )
         return state._replace(params={**state.params, "actor": params}, opt={**state.opt, "actor": opt})
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma (min_j Q'_j(s', a') - beta_2 |a' - a'_data|^2) - Q_i(s, a))^2, summed over critics i (equation
         3); in OGBench's order their mean."""
         next_action = self.next_action(state, batch, key)
@@ -106,7 +102,7 @@ class ReBRAC(TD3):
         objective = self.critic.mean_objective if self.config.update_order == "simultaneous" else None
         return self.critic.loss(critic, batch, target, key, objective=objective)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """E [beta_1 |pi(s) - a|^2 - lambda min_i Q_i(s, pi(s)) / E |min_i Q_i|], with lambda = `actor_q`."""
         c = self.config
         (action,) = self.apply("actor", actor, batch["observations"])

@@ -5,28 +5,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offrl import losses, rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.algorithm import Batch, Dataset, Grid, Loss, Params, Sampler, TrainState, Update
 from offrl.data.transforms.demonstrations import ExpertSampler
 from offrl.families import in_sample
-from offrl.families.critics import Critic, Target, Value
-from offrl.families.in_sample import SteepValueSettings
-from offrl.optim import Adam, Params
+from offrl.families.critics import Target
+from offrl.families.in_sample import SteepValue, SteepValueSettings
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
+
+EXPERT_Q = "expert_q"  # of the target critics at the expert's actions [B]
 
 
 @dataclass
+@defaults(huber_delta=0.0)
 class ReCOILConfig(SteepValueSettings):
     """Settings of ReCOIL; the defaults are the authors' for D4RL's locomotion tasks. `dataset.expert` says which rows
     are the expert's.
@@ -38,12 +36,6 @@ class ReCOILConfig(SteepValueSettings):
         5.0,
         "reverse_kl: V is this times log E[exp(Q / this)] over the data's actions; to be raised where Q diverges",
         low=1e-3,
-    )
-    huber_delta: float = setting(
-        0.0,
-        "scalar value head: the critics' squared errors grow linearly beyond this; 0: never",
-        low=0.0,
-        structural=True,
     )
     implicit_maximum: str = setting(
         "reverse_kl",
@@ -63,7 +55,7 @@ class ReCOILConfig(SteepValueSettings):
 
 
 @register("algo", "recoil")
-class ReCOIL(Algorithm):
+class ReCOIL(SteepValue):
     """Q is pulled to `value_gap` on the expert's transitions and falls, by Bellman's equation, away from them; V and
     the policy as in XQL.
 
@@ -71,10 +63,10 @@ class ReCOIL(Algorithm):
     and the policy."""
 
     Config = ReCOILConfig
-    traits = Traits(targets=("critic",), critic_modules=("critic",), n_step=False)
+    traits = dataclasses.replace(SteepValue.traits, n_step=False)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """Bins, where the value head has any, cover all targets: the data's rewards say nothing of them."""
         if config.value_head == "scalar" or config.value_range:
             return config
@@ -86,39 +78,26 @@ class ReCOIL(Algorithm):
         )  # the cost of staying away from the expert for ever
         return dataclasses.replace(config, value_range=[-1.1 * max(gap, absence_cost), 1.1 * gap])
 
-    def modules(self) -> dict[str, nn.Module]:
-        self.value = Value(
-            self.config, self.spec, layer_norm=self.config.value_layer_norm, norm_first=True
-        )  # as the authors' code
-        actor = in_sample.make_actor(self.config, self.spec)
-        self.critic = Critic(self.config, self.spec)
-        return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
-
-    def optimizer(self, name: str) -> Adam:
-        return in_sample.optimizer(self.config, name)
-
     def sampler(self) -> Sampler:
         return ExpertSampler()
 
-    def value_loss(
-        self, value: Params, state: TrainState, batch: Batch, q: Tensor, expert_q: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> Loss:
         """V as the largest Q of the data: Gumbel regression, or an expectile and expert_weight (E_data V - E_expert V).
 
-        q, expert_q: at the data's actions and at the expert's. Gumbel regression is divided by the largest exponential
+        q: at the data's actions. Gumbel regression is divided by the largest exponential
         of both (the authors' code), which makes batches that fall short of the expert count less.
         """
         c, v = self.config, self.value(value, batch["observations"]).mean
         expert_v = self.value(value, batch["expert_observations"]).mean
         if c.implicit_maximum == "reverse_kl":
-            rows = losses.gumbel(q - v, c.gumbel_temperature, c.gumbel_clip, scale_rows=expert_q - expert_v)
+            rows = losses.gumbel(q - v, c.gumbel_temperature, c.gumbel_clip, scale_rows=batch[EXPERT_Q] - expert_v)
             return rows.mean(), in_sample.value_metrics(rows, q, v)
         rows = losses.expectile(q - v, c.expectile)
         gap = v.mean() - expert_v.mean()
         loss = rows.mean() + c.expert_weight * gap
         return loss, {**in_sample.value_metrics(rows, q, v), "value/loss": loss}
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """Mean error on the data plus mean error on the expert's transitions (fixed targets as in LS-IQ, arXiv
         2303.00599).
         """
@@ -138,35 +117,7 @@ class ReCOIL(Algorithm):
             "critic/expert_q": expert_metrics["critic/q"],
         }
 
-    def actor_loss(
-        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
-        """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
-        advantage = q - self.value(state.params["value"], batch["observations"]).mean
-        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
-        dist = self.apply("actor", actor, batch["observations"], key)
-        loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
-        return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        target_critics = self.critic.target_critics(state, key)
-        value: Metrics = {}
-        q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean
-        expert_q = self.critic.min_q(target_critics, batch["expert_observations"], batch["expert_actions"]).mean
-        for i in range(self.config.value_updates):
-            inputs = in_sample.value_batch(
-                self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i)
-            )
-            opt_state = state.opt["value"]
-            state, value = self.descend(state, "value", self.value_loss, *inputs, expert_q)
-            value["value/gradient"] = in_sample.gradient_norm(opt_state, state.opt["value"], self.optimizer("value"))
-        state, actor = self.descend(state, "actor", self.actor_loss, batch, q, key)
-        state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
-        state = self.critic.regularised(state)
-        return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
-
-    def actor(self, state: TrainState) -> Actor:
-        return in_sample.actor_of(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        critics = self.critic.target_critics(state, key)
+        expert_q = self.critic.min_q(critics, batch["expert_observations"], batch["expert_actions"]).mean
+        return super().update(state, {**batch, EXPERT_Q: expert_q}, key, phase=phase)

@@ -9,14 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState, Traits
+from offrl.algorithm import Actor, Batch, Loss, Params, Sampler, TrainState, Traits, Update
 from offrl.data.samplers.goals import ACTOR_GOALS, GoalSampler, Mix
 from offrl.data.samplers.sequences import RETURNS, STEPS
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.families.goal_conditioned import GoalActor, concatenate
 from offrl.families.return_conditioned import OutcomeConditioned, OutcomeSettings
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -62,7 +59,7 @@ class RvS(OutcomeConditioned):
     def actor(self, state: TrainState) -> Actor:
         return GoalActor(self, state) if self.config.condition == "goal" else super().actor(state)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """-E log pi(a | s, w), w the outcome of (s, a) in the data: the return to go, its average over the steps left
         (RvS-R), or a later state (RvS-G)."""
         if self.config.condition == "goal":
@@ -72,7 +69,7 @@ class RvS(OutcomeConditioned):
         loss = self.policy.bc_loss(self.apply("actor", actor, x, key), batch["actions"]).mean()
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         if self.config.condition != "goal":
             batch = {name: column[:, 0] for name, column in batch.items()}  # windows of one step
         return self.descend(state, "actor", self.actor_loss, batch, key)

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Algorithm, Batch, Dataset, Loss, Params, Sampler, TrainState, Traits, Update
 from offrl.data.samplers.sequences import VALID, SequenceSampler
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.nn import Linear, make_policy
 from offrl.nn.policies import Policy
 from offrl.nn.recurrent import GRU
 from offrl.nn.representations.latent import Latent, bounded, draw, gaussian_kl, standard
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -98,7 +95,7 @@ class Skills(Algorithm):
         index = (torch.arange(self.config.skill_length, device=z.device) == step).to(z.dtype).expand(*z.shape[:-1], -1)
         return self.apply("skills", skills, "decode", observations, z, index)
 
-    def skills_loss(self, skills: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def skills_loss(self, skills: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |a - mean|^2 / 2 (discrete: cross-entropy) + kl_weight KL(q || N(0, I)) - log p(z | s), z drawn from q and
         constant in p.
         """
@@ -122,7 +119,7 @@ class Skills(Algorithm):
             return self.policy.bc_loss(dist, actions)
         return 0.5 * (dist[0] - actions).square().mean(-1)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "skills", self.skills_loss, batch, key)
 
     @torch.no_grad()

@@ -12,13 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Adam, Algorithm, Batch, Dataset, Loss, Params, Sampler, TrainState, Traits, Update
 from offrl.data.samplers.histories import HistorySampler
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.nn import Linear
 from offrl.nn.recurrent import GRU
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -127,13 +124,13 @@ class TaskModel(Algorithm):
         past = self.spec.encode(batch["past_actions"]) * batch["past_valid"].unsqueeze(-1)
         return {**batch, "actions": self.spec.encode(batch["actions"]), "past_actions": past}
 
-    def model_loss(self, model: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def model_loss(self, model: Params, state: TrainState, batch: Batch) -> Loss:
         """E (r - R(s, a, s', z))^2, E |s' - P(s, a, z)|^2, or their sum, z the encoding of the h transitions before."""
         _, squared, _ = self.errors(model, self.encoded(batch))
         loss = squared.mean()
         return loss, {"model/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "model", self.model_loss, batch)
 
     @torch.no_grad()

@@ -7,32 +7,29 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers.transitions import Batch, TransitionSampler
-from offrl.families.critics import Critic, Value, Values, epsilon_field
+from offrl.algorithm import Batch, Loss, Params, TrainState, TransitionSampler, Update
+from offrl.families.critics import Critic, Value, Values
+from offrl.families.in_sample import expectile_loss
 from offrl.families.td3 import TD3, TD3Settings
 from offrl.nn import Deterministic
-from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
+@defaults(
+    learning_rate=1e-3,
+    batch_size=1024,
+    hidden=[256, 256, 256],
+    layer_norm=True,
+    layer_norm_epsilon=1e-6,
+    init="fixed_bias",
+)
 class TD3AWRConfig(TD3Settings):
     """Settings of TD3-AWR. The authors search per task: actor_bc from 0.0005 to 1, critic_bc from 0 to 0.1, expectiles
     of 0.5, 0.7 and 0.9, temperatures of 0.5, 3 and 10. The defaults lie in between."""
 
     name: str = "td3_awr"
-    learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
-    batch_size: int = setting(1024, "transitions in a batch", low=1)
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the critics (and of V)")
-    layer_norm_epsilon: float = epsilon_field(1e-6)
-    init: str = setting(
-        "fixed_bias",
-        "initial weights: fixed_bias (as published), torch (uniform), orthogonal, small_head",
-        choices=("fixed_bias", "torch", "orthogonal", "small_head"),
-    )
     actor_layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the actor")
     actor_bc: float = setting(
         0.01, "weight of the actor's squared distance from the data's action (ReBRAC's beta_1)", low=0.0
@@ -69,7 +66,7 @@ class TD3AWR(TD3):
     def sampler(self) -> TransitionSampler:
         return TransitionSampler(("next_actions",), self.config.n_step)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma (min_j Q'_j(s', a') - beta_2 |a' - a'_data|^2) - Q_i(s, a))^2, summed over critics i."""
         next_action = self.next_action(state, batch, key)
         next_q, logits = self.next_q(state, batch, next_action, key)
@@ -77,14 +74,12 @@ class TD3AWR(TD3):
         target = self.critic.td_target(batch, Values(next_q - self.config.critic_bc * distance, logits))
         return self.critic.loss(critic, batch, target, key)
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2, Q the smallest of the online critics (IQL's expectile regression)."""
         q = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"])
-        v = self.value(value, batch["observations"])
-        loss = (losses.expectile_weight(q.mean - v.mean, self.config.expectile) * self.value.objective(v, q)).mean()
-        return loss, {"value/loss": loss, "value/v": v.mean.mean()}
+        return expectile_loss(self.value, value, batch, q, self.config.expectile)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """E [beta_1 w |pi(s) - a|^2 - lambda min_i Q_i(s, pi(s)) / E |min_i Q_i|], with w = min(exp(beta (Q(s, a) -
         V(s))), cap).
         """
@@ -101,7 +96,7 @@ class TD3AWR(TD3):
         metrics = {"actor/loss": loss, "actor/bc": distance.mean(), "actor/q": q.mean()}
         return loss, {**metrics, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
         if phase == 0:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers.transitions import Batch
-from offrl.families.td3 import TD3, TD3Settings, imitating_loss
-from offrl.optim import Params
+from offrl.algorithm import Batch, Loss, Params, TrainState
+from offrl.families.td3 import TD3, TD3Settings
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -28,6 +24,11 @@ class TD3BC(TD3):
 
     Config = TD3BCConfig
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))| (section 5)."""
-        return imitating_loss(self, actor, state, batch)
+        (action,) = self.apply("actor", actor, batch["observations"])
+        q = self.first_q(state, batch["observations"], action)
+        scale = self.config.alpha / q.detach().abs().mean()
+        imitation = (action - batch["actions"]).square().mean()
+        loss = imitation - scale * q.mean()
+        return loss, {"actor/loss": loss, "actor/bc": imitation, "actor/q": q.mean()}

@@ -7,17 +7,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from offrl import losses, registry
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState, Tree
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Batch, Carry, Dataset, Loss, Params, Sampler, TrainConfig, TrainState, Tree
 from offrl.data.samplers.sequences import STEPS, VALID
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.families.critics import Value
 from offrl.families.return_conditioned import round_digits
@@ -30,13 +27,9 @@ from offrl.families.teacher import (
     q_of_data,
     values_requirement,
 )
-from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 PROMPTS, ADVANTAGES = "prompts", "advantages"
 
@@ -64,6 +57,22 @@ class VADTConfig(TeacherSettings, SequenceSettings):
     value_learning_rate: float = setting(3e-4, "the same IQL's learning rate", low=0.0, shared=True)
 
 
+class VADTActor(SequenceActor):
+    """Policy prompted with V(s)."""
+
+    algorithm: VADT
+
+    def start(self, episodes: int) -> Carry:
+        carry = super().start(episodes)
+        return dataclasses.replace(carry, window={**carry.window, PROMPTS: torch.zeros(episodes, 0)})
+
+    def current_step(self, carry: History, observations: Tensor) -> Batch:
+        return {
+            **super().current_step(carry, observations),
+            PROMPTS: self.algorithm.teacher.value(self.state.extra["value"], observations).mean,
+        }
+
+
 @register("algo", "vadt")
 class VADT(SequenceModel):
     """A high level sets a value to reach, Q(s, a) of the data while it learns and V(s) when it acts; a transformer
@@ -74,6 +83,7 @@ class VADT(SequenceModel):
     """
 
     Config = VADTConfig
+    actor_class = VADTActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -141,33 +151,11 @@ class VADT(SequenceModel):
         """min(exp(temperature (Q - V)), cap) of each step, [B, K]."""
         return losses.advantage_weight(batch[ADVANTAGES], self.config.temperature, self.config.max_weight)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E weight(Q - V) |a_t - pi(Q_1, s_1, a_1, ..., Q_t, s_t)|^2, or times -log pi(a_t | ...) (equation 8)."""
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
         loss = masked_mean(self.weight(batch) * self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
-
-    def actor(self, state: TrainState) -> Actor:
-        return VADTActor(self, state)
-
-
-class VADTActor(SequenceActor):
-    """Policy prompted with V(s)."""
-
-    algorithm: VADT
-
-    def start(self, episodes: int) -> Carry:
-        carry = super().start(episodes)
-        return dataclasses.replace(carry, window={**carry.window, PROMPTS: torch.zeros(episodes, 0)})
-
-    def current_step(self, carry: History, observations: Tensor) -> Batch:
-        return {
-            **super().current_step(carry, observations),
-            PROMPTS: self.algorithm.teacher.value(self.state.extra["value"], observations).mean,
-        }
 
 
 def check_values(run: Pretrained) -> None:

@@ -1,5 +1,5 @@
 """The contract of an algorithm: pure functions of ONE seed. The training step adds the replica axis, speed and
-everything else.
+everything else. The types that its signatures name can be imported from here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,20 +18,22 @@ from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.actor import Actor, BoundParams, MemorylessActor
+from offrl.actor import Carry as Carry
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
 from offrl.nn import call
 from offrl.nn.own.networks import with_own_networks
 from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
-
-if TYPE_CHECKING:
-    from offrl.pretrained import Requirement
-    from offrl.settings.train import TrainConfig
+from offrl.pretrained import Requirement
+from offrl.settings.train import TrainConfig
 
 Metrics = dict[str, Tensor]
+Loss = tuple[Tensor, Metrics]  # [], and what the log tells of it
+LossFn = Callable[..., Loss]
 Tree = Any  # nested dictionaries, lists and tuples of tensors
-LossFn = Callable[..., tuple[Tensor, Metrics]]
+
+Grid = Mapping[str, Sequence[float]] | None  # settings that differ between replicas, with all their values
 
 AnyAlgorithm = TypeVar("AnyAlgorithm", bound="Algorithm")
 
@@ -47,6 +49,13 @@ class TrainState(NamedTuple):
     buffers: Tree
     step: Tensor  # [] int64, updates done
     key: Tensor  # [] int64 random key of the seed
+
+    def with_extra(self, **values: Any) -> TrainState:
+        """The state with other entries in `extra`."""
+        return self._replace(extra={**self.extra, **values})
+
+
+Update = tuple[TrainState, Metrics]  # the state afterwards
 
 
 def stack(states: list[TrainState], device: torch.device | str = "cpu") -> TrainState:
@@ -123,7 +132,7 @@ class Algorithm(ABC):
 
     Config: ClassVar[type]  # a dataclass whose fields are made with `offrl.settings.field.setting`
     traits: Traits = Traits()  # of an instance: those that `traits_for` gives for its settings
-    runtime: Runtime
+    actor_class: ClassVar[type[Actor]] = MemorylessActor  # its policies: the mode, or a sample, of the module "actor"
 
     def __init__(self, config: Any, spec: DataSpec, pretrained: Mapping[str, Any] | None = None) -> None:
         """pretrained: the runs that `requires` names, for training; a policy acts without them, from the tensors in its
@@ -150,7 +159,7 @@ class Algorithm(ABC):
         }  # other processes are handed the states and the source that were made of it
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """`config` completed from the data; called once, before anything is built.
 
         grid: settings that differ between replicas, with all their values; the result has to suit every one of them.
@@ -181,7 +190,7 @@ class Algorithm(ABC):
         """Ordinary modules by name; their initial parameters are the state's."""
 
     @abstractmethod
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         """One update. Pure: returns the new state and scalar metrics; no branch on a tensor, no host copy."""
 
     @property
@@ -189,7 +198,7 @@ class Algorithm(ABC):
         """Updates between two calls of `refresh`, a multiple of `period`; 0: it is never called."""
         return 0
 
-    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> Update:
         """Work before update `step`, a multiple of `every`, and before the first: rollouts, an evaluation on held-out
         data.
 
@@ -205,10 +214,8 @@ class Algorithm(ABC):
         return None
 
     def actor(self, state: TrainState) -> Actor:
-        """The policy with these parameters: by default the mode, or a sample, of the module "actor". state: what acting
-        needs of it.
-        """
-        return MemorylessActor(self, state)
+        """The policy with these parameters. state: what acting needs of it."""
+        return self.actor_class(self, state)
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
         """The algorithm's own estimate of Q(s, a) [B], in the units of the rewards it trains on; None where it has
@@ -272,7 +279,7 @@ class Algorithm(ABC):
         """Module `name` with the given parameters. Gradients flow into `params` only where a loss was handed them."""
         return params.module(*x) if isinstance(params, BoundParams) else call(self.networks[name], params, *x)
 
-    def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
+    def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> Update:
         """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is
         constant.
         """
@@ -294,8 +301,9 @@ class Algorithm(ABC):
         params, opt = self.optimizer(name).update(state.params[name], grads, state.opt[name])
         return state._replace(params={**state.params, name: params}, opt={**state.opt, name: opt}), metrics
 
-    def polyak(self, state: TrainState, name: str, rate: float | Tensor) -> TrainState:
-        """target <- target + rate (online - target)."""
+    def polyak(self, state: TrainState, name: str, rate: float | Tensor | None = None) -> TrainState:
+        """target <- target + rate (online - target). rate: None: the setting `polyak`."""
+        rate = self.config.polyak if rate is None else rate
         target = {k: torch.lerp(v, state.params[name][k], rate) for k, v in state.target[name].items()}
         return state._replace(target={**state.target, name: target})
 

@@ -77,7 +77,7 @@ def algorithm(name: str, known: dict[str, Any]) -> dict[str, Any]:
     ]
     variant = name not in registry.names("algo")
     return {
-        "title": text.splitlines()[0] if text else "",
+        "title": listing.first_sentence(text),
         **({"base": base} if variant else {}),
         "vectorized": kind.traits.vectorized,
         "settings": keys,

@@ -221,30 +221,9 @@ class ModelEnv(gym.Env):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own form
 
     def __init__(
-        self,
-        model: Source,
-        dataset: Dataset | None = None,
-        *,
-        horizon: int | None = None,
-        penalty: float = 0.0,
-        uncertainty: str = "aleatoric",
-        start: str = "data",
-        range_margin: float = 1.0,
-        out_of_range: str = "truncate",
-        seed: int | None = None,
-        device: str = "cpu",
+        self, model: Source, dataset: Dataset | None = None, *, seed: int | None = None, **options: Any
     ) -> None:
-        self.simulator = Simulator(
-            model,
-            dataset,
-            horizon=horizon,
-            penalty=penalty,
-            uncertainty=uncertainty,
-            start=start,
-            range_margin=range_margin,
-            out_of_range=out_of_range,
-            device=device,
-        )
+        self.simulator = Simulator(model, dataset, **options)
         self.observation_space, self.action_space = self.simulator.observation_space, self.simulator.action_space
         self._first_seed = seed
 
@@ -280,27 +259,11 @@ class ModelVectorEnv(gym.vector.VectorEnv):
         *,
         num_envs: int = 16,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
-        horizon: int | None = None,
-        penalty: float = 0.0,
-        uncertainty: str = "aleatoric",
-        start: str = "data",
-        range_margin: float = 1.0,
-        out_of_range: str = "truncate",
         seed: int | None = None,
         device: str = "auto",
+        **options: Any,
     ) -> None:
-        self.simulator = Simulator(
-            model,
-            dataset,
-            num_envs,
-            horizon=horizon,
-            penalty=penalty,
-            uncertainty=uncertainty,
-            start=start,
-            range_margin=range_margin,
-            out_of_range=out_of_range,
-            device=device,
-        )
+        self.simulator = Simulator(model, dataset, num_envs, device=device, **options)
         self.num_envs = num_envs
         self.autoreset_mode = (
             autoreset_mode if isinstance(autoreset_mode, AutoresetMode) else AutoresetMode(autoreset_mode)

@@ -50,7 +50,7 @@ def collect(
     episode leaves the range.
     """
     first = dataset.episode_start
-    observations = dataset.columns["observations"].reshape(len(dataset), -1)[first].float()
+    observations = dataset.flat("observations")[first].float()
     past = model.first_past(observations)
     parts: list[dict[str, Tensor]] = []
     best: dict[str, Tensor] | None = None  # so far, of those that do not beat the data

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -20,15 +20,12 @@ import torch
 from torch import Tensor
 
 from offrl import registry, rng
-from offrl.algorithm import TrainState
+from offrl.algorithm import Dataset, DataSpec, Params, Requirement, TrainState
 from offrl.data.containers.guard import reading
-from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import episode_of
 from offrl.errors import UserError, nearest
 from offrl.nn import call
 from offrl.nn.outline import of_file, outline
-from offrl.optim import Params
-from offrl.pretrained import Requirement
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.system import trust
@@ -51,10 +48,9 @@ class Prediction(NamedTuple):
     reward_std: Tensor  # [E, B]
     ending: Tensor | None = None  # [E, B] logits of a termination, where it is learnt
 
-    def rows(self, rows: Any) -> Prediction:
-        """The predictions for some of the B pairs."""
-        ending = None if self.ending is None else self.ending[:, rows]
-        return Prediction(self.mean[:, rows], self.std[:, rows], self.reward[:, rows], self.reward_std[:, rows], ending)
+    def each(self, change: Callable[[Tensor], Tensor]) -> Prediction:
+        """Every one of its tensors changed in the same way."""
+        return Prediction(*(x if x is None else change(x) for x in self))  # type: ignore[arg-type]
 
 
 class Outcome(NamedTuple):
@@ -163,13 +159,11 @@ class WorldModel:
         """For each of B pairs the prediction of one member [B], as an ensemble of one."""
         index = member.unsqueeze(0)
 
-        def pick(x: Tensor | None) -> Tensor | None:
-            if x is None:
-                return None
+        def pick(x: Tensor) -> Tensor:
             wide = index.reshape(*index.shape, *[1] * (x.ndim - 2)).expand(1, *x.shape[1:])
             return x.gather(0, wide)
 
-        return Prediction(*(pick(x) for x in prediction))  # type: ignore[arg-type]
+        return prediction.each(pick)
 
     def elite(self, tree: Tree, key: Tensor, count: int) -> Tensor:
         """A random elite for each of `count` rows, [count] int64."""
@@ -219,8 +213,8 @@ class WorldModel:
         raw = self.raw(params, tree, x)
         prediction = self.read(tree, raw, observations[order].reshape(count, -1, self.spec.observation_dim))
         back = order[:rows].argsort()
-        flat = [None if p is None else p.reshape(1, -1, *p.shape[2:])[:, :rows][:, back] for p in prediction]
-        return self.outcome(tree, Prediction(*flat), observations, actions, noise_key)  # type: ignore[arg-type]
+        flat = prediction.each(lambda p: p.reshape(1, -1, *p.shape[2:])[:, :rows][:, back])
+        return self.outcome(tree, flat, observations, actions, noise_key)
 
     def settle(
         self,
@@ -475,7 +469,7 @@ def unflatten(tensors: Mapping[str, Tensor]) -> Tree:
 
 def input_table(model: Any, dataset: Dataset, rows: Tensor) -> Tensor:
     """The inputs [R, I] at `rows` of a dataset, with what came before in their episodes."""
-    observations = dataset.columns["observations"].reshape(len(dataset), -1)
+    observations = dataset.flat("observations")
     return model.inputs(observations[rows].float(), dataset.columns["actions"][rows], past_at(model, dataset, rows))
 
 
@@ -483,7 +477,7 @@ def past_at(model: Any, dataset: Dataset, rows: Tensor) -> Tensor:
     """[R, history - 1, O + A]: what came before `rows`; before an episode's start its first observation, with actions
     0.
     """
-    observations, actions = dataset.columns["observations"].reshape(len(dataset), -1), dataset.columns["actions"]
+    observations, actions = dataset.flat("observations"), dataset.columns["actions"]
     episode = episode_of(dataset, rows)
     start = dataset.episode_start.to(rows.device)[episode]
     steps = []

@@ -4,33 +4,43 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Part, TrainState, Tree
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.algorithm import (
+    Dataset,
+    DataSpec,
+    Grid,
+    Metrics,
+    Params,
+    Part,
+    Requirement,
+    TrainConfig,
+    TrainState,
+    Tree,
+    Update,
+)
 from offrl.data.samplers.transitions import Batch, Packed, Transitions, TransitionSampler
 from offrl.errors import UserError
-from offrl.families.sac import SoftSettings
-from offrl.optim import Adam, Params
-from offrl.settings.field import setting
-from offrl.world_models.model import Outcome, past_at
-from offrl.world_models.rollout import CHUNK, Act, Imagined, Judge, branched, careful
+from offrl.families.sac import SoftActorCritic, SoftSettings
+from offrl.settings.field import defaults, setting
+from offrl.world_models.model import Outcome, past_at, required
+from offrl.world_models.rollout import CHUNK, Act, Imagined, Judge, branched, careful, describe
 from offrl.world_models.uncertainty import measure, names, prepare
 
 
 @dataclass
+@defaults(actor_learning_rate=1e-4)
 class ModelBasedSettings(SoftSettings):
     """Settings of model-based actor-critics; the defaults are those of OfflineRL-Kit for D4RL's locomotion tasks."""
 
-    actor_learning_rate: float | None = setting(1e-4, "the actor's, where it is another; null: learning_rate", low=0.0)
     world_model: str = setting(
         "", "a trained model: a run of algo=dynamics, or a file in its models/; empty: one is trained first", place=True
     )
@@ -58,10 +68,6 @@ class ModelBasedSettings(SoftSettings):
     lookahead_penalty: float = setting(
         2.0, "candidates: times the uncertainty, is taken off each reward of those steps", low=0.0
     )
-    lookahead_discount: float = setting(0.97, "candidates: discount factor of those steps", low=0.0, high=1.0)
-    lookahead_uncertainty: str = setting(
-        "ensemble_std", "candidates: how uncertain the model is of those steps", choices=names()
-    )
     sample_dropout: float = setting(
         0.0,
         "of the rollouts from one state, the share with the highest returns that is left out (MBDP)",
@@ -84,14 +90,18 @@ class ModelBasedSettings(SoftSettings):
     decay_steps: int = setting(1_000_000, "length of the schedule in updates", low=1)
 
 
-PENALTY_OF_NOTHING = "algo.penalty={:g} is times an uncertainty, and algo.uncertainty=none: choose one of {}"
+LOOKAHEAD_UNCERTAINTY, LOOKAHEAD_DISCOUNT = "ensemble_std", 0.97  # COPlanner's
 
 
-def check(config: ModelBasedSettings, grid: Mapping[str, Sequence[float]] | None = None) -> None:
+def check(config: ModelBasedSettings, grid: Grid = None) -> None:
     """Raise UserError for settings that would change nothing."""
     values = grid or {}
-    if config.uncertainty == "none" and any(values.get("penalty", [])):
-        raise UserError(PENALTY_OF_NOTHING.format(max(values["penalty"]), ", ".join(names())))
+    penalty = max(values.get("penalty", [config.penalty]))
+    if config.uncertainty == "none" and penalty:
+        raise UserError(
+            f"algo.penalty={penalty:g} is times an uncertainty, and algo.uncertainty=none: choose one of "
+            f"{', '.join(names())}"
+        )
     for share in values.get("sample_dropout", [config.sample_dropout]):
         if 0.0 < share * config.repeats < 1.0:
             raise UserError(
@@ -108,12 +118,7 @@ class ModelSource:
     tree: Tree
     past: Tensor | None  # [R, history - 1, O + A] of the rows that may be drawn, where the model looks back
     starts: Tensor | None  # [R, O] of the same rows
-    extra: Tree = dataclasses.field(default_factory=dict)  # what an algorithm derived from the model and the data
-
-
-def policy_of(sample: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Act:
-    """Rollouts that follow samples of a policy: sample(observations, key) -> actions and their log densities."""
-    return lambda observations, past, key: sample(observations, key)[0]
+    extra: Tree = field(default_factory=dict)  # what an algorithm derived from the model and the data
 
 
 class ModelRollouts(Part):
@@ -136,7 +141,7 @@ class ModelRollouts(Part):
         }
         # where the columns stand in a row of the ring, as in `Packed`; once, for what is compiled cannot read it off
         # the spec
-        self.layout: dict[str, tuple[int, int, tuple[int, ...], torch.dtype]] = {}
+        self.layout: dict[str, Any] = {}
         self.width = 0
         for name, shape in shapes.items():
             self.layout[name] = (self.width, self.width + math.prod(shape), shape, torch.float32)
@@ -152,13 +157,6 @@ class ModelRollouts(Part):
     def real_rows(self) -> int:
         """Rows of a batch that are the data's."""
         return int(self.config.batch_size * self.config.real_share)
-
-    def optimizer(self, name: str, adam: Adam) -> Adam:
-        """`adam` of a module, with the schedule of `actor_schedule` for the actor."""
-        c = self.config
-        if name != "actor" or c.actor_schedule == "constant":
-            return adam
-        return dataclasses.replace(adam, schedule=c.actor_schedule, decay_steps=c.decay_steps)
 
     # ---- the ring
 
@@ -182,10 +180,6 @@ class ModelRollouts(Part):
             "count": (ring["count"] + order[-1]).clamp(max=self.capacity),
         }
 
-    def add(self, state: TrainState, imagined: Imagined) -> TrainState:
-        """The state with new rollouts in its ring."""
-        return state._replace(buffers={**state.buffers, "ring": self.push(state.buffers["ring"], imagined)})
-
     def draw(self, state: TrainState, key: Tensor, count: int) -> Batch:
         """`count` rows of the ring."""
         ring = state.buffers["ring"]
@@ -208,10 +202,6 @@ class ModelRollouts(Part):
         margin = self.config.range_margin * (high - low)
         tree = {**source.tree, "low": low - margin, "high": high + margin}
         return tree if params is None else {**tree, "params": params}
-
-    def penalised(self, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
-        """The rewards [B] less `penalty` times the uncertainty, and the terminations [B]."""
-        return outcome.rewards - self.config.penalty * uncertainty, outcome.terminations
 
     def starts(self, source: ModelSource, key: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """States of the data [count, O], and what came before them."""
@@ -239,7 +229,7 @@ class ModelRollouts(Part):
         def look_ahead(observations: Tensor, past: Tensor, key: Tensor) -> Tensor:
             return careful(
                 source.model, tree, policy, observations, past, c.lookahead, key, candidates=c.candidates,
-                measure=measure(c.lookahead_uncertainty), penalty=c.lookahead_penalty, discount=c.lookahead_discount,
+                measure=measure(LOOKAHEAD_UNCERTAINTY), penalty=c.lookahead_penalty, discount=LOOKAHEAD_DISCOUNT,
             )  # fmt: skip
 
         imagined = branched(
@@ -274,9 +264,7 @@ class ModelSampler:
 
     rollouts: ModelRollouts
     pretrained: Mapping[str, Any]  # "world_model"
-    derive: Callable[[ModelSource, Dataset], Tree] | None = (
-        None  # `ModelSource.extra`, such as a threshold; may raise UserError
-    )
+    derive: Callable[[ModelSource, Dataset], Tree]  # `ModelSource.extra`, such as a threshold; may raise UserError
 
     def prepare(self, dataset: Dataset) -> ModelSource:
         c = self.rollouts.config
@@ -285,9 +273,7 @@ class ModelSampler:
         device = dataset.columns["rewards"].device
         trained = self.pretrained["world_model"].to(device)
         tree = dict(trained.tree)
-        if c.uncertainty == "none" and c.penalty:
-            raise UserError(PENALTY_OF_NOTHING.format(c.penalty, ", ".join(names())))
-        for name in {c.uncertainty} - {"none"} | ({c.lookahead_uncertainty} if c.candidates > 1 else set()):
+        for name in {c.uncertainty} - {"none"} | ({LOOKAHEAD_UNCERTAINTY} if c.candidates > 1 else set()):
             tree = prepare(name, trained.model, tree, dataset)
         if c.model_dropout:
             members = max(1, math.ceil((1.0 - c.model_dropout) * trained.model.members - 1e-9))
@@ -296,10 +282,70 @@ class ModelSampler:
         rows = dataset.transition_rows()
         starts = past = None
         if trained.model.history > 1:
-            starts = dataset.columns["observations"].reshape(len(dataset), -1)[rows]
+            starts = dataset.flat("observations")[rows]
             past = past_at(trained.model, dataset, rows)
         source = ModelSource(TransitionSampler().prepare(dataset), trained.model, tree, past, starts)
-        return source if self.derive is None else dataclasses.replace(source, extra=self.derive(source, dataset))
+        return replace(source, extra=self.derive(source, dataset))
 
     def __call__(self, source: ModelSource, key: Tensor, batch_size: int) -> Batch:
         return TransitionSampler()(source.real, key, self.rollouts.real_rows)
+
+
+class LearnsInModel:
+    """What soft actor-critics share that learn from the data's transitions and rollouts in a model (algorithm 1 of
+    MOPO, arXiv 2005.13239); named before `SoftActorCritic` among a class's parents.
+    """
+
+    config: Any
+    spec: DataSpec
+    pretrained: Any
+    sample: Any
+    traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
+
+    @classmethod
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        return {"world_model": required({"members": config.algo.members})}
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+        check(config, grid)
+        return super().fit_config(config, dataset, grid)  # type: ignore[misc]
+
+    def modules(self) -> dict[str, nn.Module]:
+        self.rollouts = ModelRollouts(self.config, self.spec)
+        return super().modules()  # type: ignore[misc]
+
+    def sampler(self) -> ModelSampler:
+        return ModelSampler(self.rollouts, self.pretrained, self.derived)
+
+    def derived(self, source: ModelSource, dataset: Dataset) -> Tree:
+        """`ModelSource.extra`. Raises UserError for a model that this algorithm cannot use."""
+        return {}
+
+    def buffers(self) -> Tree:
+        return self.rollouts.buffers()
+
+    @property
+    def every(self) -> int:
+        return self.config.rollout_every
+
+    def judged(self, source: ModelSource, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
+        """The rewards [B] and terminations [B] that the agent learns from: less `penalty` times the uncertainty."""
+        return outcome.rewards - self.config.penalty * uncertainty, outcome.terminations
+
+    def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
+        """New rollouts of the policy."""
+        return self.rollouts.roll(source, self.policy_of(state), partial(self.judged, source), key)
+
+    def policy_of(self, state: TrainState) -> Act:
+        """Rollouts that follow samples of the policy."""
+        return lambda observations, past, key: self.sample(state.params["actor"], observations, key)[0]
+
+    def describe(self, source: ModelSource, imagined: Imagined) -> Metrics:
+        """Metrics of rollouts."""
+        return describe(imagined)
+
+    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> Update:
+        imagined = self.roll(state, source, key)
+        ring = self.rollouts.push(state.buffers["ring"], imagined)
+        return state._replace(buffers={**state.buffers, "ring": ring}), self.describe(source, imagined)

@@ -61,12 +61,6 @@ class PlanSettings:
     plan_alpha: float = setting(
         0.1, "cem: share of the old mean and variance that stays in each iteration", low=0.0, high=1.0, acting=True
     )
-    plan_temperature: float = setting(
-        0.5,
-        "mppi: multiplies the return in the exponent of an elite's weight; larger is greedier",
-        low=0.0,
-        acting=True,
-    )
     plan_std_min: float = setting(
         0.05, "mppi: least standard deviation of candidate actions, in units of [-1, 1]", low=0.0, acting=True
     )
@@ -149,7 +143,7 @@ def plan(
     if c.planner == "cem":
         return cem(returns, observations, mean, low, high, key, alpha=c.plan_alpha, **settings)
     settings |= {
-        "temperature": c.plan_temperature,
+        "temperature": 0.5,
         "std_min": c.plan_std_min,
         "std_max": c.plan_std_max,
         "pick": c.plan_action,

@@ -44,17 +44,17 @@ def look(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> tuple[Held, 
     `Prediction`.
     """
     plain = {**tree, "scale": torch.ones_like(tree["scale"])}
-    flat = dataset.columns["observations"].reshape(len(dataset), -1)
+    flat = dataset.flat("observations")
     parts = []
     for chunk in rows.split(CHUNK):
         prediction = model.predict(
             plain, flat[chunk].float(), dataset.columns["actions"][chunk], past_at(model, dataset, chunk)
         )
-        parts.append(Prediction(*(None if x is None else x[tree["elites"]] for x in prediction)))  # type: ignore[arg-type]
+        parts.append(prediction.each(lambda x: x[tree["elites"]]))
     elites = Prediction(*(None if x[0] is None else torch.cat(x, 1) for x in zip(*parts, strict=True)))  # type: ignore[arg-type]
     mean = torch.cat([elites.mean, elites.reward.unsqueeze(-1)], -1)
     std = torch.cat([elites.std, elites.reward_std.unsqueeze(-1)], -1)
-    following = dataset.columns["next_observations"].reshape(len(dataset), -1)[rows].float()
+    following = dataset.flat("next_observations")[rows].float()
     target = torch.cat([following, dataset.columns["rewards"][rows].unsqueeze(-1)], -1)
     return Held(mean, std, target, flat[rows].float()), elites
 
@@ -235,7 +235,7 @@ def many_steps(model: Any, tree: Tree, dataset: Dataset, allowed: Tensor) -> dic
     starts, horizon = starts_of(dataset, allowed)
     if not horizon:
         return None
-    columns = {n: dataset.columns[n].reshape(len(dataset), -1) for n in ("observations", "next_observations")}
+    columns = {n: dataset.flat(n) for n in ("observations", "next_observations")}
     deviation = columns["observations"].float().std(0, unbiased=False)
     unit = torch.where(deviation < 1e-12, torch.ones_like(deviation), deviation)
     first = columns["observations"][starts].float()
@@ -258,7 +258,7 @@ def roll(
     """Observations [H, B, O] and rewards [H, B] that the model expects from rows `starts` on, under the actions
     recorded there.
     """
-    observations = dataset.columns["observations"].reshape(len(dataset), -1)[starts].float()
+    observations = dataset.flat("observations")[starts].float()
     past, root = past_at(model, dataset, starts), rng.make_key(0)
     states, rewards = [], []
     for k in range(horizon):
@@ -267,7 +267,7 @@ def roll(
         if sampled:
             outcome = model.outcome(tree, prediction, observations, actions, key)
         else:
-            one = Prediction(*(None if x is None else x[tree["elites"]].mean(0, keepdim=True) for x in prediction))  # type: ignore[arg-type]
+            one = prediction.each(lambda x: x[tree["elites"]].mean(0, keepdim=True))
             outcome = model.settle(tree, one, observations, actions, one.mean[0], one.reward[0], key)
         past = model.later_past(past, observations, actions)
         observations = outcome.next_observations
@@ -313,7 +313,7 @@ def ood(
     sets = []
     for dataset, subset in ((inside, rows), (outside, other_rows)):
         chosen = spread(dataset.transition_rows() if subset is None else subset, most)
-        observations = dataset.columns["observations"].reshape(len(dataset), -1)[chosen].float()
+        observations = dataset.flat("observations")[chosen].float()
         sets.append((observations, dataset.columns["actions"][chosen], past_at(model, dataset, chosen)))
     if rows is not None and "density" not in tree:  # fitted to what is not compared
         others = inside.transition_rows()

@@ -57,7 +57,7 @@ def _some(rows: Tensor) -> Tensor:
 
 
 def _at(dataset: Dataset, rows: Tensor) -> Tensor:
-    return dataset.columns["observations"].reshape(len(dataset), -1)[rows].float()
+    return dataset.flat("observations")[rows].float()
 
 
 def _with_past(model: Any, dataset: Dataset, rows: Tensor) -> Tree:

@@ -69,7 +69,7 @@ def prepare(name: str, model: Any, tree: Tree, dataset: Dataset, rows: Tensor | 
         return tree
     rows = dataset.transition_rows() if rows is None else rows
     rows = rows[torch.linspace(0, len(rows) - 1, min(len(rows), FIT_ROWS), device=rows.device).long()]
-    observations = dataset.columns["observations"].reshape(len(dataset), -1)[rows].float()
+    observations = dataset.flat("observations")[rows].float()
     density = fit_density(pairs(model, observations, dataset.columns["actions"][rows]))
     return {**tree, "density": {k: v.to(tree["low"].device) for k, v in density.items()}}
 
@@ -79,7 +79,7 @@ def on_data(measure: Measure, model: Any, tree: Tree, dataset: Dataset, max_rows
     rows = dataset.transition_rows()
     if len(rows) > max_rows:
         rows = rows[torch.linspace(0, len(rows) - 1, max_rows, device=rows.device).long()]
-    observations, actions = dataset.columns["observations"].reshape(len(dataset), -1), dataset.columns["actions"]
+    observations, actions = dataset.flat("observations"), dataset.columns["actions"]
     values = []
     with torch.no_grad():
         for part in rows.split(ROWS_AT_ONCE):

@@ -15,8 +15,7 @@ from torch.func import vjp
 from torch.utils import _pytree as pytree
 
 from offrl import registry
-from offrl.algorithm import Algorithm, TrainState
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.algorithm import Algorithm, Dataset, DataSpec, TrainState
 from offrl.errors import UserError
 from offrl.families.critics import Critic
 from offrl.pretrained import Pretrained, Requirement

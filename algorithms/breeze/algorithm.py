@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Adam, Carry, Loss, Params, TrainState, Tree, Update
 from offrl.algorithms.breeze.implicit_reward import implicit_reward
 from offrl.algorithms.breeze.networks import AttentiveBackward, AttentiveForward
 from offrl.algorithms.breeze.settings import BreezeConfig
@@ -17,10 +16,23 @@ from offrl.families.forward_backward import ZeroShot, ZeroShotActor, measure, me
 from offrl.nn import diffusion
 from offrl.nn.diffusion import Denoiser
 from offrl.nn.representations.forward_backward import Backward, Forward, NormTanhMLP, Representation
-from offrl.optim import Adam, Params
 from offrl.registry import register
 
 SCHEDULE = "vp"
+ACTOR_WEIGHT_DECAY = 0.01  # AdamW's, as in the authors' code
+
+
+class BreezeActor(ZeroShotActor):
+    """The best of `acting_samples`. Greedily their noise is the same at all times, so that the action depends on the
+    state alone.
+    """
+
+    algorithm: Breeze
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        samples, z = self.algorithm.config.acting_samples, self.task(carry, observations)
+        key = key if explore else rng.make_key(0, observations.device)
+        return self.algorithm.best(self.state, observations, z, samples, key, shared_noise=not explore), carry
 
 
 @register("algo", "breeze")
@@ -30,6 +42,7 @@ class Breeze(ZeroShot):
     actions."""
 
     Config = BreezeConfig
+    actor_class = BreezeActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -59,7 +72,7 @@ class Breeze(ZeroShot):
             return Adam(c.value_learning_rate, beta2=0.99, weight_decay=c.weight_decay)
         adam = super().optimizer(name)
         if name == "actor":
-            return Adam(adam.learning_rate, weight_decay=c.actor_weight_decay, clip_value=adam.clip_value)
+            return Adam(adam.learning_rate, weight_decay=ACTOR_WEIGHT_DECAY, clip_value=adam.clip_value)
         return Adam(adam.learning_rate, beta2=0.99, weight_decay=c.weight_decay, clip_value=adam.clip_value)
 
     def extra(self, params: dict[str, Params]) -> Tree:
@@ -117,9 +130,7 @@ class Breeze(ZeroShot):
         """V(s, z) [B]."""
         return self.apply("value", value, torch.cat([observations.flatten(1), z], -1)).squeeze(-1)
 
-    def representation_loss(
-        self, params: Params, state: TrainState, batch: Batch, z: Tensor, actions: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def representation_loss(self, params: Params, state: TrainState, batch: Batch, z: Tensor, actions: Tensor) -> Loss:
         """FB's loss, and reward_weight E (r_z + gamma V(s', z) - F(s, a, z) . z)^2 / 2 for both F, r_z the reward that
         z stands for.
 
@@ -147,33 +158,26 @@ class Breeze(ZeroShot):
         }
         return loss, {**metrics, "fb/reward_loss": regression, "fb/implicit_reward": reward.mean(), "fb/loss": loss}
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, z: Tensor) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, z: Tensor) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2, Q = min F(s, a, z) . z."""
         q = self.q(state.params["representation"], batch["observations"], batch["actions"], z).amin(0)
         v = self.v(value, batch["observations"], z)
         loss = losses.expectile(q - v, self.config.expectile).mean()
         return loss, {"value/loss": loss, "value/v": v.mean()}
 
-    def actor_loss(
-        self, actor: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor) -> Loss:
         """E exp(alpha (Q - V)) |noise - predicted noise|^2, summed over the action's dimensions."""
         c, actions = self.config, batch["actions"]
         observations = batch["observations"].flatten(1)
         q = self.q(state.params["representation"], observations, actions, z).amin(0)
         advantage = q - self.v(state.params["value"], observations, z)
         weight = losses.advantage_weight(advantage, c.temperature)
-        step_key, noise_key = rng.split(key)
-        step, noise = (
-            rng.randint(step_key, (len(actions),), c.denoising_steps),
-            rng.normal(noise_key, tuple(actions.shape)),
-        )
-        noisy = diffusion.add_noise(actions, noise, step, c.denoising_steps, SCHEDULE)
+        noisy, step, noise = diffusion.noised(actions, c.denoising_steps, rng.split(key), SCHEDULE)
         prediction = self.apply("actor", actor, noisy, step, torch.cat([observations, z], -1))
         loss = (weight * (prediction - noise).square().sum(-1)).mean()
         return loss, {"actor/loss": loss, "actor/weight": weight.mean(), "actor/advantage": advantage.mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
         z = self.draw_z(state, batch, keys[0])
         initial, next_actions = state, self.next_actions(state, batch, z, keys[1])
@@ -185,24 +189,8 @@ class Breeze(ZeroShot):
             opt={**state.opt, "value": value_state.opt["value"]},
         )
         state, actor = self.descend(state, "actor", self.actor_loss, batch, z, keys[2])
-        state = self.polyak(state, "representation", self.config.polyak)
+        state = self.polyak(state, "representation")
         average = diffusion.update_average(
             state.extra["average"], state.params["actor"], state.step, self.config.actor_polyak
         )
-        return state._replace(extra={**state.extra, "average": average}), {**metrics, **value, **actor}
-
-    def actor(self, state: TrainState) -> Actor:
-        return BreezeActor(self, state)
-
-
-class BreezeActor(ZeroShotActor):
-    """The best of `acting_samples`. Greedily their noise is the same at all times, so that the action depends on the
-    state alone.
-    """
-
-    algorithm: Breeze
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        samples, z = self.algorithm.config.acting_samples, self.task(carry, observations)
-        key = key if explore else rng.make_key(0, observations.device)
-        return self.algorithm.best(self.state, observations, z, samples, key, shared_noise=not explore), carry
+        return state.with_extra(average=average), {**metrics, **value, **actor}

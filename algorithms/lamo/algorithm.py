@@ -5,7 +5,7 @@ arXiv 2310.20587).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,27 +14,24 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from offrl import rng
-from offrl.actor import Actor, BoundParams
-from offrl.algorithm import Metrics, TrainState, Traits
+from offrl.algorithm import Adam, Batch, BoundParams, Dataset, Grid, Loss, Params, Sampler, TrainState, Traits
 from offrl.algorithms.lamo.language import describe, load_model, model_of_run
 from offrl.algorithms.lamo.model import LanguagePolicy, trunk, trunk_of
 from offrl.algorithms.lamo.sampler import SPEAKING, TEXT, LanguageSampler
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.sequences import RETURNS, STEPS, VALID
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.data.samplers.sequences import STEPS, VALID
 from offrl.errors import UserError
-from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return
+from offrl.families.return_conditioned import TargetReturnSettings
 from offrl.families.sequence import SequenceModel, SequenceSettings, TargetReturnActor, masked_mean
 from offrl.lm.models import tokenizer
 from offrl.lm.models.adapters import TUNE, probe
 from offrl.lm.models.configured import find_language
 from offrl.lm.models.pretrained import SMALL
-from offrl.optim import Adam, Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
+@defaults(warmup_steps=2_500)
 class LaMoConfig(TargetReturnSettings, SequenceSettings):
     """Settings of LaMo; the defaults are those of the authors' run.sh for D4RL."""
 
@@ -56,7 +53,6 @@ class LaMoConfig(TargetReturnSettings, SequenceSettings):
     lora_layers: list[str] = setting(
         [], "linear layers that get LoRA, by name; none: attention's projections to queries, keys and values"
     )
-    lora_biases: bool = setting(True, "the biases of these layers learn too")
     embedding: str = setting(
         "mlp", "embeddings of tokens and the action's head: with a hidden layer, or linear", choices=("mlp", "linear")
     )
@@ -73,9 +69,7 @@ class LaMoConfig(TargetReturnSettings, SequenceSettings):
     text_id: str = setting("", "which text that is", filled=True)
     language_weight: float = setting(0.1, "text: weight of the loss on it", low=0.0)
     text_length: int = setting(1024, "text: tokens in a window, at most as many as the model looks back", low=2)
-    text_batch: int = setting(2, "text: windows in an update", low=1)
     weight_decay: float = setting(1e-5, "AdamW's decay of all that learns", low=0.0)
-    warmup_steps: int = setting(2_500, "updates until the learning rate is reached", low=0)
     activation: str = setting("gelu", "lm=scratch: of the blocks", choices=("relu", "gelu", "silu", "tanh"))
 
 
@@ -90,13 +84,14 @@ class LaMo(SequenceModel):
 
     Config = LaMoConfig
     traits = Traits(vectorized=False, compiles=False)
+    actor_class = TargetReturnActor
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """Find the language model, note its identity and sizes, and try it. Raises UserError where it cannot be the
         trunk.
         """
-        config = fit_target_return(super().fit_config(config, dataset, grid), dataset)
+        config = super().fit_config(config, dataset, grid)
         language = load_model(config)
         architecture = language.config
         sizes = {
@@ -130,18 +125,6 @@ class LaMo(SequenceModel):
         self.runtime.notes = [describe(self.language, actor, self.config)]
         return {"actor": actor}
 
-    def sizes(self) -> dict[str, int]:
-        return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
-
-    def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        """DT's (R_1, s_1, a_1, ..., R_K, s_K, a_K)."""
-        returns = batch[RETURNS] / self.config.return_scale
-        return {
-            "return": returns.unsqueeze(-1),
-            "observation": batch["observations"],
-            "action": self.spec.encode(batch["actions"]),
-        }
-
     @property
     def text_length(self) -> int:
         """Tokens in a window of text."""
@@ -164,7 +147,7 @@ class LaMo(SequenceModel):
         )  # those of the modules are on the CPU
         return functional_call(self.networks[name], {**frozen, **params}, x, tie_weights=False)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2 + lambda L_language, L_language -log p(word | words before it),
         where text= names a text (section 4)."""
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
@@ -174,12 +157,6 @@ class LaMo(SequenceModel):
             return loss, metrics
         text = self.apply("actor", actor, batch[TEXT], None, None, rng.fold_in(key, SPEAKING))
         return loss + self.config.language_weight * text, {**metrics, "language/loss": text}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
-
-    def actor(self, state: TrainState) -> Actor:
-        return TargetReturnActor(self, state)
 
     # ---- policy files
 

@@ -109,7 +109,6 @@ def trunk(config: Any, language: Language) -> Trunk:
         alpha=c.lora_alpha,
         dropout=c.dropout,
         layers=c.lora_layers,
-        biases=c.lora_biases,
         talks=bool(c.text),
     )
 

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Batch, Dataset, Sampler
 from offrl.data.samplers.sequences import Sequences
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.lm.models import tokenizer
 
 if TYPE_CHECKING:
     from offrl.algorithms.lamo.algorithm import LaMo
 
-TEXT = "text"  # a column of batches: tokens [text_batch, text_length]
+TEXT = "text"  # a column of batches: tokens [TEXT_BATCH, text_length]
+TEXT_BATCH = 2  # windows of text in an update
 SPEAKING = 3_001  # folded into an update's key for the text that is drawn, and for the dropout on it
 
 
@@ -56,7 +56,7 @@ class LanguageSampler:
         batch = self.inner(source.sequences, key, batch_size)
         if source.text is None:
             return batch
-        c, length = self.algorithm.config, self.algorithm.text_length
-        begin = rng.randint(rng.fold_in(key, SPEAKING), (c.text_batch,), len(source.text) - length + 1)
+        length = self.algorithm.text_length
+        begin = rng.randint(rng.fold_in(key, SPEAKING), (TEXT_BATCH,), len(source.text) - length + 1)
         rows = begin.unsqueeze(-1) + torch.arange(length, device=begin.device)
         return {**batch, TEXT: source.text[rows]}

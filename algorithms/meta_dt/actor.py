@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.actor import Carry
+from offrl.algorithm import Batch, Carry
 from offrl.algorithms.meta_dt.prompts import begin_logits, best_of
 from offrl.data.samplers.histories import PROMPT
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID
-from offrl.data.samplers.transitions import Batch
 from offrl.families.return_conditioned import recorded
 from offrl.families.sequence import History, TargetReturnActor, with_last
 

@@ -5,41 +5,33 @@ arXiv 2410.11448).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import registry, rng
-from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Batch, Dataset, Grid, Loss, Params, Sampler, TrainConfig, TrainState, Tree
 from offrl.algorithms.meta_dt.actor import TASK, MetaDTActor
 from offrl.algorithms.meta_dt.model import PromptedSteps
-from offrl.data.dataset import Dataset
 from offrl.data.samplers.contexts import TASKS, episode_tasks, ranked_episodes
 from offrl.data.samplers.histories import PROMPT, PromptSampler, Windows, prompt_windows
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, warn
-from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return, round_digits
+from offrl.families.return_conditioned import TargetReturnSettings, round_digits
 from offrl.families.sequence import SequenceModel, SequenceSettings, StepPolicy, masked_mean
-from offrl.optim import Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
-from offrl.settings.field import setting
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
+@defaults(batch_size=128)
 class MetaDTConfig(TargetReturnSettings, SequenceSettings):
     """Settings of Meta-DT; the defaults are the authors', but for `prompt_skip`, which they do not have."""
 
     name: str = "meta_dt"
-    batch_size: int = setting(128, "windows in a batch", low=1)
     target_return: float | None = setting(
         None,
         "what it is asked to earn in an episode, in the units of the recorded rewards; null: the mean over tasks of "
@@ -77,6 +69,7 @@ class MetaDT(SequenceModel):
     the model's summed absolute error over it."""
 
     Config = MetaDTConfig
+    actor_class = MetaDTActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -97,7 +90,7 @@ class MetaDT(SequenceModel):
         }
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """The target return is, unless given, the mean over the data's tasks of the best: the best of all is an easy
         task's.
         """
@@ -105,7 +98,7 @@ class MetaDT(SequenceModel):
             tasks, complete = ranked_episodes(dataset)
             best = [dataset.raw_returns[((tasks == task) & complete).cpu()].max() for task in tasks.unique()]
             config = dataclasses.replace(config, target_return=round_digits(float(torch.stack(best).mean())))
-        return fit_target_return(super().fit_config(config, dataset, grid), dataset)
+        return super().fit_config(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         kind, c = registry.get("algo", "task_model"), self.config
@@ -166,7 +159,7 @@ class MetaDT(SequenceModel):
         error = self.model.of_dataset(self.pretrained["task_model"].state.params["model"], dataset)[1]
         return prompt_windows(dataset, error, self.config.prompt, self.config.prompts, self.model.config.history)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |a_t - pi(prompt, R_1, (s_1, z_1), a_1, ..., R_t, (s_t, z_t))|^2, or -log pi(a_t | ...), z the task by the
         last transitions.
         """
@@ -178,12 +171,6 @@ class MetaDT(SequenceModel):
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
         loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
-
-    def actor(self, state: TrainState) -> Actor:
-        return MetaDTActor(self, state)
 
 
 def check_task_model(run: Pretrained) -> None:

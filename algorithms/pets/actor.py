@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import TrainState
+from offrl.algorithm import Actor, Carry, TrainState
 from offrl.world_models.planning import first_plan, plan
 
 if TYPE_CHECKING:

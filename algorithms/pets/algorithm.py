@@ -7,32 +7,35 @@ action. Nothing keeps plans near the data by itself: `penalty` takes the model's
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import (
+    Batch,
+    Dataset,
+    Grid,
+    Params,
+    Requirement,
+    Sampler,
+    TrainConfig,
+    TrainState,
+    Tree,
+    Update,
+)
 from offrl.algorithms.pets.actor import PETSActor
 from offrl.algorithms.pets.returns import PlanReturns
 from offrl.algorithms.pets.settings import MODEL, PETSConfig, with_model
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.optim import Params
-from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.world_models import uncertainty
 from offrl.world_models.dynamics import Dynamics, DynamicsSampler, DynamicsSettings, DynamicsSource, data_range
 from offrl.world_models.model import WorldModel, required
 from offrl.world_models.planning import check_plan
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class PETS(Dynamics):
 
     Config = PETSConfig
     traits = replace(Dynamics.traits, policy_modules=("dynamics",), acts_on_device=True, actions=("continuous",))
+    actor_class = PETSActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -125,7 +129,7 @@ class PETS(Dynamics):
         return modules
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         config = super().fit_config(config, dataset, grid)
         if max([config.penalty, *(grid or {}).get("penalty", [])]) > 0.0:
             shape = SimpleNamespace(config=config, members=config.members)
@@ -160,18 +164,18 @@ class PETS(Dynamics):
             )  # of the right shapes
         return extra
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         if self.config.world_model:
             return state, {"dynamics/loss": torch.zeros((), device=state.step.device)}
         return super().update(state, batch, key, phase=phase)
 
-    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> Update:
         if self.config.world_model:
             return (self.finished_state(state, source), {}) if step == 0 else (state, {})
         state, metrics = super().refresh(state, source, key, step=step)
         return (state._replace(extra=filled(state.extra, source.about)), metrics) if step == 0 else (state, metrics)
 
-    def review(self, state: TrainState, source: DynamicsSource) -> tuple[TrainState, Metrics]:
+    def review(self, state: TrainState, source: DynamicsSource) -> Update:
         state, metrics = super().review(state, source)
         if not self.model.learns_variance:  # a standard deviation for each output: that of the held-out errors
             extra, held_out = state.extra, source.held
@@ -191,9 +195,6 @@ class PETS(Dynamics):
         return not self.config.world_model
 
     # ---- acting
-
-    def actor(self, state: TrainState) -> Actor:
-        return PETSActor(self, state)
 
     def acting_tree(self, state: TrainState) -> Tree:
         """The model as plans see it."""

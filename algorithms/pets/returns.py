@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Part, Tree
-from offrl.data.dataset import DataSpec
+from offrl.algorithm import DataSpec, Part, Tree
 from offrl.world_models import uncertainty
 from offrl.world_models.model import Prediction, WorldModel
 
@@ -59,9 +58,8 @@ class PlanReturns(Part):
                 prediction = self.model.predict_each({**tree, "params": params}, observations, actions, past)
             else:
                 predictions, u = self.with_uncertainty(tree, observations, actions, past)
-                particle = torch.arange(n, device=elite.device)
-                particles = (None if x is None else x.unflatten(1, (n, rows))[elite, particle] for x in predictions)
-                prediction = Prediction(*particles)  # type: ignore[arg-type]
+                picks = elite, torch.arange(n, device=elite.device)
+                prediction = predictions.each(lambda x, picks=picks: x.unflatten(1, (n, rows))[picks])  # type: ignore[misc]
             draw = rng.normal(rng.fold_in(noise, t), (n, self.model.out_dim)).unsqueeze(1)
             next_observations = prediction.mean + prediction.std * draw[..., :-1]
             rewards = prediction.reward + prediction.reward_std * draw[..., -1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offrl.errors import UserError
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 from offrl.world_models import uncertainty
 from offrl.world_models.dynamics import DynamicsSettings
 from offrl.world_models.model import Trained
@@ -18,6 +18,7 @@ FREE = {"reward", "calibrated"}  # of these, the settings that may differ from t
 
 
 @dataclass
+@defaults(plan_horizon=15, plan_population=200, plan_elites=20, plan_particles=5)
 class PETSConfig(PlanSettings, DynamicsSettings):
     """Settings of PETS. The model's are those of algo=dynamics, the planner's PETS's but for fewer plans, particles and
     steps.
@@ -25,12 +26,6 @@ class PETSConfig(PlanSettings, DynamicsSettings):
 
     name: str = "pets"
     # PETS: 30, 500, 50 and 20, that is 1.5 million predictions before each action, not 75,000
-    plan_horizon: int = setting(15, "steps of a plan (PETS: 30)", low=1, acting=True)
-    plan_population: int = setting(200, "plans tried in each iteration (PETS: 500)", low=1, acting=True)
-    plan_elites: int = setting(
-        20, "the best of them, which the next iteration is drawn around (PETS: 50)", low=1, acting=True
-    )
-    plan_particles: int = setting(5, "rollouts of each plan, whose returns are averaged (PETS: 20)", low=1, acting=True)
     plan_members: str = setting(
         "fixed", "fixed: a particle keeps one elite of the model for the whole plan (TSinf); drawn: it gets another at "
                  "each step (TS1)",

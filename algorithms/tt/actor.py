@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import TrainState
+from offrl.algorithm import Actor, Carry, TrainState
 from offrl.algorithms.tt.beam_search import Plans, Search, beam_search
 from offrl.algorithms.tt.discretizer import Bins, decode, encode
 

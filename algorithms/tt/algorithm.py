@@ -8,7 +8,6 @@ so a policy file has them."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +15,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.algorithm import (
+    Adam,
+    Algorithm,
+    Batch,
+    Dataset,
+    Grid,
+    Loss,
+    Params,
+    Sampler,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+)
 from offrl.algorithms.tt import discretizer as quantiles
 from offrl.algorithms.tt.actor import TTActor
 from offrl.algorithms.tt.model import TokenModel, weighted_loss
 from offrl.algorithms.tt.sampler import TokenSampler
-from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import drawn_episodes
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -120,9 +128,10 @@ class TT(Algorithm):
 
     Config = TTConfig
     traits = Traits(policy_modules=("trajectory",), acts_on_device=True)
+    actor_class = TTActor
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """`config` with the lengths of the learning rate's schedule."""
         rows = int(dataset.episode_lengths()[drawn_episodes(dataset)].sum())
         epoch = -(-rows // config.batch_size)
@@ -191,7 +200,7 @@ class TT(Algorithm):
         observation_dim, action_dim = self.sizes
         return quantiles.stack([*[number] * observation_dim, *[action] * action_dim, number, number])._asdict()
 
-    def trajectory_loss(self, params: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def trajectory_loss(self, params: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """-sum_i w_i log p(x_i | x_1, ..., x_{i-1}) over the tokens of states, actions, rewards and values (section
         3.1), w by kind.
         """
@@ -211,13 +220,10 @@ class TT(Algorithm):
             first += count
         return loss, metrics
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         new_state, metrics = self.descend(state, "trajectory", self.trajectory_loss, batch, key)
         # the same at each update: a state is handed the data in updates only
         device = state.step.device  # memory-mapped data stay on the CPU
         tables = {name: bins.to(device) for name, bins in self.runtime.source.bins._asdict().items()}
         extra = {name: torch.where(state.step < 0, state.extra[name], bins) for name, bins in tables.items()}
         return new_state._replace(extra=extra), metrics
-
-    def actor(self, state: TrainState) -> Actor:
-        return TTActor(self, state)

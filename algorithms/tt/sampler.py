@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offrl.algorithm import Batch, Dataset, DataSpec
 from offrl.algorithms.tt import discretizer
 from offrl.algorithms.tt.discretizer import Bins, encode
-from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.sequences import VALID, Sequences, SequenceSampler, drawn_episodes, weighted_episodes
-from offrl.data.samplers.transitions import Batch, Unpacked
+from offrl.data.samplers.transitions import Unpacked
 from offrl.data.transforms.columns import returns_to_go
 
 FITTED = 4_000_000  # rows whose observations and actions decide where bins lie

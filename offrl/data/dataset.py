@@ -216,6 +216,10 @@ class Dataset:
         """Rows of each episode, [E] int64."""
         return self.episode_end - self.episode_start
 
+    def flat(self, name: str) -> Tensor:
+        """A column as [R, W]."""
+        return self.columns[name].reshape(len(self), -1)
+
     def row_weights(self) -> Tensor:
         """The frequency at which each row is drawn, as a multiple of the average: [R] float64 on the CPU."""
         if self.weights is None:

@@ -18,12 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.algorithm import Metrics, Part
-from offrl.data.dataset import DataSpec
+from offrl.algorithm import Batch, DataSpec, Loss, Metrics, Params, Part
 from offrl.data.samplers.adjacency import ADJACENT, ANY_STATES, NEAR_STATES
-from offrl.data.samplers.transitions import Batch
 from offrl.nn import MLP, call, initialise
-from offrl.optim import Params
 
 WITHIN, BEYOND = 1.0, 1.2  # adjacent pairs are to lie within this, others beyond that
 MARGIN = (WITHIN + BEYOND) / 2  # of the penalty, as in the authors' code
@@ -80,7 +77,7 @@ class AdjacencyConstraint(Part):
         distances = length(self(params, "psi", observations) - self(params, "reads", observations, latents))
         return (distances - MARGIN).clamp(min=0.0).mean()
 
-    def loss(self, params: Params, batch: Batch, near_latents: Tensor, any_latents: Tensor) -> tuple[Tensor, Metrics]:
+    def loss(self, params: Params, batch: Batch, near_latents: Tensor, any_latents: Tensor) -> Loss:
         """The contrast of psi over both kinds of pairs, and the squared error of reading psi(w) out of (s, phi(s, w)).
 
         near_latents, any_latents [B, D]: phi(s, w) of the pairs' second states w.

@@ -9,7 +9,7 @@ Shapes: B states, M sampled actions for each, E critics.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,15 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.dataset import DataSpec
-from offrl.data.samplers.transitions import FOLLOWING, Batch
+from offrl.algorithm import Batch, Dataset, DataSpec, Grid, Loss, Params, TrainState, Update, merged
+from offrl.data.samplers.transitions import FOLLOWING
 from offrl.errors import UserError
 from offrl.families.critics import Critic
-from offrl.families.sac import SoftSettings
+from offrl.families.sac import LogWeight, SoftSettings
 from offrl.nn import Categorical, TanhGaussian
-from offrl.optim import Params
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 MAX_MULTIPLIER = 1e6
 SamplePolicy = Callable[
@@ -34,11 +32,10 @@ SamplePolicy = Callable[
 
 
 @dataclass
+@defaults(hidden=[256, 256, 256], entropy_in_target=False)
 class SoftMaximumSettings(SoftSettings):
     """Settings of every penalty on the logsumexp of Q over actions."""
 
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    entropy_in_target: bool = setting(False, "whether the entropy counts in the critics' targets")
     conservative_weight: float = setting(
         10.0, "weight of the penalty: how far the critics are pushed down outside the data", low=0.0
     )
@@ -55,15 +52,10 @@ class SoftMaximumSettings(SoftSettings):
 
 
 @dataclass
+@defaults(actor_learning_rate=3e-5, init="small_head")
 class ConservativeSettings(SoftMaximumSettings):
     """Settings of CQL and Cal-QL; the defaults are those for D4RL's locomotion tasks."""
 
-    actor_learning_rate: float | None = setting(3e-5, "the actor's, where it is another; null: learning_rate", low=0.0)
-    init: str = setting(
-        "small_head",
-        "initial weights: torch (uniform), orthogonal, fixed_bias (as EDAC and ReBRAC), small_head (as CQL)",
-        choices=("torch", "orthogonal", "fixed_bias", "small_head"),
-    )
     action_gap: float | None = setting(
         None,
         "learn a multiplier of conservative_weight that holds the penalised difference at this gap; null: no multiplier",  # noqa: E501
@@ -78,7 +70,7 @@ class ConservativeSettings(SoftMaximumSettings):
     )
 
 
-def check(config: ConservativeSettings, grid: Mapping[str, Sequence[float]] | None = None) -> None:
+def check(config: ConservativeSettings, grid: Grid = None) -> None:
     """Raise UserError for settings with which the penalty would be a constant."""
     low, high = ((grid or {}).get(name, [getattr(config, name)]) for name in ("min_difference", "max_difference"))
     if None not in (*low, *high) and max(low) >= min(high):
@@ -91,23 +83,6 @@ def check(config: ConservativeSettings, grid: Mapping[str, Sequence[float]] | No
             "algo.penalty_share=0 leaves no state to estimate the penalty on; algo.conservative_weight=0 goes without "
             "it"
         )
-
-
-def make_actor(config: ConservativeSettings, spec: DataSpec) -> nn.Module:
-    """The policy network: its log standard deviations have a learnt scale and shift, as in the implementation
-    followed.
-    """
-    if spec.discrete:
-        return Categorical(
-            spec.observation_dim, spec.num_actions, config.hidden, activation=config.activation, init=config.init
-        )
-    form: dict[str, Any] = {
-        "activation": config.activation,
-        "init": config.init,
-        "log_std_min": -20.0,
-        "log_std_max": 2.0,
-    }
-    return TanhGaussian(spec.observation_dim, spec.action_dim, config.hidden, scaled=True, **form)
 
 
 def spread_rows(batch: Batch, share: float) -> Batch:
@@ -240,13 +215,84 @@ def sampled_gradient(
     return ((q - q.detach()) * differentiable.gather(1, index)).mean(1)
 
 
-def simultaneous(state: TrainState, steps: Mapping[str, tuple[TrainState, Metrics]]) -> tuple[TrainState, Metrics]:
-    """The state after one step of each module, all of them made from `state`; the critic's step may have changed
-    `extra` too.
+class Conservative:
+    """What CQL and Cal-QL share beside their penalty's values; named before `SoftActorCritic` among a class's parents.
+
+    All losses of an update are those of the state before it. With `action_gap` there is the module "lagrange", the
+    logarithm of the penalty's multiplier.
     """
-    next_state = state._replace(
-        params={name: steps[name][0].params[name] for name in state.params},
-        opt={name: steps[name][0].opt[name] for name in state.opt},
-        extra=steps["critic"][0].extra,
-    )
-    return next_state, {k: v for _, metrics in steps.values() for k, v in metrics.items()}
+
+    config: Any
+    spec: DataSpec
+    critic: Critic
+    apply: Any
+    descend: Any
+    polyak: Any
+    negative_entropy: Any
+    entropy_loss: Any
+    actor_loss: Any
+    critic_loss: Any
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+        check(config, grid)
+        return super().fit_config(config, dataset, grid)  # type: ignore[misc]
+
+    def modules(self) -> dict[str, nn.Module]:
+        modules = super().modules()  # type: ignore[misc]
+        return modules if self.config.action_gap is None else {**modules, "lagrange": LogWeight(math.e)}
+
+    def make_actor(self) -> nn.Module:
+        """The policy network: its log standard deviations have a learnt scale and shift, as in the implementation
+        followed.
+        """
+        c, s = self.config, self.spec
+        form: dict[str, Any] = {"activation": c.activation, "init": c.init}
+        if s.discrete:
+            return Categorical(s.observation_dim, s.num_actions, c.hidden, **form)
+        form |= {"log_std_min": -20.0, "log_std_max": 2.0, "scaled": True}
+        return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, **form)
+
+    def weighted(self, state: TrainState, soft: SoftMaximum) -> Loss:
+        """alpha E [level - Q(s, a_data)], clipped and summed over critics; with `action_gap` it is multiplier * alpha *
+        (E [...] - gap) (CQL, equation 30).
+        """
+        c, difference = self.config, soft.level - soft.q_data  # [E, B]
+        if c.min_difference is not None:
+            difference = difference.clamp(min=c.min_difference)
+        if c.max_difference is not None:
+            difference = difference.clamp(max=c.max_difference)
+        per_critic = difference.mean(-1)
+        if c.action_gap is None:
+            loss = c.conservative_weight * per_critic.sum()
+        else:
+            loss = self.multiplier(state.params["lagrange"]) * c.conservative_weight * (per_critic - c.action_gap).sum()
+        return loss, {"cql/penalty": loss, "cql/difference": per_critic.mean(), "cql/q_data": soft.q_data.mean()}
+
+    def multiplier(self, lagrange: Params) -> Tensor:
+        """The penalty's multiplier, []."""
+        return self.apply("lagrange", lagrange).clamp(max=MAX_MULTIPLIER)
+
+    def lagrange_loss(self, lagrange: Params, state: TrainState, difference: Tensor) -> Loss:
+        """-multiplier * alpha * (difference - gap), difference [] the mean over critics (CQL, equation 30): it rises
+        above the gap.
+        """
+        multiplier = self.multiplier(lagrange)
+        loss = -multiplier * self.config.conservative_weight * (difference - self.config.action_gap)
+        return loss, {"cql/multiplier": multiplier}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        actor_key, critic_key = rng.split(key)
+        negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], actor_key)
+        entropy, entropy_metrics = self.descend(state, "entropy", self.entropy_loss, negative_entropy)
+        actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, actor_key)
+        critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, critic_key)
+        critic, metrics = self.critic.regularised(critic), {**entropy_metrics, **actor_metrics, **critic_metrics}
+        steps = [entropy, actor, critic]
+        if self.config.action_gap is not None:
+            lagrange, lagrange_metrics = self.descend(
+                state, "lagrange", self.lagrange_loss, critic_metrics["cql/difference"]
+            )
+            steps, metrics = [*steps, lagrange], {**metrics, **lagrange_metrics}
+        after = merged(state, *steps)._replace(extra=critic.extra)
+        return self.polyak(after, "critic"), metrics

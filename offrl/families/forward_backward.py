@@ -8,7 +8,7 @@ comments: B batch, D dimension of z."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +16,23 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, TrainState, Traits, Tree, with_config
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import (
+    Actor,
+    Adam,
+    Algorithm,
+    Batch,
+    Carry,
+    Dataset,
+    Grid,
+    Params,
+    TrainState,
+    Traits,
+    Tree,
+    with_config,
+)
 from offrl.errors import UserError
 from offrl.families.goal_conditioned import required_goals
 from offrl.nn.representations.forward_backward import on_sphere
-from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 
 TASKS = ("reward", "goal")
@@ -87,7 +96,7 @@ class ZeroShot(Algorithm):
         super().__init__(config, spec, pretrained)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """The config completed from the data. Raises UserError where the task would be inferred from rewards that are
         all 0.
         """
@@ -159,7 +168,7 @@ class ZeroShot(Algorithm):
         """
         batch = self.sampler()(source, key.to(source.table.device), self.config.inference_samples)
         states = batch["next_observations"].flatten(1).to(key.device, torch.float32)
-        return state._replace(extra={**state.extra, "states": states, "rewards": batch["rewards"].to(key.device)}), {}
+        return state.with_extra(states=states, rewards=batch["rewards"].to(key.device)), {}
 
     def infer(self, state: TrainState) -> Tensor:
         """z [D] of the sample's rewards: the mean of r(s') B(s'), scaled to length sqrt(D)."""

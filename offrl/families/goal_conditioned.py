@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Actor, Algorithm, Carry, Loss, Params, TrainState, Traits
 from offrl.data.samplers.goals import ACTOR_GOALS, SUCCESSES, WINDOW_STATES, GoalSampler, Mix
 from offrl.data.samplers.transitions import SPAN, Batch
 from offrl.errors import UserError
 from offrl.families.critics import epsilon_field
 from offrl.nn import MLP, EnsembleMLP, make_policy
-from offrl.optim import Params
 from offrl.settings.field import setting
 
 LEARNERS = ("auto", "ddpg_bc", "awr")
@@ -143,6 +141,7 @@ class GoalConditioned(Algorithm):
     subgoal_kind: ClassVar[str] = (
         ""  # subgoals that trained runs choose for others (`offrl.families.subgoals`): "latent", "state", or none
     )
+    actor_class: ClassVar[type[Actor]] = GoalActor
 
     @property
     def goal_dim(self) -> int:
@@ -164,9 +163,6 @@ class GoalConditioned(Algorithm):
             value.check("value")
         return GoalSampler(value, actor, n_step=getattr(self.config, "n_step", 1))
 
-    def actor(self, state: TrainState) -> Actor:
-        return GoalActor(self, state)
-
     def imitation(self, actor: Params, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
         """The policy's distribution at the actor's goals, and the log density [B] of the data's actions."""
         dist = self.apply("actor", actor, concatenate(batch["observations"], batch[ACTOR_GOALS]))
@@ -177,9 +173,7 @@ class GoalConditioned(Algorithm):
         update.
         """
         towards = before if self.config.target_update == "before" else after
-        return after._replace(
-            target=self.polyak(after._replace(params=towards.params), name, self.config.polyak).target
-        )
+        return after._replace(target=self.polyak(after._replace(params=towards.params), name).target)
 
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor | None:
         """Distances [B] of goals [B, G], larger for farther ones, for pictures and tests. None: the algorithm learns no
@@ -229,16 +223,25 @@ def chosen_learner(config: Any, discrete: bool) -> str:
     return str(config.learner) if config.learner != "auto" else "awr" if discrete else "ddpg_bc"
 
 
-def awr_loss(log_prob: Tensor, advantage: Tensor, temperature: float | Tensor) -> tuple[Tensor, Metrics]:
+def awr_loss(log_prob: Tensor, advantage: Tensor, temperature: float | Tensor, name: str = "actor") -> Loss:
     """-E min(exp(temperature A), 100) log pi(a | s, g) (OGBench's AWR), of log densities and advantages [B] of the
     data's actions.
     """
     weight = losses.advantage_weight(advantage, temperature)
     loss = -(weight * log_prob).mean()
-    return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
+    return loss, {f"{name}/loss": loss, f"{name}/advantage": advantage.mean(), f"{name}/weight": weight.mean()}
 
 
-def ddpg_bc_loss(q: Tensor, log_prob: Tensor, bc_weight: float | Tensor) -> tuple[Tensor, Metrics]:
+def expectile_td_loss(v: Tensor, old_v: Tensor, next_v: Tensor, step: GoalTarget, expectile: float | Tensor) -> Tensor:
+    """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 of both V, A = r + gamma min V'(s', g) - mean V'(s, g): of V
+    and its targets V' [2, B] at s, and V' [2, B] at s'.
+    """
+    advantage = losses.td_target(step.rewards, step.masks, step.discount, next_v.amin(0)) - old_v.mean(0)
+    error = losses.td_target(step.rewards, step.masks, step.discount, next_v) - v
+    return (losses.expectile_weight(advantage, expectile) * error.square()).mean(-1).sum()
+
+
+def ddpg_bc_loss(q: Tensor, log_prob: Tensor, bc_weight: float | Tensor) -> Loss:
     """-E Q / mean |Q| - bc_weight E log pi(a | s, g) (OGBench's DDPG+BC), of Q [B] at the policy's mean actions.
 
     The scale mean |Q| is a constant: no gradient goes through it.

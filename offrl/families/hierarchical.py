@@ -7,30 +7,30 @@ them (HIQL and its descendants).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from offrl.actor import Carry
-from offrl.algorithm import TrainState
-from offrl.data.dataset import DataSpec
-from offrl.data.samplers.adjacency import AdjacentSampler
-from offrl.data.samplers.goals import GoalSampler
+from offrl.algorithm import Actor, Adam, Batch, Carry, DataSpec, Loss, Metrics, Params, TrainState, Update
+from offrl.data.samplers.adjacency import ANY_GOALS, NEAR_GOALS, AdjacentSampler
+from offrl.data.samplers.goals import LOW_GOALS, GoalSampler
 from offrl.errors import UserError
 from offrl.families.adjacency import AdjacencyConstraint
 from offrl.families.goal_conditioned import (
     GoalActor,
+    GoalConditioned,
     GoalStepSettings,
+    GoalTarget,
+    awr_loss,
     concatenate,
+    expectile_td_loss,
     make_net,
     make_values,
     required_goals,
 )
 from offrl.nn import MLP, EnsembleMLP
 from offrl.nn.policies import UnitGaussian
-from offrl.optim import Params
 from offrl.settings.field import setting
 
 
@@ -63,7 +63,6 @@ class SubgoalSettings(GoalStepSettings):
              "observations; 0: no cells",
         low=0.0, shared=True
     )  # fmt: skip
-    adjacency_learning_rate: float = setting(2e-4, "the adjacency networks' learning rate", low=0.0)
 
 
 def on_sphere(x: Tensor) -> Tensor:
@@ -86,43 +85,6 @@ class GoalValue(nn.Module):
         return goal if part == "represent" else self.heads[part](concatenate(observations, goal)).squeeze(-1)
 
 
-def make_goal_value(config: Any, spec: DataSpec, goal_dim: int, heads: Sequence[str]) -> GoalValue:
-    """The module "value": phi and twin values for each of `heads`."""
-    represent = make_net(config, spec.observation_dim + goal_dim, config.representation)
-    return GoalValue(
-        represent, {name: make_values(config, 2, spec.observation_dim + config.representation) for name in heads}
-    )
-
-
-def make_high_level(config: Any, spec: DataSpec, goal_dim: int) -> UnitGaussian:
-    """The module "high": N(f(s, g), I) over the latents of subgoals."""
-    return UnitGaussian(
-        spec.observation_dim + goal_dim, config.representation, config.hidden, activation="gelu_tanh", init="xavier"
-    )
-
-
-def make_adjacency(config: Any, spec: DataSpec) -> AdjacencyConstraint | None:
-    """HRAC's constraint, where `adjacency_weight` is above 0. Raises UserError."""
-    if config.adjacency_dims > spec.observation_dim:
-        raise UserError(
-            f"algo.adjacency_dims={config.adjacency_dims} is more than the {spec.observation_dim} entries of an "
-            "observation"
-        )
-    return AdjacencyConstraint(config, spec) if config.adjacency_weight else None
-
-
-def subgoal_sampler(sampler: GoalSampler, config: Any) -> GoalSampler:
-    """`sampler` with the subgoals that both levels learn from, and the pairs of states that the adjacency constraint
-    learns from.
-    """
-    sampler = replace(sampler, subgoal_steps=config.subgoal_steps)
-    if not config.adjacency_weight:
-        return sampler
-    return AdjacentSampler(
-        **vars(sampler), near_steps=config.subgoal_steps, dims=config.adjacency_dims, cell=config.adjacency_cell
-    )
-
-
 def value_targets(state: TrainState) -> Params:
     """Parameters of V': the heads' Polyak copies over the online phi, for in OGBench's code V and its target share one
     phi.
@@ -139,3 +101,115 @@ class HierarchicalActor(GoalActor):
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         subgoal = self.algorithm.subgoals(self.state, observations, required_goals(self.algorithm, carry))
         return self.choose(self.apply("actor", concatenate(observations, subgoal)), key, explore), carry
+
+
+class Hierarchical:
+    """What HIQL and its descendants share beside their losses; named before `GoalConditioned` among a class's parents.
+
+    Modules "value" (V and phi), "actor" (the low level pi_l), "high" (pi_h), and "adjacency" with adjacency_weight.
+    """
+
+    config: Any
+    spec: DataSpec
+    goal_dim: Any
+    networks: Any
+    make_actor: Any
+    apply: Any
+    descend: Any
+    move_targets: Any
+    value_loss: Any
+    high_loss: Any
+    traits = replace(GoalConditioned.traits, targets=("value",), policy_modules=("actor", "high"))
+    subgoal_kind = "latent"
+    heads: ClassVar[tuple[str, ...]] = ("low",)  # of V; the last one's are the high level's
+    actor_class: ClassVar[type[Actor]] = HierarchicalActor
+
+    def modules(self) -> dict[str, nn.Module]:
+        c, width, latent = self.config, self.spec.observation_dim, self.config.representation
+        if c.adjacency_dims > width:
+            raise UserError(
+                f"algo.adjacency_dims={c.adjacency_dims} is more than the {width} entries of an observation"
+            )
+        represent = make_net(c, width + self.goal_dim, latent)
+        value = GoalValue(represent, {name: make_values(c, 2, width + latent) for name in self.heads})
+        actor = self.make_actor(width + latent)
+        high = UnitGaussian(width + self.goal_dim, latent, c.hidden, activation="gelu_tanh", init="xavier")
+        modules = {"actor": actor, "high": high, "value": value}
+        self.adjacency = AdjacencyConstraint(c, self.spec) if c.adjacency_weight else None
+        # last: the others' first parameters are the same without it
+        return modules if self.adjacency is None else {**modules, "adjacency": self.adjacency.network}
+
+    def sampler(self) -> GoalSampler:
+        c = self.config
+        sampler = replace(super().sampler(), subgoal_steps=c.subgoal_steps)  # type: ignore[misc]
+        if not c.adjacency_weight:
+            return sampler
+        return AdjacentSampler(
+            **vars(sampler), near_steps=c.subgoal_steps, dims=c.adjacency_dims, cell=c.adjacency_cell
+        )
+
+    def optimizer(self, name: str) -> Adam:
+        return Adam(2e-4 if name == "adjacency" else self.config.learning_rate)  # HRAC's rate
+
+    def v(self, value: Params, observations: Tensor, goals: Tensor, head: str = "low") -> Tensor:
+        """Twin V(s, phi(s, g)) of a head: [2, B]."""
+        return self.apply("value", value, head, observations, goals)
+
+    def represent(self, value: Params, observations: Tensor, goals: Tensor) -> Tensor:
+        """phi(s, g) [B, D]."""
+        return self.apply("value", value, "represent", observations, goals)
+
+    def td_loss(
+        self, value: Params, state: TrainState, batch: Batch, head: str, step: GoalTarget, goals: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 of both V, A = r + gamma min V'(s', g) - mean V'(s, g);
+        and V [2, B] (HIQL, arXiv 2307.11949, equation 4).
+        """
+        c, target, observations = self.config, value_targets(state), batch["observations"]
+        v, target_v = self.v(value, observations, goals, head), self.v(target, observations, goals, head)
+        next_v = self.v(target, step.observations, goals, head)
+        return expectile_td_loss(v, target_v, next_v, step, c.expectile), v
+
+    def low_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
+        """-E min(exp(beta A), 100) log pi_l(a | s, phi(s, w)), A = V(s', w) - V(s, w), w the state k steps
+        ahead (HIQL, equation 7).
+        """
+        value, observations, subgoals = state.params["value"], batch["observations"], batch[LOW_GOALS]
+        advantage = (self.v(value, batch["next_observations"], subgoals) - self.v(value, observations, subgoals)).mean(
+            0
+        )
+        dist = self.apply("actor", actor, concatenate(observations, self.represent(value, observations, subgoals)))
+        log_prob = self.networks["actor"].log_prob(dist, batch["actions"])
+        return awr_loss(log_prob, advantage, self.config.low_temperature, "low")
+
+    def adjacency_loss(self, adjacency: Params, state: TrainState, batch: Batch) -> Loss:
+        """HRAC's contrastive loss of which states are near, read from latents too (`offrl.families.adjacency`)."""
+        assert self.adjacency is not None
+        value, observations = state.params["value"], batch["observations"]
+        near, other = (self.represent(value, observations, batch[goals]) for goals in (NEAR_GOALS, ANY_GOALS))
+        return self.adjacency.loss(adjacency, batch, near, other)
+
+    def penalised(self, loss: Tensor, metrics: Metrics, state: TrainState, batch: Batch, latents: Tensor) -> Loss:
+        """The high level's loss with HRAC's penalty of the subgoals that it chose, latents [B, D]."""
+        if self.adjacency is None:
+            return loss, metrics
+        penalty = self.adjacency.penalty(state.params["adjacency"], batch["observations"], on_sphere(latents))
+        return loss + self.config.adjacency_weight * penalty, {**metrics, "high/far": penalty}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        after, low = self.descend(state, "actor", self.low_loss, batch)
+        after, high = self.descend(after, "high", self.high_loss, batch)
+        if self.adjacency is not None:
+            after, adjacency = self.descend(after, "adjacency", self.adjacency_loss, batch)
+            high = {**high, **adjacency}
+        after, value = self.descend(after, "value", self.value_loss, batch)
+        return self.move_targets(state, after, "value"), {**value, **low, **high}
+
+    def subgoals(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
+        """The latents [B, D] of the subgoals that the high level chooses, scaled back to the sphere on which phi
+        lies.
+        """
+        return on_sphere(self.apply("high", state.params["high"], concatenate(observations, goals))[0])
+
+    def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
+        return -self.v(state.params["value"], observations, goals, self.heads[-1]).mean(0)

@@ -4,6 +4,7 @@ their critics.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,25 +13,18 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.actor import Actor, MemorylessActor, NoisyActor
-from offrl.algorithm import Algorithm, Metrics, TrainState
-from offrl.data.dataset import DataSpec
-from offrl.data.samplers.transitions import Batch
-from offrl.families import critics
-from offrl.families.critics import Critic, CriticSettings, Objective, Target, Value, Values, epsilon_field
+from offrl.algorithm import Algorithm, Batch, DataSpec, Loss, Metrics, TrainState, Update
+from offrl.families.critics import Critic, CriticSettings, Objective, Target, Value, Values, WithCritic
 from offrl.nn import Deterministic, make_policy
 from offrl.optim import Adam, OptState, Params, global_norm
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
+@defaults(init="orthogonal")
 class InSampleSettings(CriticSettings):
     """Settings of IQL and its relatives; the defaults are the authors' for D4RL's locomotion tasks."""
 
-    init: str = setting(
-        "orthogonal",
-        "initial weights: orthogonal (as published), torch (uniform), fixed_bias, small_head, xavier (as OGBench)",
-        choices=("orthogonal", "torch", "fixed_bias", "small_head", "xavier"),
-    )
     temperature: float = setting(3.0, "multiplies the advantage in the exponent; larger is greedier", low=0.0)
     max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
     policy: str = setting(
@@ -49,6 +43,7 @@ class InSampleSettings(CriticSettings):
 
 
 @dataclass
+@defaults(layer_norm_epsilon=1e-6)
 class SteepValueSettings(InSampleSettings):
     """Settings of in-sample algorithms whose loss of V is steep; the defaults are XQL's "consistent" ones for D4RL's
     locomotion tasks.
@@ -61,7 +56,6 @@ class SteepValueSettings(InSampleSettings):
     )
     gumbel_clip: float = setting(7.0, "largest (Q - V) / gumbel_temperature in the exponent", low=0.0)
     value_layer_norm: bool = setting(True, "LayerNorm in each hidden layer of V, whatever the critics have")
-    layer_norm_epsilon: float = epsilon_field(1e-6)
     value_updates: int = setting(1, "updates of V in each update", low=1)
     random_actions: int = setting(0, "so many uniformly random actions for each state are added to V's batch", low=0)
     action_noise: float = setting(
@@ -85,14 +79,6 @@ def make_actor(config: Any, spec: DataSpec) -> nn.Module:
     return make_policy(c.policy, spec.observation_dim, spec.action_dim, spec.num_actions, c.hidden, **form)
 
 
-def optimizer(config: Any, module: str) -> Adam:
-    """The critics' Adam; the actor's with its schedule over `decay_steps`."""
-    adam = critics.optimizer(config, module)
-    if module == "actor" and config.actor_schedule != "constant":
-        return Adam(learning_rate=adam.learning_rate, schedule=config.actor_schedule, decay_steps=config.decay_steps)
-    return adam
-
-
 def actor_of(algorithm: Algorithm, state: TrainState) -> Actor:
     """The policy, which explores with noise where it is deterministic."""
     return (NoisyActor if isinstance(algorithm.policy, Deterministic) else MemorylessActor)(algorithm, state)
@@ -100,7 +86,7 @@ def actor_of(algorithm: Algorithm, state: TrainState) -> Actor:
 
 def expectile_loss(
     value: Value, params: Params, batch: Batch, q: Values, expectile: float | Tensor, rows: float | Tensor = 1.0
-) -> tuple[Tensor, Metrics]:
+) -> Loss:
     """E |tau - 1(Q - V < 0)| (Q - V)^2 (IQL, arXiv 2110.06169, equation 5), for values q [B]. rows [B]: weights of the
     batch's rows.
     """
@@ -110,6 +96,53 @@ def expectile_loss(
 
 
 # ---- steep losses of V (XQL, f-DVL, ReCOIL)
+
+
+class SteepValue(WithCritic, Algorithm):
+    """XQL and its relatives, each of which has its own loss of V: critics by Huber's loss, a policy by weighted
+    imitation. Modules: value, actor, critic.
+    """
+
+    def modules(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        self.value = Value(c, s, layer_norm=c.value_layer_norm, norm_first=True)  # as the authors' code
+        actor = make_actor(c, s)
+        self.critic = Critic(c, s)
+        return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
+
+    @abstractmethod
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> Loss:
+        """The loss of V against Q [B] of the target critics at the batch's actions."""
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
+        """E h(r + gamma V(s') - Q(s, a)), h Huber's loss (XQL, arXiv 2301.02328, equation 12)."""
+        target = self.critic.td_target(batch, self.value(state.params["value"], batch["next_observations"]))
+        return self.critic.loss(critic, batch, target, key, objective=huber_objective(self.config, self.critic))
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
+        """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
+        advantage = q - self.value(state.params["value"], batch["observations"]).mean
+        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
+        dist = self.apply("actor", actor, batch["observations"], key)
+        loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
+        return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        target_critics = self.critic.target_critics(state, key)
+        value: Metrics = {}
+        q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean
+        for i in range(self.config.value_updates):
+            inputs = value_batch(self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i))
+            opt_state = state.opt["value"]
+            state, value = self.descend(state, "value", self.value_loss, *inputs)
+            value["value/gradient"] = gradient_norm(opt_state, state.opt["value"], self.optimizer("value"))
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, q, key)
+        state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
+        state = self.critic.regularised(state)
+        return self.polyak(state, "critic"), {**value, **actor, **critic}
+
+    def actor(self, state: TrainState) -> Actor:
+        return actor_of(self, state)
 
 
 def value_batch(

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, TrainState
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.algorithm import Actor, Adam, Algorithm, Carry, Dataset, DataSpec, Grid, Sampler
 from offrl.data.samplers.sequences import SequenceSampler, drawn_episodes
-from offrl.data.samplers.transitions import Sampler
 from offrl.nn import make_policy
-from offrl.optim import Adam
 from offrl.settings.field import setting
 
 
@@ -122,8 +117,10 @@ class OutcomeConditioned(Algorithm):
     Batches are steps with the return that followed them. Episodes of which the data lack the end have no return, and
     are not learnt from."""
 
+    actor_class = OutcomeActor
+
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         config = fit_target_return(config, dataset)
         if config.max_length is None:
             config = dataclasses.replace(
@@ -161,6 +158,3 @@ class OutcomeConditioned(Algorithm):
             return share
         steps_to_go = (self.config.max_length - timesteps).clamp(min=1)
         return share * self.config.max_length / steps_to_go
-
-    def actor(self, state: TrainState) -> Actor:
-        return OutcomeActor(self, state)

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
-from offrl.families import critics
-from offrl.families.critics import Critic, CriticSettings, Target, Values, fit_value_range
+from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Update
+from offrl.families.critics import Critic, CriticSettings, Target, Values, WithCritic
 from offrl.nn import Categorical, TanhGaussian
-from offrl.optim import Adam, Params
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
@@ -64,18 +58,13 @@ class LogWeight(nn.Module):
         return self.log.exp()
 
 
-class SoftActorCritic(Algorithm):
+class SoftActorCritic(WithCritic, Algorithm):
     """SAC (arXiv 1812.05905) with the smallest of E critics. Modules: actor, critic, entropy (the learnt weight).
 
     With discrete actions the policy is categorical and expectations over it are exact (arXiv 1910.07207).
     """
 
-    traits = Traits(targets=("critic",), critic_modules=("critic",))
     critic: Critic
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         entropy, actor = LogWeight(self.config.entropy_weight), self.make_actor()
@@ -91,10 +80,11 @@ class SoftActorCritic(Algorithm):
         return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, **form)
 
     def optimizer(self, name: str) -> Adam:
+        if name != "entropy":
+            return super().optimizer(name)
         c = self.config
-        if name == "entropy" and c.entropy_learning_rate is not None:
-            return Adam(learning_rate=c.entropy_learning_rate)
-        return critics.optimizer(c, "actor" if name == "entropy" else name)
+        rates = c.entropy_learning_rate, c.actor_learning_rate, c.learning_rate
+        return Adam(next(rate for rate in rates if rate is not None))
 
     @property
     def target_entropy(self) -> float:
@@ -130,7 +120,7 @@ class SoftActorCritic(Algorithm):
             else self.sample(actor, observations, key)[1]
         )
 
-    def entropy_loss(self, entropy: Params, state: TrainState, negative_entropy: Tensor) -> tuple[Tensor, Metrics]:
+    def entropy_loss(self, entropy: Params, state: TrainState, negative_entropy: Tensor) -> Loss:
         """-log alpha * (log pi + target entropy), the usual form; negative_entropy [B]: log densities, or minus the
         entropies.
         """
@@ -144,7 +134,7 @@ class SoftActorCritic(Algorithm):
         weight, limit = self.apply("entropy", state.params["entropy"]), self.config.max_entropy_weight
         return weight if limit is None else weight.clamp(max=limit)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E [alpha log pi(a|s) - min_i Q_i(s, a)], a a reparametrised sample of the policy."""
         weight, critic, observations = self.weight(state), state.params["critic"], batch["observations"]
         if self.spec.discrete:
@@ -202,57 +192,21 @@ class SoftActorCritic(Algorithm):
         )  # [E, B, out_dim]
         return self.critic.td_target(batch, Values(value, self.critic.smallest(best_logits).logits))
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma (min_j Q'_j(s', a') - alpha log pi(a'|s')) - Q_i(s, a))^2, summed over critics i."""
         return self.critic.loss(critic, batch, self.target(state, state.params["actor"], batch, key), key)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         actor_key, critic_key = rng.split(key)
         negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], actor_key)
         state, entropy = self.descend(state, "entropy", self.entropy_loss, negative_entropy)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, critic_key)
         state = self.critic.regularised(state)
-        return self.polyak(state, "critic", self.config.polyak), {**entropy, **actor, **critic}
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
+        return self.polyak(state, "critic"), {**entropy, **actor, **critic}
 
 
 @dataclass
+@defaults(hidden=[256, 256, 256], critics=10, init="fixed_bias")
 class ManyCriticsSettings(SoftSettings):
     """Settings of SAC-N and EDAC; the defaults are the authors'."""
-
-    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    critics: int = setting(10, "how many critics; targets take the smallest of their values", low=1)
-    init: str = setting(
-        "fixed_bias",
-        "initial weights: fixed_bias (as published), torch (uniform), orthogonal, small_head",
-        choices=("fixed_bias", "torch", "orthogonal", "small_head"),
-    )
-
-
-def action_gradients(critic: Critic, params: Params, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Raw outputs [E, B, out_dim] at actions [B, A], and the gradients [E, B, A] of each critic's value with respect to
-    them.
-
-    Both come from one forward pass, and both can be differentiated with respect to `params`.
-    """
-    size = next(iter(params.values())).shape[0]
-
-    def value(inputs: Tensor) -> tuple[Tensor, Tensor]:
-        logits = critic(params, torch.cat([observations.expand(size, *observations.shape), inputs], -1))
-        return critic.head.mean(logits), logits
-
-    # an action of its own for each critic: the sum of their values then has each critic's gradient apart
-    result: Any = vjp(value, actions.expand(size, *actions.shape), has_aux=True)
-    values, pullback, logits = result
-    return logits, pullback(torch.ones_like(values))[0]
-
-
-def alignment(gradients: Tensor) -> Tensor:
-    """Mean cosine between the gradients [E, B, A] of two critics, over pairs and rows: []."""
-    size = gradients.shape[0]
-    unit = gradients / (gradients.norm(dim=-1, keepdim=True) + 1e-10)
-    pairs = unit.sum(0).square().sum(-1) - unit.square().sum((0, -1))  # over i != j, without making them all
-    return pairs.mean() / (size * (size - 1))

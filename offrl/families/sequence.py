@@ -7,24 +7,33 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, TrainState
-from offrl.data.dataset import Dataset
+from offrl.algorithm import (
+    Actor,
+    Adam,
+    Algorithm,
+    Batch,
+    Carry,
+    Dataset,
+    Grid,
+    Loss,
+    Params,
+    Sampler,
+    TrainState,
+    Update,
+)
 from offrl.data.samplers.sequences import RETURNS, STEPS, SequenceSampler, drawn_episodes
-from offrl.data.samplers.transitions import Batch, Sampler
-from offrl.families.return_conditioned import recorded
+from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return, recorded
 from offrl.nn import Transformer, make_policy
 from offrl.nn.policies import Policy
 from offrl.nn.transformer import Affine, Norm, Table, drop, interleave, visible
-from offrl.optim import Adam
 from offrl.settings.field import setting
 
 OUTER = 1_000  # folded into the key of the dropout of embeddings; the transformer's layers have 0, 1, ...
@@ -166,49 +175,6 @@ class GoalHistory(History):
 pytree.register_dataclass(GoalHistory)
 
 
-class SequenceModel(Algorithm):
-    """A policy over the last K steps. A subclass has its tokens, its loss and its update.
-
-    The action of a step may depend on this step's tokens before it and on all tokens of earlier steps. Training windows
-    are padded and masked; when acting, the first windows are as short as the episode.
-    """
-
-    def modules(self) -> dict[str, nn.Module]:
-        return {"actor": StepPolicy(self.sizes(), self.config, self.spec)}
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        config = super().fit_config(config, dataset, grid)
-        if config.max_timestep is None:
-            length = int(dataset.episode_lengths()[drawn_episodes(dataset)].max())
-            task = dataset.spec.task
-            limit = (task.max_episode_steps or 0) if task is not None else 0
-            config = dataclasses.replace(config, max_timestep=max(length, limit))
-        return config
-
-    @abstractmethod
-    def sizes(self) -> dict[str, int]:
-        """The kinds of tokens in their order, and the dimension of each."""
-
-    @abstractmethod
-    def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        """The tokens [B, K, size] by kind. Where the policy acts, the current step's action and reward are zeros."""
-
-    def sampler(self) -> Sampler:
-        return SequenceSampler(self.config.context, left=self.config.padding == "left")
-
-    def optimizer(self, name: str) -> Adam:
-        c = self.config
-        return Adam(c.learning_rate, weight_decay=c.weight_decay, clip_norm=c.clip_norm, warmup_steps=c.warmup_steps)
-
-    @property
-    def policy(self) -> Policy:
-        return cast(Policy, self.networks["actor"].head)
-
-    def actor(self, state: TrainState) -> Actor:
-        return SequenceActor(self, state)
-
-
 class SequenceActor(Actor):
     """Policy of the last K steps. A carry is a `History`."""
 
@@ -260,6 +226,61 @@ class SequenceActor(Actor):
     def with_actions(self, carry: History, window: Batch, actions: Tensor) -> History:
         """The memory once `actions` were taken at the window's last step."""
         return dataclasses.replace(carry, window=with_last(window, "actions", actions), t=carry.t + 1)
+
+
+class SequenceModel(Algorithm):
+    """A policy over the last K steps. A subclass has its loss.
+
+    The action of a step may depend on this step's tokens before it and on all tokens of earlier steps. Training windows
+    are padded and masked; when acting, the first windows are as short as the episode.
+    """
+
+    actor_class: ClassVar[type[Actor]] = SequenceActor
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {"actor": StepPolicy(self.sizes(), self.config, self.spec)}
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+        config = super().fit_config(config, dataset, grid)
+        if config.max_timestep is None:
+            length = int(dataset.episode_lengths()[drawn_episodes(dataset)].max())
+            task = dataset.spec.task
+            limit = (task.max_episode_steps or 0) if task is not None else 0
+            config = dataclasses.replace(config, max_timestep=max(length, limit))
+        return fit_target_return(config, dataset) if isinstance(config, TargetReturnSettings) else config
+
+    def sizes(self) -> dict[str, int]:
+        """The kinds of tokens in their order, and the dimension of each; by default DT's."""
+        return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
+
+    def tokens(self, batch: Batch) -> dict[str, Tensor]:
+        """The tokens [B, K, size] by kind; by default DT's (R_1, s_1, a_1, ..., R_K, s_K, a_K), the trajectory of its
+        section 3, R_t the return to go. Where the policy acts, the current step's action and reward are zeros.
+        """
+        return {
+            "return": (batch[RETURNS] / self.config.return_scale).unsqueeze(-1),
+            "observation": batch["observations"],
+            "action": self.spec.encode(batch["actions"]),
+        }
+
+    @abstractmethod
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
+        """The loss of the policy, the module "actor"."""
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        return self.descend(state, "actor", self.actor_loss, batch, key)
+
+    def sampler(self) -> Sampler:
+        return SequenceSampler(self.config.context, left=self.config.padding == "left")
+
+    def optimizer(self, name: str) -> Adam:
+        c = self.config
+        return Adam(c.learning_rate, weight_decay=c.weight_decay, clip_norm=c.clip_norm, warmup_steps=c.warmup_steps)
+
+    @property
+    def policy(self) -> Policy:
+        return cast(Policy, self.networks["actor"].head)
 
 
 class TargetReturnActor(SequenceActor):

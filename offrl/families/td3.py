@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor, NoisyActor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
-from offrl.families import critics
-from offrl.families.critics import Critic, CriticSettings, Values, fit_value_range
+from offrl.actor import NoisyActor
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update
+from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.nn import Deterministic
-from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 
 
@@ -29,24 +23,18 @@ class TD3Settings(CriticSettings):
     noise_clip: float = setting(0.5, "largest target noise", low=0.0)
 
 
-class TD3(Algorithm):
+class TD3(WithCritic, Algorithm):
     """TD3 (arXiv 1802.09477); a subclass has the loss of its actor. Modules: critic, actor."""
 
     traits = Traits(targets=("critic", "actor"), critic_modules=("critic",), period=2, actions=("continuous",))
     critic: Critic
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return fit_value_range(config, dataset, grid)
+    actor_class = NoisyActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.critic = Critic(c, s)
         actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, activation=c.activation, init=c.init)
         return {"critic": self.critic.network, "actor": actor}
-
-    def optimizer(self, name: str) -> Adam:
-        return critics.optimizer(self.config, name)
 
     def next_action(self, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
         """a' [B, A]: the target actor's action at s' with clipped noise (target policy smoothing)."""
@@ -61,16 +49,16 @@ class TD3(Algorithm):
             self.critic.target_critics(state, rng.fold_in(key, 100)), batch["next_observations"], next_action
         )
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2, summed over critics i."""
         next_q = self.next_q(state, batch, self.next_action(state, batch, key), key)
         return self.critic.loss(critic, batch, self.critic.td_target(batch, next_q), key)
 
     @abstractmethod
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """The loss of the deterministic actor."""
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
         if phase == 0:
@@ -80,28 +68,9 @@ class TD3(Algorithm):
 
     def move_targets(self, state: TrainState) -> TrainState:
         """The state with its target critics and its target actor a step further."""
-        return self.polyak(self.polyak(state, "critic", self.config.polyak), "actor", self.config.polyak)
+        return self.polyak(self.polyak(state, "critic"), "actor", self.config.polyak)
 
-    def actor(self, state: TrainState) -> Actor:
-        return NoisyActor(self, state)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
-
-
-def imitating_loss(algorithm: TD3, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-    """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))|: TD3+BC's loss (arXiv
-    2106.06860, section 5).
-    """
-    (action,) = algorithm.apply("actor", actor, batch["observations"])
-    q = first_q(algorithm, state, batch["observations"], action)
-    scale = algorithm.config.alpha / q.detach().abs().mean()
-    imitation = (action - batch["actions"]).square().mean()
-    loss = imitation - scale * q.mean()
-    return loss, {"actor/loss": loss, "actor/bc": imitation, "actor/q": q.mean()}
-
-
-def first_q(algorithm: TD3, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-    """Q_1 [B] of the first online critic; the others are not evaluated."""
-    first_critic = {k: v[:1] for k, v in state.params["critic"].items()}
-    return algorithm.critic.q(first_critic, observations, actions)[0]
+    def first_q(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
+        """Q_1 [B] of the first online critic; the others are not evaluated."""
+        first_critic = {k: v[:1] for k, v in state.params["critic"].items()}
+        return self.critic.q(first_critic, observations, actions)[0]

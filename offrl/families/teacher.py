@@ -6,19 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Dataset, TrainConfig
 from offrl.errors import UserError
 from offrl.pretrained import Pretrained, Requirement
 from offrl.settings.field import setting
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 CHUNK = 16_384  # rows whose values are computed at once
 MOST_STEPS = 1_000_000  # of values that are trained first: what is published, however long the run that takes them
@@ -85,4 +82,4 @@ def _value(run: Pretrained, observations: Tensor, actions: Tensor) -> Tensor:
 
 def observation_rows(dataset: Dataset) -> Tensor:
     """The observations of every row as critics take them, [R, O] float32 on the CPU."""
-    return dataset.columns["observations"].cpu().reshape(len(dataset), -1).float()
+    return dataset.flat("observations").cpu().float()

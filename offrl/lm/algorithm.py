@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, LossFn, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Grid, LossFn, Metrics, TrainState, Traits, Update
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, warn
@@ -54,7 +54,7 @@ class TextAlgorithm(Algorithm):
         return reference_policy.with_reference_model(config, pretrained)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """Find the language model and the tokenizer, how actions end and how long they may be. Raises UserError where
         they do not fit.
         """
@@ -76,7 +76,8 @@ class TextAlgorithm(Algorithm):
 
     def optimizer(self, name: str) -> Adam:
         c = self.config
-        return Adam(c.learning_rate, weight_decay=c.weight_decay, clip_norm=c.clip_norm, warmup_steps=c.warmup_steps)
+        rate = getattr(c, "actor_learning_rate" if name == "policy" else "critic_learning_rate", c.learning_rate)
+        return Adam(rate, weight_decay=c.weight_decay, clip_norm=c.clip_norm, warmup_steps=c.warmup_steps)
 
     def init(self, seed: int) -> TrainState:
         # on a copy, so that parts keep the modules of `networks`, whose parameters `descend` puts in place
@@ -97,7 +98,7 @@ class TextAlgorithm(Algorithm):
         """The method x[0] of module `name`, with the given parameters."""
         return call(self.networks[name], params, *x)
 
-    def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
+    def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> Update:
         """One optimiser step on module `name`. The first of x is a batch, which is taken in `accumulate` parts: losses
         and metrics are sums over what a part holds, divided by what the whole batch holds (`share`), so they add up."""
         batch, arguments = x[0], x[1:]

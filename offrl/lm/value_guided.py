@@ -9,25 +9,25 @@ vocabulary, K outputs of a value head.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Part, TrainState
-from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Actor, Batch, Dataset, DataSpec, Grid, Loss, Metrics, Params, Part, TrainState
 from offrl.errors import UserError
+from offrl.lm import reference_policy
 from offrl.lm.actor import TextActor
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models import decoding
 from offrl.lm.models.causal_lm import LM, LMWithHeads, call
-from offrl.lm.models.configured import describe, tokenizer_of
+from offrl.lm.models.configured import describe, language_model, tokenizer_of
 from offrl.lm.reference_policy import ReferenceSettings
-from offrl.lm.sampler import DONE, IDS, KNOWN, LAST, NEXT, REWARD, SUCCESSOR, VALID, action_mask
+from offrl.lm.sampler import DONE, IDS, KNOWN, LAST, NEXT, REWARD, SUCCESSOR, VALID, action_mask, cross_entropy
 from offrl.lm.settings import ValueHeadSettings, head_of, with_value_range
-from offrl.optim import Params
 from offrl.settings.field import setting
 
 TRUNKS = ("separate", "shared")
@@ -175,3 +175,48 @@ class ValueGuidedActor(TextActor):
             0
         )
         return logits.log_softmax(-1) + self.values.config.beta * q
+
+
+class ValueGuided:
+    """What algorithms of values of tokens share, the module "value"; named before `TextAlgorithm` among parents."""
+
+    config: Any
+    spec: DataSpec
+    pretrained: Any
+    runtime: Any
+    values: TokenValues
+    q_heads: ClassVar[tuple[str, ...]] = ("q1",)
+    v_heads: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+        return with_token_value_range(super().fit_config(config, dataset, grid), dataset)  # type: ignore[misc]
+
+    def modules(self) -> dict[str, nn.Module]:
+        lm = language_model(self.config)
+        self.reference = reference_policy.frozen_reference(self.config, self.pretrained)
+        self.values = TokenValues(self.config, self.spec, lm, self.q_heads, self.v_heads)
+        self.runtime.notes = self.values.notes
+        return {"value": self.values.network}
+
+    def with_cloning(self, loss: Tensor, metrics: Metrics, value: Params, hidden: Tensor, batch: Batch) -> Loss:
+        """With trunk=shared the loss has the cloning loss of the same language model too."""
+        if self.config.trunk != "shared":
+            return loss, metrics
+        cloning = cross_entropy(partial(self.values, value, "logits"), hidden, batch)
+        return loss + self.config.clone_weight * cloning, {**metrics, "policy/loss": cloning}
+
+    def actor(self, state: TrainState) -> Actor:
+        return ValueGuidedActor(self, state, self.values, self.reference)  # type: ignore[arg-type]
+
+    def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, about = super().assets()  # type: ignore[misc]
+        reference, identity = reference_policy.pack(self.pretrained, self.config.policy_id)
+        return {**tensors, **reference}, {**about, **identity}
+
+    @classmethod
+    def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
+        remainder, pretrained = reference_policy.unpack(tensors)
+        if "identity" in about:
+            super().load_assets(remainder, about)  # type: ignore[misc]
+        return pretrained

@@ -115,7 +115,6 @@ class PlainDenoiser(nn.Module):
         return self.net(x if self.first is None else self.first(x))
 
 
-SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {"mish": F.mish, "silu": F.silu}
 TRUNCATED = 0.87962566103423978  # standard deviation of a standard normal number that is cut off at 2
 
 
@@ -124,9 +123,8 @@ class _ResidualBlock(nn.Module):
     normal, as flax's.
     """
 
-    def __init__(self, width: int, dropout: float, activation: str, epsilon: float = 1e-6) -> None:
+    def __init__(self, width: int, dropout: float, epsilon: float = 1e-6) -> None:
         super().__init__()
-        self.activation = SMOOTH[activation]
         self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
         self.wide, self.narrow = Linear(width, 4 * width), Linear(4 * width, width)
         self.dropout, self.epsilon = dropout, epsilon
@@ -138,7 +136,7 @@ class _ResidualBlock(nn.Module):
     def forward(self, x: Tensor, key: Tensor | None) -> Tensor:
         y = x if key is None or self.dropout == 0.0 else dropout(x, self.dropout, key)
         y = F.layer_norm(y, y.shape[-1:], eps=self.epsilon) * self.scale + self.shift
-        return x + self.narrow(self.activation(self.wide(y)))
+        return x + self.narrow(F.mish(self.wide(y)))
 
 
 class ResidualDenoiser(nn.Module):
@@ -147,7 +145,7 @@ class ResidualDenoiser(nn.Module):
 
     Action, observation and the step (as waves of learned lengths, through two layers twice as wide) side by side -> a
     linear layer -> residual blocks with LayerNorm -> activation -> a linear layer. Dropout is on exactly when a key is
-    given. embedding: waves, an even number. activation: of `SMOOTH`.
+    given. embedding: waves, an even number.
     """
 
     def __init__(
@@ -158,22 +156,21 @@ class ResidualDenoiser(nn.Module):
         blocks: int,
         embedding: int,
         dropout: float = 0.0,
-        activation: str = "mish",
     ) -> None:
         super().__init__()
-        self.activation, waves = SMOOTH[activation], embedding // 2
+        waves = embedding // 2
         self.waves = nn.Parameter(0.2 * torch.randn(waves))
         self.up, self.down = Linear(2 * waves, 4 * waves, "xavier"), Linear(4 * waves, 4 * waves, "xavier")
         self.first = Linear(action_dim + obs_dim + 4 * waves, width, "xavier")
-        self.blocks = nn.ModuleList(_ResidualBlock(width, dropout, activation) for _ in range(blocks))
+        self.blocks = nn.ModuleList(_ResidualBlock(width, dropout) for _ in range(blocks))
         self.head = Linear(width, action_dim, "xavier")
 
     def forward(self, noisy: Tensor, step: Tensor, observations: Tensor, key: Tensor | None = None) -> Tensor:
-        time = self.down(self.activation(self.up(fourier(step, self.waves))))
+        time = self.down(F.mish(self.up(fourier(step, self.waves))))
         x = self.first(torch.cat([noisy, observations, time], -1))
         for i, block in enumerate(self.blocks):
             x = cast(_ResidualBlock, block)(x, None if key is None else rng.fold_in(key, i))
-        return self.head(self.activation(x))
+        return self.head(F.mish(x))
 
 
 OFFSET, LARGEST = 0.008, 0.999  # of the cosine schedule, and of its betas (arXiv 2102.09672, section 3.2)
@@ -187,6 +184,14 @@ def add_noise(actions: Tensor, noise: Tensor, step: Tensor, steps: int, schedule
     """sqrt(abar_t) a + sqrt(1 - abar_t) e for actions and noise [B, A] at steps [B] (equation 4)."""
     abar = signal(step, steps, schedule).unsqueeze(-1)
     return abar.sqrt() * actions + (1.0 - abar).sqrt() * noise
+
+
+def noised(
+    actions: Tensor, steps: int, keys: Sequence[Tensor], schedule: str = "cosine"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Noisy actions [B, A], their random steps [B], and the noise [B, A] in them; keys: of the steps, of the noise."""
+    step, noise = rng.randint(keys[0], (len(actions),), steps), rng.normal(keys[1], tuple(actions.shape))
+    return add_noise(actions, noise, step, steps, schedule), step, noise
 
 
 def clean_action(noisy: Tensor, noise: Tensor, step: Tensor, steps: int, schedule: str = "cosine") -> Tensor:

@@ -10,14 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
-from offrl.data.dataset import Dataset
+from offrl.algorithm import (
+    Algorithm,
+    Batch,
+    Dataset,
+    Loss,
+    Params,
+    Sampler,
+    TrainState,
+    Traits,
+    TransitionSampler,
+    Update,
+)
 from offrl.data.memory import chunks
-from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler, episode_of
+from offrl.data.samplers.transitions import episode_of
 from offrl.errors import UserError
 from offrl.nn import MLP
 from offrl.nn.policies import Categorical, Policy, TanhGaussian
-from offrl.optim import Params
 from offrl.relabel.train_ensemble import Trained, train_members
 from offrl.settings.field import setting
 
@@ -78,7 +87,7 @@ class InverseDynamics(Algorithm):
     def sampler(self) -> Sampler:
         return TransitionSampler(extra=("previous",))
 
-    def loss(self, params: Params, state: TrainState, batch: Batch, key: Tensor | None) -> tuple[Tensor, Metrics]:
+    def loss(self, params: Params, state: TrainState, batch: Batch, key: Tensor | None) -> Loss:
         """The mean negative log-likelihood of the actions; with a key dropout is on."""
         x = torch.cat([batch["previous"], batch["observations"], batch["next_observations"]], -1)
         dist = self.apply("inverse", params, x, key)
@@ -102,7 +111,7 @@ class InverseDynamics(Algorithm):
         assert isinstance(network, Policy)
         return network
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "inverse", self.loss, batch, key)
 
 
@@ -129,10 +138,10 @@ class Inputs:
         """s_{t-1}, s_t, s_{t+1} at rows [B], each [B, O]. Before an episode's first row there are zeros, put in before
         normalising.
         """
-        observations = dataset.columns["observations"].reshape(len(dataset), -1)
+        observations = dataset.flat("observations")
         first = torch.isin(rows, dataset.episode_start)
         before = torch.where(first.unsqueeze(-1), 0.0, observations[(rows - 1).clamp(min=0)])
-        after = dataset.columns["next_observations"].reshape(len(dataset), -1)[rows]
+        after = dataset.flat("next_observations")[rows]
         previous, current, following = ((x - self.mean) / self.std for x in (before, observations[rows], after))
         return previous, current, following
 

@@ -15,15 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Batch, Dataset, DataSpec, Loss, Params, Sampler, TrainState, Traits, Update
 from offrl.data.containers.guard import reading
-from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.data.transforms.reward_labels import episode_columns
 from offrl.errors import UserError
 from offrl.nn import MLP
 from offrl.nn.outline import outline
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.relabel.train_ensemble import train_members
 from offrl.settings.field import check, setting
@@ -79,12 +76,12 @@ class Preferences(Algorithm):
         """[..., W] -> [...] in (-1, 1)."""
         return self.apply("reward", params, x).squeeze(-1).tanh()
 
-    def loss(self, params: Params, state: TrainState | None, batch: Batch) -> tuple[Tensor, Metrics]:
+    def loss(self, params: Params, state: TrainState | None, batch: Batch) -> Loss:
         logits = (self.rewards(params, batch["second"]) - self.rewards(params, batch["first"])).sum(-1)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch["label"])
         return loss, {"reward/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "reward", self.loss, batch)
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offrl.algorithm import Algorithm
+from offrl.algorithm import Algorithm, Params
 from offrl.errors import UserError
-from offrl.optim import Params
 from offrl.system.progress import Progress
 from offrl.training.engine import LocalEngine
 from offrl.training.fit import fit

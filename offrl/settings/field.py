@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, TypeVar
 
 from offrl.errors import UserError, nearest
+
+Kind = TypeVar("Kind")
 
 
 def setting(
@@ -43,6 +45,29 @@ def setting(
     metadata: dict[str, Any] = {"help": help, "low": low, "high": high, "above": above, "shown": shown}
     metadata |= {"choices": tuple(choices) if choices else None, "place": place, "structural": structural}
     metadata |= {"shared": shared, "acting": acting, "filled": filled}
+    return _field(default, metadata)
+
+
+def defaults(**values: Any) -> Callable[[type[Kind]], type[Kind]]:
+    """A dataclass with other defaults for settings of its parents: stands between `@dataclass` and the class.
+
+    Raises TypeError for a setting that no parent has.
+    """
+
+    def changed(kind: type[Kind]) -> type[Kind]:
+        parents = [parent for parent in kind.__mro__[:0:-1] if dataclasses.is_dataclass(parent)]
+        inherited = {known.name: known for parent in parents for known in dataclasses.fields(parent)}
+        for name, value in values.items():
+            if name not in inherited:
+                raise TypeError(f"{kind.__name__} inherits no setting '{name}'")
+            kind.__annotations__[name] = inherited[name].type
+            setattr(kind, name, _field(value, inherited[name].metadata))
+        return kind
+
+    return changed
+
+
+def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.algorithm import TrainState, select, stack
-from offrl.algorithms.arsq import ARSQ, ARSQConfig
-from offrl.algorithms.arsq.digits import Digits
+from offrl.algorithms.arsq import ARSQ, ARSQConfig, Digits
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.demonstrations import DEMONSTRATION, BestEpisodeSampler

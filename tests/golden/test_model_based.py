@@ -32,7 +32,7 @@ def test_mopo_s_penalised_reward(penalty: float, tmp_path: Path) -> None:
     algorithm, state, source = small.make(tmp_path, "mopo", penalty=penalty, rollouts=20)
     assert algorithm.config.uncertainty == "aleatoric"
     told = algorithm.roll(state, source, rng.make_key(1))
-    algorithm.penalised = lambda outcome, uncertainty: (outcome.rewards, outcome.terminations)
+    algorithm.judged = lambda source, outcome, uncertainty: (outcome.rewards, outcome.terminations)
     plain = algorithm.roll(state, source, rng.make_key(1))
     assert torch.equal(told.next_observations, plain.next_observations)
     _, std = small.predict(
@@ -308,7 +308,7 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     quiet = dataclasses.replace(algorithm.config, penalty=0.0, uncertainty="none")
     fit = type(algorithm).fit_config
     with pytest.raises(UserError, match=r"algo\.penalty=1 is times an uncertainty, and algo.uncertainty=none"):
-        small.make(tmp_path, "mopo", penalty=1.0, uncertainty="none")
+        fit(dataclasses.replace(quiet, penalty=1.0), small.dataset())
     with pytest.raises(UserError, match=r"algo\.penalty=5 is times an uncertainty"):
         fit(quiet, small.dataset(), {"penalty": [0.0, 5.0]})
     with pytest.raises(UserError, match=r"algo\.sample_dropout=0\.05 of algo\.repeats=10 rollouts is none"):

@@ -59,7 +59,7 @@ def test_halting(tmp_path: Path) -> None:
     algorithm, state, source = make(tmp_path, threshold_scale=0.5, rollouts=40, horizon=4)
     limit, lowest = float(algorithm.limit(source)), X["rewards"][DATA.transition_rows().numpy()].min()
     told = algorithm.roll(state, source, rng.make_key(1))
-    algorithm.halted = lambda source, outcome, uncertainty: (outcome.rewards, outcome.terminations)
+    algorithm.judged = lambda source, outcome, uncertainty: (outcome.rewards, outcome.terminations)
     plain = algorithm.roll(state, source, rng.make_key(1))
     u = disagreements(
         source, small.wide(plain.observations).reshape(-1, OBS), small.wide(plain.actions).reshape(-1, A)
@@ -91,7 +91,7 @@ def test_what_halting_costs(settings: dict[str, Any], reward: float, tmp_path: P
     flags = torch.tensor([False, False, True])
     outcome = Outcome(torch.zeros(3, OBS), torch.tensor([1.0, 2.0, 3.0]), flags, ~flags)
     limit = algorithm.limit(source)
-    rewards, ended = algorithm.halted(source, outcome, torch.stack([limit * 0.99, limit * 1.01, limit]))
+    rewards, ended = algorithm.judged(source, outcome, torch.stack([limit * 0.99, limit * 1.01, limit]))
     assert rewards.tolist() == [1.0, pytest.approx(reward), 3.0] and ended.tolist() == [False, True, True]
 
 
@@ -101,7 +101,7 @@ def test_a_penalty_is_of_known_steps_alone(tmp_path: Path) -> None:
         torch.zeros(2, OBS), torch.ones(2), torch.zeros(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
     )
     limit = algorithm.limit(source)
-    rewards, _ = algorithm.halted(source, outcome, torch.stack([0.5 * limit, 2 * limit]))
+    rewards, _ = algorithm.judged(source, outcome, torch.stack([0.5 * limit, 2 * limit]))
     assert rewards.tolist() == [pytest.approx(1.0 - float(limit)), -50.0]
 
 

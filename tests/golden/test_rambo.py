@@ -14,8 +14,7 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState, stack
-from offrl.algorithms.rambo.model import log_mixture
-from offrl.algorithms.rambo.settings import MODEL_SETTINGS
+from offrl.algorithms.rambo import MODEL_SETTINGS, log_mixture
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError

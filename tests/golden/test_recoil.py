@@ -95,9 +95,13 @@ def test_the_expert_counts_in_the_scale_of_the_value_loss() -> None:
     algorithm, state = make(gumbel_temperature=2.0, gumbel_clip=7.0)
     zero = {k: torch.zeros_like(v) for k, v in state.params["value"].items()}
     batch = {k: v[:2] for k, v in BATCH.items()}
-    loss, _ = algorithm.value_loss(zero, state, batch, torch.tensor([2.0, -2.0]), torch.tensor([4.0, -30.0]))
+    loss, _ = algorithm.value_loss(
+        zero, state, {**batch, "expert_q": torch.tensor([4.0, -30.0])}, torch.tensor([2.0, -2.0])
+    )
     assert float(loss) == pytest.approx(0.07349797, rel=1e-5)
-    loss, _ = algorithm.value_loss(zero, state, batch, torch.tensor([2.0, -2.0]), torch.tensor([2.0, -30.0]))
+    loss, _ = algorithm.value_loss(
+        zero, state, {**batch, "expert_q": torch.tensor([2.0, -30.0])}, torch.tensor([2.0, -2.0])
+    )
     assert float(loss) == pytest.approx(0.19978820, rel=1e-5)
 
 

@@ -12,8 +12,8 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
+from offrl.algorithms.edac import action_gradients as slopes
 from offrl.errors import UserError
-from offrl.families import sac
 from tests.support.golden import KEY, OBS, A, B, K, critics, double, q_values, redraw, spec, transitions
 from tests.support.reference import mlp as ref
 
@@ -194,13 +194,12 @@ def test_the_best_of_many_actions_in_the_target(entropy: bool) -> None:
 
 def test_diversity_and_its_gradient() -> None:
     """EDAC's loss is SAC-N's and eta times equation 4; so is its gradient with respect to the critics' parameters."""
-    (edac, state), (sac_n, _) = make("edac"), make(log_alignment=True)
+    (edac, state), (sac_n, _) = make("edac"), make()
     critic, nets = state.params["critic"], critics(state.params["critic"])
     loss, metrics = edac.critic_loss(critic, state, BATCH, KEY)
-    plain, watched = sac_n.critic_loss(critic, state, BATCH, KEY)
+    plain, _ = sac_n.critic_loss(critic, state, BATCH, KEY)
     assert float(loss - plain) == pytest.approx(ETA * diversity(nets), rel=1e-3)
     assert float(metrics["critic/alignment"]) == pytest.approx(diversity(nets) / N, rel=1e-4)  # the mean cosine
-    assert float(watched["critic/alignment"]) == pytest.approx(diversity(nets) / N, rel=1e-4)
     ours, without = (
         torch.func.grad(lambda p, a=a: a.critic_loss(p, state, BATCH, KEY)[0])(critic) for a in (edac, sac_n)
     )
@@ -222,7 +221,7 @@ def test_gradients_with_the_critics_options(options: dict[str, Any]) -> None:
     """By central differences of the network itself, one critic at a time."""
     algorithm, state = make("edac", **options)
     critic, observations, actions = state.params["critic"], BATCH["observations"], BATCH["actions"]
-    logits, found = sac.action_gradients(algorithm.critic, critic, observations, actions)
+    logits, found = slopes(algorithm.critic, critic, observations, actions)
     torch.testing.assert_close(logits, algorithm.critic.logits(critic, observations, actions))
     wide = {k: v.double() for k, v in critic.items()}
     # that head's arithmetic is float32 by itself: a longer step
@@ -343,9 +342,6 @@ def test_what_cannot_be_compared_is_refused() -> None:
     ):
         with pytest.raises(UserError, match="critics="):
             make(name, **settings)
-    for discrete, settings in ((True, {}), (False, {"critics": 1})):
-        with pytest.raises(UserError, match="log_alignment"):
-            make(discrete=discrete, log_alignment=True, **settings)
 
 
 @pytest.mark.parametrize("name", ["sac_n", "edac"])

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from offrl import registry, rng
-from offrl.algorithms.modt.clusters import kmeans
-from offrl.algorithms.modt.min_norm import shortest
+from offrl.algorithms.modt import kmeans, shortest
 from offrl.algorithms.qdt import relabel
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
@@ -312,7 +311,7 @@ def test_acting_is_the_forward_of_training(name: str, discrete: bool) -> None:
             batch["valid"] = batch["valid"] if leading else batch["valid"].flip(1)
             out = algorithm.apply("actor", actor, algorithm.tokens(batch), batch["timesteps"], batch["valid"], None)
             if name == "edt":  # asks for what its first answer promises
-                batch["returns_to_go"] = algorithm.from_units(out[1])
+                batch["returns_to_go"] = out[1] * algorithm.config.return_scale
                 out = algorithm.apply("actor", actor, algorithm.tokens(batch), batch["timesteps"], batch["valid"], None)
             dist = out[0] if isinstance(out[0], tuple) else out
             expected = algorithm.policy.mode(tuple(x[:, -1 if leading else len(recent) - 1] for x in dist))
@@ -340,15 +339,13 @@ def test_a_policy_that_was_asked_for_a_return_wants_to_know_its_rewards() -> Non
 # ---- descendants
 
 
-@pytest.mark.parametrize("units", ["scaled", "range"])
-def test_edt_losses(units: str) -> None:
+def test_edt_losses() -> None:
     dataset = data()
-    algorithm = make("edt", dataset, return_expectile=0.9, return_bins=5, return_units=units)
+    algorithm = make("edt", dataset, return_expectile=0.9, return_bins=5)
     assert algorithm.config.return_range == [2.0, 33.0]
-    scaled = units == "scaled"
-    assert algorithm.config.return_scale == (33.0 if scaled else None)
+    assert algorithm.config.return_scale == 33.0
     returns = torch.tensor([2.0, 33.0, 17.5, -5.0, 40.0, 17.4, 32.9])
-    assert algorithm.bin_of(returns).tolist() == ([0, 4, 2, 0, 4, 1, 3] if scaled else [0, 4, 2, 0, 4, 2, 4])
+    assert algorithm.bin_of(returns).tolist() == [0, 4, 2, 0, 4, 1, 3]
     net = algorithm.networks["actor"]
     scramble(net)
     actor = {k: v.detach() for k, v in net.named_parameters()}
@@ -358,11 +355,9 @@ def test_edt_losses(units: str) -> None:
     loss, metrics = algorithm.actor_loss(actor, algorithm.init(0), batch, None)
     valid, returns = batch["valid"].numpy(), batch["returns_to_go"].double().numpy()
     share = ((returns - 2.0) / 31.0).clip(0.0, 1.0)
-    index = (np.floor(share * 4) if scaled else np.round(share * 4)).astype(int)
-    np.testing.assert_allclose(
-        tokens["return"][..., 0][valid], ((index - 2.5) / 2.5 if scaled else index / 2 - 1)[valid], atol=1e-6
-    )
-    error = (returns / 33.0 if scaled else 2 * share - 1) - best.double().numpy()
+    index = np.floor(share * 4).astype(int)
+    np.testing.assert_allclose(tokens["return"][..., 0][valid], ((index - 2.5) / 2.5)[valid], atol=1e-6)
+    error = returns / 33.0 - best.double().numpy()
     promise = (np.where(error > 0, 0.9, 0.1) * error**2)[valid].mean()
     logits = bins.double().numpy()
     entropy = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, index[..., None], -1)[..., 0]
@@ -379,20 +374,9 @@ def test_edt_losses(units: str) -> None:
     assert float(loss) == pytest.approx(imitation + 0.5 * promise + 0.001 * entropy[valid].mean() + model, rel=1e-4)
 
 
-def test_edt_counts_the_published_share_of_its_return_loss() -> None:
-    """With the published `return_scale` a return of 3,234 that is estimated as 0 costs 0.5 * 0.99 * 3.234^2, whatever
-    the range is.
-    """
-    algorithm = make("edt", data(), return_scale=1000.0, return_range=[-20.272305, 3234.3])
-    estimate = algorithm.to_units(torch.tensor([3234.3, 12_135.0]))
-    np.testing.assert_allclose(estimate, [3.2343, 12.135], rtol=1e-6)  # not cut off at the range
-    np.testing.assert_allclose(algorithm.from_units(estimate), [3234.3, 12_135.0], rtol=1e-6)
-
-
 @pytest.mark.parametrize("ends", [[-20.272305, 3234.3], [1.629008, 4592.3], [-280.178953, 12135.0]])
-@pytest.mark.parametrize("units", ["scaled", "range"])
-def test_edt_asks_for_the_bin_that_it_drew(ends: list[float], units: str) -> None:
-    algorithm = make("edt", data(), return_range=ends, return_units=units)
+def test_edt_asks_for_the_bin_that_it_drew(ends: list[float]) -> None:
+    algorithm = make("edt", data(), return_range=ends)
     every = torch.arange(60)
     assert algorithm.bin_of(algorithm.in_bin(every)).tolist() == every.tolist()
 
@@ -486,7 +470,7 @@ def test_edt_takes_the_history_that_promises_most() -> None:
         promises, actions = [], []
         for length in (4, 3, 2, 1):  # alone, and cut off in fact
             short = {k: v[e : e + 1, 4 - length :] for k, v in window.items()}
-            short["returns_to_go"] = algorithm.from_units(answer(short)[1])
+            short["returns_to_go"] = answer(short)[1] * algorithm.config.return_scale
             (action,), estimate, *_ = answer(short)
             promises.append(float(estimate[0, -1]))
             actions.append(action[0, -1])

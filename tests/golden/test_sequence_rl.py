@@ -14,8 +14,8 @@ from torch import Tensor
 from offrl import registry, rng
 from offrl.actor import NoisyActor
 from offrl.algorithm import TrainState
-from offrl.algorithms.sequence_rl import algorithm as module
-from offrl.algorithms.sequence_rl.sampler import (
+from offrl.algorithms import sequence_rl as module
+from offrl.algorithms.sequence_rl import (
     PREVIOUS,
     WINDOW_ACTIONS,
     WINDOW_OBSERVATIONS,
@@ -157,7 +157,7 @@ def test_the_actor_unrolls_its_own_actions(known: int) -> None:
 def fixed(monkeypatch: pytest.MonkeyPatch, algorithm: Any, q: Any) -> None:
     """The sequence actor gives its parameter "a", and Q_1 is a known function."""
     monkeypatch.setattr(algorithm, "apply", lambda name, params, *x: params["a"])
-    monkeypatch.setattr(module, "first_q", lambda algorithm, state, s, a: q(s, a))
+    monkeypatch.setattr(module.SequenceRL, "first_q", lambda algorithm, state, s, a: q(s, a))
 
 
 @pytest.mark.parametrize(("valid", "loss", "imitation"), [([1.0, 1.0], -0.7333333333, 0.1), ([1.0, 0.0], -2.46, 0.04)])

@@ -12,7 +12,7 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
-from offrl.algorithms.skill_iql.sampler import SegmentSampler, segments
+from offrl.algorithms.skill_iql import SegmentSampler, segments
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.nn.representations.latent import draw, gaussian_kl

@@ -10,7 +10,7 @@ import torch
 
 from offrl import registry
 from offrl.algorithm import select
-from offrl.algorithms.sequence_rl.sampler import WINDOW_OBSERVATIONS, RecallSampler
+from offrl.algorithms.sequence_rl import WINDOW_OBSERVATIONS, RecallSampler
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.transforms.columns import normalize_observations

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from offrl import ope, rng
-from offrl.algorithms.act.algorithm import ACT, ACTConfig
+from offrl.algorithms.act import ACT, ACTConfig
 from offrl.algorithms.qc import QC, QCConfig
 from offrl.collect.environment import look
 from offrl.collect.record import Stop

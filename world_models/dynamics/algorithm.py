@@ -7,29 +7,38 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import registry, rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree, select
-from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.algorithm import (
+    Algorithm,
+    Batch,
+    Dataset,
+    DataSpec,
+    Grid,
+    Loss,
+    Params,
+    Requirement,
+    Sampler,
+    TrainConfig,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+    select,
+)
 from offrl.errors import UserError, nearest
-from offrl.optim import Params
-from offrl.pretrained import Requirement
 from offrl.registry import register
-from offrl.settings.kinds import check_types
+from offrl.settings.kinds import restored
 from offrl.settings.replicas import Replica
 from offrl.world_models import ensemble, quality, starts, value_gradient
 from offrl.world_models.dynamics.data import DynamicsSampler, DynamicsSource, data_range, split, targets
 from offrl.world_models.dynamics.settings import DynamicsSettings
 from offrl.world_models.known import terminations
 from offrl.world_models.model import FOLDER, WorldModel, input_table, load, save
-
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
 
 EXPLODED = 1e3  # times the spread of what is predicted: no variance of a model that learns is as large
 SHORTEST_EPOCH = 250  # updates: after fewer a model of few data is not yet to be judged
@@ -81,7 +90,7 @@ class Dynamics(Algorithm):
         return {}
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """`config` with its termination and reward functions named, and the length of an epoch."""
         spec = dataset.spec
         known = terminations.find(spec)
@@ -129,9 +138,7 @@ class Dynamics(Algorithm):
             "ending": dataset.columns["terminations"][rows].float(),
         }
         if self.config.loss == "value_gradient":
-            columns["scale"] = value_gradient.weights(
-                self.pretrained["value_run"], dataset, rows, self.config.value_quantile
-            )
+            columns["scale"] = value_gradient.weights(self.pretrained["value_run"], dataset, rows)
         return columns
 
     def extra(self, params: dict[str, Params]) -> Tree:
@@ -162,7 +169,7 @@ class Dynamics(Algorithm):
         """The loss of each member, without decay and bounds: [E]."""
         return member_losses(self.model.raw(params, state.extra, batch["inputs"]), batch, self.config.loss)
 
-    def loss(self, params: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def loss(self, params: Params, state: TrainState, batch: Batch) -> Loss:
         """Sum over members of the likelihood, decay of the weights, and the bounds' distance."""
         each = self.likelihood(params, state, batch)
         loss = each.sum() + ensemble.weight_decay(params, self.decay)
@@ -170,7 +177,7 @@ class Dynamics(Algorithm):
             loss = loss + self.config.bounds_weight * ensemble.bounds_loss(params)
         return loss, {"dynamics/loss": loss, **{self._of("loss", e): x for e, x in enumerate(each.unbind())}}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "dynamics", self.loss, self.draw(state))
 
     # ---- early stopping
@@ -180,15 +187,13 @@ class Dynamics(Algorithm):
         assert self.config.epoch is not None, "fit_config finds the length of an epoch"
         return int(self.config.epoch)
 
-    def refresh(
-        self, state: TrainState, source: DynamicsSource, key: Tensor, *, step: int
-    ) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: DynamicsSource, key: Tensor, *, step: int) -> Update:
         if step == 0:
             # clones: under vmap what comes out must not be what all replicas share
-            return state._replace(extra={**state.extra, "mean": source.mean.clone(), "std": source.std.clone()}), {}
+            return state.with_extra(mean=source.mean.clone(), std=source.std.clone()), {}
         return self.review(state, source)
 
-    def review(self, state: TrainState, source: DynamicsSource) -> tuple[TrainState, Metrics]:
+    def review(self, state: TrainState, source: DynamicsSource) -> Update:
         """Look at the held-out error of every member; remember those that got better by more than `tolerance`."""
         c, extra, params, held = self.config, state.extra, state.params["dynamics"], source.held
         raw = self.model.raw(params, extra, held["inputs"])
@@ -282,10 +287,4 @@ class Dynamics(Algorithm):
 @register("world_model", "ensemble")
 def rebuilt(config: Mapping[str, Any], spec: DataSpec) -> WorldModel:
     """The model that a file describes. Raises UserError where its settings are another version's."""
-    known = {f.name for f in dataclasses.fields(DynamicsSettings)}
-    if strange := sorted(set(config) - known):
-        raise UserError(
-            f"the model has a setting '{strange[0]}' that this version of offrl does not know; upgrade offrl"
-        )
-    check_types(DynamicsSettings, config, "the model")
-    return WorldModel(DynamicsSettings(**config), spec)
+    return WorldModel(restored(DynamicsSettings, config, "the model"), spec)

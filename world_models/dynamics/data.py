@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.algorithm import Tree
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Dataset, Tree
 from offrl.data.samplers.transitions import Batch, Packed, episode_of, table_of
 from offrl.errors import UserError
 from offrl.world_models.dynamics.settings import DynamicsSettings
@@ -65,9 +64,7 @@ class DynamicsSource:
 
 def targets(dataset: Dataset, rows: Tensor, delta: bool) -> Tensor:
     """[R, D]: the change of the observation (or the next one), then the reward."""
-    flat = {
-        n: dataset.columns[n].reshape(len(dataset), -1)[rows].float() for n in ("observations", "next_observations")
-    }
+    flat = {n: dataset.flat(n)[rows].float() for n in ("observations", "next_observations")}
     following = flat["next_observations"] - flat["observations"] if delta else flat["next_observations"]
     return torch.cat([following, dataset.columns["rewards"][rows].unsqueeze(-1)], -1)
 
@@ -105,8 +102,8 @@ def data_range(dataset: Dataset) -> Tree:
     """The smallest and the largest value of every entry of the observations: "low" and "high" [O]."""
     known = dataset.columns["successor_known"]
     both = [
-        dataset.columns["observations"].reshape(len(dataset), -1),
-        dataset.columns["next_observations"].reshape(len(dataset), -1)[known],
+        dataset.flat("observations"),
+        dataset.flat("next_observations")[known],
     ]
     return {
         "low": torch.stack([x.float().amin(0) for x in both]).amin(0),

@@ -29,13 +29,6 @@ class DynamicsSettings:
     )
     value_run: str = setting("", "loss=value_gradient: a run whose critics say what matters", place=True)
     value_run_id: str = setting("", "which critics those are", filled=True)
-    value_quantile: float = setting(
-        0.95,
-        "loss=value_gradient: gradients longer than this quantile of their lengths are shortened to it; 1: none",
-        low=0.0,
-        high=1.0,
-        shared=True,
-    )
     learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
     batch_size: int = setting(256, "transitions in a batch of each member", low=1)
     weight_decay: list[float] = setting(

@@ -11,13 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
-from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.algorithm import Algorithm, Batch, Dataset, DataSpec, Grid, Sampler, TrainState, Traits, Tree, Update
 from offrl.errors import UserError, say
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.settings.kinds import check_types
+from offrl.settings.kinds import restored
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.world_models import quality, starts
@@ -118,7 +116,7 @@ class Sindy(Algorithm):
     traits = Traits(policy_modules=(), cuda_graph=False)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         spec = dataset.spec
         known = Dynamics.fit_config(DynamicsSettings(termination=config.termination, reward=config.reward), dataset)
         if known.termination == "learned":
@@ -137,7 +135,7 @@ class Sindy(Algorithm):
     def sampler(self) -> Sampler:
         return _Nothing()
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return state, {"sindy/loss": torch.zeros_like(state.step, dtype=torch.float32)}
 
     def finished(self, state: TrainState) -> Tensor:
@@ -167,7 +165,7 @@ class Sindy(Algorithm):
     def write(self, path: Path, replica: Replica, dataset: Dataset, parts: Split) -> None:
         """Fit the model of one seed and keep it."""
         model, actions = self.model, dataset.columns["actions"]
-        flat = {k: dataset.columns[k].reshape(len(dataset), -1).float() for k in ("observations", "next_observations")}
+        flat = {k: dataset.flat(k).float() for k in ("observations", "next_observations")}
         s, a, nexts = model.recorded(
             flat["observations"][parts.train], actions[parts.train], flat["next_observations"][parts.train]
         )
@@ -197,10 +195,4 @@ class Sindy(Algorithm):
 @register("world_model", "sindy")
 def rebuilt(config: Mapping[str, Any], spec: DataSpec) -> SindyModel:
     """The model that a file describes."""
-    known = {f.name for f in dataclasses.fields(SindySettings)}
-    if strange := sorted(set(config) - known):
-        raise UserError(
-            f"the model has a setting '{strange[0]}' that this version of offrl does not know; upgrade offrl"
-        )
-    check_types(SindySettings, config, "the model")
-    return SindyModel(SindySettings(**config), spec)
+    return SindyModel(restored(SindySettings, config, "the model"), spec)

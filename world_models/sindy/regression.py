@@ -37,6 +37,7 @@ Tree = dict[str, Any]
 # A column whose part that is no combination of the columns before it is smaller than this, in its standard deviations,
 # carries nothing: cos^2 + sin^2 = 1 leaves 1e-7 in float32.
 _REDUNDANT = 3e-5
+REWARD_DEGREE = 2  # of the reward's polynomial in observation and action
 
 
 @dataclass
@@ -54,7 +55,6 @@ class SindyConfig:
     )
     angles: list[int] = setting([], "numbers of the observations, in radians, whose sine and cosine are terms too")
     target: str = setting("delta", "delta: thresholds are relative to s' - s; next: to s'", choices=("delta", "next"))
-    reward_degree: int = setting(2, "degree of the reward's polynomial in observation and action", low=1, high=6)
     threshold: float = setting(
         7e-3, "a term's smallest effect, in standard deviations of what it explains", low=0.0, high=1.0, shared=True
     )
@@ -192,10 +192,9 @@ def fit(
         f"obs[{i}] and obs[{j}] are a cosine and a sine: put back on the circle after each step"
         for i, j in _circles(tree["partner"])
     ]
-    if _reward_degree(width + a.shape[1], config) < config.reward_degree:
+    if _reward_degree(width + a.shape[1], config) < REWARD_DEGREE:
         notes.append(
-            f"the reward is linear in observation and action: degree {config.reward_degree} has over "
-            f"{config.max_terms} terms"
+            f"the reward is linear in observation and action: degree {REWARD_DEGREE} has over {config.max_terms} terms"
         )
     for index, (name, (chosen, targets)) in enumerate(both.items()):
         key = rng.fold_in(rng.make_key(seed), index)
@@ -218,11 +217,7 @@ def fit(
 
 
 def _reward_degree(variables: int, config: SindyConfig) -> int:
-    return (
-        config.reward_degree
-        if math.comb(variables + config.reward_degree, config.reward_degree) <= config.max_terms
-        else 1
-    )
+    return REWARD_DEGREE if math.comb(variables + REWARD_DEGREE, REWARD_DEGREE) <= config.max_terms else 1
 
 
 def _own(terms: Tensor, width: int) -> Tensor:

@@ -19,6 +19,11 @@ from offrl.settings.replicas import varied
 from offrl.settings.train import TrainConfig
 
 
+def first_sentence(docstring: str) -> str:
+    """The first sentence of a docstring, on one line."""
+    return " ".join(docstring.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+
+
 def print_all() -> None:
     """Algorithms with their papers, and the experiments that belong to them."""
     own = {name: about for name, about in known.index()["algorithms"].items() if "base" not in about}
@@ -26,7 +31,7 @@ def print_all() -> None:
     if registry.extended("algo"):  # plugins
         for name, algorithm in registry.names("algo").items():
             text = (sys.modules[algorithm.__module__].__doc__ or algorithm.__doc__ or "").strip()
-            titles[name] = text.splitlines()[0] if text else ""
+            titles[name] = first_sentence(text)
     print_table(["algorithm", "what it is"], [[name, titles[name]] for name in sorted(titles)])
     variants = [f"{n} (of {base_algorithm(n)})" for n in config_names("algo") if n not in titles]
     if variants:

@@ -2,8 +2,8 @@
 objective.
 """
 
-from offrl.families.critics.critic import Critic
-from offrl.families.critics.settings import CriticSettings, epsilon_field, fit_value_range, make_value_head, optimizer
+from offrl.families.critics.critic import Critic, WithCritic
+from offrl.families.critics.settings import CriticSettings, epsilon_field, make_value_head
 from offrl.families.critics.value import Objective, Target, Value, Values
 
 __all__ = [
@@ -13,8 +13,7 @@ __all__ = [
     "Target",
     "Value",
     "Values",
+    "WithCritic",
     "epsilon_field",
-    "fit_value_range",
     "make_value_head",
-    "optimizer",
 ]

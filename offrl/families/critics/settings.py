@@ -4,18 +4,13 @@ optimiser.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from offrl.data.dataset import Dataset
-from offrl.data.value_range import value_range
 from offrl.errors import UserError
 from offrl.nn import HEADS, NetworkSettings, ValueHead, make_head
 from offrl.nn.mlp import ACTIVATIONS
-from offrl.optim import Adam
 from offrl.settings.field import setting
 
 
@@ -98,17 +93,3 @@ def make_value_head(config: CriticSettings) -> ValueHead:
             "without it `offrl train` finds the range from the data"
         )
     return make_head(config.value_head, config.value_bins, limits[0], limits[1], config.value_sigma)
-
-
-def fit_value_range(config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-    """`config` with the range of the value head's bins from the data, where it needs one and has none."""
-    if config.value_head == "scalar" or config.value_range:
-        return config
-    ranges = [value_range(dataset, float(discount)) for discount in (grid or {}).get("discount", [config.discount])]
-    return dataclasses.replace(config, value_range=[min(low for low, _ in ranges), max(high for _, high in ranges)])
-
-
-def optimizer(config: CriticSettings, module: str) -> Adam:
-    """Adam with `learning_rate`, for the actor with its own rate where it has one."""
-    rate = config.actor_learning_rate if module == "actor" else None
-    return Adam(learning_rate=config.learning_rate if rate is None else rate)

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from offrl.algorithm import Part
-from offrl.data.dataset import DataSpec
+from offrl.algorithm import DataSpec, Params, Part
 from offrl.families.critics.settings import CriticSettings, make_value_head
 from offrl.nn import MLP, Bootstrap, call
-from offrl.optim import Params
 
 
 class Values(NamedTuple):

@@ -94,6 +94,18 @@ class BestOfActor(ChunkActor):
         return chosen.unflatten(1, (self.length, -1))
 
 
+class BestFlowActor(BestOfActor):
+    """The best of N actions, or chunks, of the module "actor", a flow, by the smallest of the online critics."""
+
+    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
+        steps = self.algorithm.config.flow_steps
+        return flow.integrate(lambda x, t: self.apply("actor", observations, x, t), noise(key), steps)
+
+    def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
+        critic: Any = self.algorithm.critic  # type: ignore[attr-defined]
+        return critic.q(self.state.params["critic"], observations, candidates).amin(0)
+
+
 class ValuedActor(BestOfActor):
     """Plays one of its candidates by their Q, the smallest of the target critics that training leaves in `extra` as
     "target": drawn with probabilities softmax(Q), as Diffusion-QL does (arXiv 2208.06193), or the best, as the setting

@@ -10,7 +10,7 @@ from offrl.families.critics import CriticSettings, epsilon_field
 from offrl.nn.flow import Field
 from offrl.nn.mlp import ACTIVATIONS
 from offrl.nn.own.networks import ActorNetworkSettings
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 PESSIMISM = ("mean", "min", "std")
 
@@ -34,22 +34,15 @@ class FieldSettings(ActorNetworkSettings):
 
 
 @dataclass
+@defaults(hidden=[512, 512, 512, 512], init="xavier", layer_norm=True, layer_norm_epsilon=1e-6)
 class FlowSettings(CriticSettings):
     """Settings of algorithms with a flow of actions and critics; the defaults are FQL's (arXiv 2502.02538) for
     OGBench.
     """
 
-    hidden: list[int] = setting([512, 512, 512, 512], "widths of the hidden layers", low=1)
     activation: str = setting(
         "gelu_tanh", "activation of all hidden layers (JAX's GELU is gelu_tanh)", choices=tuple(ACTIVATIONS)
     )
-    init: str = setting(
-        "xavier",
-        "initial weights: xavier (as published), torch (uniform), orthogonal, fixed_bias, small_head",
-        choices=("xavier", "torch", "orthogonal", "fixed_bias", "small_head"),
-    )
-    layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the critics (and of V)")
-    layer_norm_epsilon: float = epsilon_field(1e-6)
     actor_layer_norm: bool = setting(False, "LayerNorm after each hidden layer of flows and policies")
     flow_steps: int = setting(10, "Euler steps from noise to an action", low=1, high=1000)
 

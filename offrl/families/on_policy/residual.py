@@ -15,14 +15,10 @@ from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from offrl import registry
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.algorithm import Adam, Algorithm, Batch, Dataset, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.errors import UserError
 from offrl.families.on_policy import ppo
 from offrl.families.on_policy.residual_actor import ResidualActor, frozen
-from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 from offrl.settings.kinds import restored
 
@@ -103,6 +99,7 @@ class Residual(Algorithm):
 
     Config = ResidualConfig
     traits = Traits(actions=("continuous",), n_step=False)
+    actor_class = ResidualActor
 
     @classmethod
     def requires(cls, config: Any, dataset: Dataset) -> dict[str, Any]:
@@ -155,7 +152,7 @@ class Residual(Algorithm):
         """The action: clip(a_base + scale u, -1, 1)."""
         return (base_actions + self.config.scale * u).clamp(-1.0, 1.0)
 
-    def ppo_loss(self, params: dict[str, Params], state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def ppo_loss(self, params: dict[str, Params], state: TrainState, batch: Batch) -> Loss:
         """mean max(-A r, -A clip(r, 1 - c, 1 + c)) + mean (V(x) - R)^2 / 2, A normalised, r = pi(u|x) / pi_old(u|x)."""
         x, weight = self.features(state.extra, batch["observations"], batch["base_actions"]), batch["weight"]
         log_ratio = self.log_prob(self.apply("actor", params["actor"], x), batch["u"]) - batch["log_prob"]
@@ -167,7 +164,7 @@ class Residual(Algorithm):
         kl = ppo.divergence(log_ratio, weight)
         return actor + critic, {"actor/loss": actor, "critic/loss": critic, "actor/kl": kl, "actor/clipped": outside}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         """One step on both modules, if the passes of this iteration have not ended: after a step whose divergence was
         too large.
         """
@@ -186,9 +183,6 @@ class Residual(Algorithm):
         )
         # sums of these over `learning` are the means over the passes that were made
         return state, {"learning": learning, **{name: learning * value for name, value in metrics.items()}}
-
-    def actor(self, state: TrainState) -> Actor:
-        return ResidualActor(self, state)
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, gain: float | None) -> nn.Module:

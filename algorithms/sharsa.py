@@ -9,32 +9,34 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offrl import rng
-from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState, Traits
-from offrl.algorithms.sharsa.actor import SHARSAActor
+from offrl.algorithm import Carry, Loss, Params, TrainState, Traits, Update
 from offrl.data.samplers.goals import HIGH_GOALS, HIGH_TARGETS, LOW_GOALS, SUCCESSES, VALUE_GOALS, WINDOW_STATES, Mix
 from offrl.data.samplers.horizons import KNOWN, LOW_SUCCESSES, LOW_VALUE_GOALS, VALUE_SUBGOALS, HorizonSampler
 from offrl.data.samplers.transitions import SPAN, Batch
 from offrl.errors import UserError
 from offrl.families.generative.settings import greedy_field
-from offrl.families.goal_conditioned import GoalConditioned, GoalTargetSettings, concatenate, make_net, make_values
+from offrl.families.goal_conditioned import (
+    GoalActor,
+    GoalConditioned,
+    GoalTargetSettings,
+    concatenate,
+    make_net,
+    make_values,
+    required_goals,
+)
 from offrl.nn import flow
-from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
+@defaults(hidden=[1024, 1024, 1024, 1024], value_geometric=False)
 class SHARSAConfig(GoalTargetSettings):
     """Settings of SHARSA; the defaults are the authors' for puzzle-4x5."""
 
     name: str = "sharsa"
     discount: float = setting(0.999, "discount factor; also of goals at geometric distances", high=1.0, shared=True)
-    hidden: list[int] = setting([1024, 1024, 1024, 1024], "widths of the hidden layers", low=1)
     actor_layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the flows")
-    value_geometric: bool = setting(
-        False, "later states at geometric distances; else uniform over the rest of the trajectory"
-    )
     actor_trajectory: float = setting(
         0.5, "share that are later states of the trajectory (cubes, humanoidmaze: 1)", low=0.0, high=1.0, shared=True
     )
@@ -74,6 +76,34 @@ class Level(NamedTuple):
     weight: Tensor | float = 1.0  # of rows
 
 
+class SHARSAActor(GoalActor):
+    """At every step: the best of `candidates` subgoals, and an action towards it, or the best of as many. `greedy`
+    zero: one of each, from noise of 0."""
+
+    algorithm: SHARSA
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        algorithm, keys, goals = self.algorithm, rng.split(key), required_goals(self.algorithm, carry)
+        c, scale = algorithm.config, float(explore or algorithm.config.greedy == "sample")
+        count = c.candidates if scale else 1
+
+        def best(field: str, critic: str, goals: Tensor, dim: int, count: int, key: Tensor) -> Tensor:
+            """The draw [B, D] of a flow, of `count`, whose smaller Q is the largest."""
+            rows = observations.shape[0]
+            noise = scale * rng.normal(key, (rows, count, dim)).transpose(0, 1).flatten(0, 1)  # candidate by candidate
+            states, aims = flow.repeated(observations, count), flow.repeated(goals, count)
+            inputs = concatenate(states, aims)
+            drawn = flow.integrate(lambda x, t: self.apply(field, inputs, x, t), noise, c.flow_steps, None, None)
+            if count == 1:
+                return drawn
+            scores = algorithm.q(critic, self.state.params[critic], states, aims, drawn).amin(0)
+            return flow.best_of(scores.unflatten(0, (count, rows)), drawn.unflatten(0, (count, rows)))
+
+        subgoal = best("high", "critic", goals, algorithm.goal_dim, count, keys[0])
+        action = best("actor", "low_critic", subgoal, algorithm.spec.action_dim, count if c.low_values else 1, keys[1])
+        return action.clamp(-1.0, 1.0), carry
+
+
 @register("algo", "sharsa")
 class SHARSA(GoalConditioned):
     """Two flows clone the data, subgoals n steps ahead and actions towards them; of many subgoals the one with the
@@ -91,6 +121,7 @@ class SHARSA(GoalConditioned):
         policy_modules=("actor", "high", "critic"),
         n_step=False,
     )
+    actor_class = SHARSAActor
 
     @classmethod
     def traits_for(cls, config: Any) -> Traits:
@@ -165,9 +196,7 @@ class SHARSA(GoalConditioned):
             return (outputs - target).square()
         return F.binary_cross_entropy_with_logits(outputs, target.expand_as(outputs), reduction="none")
 
-    def value_loss(
-        self, value: Params, state: TrainState, batch: Batch, level: Level, prefix: str
-    ) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, level: Level, prefix: str) -> Loss:
         """E BCE(V(s, g), min_k sigma(Q'_k(s, u, g))), u the data's own subgoal (Double SHARSA's low level: action)."""
         target = self.values(
             self.q(
@@ -179,9 +208,7 @@ class SHARSA(GoalConditioned):
         loss = (level.weight * self.objective(v, target)).mean()
         return loss, {f"{prefix}value/loss": loss, f"{prefix}value/v": self.values(v).mean()}
 
-    def critic_loss(
-        self, critic: Params, state: TrainState, batch: Batch, level: Level, prefix: str
-    ) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, level: Level, prefix: str) -> Loss:
         """E BCE(Q(s, u, g), gamma^m (success + (1 - success) sigma(V(s_m, g)))) of both Q, m <= n steps to the goal or
         the end.
         """
@@ -195,16 +222,14 @@ class SHARSA(GoalConditioned):
 
     # ---- flows
 
-    def flow_loss(
-        self, field: Params, state: TrainState, inputs: Tensor, data: Tensor, key: Tensor, name: str
-    ) -> tuple[Tensor, Metrics]:
+    def flow_loss(self, field: Params, state: TrainState, inputs: Tensor, data: Tensor, key: Tensor, name: str) -> Loss:
         """E |v(s, g, x_t, t) - (x_1 - x_0)|^2 / D, x_1 the data's subgoal n steps ahead (low level: its action, g that
         subgoal).
         """
         loss = flow.matching(lambda x, t: self.apply(name, field, inputs, x, t), data, key).mean()
         return loss, {f"{name}/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys, observations = rng.split(key), batch["observations"]
         high = concatenate(observations, batch[HIGH_GOALS]), batch[HIGH_TARGETS]
         low = concatenate(observations, batch[LOW_GOALS]), batch["actions"]
@@ -218,9 +243,6 @@ class SHARSA(GoalConditioned):
         for name in self.traits.targets:
             after = self.move_targets(state, after, name)
         return after, metrics
-
-    def actor(self, state: TrainState) -> Actor:
-        return SHARSAActor(self, state)
 
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
         return -self.v("value", state.params["value"], observations, goals)

@@ -5,7 +5,7 @@ arXiv 2308.16379).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,10 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from offrl import rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState, Traits
-from offrl.algorithms.modt.clusters import MOST_ROWS, kmeans
-from offrl.algorithms.modt.min_norm import shortest
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Batch, Carry, Dataset, Loss, Params, Sampler, TrainState, Traits
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID
-from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return
+from offrl.families.return_conditioned import TargetReturnSettings
 from offrl.families.sequence import (
     History,
     SequenceModel,
@@ -33,9 +28,55 @@ from offrl.families.sequence import (
     with_last,
 )
 from offrl.nn.transformer import Affine
-from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
+
+MOST_ROWS = 50_000  # of the data, that k-means looks at
+
+
+def kmeans(points: Tensor, clusters: int, rounds: int = 50) -> Tensor:
+    """Centres [clusters, A] of points [R, A], from spread-out first ones (k-means++) by Lloyd's iterations; the same on
+    every call.
+    """
+    key = rng.make_key(0)
+    if len(points) > MOST_ROWS:
+        points = points[rng.randint(rng.fold_in(key, -1), (MOST_ROWS,), len(points))]
+    centres = points[:1]
+    for i in range(1, clusters):
+        distance = torch.cdist(points, centres).amin(-1).square()
+        centres = torch.cat(
+            [centres, points[rng.categorical(rng.fold_in(key, i), distance.clamp(min=1e-12).log())].unsqueeze(0)]
+        )
+    for _ in range(rounds):
+        assignment = torch.cdist(points, centres).argmin(-1)
+        count = torch.bincount(assignment, minlength=clusters).unsqueeze(-1)
+        total = torch.zeros_like(centres).index_add_(0, assignment, points)
+        means = torch.where(count > 0, total / count.clamp(min=1), centres)  # a centre without points stays
+        if torch.equal(means, centres):
+            break
+        centres = means
+    return centres
+
+
+def shortest(slopes: Tensor, iterations: int = 20) -> Tensor:
+    """Weights [M] >= 0 of sum 1 that make |sum_i w_i slopes_i| smallest, for slopes [M, P]: Frank-Wolfe with exact line
+    search.
+
+    A slope of zeros, of a loss that nothing in the batch speaks of, has weight 0: with weight 1 no other loss would be
+    learnt from."""
+    products = slopes @ slopes.T
+    nonzero = products.diagonal() > 0.0
+    nonzero = nonzero | ~nonzero.any()
+    weights = nonzero.float() / nonzero.sum()
+    index = torch.arange(len(slopes), device=slopes.device)
+    for _ in range(iterations):
+        projection = products @ weights
+        corner = (index == torch.where(nonzero, projection, float("inf")).argmin()).float()
+        current, cross, target = weights @ projection, corner @ projection, corner @ products @ corner
+        step = ((current - cross) / (current - 2.0 * cross + target).clamp(min=1e-12)).clamp(0.0, 1.0)
+        weights = (1.0 - step) * weights + step * corner
+    return weights
+
 
 REGIONS = "regions"
 
@@ -82,6 +123,32 @@ class MODTNet(StepPolicy):
         )
 
 
+class MODTActor(TargetReturnActor):
+    """Policy that chooses a region of actions, and then an action in it."""
+
+    algorithm: MODT
+
+    def start(self, episodes: int) -> Carry:
+        carry = super().start(episodes)
+        return dataclasses.replace(carry, window={**carry.window, REGIONS: torch.zeros(episodes, 0, dtype=torch.int64)})
+
+    def current_step(self, carry: History, observations: Tensor) -> Batch:
+        return {**super().current_step(carry, observations), REGIONS: torch.zeros(len(observations), dtype=torch.int64)}
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        window, (region_key, action_key) = self.enter(carry, observations), rng.split(key)
+        _, regions, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
+        logits = regions[:, -1]
+        stochastic = explore and self.algorithm.config.policy != "deterministic"
+        window = with_last(window, REGIONS, rng.categorical(region_key, logits) if stochastic else logits.argmax(-1))
+        actions = self.choose(self.action_distribution(window), action_key, explore)
+        return actions, self.with_actions(carry, window, actions)
+
+    def action_distribution(self, window: Batch) -> tuple[Tensor, ...]:
+        dist, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
+        return tuple(x[:, -1] for x in dist)
+
+
 @register("algo", "modt")
 class MODT(SequenceModel):
     """DT that also predicts the next observation and return, so that its attention serves all three, and acts in two
@@ -94,10 +161,7 @@ class MODT(SequenceModel):
 
     Config = MODTConfig
     traits = Traits(actions=("continuous",))  # a region of a discrete action is the action itself
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return fit_target_return(super().fit_config(config, dataset, grid), dataset)
+    actor_class = MODTActor
 
     def modules(self) -> dict[str, nn.Module]:
         weights = self.config.weights
@@ -149,7 +213,7 @@ class MODT(SequenceModel):
         return_loss = masked_mean((next_returns[:, :-1] - self.scaled(batch[RETURNS][:, 1:])).square(), pairs)
         return action, model, return_loss
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """sum_i w_i L_i of `objectives`, with the w >= 0 of sum 1 whose combined gradient is shortest, or fixed
         ones.
         """
@@ -171,35 +235,3 @@ class MODT(SequenceModel):
         )
         metrics = dict(zip(("actor/loss", "actor/next", "actor/return"), objectives, strict=True))
         return loss, {**metrics, "actor/weight": torch.zeros_like(loss) + weights[0]}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
-
-    def actor(self, state: TrainState) -> Actor:
-        return MODTActor(self, state)
-
-
-class MODTActor(TargetReturnActor):
-    """Policy that chooses a region of actions, and then an action in it."""
-
-    algorithm: MODT
-
-    def start(self, episodes: int) -> Carry:
-        carry = super().start(episodes)
-        return dataclasses.replace(carry, window={**carry.window, REGIONS: torch.zeros(episodes, 0, dtype=torch.int64)})
-
-    def current_step(self, carry: History, observations: Tensor) -> Batch:
-        return {**super().current_step(carry, observations), REGIONS: torch.zeros(len(observations), dtype=torch.int64)}
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        window, (region_key, action_key) = self.enter(carry, observations), rng.split(key)
-        _, regions, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
-        logits = regions[:, -1]
-        stochastic = explore and self.algorithm.config.policy != "deterministic"
-        window = with_last(window, REGIONS, rng.categorical(region_key, logits) if stochastic else logits.argmax(-1))
-        actions = self.choose(self.action_distribution(window), action_key, explore)
-        return actions, self.with_actions(carry, window, actions)
-
-    def action_distribution(self, window: Batch) -> tuple[Tensor, ...]:
-        dist, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
-        return tuple(x[:, -1] for x in dist)

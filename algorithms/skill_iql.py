@@ -4,32 +4,108 @@ data alone, by IQL (Kostrikov et al., 2021, arXiv 2110.06169)."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from offrl import losses, registry, rng
-from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
-from offrl.algorithms.skill_iql.actor import SkillActor
-from offrl.algorithms.skill_iql.sampler import SegmentSampler
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.algorithm import (
+    Actor,
+    Algorithm,
+    Carry,
+    Dataset,
+    Grid,
+    Loss,
+    Params,
+    TrainConfig,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+)
+from offrl.data.samplers.transitions import Batch, Episodes, Packed, Sampler, Unpacked, by_weight, draw_rows, table_of
 from offrl.errors import UserError
-from offrl.families import in_sample
-from offrl.families.critics import Critic, Value, Values, fit_value_range
-from offrl.families.in_sample import InSampleSettings
+from offrl.families.critics import Critic, Value, Values, WithCritic
+from offrl.families.in_sample import InSampleSettings, expectile_loss
 from offrl.nn.representations.latent import Latent, draw, gaussian_kl
-from offrl.optim import Adam, Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
 
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
+
+@dataclass(frozen=True)
+class Segments:
+    """The source of SegmentSampler; segments are numbered among those that may be drawn."""
+
+    count: int
+    table: Packed | Unpacked
+    weighted: Episodes | None = None  # where some episodes are drawn more often than others
+
+
+@dataclass(frozen=True)
+class SegmentSampler:
+    """Segments of `length` steps: observations at the first, next_observations after the last, rewards [B, length] of
+    every step, and masks = 1 - whether the episode terminated within.
+
+    A segment that terminates is shorter, and its rewards beyond that are 0. One that the data cut short in another way,
+    by a time limit or the end of a recording, is never drawn: what its last steps would have led to is not known.
+
+    made: columns that an algorithm makes itself, for all R rows of the data; a segment has the row where it begins.
+    """
+
+    length: int
+    made: Callable[[Dataset], Mapping[str, Tensor]] | None = None
+
+    def prepare(self, dataset: Dataset) -> Segments:
+        """The source of segments. Raises UserError where no episode is long enough."""
+        device = dataset.device
+        starts, ends, rewards, masks = segments(dataset, self.length)
+        if not len(starts):
+            raise UserError(
+                f"{dataset.spec.name}: no segment of {self.length} steps to train on: every episode is shorter, and "
+                "none terminates; "
+                f"the longest has {int(dataset.episode_lengths().max())} steps"
+            )
+        # which are drawn follows from the episodes' weights
+        weighted, first, order = by_weight(dataset, starts.to(device), torch.arange(len(starts), device=device))
+        order = torch.arange(len(starts), device=device) if order is None else order
+        made = {name: column.to(device)[order] for name, column in (("rewards", rewards), ("masks", masks))}
+        made |= {name: column.to(device)[first] for name, column in (self.made(dataset) if self.made else {}).items()}
+        more: dict[str, tuple[Tensor, Tensor | None]] = {
+            "next_observations": (dataset.columns["next_observations"], ends.to(device)[order]),
+            **{name: (column, None) for name, column in made.items()},
+        }
+        table = table_of(dataset, {"observations": dataset.columns["observations"]}, first, more)
+        return Segments(len(first), table, weighted)
+
+    def __call__(self, source: Segments, key: Tensor, batch_size: int) -> Batch:
+        return source.table.take(draw_rows(key, batch_size, source.count, source.weighted))
+
+
+def segments(dataset: Dataset, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(first rows [S], last rows [S], rewards [S, length], masks [S] float32) of all segments that may be drawn, on the
+    CPU.
+    """
+    columns = {name: dataset.columns[name].cpu() for name in ("rewards", "terminations", "successor_known")}
+    lengths = dataset.episode_lengths().cpu()
+    stop = torch.repeat_interleave(dataset.episode_end.cpu(), lengths)  # exclusive
+    row = torch.arange(len(stop))
+    terminated = torch.zeros(len(stop), dtype=torch.bool)
+    count, rewards = torch.zeros_like(row), []
+    for j in range(length):
+        index = (row + j).clamp(max=len(row) - 1)
+        inside = ~terminated & (row + j < stop)
+        rewards.append(torch.where(inside, columns["rewards"][index], 0.0))
+        count = count + inside
+        terminated = terminated | (inside & columns["terminations"][index])
+    last = row + count - 1
+    complete = terminated | ((count == length) & columns["successor_known"][last])
+    return row[complete], last[complete], torch.stack(rewards, 1)[complete], (~terminated[complete]).float()
+
 
 MEAN, LOG_STD = "skill_mean", "skill_log_std"  # columns: q(z | actions) of the skill that begins at a row
 
@@ -64,12 +140,36 @@ class SkillIQLConfig(InSampleSettings):
     )
     recurrent_width: int = setting(128, "the same skills: width of the encoder's GRU", low=1)
     kl_weight: float = setting(1e-2, "the same skills: weight of KL(q(z | actions) || N(0, I))", low=0.0, shared=True)
-    skill_batch_size: int = setting(128, "the same skills: segments in a batch", low=1)
     skill_learning_rate: float = setting(1e-3, "the same skills: learning rate", low=0.0, shared=True)
 
 
+class SkillActor(Actor):
+    """Policy that chooses a skill every H steps; the decoder acts in between."""
+
+    algorithm: SkillIQL
+
+    def start(self, episodes: int) -> Carry:
+        return SkillCarry(torch.zeros(episodes, self.algorithm.width))
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        """Actions of the current skills, and the next carry.
+
+        With `explore` the skill is drawn, and its actions are not: the decoder has no learnt spread of its own
+        (discrete actions: they are drawn too).
+        """
+        skill_key, action_key = rng.split(key)
+        skill, step, skills = carry.skill, carry.t % self.algorithm.length, self.algorithm.skills
+        if step == 0:
+            skill = self.choose(self.apply("actor", observations), skill_key, explore)
+        actions, decoder = skills.decode(self.state.extra["skills"], observations, skill, step), skills.policy
+        stochastic = explore and self.algorithm.spec.discrete
+        return decoder.sample(actions, action_key) if stochastic else decoder.mode(actions), SkillCarry(
+            skill, carry.t + 1
+        )
+
+
 @register("algo", "skill_iql")
-class SkillIQL(Algorithm):
+class SkillIQL(WithCritic, Algorithm):
     """IQL whose actions are skills of H steps: V(s), Q(s, z), and a policy over z that imitates the data's, weighted by
     advantage, and is kept near the skills' prior. A transition is H steps: the sum of their rewards, and discount**H of
     what follows.
@@ -82,6 +182,7 @@ class SkillIQL(Algorithm):
 
     Config = SkillIQLConfig
     traits = Traits(targets=("critic",), n_step=False)  # Q is of skills, not of actions: it has no critic_modules
+    actor_class = SkillActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -90,8 +191,8 @@ class SkillIQL(Algorithm):
         return {"skills": Requirement("skills", _skill_settings(c), steps=steps, label="skills", check=check_skills)}
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        explicit, config = bool(config.value_range), fit_value_range(config, dataset, grid)
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+        explicit, config = bool(config.value_range), super().fit_config(config, dataset, grid)
         if config.value_range and not explicit and not config.discount_within:
             # of rewards of one sign, sums that are discounted once in H steps are larger by this at most
             length = config.skills_settings.get("skill_length", config.skill_length)
@@ -108,9 +209,6 @@ class SkillIQL(Algorithm):
         self.value = Value(c, s)
         self.critic = Critic(c, dataclasses.replace(s, action_dim=self.width, discrete=False, num_actions=0))
         return {"value": self.value.network, "actor": high, "critic": self.critic.network}
-
-    def optimizer(self, name: str) -> Adam:
-        return in_sample.optimizer(self.config, name)
 
     def extra(self, params: dict[str, Params]) -> Tree:
         """The skills, which act but do not learn."""
@@ -134,21 +232,17 @@ class SkillIQL(Algorithm):
             rewards = rewards * self.config.discount ** torch.arange(self.length, device=rewards.device)
         return {**batch, "actions": draw((batch[MEAN], batch[LOG_STD]), key), "rewards": rewards.sum(-1)}
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2 (IQL's equation 5)."""
-        v = self.value(value, batch["observations"])
-        loss = (losses.expectile_weight(q.mean - v.mean, self.config.expectile) * self.value.objective(v, q)).mean()
-        return loss, {"value/loss": loss, "value/v": v.mean.mean()}
+        return expectile_loss(self.value, value, batch, q, self.config.expectile)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (sum of H rewards + gamma^H V(s_{t+H}) - Q(s, z))^2."""
         next_v = self.value(state.params["value"], batch["next_observations"])
         target = self.critic.td_target(batch, next_v, self.config.discount**self.length)
         return self.critic.loss(critic, batch, target, key)
 
-    def actor_loss(
-        self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
         """-E min(exp(beta (Q - V)), cap) log pi(z|s) (IQL's equation 7) + prior_weight KL(pi || the skills' prior)."""
         c, observations = self.config, batch["observations"]
         advantage = q - self.value(state.params["value"], observations).mean
@@ -163,7 +257,7 @@ class SkillIQL(Algorithm):
             "actor/prior_kl": kl,
         }
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         key, action_key = rng.split(key)
         batch = self.one_step(batch, action_key)
         q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
@@ -171,10 +265,7 @@ class SkillIQL(Algorithm):
         state, actor = self.descend(state, "actor", self.actor_loss, batch, q.mean, key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
-        return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
-
-    def actor(self, state: TrainState) -> Actor:
-        return SkillActor(self, state)
+        return self.polyak(state, "critic"), {**value, **actor, **critic}
 
 
 def check_skills(run: Pretrained) -> None:
@@ -187,9 +278,15 @@ def _skill_settings(config: Any) -> dict[str, Any]:
     """Settings of the skills that are trained first."""
     c = config
     settings = {name: getattr(c, name) for name in ("skill_length", "skill_dim", "kl_weight", "recurrent_width")}
-    return {
-        **settings,
-        "hidden": list(c.skill_hidden),
-        "batch_size": c.skill_batch_size,
-        "learning_rate": c.skill_learning_rate,
-    }
+    return {**settings, "hidden": list(c.skill_hidden), "batch_size": 128, "learning_rate": c.skill_learning_rate}
+
+
+@dataclass(frozen=True)
+class SkillCarry:
+    """The memory of E episodes at the same step t: the skill [E, Z] that each is in."""
+
+    skill: Tensor
+    t: int = 0
+
+
+pytree.register_dataclass(SkillCarry)

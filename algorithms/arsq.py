@@ -4,6 +4,7 @@ arXiv 2502.00288).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,16 +12,99 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
-from offrl.algorithms.arsq.digits import Digits
-from offrl.algorithms.arsq.network import PositionValues
+from offrl.algorithm import Actor, Algorithm, Carry, Loss, Params, TrainState, Traits, Update
 from offrl.data.samplers.demonstrations import DEMONSTRATION, BestEpisodeSampler
 from offrl.data.samplers.transitions import Batch, discounted
 from offrl.errors import UserError
-from offrl.optim import Params
+from offrl.nn import EnsembleMLP, Pairs
 from offrl.registry import register
 from offrl.settings.field import setting
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Actions [B, A] in [-1, 1] as P = levels * A digits below `bins`. Position p = level * A + dimension.
+
+    What is known of an action after some of its digits is a point: the middle of each dimension's interval, at first 0.
+    A whole number of digits decodes to such a point, so that the ends of the range are not reached (41 bins of one
+    level: +-0.976).
+    """
+
+    levels: int
+    bins: int
+    dims: int  # A
+
+    @property
+    def positions(self) -> int:
+        """P: the digits of an action."""
+        return self.levels * self.dims
+
+    def width(self, level: int) -> float:
+        """The width of an interval after the digit of `level`."""
+        return 2.0 / self.bins ** (level + 1)
+
+    def finer(self, middle: Tensor, digits: Tensor, level: int) -> Tensor:
+        """The middles [...] of the intervals that `digits` [...] choose in those of middle `middle` [...]."""
+        return middle + (digits - 0.5 * (self.bins - 1)) * self.width(level)
+
+    def encode(self, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """(digits [B, P] int64, prefixes [P, B, A]): prefix p is what is known before digit p."""
+        middle, digits, prefixes = torch.zeros_like(actions), [], []
+        dimension = torch.arange(self.dims, device=actions.device)
+        for level in range(self.levels):
+            low = middle - 0.5 * self.bins * self.width(level)
+            digit = ((actions - low) / self.width(level)).floor().clamp(0, self.bins - 1)
+            after = self.finer(middle, digit, level)
+            prefixes += [torch.where(dimension < d, after, middle) for d in range(self.dims)]
+            digits.append(digit.long())
+            middle = after
+        return torch.cat(digits, -1), torch.stack(prefixes)
+
+    def append(self, prefix: Tensor, digit: Tensor, position: int) -> Tensor:
+        """The prefix [B, A] after digit [B] at `position`."""
+        level, dimension = divmod(position, self.dims)
+        chosen = torch.arange(self.dims, device=prefix.device) == dimension
+        return torch.where(chosen, self.finer(prefix, digit.unsqueeze(-1), level), prefix)
+
+
+class PositionValues(nn.Module):
+    """Two copies of V and of U, with tanh and orthogonal weights (output layers of gain 0.01), as published."""
+
+    def __init__(self, observations: int, actions: int, hidden: Sequence[int], positions: int, bins: int) -> None:
+        super().__init__()
+        self.value = EnsembleMLP(2, observations, hidden, 1, activation="tanh", init="small_head")
+        self.blocks = EnsembleMLP(
+            2, observations + actions, hidden, positions * bins, activation="tanh", init="small_head"
+        )
+        self.positions, self.bins = positions, bins
+
+    def forward(
+        self, part: str, observations: Tensor, prefixes: Tensor | None = None, position: int | None = None
+    ) -> Tensor:
+        """`part` "value": V [2, B] of observations [B, O].
+
+        "blocks": U of each position p with its own prefix, [2, P, B, bins] of prefixes [P, B, A]; or with `position` of
+        that one alone, [2, 1, B, bins] of prefixes [1, B, A].
+        """
+        if part == "value":
+            return self.value(observations).squeeze(-1)
+        assert prefixes is not None
+        x: Tensor | Pairs = Pairs(observations, prefixes)
+        for layer in self.blocks.layers:
+            x = torch.tanh(layer(x))
+        if isinstance(x, Pairs):  # no hidden layers
+            x = (
+                torch.cat([observations.expand(len(prefixes), *observations.shape), prefixes], -1)
+                .flatten(0, 1)
+                .expand(2, -1, -1)
+            )
+        # of each row the one block that is read: P times less work than the whole output layer
+        weight = self.blocks.head.weight.unflatten(-1, (self.positions, self.bins)).transpose(1, 2)  # [2, P, H, bins]
+        bias = self.blocks.head.bias.unflatten(-1, (self.positions, self.bins)).transpose(1, 2)  # [2, P, 1, bins]
+        if position is not None:
+            weight, bias = weight[:, position : position + 1], bias[:, position : position + 1]
+        return torch.matmul(x.unflatten(1, (len(prefixes), -1)), weight) + bias
+
 
 MOST = 4096  # outputs of the network that values digits
 
@@ -84,6 +168,27 @@ class DigitValues(NamedTuple):
     q: Tensor  # [2, B]
 
 
+class DigitActor(Actor):
+    """Chooses digit after digit: the one of the largest advantage, by the smaller of the two copies, or with `explore`
+    a draw by it.
+    """
+
+    algorithm: ARSQ
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        algorithm, keys = self.algorithm, rng.split(key, self.algorithm.digits.positions)
+        prefix = observations.new_zeros(observations.shape[0], algorithm.spec.action_dim)
+        for position in range(algorithm.digits.positions):
+            both = algorithm.advantages(self.state.params["critic"], observations, prefix.unsqueeze(0), position)
+            advantages = both.squeeze(1).amin(0)  # [E, bins]
+            if explore:
+                digit = rng.categorical(keys[position], advantages / algorithm.config.entropy_weight)
+            else:
+                digit = advantages.argmax(-1)
+            prefix = algorithm.digits.append(prefix, digit, position)
+        return prefix, carry
+
+
 @register("algo", "arsq")
 class ARSQ(Algorithm):
     """Q(s, a) = V(s) + sum_p A_p(s, a_<p, a_p): digits of the action, each valued after those before it.
@@ -98,6 +203,7 @@ class ARSQ(Algorithm):
     traits = Traits(
         targets=("critic",), policy_modules=("critic",), critic_modules=("critic",), actions=("continuous",)
     )
+    actor_class = DigitActor
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -137,7 +243,7 @@ class ARSQ(Algorithm):
             return gap.masked_fill(~values.others, -torch.inf).logsumexp(-1).clamp(min=c.floor).sum(1)
         return torch.where(values.others, gap.clamp(min=c.floor), 0.0).sum((1, -1)) / (c.bins - 1)
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> Loss:
         """sum_k E (Q_k(s, a) - r - gamma min_k V'_k(s'))^2 + bc_weight sum_k E[c_k | demonstration]."""
         c = self.config
         rewards, discount = discounted(batch, c.discount)
@@ -153,33 +259,9 @@ class ARSQ(Algorithm):
         metrics = {"critic/loss": loss, "critic/td": td, "critic/imitation": imitation, "critic/q": values.q.mean()}
         return loss, {**metrics, "critic/target": target.mean(), "critic/greedy": agrees.float().mean()}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, metrics = self.descend(state, "critic", self.critic_loss, batch)
-        return self.polyak(state, "critic", self.config.polyak), metrics
-
-    def actor(self, state: TrainState) -> Actor:
-        return DigitActor(self, state)
+        return self.polyak(state, "critic"), metrics
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
         return self.values(state.params["critic"], observations, actions).q.amin(0)
-
-
-class DigitActor(Actor):
-    """Chooses digit after digit: the one of the largest advantage, by the smaller of the two copies, or with `explore`
-    a draw by it.
-    """
-
-    algorithm: ARSQ
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        algorithm, keys = self.algorithm, rng.split(key, self.algorithm.digits.positions)
-        prefix = observations.new_zeros(observations.shape[0], algorithm.spec.action_dim)
-        for position in range(algorithm.digits.positions):
-            both = algorithm.advantages(self.state.params["critic"], observations, prefix.unsqueeze(0), position)
-            advantages = both.squeeze(1).amin(0)  # [E, bins]
-            if explore:
-                digit = rng.categorical(keys[position], advantages / algorithm.config.entropy_weight)
-            else:
-                digit = advantages.argmax(-1)
-            prefix = algorithm.digits.append(prefix, digit, position)
-        return prefix, carry

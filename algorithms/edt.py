@@ -3,54 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from offrl import losses
-from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState
-from offrl.algorithms.edt.actor import EDTActor
-from offrl.data.dataset import Dataset
+from offrl import losses, rng
+from offrl.algorithm import Batch, Carry, Dataset, Grid, Loss, Params, TrainState
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, drawn_episodes, recorded_returns_to_go
-from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return, round_digits
-from offrl.families.sequence import SequenceModel, SequenceSettings, StepPolicy, masked_mean
+from offrl.families.return_conditioned import TargetReturnSettings, round_digits
+from offrl.families.sequence import SequenceModel, SequenceSettings, StepPolicy, TargetReturnActor, masked_mean
 from offrl.nn.transformer import Affine
-from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
+
+BEST_WEIGHT, BINS_WEIGHT = 0.5, 0.001  # of the losses of the largest return and of its bin, as the authors'
 
 
 @dataclass
+@defaults(layers=4, heads=4, activation="gelu")
 class EDTConfig(TargetReturnSettings, SequenceSettings):
     """Settings of EDT; the defaults are the authors' for D4RL's locomotion tasks, but for the width, which is DT's, and
     `return_scale` and `return_range`, which are the data's: theirs, 1000 and D4RL's reference scores, are in
     configs/experiment/edt."""
 
     name: str = "edt"
-    layers: int = setting(4, "its blocks", low=1)
-    heads: int = setting(4, "its attention heads", low=1)
-    activation: str = setting("gelu", "of the blocks", choices=("relu", "gelu", "silu", "tanh"))
     return_expectile: float = setting(
         0.99, "of the returns from a history: the one that is estimated", low=0.0, high=1.0
     )
     return_bins: int = setting(60, "values that a return can have as the network sees it", low=2)
     return_range: list[float] = setting([], "smallest and largest return to go, as recorded; []: the data's")
-    return_units: str = setting(
-        "scaled",
-        "scaled: the estimated return is R / return_scale, a return is in the bin that it has reached; range: the "
-        "estimate is R's place in "
-        "return_range, -1 to 1, and a return in the nearest bin, as in offrl 0.1",
-        choices=("scaled", "range"),
-    )
-    best_weight: float = setting(0.5, "weight of the loss of the largest return", low=0.0)
-    bins_weight: float = setting(0.001, "weight of the cross-entropy of the return's bin", low=0.0)
-    next_weight: float = setting(1.0, "weight of the squared error of the next observation", low=0.0)
     stride: int = setting(
         2,
         "steps between the lengths of history that are tried when acting: context, context - stride, ...",
@@ -89,6 +75,57 @@ class EDTNet(StepPolicy):
         return self.head(h["return"]), self.best(history).squeeze(-1), self.bins(history), self.next(h["reward"])
 
 
+class EDTActor(TargetReturnActor):
+    """Policy on the length of history that promises the largest return, which asks for a return that good histories
+    have.
+
+    The search is the authors' `_return_search`. For each length the network is asked twice. At first its history begins
+    with what is left of the target return, and a return is drawn (or estimated) at each step; then those returns stand
+    in the history, and it gives the promise and the action. Draws depend on the seed and the step of the episode alone,
+    as the Trajectory Transformer's.
+    """
+
+    algorithm: EDT
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        window = self.enter(carry, observations)
+        draw = rng.fold_in(rng.fold_in(self.state.key, DRAW), carry.t)
+        actions = self.choose(self.search(window, draw)[0], key, explore)
+        return actions, self.with_actions(carry, window, actions)
+
+    def search(self, window: Batch, key: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The distribution of the action [E, ...], and the steps of the window in the best of all lengths of history,
+        bool [E, n].
+        """
+        algorithm, (episodes, steps) = self.algorithm, window[STEPS].shape
+        device = window[STEPS].device
+        lengths = torch.arange(steps, 0, -algorithm.config.stride, device=device)
+        masks = torch.arange(steps, device=device) >= steps - lengths.unsqueeze(-1)  # [W, n]
+        windows = {name: column.repeat_interleave(len(lengths), 0) for name, column in window.items()}  # [E W, n, ...]
+        valid = masks.repeat(episodes, 1)
+        _, best, bins, _ = self.apply("actor", algorithm.tokens(windows), windows[STEPS], valid, None)
+        requested = self.requested_returns(best.unflatten(0, (episodes, -1)), bins.unflatten(0, (episodes, -1)), key)
+        windows = {**windows, RETURNS: requested.flatten(0, 1)}
+        dist, best, *_ = self.apply("actor", algorithm.tokens(windows), windows[STEPS], valid, None)
+        longest = best[:, -1].unflatten(0, (episodes, -1)).argmax(-1)  # of equal promises that of the longest
+        rows = torch.arange(episodes, device=device)
+        return tuple(x[:, -1].unflatten(0, (episodes, -1))[rows, longest] for x in dist), masks[longest]
+
+    def requested_returns(self, best: Tensor, bins: Tensor, key: Tensor) -> Tensor:
+        """The return to ask for at each step [E, W, n], as recorded, of its estimates [E, W, n] and the logits of its
+        bins [E, W, n, bins]. The noise is the same for all episodes."""
+        c = self.algorithm.config
+        if not c.expert_temperature:
+            return best * c.return_scale
+        logits = bins + c.expert_temperature * torch.linspace(
+            0.0, 1.0, c.return_bins, dtype=bins.dtype, device=bins.device
+        )
+        cut = math.ceil(c.expert_cut * (c.return_bins - 1))  # what lies below that quantile, linearly interpolated
+        least = logits.sort(-1).values[..., cut : cut + 1]
+        noisy = torch.where(logits >= least, logits, float("-inf")) + rng.gumbel(key, tuple(logits.shape[1:]))
+        return self.algorithm.in_bin(noisy.argmax(-1))
+
+
 @register("algo", "edt")
 class EDT(SequenceModel):
     """A policy that shortens its history where a shorter one promises a larger return, and so leaves a bad past behind.
@@ -107,12 +144,11 @@ class EDT(SequenceModel):
     """
 
     Config = EDTConfig
+    actor_class = EDTActor
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         config = super().fit_config(config, dataset, grid)
-        if config.return_units == "scaled":
-            config = fit_target_return(config, dataset)
         if not config.return_range:
             complete = torch.zeros(dataset.num_episodes, dtype=torch.bool)
             complete[drawn_episodes(dataset).cpu()] = True
@@ -138,12 +174,8 @@ class EDT(SequenceModel):
         }
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        bins, half = self.bin_of(batch[RETURNS]).to(batch["observations"].dtype), 0.5 * self.config.return_bins
-        share = (
-            (bins - half) / half
-            if self.config.return_units == "scaled"
-            else 2.0 * bins / (self.config.return_bins - 1) - 1.0
-        )
+        half = 0.5 * self.config.return_bins
+        share = (self.bin_of(batch[RETURNS]).to(batch["observations"].dtype) - half) / half
         return {
             "observation": batch["observations"],
             "return": share.unsqueeze(-1),
@@ -151,42 +183,24 @@ class EDT(SequenceModel):
             "reward": batch["rewards"].unsqueeze(-1),
         }
 
-    def normalised(self, returns: Tensor) -> Tensor:
-        """Returns as a share of their range, 0 to 1."""
-        low, high = self.config.return_range
-        return ((returns - low) / (high - low)).clamp(0.0, 1.0)
-
     def bin_of(self, returns: Tensor) -> Tensor:
-        """The bin of each return, int64."""
-        bins = self.normalised(returns) * (self.config.return_bins - 1)
-        return (bins.floor() if self.config.return_units == "scaled" else bins.round()).long()
+        """The bin that each return has reached, int64."""
+        low, high = self.config.return_range
+        share = ((returns - low) / (high - low)).clamp(0.0, 1.0)
+        return (share * (self.config.return_bins - 1)).floor().long()
 
     def in_bin(self, bins: Tensor) -> Tensor:
         """A return in each bin, as recorded, away from its edges."""
         low, high = self.config.return_range
-        middle = 0.5 if self.config.return_units == "scaled" else 0.0
-        return low + ((bins + middle) / (self.config.return_bins - 1)).clamp(max=1.0) * (high - low)
+        return low + ((bins + 0.5) / (self.config.return_bins - 1)).clamp(max=1.0) * (high - low)
 
-    def to_units(self, returns: Tensor) -> Tensor:
-        """What the network estimates of each return."""
-        c = self.config
-        return returns / c.return_scale if c.return_units == "scaled" else 2.0 * self.normalised(returns) - 1.0
-
-    def from_units(self, estimates: Tensor) -> Tensor:
-        """Estimates as returns, as recorded."""
-        c = self.config
-        if c.return_units == "scaled":
-            return estimates * c.return_scale
-        low, high = c.return_range
-        return low + 0.5 * (estimates + 1.0) * (high - low)
-
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |a - pi(history, R)|^2, and weighted: |tau - 1(e < 0)| e^2 with e = R - R_best(history) (equation 3),
         R in units of `return_scale`, -log p(bin of R | history) and |s' - model|^2."""
         c, valid, returns = self.config, batch[VALID], batch[RETURNS]
         dist, best, bins, next_observations = self.apply("actor", actor, self.tokens(batch), batch[STEPS], valid, key)
         imitation = masked_mean(self.policy.bc_loss(dist, batch["actions"]), valid)
-        error = self.to_units(returns) - best
+        error = returns / c.return_scale - best
         promise = masked_mean(losses.expectile_weight(error, c.return_expectile) * error.square(), valid)
         log_p = bins.log_softmax(-1).gather(-1, self.bin_of(returns).unsqueeze(-1)).squeeze(-1)
         entropy = masked_mean(-log_p, valid)
@@ -194,7 +208,7 @@ class EDT(SequenceModel):
         model = masked_mean(
             (next_observations[:, :-1] - batch["observations"][:, 1:]).square().mean(-1), valid[:, 1:] & valid[:, :-1]
         )
-        loss = imitation + c.best_weight * promise + c.bins_weight * entropy + c.next_weight * model
+        loss = imitation + BEST_WEIGHT * promise + BINS_WEIGHT * entropy + model
         return loss, {
             "actor/loss": imitation,
             "actor/return": promise,
@@ -202,8 +216,5 @@ class EDT(SequenceModel):
             "actor/next": model,
         }
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
 
-    def actor(self, state: TrainState) -> Actor:
-        return EDTActor(self, state)
+DRAW = 223  # folded into the key of the state: of the returns that are asked for

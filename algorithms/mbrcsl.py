@@ -4,31 +4,123 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from offrl import registry
-from offrl.algorithm import Metrics, TrainState, Traits
-from offrl.algorithms.mbrcsl.rollouts import check_behaviour, play
-from offrl.algorithms.mbrcsl.sampler import RolloutSampler
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.sequences import RETURNS, STEPS
-from offrl.data.samplers.transitions import Batch, Sampler
-from offrl.errors import UserError
+from offrl import registry, rng
+from offrl.algorithm import Batch, Dataset, Grid, Loss, Params, Sampler, TrainConfig, TrainState, Traits, Update
+from offrl.data.samplers.sequences import RETURNS, STEPS, Sequences, SequenceSampler, drawn_episodes
+from offrl.errors import UserError, say
 from offrl.families.return_conditioned import OutcomeConditioned, OutcomeSettings, round_digits
-from offrl.optim import Params
-from offrl.pretrained import Requirement
+from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
+from offrl.system.devices import pick_device
+from offrl.system.locks import once
 from offrl.world_models import imagined
-from offrl.world_models.model import required
+from offrl.world_models.model import Trained, required
 
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
+
+@dataclass(frozen=True)
+class RolloutSource:
+    """Imagined episodes, and the data where they are drawn from too."""
+
+    imagined: Sequences
+    real: Sequences | None
+
+
+@dataclass(frozen=True)
+class RolloutSampler:
+    """Steps of imagined episodes, and `real_share` of the data's."""
+
+    algorithm: MBRCSL
+    inner: SequenceSampler = SequenceSampler(1)  # noqa: RUF009 - frozen
+
+    def prepare(self, dataset: Dataset) -> RolloutSource:
+        c = self.algorithm.config
+        episodes = imagined.read(c.imagined, dataset.spec)[0].to(dataset.device)
+        return RolloutSource(self.inner.prepare(episodes), self.inner.prepare(dataset) if c.real_share else None)
+
+    def __call__(self, source: RolloutSource, key: Tensor, batch_size: int) -> Batch:
+        if source.real is None:
+            return self.inner(source.imagined, key, batch_size)
+        real_key, imagined_key = rng.split(key)
+        count = int(batch_size * self.algorithm.config.real_share)
+        batches = (
+            self.inner(source.real, real_key, count),
+            self.inner(source.imagined, imagined_key, batch_size - count),
+        )
+        return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+
+SEED = 0  # of the episodes: the same ones serve all seeds, as the model and the behaviour policy do
+
+
+def check_behaviour(run: Pretrained) -> None:
+    """Raise UserError for a run whose policy cannot play episodes side by side in the model."""
+    acts = run.algorithm.traits.policy_modules
+    if not acts or run.algorithm.actor(run.state).start(1) is not None:
+        raise UserError(
+            f"algo.behaviour: {run.algorithm.config.name} {'remembers' if acts else 'does not act'}; "
+            "episodes are played by a policy without a memory, such as diffusion_bc or bc"
+        )
+
+
+def play(config: TrainConfig, dataset: Dataset, world_model: Trained, behaviour: Pretrained) -> Path:
+    """The file of episodes that a behaviour policy plays in a model, made now unless it is there. Raises UserError."""
+    c, spec = config.algo, dataset.spec
+    horizon = c.horizon or int(dataset.episode_lengths().max())
+    settings = {name: getattr(c, name) for name in ("rollouts", "rollout_batch", "accepted_episodes", "range_margin")}
+    identity = [world_model.identity, behaviour.identity, dataset.fingerprint, horizon, settings]
+    name = "".join(x if x.isalnum() or x in "-_." else "-" for x in spec.name)
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
+    path = Path(config.runs_dir) / f"imagined-{name}-{digest}.safetensors"
+    device = pick_device(config.device)
+
+    def make() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        model, data = world_model.to(device), dataset.to(device)
+        margin = c.range_margin * (model.tree["high"] - model.tree["low"])
+        tree = {**model.tree, "low": model.tree["low"] - margin, "high": model.tree["high"] + margin}
+        actor = behaviour.algorithm.actor(pytree.tree_map(lambda x: x.to(device), behaviour.state))
+
+        def act(observations: Tensor, past: Tensor, key: Tensor) -> Tensor:
+            return actor.act(None, observations, key, explore=True)[0]
+
+        with torch.no_grad():
+            columns, about = imagined.collect(
+                model.model,
+                tree,
+                act,
+                data,
+                rng.make_key(SEED, device),
+                threshold=float(dataset.raw_returns[drawn_episodes(dataset).cpu()].max()),
+                horizon=horizon,
+                batch=c.rollout_batch,
+                accepted=c.accepted_episodes,
+                most=c.rollouts,
+                tell=None if config.quiet else say,
+            )
+        origin = {"world_model": world_model.identity, "behaviour": behaviour.identity, "data": dataset.fingerprint}
+        about |= {"kind": imagined.KIND, "format": imagined.FORMAT, "spec": spec.to_json(), **origin}
+        return {name: column.cpu().contiguous() for name, column in columns.items()}, about
+
+    _, about = once(path, make, f"the imagined episodes {path}", config.quiet)
+    if not path.is_file():
+        raise UserError(f"{path} could not be written; choose another runs_dir=")
+    summary = imagined.say(about, c.name)
+    if not config.quiet:
+        say(summary)
+    return path
+
 
 EPOCHS, PUBLISHED = (
     50,
@@ -37,14 +129,13 @@ EPOCHS, PUBLISHED = (
 
 
 @dataclass
+@defaults(learning_rate=5e-5, weight_decay=0.1)
 class MBRCSLConfig(OutcomeSettings):
     """Settings of MBRCSL; the defaults are the authors' for their point maze, but for fewer episodes at most (theirs:
     200,000).
     """
 
     name: str = "mbrcsl"
-    learning_rate: float = setting(5e-5, "AdamW's learning rate", low=0.0)
-    weight_decay: float = setting(0.1, "AdamW's decay of all parameters", low=0.0, structural=True)
     policy: str = setting(
         "deterministic",
         "deterministic: squared error; gaussian, tanh_gaussian: negative log-likelihood",
@@ -66,7 +157,6 @@ class MBRCSLConfig(OutcomeSettings):
         place=True,
     )
     behaviour_hidden: list[int] = setting([512, 512, 512], "widths of its hidden layers", low=1, place=True)
-    behaviour_learning_rate: float = setting(1e-4, "its learning rate", low=0.0, place=True, shared=True)
     rollouts: int = setting(10_000, "episodes played in the model at most", low=1, place=True)
     rollout_batch: int = setting(200, "episodes played at a time", low=1, place=True)
     accepted_episodes: int = setting(
@@ -117,7 +207,7 @@ class MBRCSL(OutcomeConditioned):
             return {}
         if dataset.spec.discrete:
             raise UserError(f"{c.name} needs continuous actions and {dataset.spec.name} has discrete ones")
-        settings = {"hidden": list(c.behaviour_hidden), "learning_rate": c.behaviour_learning_rate}
+        settings = {"hidden": list(c.behaviour_hidden), "learning_rate": 1e-4}
         batch = registry.get("algo", "diffusion_bc").Config().batch_size
         steps = c.behaviour_steps or math.ceil(EPOCHS * len(dataset) / batch * min(1.0, config.steps / PUBLISHED))
         behaviour = Requirement(
@@ -134,7 +224,7 @@ class MBRCSL(OutcomeConditioned):
         return dataclasses.replace(config, algo=dataclasses.replace(c, imagined=path, imagined_id=about["sha256"][:16]))
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """`config` with a quantile of the imagined episodes' returns as target: the largest may be an error of the
         model.
         """
@@ -156,12 +246,12 @@ class MBRCSL(OutcomeConditioned):
     def sampler(self) -> Sampler:
         return RolloutSampler(self)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |pi(s, R) - a|^2, or -E log pi(a | s, R), R the return to go of (s, a) in an imagined episode."""
         x = self.inputs(batch["observations"], self.outcome(batch[RETURNS], batch[STEPS]))
         loss = self.policy.bc_loss(self.apply("actor", actor, x, key), batch["actions"]).mean()
         return loss, {"actor/loss": loss}
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         steps = {name: column[:, 0] for name, column in batch.items()}  # windows of one step
         return self.descend(state, "actor", self.actor_loss, steps, key)

@@ -7,36 +7,167 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from offrl import rng
-from offrl.actor import Actor, NoisyActor
-from offrl.algorithm import Metrics, TrainState
-from offrl.algorithms.sequence_rl.actor import RolledOutActor, SequenceNet
-from offrl.algorithms.sequence_rl.sampler import (
-    PREVIOUS,
-    WINDOW_ACTIONS,
-    WINDOW_OBSERVATIONS,
-    WINDOW_VALID,
-    RecallSampler,
-    RecallSource,
-)
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.actor import Actor, Carry, NoisyActor
+from offrl.algorithm import Adam, Dataset, Loss, Params, Requirement, TrainConfig, TrainState, Update
+from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, places_ahead, windows
 from offrl.errors import UserError
-from offrl.families.td3 import TD3, TD3Settings, first_q, imitating_loss
-from offrl.optim import Adam, Params
-from offrl.pretrained import Requirement
+from offrl.families.generative.chunks import traced
+from offrl.families.td3 import TD3, TD3Settings
+from offrl.nn import Linear
+from offrl.nn.recurrent import GRU
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.world_models.model import Prediction, required
+from offrl.world_models.model import required
 from offrl.world_models.uncertainty import disagreement
 
-if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
+WINDOW_OBSERVATIONS, WINDOW_ACTIONS, WINDOW_VALID = (
+    "window_observations",
+    "window_actions",
+    "window_valid",
+)  # [B, J, ...]
+PREVIOUS = "previous_actions"  # the action of the step before, 0 at an episode's start [B, A]
+
+
+@dataclass(frozen=True)
+class RecallSource:
+    """The data's transitions, and the model where one recalls states: all replicas share it."""
+
+    transitions: Transitions
+    model: Any = None
+    tree: Any = None  # the model's tensors
+
+
+@dataclass(frozen=True)
+class RecallSampler:
+    """What `TransitionSampler` draws, with the same keys the same rows, and of each the window of `length` steps that
+    begins with it.
+
+    An episode's end cuts a window: the rest repeats its last step and is not valid. What is last in an episode that was
+    cut off, and so is no transition, is in no window.
+
+    pretrained: the world model, where one is needed. states: windows with the observations of every step.
+    """
+
+    length: int
+    n_step: int = 1
+    states: bool = True
+    pretrained: Mapping[str, Any] | None = None
+
+    def prepare(self, dataset: Dataset) -> RecallSource:
+        """Raises UserError where no window has two steps, for a length beyond all episodes, and for a model that looks
+        back.
+        """
+        source = TransitionSampler(n_step=self.n_step, ordered=True).prepare(dataset)
+        assert source.last is not None
+        longest = int((source.last - torch.arange(source.count, device=source.last.device)).max()) + 1
+        if self.length > 1 and longest == 1:
+            raise UserError(
+                f"{dataset.spec.name}: no window of 2 steps to learn a sequence from: each episode of the data has one "
+                "transition, and "
+                "their order is not known; say where episodes end (dataset.fields.truncations or episode_ends), or "
+                "take algo=td3_bc"
+            )
+        if self.length > longest:
+            raise UserError(
+                f"{dataset.spec.name}: algo.length={self.length}: no window of so many steps is in the data, whose "
+                "longest episode has "
+                f"{longest} transitions; take a smaller length (algo.execute may be larger)"
+            )
+        if not self.pretrained:
+            return RecallSource(source)
+        trained = self.pretrained["world_model"].to(source.last.device)
+        if trained.model.history > 1:
+            raise UserError(
+                "algo=sequence_rl asks the model in each update and keeps no past: train one with algo.history=1 (this "
+                "one has "
+                f"{trained.model.history})"
+            )
+        return RecallSource(source, trained.model, trained.tree)
+
+    def __call__(self, source: RecallSource, key: Tensor, batch_size: int) -> Batch:
+        rows = source.transitions
+        assert rows.last is not None
+        pick = TransitionSampler.draw(rows, key, batch_size)
+        places, valid = places_ahead(rows, pick, self.length)
+        before = (pick - 1).clamp(min=0)
+        follows = (pick > 0) & (rows.last[before] == rows.last[pick])
+        batch = windows(rows, pick, self.n_step) if self.n_step > 1 else rows.take(pick)
+        batch |= {WINDOW_ACTIONS: rows.table.column("actions", places), WINDOW_VALID: valid.float()}
+        batch[PREVIOUS] = torch.where(follows.unsqueeze(-1), rows.table.column("actions", before), 0.0)
+        return batch | ({WINDOW_OBSERVATIONS: rows.table.column("observations", places)} if self.states else {})
+
+
+NOISE = 0.1  # standard deviation of exploration, as TD3's
+
+
+class SequenceNet(nn.Module):
+    """h = W2 relu(W1 s), and then for each action h <- GRU(h, the action before), a = tanh(W3 h): any number of
+    actions.
+    """
+
+    def __init__(self, observation_dim: int, action_dim: int, width: int) -> None:
+        super().__init__()
+        self.first, self.second = Linear(observation_dim, width, "xavier"), Linear(width, width, "xavier")
+        self.gru, self.head = GRU(action_dim, width), Linear(width, action_dim, "xavier")
+
+    def forward(self, observations: Tensor, before: Tensor, steps: int, noise: Tensor | None = None) -> Tensor:
+        """Actions [B, steps, A] from observations [B, O] and what came before the first K of them, [B, K, A]; before
+        the others comes the network's own last action. noise [B, steps, A] is added to each action, which is then
+        clipped."""
+        h = self.second(F.relu(self.first(observations)))
+        actions: list[Tensor] = []
+        for i in range(steps):
+            h = self.gru.step(h, before[..., i, :] if i < before.shape[-2] else actions[-1])
+            action = self.head(h).tanh()
+            actions.append(action if noise is None else (action + noise[..., i, :]).clamp(-1.0, 1.0))
+        return torch.stack(actions, -2)
+
+
+class OpenLoop(NamedTuple):
+    """The memory of E episodes."""
+
+    actions: Tensor  # [E, D, A]: those to come, the next one first
+    left: Tensor  # [E] int64: how many of them are still played
+    previous: Tensor  # [E, A]: the one that was played last; 0 at the start
+
+
+class RolledOutActor(Actor):
+    """Policy that plays D actions from one observation, whatever happens meanwhile."""
+
+    algorithm: SequenceRL
+    resets = True
+
+    @property
+    def execute(self) -> int:
+        """D: actions from one observation."""
+        c = self.algorithm.config
+        return int(c.length if c.execute is None else c.execute)
+
+    def planned(self, steps: int) -> int:
+        return steps
+
+    def start(self, episodes: int) -> Carry:
+        device, width = self.state.step.device, self.algorithm.spec.action_dim
+        actions = torch.zeros(episodes, self.execute, width, device=device)
+        return OpenLoop(actions, torch.zeros(episodes, dtype=torch.int64, device=device), actions[:, 0])
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        queue, left, previous = carry
+        fresh = left == 0
+        if traced(fresh) or bool(fresh.any()):
+            noise = NOISE * rng.normal(key, tuple(queue.shape)) if explore else None
+            drawn = self.apply("sequence", observations, previous.unsqueeze(-2), self.execute, noise)
+            queue = torch.where(fresh.reshape(-1, 1, 1), drawn, queue)
+            left = torch.where(fresh, self.execute, left)
+        return queue[:, 0], OpenLoop(torch.cat([queue[:, 1:], queue[:, -1:]], 1), left - 1, queue[:, 0])
+
 
 Choose = Callable[[int, Tensor], Tensor]  # (step, observations [B, O]) -> actions [B, A]
 SLOWEST = 0.01  # of the sequence actor's learning rate, at last
@@ -130,9 +261,14 @@ class SequenceRL(TD3):
         c, recall = self.config, self.config.recall
         return RecallSampler(c.length, c.n_step, recall == "data", None if recall == "data" else self.pretrained)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))| (TD3+BC)."""
-        return imitating_loss(self, actor, state, batch)
+        (action,) = self.apply("actor", actor, batch["observations"])
+        q = self.first_q(state, batch["observations"], action)
+        scale = self.config.alpha / q.detach().abs().mean()
+        imitation = (action - batch["actions"]).square().mean()
+        loss = imitation - scale * q.mean()
+        return loss, {"actor/loss": loss, "actor/bc": imitation, "actor/q": q.mean()}
 
     def recalled(self, observations: Tensor, choose: Choose, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(states [B, J, O], actions [B, J, A], weights [B, J]) of J steps in the model, by the mean of one elite for
@@ -153,7 +289,7 @@ class SequenceRL(TD3):
             if i + 1 == c.length:
                 break
             every = model.predict(tree, at, action, model.first_past(at))
-            elites = Prediction(*(x if x is None else x[tree["elites"]] for x in every))  # type: ignore[arg-type]
+            elites = every.each(lambda x: x[tree["elites"]])
             one = model.choose(elites, member)
             outcome = model.settle(tree, one, at, action, one.mean[0], one.reward[0], rng.fold_in(end_key, i))
             follows = ~outcome.terminations
@@ -163,7 +299,7 @@ class SequenceRL(TD3):
         states, actions, weights = (torch.stack(column, 1) for column in zip(*steps, strict=True))
         return states, actions, weights
 
-    def sequence_loss(self, sequence: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def sequence_loss(self, sequence: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """mean_m (sigma_i - a_{t+i})^2 - lambda mean_m Q_1(s_{t+i}, sigma_i), lambda = alpha / mean_m |Q_1|, means over
         the steps m that count; sigma_i follows s_t and the data's actions (recall=model: its own, and s_{t+i} is the
         model's)."""
@@ -183,7 +319,7 @@ class SequenceRL(TD3):
             states, _, weights = self.recalled(observations, lambda i, at: actions[:, i], key)
         else:
             states = batch[WINDOW_OBSERVATIONS]
-        q = first_q(self, state, states.flatten(0, 1), actions.flatten(0, 1)).unflatten(0, weights.shape)
+        q = self.first_q(state, states.flatten(0, 1), actions.flatten(0, 1)).unflatten(0, weights.shape)
         value = weighted_mean(q, weights)
         loss = imitation - c.alpha / weighted_mean(q.detach().abs(), weights) * value
         metrics = {
@@ -194,7 +330,7 @@ class SequenceRL(TD3):
         }
         return loss, metrics
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
         if phase == 0:
