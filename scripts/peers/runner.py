@@ -65,7 +65,9 @@ def on_disk(rows: int, folder: Path, repeated: int = 1_000_000) -> Dataset:
             "raw_returns": torch.zeros(len(ends), dtype=torch.float64),
             "complete": torch.ones(len(ends), dtype=torch.bool),
         }
-        memory.write(replace(block, columns=columns, episode_start=starts, episode_end=ends, **about), target)
+        memory.write(
+            replace(block, columns=columns, episode_start=starts, episode_end=ends, **about), target, "benchmark"
+        )
     return open_mapped(target)
 
 

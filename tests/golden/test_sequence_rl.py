@@ -384,7 +384,8 @@ def test_execute_0_is_td3_bc() -> None:
         ref.forward(ref.net(policy.state.params["actor"], "net."), observations[0].astype(np.float64))[0]
     )
     np.testing.assert_allclose(policy.step(None, observations[0], 0)[0], expected, rtol=1e-4, atol=1e-5)
-    assert HeldPolicy(policy, 4).own == 1 and HeldPolicy(policy.with_settings({"execute": 2}), 9).own == 9
+    assert HeldPolicy(policy, 4).planned == 1
+    assert HeldPolicy(policy.with_settings({"execute": 2}), 9).planned == 9
 
 
 def test_exploration_is_told_too() -> None:

@@ -535,7 +535,7 @@ def test_the_best_row_is_the_longest_pattern() -> None:
 
 
 def test_list_says_what_a_data_set_gets(capsys: pytest.CaptureFixture[str]) -> None:
-    from offrl.cli import list as listing
+    from offrl.cli.words import listing
 
     assert listing.run(["algo=rebrac", "dataset=hopper-medium-expert-v2"]) == 0
     assert capsys.readouterr().out == (
