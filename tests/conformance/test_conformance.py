@@ -220,7 +220,7 @@ def test_what_moves_to_another_name_is_read_before_it_is_overwritten(monkeypatch
     monkeypatch.setattr(
         type(algorithm),
         "polyak",
-        lambda self, state, name, rate: state._replace(target={**state.target, name: self.old[name]}),
+        lambda self, state, name, rate=None: state._replace(target={**state.target, name: self.old[name]}),
     )
     real = type(algorithm).update
 
