@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,11 @@ import numpy as np
 import pytest
 
 from offrl.cli.main import main
+from offrl.system import devices
 
+# each test has a cache of its own, in which the library of products would be measured anew, and under load come out
+# another one, which rounds differently
+os.environ.setdefault(devices.PRODUCTS, devices.products_library())
 SMALL = shlex.split(
     "steps=20 compile=eager compare=[] algo.hidden=[8] eval.episodes=1 eval.max_steps=10 eval.every=0 log_every=10"
 )
