@@ -74,17 +74,17 @@ def usage(arguments: list[str]) -> str:
 
 def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in ACTIONS:
-        given = arguments[0] if arguments else ""
+        word = arguments[0] if arguments else ""
         known = ", ".join(ACTIONS)
-        raise UserError(f"offrl data {given}: say what to do: {known}.{nearest(given, ACTIONS)} See offrl data --help")
-    action, rest = arguments[0], arguments[1:]
+        raise UserError(f"offrl data {word}: say what to do: {known}.{nearest(word, ACTIONS)} See offrl data --help")
+    action, remaining = arguments[0], arguments[1:]
     if action == "list":
         from offrl.cli.words.listing import print_data_sets
 
         print_data_sets()
         return 0
-    first = next((i for i, a in enumerate(rest) if _SETTING.match(a)), len(rest))
-    names, settings = rest[:first], rest[first:]
+    first = next((i for i, a in enumerate(remaining) if _SETTING.match(a)), len(remaining))
+    names, settings = remaining[:first], remaining[first:]
     if stray := [a for a in settings if not _SETTING.match(a)]:
         raise UserError(f"offrl data {action}: '{stray[0]}' stands after the settings; names of datasets come first")
     from offrl.system.signals import terminable
@@ -93,10 +93,11 @@ def run(arguments: list[str]) -> int:
         return {"inspect": _inspect, "doctor": _doctor, "label": _label}.get(action, _make)(action, names, settings)
 
 
-def _expect(action: str, names: list[str], count: int, what: str) -> None:
+def _expect(action: str, names: list[str], count: int, arguments: str) -> None:
     if len(names) != count:
         raise UserError(
-            f"usage: offrl data {action} {what} [name=value ...]; {len(names)} names were given, {count} are needed"
+            f"usage: offrl data {action} {arguments} [name=value ...]; {len(names)} names were given, "
+            f"{count} are needed"
         )
 
 
@@ -106,7 +107,9 @@ def _dataset(name: str, settings: list[str], names: tuple[str, ...] = ()) -> tup
 
     arguments = [a for a in settings if a.partition("=")[0] in names]
     files = [a for a in settings if a.startswith("config=")]
-    others = [a if a.startswith("dataset.") else f"dataset.{a}" for a in settings if a not in (*arguments, *files)]
+    dataset_settings = [
+        a if a.startswith("dataset.") else f"dataset.{a}" for a in settings if a not in (*arguments, *files)
+    ]
     if names:
         for argument in settings:
             key = argument.partition("=")[0]
@@ -118,7 +121,7 @@ def _dataset(name: str, settings: list[str], names: tuple[str, ...] = ()) -> tup
     values = {
         k: v for k, v in flatten(parse(files)).items() if k.partition(".")[0] == "dataset"
     }  # a file may be of a whole run
-    values |= parse([*([f"dataset={name}"] if name else []), *others])
+    values |= parse([*([f"dataset={name}"] if name else []), *dataset_settings])
     if not values.get("dataset"):
         raise UserError(f"{files[0]} names no dataset (dataset: name: FILE); name one before the settings")
     config = compose({**values, "algo": "bc", "experiment": "none", "dataset.normalize_observations": False}).dataset
@@ -256,12 +259,12 @@ def text(usage: str, arguments: Sequence[str]) -> str:
         return usage
     parts = re.split(r"\n\n", usage)
     entry = re.search(rf"^  offrl data {action}\b.*(?:\n {{10,}}.*)*", usage, re.MULTILINE)
-    about = " ".join(re.sub(r"^  offrl data \w+ ?([A-Z\[.\] ]*) {2,}", "", entry[0]).split()) if entry else ""
+    summary = " ".join(re.sub(r"^  offrl data \w+ ?([A-Z\[.\] ]*) {2,}", "", entry[0]).split()) if entry else ""
     names, example = USES[action]
     lines = [
         f"usage: offrl data {action} {names} [name=value ...]".replace("  ", " "),
         "",
-        f"{about[:1].upper()}{about[1:]}.",
+        f"{summary[:1].upper()}{summary[1:]}.",
         "",
         f"  {example}",
     ]

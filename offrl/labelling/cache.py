@@ -172,16 +172,16 @@ def ask(
                 got += 1
                 bar.update(counts.cached + got)
         except (UserError, KeyboardInterrupt) as error:
-            there = counts.cached + got
-            kept = f"{there:,} of {len(unique):,} answers are kept" + (
+            count = counts.cached + got
+            progress = f"{count:,} of {len(unique):,} answers are kept" + (
                 f" in {answers.path}" if answers.path else " in memory"
             )
             if isinstance(error, KeyboardInterrupt):
                 if answers.path is not None and not quiet:
-                    bar.say(f"stopped; {kept}: the same command goes on from there")
+                    bar.say(f"stopped; {progress}: the same command goes on from there")
                 raise
             raise UserError(
-                f"{error}; {kept}: the same command goes on from there" if answers.path else str(error)
+                f"{error}; {progress}: the same command goes on from there" if answers.path else str(error)
             ) from None
     if got < len(new):
         raise UserError(f"{identity[:80]} gave {got} answers to {len(new)} questions")

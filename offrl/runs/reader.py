@@ -36,8 +36,8 @@ class Reader:
     every: of the evaluations of a replica only each `every`-th is read, the last one and the final one.
     """
 
-    def __init__(self, every: int = 1) -> None:
-        self.every = every
+    def __init__(self, stride: int = 1) -> None:
+        self.every = stride
         self.scores: list[Score] = []
         self.runs: list[SavedRun] = []
         self.variants: list[Variant] = []
@@ -62,15 +62,15 @@ class Reader:
             return True
 
     def _read(self, path: Path) -> bool:
-        place = path.resolve()
-        if place in self._seen:
+        real_path = path.resolve()
+        if real_path in self._seen:
             return True
         if path.is_file():
-            self._seen.add(place)
+            self._seen.add(real_path)
             return self._table(path) or self._of_others(path)
         if not path.is_dir():
             return False
-        self._seen.add(place)
+        self._seen.add(real_path)
         if (path / BENCHMARK).is_file() and self._benchmark(path):
             return True
         if (path / RECORD).exists():
@@ -179,7 +179,7 @@ class Reader:
             value = (config.get("eval") or {}).get(key, default) if isinstance(config.get("eval"), dict) else default
             if value != default:
                 flat[f"eval.{key}"] = value
-        given = {
+        user_values = {
             k: v for k, v in flatten(config.get("given") or {}).items() if k.startswith(GIVEN) and k not in _PLACES
         }
         settings = {}
@@ -192,7 +192,7 @@ class Reader:
                     self._digests[content] = digest(point_settings)
                 settings[replica.cell] = self._digests[content]
                 self.variants.append(
-                    Variant(dataset, label, settings[replica.cell], point_settings, {**given, **values})
+                    Variant(dataset, label, settings[replica.cell], point_settings, {**user_values, **values})
                 )
         steps = planned(path, config)
         rows = self._rows(path / SCORES, run)
@@ -201,7 +201,7 @@ class Reader:
         end = last if steps is not None and last >= steps else None  # of a run that finished
         for (step, seed, cell), row in rows.items():
             final = step == end and (seed, cell) not in dead
-            about: dict[str, Any] = {
+            common: dict[str, Any] = {
                 "suite": suite,
                 "dataset": dataset,
                 "algorithm": label,
@@ -209,17 +209,17 @@ class Reader:
                 "cell": cell,
                 "run": str(path),
             }
-            self.scores.append(Score(**about, **row, seed=seed, step=step, final=final))
+            self.scores.append(Score(**common, **row, seed=seed, step=step, final=final))
         for replica in run.replicas:
             where = (replica.seed, replica.cell)
             if (end, *where) in rows and where not in dead:
                 continue
-            why = (
+            cause = (
                 f"diverged: a loss was not finite before step {dead[where]:,}"
                 if where in dead
                 else reason or _why(run, steps, at, bool(rows))
             )
-            self.missing.append(Missing(dataset, label, settings[replica.cell], replica.seed, str(path), why))
+            self.missing.append(Missing(dataset, label, settings[replica.cell], replica.seed, str(path), cause))
         self.runs.append(run)
         return run
 

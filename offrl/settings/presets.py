@@ -235,11 +235,11 @@ def _repeated(root: Any) -> tuple[str, int, int] | None:
     """(name, line, line) of a name that a mapping of this YAML tree has twice, where PyYAML would take the later one
     without a word.
     """
-    nodes, seen = [root], set()
+    nodes, visited = [root], set()
     for node in nodes:  # which grows meanwhile
-        if id(node) in seen or isinstance(node.value, str):
+        if id(node) in visited or isinstance(node.value, str):
             continue
-        seen.add(id(node))  # an alias is the node itself
+        visited.add(id(node))  # an alias is the node itself
         lines: dict[tuple[str, str], int] = {}
         for item in node.value:
             nodes += item if isinstance(item, tuple) else [item]

@@ -99,9 +99,9 @@ def make_env(task: Task) -> gym.Env:
     arguments: dict[str, Any] = dict(task.env_kwargs)
     if task.max_episode_steps is not None:
         arguments["max_episode_steps"] = task.max_episode_steps
-    if (own := own_environment(task.env_id)) is not None:
+    if (constructor := own_environment(task.env_id)) is not None:
         limit = arguments.pop("max_episode_steps", None)
-        env = _made(functools.partial(own, **arguments), f"env={task.env_id}")
+        env = _made(functools.partial(constructor, **arguments), f"env={task.env_id}")
         return env if limit is None else gym.wrappers.TimeLimit(env, limit)
     import_mujoco()
     if task.env_id not in gym.registry and task.env_id.startswith(ROBOTICS):
