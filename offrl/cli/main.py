@@ -166,7 +166,7 @@ def _command(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str
     module = importlib.import_module(f"offrl.cli.{MODULES.get(name, name)}")
     if any(re.match(r"--?[A-Za-z]|[A-Za-z_.]*-[\w.-]*=", a) for a in remaining):
         from offrl.cli.words import switches
-        from offrl.settings.habits.arguments import as_settings
+        from offrl.settings.aliases.arguments import as_settings
 
         remaining = as_settings(remaining, switches(name))
     if any(a in ("-h", "--help") for a in remaining):

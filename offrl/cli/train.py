@@ -16,8 +16,8 @@ WRITTEN = ("scores.csv", "metrics.jsonl", *PICTURES, "policies", "models", "tens
 
 
 def run(arguments: list[str]) -> int:
+    from offrl.settings.aliases.arguments import train_values
     from offrl.settings.compose import rehearse
-    from offrl.settings.habits.arguments import train_values
 
     values = rehearse(train_values(arguments))  # mistakes are told before torch is imported
     if values.get("resume") is not None:

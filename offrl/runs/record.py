@@ -29,7 +29,7 @@ from offrl.system import files as checkpoint
 from offrl.system import trust
 from offrl.system.addresses import without_logins
 from offrl.system.plugins.loading import checksums, of_file, used_by
-from offrl.tasks.own import place_of
+from offrl.tasks.custom import place_of
 
 if TYPE_CHECKING:
     import torch

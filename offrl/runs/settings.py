@@ -12,8 +12,8 @@ from offrl.errors import UserError, warn
 from offrl.runs.record import CONFIG, read_record
 from offrl.runs.run import SavedRun
 from offrl.settings import known
+from offrl.settings.aliases.names import understood
 from offrl.settings.compose import finish, flatten
-from offrl.settings.habits.names import understood
 from offrl.settings.presets import algorithm_group
 from offrl.settings.train import TrainConfig
 from offrl.settings.untrusted import check_code, read_settings

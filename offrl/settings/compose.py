@@ -15,9 +15,9 @@ from typing import Any, TypeVar, cast
 from offrl import registry
 from offrl.errors import UserError, nearest
 from offrl.settings import known
+from offrl.settings.aliases.names import understood
 from offrl.settings.assign import all_names, assign, grid_hint, shown
 from offrl.settings.field import check, plain_name
-from offrl.settings.habits.names import understood
 from offrl.settings.presets import (
     algorithm_group,
     base_algorithm,

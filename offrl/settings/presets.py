@@ -13,7 +13,7 @@ from typing import Any
 
 from offrl import registry
 from offrl.errors import UserError, few, nearest
-from offrl.settings.habits import algorithms
+from offrl.settings.aliases import algorithms
 
 SUFFIX = re.compile(r"\.(hdf5|h5|hdf|npz|npy|parquet|pq)$")
 
@@ -121,7 +121,7 @@ def algorithm_group(name: str) -> str:
     known = {*config_names("algo")}
     if name in known:
         return name
-    if registry.extended("algo"):
+    if registry.has_plugins("algo"):
         known |= registry.names("algo").keys()
     if name in known:
         return name

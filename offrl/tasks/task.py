@@ -12,7 +12,7 @@ from offrl import registry
 from offrl.errors import UserError, warn
 from offrl.settings.kinds import misfit
 from offrl.system import trust
-from offrl.tasks.own import place_of
+from offrl.tasks.custom import place_of
 
 
 @dataclass(frozen=True)

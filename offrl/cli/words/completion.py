@@ -15,8 +15,8 @@ from offrl.cli.data import ACTIONS
 from offrl.cli.words import settings
 from offrl.errors import UserError, nearest, say
 from offrl.settings import known
-from offrl.settings.habits.algorithms import meant
-from offrl.settings.habits.datasets import FILES, MUJOCO
+from offrl.settings.aliases.algorithms import meant
+from offrl.settings.aliases.datasets import FILES, MUJOCO
 from offrl.settings.presets import config_names
 from offrl.settings.replicas import varied
 

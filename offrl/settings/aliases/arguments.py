@@ -12,8 +12,8 @@ from typing import Any
 
 from offrl.errors import UserError, few, note
 from offrl.settings import known
+from offrl.settings.aliases import algorithms, datasets
 from offrl.settings.compose import parse
-from offrl.settings.habits import algorithms, datasets
 from offrl.settings.presets import config_names
 
 SETTING = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*=")

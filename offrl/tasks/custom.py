@@ -20,7 +20,7 @@ def in_file(env_id: str | None) -> bool:
     return (env_id or "").rpartition(":")[0].endswith(".py")
 
 
-def own_environment(env_id: str) -> Callable[..., Any] | None:
+def custom_environment(env_id: str) -> Callable[..., Any] | None:
     """What makes the environment `env_id`; None where that is an id of Gymnasium's. Runs code: call
     `trust.check_environment` first.
 
