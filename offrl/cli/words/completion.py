@@ -193,10 +193,9 @@ def _files(part: str, suffixes: tuple[str, ...] | None) -> list[str]:
 
 def _runs(part: str) -> list[str]:
     """Run directories, and folders to go on in; without a word, those of ./runs."""
-    inside = _entries(part, lambda e: os.path.exists(os.path.join(e.path, "run.json")))
-    return (
-        _entries("runs/", lambda e: os.path.exists(os.path.join(e.path, "run.json"))) or inside if not part else inside
-    )
+    folders = [part] if part else ["runs/", ""]
+    found = (_entries(folder, lambda e: os.path.exists(os.path.join(e.path, "run.json"))) for folder in folders)
+    return next(filter(None, found), [])
 
 
 def usage(arguments: list[str]) -> str:

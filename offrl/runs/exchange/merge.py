@@ -205,7 +205,7 @@ class _Merge:
             if point["seed"] in seeds and raw is not None and (point["seed"], point["step"]) not in ends:
                 by_seed.setdefault(point["seed"], []).append(score(point, raw, protocol["episodes"], False))
         for curve in by_seed.values():
-            stride = self.reader.every
+            stride = self.reader.stride
             self.reader.scores += [s for i, s in enumerate(curve, start=1) if i % stride == 0]
         for run in runs:
             raw, step = mean_return(run), run["step"]
