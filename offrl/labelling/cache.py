@@ -122,7 +122,8 @@ class Answers:
         line = json.dumps({"key": key, "prompt": prompt, "answer": answer}).encode() + b"\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._append(b"\n" + line if self._torn else line)
+            with open_to_append(self.path) as file:  # one write: lines of several processes do not mix
+                file.write(b"\n" + line if self._torn else line)
         except OSError as error:
             self._torn = True
             raise UserError(
@@ -130,13 +131,6 @@ class Answers:
                 "with cache="
             ) from None
         self._torn = False
-
-    def _append(self, data: bytes) -> None:
-        assert self.path is not None
-        with open_to_append(
-            self.path
-        ) as file:  # one write at the end of the file: lines of several processes do not mix
-            file.write(data)
 
 
 def ask(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, nearest, say
 from offrl.labelling.config import LabelSettings
+from offrl.settings.field import dataset_stem
 from offrl.system.user_code import python_object
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(names: list[str], settings: list[str]) -> int:
         raise UserError(f"usage: offrl data label DATASET [name=value ...]; {len(names)} names were given, 1 is needed")
     options, data_settings, fit, extra = _parse(settings)
     task = _task(options.task)
-    target = Path(options.out or f"labels-{_stem(names[0])}-{options.kind}.safetensors").expanduser()
+    target = Path(options.out or f"labels-{dataset_stem(names[0])}-{options.kind}.safetensors").expanduser()
     if target.suffix != ".safetensors":
         raise UserError(f"out={target} must end in .safetensors")
     if target.exists() and not options.force:
@@ -280,12 +280,6 @@ def _labeller(options: LabelSettings, extra: dict[str, Any]) -> Labeller:
         options.timeout,
         options.retries,
     )
-
-
-def _stem(name: str) -> str:
-    path = Path(name)
-    label = (path.stem if path.is_file() else path.name) if path.exists() else name
-    return re.sub(r"[^\w.-]+", "-", label).strip("-") or "data"
 
 
 def _report(counts: Counts, cache: Path, target: Path, quiet: bool, more: list[tuple[str, str]]) -> None:
