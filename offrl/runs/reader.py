@@ -192,8 +192,9 @@ class Reader:
         end = last if steps is not None and last >= steps else None  # of a run that finished
         for (step, seed, cell), row in rows.items():
             final = step == end and (seed, cell) not in dead
-            key = {"suite": suite, "dataset": dataset, "algorithm": label, "settings": settings[cell], "cell": cell}
-            self.scores.append(Score(**key, **row, run=str(path), seed=seed, step=step, final=final))
+            names: dict[str, Any] = {"suite": suite, "dataset": dataset, "algorithm": label, "cell": cell}
+            names |= {"settings": settings[cell], "run": str(path)}
+            self.scores.append(Score(**names, **row, seed=seed, step=step, final=final))
         for replica in run.replicas:
             where = (replica.seed, replica.cell)
             if (end, *where) in rows and where not in dead:

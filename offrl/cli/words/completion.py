@@ -194,8 +194,8 @@ def _files(part: str, suffixes: tuple[str, ...] | None) -> list[str]:
 def _runs(part: str) -> list[str]:
     """Run directories, and folders to go on in; without a word, those of ./runs."""
     folders = [part] if part else ["runs/", ""]
-    found = (_entries(folder, lambda e: os.path.exists(os.path.join(e.path, "run.json"))) for folder in folders)
-    return next(filter(None, found), [])
+    matches = (_entries(folder, lambda e: os.path.exists(os.path.join(e.path, "run.json"))) for folder in folders)
+    return next(filter(None, matches), [])
 
 
 def usage(arguments: list[str]) -> str:
