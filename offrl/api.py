@@ -104,12 +104,12 @@ class Run(SavedRun):
         video.prepare()
         return video.film(self, EvalConfig(seed=seed), env=env, fps=fps, size=size, videos=episodes, quiet=True)
 
-    def plot(self, others: Sequence[SavedRun] = ()) -> Figure | None:
-        """Draw learning_curve.png, beside the curves of `others`, and grid.png for a grid over one or two fields.
+    def plot(self, runs: Sequence[SavedRun] = ()) -> Figure | None:
+        """Draw learning_curve.png, beside the curves of `runs`, and grid.png for a grid over one or two fields.
 
         Returns the figure of the learning curve, which a notebook shows and whose `show()` opens a window; None when
         nothing was scored."""
-        return plot_run(self, others)
+        return plot_run(self, runs)
 
 
 def train(
@@ -137,8 +137,8 @@ def train(
     run that was interrupted, and returns at once where it had finished. Raises UserError for what a command would
     refuse.
     """
-    named = {"algo": algo, "seeds": seeds, "steps": steps}
-    values: dict[str, Any] = {**{k: v for k, v in named.items() if v is not None}, **more, **(settings or {})}
+    arguments = {"algo": algo, "seeds": seeds, "steps": steps}
+    values: dict[str, Any] = {**{k: v for k, v in arguments.items() if v is not None}, **more, **(settings or {})}
     if isinstance(env, str):
         values["eval.env"] = env
     data = dataset if isinstance(dataset, Dataset) or is_frame(dataset) else None
@@ -193,13 +193,13 @@ def _compared(main: TrainConfig) -> Iterator[TrainConfig]:
             yield compose({**settings, **shared, "algo": name, "compare": []})
 
 
-def _own_settings(given: Mapping[str, Any]) -> list[str]:
+def _own_settings(settings: Mapping[str, Any]) -> list[str]:
     """Names of the settings among those given that are of the main algorithm alone, and not of those that it is
     compared with.
     """
     return [
         k
-        for k, v in given.items()
+        for k, v in settings.items()
         if k.startswith(("algo.", "grid.")) or (k == "experiment" and v not in ("none", "auto"))
     ]
 

@@ -50,10 +50,10 @@ def few(name: str, options: Iterable[str], most: int = 5) -> str:
     close = [
         folded[c] for c in difflib.get_close_matches(str(name).lower().replace("_", "-"), folded, n=most, cutoff=0.45)
     ]
-    others = [o for o in (close if len(options) > most else options) if not close or o != close[0]]
+    alternatives = [o for o in (close if len(options) > most else options) if not close or o != close[0]]
     if likely := nearest(name, options):
-        return likely + (f" Or: {', '.join(others)}." if others else "")
-    return f" Nearest: {', '.join(close or others)}." if close or len(options) <= most else ""
+        return likely + (f" Or: {', '.join(alternatives)}." if alternatives else "")
+    return f" Nearest: {', '.join(close or alternatives)}." if close or len(options) <= most else ""
 
 
 def some(names: Iterable[str], most: int = 6) -> str:

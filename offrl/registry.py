@@ -87,10 +87,10 @@ def load_plugins() -> None:
                 warn(f"plugin '{point.name}' ({point.value}) could not be loaded: {type(error).__name__}: {error}")
 
 
-def extended(kind: str) -> bool:
+def has_plugins(kind: str) -> bool:
     """Whether there may be members besides offrl's own, so that only importing all of them tells. Imports nothing."""
-    others = (getattr(item, "__module__", "") for item in _table.get(kind, {}).values())
-    return any(module.partition(".")[0] != "offrl" for module in others) or bool(entry_points(group="offrl.plugins"))
+    modules = (getattr(item, "__module__", "") for item in _table.get(kind, {}).values())
+    return any(module.partition(".")[0] != "offrl" for module in modules) or bool(entry_points(group="offrl.plugins"))
 
 
 def names(kind: str) -> dict[str, Any]:

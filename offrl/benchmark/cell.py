@@ -43,18 +43,18 @@ STOP_SECONDS = 1.0  # between two looks for a request to stop
 
 
 @contextlib.contextmanager
-def ordered(folder: Path, orders: Mapping[str, Any]) -> Iterator[None]:
+def write_job_spec(folder: Path, jobs: Mapping[str, Any]) -> Iterator[None]:
     """Write what the jobs read that a launcher starts, perhaps on other machines: the settings of the cells and some of
     this environment.
 
     No other user can read it, and it holds no key and no login. Meanwhile a login in dataset.mirror is in
     $OFFRL_MIRROR: jobs have it where their launcher hands the environment on.
     """
-    mirrors = (cell["values"].get("dataset.mirror") for cell in orders["cells"].values())
+    mirrors = (cell["values"].get("dataset.mirror") for cell in jobs["cells"].values())
     mirror = next((m for m in mirrors if m and split_login(m)[1]), None)
     with plan.environment({"OFFRL_MIRROR": mirror} if mirror else {}):
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        content = without_logins({**orders, "environment": environment})
+        content = without_logins({**jobs, "environment": environment})
         write_private(folder / plan.CELLS / plan.PLAN, json.dumps(content, indent=1, default=str) + "\n")
         yield
 
@@ -86,35 +86,36 @@ def work(folder: Path | str, run: str) -> None:
             stack.enter_context(contextlib.redirect_stdout(log))
             stack.enter_context(contextlib.redirect_stderr(log))
             stack.enter_context(_stoppable(folder / plan.CELLS / plan.STOP))
-            train(folder, run, where["cells"][run], where["token"], apart=True)
+            train(folder, run, where["cells"][run], where["token"], in_parallel=True)
     finally:
         os.chdir(old)
 
 
-def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart: bool) -> None:
+def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, in_parallel: bool) -> None:
     """Train a cell unless another process does, or it is done, and write its status.
 
-    settings: `values` for `compose` and `dataset`, the label. token: names the command that trains it. apart: other
-    cells train beside it, so it takes one process only. Raises KeyboardInterrupt after a signal, when all is saved.
+    settings: `values` for `compose` and `dataset`, the label. token: names the command that trains it. in_parallel:
+    other cells train beside it, so it takes one process only. Raises KeyboardInterrupt after a signal, when all is
+    saved.
     """
     from offrl.errors import Interrupted
 
-    with plan.hold(plan.cell_lock(folder, run), patience=2.0) as held:
-        if not held:
+    with plan.hold(plan.cell_lock(folder, run), patience=2.0) as lock:
+        if not lock:
             return
         if plan.finished(folder, run, int(settings["steps"])):
             return
         before = float(plan.read_status(folder, run).get("seconds") or 0.0)
-        began = time.monotonic()
-        about = {"steps": int(settings["steps"]), "token": token, "host": socket.gethostname(), "pid": os.getpid()}
+        start = time.monotonic()
+        details = {"steps": int(settings["steps"]), "token": token, "host": socket.gethostname(), "pid": os.getpid()}
 
         def write(status: str, error: str = "", **more: Any) -> None:
-            seconds = round(before + time.monotonic() - began, 2)
-            plan.write_status(folder, run, status=status, error=error, seconds=seconds, **about, **more)
+            seconds = round(before + time.monotonic() - start, 2)
+            plan.write_status(folder, run, status=status, error=error, seconds=seconds, **details, **more)
 
         write("running")
         try:
-            lost = _train(folder, run, settings, apart)
+            diverged, count = _train(folder, run, settings, in_parallel)
         except (Interrupted, KeyboardInterrupt) as stop:
             step = f": stopped at step {stop.step:,}" if isinstance(stop, Interrupted) else ""
             write("running", f"interrupted{step}")
@@ -126,16 +127,15 @@ def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart
                 log.write(printable(traceback.format_exc()))
             write("failed", f"{_words(error)} (traceback in {plan.CELLS}/{run}.log)")
         else:
-            seeds = f"{len(lost[0])} of {lost[1]} replicas diverged: {', '.join(lost[0])}" if lost[0] else ""
-            if len(lost[0]) == lost[1]:
-                write(
-                    "failed", f"every replica diverged ({', '.join(lost[0])}); a smaller algo.learning_rate often helps"
-                )
+            seeds = f"{len(diverged)} of {count} replicas diverged: {', '.join(diverged)}" if diverged else ""
+            if len(diverged) == count:
+                names = ", ".join(diverged)
+                write("failed", f"every replica diverged ({names}); a smaller algo.learning_rate often helps")
             else:
                 write("done", **({"note": seeds} if seeds else {}))
 
 
-def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> tuple[list[str], int]:
+def _train(folder: Path, run: str, settings: Mapping[str, Any], in_parallel: bool) -> tuple[list[str], int]:
     """Train the run; returns the replicas that diverged, in words, and how many there are."""
     from offrl.data import load_dataset
     from offrl.figures.curves import plot_run
@@ -148,7 +148,7 @@ def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> 
     config = compose(settings["values"])
     device = pick_device(config.device)
     config.group = group_size(config, device.type)
-    if apart:
+    if in_parallel:
         config.workers = config.workers or 1
         config.eval.workers = config.eval.workers or 0
     data = load_dataset(config.dataset, str(device), config.quiet)

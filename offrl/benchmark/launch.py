@@ -71,8 +71,8 @@ def load(name: str, settings: Mapping[str, Any]) -> Launcher:
             f"launcher={path.stem} needs the command {program}, which this machine does not have; launcher=slurm_local "
             "does without"
         )
-    every = {**flatten(values.get("settings") or {}), **settings}
-    return Launcher(path.stem, plugin, values.get("jobs"), bool(values.get("batches")), every)
+    options = {**flatten(values.get("settings") or {}), **settings}
+    return Launcher(path.stem, plugin, values.get("jobs"), bool(values.get("batches")), options)
 
 
 def jobs_of(launcher: Launcher, folder: Path, jobs: int | None) -> Jobs | None:
@@ -138,13 +138,13 @@ class Jobs(ABC):
                             "its last checkpoint"
                         )
                         plan.write_status(self.folder, run, **{**status, "status": "failed", "error": reason})
-                rest = [r for r in now if r not in begun and not plan.at_work(self.folder, r)]
+                unfinished = [r for r in now if r not in begun and not plan.at_work(self.folder, r)]
                 if not begun or not error:
-                    for run in rest:
+                    for run in unfinished:
                         reason = f"the launcher {self.name} did not begin it ({error or 'no reason given'})"
                         plan.write_status(self.folder, run, status="failed", error=reason, seconds=0.0, token=token)
-                    rest = []
-                waiting = rest + waiting[len(now) :]
+                    unfinished = []
+                waiting = unfinished + waiting[len(now) :]
 
     def _settle(self, runs: Sequence[str], patient: bool) -> None:
         """Wait until none of the cells is at work; after a launcher gave up also until no other one begins."""
@@ -287,8 +287,8 @@ def _set(node: Any, name: str, value: Any, launcher: str) -> None:
         if not isinstance(at, DictConfig) or (part not in at and not free):
             known = [str(k) for k in at if not str(k).startswith("_")] if isinstance(at, DictConfig) else []
             prefix = "".join(f"{p}." for p in parts[:i])
-            about = f"{nearest(part, known)} It has: {', '.join(prefix + k for k in known)}" if known else ""
-            raise UserError(f"launcher.{name}: {launcher} has no such setting.{about}")
+            hint = f"{nearest(part, known)} It has: {', '.join(prefix + k for k in known)}" if known else ""
+            raise UserError(f"launcher.{name}: {launcher} has no such setting.{hint}")
         at = at._get_node(part) if part in at else OmegaConf.create({})
     try:
         with open_dict(node):

@@ -72,30 +72,32 @@ def read(values: Mapping[str, Any]) -> Command:
     flat = flatten(values)
     algos = flat.get("algos", BenchmarkConfig().algos)
     algos = [algorithm_group(str(a)) for a in (algos if isinstance(algos, list) else [algos])]
-    own: dict[str, Any] = {"algos": algos} if algos else {}
+    fields: dict[str, Any] = {"algos": algos} if algos else {}
     train: dict[str, Any] = {}
     algorithms: dict[str, dict[str, Any]] = {a: {} for a in algos}
     launcher: dict[str, Any] = {}
     for name, value in flat.items():
-        head, _, rest = name.partition(".")
-        if head == "launcher" and rest:
-            launcher[rest] = value
+        head, _, suffix = name.partition(".")
+        if head == "launcher" and suffix:
+            launcher[suffix] = value
         elif name in OWN:
-            own.setdefault(name, value)
-        elif rest and head.replace("-", "_") in algorithms:
-            algorithms[head.replace("-", "_")][rest if rest.partition(".")[0] in TRAIN else f"algo.{rest}"] = value
+            fields.setdefault(name, value)
+        elif suffix and head.replace("-", "_") in algorithms:
+            algorithms[head.replace("-", "_")][suffix if suffix.partition(".")[0] in TRAIN else f"algo.{suffix}"] = (
+                value
+            )
         elif name in NOT_HERE:
             raise UserError(f"{name}= is not for offrl benchmark{': ' + NOT_HERE[name] if NOT_HERE[name] else ''}")
         elif head in TRAIN:
             train[name] = value
         else:
             known = [*OWN, *TRAIN, *algorithms]
-            about = f"{head} is none of algos=[{','.join(algos)}]" if rest else f"unknown setting '{name}'"
-            raise UserError(f"{name}=: {about}.{nearest(head, known)} `offrl benchmark --help` lists the settings")
+            problem = f"{head} is none of algos=[{','.join(algos)}]" if suffix else f"unknown setting '{name}'"
+            raise UserError(f"{name}=: {problem}.{nearest(head, known)} `offrl benchmark --help` lists the settings")
     for name in ("name", "runs_dir"):
-        if own.get(name) is not None:
-            own[name] = str(own[name])
-    config = fill(BenchmarkConfig(), own, "benchmark")
+        if fields.get(name) is not None:
+            fields[name] = str(fields[name])
+    config = fill(BenchmarkConfig(), fields, "benchmark")
     if not config.algos:
         raise UserError("algos=[] names no algorithm")
     if repeated := [a for a, n in Counter(config.algos).items() if n > 1]:
@@ -161,19 +163,20 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
     settings.
     """
     seeds = seed_list(command.config.seeds)
-    wanted = {c.run: json.loads(json.dumps(runs.identity(c.config), default=str)) for c in cells}
-    asked: dict[str, Any] = {}  # a run's own record has what was found from the data as well
+    identities = {c.run: json.loads(json.dumps(runs.identity(c.config), default=str)) for c in cells}
+    old_identities: dict[str, Any] = {}  # a run's own record has what was found from the data as well
     old = read_record(folder)
     if old is None and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise UserError(f"{folder} is no benchmark's folder and not empty; choose another name= or runs_dir=")
     if old is not None:
-        for what, there, here in (("suite", old["suite"], suite.name), ("seeds", old["seeds"], seeds)):
-            if there != here:
+        for label, old_value, new_value in (("suite", old["suite"], suite.name), ("seeds", old["seeds"], seeds)):
+            if old_value != new_value:
                 raise UserError(
-                    f"{folder} holds a benchmark with {what} {there}, this one has {here}; choose another name="
+                    f"{folder} holds a benchmark with {label} {old_value}, this one has {new_value}; "
+                    "choose another name="
                 )
         before = {c["run"]: c["steps"] for c in old["cells"]}
-        asked = {c["run"]: c["settings"] for c in old["cells"]}
+        old_identities = {c["run"]: c["settings"] for c in old["cells"]}
         for cell in cells:
             if cell.config.steps < before.get(cell.run, 0):
                 raise UserError(
@@ -182,8 +185,8 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
                 )
     for cell in cells:
         if (folder / cell.run / runs.RECORD).exists():
-            there = asked.get(cell.run) or runs.read_record(folder / cell.run)["identity"]
-            change = runs.change(there, wanted[cell.run])
+            old_identity = old_identities.get(cell.run) or runs.read_record(folder / cell.run)["identity"]
+            change = runs.change(old_identity, identities[cell.run])
             if change:
                 raise UserError(
                     f"{folder / cell.run} was trained with other settings ({change}); choose another name=, or keep to "
@@ -195,18 +198,18 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
             "algorithm": c.algorithm,
             "run": c.run,
             "steps": c.config.steps,
-            "settings": wanted[c.run],
+            "settings": identities[c.run],
         }
         for c in cells
     ]
-    kept = [] if old is None else [c for c in old["cells"] if c["run"] not in {m["run"] for m in entries}]
+    old_cells = [] if old is None else [c for c in old["cells"] if c["run"] not in {m["run"] for m in entries}]
     steps = max(c.config.steps for c in cells) if old is None else max(old["steps"], *(c.config.steps for c in cells))
     record: dict[str, Any] = {
         "version": VERSION,
         "suite": suite.name,
         "seeds": seeds,
         "steps": steps,
-        "cells": [*kept, *entries],
+        "cells": [*old_cells, *entries],
     }
     references, source = _references(suite, record["cells"])
     if references:
@@ -299,8 +302,8 @@ def write_status(folder: Path, run: str, **values: Any) -> None:
 def finished(folder: Path, run: str, steps: int) -> bool:
     """True where a cell is done, for at least `steps` updates, and its run still exists."""
     status = read_status(folder, run)
-    there = (folder / run / runs.RECORD).exists() and (folder / run / "policies").is_dir()
-    return status.get("status") == "done" and there and int(status.get("steps") or 0) >= steps
+    files_exist = (folder / run / runs.RECORD).exists() and (folder / run / "policies").is_dir()
+    return status.get("status") == "done" and files_exist and int(status.get("steps") or 0) >= steps
 
 
 @contextlib.contextmanager

@@ -48,17 +48,17 @@ class GridProgress:
         self.ended[run] = time.monotonic() - self.began.get(run, time.monotonic())
         status = plan.read_status(self.folder, run)
         if status.get("status") == "done":
-            words = f"{last_scores(self.folder / run)}{'; ' + status['note'] if status.get('note') else ''}"
+            outcome = f"{last_scores(self.folder / run)}{'; ' + status['note'] if status.get('note') else ''}"
         else:
-            words = f"failed: {status.get('error') or 'no reason given'}"
-        left = f"; {self.left()}" if len(self.ended) < len(self.cells) else ""
-        self.say(f"{self._title(run)}: {words} ({duration(self.ended[run])}{left})")
+            outcome = f"failed: {status.get('error') or 'no reason given'}"
+        remaining = f"; {self.time_left()}" if len(self.ended) < len(self.cells) else ""
+        self.say(f"{self._title(run)}: {outcome} ({duration(self.ended[run])}{remaining})")
 
-    def left(self) -> str:
+    def time_left(self) -> str:
         """`5 left, about 14 s`: the time of the cells so far, times those that are left."""
-        left = len(self.cells) - len(self.ended)
+        remaining = len(self.cells) - len(self.ended)
         mean = sum(self.ended.values()) / len(self.ended) if self.ended else float("nan")
-        return f"{left} left, about {duration(left * mean / self.at_once)}"
+        return f"{remaining} left, about {duration(remaining * mean / self.at_once)}"
 
     def look(self, token: str) -> None:
         """Find out from the files which cells began and ended."""
@@ -106,19 +106,19 @@ def watching(progress: GridProgress, token: str, bar: bool) -> Iterator[None]:
         say("offrl: stopping: the cells at work save first (once more quits without)", file=sys.stderr)
 
     def show() -> None:
-        eta = progress.left() if progress.ended else ""
+        eta = progress.time_left() if progress.ended else ""
         display.show(len(progress.ended), "  ".join(t for t in (eta, progress.at_work()) if t))
 
     def watch() -> None:
-        asked = 0.0
+        stop_time = 0.0
         while not over.wait(POLL_SECONDS):
             with contextlib.suppress(OSError):
                 progress.look(token)
                 show()
             if not stop.exists():
                 continue
-            asked = asked or time.monotonic()
-            if time.monotonic() - asked > 2.0 and not any(plan.at_work(progress.folder, r) for r in progress.cells):
+            stop_time = stop_time or time.monotonic()
+            if time.monotonic() - stop_time > 2.0 and not any(plan.at_work(progress.folder, r) for r in progress.cells):
                 leave.set()  # what the launcher still waits for has not begun
                 signal.raise_signal(signal.SIGINT)
                 return
@@ -184,9 +184,9 @@ def show_table(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
                 bad[c["run"]] = str(error)
                 columns.setdefault(algorithm, {})[c["dataset"]] = "not readable"
                 continue
-            if why := _note(run, results):
-                notes.setdefault(why, [])
-                notes[why] += [c["dataset"]] * (c["dataset"] not in notes[why])
+            if note := _note(run, results):
+                notes.setdefault(note, [])
+                notes[note] += [c["dataset"]] * (c["dataset"] not in notes[note])
             if status.get("steps", 0) < record["steps"]:
                 notes.setdefault(f"after {status.get('steps', 0):,} updates", []).append(c["run"])
             if not results:
@@ -199,8 +199,8 @@ def show_table(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
     title = f"{record['suite']}: last evaluation, {mean}, after {record['steps']:,} updates"
     rows = [[d, *(column.get(d, "") for column in columns.values())] for d in datasets]
     print_table(["dataset", *columns], rows, title)
-    for why, which in notes.items():
-        say(f"{why}: {', '.join(which)}")
+    for note, names in notes.items():
+        say(f"{note}: {', '.join(names)}")
     return bad
 
 
@@ -214,8 +214,8 @@ def _note(run: SavedRun, results: list[Result]) -> str:
         return ""
     task = run.record["spec"].get("task")
     if not results:
-        about = (task or {}).get("note") or "no environment is known for it; eval.env=ID names one"
-        off = "eval.env=none" if run.record.get("env") == "none" else about
+        reason = (task or {}).get("note") or "no environment is known for it; eval.env=ID names one"
+        off = "eval.env=none" if run.record.get("env") == "none" else reason
         return f"- trained, not scored ({off})"
     return f"{RAW} raw return: no reference scores are known that would normalise it"
 

@@ -51,10 +51,10 @@ def benchmark(values: Mapping[str, Any]) -> int:
         states = {c.run: _state(folder, c, command.config.retry) for c in cells}
         todo = [c for c in cells if states[c.run] == "to do"]
         counts = {s: sum(v == s for v in states.values()) for s in ("done", "failed", "at work")}
-        words = "".join(f", {n} {s}" for s, n in counts.items() if n)
+        summary = "".join(f", {n} {s}" for s, n in counts.items() if n)
         say(
-            f"{suite.name}: {len(cells)} cells, {len(record['seeds'])} seeds each, in {folder}{words}; {len(todo)} to "
-            "train"
+            f"{suite.name}: {len(cells)} cells, {len(record['seeds'])} seeds each, in {folder}{summary}; "
+            f"{len(todo)} to train"
         )
         try:
             _train(folder, todo, jobs, command.config.quiet, say)
@@ -76,18 +76,18 @@ def _train(folder: Path, todo: Sequence[Cell], jobs: Jobs | None, quiet: bool, s
     if not todo:
         return
     token = uuid.uuid4().hex[:12]
-    orders = {c.run: {"dataset": c.dataset, "steps": c.config.steps, "values": c.values} for c in todo}
+    jobs_by_run = {c.run: {"dataset": c.dataset, "steps": c.config.steps, "values": c.values} for c in todo}
     if jobs is None:
         progress = GridProgress(folder, todo, 1, say)
         for c in todo:
             progress.begins(c.run)
-            cell.train(folder, c.run, orders[c.run], token, apart=False)
+            cell.train(folder, c.run, jobs_by_run[c.run], token, in_parallel=False)
             progress.ends(c.run)
         return
     bar = sys.stdout.isatty() and not quiet
-    about = {"token": token, "command": children.address(), "cwd": os.getcwd(), "cells": orders}
+    spec = {"token": token, "command": children.address(), "cwd": os.getcwd(), "cells": jobs_by_run}
     with (
-        cell.ordered(folder, about),
+        cell.write_job_spec(folder, spec),
         watching(GridProgress(folder, todo, min(jobs.at_once, len(todo)), say), token, bar),
     ):
         jobs.run([c.run for c in todo], token)
@@ -108,8 +108,8 @@ def _show(folder: Path, cells: Sequence[Cell]) -> None:
     """The text that `dry_run` prints."""
     rows = []
     for c in cells:
-        there = (folder / plan.CELLS).is_dir()
-        state = _state(folder, c, retry=False) if there else "to do"
+        exists = (folder / plan.CELLS).is_dir()
+        state = _state(folder, c, retry=False) if exists else "to do"
         rows.append([c.dataset, c.algorithm, c.config.experiment, f"{c.config.steps:,}", c.config.eval.episodes, state])
     print_table(
         ["dataset", "algorithm", "settings of", "updates", "episodes", "state"], rows, f"{len(cells)} cells in {folder}"
@@ -121,8 +121,8 @@ def _alone(folder: Path) -> Iterator[None]:
     """One command at a time in a benchmark's folder. Raises UserError where another one is at work there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with plan.hold(folder / ".lock") as held:
-            if not held:
+        with plan.hold(folder / ".lock") as lock:
+            if not lock:
                 raise UserError(f"another offrl benchmark is at work in {folder}; wait for it, or choose another name=")
             yield
     except (FileExistsError, NotADirectoryError):

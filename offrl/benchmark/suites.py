@@ -64,16 +64,16 @@ def load(name: str, datasets: Sequence[str] = ()) -> Suite:
         )
     if not datasets:
         return suite
-    kept = []
-    for wanted in datasets:
-        matches = [e for e in suite.entries if wanted in (e.label, e.name)]
+    selection = []
+    for dataset in datasets:
+        matches = [e for e in suite.entries if dataset in (e.label, e.name)]
         if not matches:
-            there = [e.label for e in suite.entries]
+            labels = [e.label for e in suite.entries]
             raise UserError(
-                f"suite {suite.name} has no dataset '{wanted}'.{nearest(wanted, there)} It has: {', '.join(there)}"
+                f"suite {suite.name} has no dataset '{dataset}'.{nearest(dataset, labels)} It has: {', '.join(labels)}"
             )
-        kept += [e for e in matches if e not in kept]
-    return Suite(**{**vars(suite), "entries": kept})
+        selection += [e for e in matches if e not in selection]
+    return Suite(**{**vars(suite), "entries": selection})
 
 
 def _parse(values: Mapping[str, Any], path: Path, folder: Path) -> Suite:
@@ -115,9 +115,9 @@ def _entry(item: Any, folder: Path, where: str) -> Entry:
     if values.get("env") is not None:
         settings["eval.env"] = str(values["env"])
     name = str(values["name"])
-    for place in (folder / Path(name).expanduser(), Path(name).expanduser()):
-        if place.exists():
-            name = str(place.resolve())
+    for path in (folder / Path(name).expanduser(), Path(name).expanduser()):
+        if path.exists():
+            name = str(path.resolve())
             break
     return Entry(name, str(values.get("label") or ""), settings)
 

@@ -115,9 +115,9 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
     out = Path(config.out or runs[0].dir)
     checkpoint.write_text(out / "in_context.csv", table(results))
     draw(results, out / "in_context.png", f"{', '.join(run.algorithm for run in runs)} in {task.name}")
-    rows, what = [], ""
+    rows, quantity = [], ""
     for name, each in results.items():
-        x, _, what = each[0].curve()
+        x, _, quantity = each[0].curve()
         values = np.mean([one.curve()[1] for one in each], axis=0)
         points = sorted({0, *(min(len(x) - 1, int(len(x) * share)) for share in (0.05, 0.25, 0.5)), len(x) - 1})
         rows.append([name, str(len(each)), *(interval_text(mean_interval(values[:, p])) for p in points)])
@@ -125,7 +125,7 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
     print_table(
         ["learner", "policies", *(f"{unit} {x[p]}" for p in points)],
         rows,
-        f"{what}: mean over {len(numbers)} tasks, 95% interval over them",
+        f"{quantity}: mean over {len(numbers)} tasks, 95% interval over them",
     )
     say(f"{out / 'in_context.csv'}", f"{out / 'in_context.png'}")
     return results

@@ -47,19 +47,19 @@ def _collect(config) -> int:  # type: ignore[no-untyped-def]
     folder = Path(config.out or Path("collected") / f"{stem}-{config.recipe or 'policy'}-s{config.seed}")
     way = {"d4rl": d4rl, "ogbench": goals}.get(config.recipe, policies)
     world, facts = way.prepare(config)
-    place = Collection(folder, config, world, claim(folder, config, facts))
+    collection = Collection(folder, config, world, claim(folder, config, facts))
     try:
         with stoppable() as stop:
             if way is not goals:
-                place.check_free(config.sets or list(SETS) if way is d4rl else [policies.SET])
-            way.collect(config, folder, place, stop)
+                collection.check_free(config.sets or list(SETS) if way is d4rl else [policies.SET])
+            way.collect(config, folder, collection, stop)
     except Stopped:
         say(f"offrl: stopped; everything recorded so far is in {folder}: the same command continues", file=sys.stderr)
         return 130
-    headers, rows = table(place)
+    headers, rows = table(collection)
     if rows:
         print_table(headers, rows, f"{world.label}, {folder}")
-    for forms in place.record["written"].values():
+    for forms in collection.record["written"].values():
         for form, target in forms.items():
             say(f"{form}: {target}")
     say(f"card: {folder / 'card.md'}")

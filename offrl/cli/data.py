@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, nearest, say
-from offrl.settings.field import setting
+from offrl.settings.field import dataset_stem, setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from offrl.data.tools.convert import Written
     from offrl.settings.dataset import DatasetConfig
 
@@ -74,17 +73,17 @@ def usage(arguments: list[str]) -> str:
 
 def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in ACTIONS:
-        given = arguments[0] if arguments else ""
+        word = arguments[0] if arguments else ""
         known = ", ".join(ACTIONS)
-        raise UserError(f"offrl data {given}: say what to do: {known}.{nearest(given, ACTIONS)} See offrl data --help")
-    action, rest = arguments[0], arguments[1:]
+        raise UserError(f"offrl data {word}: say what to do: {known}.{nearest(word, ACTIONS)} See offrl data --help")
+    action, remaining = arguments[0], arguments[1:]
     if action == "list":
         from offrl.cli.words.listing import print_data_sets
 
         print_data_sets()
         return 0
-    first = next((i for i, a in enumerate(rest) if _SETTING.match(a)), len(rest))
-    names, settings = rest[:first], rest[first:]
+    first = next((i for i, a in enumerate(remaining) if _SETTING.match(a)), len(remaining))
+    names, settings = remaining[:first], remaining[first:]
     if stray := [a for a in settings if not _SETTING.match(a)]:
         raise UserError(f"offrl data {action}: '{stray[0]}' stands after the settings; names of datasets come first")
     from offrl.system.signals import terminable
@@ -93,10 +92,11 @@ def run(arguments: list[str]) -> int:
         return {"inspect": _inspect, "doctor": _doctor, "label": _label}.get(action, _make)(action, names, settings)
 
 
-def _expect(action: str, names: list[str], count: int, what: str) -> None:
+def _expect(action: str, names: list[str], count: int, arguments: str) -> None:
     if len(names) != count:
         raise UserError(
-            f"usage: offrl data {action} {what} [name=value ...]; {len(names)} names were given, {count} are needed"
+            f"usage: offrl data {action} {arguments} [name=value ...]; {len(names)} names were given, "
+            f"{count} are needed"
         )
 
 
@@ -106,19 +106,17 @@ def _dataset(name: str, settings: list[str], names: tuple[str, ...] = ()) -> tup
 
     arguments = [a for a in settings if a.partition("=")[0] in names]
     files = [a for a in settings if a.startswith("config=")]
-    others = [a if a.startswith("dataset.") else f"dataset.{a}" for a in settings if a not in (*arguments, *files)]
-    if names:
-        for argument in settings:
-            key = argument.partition("=")[0]
-            if argument not in (*arguments, *files) and not key.startswith("dataset."):
-                raise UserError(
-                    f"there is no setting '{key}' here.{nearest(key, names)} Settings: {', '.join(names)}, config, "
-                    "dataset...."
-                )
-    values = {
-        k: v for k, v in flatten(parse(files)).items() if k.partition(".")[0] == "dataset"
-    }  # a file may be of a whole run
-    values |= parse([*([f"dataset={name}"] if name else []), *others])
+    dataset_settings = [a for a in settings if a not in (*arguments, *files)]
+    short = [a for a in dataset_settings if not a.startswith("dataset.")]
+    if names and short:
+        key = short[0].partition("=")[0]
+        raise UserError(
+            f"there is no setting '{key}' here.{nearest(key, names)} Settings: {', '.join(names)}, config, dataset...."
+        )
+    # a file may be of a whole run
+    values = {k: v for k, v in flatten(parse(files)).items() if k.partition(".")[0] == "dataset"}
+    full_names = [f"dataset.{a}" if a in short else a for a in dataset_settings]
+    values |= parse([f"dataset={name}", *full_names] if name else full_names)
     if not values.get("dataset"):
         raise UserError(f"{files[0]} names no dataset (dataset: name: FILE); name one before the settings")
     config = compose({**values, "algo": "bc", "experiment": "none", "dataset.normalize_observations": False}).dataset
@@ -150,10 +148,7 @@ def _doctor(action: str, names: list[str], settings: list[str]) -> int:
     from offrl.report.dataset import doctor
 
     config, values = _dataset(_one_dataset(action, names, settings), settings, ("out",))
-    path = Path(config.name)
-    label = (path.stem if path.is_file() else path.name) if path.exists() else config.name
-    default = "doctor-" + (re.sub(r"[^\w.-]+", "-", label).strip("-") or "data")
-    out = Path(str(values.get("out", default))).expanduser()
+    out = Path(str(values.get("out", f"doctor-{dataset_stem(config.name)}"))).expanduser()
     report = doctor(config, out)
     faults = f"{len(report.corrupting)} fault(s)" if report.corrupting else "no fault"
     say(f"{report.name}: {faults} that would corrupt training; see {out / 'index.html'}")
@@ -200,19 +195,13 @@ def _make(action: str, names: list[str], settings: list[str]) -> int:
     return 0
 
 
-def _progress(title: str, quiet: bool) -> Any:
-    """A context manager that gives the function to call with the share that is done."""
-    import contextlib
-    from collections.abc import Iterator
-
+@contextlib.contextmanager
+def _progress(title: str, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """The function to call with the share that is done."""
     from offrl.system.progress import Progress
 
-    @contextlib.contextmanager
-    def shown() -> Iterator[Callable[[float], None]]:
-        with Progress(title, 100, "%", quiet) as bar:
-            yield lambda share: bar.update(round(100 * share))
-
-    return shown()
+    with Progress(title, 100, "%", quiet) as bar:
+        yield lambda share: bar.update(round(100 * share))
 
 
 def _report(written: Written, quiet: bool) -> None:
@@ -256,12 +245,12 @@ def text(usage: str, arguments: Sequence[str]) -> str:
         return usage
     parts = re.split(r"\n\n", usage)
     entry = re.search(rf"^  offrl data {action}\b.*(?:\n {{10,}}.*)*", usage, re.MULTILINE)
-    about = " ".join(re.sub(r"^  offrl data \w+ ?([A-Z\[.\] ]*) {2,}", "", entry[0]).split()) if entry else ""
+    summary = " ".join(re.sub(r"^  offrl data \w+ ?([A-Z\[.\] ]*) {2,}", "", entry[0]).split()) if entry else ""
     names, example = USES[action]
     lines = [
         f"usage: offrl data {action} {names} [name=value ...]".replace("  ", " "),
         "",
-        f"{about[:1].upper()}{about[1:]}.",
+        f"{summary[:1].upper()}{summary[1:]}.",
         "",
         f"  {example}",
     ]

@@ -109,33 +109,33 @@ class _Doctor:
         device = pick_device(self.config.device)
         arithmetic = configure(device, 1)
         if device.type == "cpu":
-            words = f"{cores()} cores, {free_bytes() / 1e9:.0f} GB of memory free; {_vectors()}"
+            description = f"{cores()} cores, {free_bytes() / 1e9:.0f} GB of memory free; {_vectors()}"
         elif device.type == "mps":
-            words = f"the host: {_vectors()}"
+            description = f"the host: {_vectors()}"
         else:
             import torch
 
             free, total = torch.cuda.mem_get_info(device)
             major, minor = torch.cuda.get_device_capability(device)
-            words = (
+            description = (
                 f"compute capability {major}.{minor}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free; the host: "
                 f"{_vectors()}"
             )
         self.device = device
-        return f"{device} ({arithmetic}), {words}"
+        return f"{device} ({arithmetic}), {description}"
 
     def versions(self) -> str:
         import torch
 
         from offrl import __version__
 
-        words = (
+        text = (
             f"{torch.__version__}, offrl {__version__}, Python {platform.python_version()}, "
             f"{platform.system()} {platform.machine()}"
         )
         if not torch.cuda.is_available():
-            return f"{words}; no CUDA GPU found{'' if torch.version.cuda else ' (a build of torch without CUDA)'}"
-        return f"{words}; CUDA {torch.version.cuda}, driver {_driver()}"
+            return f"{text}; no CUDA GPU found{'' if torch.version.cuda else ' (a build of torch without CUDA)'}"
+        return f"{text}; CUDA {torch.version.cuda}, driver {_driver()}"
 
     def cache(self) -> str:
         from offrl.system.files import cache_dir
@@ -159,11 +159,11 @@ class _Doctor:
         from offrl.training.execution import no_triton
 
         backend.cache_compiled()
-        began = time.monotonic()
+        start = time.monotonic()
         if self.device.type == "cuda":
             if problem := no_triton(str(self.device)):
                 raise _Cure(f"{problem}; compile=cudagraph does without")
-            return f"Triton works ({time.monotonic() - began:.0f} s)"
+            return f"Triton works ({time.monotonic() - start:.0f} s)"
         compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
         if compiler is None:
             raise _Cure("no C++ compiler; install g++, or train with compile=eager")
@@ -174,7 +174,7 @@ class _Doctor:
                 f"{compiler} is there, but one line of code did not compile ({first_line(error)}); compile=eager does "
                 "without"
             ) from None
-        return f"{compiler} works ({time.monotonic() - began:.0f} s)"
+        return f"{compiler} works ({time.monotonic() - start:.0f} s)"
 
     def data(self) -> str:
         """The built-in data and the algorithm for it."""
@@ -200,9 +200,9 @@ class _Doctor:
         """The step of a run against the eager one, from the same state."""
         from offrl.training import selfcheck
 
-        engine, began = check.engine(mode), time.monotonic()
+        engine, start = check.engine(mode), time.monotonic()
         parameters = check.parameters(engine)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         if engine.groups[0].mode != mode:  # the step has said why
             raise _Cure(
                 f"the step was to run {mode}, and goes on {engine.groups[0].mode}: runs here do so too, and are slower"
@@ -230,9 +230,9 @@ class _Doctor:
             seeds: check.rate(engine, self.config.seconds) for seeds, engine in ((1, single), (SEEDS, self.fastest))
         }
         hours = 1e6 / rates[SEEDS] / 3600
-        words = ", ".join(f"{n} seed{'s' if n > 1 else ''} {rate:,.0f} updates/s" for n, rate in rates.items())
+        speeds = ", ".join(f"{n} seed{'s' if n > 1 else ''} {rate:,.0f} updates/s" for n, rate in rates.items())
         alone = "" if self.device.type != "cpu" else " in one process (a run has one for each core)"
-        return f"{mode}{alone}: {words}; 1,000,000 updates of {SEEDS} seeds in {_hours(hours)}"
+        return f"{mode}{alone}: {speeds}; 1,000,000 updates of {SEEDS} seeds in {_hours(hours)}"
 
     def memory(self, check: SelfCheck) -> str:
         """The number of seeds that fit beside each other."""

@@ -40,16 +40,16 @@ def run(arguments: list[str]) -> int:
     values = parse(arguments[1:])
     trained = SavedRun(arguments[0])
     cell = {k.removeprefix("grid."): v for k, v in values.items() if k.removeprefix("grid.") in trained.grid}
-    rest = {k: v for k, v in values.items() if k.removeprefix("grid.") not in trained.grid}
+    export_values = {k: v for k, v in values.items() if k.removeprefix("grid.") not in trained.grid}
     known = [f.name for f in fields(ExportConfig)]
-    for name in rest:
+    for name in export_values:
         if name not in known:
             grid = f", and its grid's {', '.join(trained.grid)}" if trained.grid else ""
             raise UserError(
                 f"offrl export has no setting '{name}'.{nearest(name, [*known, *trained.grid])} Settings: "
                 f"{', '.join(known)}{grid}"
             )
-    config = fill(ExportConfig(), rest, "export")
+    config = fill(ExportConfig(), export_values, "export")
     for name, values_there in trained.grid.items():
         choices = " or ".join(f"{name}={number(v)}" for v in values_there)
         if name not in cell and len(values_there) > 1:
@@ -66,23 +66,25 @@ def run(arguments: list[str]) -> int:
 def _report(result: Exported) -> list[str]:
     from offrl.export.check import BATCHES, ROUNDING, TOLERANCE
 
-    about, checked = result.about, result.check
+    check = result.check
 
     def shape(value: dict) -> str:
         return f"{value['name']} [{', '.join(map(str, value['shape']))}] {value['dtype']}"
 
     sizes = f"{result.path.stat().st_size / 1e3:,.0f} kB"
     batches = ", ".join(f"{n:,}" for n in sorted(BATCHES))
-    if about["outputs"][0]["dtype"] == "int64":
-        outcome = f"the same actions{f', but for {checked.ties} ties' if checked.ties else ''}"
+    if result.about["outputs"][0]["dtype"] == "int64":
+        outcome = f"the same actions{f', but for {check.ties} ties' if check.ties else ''}"
     else:
-        why = f", {ROUNDING:g} times float32's own error in this policy" if checked.allowed > TOLERANCE else ""
+        allowance = f", {ROUNDING:g} times float32's own error in this policy" if check.allowed > TOLERANCE else ""
         outcome = (
-            f"largest difference {checked.largest:.1e} of half an action's range (allowed: {checked.allowed:.2g}{why})"
+            f"largest difference {check.largest:.1e} of half an action's range "
+            f"(allowed: {check.allowed:.2g}{allowance})"
         )
+    inputs, output = ", ".join(map(shape, result.about["inputs"])), shape(result.about["outputs"][0])
     return [
-        f"{result.path} ({sizes}): {', '.join(map(shape, about['inputs']))} -> {shape(about['outputs'][0])}",
-        f"checked with {checked.runtime} against the Python policy in batches of {batches}: {outcome}",
+        f"{result.path} ({sizes}): {inputs} -> {output}",
+        f"checked with {check.runtime} against the Python policy in batches of {batches}: {outcome}",
         f"{result.description}: what goes in and comes out, units, scores, versions",
         *(
             [

@@ -40,10 +40,10 @@ def run(arguments: list[str]) -> int:
         f"{saved_run.algorithm}: {saved_run.dir}{os.sep} "
         f"({', '.join(n for n in files if (saved_run.dir / n).exists())})"
     )
-    lost = saved_run.diverged
-    if lost:
-        warn(f"diverged and frozen: {', '.join(map(str, lost))}")
-    return 1 if len(lost) == len(saved_run.replicas) else 0
+    diverged_replicas = saved_run.diverged
+    if diverged_replicas:
+        warn(f"diverged and frozen: {', '.join(map(str, diverged_replicas))}")
+    return 1 if len(diverged_replicas) == len(saved_run.replicas) else 0
 
 
 USAGE = """\
@@ -71,6 +71,6 @@ def usage(arguments: list[str]) -> str:
     from offrl.settings import known
     from offrl.settings.field import describe
 
-    own = (line for line in describe(FinetuneConfig()) if "eval.env=" not in line)
+    lines = (line for line in describe(FinetuneConfig()) if "eval.env=" not in line)
     residual = describe(known.schema("residual"), "algo.")
-    return USAGE.format("\n".join(own), "\n".join(residual))
+    return USAGE.format("\n".join(lines), "\n".join(residual))

@@ -79,9 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments, trust = _trust(arguments)
         with trusted(trust), plugin_scope():
             arguments = _plugins(arguments)
-            command, rest = _command(arguments)
+            command, remaining = _command(arguments)
             with blaming():
-                status = command(rest)
+                status = command(remaining)
         if any(a in ("-h", "--help") for a in arguments[1:]) and arguments[0] not in UNTRUSTING:
             say(TRUST)
         return status
@@ -158,26 +158,26 @@ def _command(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str
 
         return _show, [f"offrl {version('offrl')}"]
     arguments = [a for a in arguments if a]
-    name, rest = arguments[0], arguments[1:]
+    name, remaining = arguments[0], arguments[1:]
     if name not in NAMES:
         raise UserError(
             f"unknown command '{name}'.{nearest(name, NAMES)} Commands: {', '.join(NAMES)}; see offrl --help"
         )
     module = importlib.import_module(f"offrl.cli.{MODULES.get(name, name)}")
-    if any(re.match(r"--?[A-Za-z]|[A-Za-z_.]*-[\w.-]*=", a) for a in rest):
+    if any(re.match(r"--?[A-Za-z]|[A-Za-z_.]*-[\w.-]*=", a) for a in remaining):
         from offrl.cli.words import switches
-        from offrl.settings.habits.arguments import as_settings
+        from offrl.settings.aliases.arguments import as_settings
 
-        rest = as_settings(rest, switches(name))
-    if any(a in ("-h", "--help") for a in rest):
-        return _show, [module.usage([a for a in rest if not a.startswith("-")])]
-    if stray := next((a for a in rest if a.startswith("-")), None):
+        remaining = as_settings(remaining, switches(name))
+    if any(a in ("-h", "--help") for a in remaining):
+        return _show, [module.usage([a for a in remaining if not a.startswith("-")])]
+    if stray := next((a for a in remaining if a.startswith("-")), None):
         from offrl.cli.words import settings
 
         key = stray.lstrip("-").replace("-", "_")
         problem = f"'{key}=' has no value" if key in settings(name) else f"offrl {name} has no option {stray}"
         raise UserError(f"{problem}; settings are written name=value, and offrl {name} --help shows them")
-    return module.run, rest
+    return module.run, remaining
 
 
 def _show(lines: list[str]) -> int:

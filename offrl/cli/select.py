@@ -114,16 +114,16 @@ def run(arguments: list[str]) -> int:
     report(result)
     result.write(target)
     say(f"table: {target}")
-    if words := short_fit(settings, [config.method]):
-        warn(words)
+    if warning := short_fit(settings, [config.method]):
+        warn(warning)
     return 0
 
 
-def refuse_transforms(given: dict[str, Any]) -> None:
+def refuse_transforms(data_settings: dict[str, Any]) -> None:
     """Raise UserError for settings that change what is valued: estimates are in recorded rewards."""
     from offrl.settings.dataset import DatasetConfig
 
-    for name in given:
+    for name in data_settings:
         key = name.partition(".")[2]
         if key in DatasetConfig.TRANSFORMS and key not in DatasetConfig.CONTENT:
             raise UserError(

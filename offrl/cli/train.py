@@ -16,8 +16,8 @@ WRITTEN = ("scores.csv", "metrics.jsonl", *PICTURES, "policies", "models", "tens
 
 
 def run(arguments: list[str]) -> int:
+    from offrl.settings.aliases.arguments import train_values
     from offrl.settings.compose import rehearse
-    from offrl.settings.habits.arguments import train_values
 
     values = rehearse(train_values(arguments))  # mistakes are told before torch is imported
     if values.get("resume") is not None:
@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> int:
     if not world().first:  # the first of torchrun's processes reports for all
         return 0
     main_run = runs[0]
-    lost = [r for run in runs for r in run.diverged]
+    diverged_replicas = [r for run in runs for r in run.diverged]
     if results := [result for run in runs for result in run.results()]:
         final_table(results, main_run.scored_in)
     quiet = bool(values.get("quiet"))
@@ -52,8 +52,8 @@ def run(arguments: list[str]) -> int:
         say(f"{run.algorithm}: {run.dir}{os.sep} ({files})")
     if not quiet:
         say(*next_commands(runs))
-    if lost:
-        warn(f"diverged and frozen: {', '.join(map(str, lost))}")
+    if diverged_replicas:
+        warn(f"diverged and frozen: {', '.join(map(str, diverged_replicas))}")
     return 1 if len(main_run.diverged) == len(main_run.replicas) else 0
 
 
@@ -89,8 +89,8 @@ def usage(arguments: Sequence[str]) -> str:
     another word.
     """
     config = TrainConfig()
-    own = {line.split("=", 1)[0].strip(): line for line in describe(config) if "." not in line.split("=", 1)[0]}
-    own["dataset"] = f"  {'dataset=builtin':<40} {DATASET}"
+    train_lines = {line.split("=", 1)[0].strip(): line for line in describe(config) if "." not in line.split("=", 1)[0]}
+    train_lines["dataset"] = f"  {'dataset=builtin':<40} {DATASET}"
     algo = next((w.removeprefix("algo=") for w in arguments if w.startswith("algo=")), None)
     groups = [w.strip(".").removesuffix(".*") for w in arguments if "=" not in w]
     for word in groups:
@@ -102,12 +102,17 @@ def usage(arguments: Sequence[str]) -> str:
     lines: list[str] = []
     if not groups or "all" in groups:
         lines += HEAD.splitlines()
-        rest = [n for n in own if not any(n in names for names in SECTIONS.values())]
+        remaining = [n for n in train_lines if not any(n in names for names in SECTIONS.values())]
         for title, names in SECTIONS.items():
-            lines += ["", f"{title}:", "", *(own[n] for n in (*names, *(rest if title == "The run" else ())))]
+            lines += [
+                "",
+                f"{title}:",
+                "",
+                *(train_lines[n] for n in (*names, *(remaining if title == "The run" else ()))),
+            ]
     if not groups and algo is None:
         lines += ["", "More:", ""]
-        lines += [f"  {'offrl train --help ' + group:<40} {about}" for group, about in GROUPS.items()]
+        lines += [f"  {'offrl train --help ' + group:<40} {help_text}" for group, help_text in GROUPS.items()]
         lines += [f"  {'offrl train --help algo=iql':<40} an algorithm's own settings; offrl list names the algorithms"]
         lines += [f"  {'offrl train --help all':<40} everything"]
     for group in GROUPS:

@@ -129,11 +129,11 @@ def _load(text: str) -> dict[str, Policy]:
     if path.is_file():
         cure = f"; name what is in it: {text}:NAME" if suffix == ".py" else f"; a policy is {FORMS}"
         raise UserError(f"{path} is not a policy{cure}")
-    place, colon, name = text.rpartition(":")
-    if colon and place and name.replace(".", "").isidentifier():
-        return _python(place, name, text)
-    there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise UserError(f"there is no policy {text}: a policy is {FORMS}.{nearest(path.name, there)}")
+    source, colon, name = text.rpartition(":")
+    if colon and source and name.replace(".", "").isidentifier():
+        return _python(source, name, text)
+    names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise UserError(f"there is no policy {text}: a policy is {FORMS}.{nearest(path.name, names)}")
 
 
 def _run_policies(path: Path) -> dict[str, Policy]:
@@ -149,9 +149,9 @@ def _run_policies(path: Path) -> dict[str, Policy]:
     return {replica.name: run.load_policy(replica) for replica in run.replicas}
 
 
-def _python(place: str, name: str, text: str) -> dict[str, Policy]:
-    """The policies that the Python file or module `place` calls `name`."""
-    value = python_object(place, name, text)[0]
+def _python(source: str, name: str, text: str) -> dict[str, Policy]:
+    """The policies that the Python file or module `source` calls `name`."""
+    value = python_object(source, name, text)[0]
     if isinstance(value, Mapping):
         if not value:
             raise UserError(f"{text} is an empty dict; it must hold policies by name")
@@ -233,9 +233,9 @@ def load_policy(
             )
         path = chosen
     if not path.exists():
-        there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         hub = f" A repository of the Hub is written {HUB}{text}" if re.fullmatch(r"[\w.-]+/[\w.-]+", text) else ""
-        raise UserError(f"there is no policy {path}.{nearest(path.name, there)}{hub}")
+        raise UserError(f"there is no policy {path}.{nearest(path.name, siblings)}{hub}")
     return TrainedPolicy.load(path, device)
 
 
@@ -262,10 +262,10 @@ def _download(text: str, revision: str | None) -> Path:
     except Exception as error:  # its errors have no common base, and come from several libraries
         kind = type(error).__name__
         if kind == "EntryNotFoundError":
-            there = [f for f in hub.list_repo_files(repository, revision=revision or typed) if f.endswith(SUFFIX)]
+            files = [f for f in hub.list_repo_files(repository, revision=revision or typed) if f.endswith(SUFFIX)]
             names = (
-                f"; it has {', '.join(there[:5])}: {HUB}{repository}/{there[0]}"
-                if there
+                f"; it has {', '.join(files[:5])}: {HUB}{repository}/{files[0]}"
+                if files
                 else ", nor another policy of offrl"
             )
             raise UserError(f"{HUB}{repository} has no {name}{names}") from None

@@ -122,7 +122,8 @@ class Answers:
         line = json.dumps({"key": key, "prompt": prompt, "answer": answer}).encode() + b"\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._append(b"\n" + line if self._torn else line)
+            with open_to_append(self.path) as file:  # one write: lines of several processes do not mix
+                file.write(b"\n" + line if self._torn else line)
         except OSError as error:
             self._torn = True
             raise UserError(
@@ -130,13 +131,6 @@ class Answers:
                 "with cache="
             ) from None
         self._torn = False
-
-    def _append(self, data: bytes) -> None:
-        assert self.path is not None
-        with open_to_append(
-            self.path
-        ) as file:  # one write at the end of the file: lines of several processes do not mix
-            file.write(data)
 
 
 def ask(
@@ -172,16 +166,16 @@ def ask(
                 got += 1
                 bar.update(counts.cached + got)
         except (UserError, KeyboardInterrupt) as error:
-            there = counts.cached + got
-            kept = f"{there:,} of {len(unique):,} answers are kept" + (
+            count = counts.cached + got
+            progress = f"{count:,} of {len(unique):,} answers are kept" + (
                 f" in {answers.path}" if answers.path else " in memory"
             )
             if isinstance(error, KeyboardInterrupt):
                 if answers.path is not None and not quiet:
-                    bar.say(f"stopped; {kept}: the same command goes on from there")
+                    bar.say(f"stopped; {progress}: the same command goes on from there")
                 raise
             raise UserError(
-                f"{error}; {kept}: the same command goes on from there" if answers.path else str(error)
+                f"{error}; {progress}: the same command goes on from there" if answers.path else str(error)
             ) from None
     if got < len(new):
         raise UserError(f"{identity[:80]} gave {got} answers to {len(new)} questions")

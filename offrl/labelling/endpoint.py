@@ -140,8 +140,8 @@ class Endpoint:
             names: tuple[str, ...] = (self.key_env,)
         else:
             base = os.environ.get("OPENAI_BASE_URL")
-            own = self._host == OPENAI or (base and urllib.parse.urlsplit(base).hostname == self._host)
-            names = KEYS if own else KEYS[:1]
+            is_openai_host = self._host == OPENAI or (base and urllib.parse.urlsplit(base).hostname == self._host)
+            names = KEYS if is_openai_host else KEYS[:1]
         name = next((n for n in names if os.environ.get(n, "").strip()), names[0])
         key = os.environ.get(name, "").strip()
         if not key and (self.key_env or self._host == OPENAI):
@@ -172,7 +172,7 @@ class Endpoint:
         messages: Any = [{"role": "system", "content": self.system}] if self.system else []
         headers: Any = {name: openai.Omit() for name in ("OpenAI-Organization", "OpenAI-Project")}
         headers["Authorization"] = f"Bearer {key}" if key else openai.Omit()
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             reply = client.chat.completions.with_raw_response.create(
                 model=self.model,
@@ -186,7 +186,7 @@ class Endpoint:
             silent = isinstance(error, openai.APITimeoutError)
             reason = f"no sign of life for {self.timeout:g} s" if silent else str(error.__cause__ or error)
             raise UserError(
-                f"{self._place} gave no answer in {self.retries + 1} attempts ({time.monotonic() - began:.1f} s): "
+                f"{self._place} gave no answer in {self.retries + 1} attempts ({time.monotonic() - start:.1f} s): "
                 f"{_line(reason, key)}"
             ) from None
         try:

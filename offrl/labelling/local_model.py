@@ -107,7 +107,7 @@ class LocalModel:
             tokens = torch.tensor([[pad] * (width - len(ids[i])) + ids[i] for i in part], device=self.device)
             mask = torch.tensor([[0] * (width - len(ids[i])) + [1] * len(ids[i]) for i in part], device=self.device)
             with silent():
-                made = self.model.generate(
+                output = self.model.generate(
                     input_ids=tokens,
                     attention_mask=mask,
                     max_new_tokens=self.max_tokens,
@@ -118,7 +118,7 @@ class LocalModel:
                     top_p=None,
                     top_k=None,
                 )
-            for i, row in zip(part, made[:, width:].tolist(), strict=True):
+            for i, row in zip(part, output[:, width:].tolist(), strict=True):
                 yield i, str(self.tokenizer.decode(row, skip_special_tokens=True)).strip()
 
     def _tokens(self, prompt: str) -> list[int]:

@@ -74,13 +74,13 @@ def number(answer: str, low: float, high: float) -> float | None:
         return None
     last = re.fullmatch(_NUMBER, text.splitlines()[-1].strip(" \t!;:,\"'()[]{}_#>").rstrip("."))
     scores = _SCORE.findall(text.replace('"', " ").replace("'", " "))
-    every = re.findall(rf"(?<![\w.])({_NUMBER})(?![\w])", text)
+    numbers = re.findall(rf"(?<![\w.])({_NUMBER})(?![\w])", text)
     if last:
         number = last[0]
     elif scores:
         number = scores[-1]
-    elif len(every) == 1:
-        number = every[0]
+    elif len(numbers) == 1:
+        number = numbers[0]
     else:
         return None
     value = float(number)

@@ -105,10 +105,10 @@ class Renderer:
     def __post_init__(self) -> None:
         if self.function is None:
             self._names = entry_names(self.spec, self.names)
-        wanted = self.spec.num_actions if self.spec.discrete else self.spec.action_dim
-        if self.actions and len(self.actions) != wanted:
+        count = self.spec.num_actions if self.spec.discrete else self.spec.action_dim
+        if self.actions and len(self.actions) != count:
             kind = "actions" if self.spec.discrete else "entries in an action"
-            raise UserError(f"action_names= has {len(self.actions)} names; {self.spec.name} has {wanted} {kind}")
+            raise UserError(f"action_names= has {len(self.actions)} names; {self.spec.name} has {count} {kind}")
 
     def __call__(self, columns: Mapping[str, np.ndarray]) -> str:
         """columns: of T rows, as `episode_columns` gives them. Raises UserError for what the user's function
@@ -154,10 +154,10 @@ class Renderer:
 
 def named_function(text: str, setting: str) -> Callable[..., Any]:
     """The object that file.py:name or package.module:name names, for the setting `setting`. Raises UserError."""
-    place, colon, name = text.rpartition(":")
-    if not colon or not place or not name.replace(".", "").isidentifier():
+    source, colon, name = text.rpartition(":")
+    if not colon or not source or not name.replace(".", "").isidentifier():
         raise UserError(f"{setting}={text} names no function; it is file.py:function or package.module:function")
-    function = python_object(place, name, text)[0]
+    function = python_object(source, name, text)[0]
     if not callable(function) or isinstance(function, type):
         raise UserError(f"{setting}={text} is a {type(function).__name__}, not a function")
     return function

@@ -92,11 +92,11 @@ def label_by_score(
     return rewards, counts
 
 
-def refuse(dataset: Dataset, counts: Counts, missing: str, what: str) -> None:
+def refuse(dataset: Dataset, counts: Counts, missing: str, content: str) -> None:
     """Raises UserError where answers could not be read and nothing is said about what to do."""
     if counts.unparsable and missing == "refuse":
         raise UserError(
-            f"{dataset.spec.name}: {counts.unparsable:,} of the answers do not hold {what}; the first of them: "
+            f"{dataset.spec.name}: {counts.unparsable:,} of the answers do not hold {content}; the first of them: "
             f"'{counts.example}'. "
             "missing=recorded or missing=zero goes on without them (the other answers are kept), or ask another model"
         )
@@ -181,11 +181,11 @@ def label_preferences(
     )
     usable = ~np.isnan(labels)
     if usable.sum() < 2 or not (labels[usable] != 0.5).any():
-        seen = f"; the first that could not be read: '{counts.example}'" if counts.example else ""
+        sample = f"; the first that could not be read: '{counts.example}'" if counts.example else ""
         raise UserError(
             f"{dataset.spec.name}: {int(usable.sum()):,} of {pairs:,} pairs of segments have answers that can be read, "
             "and none of them "
-            f"prefers one segment{seen}. Describe task and numbers better (task=, names=), show more (steps=, "
+            f"prefers one segment{sample}. Describe task and numbers better (task=, names=), show more (steps=, "
             "digits=), or change models"
         )
     if swap and counts.agreed < SHAKY * counts.swapped:
@@ -239,9 +239,9 @@ def positions(dataset: Dataset, entries: Sequence[int], start: int, end: int) ->
     if not entries:
         goals = dataset.columns["achieved_goals"][start:end].numpy()
         return np.concatenate([goals, goals[-1:]])  # what the last step achieved stands nowhere
-    here = dataset.columns["observations"][start:end].reshape(end - start, -1).numpy()
+    rows = dataset.columns["observations"][start:end].reshape(end - start, -1).numpy()
     last = dataset.columns["next_observations"][end - 1 : end].reshape(1, -1).numpy()
-    return np.concatenate([here, last])[:, list(entries)]
+    return np.concatenate([rows, last])[:, list(entries)]
 
 
 def label_subgoals(
@@ -304,16 +304,16 @@ def label_subgoals(
         proposed: list[Any] = counts.read(prompts, replies, lambda answer: parse.points(answer, names, most))
     else:
         proposed = counts.read(prompts, replies, lambda answer: parse.words(answer, choices, most))
-    for episode, (wanted, (start, end)) in enumerate(zip(proposed, bounds, strict=True)):
-        if wanted is None:
+    for episode, (targets, (start, end)) in enumerate(zip(proposed, bounds, strict=True)):
+        if targets is None:
             if missing == "recorded":
                 rewards[start:end] = dataset.columns["rewards"][start:end].numpy()
             continue
         if reached is None:
-            there = positions(dataset, entries, start, end).astype(np.float64)
-            flags = np.linalg.norm(there - np.asarray(wanted)[:, None], axis=-1) <= radius
+            coordinates = positions(dataset, entries, start, end).astype(np.float64)
+            flags = np.linalg.norm(coordinates - np.asarray(targets)[:, None], axis=-1) <= radius
         else:
-            flags = _flags(dataset, start, end, reached, wanted, f"{where}, episode {episode}")
+            flags = _flags(dataset, start, end, reached, targets, f"{where}, episode {episode}")
         rewards[start:end] += np.float32(bonus) * first_reached(flags, ordered)
     refuse(dataset, counts, missing, "subgoals of the form that was asked for")
     return rewards.astype(np.float32), counts

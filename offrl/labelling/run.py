@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, nearest, say
 from offrl.labelling.config import LabelSettings
+from offrl.settings.field import dataset_stem
 from offrl.system.user_code import python_object
 
 if TYPE_CHECKING:
@@ -54,15 +54,15 @@ def run(names: list[str], settings: list[str]) -> int:
         return 0
     if len(names) != 1:
         raise UserError(f"usage: offrl data label DATASET [name=value ...]; {len(names)} names were given, 1 is needed")
-    own, asked, fit, extra = _parse(settings)
-    task = _task(own.task)
-    target = Path(own.out or f"labels-{_stem(names[0])}-{own.kind}.safetensors").expanduser()
+    options, data_settings, fit, extra = _parse(settings)
+    task = _task(options.task)
+    target = Path(options.out or f"labels-{dataset_stem(names[0])}-{options.kind}.safetensors").expanduser()
     if target.suffix != ".safetensors":
         raise UserError(f"out={target} must end in .safetensors")
-    if target.exists() and not own.force:
+    if target.exists() and not options.force:
         raise UserError(f"{target} exists; force=true replaces it, out= names another file")
-    labeller = _labeller(own, extra)
-    config = _read_by(names[0], asked)
+    labeller = _labeller(options, extra)
+    config = _read_by(names[0], data_settings)
 
     from offrl.data import load_dataset
     from offrl.data.loading.resolve import resolve
@@ -74,27 +74,27 @@ def run(names: list[str], settings: list[str]) -> int:
         raise UserError(
             f"{names[0]} is a text dataset; offrl data label is for control data, whose observations are numbers"
         )
-    dataset = load_dataset(config, quiet=own.quiet)
+    dataset = load_dataset(config, quiet=options.quiet)
     check_labelable(dataset)
-    function = named_function(own.render, "render") if own.render else None
+    function = named_function(options.render, "render") if options.render else None
     render = Renderer(
         dataset.spec,
-        own.names,
-        own.action_names,
-        own.steps,
-        own.digits,
-        own.show_actions,
-        own.show_rewards,
+        options.names,
+        options.action_names,
+        options.steps,
+        options.digits,
+        options.show_actions,
+        options.show_rewards,
         function,
-        f"render={own.render}",
+        f"render={options.render}",
     )
-    typed = Path(own.cache).expanduser() if own.cache else None
+    typed = Path(options.cache).expanduser() if options.cache else None
     if typed is not None and typed.is_symlink():  # a person's own link is followed
         typed = typed.resolve()
     path = typed or answers_file(cache_dir(config.cache_dir) / "labels", labeller.identity)
     answers = Answers(path)
-    about = {"kind": own.kind, "task": task, "labeller": labeller.identity}
-    if own.kind == "preferences":
+    metadata = {"kind": options.kind, "task": task, "labeller": labeller.identity}
+    if options.kind == "preferences":
         from offrl.labelling.rewards import label_preferences
         from offrl.relabel.preferences import PreferenceSettings
         from offrl.settings.compose import fill
@@ -105,66 +105,68 @@ def run(names: list[str], settings: list[str]) -> int:
             task,
             render=render,
             answers=answers,
-            pairs=own.pairs,
-            length=own.length or 25,
-            swap=own.swap,
-            seed=own.seed,
+            pairs=options.pairs,
+            length=options.length or 25,
+            swap=options.swap,
+            seed=options.seed,
             fit=fill(PreferenceSettings(), fit, "data label"),
-            device=own.device,
-            quiet=own.quiet,
-            limit=own.max_prompts,
+            device=options.device,
+            quiet=options.quiet,
+            limit=options.max_prompts,
         )
         model.save(target)
-        left_out = counts.pairs - counts.swapped if own.swap else counts.unparsable
+        left_out = counts.pairs - counts.swapped if options.swap else counts.unparsable
         rows = [("pairs left out", f"{left_out:,}"), ("held-out accuracy", f"{model.accuracy:.3f}")]
-        _report(counts, path, target, own.quiet, rows)
+        _report(counts, path, target, options.quiet, rows)
         return 0
     import torch
 
     from offrl.data.transforms.reward_labels import RewardLabels
 
-    rewards, counts = _rewards(dataset, labeller, task, render, answers, own)
-    RewardLabels.of(dataset, rewards, {**about, "unparsable": counts.unparsable}).save(target)
+    rewards, counts = _rewards(dataset, labeller, task, render, answers, options)
+    RewardLabels.of(dataset, rewards, {**metadata, "unparsable": counts.unparsable}).save(target)
     returns = replace(dataset, columns={**dataset.columns, "rewards": torch.from_numpy(rewards)}).episode_returns()
     summary = f"{returns.mean():.6g} on average, from {returns.min():.6g} to {returns.max():.6g}"
-    _report(counts, path, target, own.quiet, [("labelled returns", summary)])
+    _report(counts, path, target, options.quiet, [("labelled returns", summary)])
     return 0
 
 
 def _rewards(
-    dataset: Dataset, labeller: Labeller, task: str, render: Renderer, answers: Answers, own: LabelSettings
+    dataset: Dataset, labeller: Labeller, task: str, render: Renderer, answers: Answers, options: LabelSettings
 ) -> tuple[np.ndarray, Counts]:
     """kind=rewards and kind=subgoals."""
     shared: dict[str, Any] = {
         "render": render,
         "answers": answers,
-        "missing": own.missing,
-        "quiet": own.quiet,
-        "limit": own.max_prompts,
+        "missing": options.missing,
+        "quiet": options.quiet,
+        "limit": options.max_prompts,
     }
-    if own.kind == "rewards":
+    if options.kind == "rewards":
         from offrl.labelling.rewards import label_by_score
 
-        return label_by_score(dataset, labeller, task, length=own.length, low=own.low, high=own.high, **shared)
+        return label_by_score(
+            dataset, labeller, task, length=options.length, low=options.low, high=options.high, **shared
+        )
     from offrl.labelling.prompts import named_function
     from offrl.labelling.rewards import label_subgoals
 
-    if own.choices and not own.reached:
+    if options.choices and not options.reached:
         raise UserError("choices= are words, for which reached=file.py:function has to say what reaches them")
-    reached = named_function(own.reached, "reached") if own.reached else None
+    reached = named_function(options.reached, "reached") if options.reached else None
     return label_subgoals(
         dataset,
         labeller,
         task,
-        most=own.subgoals,
-        entries=own.entries,
-        radius=own.radius,
+        most=options.subgoals,
+        entries=options.entries,
+        radius=options.radius,
         reached=reached,
-        where=f"reached={own.reached}",
-        choices=own.choices,
-        ordered=own.ordered,
-        bonus=own.bonus,
-        add=own.add,
+        where=f"reached={options.reached}",
+        choices=options.choices,
+        ordered=options.ordered,
+        bonus=options.bonus,
+        add=options.add,
         **shared,
     )
 
@@ -190,13 +192,13 @@ def _parse(settings: list[str]) -> tuple[LabelSettings, dict[str, Any], dict[str
         for prefix in ("fit", "extra")
     }
     chosen = {k: v for k, v in values.items() if k in known} | {k: None if v == "null" else v for k, v in plain.items()}
-    asked = {k: v for k, v in values.items() if k.startswith("dataset.")}
-    if asked.get("dataset.reward_labels") is not None:
+    data_settings = {k: v for k, v in values.items() if k.startswith("dataset.")}
+    if data_settings.get("dataset.reward_labels") is not None:
         raise UserError("offrl data label makes new rewards from the recorded ones; leave out dataset.reward_labels")
-    return fill(LabelSettings(), chosen, "data label"), asked, parts["fit"], parts["extra"]
+    return fill(LabelSettings(), chosen, "data label"), data_settings, parts["fit"], parts["extra"]
 
 
-def _read_by(name: str, asked: dict[str, Any]) -> DatasetConfig:
+def _read_by(name: str, data_settings: dict[str, Any]) -> DatasetConfig:
     """The settings that read the dataset for labelling, without the transforms that follow reward labelling in
     training.
     """
@@ -204,7 +206,7 @@ def _read_by(name: str, asked: dict[str, Any]) -> DatasetConfig:
     from offrl.settings.dataset import DatasetConfig
 
     config = compose(
-        {**asked, "dataset": name, "algo": "bc", "experiment": "none", "dataset.normalize_observations": False}
+        {**data_settings, "dataset": name, "algo": "bc", "experiment": "none", "dataset.normalize_observations": False}
     ).dataset
     default = DatasetConfig()
     later = {key: getattr(default, key) for key in DatasetConfig.TRANSFORMS if key not in DatasetConfig.CONTENT}
@@ -232,30 +234,34 @@ def _task(text: str) -> str:
     return content
 
 
-def _labeller(own: LabelSettings, extra: dict[str, Any]) -> Labeller:
+def _labeller(options: LabelSettings, extra: dict[str, Any]) -> Labeller:
     """The language model that the settings name. Raises UserError."""
     from offrl.labelling.cache import Labeller
     from offrl.labelling.endpoint import URLS, Endpoint
 
-    given = [name for name in ("url", "local", "labeller") if getattr(own, name)]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(f'{n}=' for n in given)} name several language models; give one of them")
-    if own.labeller:
-        place, _, name = own.labeller.rpartition(":")
-        if not place:
-            raise UserError(f"labeller={own.labeller} names no object; it is file.py:object or package.module:object")
-        labeller = python_object(place, name, own.labeller)[0]
+    sources = [name for name in ("url", "local", "labeller") if getattr(options, name)]
+    if len(sources) > 1:
+        raise UserError(f"{' and '.join(f'{n}=' for n in sources)} name several language models; give one of them")
+    if options.labeller:
+        source, _, name = options.labeller.rpartition(":")
+        if not source:
+            raise UserError(
+                f"labeller={options.labeller} names no object; it is file.py:object or package.module:object"
+            )
+        labeller = python_object(source, name, options.labeller)[0]
         if isinstance(labeller, type) or not isinstance(labeller, Labeller):
             raise UserError(
-                f"labeller={own.labeller} must be an object with identity and complete(prompts), as "
+                f"labeller={options.labeller} must be an object with identity and complete(prompts), as "
                 "offrl.labelling.Labeller says"
             )
         return labeller
-    if own.local:
+    if options.local:
         from offrl.labelling.local_model import LocalModel
 
-        return LocalModel(own.local, max_tokens=own.max_tokens, system=SYSTEM, batch=own.batch, device=own.device)
-    url = own.url or next((os.environ[name] for name in URLS if os.environ.get(name)), None)
+        return LocalModel(
+            options.local, max_tokens=options.max_tokens, system=SYSTEM, batch=options.batch, device=options.device
+        )
+    url = options.url or next((os.environ[name] for name in URLS if os.environ.get(name)), None)
     if not url:
         raise UserError(
             "no language model is named: url=http://127.0.0.1:8000/v1 model=NAME (any OpenAI-compatible endpoint; its "
@@ -264,22 +270,16 @@ def _labeller(own: LabelSettings, extra: dict[str, Any]) -> Labeller:
         )
     return Endpoint(
         url,
-        own.model,
-        own.temperature,
-        own.max_tokens,
+        options.model,
+        options.temperature,
+        options.max_tokens,
         SYSTEM,
         extra,
-        own.key_env,
-        own.parallel,
-        own.timeout,
-        own.retries,
+        options.key_env,
+        options.parallel,
+        options.timeout,
+        options.retries,
     )
-
-
-def _stem(name: str) -> str:
-    path = Path(name)
-    label = (path.stem if path.is_file() else path.name) if path.exists() else name
-    return re.sub(r"[^\w.-]+", "-", label).strip("-") or "data"
 
 
 def _report(counts: Counts, cache: Path, target: Path, quiet: bool, more: list[tuple[str, str]]) -> None:

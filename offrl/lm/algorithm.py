@@ -169,8 +169,8 @@ class TextAlgorithm(Algorithm):
         return configured.pack(self.lm(), self.tokenizer, self.config.ship_lm)
 
     @classmethod
-    def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
-        configured.known_tokenizer(about["identity"], configured.unpack(tensors, about))
+    def load_assets(cls, tensors: dict[str, Tensor], description: dict[str, Any]) -> Mapping[str, Any]:
+        configured.known_tokenizer(description["identity"], configured.unpack(tensors, description))
         return {}
 
 

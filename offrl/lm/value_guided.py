@@ -210,13 +210,13 @@ class ValueGuided:
         return ValueGuidedActor(self, state, self.values, self.reference)  # type: ignore[arg-type]
 
     def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, about = super().assets()  # type: ignore[misc]
+        tensors, description = super().assets()  # type: ignore[misc]
         reference, identity = reference_policy.pack(self.pretrained, self.config.policy_id)
-        return {**tensors, **reference}, {**about, **identity}
+        return {**tensors, **reference}, {**description, **identity}
 
     @classmethod
-    def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
+    def load_assets(cls, tensors: dict[str, Tensor], description: dict[str, Any]) -> Mapping[str, Any]:
         remainder, pretrained = reference_policy.unpack(tensors)
-        if "identity" in about:
-            super().load_assets(remainder, about)  # type: ignore[misc]
+        if "identity" in description:
+            super().load_assets(remainder, description)  # type: ignore[misc]
         return pretrained

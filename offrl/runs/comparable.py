@@ -99,15 +99,15 @@ def group(score: Score) -> str:
 
 
 @functools.lru_cache(4096)
-def _group(dataset: str, place: str, suite: str, source: str) -> str:
-    words = re.split(r"[/-]", dataset)
+def _group(dataset: str, env_id: str, suite: str, source: str) -> str:
+    parts = re.split(r"[/-]", dataset)
     known = lookup(dataset)
     if known is not None and known.ref_label == source:  # a benchmark's own dataset, by its exact name
-        return f"D4RL {_FAMILIES.get(words[0], words[0])}" if source == "D4RL" else source
+        return f"D4RL {_FAMILIES.get(parts[0], parts[0])}" if source == "D4RL" else source
     if source == "Minari":
-        kind = words[1] if words[0] == "D4RL" and len(words) > 1 else words[0]
+        kind = parts[1] if parts[0] == "D4RL" and len(parts) > 1 else parts[0]
         return f"Minari {_FAMILIES.get(kind, kind)}"
-    family = next((name for pattern, name in _ENVIRONMENTS if re.search(pattern, place)), place)
+    family = next((name for pattern, name in _ENVIRONMENTS if re.search(pattern, env_id)), env_id)
     return f"{suite if suite not in ('', 'own') else 'own files'} ({source} references, {family})"
 
 
@@ -120,11 +120,11 @@ def groups(results: Results) -> tuple[list[Group], list[str]]:
 
     tables: dict[str, dict[str, dict[str, Cell]]] = defaultdict(lambda: defaultdict(dict))  # group -> label -> dataset
     raw: dict[str, None] = {}
-    why = []
+    reasons = []
     for cell in results.cells():
         names = {group(s) for s in cell.scores}
         if len(names) > 1:
-            why.append(
+            reasons.append(
                 f"{cell.dataset}: the seeds of {cell.label} were scored against different references, so they are in "
                 "no average"
             )
@@ -133,26 +133,26 @@ def groups(results: Results) -> tuple[list[Group], list[str]]:
         elif names:
             tables[names.pop()][cell.label][cell.dataset] = cell
     if raw:
-        why.append(
+        reasons.append(
             f"{', '.join(raw)}: no reference scores, so only raw returns are reported; returns of different tasks have "
             "different "
             "scales, and their average means nothing"
         )
     result = []
     for name, table in tables.items():
-        every = list(dict.fromkeys(d for row in table.values() for d in row))
-        labels_ = [label for label, row in table.items() if 2 * len(row) >= len(every)]
+        all_datasets = list(dict.fromkeys(d for row in table.values() for d in row))
+        labels_ = [label for label, row in table.items() if 2 * len(row) >= len(all_datasets)]
         notes = [
-            f"{label} left out: finished on {len(row)} of {len(every)} datasets"
+            f"{label} left out: finished on {len(row)} of {len(all_datasets)} datasets"
             for label, row in table.items()
             if label not in labels_
         ]
-        datasets = [d for d in every if all(d in table[label] for label in labels_)]
-        for d in every:
+        datasets = [d for d in all_datasets if all(d in table[label] for label in labels_)]
+        for d in all_datasets:
             if lacking := [label for label in labels_ if d not in table[label]]:
                 notes.append(f"{d} left out: no final scores of {', '.join(lacking)}")
         if not datasets:
-            why.append(f"{name}: no dataset has final scores of all of {', '.join(labels_)}")
+            reasons.append(f"{name}: no dataset has final scores of all of {', '.join(labels_)}")
             continue
         matrices = {label: _matrix([table[label][d].scores for d in datasets]) for label in labels_}
         counts = sorted({int(n) for x in matrices.values() for n in np.isfinite(x).sum(0)})
@@ -164,7 +164,7 @@ def groups(results: Results) -> tuple[list[Group], list[str]]:
         if len(counts) > 1:
             notes.append("numbers of seeds differ between cells: each dataset weighs the same")
         result.append(Group(name, tuple(datasets), matrices, tuple(notes)))
-    return result, why
+    return result, reasons
 
 
 def settings_matrix(results: Results, dataset: str, algorithm: str) -> tuple[list[str], np.ndarray]:
@@ -199,13 +199,13 @@ def unlike(results: Results) -> list[str]:
     by_dataset: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     steps: dict[tuple[str, str], set[int]] = defaultdict(set)
     packages: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    seen: set[tuple[Any, ...]] = set()
+    visited: set[tuple[Any, ...]] = set()
     for s in results.scores:
-        about = s.env_id, s.packages, s.reference, s.scored_by
-        kind = (s.dataset, s.algorithm, s.settings, s.suite, *about, s.normalised is None, s.final and s.step)
-        if kind in seen:  # thousands of rows say the same
+        conditions = s.env_id, s.packages, s.reference, s.scored_by
+        kind = (s.dataset, s.algorithm, s.settings, s.suite, *conditions, s.normalised is None, s.final and s.step)
+        if kind in visited:  # thousands of rows say the same
             continue
-        seen.add(kind)
+        visited.add(kind)
         by_dataset[s.dataset][s.provenance.place].add(results.label(s))
         if s.final:
             steps[s.dataset, results.label(s)].add(s.step)
@@ -213,12 +213,12 @@ def unlike(results: Results) -> list[str]:
             if name := group(s):
                 packages[name][package].add(version)
     reported = set()
-    for dataset, places in by_dataset.items():
-        if len(places) > 1:
+    for dataset, labels_by_env in by_dataset.items():
+        if len(labels_by_env) > 1:
             reported.add(dataset)
             each = "; ".join(
-                f"{', '.join(sorted(labels))} in {place or 'an unnamed environment'}"
-                for place, labels in places.items()
+                f"{', '.join(sorted(labels))} in {env_name or 'an unnamed environment'}"
+                for env_name, labels in labels_by_env.items()
             )
             lines.append(
                 f"{dataset}: scores of different environments or versions stand side by side and do not compare: {each}"
@@ -268,10 +268,10 @@ def differences(results: Results, datasets: Collection[str], labels: Sequence[st
                 texts.setdefault(name, set()).add(
                     ", ".join(f"{_text(values[k])} ({_several(who)})" for k, who in whose.items())
                 )
-    words = {**WORDS, **{name: name for name in texts if name not in WORDS}}
+    display_names = {**WORDS, **{name: name for name in texts if name not in WORDS}}
     return {
         word: texts[name].pop() if len(texts[name]) == 1 else BY_DATASET
-        for name, word in words.items()
+        for name, word in display_names.items()
         if name in texts
     }
 
@@ -293,9 +293,9 @@ def difference_lines(results: Results) -> list[str]:
             text = sentence(dict(list(conditions.items())[:MOST])) + more
             where.setdefault(text, []).append(dataset)
     return [
-        f"differing besides the algorithm{'' if len(places) == len(results.datasets) else f' on {_several(places)}'}: "
+        f"differing besides the algorithm{'' if len(names) == len(results.datasets) else f' on {_several(names)}'}: "
         f"{text}"
-        for text, places in where.items()
+        for text, names in where.items()
     ]
 
 

@@ -201,8 +201,8 @@ class RunLog:
         self._scores.write(text_of(lines))
         if returns is not None:
             counts = {} if lengths is None else {"lengths": [[int(n) for n in row] for row in lengths]}
-            about = {"step": int(step), "returns": [_floats(row) for row in returns], **counts}
-            self._episodes.write(json.dumps(about, allow_nan=False) + "\n")
+            line = {"step": int(step), "returns": [_floats(row) for row in returns], **counts}
+            self._episodes.write(json.dumps(line, allow_nan=False) + "\n")
         columns = {tag: [row.get(key) for row in rows] for tag, key in BOARD.items()}
         shown = {tag: _floats(v) for tag, v in columns.items() if all(x is not None for x in v)}
         self._final = step, shown

@@ -46,12 +46,12 @@ def json_of(path: Path) -> Any:
 
 
 def whole_rows(
-    path: Path, say: Callable[[str], None], trace: Sequence[str] = (), every: int = 1
+    path: Path, say: Callable[[str], None], trace: Sequence[str] = (), stride: int = 1
 ) -> Iterator[dict[str, Any]]:
     """The rows of a CSV file; a last line without its end, which a crash cut off, is named by `say` and left out.
 
-    every: of the rows that agree in the columns `trace` only each `every`-th is given, those that are final, and at the
-    end the last one."""
+    stride: of the rows that agree in the columns `trace` only each `stride`-th is given, those that are final, and at
+    the end the last one."""
     try:
         refuse_sparse(path)
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -63,8 +63,8 @@ def whole_rows(
     except UserError as error:
         say(f"{error}: left out")
         return
-    complete, end, rest = text.rpartition("\n")
-    if rest.strip("\0 "):
+    complete, end, tail = text.rpartition("\n")
+    if tail.strip("\0 "):
         say(f"{path}: its last line is half-written: left out")
     if not end:
         if not text:
@@ -73,7 +73,7 @@ def whole_rows(
     reader = rows_of(complete)
     try:
         header = next(reader, [])
-        thinned = reader if every == 1 or not {*trace} <= {*header} else _thinned(reader, header, trace, every)
+        thinned = reader if stride == 1 or not {*trace} <= {*header} else _thinned(reader, header, trace, stride)
         for row in thinned:
             if row:  # as csv.DictReader: a short row's last values are None, what is too many has the name ""
                 yield dict(zip(header, row, strict=True)) if len(row) == len(header) else _uneven(header, row)
@@ -86,7 +86,9 @@ def _uneven(header: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
     return values if len(row) < len(header) else {**values, "": list(row[len(header) :])}
 
 
-def _thinned(rows: Iterator[list[str]], header: Sequence[str], trace: Sequence[str], every: int) -> Iterator[list[str]]:
+def _thinned(
+    rows: Iterator[list[str]], header: Sequence[str], trace: Sequence[str], stride: int
+) -> Iterator[list[str]]:
     key = itemgetter(*(header.index(name) for name in trace))
     final = header.index("final") if "final" in header else None
     counts: dict[Any, int] = {}
@@ -95,13 +97,13 @@ def _thinned(rows: Iterator[list[str]], header: Sequence[str], trace: Sequence[s
         if len(row) != len(header):
             yield row
             continue
-        which = key(row)
-        number = counts[which] = counts.get(which, 0) + 1
-        if number % every == 0 or (final is not None and row[final] == "true"):
-            last.pop(which, None)
+        row_key = key(row)
+        number = counts[row_key] = counts.get(row_key, 0) + 1
+        if number % stride == 0 or (final is not None and row[final] == "true"):
+            last.pop(row_key, None)
             yield row
         else:
-            last[which] = row
+            last[row_key] = row
     yield from last.values()
 
 
@@ -179,13 +181,13 @@ def times(run: SavedRun) -> tuple[float, float, float]:
     Training is the sum over logged intervals of their updates / speed, and the first updates (with compilation) as they
     were measured."""
     updates = trained = evaluated = 0.0
-    first = seen = 0.0
+    first = has_scores = 0.0
     last = 0
     for row in lines_of(run.dir / "timing.jsonl"):
         speed, step = row.get("updates_per_second"), row["step"]
         if isinstance(row.get("evaluation"), (int, float)):
             evaluated += row["evaluation"]
-            seen = 1.0
+            has_scores = 1.0
         if isinstance(row.get("first_updates"), (int, float)):
             first += row["first_updates"]
             last = max(last, step)
@@ -196,7 +198,7 @@ def times(run: SavedRun) -> tuple[float, float, float]:
     return (
         updates / trained if trained else math.nan,
         trained + first if trained else math.nan,
-        evaluated if seen else math.nan,
+        evaluated if has_scores else math.nan,
     )
 
 

@@ -20,32 +20,25 @@ from offrl.settings.replicas import Replica, cell_name
 
 BENCHMARK, CELLS, PARTS, METRICS = "benchmark.json", "cells", "parts", "metrics.jsonl"
 TAIL = 1 << 20  # bytes of metrics.jsonl that are read for its last line
-GIVEN = (
-    "algo.",
-    "dataset.",
-    "eval.env",
-    "eval.max_steps",
-    "precision",
-    "experiment",
-)  # what a user may ask for that changes a score
+# what a user may ask for that changes a score
+GIVEN = ("algo.", "dataset.", "eval.env", "eval.max_steps", "precision", "experiment")
 
 
 class Reader:
     """Collects from path after path. The lists hold what was found, duplicates too; see `offrl.runs.results.Results`.
 
-    every: of the evaluations of a replica only each `every`-th is read, the last one and the final one.
+    stride: of the evaluations of a replica only each `stride`-th is read, the last one and the final one.
     """
 
-    def __init__(self, every: int = 1) -> None:
-        self.every = every
+    def __init__(self, stride: int = 1) -> None:
+        self.stride = stride
         self.scores: list[Score] = []
         self.runs: list[SavedRun] = []
         self.variants: list[Variant] = []
         self.missing: list[Missing] = []
         self.problems: list[str] = []
-        self.files: list[
-            tuple[Path, bool]
-        ] = []  # results documents and tables of others, for `exchange.merge`; whether a person named it
+        # results documents and tables of others, for `exchange.merge`; whether a person named it
+        self.files: list[tuple[Path, bool]] = []
         self.references: dict[tuple[str, str], float] = {}
         self.reference_source = ""
         self._seen: set[Path] = set()
@@ -62,15 +55,15 @@ class Reader:
             return True
 
     def _read(self, path: Path) -> bool:
-        place = path.resolve()
-        if place in self._seen:
+        real_path = path.resolve()
+        if real_path in self._seen:
             return True
         if path.is_file():
-            self._seen.add(place)
+            self._seen.add(real_path)
             return self._table(path) or self._of_others(path)
         if not path.is_dir():
             return False
-        self._seen.add(place)
+        self._seen.add(real_path)
         if (path / BENCHMARK).is_file() and self._benchmark(path):
             return True
         if (path / RECORD).exists():
@@ -172,14 +165,12 @@ class Reader:
             self.problems.append(f"{path / RECORD} is not what offrl writes ({_words(error)}): left out")
             return None
         config = self._config(path)
-        for key, default in (
-            ("env", "auto"),
-            ("max_steps", None),
-        ):  # identity leaves evaluation out, but it decides the score
-            value = (config.get("eval") or {}).get(key, default) if isinstance(config.get("eval"), dict) else default
-            if value != default:
-                flat[f"eval.{key}"] = value
-        given = {
+        evaluation = config.get("eval")
+        if isinstance(evaluation, dict):  # identity leaves it out, but it decides the score
+            for name, default in (("env", "auto"), ("max_steps", None)):
+                if (value := evaluation.get(name, default)) != default:
+                    flat[f"eval.{name}"] = value
+        user_values = {
             k: v for k, v in flatten(config.get("given") or {}).items() if k.startswith(GIVEN) and k not in _PLACES
         }
         settings = {}
@@ -192,7 +183,7 @@ class Reader:
                     self._digests[content] = digest(point_settings)
                 settings[replica.cell] = self._digests[content]
                 self.variants.append(
-                    Variant(dataset, label, settings[replica.cell], point_settings, {**given, **values})
+                    Variant(dataset, label, settings[replica.cell], point_settings, {**user_values, **values})
                 )
         steps = planned(path, config)
         rows = self._rows(path / SCORES, run)
@@ -201,25 +192,19 @@ class Reader:
         end = last if steps is not None and last >= steps else None  # of a run that finished
         for (step, seed, cell), row in rows.items():
             final = step == end and (seed, cell) not in dead
-            about: dict[str, Any] = {
-                "suite": suite,
-                "dataset": dataset,
-                "algorithm": label,
-                "settings": settings[cell],
-                "cell": cell,
-                "run": str(path),
-            }
-            self.scores.append(Score(**about, **row, seed=seed, step=step, final=final))
+            names: dict[str, Any] = {"suite": suite, "dataset": dataset, "algorithm": label, "cell": cell}
+            names |= {"settings": settings[cell], "run": str(path)}
+            self.scores.append(Score(**names, **row, seed=seed, step=step, final=final))
         for replica in run.replicas:
             where = (replica.seed, replica.cell)
             if (end, *where) in rows and where not in dead:
                 continue
-            why = (
+            cause = (
                 f"diverged: a loss was not finite before step {dead[where]:,}"
                 if where in dead
                 else reason or _why(run, steps, at, bool(rows))
             )
-            self.missing.append(Missing(dataset, label, settings[replica.cell], replica.seed, str(path), why))
+            self.missing.append(Missing(dataset, label, settings[replica.cell], replica.seed, str(path), cause))
         self.runs.append(run)
         return run
 
@@ -248,7 +233,7 @@ class Reader:
         known = {(r.seed, r.cell) for r in run.replicas}
         rows: dict[tuple[int, int, str], dict[str, Any]] = {}
         bad = 0
-        for row in whole_rows(path, self.problems.append, ("seed", *run.grid), self.every):
+        for row in whole_rows(path, self.problems.append, ("seed", *run.grid), self.stride):
             try:
                 cell = cell_name(tuple((field, float(row[field])) for field in run.grid)) if run.grid else ""
                 step, seed = int(row["step"]), int(row["seed"])
@@ -296,7 +281,7 @@ class Reader:
             return False
         bad = 0
         for row in whole_rows(
-            path, self.problems.append, ("dataset", "algorithm", "settings", "seed", "cell", "run"), self.every
+            path, self.problems.append, ("dataset", "algorithm", "settings", "seed", "cell", "run"), self.stride
         ):
             try:
                 if row["final"] not in ("true", "false"):

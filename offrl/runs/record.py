@@ -29,7 +29,7 @@ from offrl.system import files as checkpoint
 from offrl.system import trust
 from offrl.system.addresses import without_logins
 from offrl.system.plugins.loading import checksums, of_file, used_by
-from offrl.tasks.own import place_of
+from offrl.tasks.custom import place_of
 
 if TYPE_CHECKING:
     import torch
@@ -169,9 +169,9 @@ def _refuse_to_overwrite(run_dir: Path, known: bool) -> None:
             f"{run_dir} holds a finished run without checkpoints, and training anew would overwrite it; "
             "remove that folder, or choose another name="
         )
-    if not known and (others := sorted(p.name for p in run_dir.iterdir() if not p.name.startswith("."))):
+    if not known and (entries := sorted(p.name for p in run_dir.iterdir() if not p.name.startswith("."))):
         raise UserError(
-            f"{run_dir} is no run directory and not empty (it has {', '.join(others[:3])}); choose another name= or "
+            f"{run_dir} is no run directory and not empty (it has {', '.join(entries[:3])}); choose another name= or "
             "runs_dir="
         )
 

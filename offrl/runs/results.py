@@ -68,11 +68,11 @@ class Cell:
         rows = self.scores or self.history
         return bool(rows) and all(s.normalised is not None for s in rows)
 
-    def interval(self, what: str = "") -> tuple[float, float, float]:
-        """(mean, low, high) of the final scores, by Student's t; NaN without any. what: "raw", "normalised", "success";
-        "": the value.
+    def interval(self, scale: str = "") -> tuple[float, float, float]:
+        """(mean, low, high) of the final scores, by Student's t; NaN without any. scale: "raw", "normalised" or
+        "success"; "": the value.
         """
-        values = [getattr(s, what or ("normalised" if self.normalised else "raw")) for s in self.scores]
+        values = [getattr(s, scale or ("normalised" if self.normalised else "raw")) for s in self.scores]
         return mean_interval([math.nan if v is None else v for v in values])
 
     def latest(self) -> tuple[Score, ...]:
@@ -86,21 +86,21 @@ class Cell:
         """(step, mean over seeds) of the best evaluation. It was chosen with the environment: for showing beside the
         last, labelled so.
         """
-        what = "normalised" if self.normalised else "raw"
+        scale = "normalised" if self.normalised else "raw"
         seeds = {s.seed for s in self.scores} or {s.seed for s in self.history}
         values: dict[int, list[float]] = defaultdict(list)
         for s in self.history:
             if s.seed in seeds:
-                values[s.step].append(getattr(s, what))
-        means = {step: math.fsum(values[step]) / len(seeds) for step in self._complete_steps(seeds, what)}
+                values[s.step].append(getattr(s, scale))
+        means = {step: math.fsum(values[step]) / len(seeds) for step in self._complete_steps(seeds, scale)}
         return max(means.items(), key=lambda item: (item[1], item[0])) if means else None
 
-    def _complete_steps(self, seeds: set[int] | None = None, what: str = "raw") -> list[int]:
+    def _complete_steps(self, seeds: set[int] | None = None, scale: str = "raw") -> list[int]:
         """Steps at which each of these seeds (all by default) has a score of that kind."""
         expected = seeds or {s.seed for s in self.history}
         at: dict[int, set[int]] = defaultdict(set)
         for s in self.history:
-            if getattr(s, what) is not None:
+            if getattr(s, scale) is not None:
                 at[s.step].add(s.seed)
         return [step for step, present in at.items() if expected <= present]
 
@@ -156,8 +156,8 @@ class Results:
             missing[m.dataset, self.label(m)].append(m)
         cells = []
         for dataset, label in dict.fromkeys((*rows, *missing)):
-            history, lost = rows[dataset, label], missing[dataset, label]
-            one = history[0] if history else lost[0]
+            history, unscored = rows[dataset, label], missing[dataset, label]
+            one = history[0] if history else unscored[0]
             cells.append(
                 Cell(
                     suite=history[0].suite if history else "",
@@ -167,23 +167,23 @@ class Results:
                     settings=one.settings,
                     scores=tuple(sorted((s for s in history if s.final), key=lambda s: s.seed)),
                     history=tuple(sorted(history, key=lambda s: (s.step, s.seed))),
-                    missing=tuple(lost),
+                    missing=tuple(unscored),
                 )
             )
         order = {d: i for i, d in enumerate(self.datasets)}
         return sorted(cells, key=lambda c: order[c.dataset])
 
 
-def collect(paths: Sequence[str | Path], every: int = 1) -> Results:
+def collect(paths: Sequence[str | Path], stride: int = 1) -> Results:
     """Read run directories, benchmark directories, folders above them, results.csv files, and results of others (.json,
     .jsonl, .csv).
 
     A folder is searched; its results.csv is read only where no runs lie in or below it. What is damaged or half-written
     is named in `Results.problems` and left out. Runs that agree in data, settings and seed are counted once and named.
-    every: see `Results`. Raises UserError for a path that does not exist, and where no run, benchmark or table is
+    stride: see `Results`. Raises UserError for a path that does not exist, and where no run, benchmark or table is
     found.
     """
-    reader = Reader(every)
+    reader = Reader(stride)
     for source in paths:
         path = Path(source)
         check_exists(path)
@@ -211,7 +211,7 @@ def collect(paths: Sequence[str | Path], every: int = 1) -> Results:
         reader.references,
         reader.reference_source,
         documents,
-        every,
+        stride,
         flat,
     )
     results.problems.extend(dict.fromkeys([*reader.problems, *duplicates, *unlike(results)]))
@@ -227,17 +227,17 @@ def _without_duplicates(scores: list[Score]) -> tuple[list[Score], list[str]]:
         key = (*s.key, s.seed)
         by_seed[key][s.run].append(s)
     dropped: dict[tuple[str, str, str, str], list[tuple[int, bool]]] = defaultdict(list)
-    lost: set[tuple[Any, ...]] = set()
+    duplicates: set[tuple[Any, ...]] = set()
     for (dataset, algorithm, settings, seed), by_run in by_seed.items():
-        counted, *others = sorted(
+        counted, *repeats = sorted(
             by_run, key=lambda run: (-any(s.final for s in by_run[run]), -max(s.step for s in by_run[run]))
         )
         raw_scores = {s.step: s.raw for s in by_run[counted]}
-        for other in others:
+        for other in repeats:
             dropped[dataset, algorithm, counted, other].append(
                 (seed, any(raw_scores.get(s.step, s.raw) != s.raw for s in by_run[other]))
             )
-            lost.add((dataset, algorithm, settings, seed, other))
+            duplicates.add((dataset, algorithm, settings, seed, other))
     lines = []
     for (dataset, algorithm, counted, other), copies in dropped.items():
         seeds = f"seed{'s' if len(copies) > 1 else ''} {', '.join(str(seed) for seed, _ in copies)}"
@@ -250,7 +250,7 @@ def _without_duplicates(scores: list[Score]) -> tuple[list[Score], list[str]]:
             f"{counted} and {other} are the same: {algorithm} on {dataset}, same settings, {seeds}; counted once, from "
             f"{counted}{unlike}"
         )
-    return [s for s in scores if (*s.key, s.seed, s.run) not in lost], lines
+    return [s for s in scores if (*s.key, s.seed, s.run) not in duplicates], lines
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

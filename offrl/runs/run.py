@@ -296,7 +296,7 @@ class SavedRun:
                     "frequency= decides how many actions are played of each decision: leave acting.execute out"
                 )
             policies = [p.with_settings(acting) for p in policies]
-        return frequencies.sweep(policies, steps, self.replicas, lambda held: self._score(held, env, config))
+        return frequencies.sweep(policies, steps, self.replicas, lambda repeated: self._score(repeated, env, config))
 
     def _score(
         self, policies: Sequence[TrainedPolicy | HeldPolicy], env: str | Callable[[], Any] | None, config: EvalConfig
@@ -311,10 +311,10 @@ class SavedRun:
     def _task(self, env: str | Callable[[], Any] | None, goals: bool | None = None) -> Task:
         task = self.task(env, goals)
         if task is None:
-            own = self.spec.task
+            data_task = self.spec.task
             note = (
-                own.note
-                if own is not None and own.env_id is None and own.note
+                data_task.note
+                if data_task is not None and data_task.env_id is None and data_task.note
                 else f"name one: offrl evaluate {self.dir} env=ID"
             )
             raise UserError(f"{self.dir}: there is no environment to score in; {note[0].lower()}{note[1:]}")

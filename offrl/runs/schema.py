@@ -74,12 +74,12 @@ def check_record(record: Any, needed: Sequence[str]) -> None:
     if wrong := misfit(record, RunRecord, ""):
         raise UserError(wrong)
     check_entries(record, needed)
-    own = record["identity"]
+    identity = record["identity"]
     if bad := [
-        field for field, _ in own.get("grid", []) if not field.isidentifier()
+        field for field, _ in identity.get("grid", []) if not field.isidentifier()
     ]:  # replicas' files are called by them
         raise UserError(f"identity.grid has '{bad[0]}', which is no setting")
-    bounded(dict(own.get("grid", [])), len(seed_list(own["seeds"])), own.get("paired") is True)
+    bounded(dict(identity.get("grid", [])), len(seed_list(identity["seeds"])), identity.get("paired") is True)
 
 
 def check_entries(record: Any, needed: Sequence[str]) -> None:

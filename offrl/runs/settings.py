@@ -12,8 +12,8 @@ from offrl.errors import UserError, warn
 from offrl.runs.record import CONFIG, read_record
 from offrl.runs.run import SavedRun
 from offrl.settings import known
+from offrl.settings.aliases.names import understood
 from offrl.settings.compose import finish, flatten
-from offrl.settings.habits.names import understood
 from offrl.settings.presets import algorithm_group
 from offrl.settings.train import TrainConfig
 from offrl.settings.untrusted import check_code, read_settings
@@ -42,15 +42,15 @@ def run_settings(
     name = (saved.get("algo") or {}).get("name")
     if name in known.index()["algorithms"]:
         values = understood(values, str(name))
-    given = {**saved.pop("given"), **values}
+    user_values = {**saved.pop("given"), **values}
     algo, dataset = values.pop("algo", None), values.pop("dataset", None)
     if (
         algo is not None
         and algo != saved.get("label")
-        and (asked := algorithm_group(algo)) not in (name, saved.get("label"))
+        and (requested := algorithm_group(algo)) not in (name, saved.get("label"))
     ):
         raise UserError(
-            f"{run_dir} was trained with algo={name}, not {asked}; a run continues with its own algorithm only"
+            f"{run_dir} was trained with algo={name}, not {requested}; a run continues with its own algorithm only"
         )
     for key in ("experiment", "resume"):
         values.pop(key, None)
@@ -65,7 +65,7 @@ def run_settings(
         ) from None
     if dataset is not None:
         config.dataset.name = str(dataset)
-    result = finish(config, {**values, "runs_dir": str(run_dir.parent), "name": run_dir.name}, given)
+    result = finish(config, {**values, "runs_dir": str(run_dir.parent), "name": run_dir.name}, user_values)
     result.resume = str(run_dir)
     return result
 
@@ -88,15 +88,16 @@ def scored_again(config: TrainConfig) -> TrainConfig:
     """The settings of a run that goes on, with the environment that code of the user's made; a warning where nothing
     names that. Raises UserError where only the run's file does."""
     run = SavedRun(config.resume or "")
-    place, task = run.record.get("env", "auto"), run.spec.task
+    env_name, task = run.record.get("env", "auto"), run.spec.task
     if config.eval.env != "auto" or task is None or task.env_id is not None:
         return config
-    if place not in ("auto", "none"):
-        if not trust.importable(place):
+    if env_name not in ("auto", "none"):
+        if not trust.importable(env_name):
             raise UserError(
-                f"{run.dir} is scored in {place}, which is code and only its file names: say it again, eval.env={place}"
+                f"{run.dir} is scored in {env_name}, which is code and only its file names: say it again, "
+                f"eval.env={env_name}"
             )
-        return dataclasses.replace(config, eval=dataclasses.replace(config.eval, env=place))
+        return dataclasses.replace(config, eval=dataclasses.replace(config.eval, env=env_name))
     if "no file names" in task.note:
         warn(f"{run.dir} goes on without scores. {task.note}")
     return config

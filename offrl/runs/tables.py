@@ -143,26 +143,26 @@ def next_commands(runs: Sequence[SavedRun]) -> list[str]:
     """Lines, `what it gives: COMMAND`, three at most, for the runs of one `offrl train`, the main one first; a shell
     takes the commands as they stand."""
     main, scored = runs[0], bool(runs[0].results())
-    place = _place(main.dir)
+    folder = _place(main.dir)
     if not main.acts:
         return []
     if not scored:
         return _aligned(
             [
-                ("estimated from the data", f"offrl select {place}"),
-                ("in an environment", f"offrl evaluate {place} env=ID"),
+                ("estimated from the data", f"offrl select {folder}"),
+                ("in an environment", f"offrl evaluate {folder} env=ID"),
             ]
         )
     folders = [_place(run.dir) for run in runs] if len(runs) <= MOST_PLACES else [_place(main.dir.parent)]
     lines = [("all of it on a page", f"offrl report {' '.join(folders)}")]
     if not main.spec.text:
-        lines.append(("a film of the policies", f"offrl evaluate {place} video=true"))
+        lines.append(("a film of the policies", f"offrl evaluate {folder} video=true"))
     steps, algo = main.final_scores[0]["step"], main.record["identity"]["algo"]
     schedule_over = (
         algo.get("actor_schedule") == "cosine" and algo["decay_steps"] <= steps
     )  # the actor's learning rate is 0
     if len(main.diverged) < len(main.replicas) and not schedule_over:
-        lines.append(("training on", f"offrl train resume={place} steps={2 * steps}"))
+        lines.append(("training on", f"offrl train resume={folder} steps={2 * steps}"))
     return _aligned(lines)
 
 
@@ -176,8 +176,8 @@ def _place(folder: str | os.PathLike[str]) -> str:
 
 
 def _aligned(lines: Sequence[tuple[str, str]]) -> list[str]:
-    width = max(len(what) for what, _ in lines) + 1
-    return [f"{what + ':':{width}} {command}" for what, command in lines]
+    width = max(len(label) for label, _ in lines) + 1
+    return [f"{label + ':':{width}} {command}" for label, command in lines]
 
 
 def summarise(algorithm: str, rows: Sequence[dict[str, Any]], record: dict[str, Any], values: Values = ()) -> Result:
@@ -256,8 +256,8 @@ def facts(run: SavedRun) -> dict[str, str]:
         of_data = behaviour(run.record, normalised)
         beside = "" if of_data is None else f"; the data's mean {of_data:.1f}"
         intervals = ", 95% interval over seeds" if len(run.seeds) > 1 and not run.grid else ""
-        words = score_text(name, column, run.replicas).removeprefix(f"{name} ")
-        values[name] = f"{words}{intervals} (step {rows[0]['step']:,}{beside})"
+        score = score_text(name, column, run.replicas).removeprefix(f"{name} ")
+        values[name] = f"{score}{intervals} (step {rows[0]['step']:,}{beside})"
         values["scored in"] = run.scored_in
     else:
         values["scores"] = "none: no environment, or not evaluated yet"

@@ -11,7 +11,7 @@ from offrl.settings.train import TrainConfig, seed_list
 MANY_SEEDS = 64
 
 
-def doubts(config: TrainConfig, rows: int) -> Iterator[str]:
+def sanity_checks(config: TrainConfig, rows: int) -> Iterator[str]:
     """One line for each setting of a run on `rows` transitions that can hardly be meant. Rates of learning:
     `warn_of_rates`.
     """

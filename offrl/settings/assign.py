@@ -49,21 +49,21 @@ def assign(config: Any, name: str, value: Any) -> None:
         OmegaConf.update(config, name, value, force_add=not FREE.isdisjoint(parts))
     except OmegaConfBaseException as error:
         text = str(error).splitlines()[0]
-        words = {
+        kind_names = {
             "Float": "a number",
             "Integer": "a whole number",
             "ool": "true or false",
             "ListConfig": f"a list: {name}={shown(value)},",
         }
-        kind = next((w for t, w in words.items() if t in text), "set to something" if value is None else "")
-        if isinstance(node, ListConfig) and kind in (words["Float"], words["Integer"]):
+        kind = next((w for t, w in kind_names.items() if t in text), "set to something" if value is None else "")
+        if isinstance(node, ListConfig) and kind in (kind_names["Float"], kind_names["Integer"]):
             kind = f"a list of {kind.removeprefix('a ')}s"
         elif isinstance(value, list):
             thousands = bool(value) and all(re.fullmatch(r"0|\d{3}", str(v)) for v in value[1:])  # 100,000
             joined = str(value[0]) + "".join(f"{v:0>3}" for v in value[1:]) if thousands else ""
             kind += (
                 f", without commas: {name}={joined}"
-                if kind == words["Integer"] and joined
+                if kind == kind_names["Integer"] and joined
                 else f", not several values{grid_hint(name)}"
             )
         raise UserError(f"{name}={shown(value)} must be {kind}" if kind else f"{name}={shown(value)}: {text}") from None

@@ -15,9 +15,9 @@ from typing import Any, TypeVar, cast
 from offrl import registry
 from offrl.errors import UserError, nearest
 from offrl.settings import known
+from offrl.settings.aliases.names import understood
 from offrl.settings.assign import all_names, assign, grid_hint, shown
 from offrl.settings.field import check, plain_name
-from offrl.settings.habits.names import understood
 from offrl.settings.presets import (
     algorithm_group,
     base_algorithm,
@@ -114,9 +114,9 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     flat = {name: _plain(value) for name, value in plain_names(values).items()}
     typed(flat.pop("plugins", None))
     for name in NETWORKS:
-        file, colon, rest = str(flat.get(name) or "").rpartition(":")
+        file, colon, object_name = str(flat.get(name) or "").rpartition(":")
         if colon and file.endswith(".py"):
-            flat[name] = f"{Path(typed(file)[0]).name}:{rest}"  # where it lies is no part of what a run is
+            flat[name] = f"{Path(typed(file)[0]).name}:{object_name}"  # where it lies is no part of what a run is
     path = flat.pop("config", None)
     if path is None:
         return flat
@@ -154,7 +154,7 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
     plugins = load_named()
     values = understood(values)
     trust.typed(values.get("eval.env"))
-    given = dict(values)
+    user_values = dict(values)
     values.pop("resume", None)
     algo = algorithm_group(str(values.pop("algo", "iql")))
     dataset = str(values.pop("dataset", "builtin"))
@@ -168,7 +168,7 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
     config.match, defaults = experiment_settings(experiment, dataset)
     for name, value in defaults.items():
         assign(config, name, value)
-    return finish(config, {**values, "plugins": plugins} if plugins else values, given)
+    return finish(config, {**values, "plugins": plugins} if plugins else values, user_values)
 
 
 def rehearse(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,14 +177,14 @@ def rehearse(values: Mapping[str, Any]) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     settings = understood(flatten(values))
-    rest = {k: v for k, v in settings.items() if k not in ("algo", "dataset", "experiment", "resume")}
+    remaining = {k: v for k, v in settings.items() if k not in ("algo", "dataset", "experiment", "resume")}
     group = algorithm_group(str(settings.get("algo") or "iql"))
     if settings.get("resume") is None and known.is_known(group):
         dataset = str(settings.get("dataset", "builtin"))
         choose_experiment(group, dataset, str(settings.get("experiment") or "auto"))
         finish(
             OmegaConf.structured(TrainConfig(algo=known.schema(group))),
-            rest,
+            remaining,
             {},
             bool(known.index()["algorithms"][group]["vectorized"]),
         )
@@ -219,7 +219,7 @@ def fill(settings: Settings, values: Mapping[str, Any], command: str) -> Setting
 
 
 def finish(
-    config: Any, values: Mapping[str, Any], given: Mapping[str, Any], vectorized: bool | None = None
+    config: Any, values: Mapping[str, Any], user_values: Mapping[str, Any], vectorized: bool | None = None
 ) -> TrainConfig:
     """Set `values`, convert to dataclasses, fill what depends on other settings, and check every range.
 
@@ -258,7 +258,7 @@ def finish(
     for name in result.compare:
         algorithm_group(name)
     result.label = result.label or result.algo.name
-    result.given = {k: v for k, v in given.items() if k not in ("resume", "name", "label", "compare", "given")}
+    result.given = {k: v for k, v in user_values.items() if k not in ("resume", "name", "label", "compare", "given")}
     return result
 
 

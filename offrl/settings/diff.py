@@ -34,12 +34,12 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any], *, everything: bool =
     algorithm's), or given with ABSENT for the other side where `everything`. Numbers are compared as numbers: 3 and 3.0
     are the same.
     """
-    left, right = flatten(dict(a)), flatten(dict(b))
-    names = [*left, *(k for k in right if k not in left)]
+    flat_a, flat_b = flatten(dict(a)), flatten(dict(b))
+    names = [*flat_a, *(k for k in flat_b if k not in flat_a)]
     pairs = {
-        k: (left.get(k, ABSENT), right.get(k, ABSENT))
+        k: (flat_a.get(k, ABSENT), flat_b.get(k, ABSENT))
         for k in names
-        if everything or (_knows(left, k) and _knows(right, k))
+        if everything or (_knows(flat_a, k) and _knows(flat_b, k))
     }
     return {k: pair for k, pair in pairs.items() if meaning(pair[0]) != meaning(pair[1])}
 
@@ -90,9 +90,8 @@ class Variant:
     algorithm: str
     settings: str  # the hash
     flat: Mapping[str, Any] = field(default_factory=dict, compare=False)  # what decides the result, where it is known
-    given: Mapping[str, Any] = field(
-        default_factory=dict, compare=False
-    )  # the part of it that the user set, in place of defaults
+    # the part of `flat` that the user set, in place of defaults
+    user_values: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -110,23 +109,23 @@ def labels(variants: Sequence[Variant]) -> dict[tuple[str, str, str], str]:
     """
     merged: dict[tuple[str, str, str], Variant] = {}
     for v in variants:  # the same settings may have been given in full once and left to the defaults elsewhere
-        if v.key not in merged or len(v.given) < len(merged[v.key].given):
+        if v.key not in merged or len(v.user_values) < len(merged[v.key].user_values):
             merged[v.key] = v
     by_algorithm: dict[str, list[Variant]] = defaultdict(list)
     for v in merged.values():
         by_algorithm[v.algorithm].append(v)
     labels: dict[tuple[str, str, str], str] = {}
     for algorithm, group in by_algorithm.items():
-        fields = _differing([v.given for v in group])
-        named = {v.key: [f for f in fields if f in v.given] for v in group}
+        fields = _differing([v.user_values for v in group])
+        user_fields = {v.key: [f for f in fields if f in v.user_values] for v in group}
         for v in group:
-            labels[v.key] = _label(algorithm, v.given, named[v.key], v.settings)
+            labels[v.key] = _label(algorithm, v.user_values, user_fields[v.key], v.settings)
         same: dict[tuple[str, str], list[Variant]] = defaultdict(list)
         for v in group:
             same[v.dataset, labels[v.key]].append(v)
         for alike in (s for s in same.values() if len(s) > 1):
-            differ = [f for f in _differing([v.flat for v in alike]) if f not in named[alike[0].key]]
-            texts = {v.key: _label(algorithm, v.flat, [*named[v.key], *differ], v.settings) for v in alike}
+            differ = [f for f in _differing([v.flat for v in alike]) if f not in user_fields[alike[0].key]]
+            texts = {v.key: _label(algorithm, v.flat, [*user_fields[v.key], *differ], v.settings) for v in alike}
             clash = len(set(texts.values())) < len(alike)
             labels |= {k: f"{algorithm} ({k[2]})" if clash else text for k, text in texts.items()}
     return labels
@@ -141,5 +140,5 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def _label(algorithm: str, settings: Mapping[str, Any], fields: Sequence[str], tag: str) -> str:
     if not fields:
         return algorithm
-    words = [f"{f.removeprefix('algo.')}={value_text(settings.get(f, ABSENT))}" for f in fields[:SHOWN]]
-    return f"{algorithm} ({', '.join(words)}{f', ... {tag}' if len(fields) > SHOWN else ''})"
+    assignments = [f"{f.removeprefix('algo.')}={value_text(settings.get(f, ABSENT))}" for f in fields[:SHOWN]]
+    return f"{algorithm} ({', '.join(assignments)}{f', ... {tag}' if len(fields) > SHOWN else ''})"

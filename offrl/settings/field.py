@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from offrl.errors import UserError, nearest
@@ -81,6 +82,13 @@ def plain_name(text: str) -> bool:
 def file_name(text: str) -> str:
     """`text` as a plain name, with - for what names of files may not have everywhere."""
     return re.sub(r"[^\w.-]", "-", text)
+
+
+def dataset_stem(name: str) -> str:
+    """The part of an output's name that says which dataset it is of. name: the dataset's, or its path."""
+    path = Path(name)
+    label = path.stem if path.is_file() else path.name if path.exists() else name
+    return re.sub(r"[^\w.-]+", "-", label).strip("-") or "data"
 
 
 def marked(kind: Any, *marks: str) -> list[str]:

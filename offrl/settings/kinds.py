@@ -28,8 +28,8 @@ def misfit(value: Any, hint: Any, name: str, most: int = 2**63 - 1, complete: bo
     """
     origin, arguments = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, types.UnionType):
-        words = [misfit(value, option, name, most, complete) for option in arguments if option is not type(None)]
-        return "" if "" in words or (value is None and type(None) in arguments) else words[0]
+        faults = [misfit(value, option, name, most, complete) for option in arguments if option is not type(None)]
+        return "" if "" in faults or (value is None and type(None) in arguments) else faults[0]
     if is_typeddict(origin) or dataclasses.is_dataclass(origin):
         if not isinstance(value, Mapping):
             return _words(name, value, "entries by name are due")

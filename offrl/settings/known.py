@@ -54,9 +54,9 @@ def schema(algo: str) -> Any:
         ("name", str, dataclasses.field(default=index()["algorithms"][algo].get("base", algo)))
     ]
     for key in index()["algorithms"][algo]["settings"]:
-        about = dict(entries[key])
+        entry = dict(entries[key])
         fields.append(
-            (about.pop("name"), TYPES[about.pop("type")], setting(about.pop("default"), about.pop("help"), **about))
+            (entry.pop("name"), TYPES[entry.pop("type")], setting(entry.pop("default"), entry.pop("help"), **entry))
         )
     return dataclasses.make_dataclass("Known", fields)()
 

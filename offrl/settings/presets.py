@@ -13,7 +13,7 @@ from typing import Any
 
 from offrl import registry
 from offrl.errors import UserError, few, nearest
-from offrl.settings.habits import algorithms
+from offrl.settings.aliases import algorithms
 
 SUFFIX = re.compile(r"\.(hdf5|h5|hdf|npz|npy|parquet|pq)$")
 
@@ -121,7 +121,7 @@ def algorithm_group(name: str) -> str:
     known = {*config_names("algo")}
     if name in known:
         return name
-    if registry.extended("algo"):
+    if registry.has_plugins("algo"):
         known |= registry.names("algo").keys()
     if name in known:
         return name
@@ -235,11 +235,11 @@ def _repeated(root: Any) -> tuple[str, int, int] | None:
     """(name, line, line) of a name that a mapping of this YAML tree has twice, where PyYAML would take the later one
     without a word.
     """
-    nodes, seen = [root], set()
+    nodes, visited = [root], set()
     for node in nodes:  # which grows meanwhile
-        if id(node) in seen or isinstance(node.value, str):
+        if id(node) in visited or isinstance(node.value, str):
             continue
-        seen.add(id(node))  # an alias is the node itself
+        visited.add(id(node))  # an alias is the node itself
         lines: dict[tuple[str, str], int] = {}
         for item in node.value:
             nodes += item if isinstance(item, tuple) else [item]

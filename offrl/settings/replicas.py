@@ -127,7 +127,7 @@ def checked(
             f"algo={algo.name} trains one replica at a time and takes no grid; train each value by itself with "
             "algo.NAME=value"
         )
-    result = {field: _values(field, given, algo, paired) for field, given in grid.items()}
+    result = {field: _values(field, values, algo, paired) for field, values in grid.items()}
     bounded(result, seeds, paired)
     return result
 
@@ -140,8 +140,8 @@ def bounded(grid: Mapping[str, Sequence[float]], seeds: int, paired: bool = Fals
         raise UserError(f"grid.{empty} has no values; write grid.{empty}=a,b")
     lengths = {field: len(values) for field, values in grid.items()}
     if paired and len(set(lengths.values())) > 1:
-        words = ", ".join(f"grid.{field} has {count}" for field, count in lengths.items())
-        raise UserError(f"paired=true reads the grid's lists side by side, so they must be of equal length: {words}")
+        counts = ", ".join(f"grid.{field} has {count}" for field, count in lengths.items())
+        raise UserError(f"paired=true reads the grid's lists side by side, so they must be of equal length: {counts}")
     if paired and grid:
         cells = list(zip(*grid.values(), strict=True))
         if twice := next((cell for cell in cells if cells.count(cell) > 1), None):
@@ -158,7 +158,7 @@ def bounded(grid: Mapping[str, Sequence[float]], seeds: int, paired: bool = Fals
         )
 
 
-def _values(field: str, given: Any, algo: Any, paired: bool) -> list[float]:
+def _values(field: str, entries: Any, algo: Any, paired: bool) -> list[float]:
     """The values of one field. Raises UserError."""
     kind = type(algo)
     name, can = f"grid.{field}", varied(kind)
@@ -168,9 +168,11 @@ def _values(field: str, given: Any, algo: Any, paired: bool) -> list[float]:
             raise UserError(f"{name}: algo.{field} does not hold one real number; {able}")
         raise UserError(f"unknown setting '{name}'.{nearest(field, can)} {able[0].upper() + able[1:]}")
     values: list[float] = []
-    if isinstance(given, (list, tuple)) and len(given) > MOST_SEEDS:
-        raise UserError(f"{name} has {len(given):,} values, at most {MOST_SEEDS:,} replicas can be trained in one run")
-    for item in given if isinstance(given, (list, tuple)) else [given]:
+    if isinstance(entries, (list, tuple)) and len(entries) > MOST_SEEDS:
+        raise UserError(
+            f"{name} has {len(entries):,} values, at most {MOST_SEEDS:,} replicas can be trained in one run"
+        )
+    for item in entries if isinstance(entries, (list, tuple)) else [entries]:
         try:
             if isinstance(item, bool) or not isinstance(item, (int, float, str)):  # YAML takes 1e-4 for text
                 raise ValueError

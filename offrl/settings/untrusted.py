@@ -47,7 +47,7 @@ def read_settings(path: Path, typed: Collection[str] = ()) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not valid YAML: {error}") from None
     values = as_settings(text, path)
-    given = values.pop("given", None) or {}
+    user_values = values.pop("given", None) or {}
     for name in ("algo", "dataset", "eval", "checkpoint", "grid"):
         if not isinstance(values.get(name) or {}, Mapping):
             raise UserError(f"{path}: '{name}' must hold settings, name: value")
@@ -60,15 +60,15 @@ def read_settings(path: Path, typed: Collection[str] = ()) -> dict[str, Any]:
     if not trust.granted():
         data = values.get("dataset") or {}
         dropped = {name: data.pop(key) for name in PLACES if (key := name.removeprefix("dataset.")) in data}
-        lost = {k: v for k, v in dropped.items() if v != getattr(DEFAULTS, k.removeprefix("dataset."))}
+        reported = {k: v for k, v in dropped.items() if v != getattr(DEFAULTS, k.removeprefix("dataset."))}
         for name in ("logger", *COUNTS):
             group, key = (values.get("eval") or {}, "workers") if name == "eval.workers" else (values, name)
             if key in group and (least := bounded(name, group[key])) != group[key]:
-                lost[name], group[key] = group[key], least
-        _tell(path, {k: v for k, v in lost.items() if k not in typed})
+                reported[name], group[key] = group[key], least
+        _tell(path, {k: v for k, v in reported.items() if k not in typed})
     if values.get("plugins"):
         values["plugins"] = of_file(values["plugins"], str(path))
-    return {**values, "given": _given(given, values, path)}
+    return {**values, "given": _given(user_values, values, path)}
 
 
 def bounded(name: str, value: Any) -> Any:
@@ -77,55 +77,57 @@ def bounded(name: str, value: Any) -> Any:
     """
     if name == "logger" and isinstance(value, str | list | tuple):
         names = [value] if isinstance(value, str) else list(value)
-        kept = [n for n in names if n in LOCAL]
-        return value if kept == names else kept or "none"
+        local_names = [n for n in names if n in LOCAL]
+        return value if local_names == names else local_names or "none"
     if name in COUNTS and isinstance(value, int | float) and value > cores():
         return cores()
     return value
 
 
-def given_of(path: Path, given: Mapping[str, Any], typed: Collection[str], places: Collection[str]) -> dict[str, Any]:
+def given_of(
+    path: Path, user_values: Mapping[str, Any], typed: Collection[str], location_fields: Collection[str]
+) -> dict[str, Any]:
     """The settings that the file `path` of a tune says its command had, by their own dotted names, less places (also
-    `places`), services and what `bounded` does not let through.
+    `location_fields`), services and what `bounded` does not let through.
 
     typed: names of the settings that the command has; a warning names what is left out and not among them. Raises
     UserError.
     """
-    if name := next((name for name, text in _texts(given) if "${" in text), None):
+    if name := next((name for name, text in _texts(user_values) if "${" in text), None):
         raise UserError(
             f"{path}: {name} has an interpolation, which a tune's file may not have; write the value itself"
         )
     result: dict[str, Any] = {}
-    lost: dict[str, Any] = {}
-    for name, value in plain_names(given).items():
-        free = trust.granted() or not (name in PLACES or name in places)
+    dropped: dict[str, Any] = {}
+    for name, value in plain_names(user_values).items():
+        free = trust.granted() or not (name in PLACES or name in location_fields)
         if name not in ASIDE and free:
             result[name] = value if trust.granted() else bounded(name, value)
         if name in ASIDE or not free or result[name] != value:
-            lost[name] = value
-    _tell(path, {k: v for k, v in lost.items() if k not in typed})
+            dropped[name] = value
+    _tell(path, {k: v for k, v in dropped.items() if k not in typed})
     return result
 
 
-def _tell(path: Path, lost: Mapping[str, Any]) -> None:
-    if lost:
-        words = " ".join(f"{k}={str(v)[:60]}" for k, v in lost.items())
+def _tell(path: Path, dropped: Mapping[str, Any]) -> None:
+    if dropped:
+        text = " ".join(f"{k}={str(v)[:60]}" for k, v in dropped.items())
         warn(
-            f"{path}: {words} is not taken from a file of a run or tune; say it yourself where it is needed, or "
+            f"{path}: {text} is not taken from a file of a run or tune; say it yourself where it is needed, or "
             "trust=true"
         )
 
 
-def _given(given: Any, values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _given(user_values: Any, values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What a person gave when the run began, with the file's own values where that was an interpolation."""
-    if not isinstance(given, Mapping):
+    if not isinstance(user_values, Mapping):
         raise UserError(f"{path}: 'given' must hold settings, name: value")
     saved = {
         **dotted({k: v for k, v in values.items() if v is not None}),
         "dataset": (values.get("dataset") or {}).get("name"),
     }
     result: dict[str, Any] = {}
-    for name, value in plain_names(given).items():
+    for name, value in plain_names(user_values).items():
         if name in ASIDE or (name in PLACES and not trust.granted()):
             continue
         value = value if trust.granted() else bounded(name, value)

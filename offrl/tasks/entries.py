@@ -38,9 +38,9 @@ def entries(
         inside(tree), key=str
     )  # sorted, for a Dict keeps the order that it was made in where that was a list, say
     return [
-        (path + rest, leaf)
+        (path + subpath, leaf)
         for path, value in (_named(tree, k, whose, inside) for k in names)
-        for rest, leaf in _leaves(value, inside)
+        for subpath, leaf in _leaves(value, inside)
     ]
 
 
@@ -75,7 +75,7 @@ def in_own_order(space: Any) -> list[str]:
 
 def _paths(space: Any) -> list[tuple[Any, ...]]:
     parts = mapping(space)
-    return [()] if parts is None else [(name, *rest) for name, part in parts.items() for rest in _paths(part)]
+    return [()] if parts is None else [(name, *subpath) for name, part in parts.items() for subpath in _paths(part)]
 
 
 def joined(space: Any, keys: Sequence[str] = ()) -> tuple[str, ...]:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offrl.errors import UserError, first_line, nearest, warn
+from offrl.settings.aliases.datasets import environment_hint
 from offrl.settings.evaluation import EvalConfig
-from offrl.settings.habits.datasets import environment_hint
 from offrl.system import trust
+from offrl.tasks.custom import custom_environment
 from offrl.tasks.entries import OWN_ORDER, entries, entry, in_own_order, joined
-from offrl.tasks.own import own_environment
 from offrl.tasks.task import Task, lookup
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ def make_env(task: Task) -> gym.Env:
     arguments: dict[str, Any] = dict(task.env_kwargs)
     if task.max_episode_steps is not None:
         arguments["max_episode_steps"] = task.max_episode_steps
-    if (own := own_environment(task.env_id)) is not None:
+    if (constructor := custom_environment(task.env_id)) is not None:
         limit = arguments.pop("max_episode_steps", None)
-        env = _made(functools.partial(own, **arguments), f"env={task.env_id}")
+        env = _made(functools.partial(constructor, **arguments), f"env={task.env_id}")
         return env if limit is None else gym.wrappers.TimeLimit(env, limit)
     import_mujoco()
     if task.env_id not in gym.registry and task.env_id.startswith(ROBOTICS):

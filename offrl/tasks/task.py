@@ -12,7 +12,7 @@ from offrl import registry
 from offrl.errors import UserError, warn
 from offrl.settings.kinds import misfit
 from offrl.system import trust
-from offrl.tasks.own import place_of
+from offrl.tasks.custom import place_of
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,13 @@ def task_from_json(data: Mapping[str, Any], where: str = "the file") -> Task:
     return Task(**values | {"env_kwargs": recorded_arguments(values.get("env_kwargs") or {})})
 
 
-def warn_of_references(task: Task, place: str) -> None:
-    """Warn that scores in the environment `place` are not normalised by the task's reference scores, which are not its
-    own.
+def warn_of_references(task: Task, env_name: str) -> None:
+    """Warn that scores in the environment `env_name` are not normalised by the task's reference scores, which are not
+    its own.
     """
-    own = (task.env_id or "another environment").rpartition(":")[2]
+    reference_env = (task.env_id or "another environment").rpartition(":")[2]
     whose = f"{task.ref_label or 'the reference'} returns that score 0 and 100 for {task.name}"
-    warn(f"the {whose} are those of {own}, not of {place}: returns are not normalised")
+    warn(f"the {whose} are those of {reference_env}, not of {env_name}: returns are not normalised")
 
 
 def with_factory(task: Task | None, factory: Callable[[], Any], name: str) -> Task:
@@ -148,10 +148,10 @@ def with_factory(task: Task | None, factory: Callable[[], Any], name: str) -> Ta
         return Task(name=name, env_factory=factory, note=note)
     if task.ref_min is not None:
         env = factory()
-        made = getattr(getattr(env, "spec", None), "id", None)
+        spec_id = getattr(getattr(env, "spec", None), "id", None)
         if hasattr(env, "close"):
             env.close()
-        if made is None or not task.holds_in(made):
-            warn_of_references(task, made or f"the environment of {getattr(factory, '__qualname__', 'a function')}")
+        if spec_id is None or not task.holds_in(spec_id):
+            warn_of_references(task, spec_id or f"the environment of {getattr(factory, '__qualname__', 'a function')}")
             task = task.without_references()
     return replace(task, env_id=None, env_kwargs={}, env_factory=factory, max_episode_steps=None, note=note)

@@ -339,7 +339,7 @@ def test_a_cell_writes_how_it_went(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             raise error
 
         monkeypatch.setattr(cell, "_train", train)
-        cell.train(tmp_path, "x", orders(), "token", apart=False)
+        cell.train(tmp_path, "x", orders(), "token", in_parallel=False)
         return plan.read_status(tmp_path, "x")
 
     assert fails(UserError("there is\nno file"))["error"] == "there is no file"
@@ -357,7 +357,7 @@ def test_a_cell_writes_how_it_went(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert plan.read_status(tmp_path, "x")["status"] == "running"
     for lost, status in (([], "done"), (["seed 0"], "done"), (["seed 0", "seed 1"], "failed")):
         monkeypatch.setattr(cell, "_train", lambda *_, lost=lost: (lost, 2))
-        cell.train(tmp_path, "x", orders(), "token", apart=False)
+        cell.train(tmp_path, "x", orders(), "token", in_parallel=False)
         assert plan.read_status(tmp_path, "x")["status"] == status
         assert ("diverged" in str(plan.read_status(tmp_path, "x"))) == bool(lost)
 
@@ -365,7 +365,7 @@ def test_a_cell_writes_how_it_went(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_cell_that_another_process_trains_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell, "_train", lambda *_: pytest.fail("trained"))
     monkeypatch.setattr(plan, "hold", lambda path, patience=0.0: _Nobody())
-    cell.train(tmp_path, "x", orders(), "token", apart=False)
+    cell.train(tmp_path, "x", orders(), "token", in_parallel=False)
     assert plan.read_status(tmp_path, "x") == {}
 
 

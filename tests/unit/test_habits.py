@@ -21,13 +21,13 @@ from offrl.cli.words import switches
 from offrl.cli.words.completion import BASH, FISH, ZSH, candidates
 from offrl.errors import UserError
 from offrl.settings import known
-from offrl.settings.advice import doubts
+from offrl.settings.advice import sanity_checks
+from offrl.settings.aliases.algorithms import NOT_HERE, OTHER_NAMES
+from offrl.settings.aliases.arguments import as_settings, train_values
+from offrl.settings.aliases.datasets import environment_hint, hint
+from offrl.settings.aliases.names import WORDS, groups, understood
 from offrl.settings.compose import compose, parse, rehearse
 from offrl.settings.field import describe
-from offrl.settings.habits.algorithms import NOT_HERE, OTHER_NAMES
-from offrl.settings.habits.arguments import as_settings, train_values
-from offrl.settings.habits.datasets import environment_hint, hint
-from offrl.settings.habits.names import WORDS, groups, understood
 from offrl.settings.presets import algorithm_group, config_names
 from offrl.settings.train import TrainConfig
 
@@ -149,7 +149,7 @@ def test_old_names() -> None:
 )
 def test_nonsense_that_trains_is_doubted(settings: dict[str, object], words: str) -> None:
     config = compose({"steps": 100, "dataset": "-", "algo.batch_size": 64, **settings})
-    lines = [*doubts(config, 400)]
+    lines = [*sanity_checks(config, 400)]
     assert len(lines) == bool(words) and words in "".join(lines)
     if words == "more than the 400 rows":
         with pytest.raises(UserError, match="largest allowed value is 1"):
@@ -281,4 +281,4 @@ def test_a_known_name_is_not_a_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with contextlib.suppress(ImportError):
         import offrl.algorithms  # noqa: F401
-    assert not registry.extended("algo"), "offrl's own members are no extension"
+    assert not registry.has_plugins("algo"), "offrl's own members are no extension"

@@ -180,10 +180,10 @@ def test_ctrl_c_keeps_the_answers_that_came(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Answers, data: bytes) -> None:
+    def full(path: Path) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Answers, "_append", full)
+    monkeypatch.setattr("offrl.labelling.cache.open_to_append", full)
     with (
         serving(lambda p: p) as there,
         pytest.raises(UserError, match=r"cannot write the answers to .*No space left.*cache="),

@@ -22,8 +22,8 @@ from offrl.ope.problem import make_problem
 from offrl.runs.settings import run_settings
 from offrl.settings import advice
 from offrl.statistics.intervals import student_t
+from offrl.tasks.custom import place_of
 from offrl.tasks.environments import make_env
-from offrl.tasks.own import place_of
 from offrl.tasks.task import Task
 
 ENVIRONMENT = """
@@ -81,9 +81,9 @@ def test_an_environment_of_a_file_is_made_where_a_person_names_it_only(home: Pat
 
 def test_a_module_that_files_may_name_gives_only_what_is_registered(home: Path) -> None:
     """Otherwise a file could have any function of Gymnasium's called, with arguments of its choice."""
-    from offrl.tasks.own import own_environment
+    from offrl.tasks.custom import custom_environment
 
-    assert own_environment("gymnasium.envs.registration:load_env_creator") is None
+    assert custom_environment("gymnasium.envs.registration:load_env_creator") is None
 
 
 def test_a_run_scored_in_a_class_is_evaluated_and_resumed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from offrl.cli.data import ACTIONS
 from offrl.cli.words import settings
 from offrl.errors import UserError, nearest, say
 from offrl.settings import known
-from offrl.settings.habits.algorithms import meant
-from offrl.settings.habits.datasets import FILES, MUJOCO
+from offrl.settings.aliases.algorithms import meant
+from offrl.settings.aliases.datasets import FILES, MUJOCO
 from offrl.settings.presets import config_names
 from offrl.settings.replicas import varied
 
@@ -74,27 +74,29 @@ def candidates(line: str) -> list[str]:
     """The words that the last word of `line`, up to the cursor, can become; sorted. line: from the name of the command
     on.
     """
-    words = line.split(" ")
-    current, before = words[-1], [w for w in words[1:-1] if w]
+    tokens = line.split(" ")
+    current, before = tokens[-1], [w for w in tokens[1:-1] if w]
     if not before:
         return _starting(current, [*NAMES, "--help", "--version"])
-    command, rest = before[0], before[1:]
+    command, previous = before[0], before[1:]
     if command == "completion":
         return _starting(current, SHELLS)
     if command not in NAMES:
         return []
-    if command == "data" and not rest:
+    if command == "data" and not previous:
         return _starting(current, ACTIONS)
     dashes = "--" if current.startswith("--") else ""
     name, equals, value = current.removeprefix("--").partition("=")
     if equals:
         done, comma, part = value.rpartition(",")
-        return [f"{dashes}{name}={done}{comma}{v}" for v in _values(command, name.replace("-", "_"), part, rest)]
-    if rest and rest[-1].startswith("--") and "=" not in rest[-1] and not dashes:
-        return _values(command, rest[-1][2:].replace("-", "_"), current, rest) or _names(command, current, rest)
+        return [f"{dashes}{name}={done}{comma}{v}" for v in _values(command, name.replace("-", "_"), part, previous)]
+    if previous and previous[-1].startswith("--") and "=" not in previous[-1] and not dashes:
+        return _values(command, previous[-1][2:].replace("-", "_"), current, previous) or _names(
+            command, current, previous
+        )
     if dashes:
-        return [f"--{n}" for n in _names(command, name, rest)] + _starting(current, ["--help"])
-    return sorted({*_names(command, current, rest), *_alone(command, current)})
+        return [f"--{n}" for n in _names(command, name, previous)] + _starting(current, ["--help"])
+    return sorted({*_names(command, current, previous), *_alone(command, current)})
 
 
 def _alone(command: str, current: str) -> list[str]:
@@ -111,32 +113,32 @@ def _alone(command: str, current: str) -> list[str]:
     return []
 
 
-def _names(command: str, current: str, rest: Iterable[str]) -> list[str]:
+def _names(command: str, current: str, previous: Iterable[str]) -> list[str]:
     """Names of settings with their `=`; groups are offered whole until one is begun."""
     names = [*settings(command)]
     if command in ("train", "benchmark", "finetune"):
-        algo = _algo(rest)
+        algo = _algo(previous)
         names += [f"algo.{n}" for n in known.settings_of(algo)] + [
             f"grid.{n}" for n in varied(type(known.schema(algo)))
         ]
-    given = {w.partition("=")[0].removeprefix("--") for w in rest if "=" in w}
+    set_names = {w.partition("=")[0].removeprefix("--") for w in previous if "=" in w}
     group = next((g for g in GROUPS if current.startswith(g)), "")
-    inside = [f"{n}=" for n in names if n.startswith(current) and n not in given and (group or "." not in n)]
+    inside = [f"{n}=" for n in names if n.startswith(current) and n not in set_names and (group or "." not in n)]
     return sorted(
         {*inside, *(g for g in GROUPS if not group and g.startswith(current) and any(n.startswith(g) for n in names))}
     )
 
 
-def _algo(rest: Iterable[str]) -> str:
+def _algo(previous: Iterable[str]) -> str:
     """The algorithm that a command has chosen so far."""
-    for word in rest:
+    for word in previous:
         name, equals, value = word.removeprefix("--").partition("=")
         if chosen := meant(value if equals and name == "algo" else "" if equals else word, config_names("algo")):
             return chosen
     return "iql"
 
 
-def _values(command: str, name: str, part: str, rest: Iterable[str]) -> list[str]:
+def _values(command: str, name: str, part: str, previous: Iterable[str]) -> list[str]:
     """What the value of a setting can be, as far as it is a name, a word or a file."""
     if name in ALGOS:
         return _starting(part, config_names("algo"))
@@ -160,8 +162,8 @@ def _values(command: str, name: str, part: str, rest: Iterable[str]) -> list[str
             part, field.metadata.get("choices") or (("true", "false") if isinstance(field.default, bool) else ())
         )
     if name.startswith("algo."):
-        about: dict[str, Any] = known.settings_of(_algo(rest)).get(name.removeprefix("algo."), {})
-        return _starting(part, about.get("choices") or (("true", "false") if about.get("type") == "bool" else ()))
+        entry: dict[str, Any] = known.settings_of(_algo(previous)).get(name.removeprefix("algo."), {})
+        return _starting(part, entry.get("choices") or (("true", "false") if entry.get("type") == "bool" else ()))
     return _starting(part, ("true", "false")) if name == "trust" else []
 
 
@@ -191,10 +193,9 @@ def _files(part: str, suffixes: tuple[str, ...] | None) -> list[str]:
 
 def _runs(part: str) -> list[str]:
     """Run directories, and folders to go on in; without a word, those of ./runs."""
-    inside = _entries(part, lambda e: os.path.exists(os.path.join(e.path, "run.json")))
-    return (
-        _entries("runs/", lambda e: os.path.exists(os.path.join(e.path, "run.json"))) or inside if not part else inside
-    )
+    folders = [part] if part else ["runs/", ""]
+    matches = (_entries(folder, lambda e: os.path.exists(os.path.join(e.path, "run.json"))) for folder in folders)
+    return next(filter(None, matches), [])
 
 
 def usage(arguments: list[str]) -> str:
@@ -206,9 +207,9 @@ def run(arguments: list[str]) -> int:
         say(*candidates(" ".join(arguments[1:])))
         return 0
     if len(arguments) != 1 or arguments[0] not in SHELLS:
-        given = arguments[0] if arguments else ""
+        word = arguments[0] if arguments else ""
         raise UserError(
-            f"offrl completion {given}: name a shell: {', '.join(SHELLS)}.{nearest(given, SHELLS)} See offrl "
+            f"offrl completion {word}: name a shell: {', '.join(SHELLS)}.{nearest(word, SHELLS)} See offrl "
             "completion --help"
         )
     say(*{"bash": BASH, "zsh": ZSH, "fish": FISH}[arguments[0]].split("\n"))

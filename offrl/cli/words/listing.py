@@ -26,9 +26,9 @@ def first_sentence(docstring: str) -> str:
 
 def print_all() -> None:
     """Algorithms with their papers, and the experiments that belong to them."""
-    own = {name: about for name, about in known.index()["algorithms"].items() if "base" not in about}
-    titles = {name: about["title"] for name, about in own.items()}
-    if registry.extended("algo"):  # plugins
+    builtin = {name: entry for name, entry in known.index()["algorithms"].items() if "base" not in entry}
+    titles = {name: entry["title"] for name, entry in builtin.items()}
+    if registry.has_plugins("algo"):  # plugins
         for name, algorithm in registry.names("algo").items():
             text = (sys.modules[algorithm.__module__].__doc__ or algorithm.__doc__ or "").strip()
             titles[name] = first_sentence(text)
@@ -55,8 +55,8 @@ def algorithm_settings(name: str) -> list[str]:
     """
     name = algorithm_group(name)
     if known.is_known(name):
-        about = known.index()["algorithms"][name]
-        config, vectorized, changed = known.schema(name), about["vectorized"], about["changes"]
+        entry = known.index()["algorithms"][name]
+        config, vectorized, changed = known.schema(name), entry["vectorized"], entry["changes"]
     else:
         composed = compose({"algo": name, "experiment": "none", "dataset": "-"})
         standard = dict(settings_values(TrainConfig()))
@@ -101,7 +101,7 @@ def data_sets() -> dict[str, list[str]]:
     from offrl.data.formats import minari
 
     families: dict[str, list[str]] = {family: list(names) for family, names in known.index()["datasets"].items()}
-    if registry.extended("dataset") or registry.extended("task_names"):  # plugins
+    if registry.has_plugins("dataset") or registry.has_plugins("task_names"):  # plugins
         families["registered"] = list(registry.names("dataset"))
         for table, listed in registry.names("task_names").items():
             for name in listed():

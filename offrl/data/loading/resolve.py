@@ -21,8 +21,8 @@ from offrl.data.tables.csv_file import is_csv
 from offrl.data.text import files as text
 from offrl.data.text import minari as minari_text
 from offrl.errors import UserError, nearest
+from offrl.settings.aliases import datasets
 from offrl.settings.dataset import DatasetConfig
-from offrl.settings.habits import datasets
 from offrl.tasks.task import Task, lookup
 
 BUILTIN = Path(__file__).parents[2] / "assets" / "hopper-mixed-v0.hdf5"

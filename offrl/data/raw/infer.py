@@ -12,7 +12,7 @@ from offrl.data.memory import chunks
 from offrl.data.raw import RawData
 from offrl.errors import UserError
 from offrl.system import trust
-from offrl.tasks.own import in_file
+from offrl.tasks.custom import in_file
 from offrl.tasks.task import Task
 
 MANY_JUMPS = 0.1  # share of the rows  # that a file may have: more, and it is the stored successors that are wrong

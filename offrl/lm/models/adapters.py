@@ -106,9 +106,9 @@ class Trunk(SharingLanguage):
         base = model.base_model
         if not talks:
             base.set_input_embeddings(nn.Embedding(1, 1))  # unused, and large
-        words = [] if model.get_output_embeddings() is None or not talks else [model.get_output_embeddings()]
-        words.append(base.get_input_embeddings())
-        frozen = {id(p) for m in words for p in m.parameters()}
+        embeddings = [] if model.get_output_embeddings() is None or not talks else [model.get_output_embeddings()]
+        embeddings.append(base.get_input_embeddings())
+        frozen = {id(p) for m in embeddings for p in m.parameters()}
         if tune == "adapters":
             trainable = {id(p) for p in adapt(base, language, layers, rank, alpha, biases)}
         else:
@@ -148,26 +148,26 @@ class Trunk(SharingLanguage):
         inner = None if key is None else rng.fold_in(key, INNER)
         for layer in self.drops:
             layer.key = inner
-        places = {"position_ids": mask.sum(-1).squeeze(1) - 1} if self.placed else {}
-        if places and "inputs_embeds" in inputs and hasattr(self.base, "wpe"):
+        positions = {"position_ids": mask.sum(-1).squeeze(1) - 1} if self.placed else {}
+        if positions and "inputs_embeds" in inputs and hasattr(self.base, "wpe"):
             inputs = {
-                "inputs_embeds": tensor - self.base.wpe(places["position_ids"])
+                "inputs_embeds": tensor - self.base.wpe(positions["position_ids"])
             }  # which the model is about to add
         try:
-            return model(**inputs, **places, attention_mask=bias, use_cache=False, return_dict=False)
+            return model(**inputs, **positions, attention_mask=bias, use_cache=False, return_dict=False)
         finally:
             for layer in self.drops:
                 layer.key = None
 
     def frozen(self) -> dict[str, Tensor]:
         """The frozen parameters by name, for another process or machine; without those of words."""
-        words = id(self.base.get_input_embeddings())
+        embedding_id = id(self.base.get_input_embeddings())
         names = {name for name, _ in self.language.base.named_parameters()}
         result = {}
         for prefix, module in self.base.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
                 path = f"{prefix}.{name}".replace(".base_layer", "")
-                if id(module) != words and path in names:
+                if id(module) != embedding_id and path in names:
                     result[path] = buffer
         return result
 
@@ -232,13 +232,13 @@ def adapt(base: Any, language: Language, layers: Sequence[str], rank: int, alpha
     targets = [name for name, leaf in leaves.items() if leaf in suffixes]
     if unknown := [n for n in suffixes if n not in leaves.values()] if layers or not targets else []:
         names = ", ".join(sorted(set(leaves.values()))) or "none"
-        place = language.place or language.config.model_type
+        location = language.place or language.config.model_type
         request = (
             f"algo.lora_layers={','.join(layers)}: {unknown[0]}"
             if layers
             else f"{', '.join((*MERGED, *SPLIT))} (algo.lora_layers)"
         )
-        raise UserError(f"algo.lm={place}: it has no linear layers called {request}; those it has: {names}")
+        raise UserError(f"algo.lm={location}: it has no linear layers called {request}; those it has: {names}")
     peft = packages()[1]
     settings = peft.LoraConfig(
         r=rank,
@@ -255,8 +255,10 @@ def adapt(base: Any, language: Language, layers: Sequence[str], rank: int, alpha
 
 def replace_dropout(base: nn.Module, rate: float) -> None:
     """Put `Dropout` in place of torch's."""
-    places = [(m, name) for m in base.modules() for name, child in m.named_children() if isinstance(child, nn.Dropout)]
-    for part, (module, name) in enumerate(places):
+    dropouts = [
+        (m, name) for m in base.modules() for name, child in m.named_children() if isinstance(child, nn.Dropout)
+    ]
+    for part, (module, name) in enumerate(dropouts):
         module._modules[name] = Dropout(rate, part)
 
 

@@ -91,8 +91,8 @@ class LM(SharingLanguage):
         base, self.language = model.base_model, language
         if hasattr(base, "set_attn_implementation"):
             base.set_attn_implementation("sdpa" if getattr(base, "_supports_sdpa", False) else "eager")
-        head, words = model.get_output_embeddings(), base.get_input_embeddings()
-        self.tied = head is None or head.weight is words.weight
+        head, embedding = model.get_output_embeddings(), base.get_input_embeddings()
+        self.tied = head is None or head.weight is embedding.weight
         self.base = base
         self.head = None if self.tied else head
         cap, scale = getattr(base.config, "final_logit_softcapping", None), getattr(base.config, "logits_scaling", None)

@@ -98,11 +98,11 @@ def fitted(config: Any, dataset: Dataset) -> Any:
     longest = max(len(ids) for ids in tokenizer.encode(actions)) + int(append_end)
     spelt = [t for t in dataset.strings if any(word in t for word in tokenizer.control)] if c.lm != SCRATCH else []
     if spelt:
-        words = sorted({word for word in tokenizer.control for t in spelt if word in t})
+        control_words = sorted({word for word in tokenizer.control for t in spelt if word in t})
         warn(
             f"{name}: {len(spelt):,} of {len(dataset.strings):,} different texts hold the spelling of a control token "
             f"of {c.lm}, such as "
-            f"{words[0]!r}: it is read as plain text"
+            f"{control_words[0]!r}: it is read as plain text"
         )
     altered = tokenizer.unknown(actions[:CHECKED])
     if altered:
@@ -152,7 +152,7 @@ def pack(lm: LM, tokenizer: Tokenizer, ship: str) -> tuple[dict[str, Tensor], di
     """
     language = lm.language
     assert language is not None
-    about = {
+    description = {
         "identity": language.identity, "place": language.place, "tokenizer": tokenizer.backend.to_str(),
         "tokens": [tokenizer.start, tokenizer.end, tokenizer.size],
     }  # fmt: skip
@@ -160,30 +160,30 @@ def pack(lm: LM, tokenizer: Tokenizer, ship: str) -> tuple[dict[str, Tensor], di
     is_small = sum(t.numel() * t.element_size() for t in frozen.values()) <= SMALL
     if ship == "always" or not language.place or (ship == "small" and is_small):
         parameters = {name: p for name, p in language.model.named_parameters() if lm.adapted}
-        return parameters, {**about, "architecture": json.loads(language.config.to_json_string(use_diff=False))}
-    return {}, about
+        return parameters, {**description, "architecture": json.loads(language.config.to_json_string(use_diff=False))}
+    return {}, description
 
 
-def unpack(tensors: dict[str, Tensor], about: dict[str, Any]) -> Tokenizer:
+def unpack(tensors: dict[str, Tensor], description: dict[str, Any]) -> Tokenizer:
     """Make what `pack` gave known in this process. Raises UserError where the language model is neither in the file nor
     in its place.
     """
-    identity = find_language(tensors, about, head=True)
-    return from_json(about.get("tokenizer"), about.get("tokens"), f"the language model {identity}")
+    identity = find_language(tensors, description, head=True)
+    return from_json(description.get("tokenizer"), description.get("tokens"), f"the language model {identity}")
 
 
-def find_language(tensors: dict[str, Tensor], about: dict[str, Any], head: bool) -> str:
+def find_language(tensors: dict[str, Tensor], description: dict[str, Any], head: bool) -> str:
     """The identity of the language model that a policy file holds or names, which is known in this process then. Raises
     UserError.
     """
-    identity, place = about.get("identity"), about.get("place")
-    if not isinstance(identity, str) or not isinstance(place, str):
+    identity, location = description.get("identity"), description.get("place")
+    if not isinstance(identity, str) or not isinstance(location, str):
         raise UserError(
             "the policy does not say which language model it needs: the file is damaged, or no policy that offrl wrote"
         )
     if languages.known(identity) is None:
-        if "architecture" in about:
-            languages.unpack(tensors, about["architecture"], identity, head=head)
+        if "architecture" in description:
+            languages.unpack(tensors, description["architecture"], identity, head=head)
         else:
-            languages.open_elsewhere(place, identity)
+            languages.open_elsewhere(location, identity)
     return identity

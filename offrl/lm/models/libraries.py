@@ -35,7 +35,7 @@ def packages() -> tuple[Any, Any]:
 
 
 def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **rest: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """GPT-2's attention, with the dropout of its weights in the module that the trunk has replaced."""
     weights = (query @ key.transpose(-1, -2) * scaling + attention_mask).softmax(-1)
@@ -101,18 +101,18 @@ def offline() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def config_of(about: Any, where: str) -> Any:
+def config_of(description: Any, where: str) -> Any:
     """The configuration of a causal language model, from what a file says of one. Raises UserError for anything
     else.
     """
     transformers, _ = packages()
-    kind = about.get("model_type") if isinstance(about, Mapping) else None
+    kind = description.get("model_type") if isinstance(description, Mapping) else None
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise UserError(
             f"{where}: it describes no language model that transformers knows (model_type: {str(kind)[:60]})"
         )
     try:
-        config = transformers.AutoConfig.for_model(**plain(about, where))
+        config = transformers.AutoConfig.for_model(**plain(description, where))
     except UserError:
         raise
     except Exception as error:  # whatever the values do to transformers

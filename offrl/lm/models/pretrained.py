@@ -60,9 +60,9 @@ class Language:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.place:
             return open_again, (self.place, self.identity)
-        words = {id(p) for p in self.base.get_input_embeddings().parameters()}
+        embedding_ids = {id(p) for p in self.base.get_input_embeddings().parameters()}
         return unpack, (
-            {n: p.detach() for n, p in self.base.named_parameters() if id(p) not in words},
+            {n: p.detach() for n, p in self.base.named_parameters() if id(p) not in embedding_ids},
             self.architecture(),
             self.identity,
         )
@@ -139,7 +139,7 @@ def snapshot(name: str, where: str, typed: bool) -> Path:
         ) from None
 
 
-def _read(folder: Path, place: str, expected: str = "") -> Language:
+def _read(folder: Path, location: str, expected: str = "") -> Language:
     config, weights = folder / "config.json", sorted(folder.glob("*.safetensors"))
     if not config.is_file():
         raise UserError(
@@ -158,9 +158,9 @@ def _read(folder: Path, place: str, expected: str = "") -> Language:
     identity = _identity(folder, [config, *weights], expected)
     language = _known.get(identity)
     # one that came with a policy has no words; a copy elsewhere may have other files beside it
-    if language is None or language.place != place:
+    if language is None or language.place != location:
         _known[identity] = Language(
-            language.model if language is not None and language.place else _load(folder), identity, place
+            language.model if language is not None and language.place else _load(folder), identity, location
         )
     return _known[identity]
 
@@ -204,11 +204,11 @@ def checksum(files: Sequence[Path], where: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _identity(place: Path, files: Sequence[Path], expected: str) -> str:
-    identity = checksum(files, f"algo.lm={place}")
+def _identity(location: Path, files: Sequence[Path], expected: str) -> str:
+    identity = checksum(files, f"algo.lm={location}")
     if expected and identity != expected:
         raise UserError(
-            f"the language model at {place} is not the one that was trained with ({identity} there, {expected} then)"
+            f"the language model at {location} is not the one that was trained with ({identity} there, {expected} then)"
         )
     return identity
 
@@ -297,37 +297,37 @@ def known(identity: str) -> Language | None:
     return _known.get(identity)
 
 
-def open_again(place: str, identity: str) -> Language:
-    """The model at `place`, which must be the one it was. Raises UserError."""
-    return _known.get(identity) or find(place, identity, typed=False)
+def open_again(location: str, identity: str) -> Language:
+    """The model at `location`, which must be the one it was. Raises UserError."""
+    return _known.get(identity) or find(location, identity, typed=False)
 
 
-def open_elsewhere(place: str, identity: str) -> Language:
+def open_elsewhere(location: str, identity: str) -> Language:
     """The model that a policy file needs and does not hold. Raises UserError."""
     try:
         typed = os.environ.get(ELSEWHERE)
-        return _known.get(identity) or find(typed or place, identity, typed=bool(typed))
+        return _known.get(identity) or find(typed or location, identity, typed=bool(typed))
     except UserError as error:
         raise UserError(
-            f"this policy needs the language model {identity} that lay at {place} when it was trained ({error}); "
+            f"this policy needs the language model {identity} that lay at {location} when it was trained ({error}); "
             f"set {ELSEWHERE} to the folder where it is (algo.ship_lm=always writes it into policy files)"
         ) from None
 
 
-def unpack(tensors: dict[str, Tensor], about: dict[str, Any], identity: str, head: bool = False) -> Language:
+def unpack(tensors: dict[str, Tensor], description: dict[str, Any], identity: str, head: bool = False) -> Language:
     """A model, with its head or without, from its architecture and those of its tensors that are given. Raises
     UserError where they do not fit, or ask for more memory than what holds them (`offrl.nn.outline`)."""
     if identity not in _known:
         transformers, _ = packages()
         where = f"the language model {identity}"
-        config = libraries.config_of(about, where)
+        config = libraries.config_of(description, where)
         kind = transformers.AutoModelForCausalLM if head else transformers.AutoModel
         options = {"attn_implementation": _implementation(config), "dtype": torch.float32, "trust_remote_code": False}
         with silent(), libraries.offline(), torch.random.fork_rng(devices=[]):
             with outline(where):
-                drawn = kind.from_config(config, **options)
-            check_memory(where, [drawn])
-            shapes = {name: p.shape for name, p in drawn.named_parameters()}
+                skeleton = kind.from_config(config, **options)
+            check_memory(where, [skeleton])
+            shapes = {name: p.shape for name, p in skeleton.named_parameters()}
             if other := [name for name, value in tensors.items() if shapes.get(name) != value.shape]:
                 raise UserError(
                     f"{where}: '{other[0]}' is not of the shape that its architecture has; the file is damaged"

@@ -108,17 +108,17 @@ def vocabulary(kind: str, texts: Iterable[str], source: str) -> list[str]:
     if kind == "bytes":
         return []
     pattern = re.compile(PIECES[kind])
-    words = {piece for text in texts for piece in pattern.findall(text)}
-    if kind == "words" and len(words) > MOST_WORDS:
+    pieces = {piece for text in texts for piece in pattern.findall(text)}
+    if kind == "words" and len(pieces) > MOST_WORDS:
         raise UserError(
-            f"{source} has {len(words):,} different words, more than {MOST_WORDS:,}: take algo.tokenizer=bytes or "
+            f"{source} has {len(pieces):,} different words, more than {MOST_WORDS:,}: take algo.tokenizer=bytes or "
             "characters"
         )
-    return sorted(words)
+    return sorted(pieces)
 
 
-def make(kind: str, words: Sequence[str]) -> Tokenizer:
-    """A tokenizer of `kind` ("characters", "words" or "bytes") over `words`, as `vocabulary` gives them. Others become
+def make(kind: str, pieces: Sequence[str]) -> Tokenizer:
+    """A tokenizer of `kind` ("characters", "words" or "bytes") over `pieces`, as `vocabulary` gives them. Others become
     unknown.
     """
     tokenizers = package()
@@ -129,7 +129,7 @@ def make(kind: str, words: Sequence[str]) -> Tokenizer:
         backend.pre_tokenizer = pre.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()
     else:
-        entries = [*OWN, *words]
+        entries = [*OWN, *pieces]
         backend = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate(entries)}, unk_token=UNKNOWN))
         backend.pre_tokenizer = pre.Split(tokenizers.Regex(PIECES[kind]), "isolated")
         backend.decoder = decoders.Fuse()
@@ -209,11 +209,11 @@ def tokens(language: Language, path: str) -> Tensor:
             f"algo.text={path}: a model from scratch has no tokens; leave algo.text out, or name a model that was "
             "trained"
         )
-    place, options = tokenizer_place(language.place)
+    location, options = tokenizer_place(language.place)
     with silent(), offline():
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(
-                place, local_files_only=True, trust_remote_code=False, **options
+                location, local_files_only=True, trust_remote_code=False, **options
             )
             ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
         except Exception as error:
@@ -225,19 +225,21 @@ def tokens(language: Language, path: str) -> Tensor:
     return ids
 
 
-def tokenizer_place(place: str) -> tuple[str, dict[str, str]]:
-    """The location of the tokenizer of the model at `place`: a folder, and transformers' arguments for reading it
+def tokenizer_place(location: str) -> tuple[str, dict[str, str]]:
+    """The location of the tokenizer of the model at `location`: a folder, and transformers' arguments for reading it
     there.
     """
-    path = Path(place)
-    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == GGUF else (_folder(place), {})
+    path = Path(location)
+    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == GGUF else (_folder(location), {})
 
 
-def _folder(place: str) -> str:
-    if Path(place).is_dir():
-        return place
+def _folder(location: str) -> str:
+    if Path(location).is_dir():
+        return location
     return str(
-        importlib.import_module("huggingface_hub").snapshot_download(place, allow_patterns=FILES, local_files_only=True)
+        importlib.import_module("huggingface_hub").snapshot_download(
+            location, allow_patterns=FILES, local_files_only=True
+        )
     )
 
 

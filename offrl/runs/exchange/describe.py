@@ -52,18 +52,18 @@ def document(
     Raises UserError where there is no run, it was never scored, its settings cannot be read, or the point is not one of
     its grid."""
     facts = {"created": created, "license": license, "commit": commit, "notes": notes}
-    made = _made(run, tuned, facts, hardware)
-    wanted = dict(values or {})
+    pairs = _made(run, tuned, facts, hardware)
+    selection = dict(values or {})
     chosen = [
-        one for point, one in made if all(name in point and point[name] == value for name, value in wanted.items())
+        one for point, one in pairs if all(name in point and point[name] == value for name, value in selection.items())
     ]
     if len(chosen) != 1:
         points = "; ".join(
             ", ".join(f"{k}={v:g}" if isinstance(v, (int, float)) else f"{k}={v}" for k, v in p.items())
-            for p, _ in made
+            for p, _ in pairs
         )
         raise UserError(
-            f"{_dir(run)} has {len(chosen)} grid points with values={wanted}: say which of {points[:400] or 'none'}"
+            f"{_dir(run)} has {len(chosen)} grid points with values={selection}: say which of {points[:400] or 'none'}"
         )
     return chosen[0]
 
@@ -129,11 +129,11 @@ def _document(
     data, evaluation = run.record["data"], config.get("eval") or {}
     number = {name: data[name] if isinstance(data.get(name), int) else None for name in ("rows", "episodes")}
     settings = {name: value for name, value in variant.flat.items() if name != FINGERPRINT}
-    own = run.record.get("packages") or {}
+    packages = run.record.get("packages") or {}
     return {
         "schema": VERSION,
         "library": "offrl",
-        "version": str(own.get("offrl") or ""),
+        "version": str(packages.get("offrl") or ""),
         "dataset": {
             "name": run.dataset,
             "checksum": run.fingerprint,
@@ -155,7 +155,7 @@ def _document(
             "settings": public(settings),
             "settings_hash": variant.settings,
             "tuned": None if tuned is None else dict(tuned),
-            "given": public(dict(variant.given)),
+            "given": public(dict(variant.user_values)),
         },
         "protocol": {
             "steps": steps,
@@ -208,9 +208,9 @@ def _episodes(run: SavedRun, steps: set[int]) -> dict[tuple[int, int, str], tupl
         if line["step"] not in steps or not isinstance(returns, list) or len(returns) != len(run.replicas):
             continue
         for i, replica in enumerate(run.replicas):
-            own, counts = returns[i], lengths[i] if isinstance(lengths, list) and len(lengths) == len(returns) else None
-            if isinstance(own, list) and own and all(isinstance(x, (int, float)) for x in own):
-                result[line["step"], replica.seed, replica.cell] = own, counts
+            row, counts = returns[i], lengths[i] if isinstance(lengths, list) and len(lengths) == len(returns) else None
+            if isinstance(row, list) and row and all(isinstance(x, (int, float)) for x in row):
+                result[line["step"], replica.seed, replica.cell] = row, counts
         break
     return result
 

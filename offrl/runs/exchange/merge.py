@@ -33,7 +33,7 @@ def add(reader: Reader) -> list[dict[str, Any]]:
     Raises UserError for a damaged file that a person named; one that was met in a folder is a problem, and left out.
     """
     merge = _Merge(reader)
-    for path, named in reader.files:
+    for path, explicit in reader.files:
         try:
             if path.suffix == ".csv":
                 table = table_in(path)
@@ -43,7 +43,7 @@ def add(reader: Reader) -> list[dict[str, Any]]:
                 continue
             parts = documents_in(path)
         except UserError as error:
-            if named:
+            if explicit:
                 raise
             reader.problems.append(f"{error}: left out")
             continue
@@ -59,10 +59,10 @@ def documents_of(results: Results, license: str | None = None) -> list[dict[str,
     What repeats data, settings and seeds is left out. license: of the runs' results. Raises UserError where nothing was
     scored."""
     scored = {s.run for s in results.scores}
-    own = [one for run in results.runs if str(run.dir) in scored for one in documents(run, license=license)]
+    run_documents = [one for run in results.runs if str(run.dir) in scored for one in documents(run, license=license)]
     seeds: dict[tuple[str, str], set[int]] = {}
     result = []
-    for one in [*own, *results.documents]:
+    for one in [*run_documents, *results.documents]:
         known = seeds.setdefault((one["dataset"]["checksum"], one["algorithm"]["settings_hash"]), set())
         if new := {run["seed"] for run in one["runs"]} - known:
             known |= new
@@ -90,14 +90,14 @@ class _Merge:
         ] = {}  # (checksum, settings, seed) -> where it stands, its cell
         checksums = {str(run.dir): run.fingerprint for run in reader.runs}
         for s in reader.scores:
-            place = {
+            conditions = {
                 "environment": s.env_id,
                 "scored_by": s.scored_by,
                 "reference": s.reference,
                 "steps": s.step if s.final else None,
             }
-            known = self.places.setdefault(s.key, place)
-            known["steps"] = known["steps"] or place["steps"]
+            known = self.places.setdefault(s.key, conditions)
+            known["steps"] = known["steps"] or conditions["steps"]
             if s.run in checksums:
                 self.names.setdefault((checksums[s.run], s.settings), (s.dataset, s.algorithm))
                 self.seeds.setdefault((checksums[s.run], s.settings, s.seed), (s.run, s.key))
@@ -115,25 +115,27 @@ class _Merge:
                 "checksum and settings"
             )
             self.reader.problems.append(f"{lines}: shown under that name")
-        place = _place(value)
+        conditions = _place(value)
         key = (*names, settings)
-        differing = _unlike(self.places.setdefault(key, place), place)
+        differing = _unlike(self.places.setdefault(key, conditions), conditions)
         flat = (
             {_text(k): _value(v) for k, v in flatten(dict(algorithm["settings"])).items()}
             if algorithm["settings"]
             else {}
         )
-        given = {_text(k): _value(v) for k, v in (algorithm.get("given") or {}).items()}
+        user_values = {_text(k): _value(v) for k, v in (algorithm.get("given") or {}).items()}
         if value["library"] != "offrl":
-            given["library"] = _text(value["library"])
+            user_values["library"] = _text(value["library"])
         if differing:
             key = (*names, digest({"settings": settings, **differing}))
-            self.places[key] = place
-            given |= {_text(k): _value(v) for k, v in differing.items()}
+            self.places[key] = conditions
+            user_values |= {_text(k): _value(v) for k, v in differing.items()}
         runs = self._fresh(where, value, (checksum, settings), key, bool(differing))
         if key not in self.variants:
             self.variants.add(key)
-            self.reader.variants.append(Variant(*key, {**flat, FINGERPRINT: _text(checksum[:12]), **given}, given))
+            self.reader.variants.append(
+                Variant(*key, {**flat, FINGERPRINT: _text(checksum[:12]), **user_values}, user_values)
+            )
         self._scores(where, value, runs, key)
 
     def _fresh(
@@ -159,10 +161,10 @@ class _Merge:
                 result.append(run)
         if dropped:
             seeds = f"seed{'s' if len(dropped) > 1 else ''} {', '.join(str(seed) for seed, _ in dropped[:8])}"
-            why = "; scored otherwise there" if otherwise else ""
+            suffix = "; scored otherwise there" if otherwise else ""
             self.reader.problems.append(
                 f"{where} states {seeds} of {key[1]} on {key[0]} again, same data and settings: counted once, from "
-                f"{dropped[0][1]}{why}"
+                f"{dropped[0][1]}{suffix}"
             )
         return result
 
@@ -203,8 +205,8 @@ class _Merge:
             if point["seed"] in seeds and raw is not None and (point["seed"], point["step"]) not in ends:
                 by_seed.setdefault(point["seed"], []).append(score(point, raw, protocol["episodes"], False))
         for curve in by_seed.values():
-            every = self.reader.every
-            self.reader.scores += [s for i, s in enumerate(curve, start=1) if i % every == 0]
+            stride = self.reader.stride
+            self.reader.scores += [s for i, s in enumerate(curve, start=1) if i % stride == 0]
         for run in runs:
             raw, step = mean_return(run), run["step"]
             final = not run["diverged"] and step >= protocol["steps"] and raw is not None
@@ -213,8 +215,8 @@ class _Merge:
                 self.reader.scores.append(score(run, raw, count, final))
             if not final and (*key, run["seed"]) not in self.missing:
                 self.missing.add((*key, run["seed"]))
-                why = "diverged" if run["diverged"] else f"unfinished: step {step:,} of {protocol['steps']:,}"
-                self.reader.missing.append(Missing(*key, run["seed"], where, why))
+                cause = "diverged" if run["diverged"] else f"unfinished: step {step:,} of {protocol['steps']:,}"
+                self.reader.missing.append(Missing(*key, run["seed"], where, cause))
 
 
 def _settings(value: Mapping[str, Any]) -> str:
@@ -241,11 +243,11 @@ def _place(value: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _unlike(known: dict[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `place` that contradict those that are known; where none does, `known` learns the others."""
-    differing = {k: v for k, v in place.items() if v is not None and known.get(k) is not None and known[k] != v}
+def _unlike(known: dict[str, Any], conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of `conditions` that contradict those that are known; where none does, `known` learns the others."""
+    differing = {k: v for k, v in conditions.items() if v is not None and known.get(k) is not None and known[k] != v}
     if not differing:
-        known |= {k: v for k, v in place.items() if known.get(k) is None}
+        known |= {k: v for k, v in conditions.items() if known.get(k) is None}
     return differing
 
 

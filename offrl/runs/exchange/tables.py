@@ -82,24 +82,26 @@ def _table(path: Path, values: dict[tuple[str, str, int, int, str], list[tuple[f
     result = ForeignTable()
     source = {"file": path.name}
     settings = digest({"table": str(path.resolve())})
-    cells = dict.fromkeys((dataset, algorithm, place) for algorithm, dataset, _, _, place in values)
+    cells = dict.fromkeys((dataset, algorithm, environment) for algorithm, dataset, _, _, environment in values)
     several = {
         (d, a) for d, a, _ in cells if sum(key[:2] == (d, a) for key in cells) > 1
     }  # that stand there in several environments
     hashes = {}
-    for dataset, algorithm, place in cells:
-        given = {**source, **({"environment": place} if (dataset, algorithm) in several else {})}
-        hashes[dataset, algorithm, place] = (
-            settings if len(given) == 1 else digest({"table": settings, "environment": place})
+    for dataset, algorithm, environment in cells:
+        cell_settings = {**source, **({"environment": environment} if (dataset, algorithm) in several else {})}
+        hashes[dataset, algorithm, environment] = (
+            settings if len(cell_settings) == 1 else digest({"table": settings, "environment": environment})
         )
-        result.variants.append(Variant(dataset, algorithm, hashes[dataset, algorithm, place], given, given))
+        result.variants.append(
+            Variant(dataset, algorithm, hashes[dataset, algorithm, environment], cell_settings, cell_settings)
+        )
     ends: dict[tuple[str, str, str], int] = defaultdict(int)
     last: dict[tuple[str, str, str, int], int] = defaultdict(int)
-    for algorithm, dataset, seed, step, place in values:
-        ends[dataset, algorithm, place] = max(ends[dataset, algorithm, place], step)
-        last[dataset, algorithm, place, seed] = max(last[dataset, algorithm, place, seed], step)
-    for (algorithm, dataset, seed, step, place), episodes in values.items():
-        cell = dataset, algorithm, place
+    for algorithm, dataset, seed, step, environment in values:
+        ends[dataset, algorithm, environment] = max(ends[dataset, algorithm, environment], step)
+        last[dataset, algorithm, environment, seed] = max(last[dataset, algorithm, environment, seed], step)
+    for (algorithm, dataset, seed, step, environment), episodes in values.items():
+        cell = dataset, algorithm, environment
         raw = math.fsum(r for r, _ in episodes) / len(episodes)
         stated = [s for _, s in episodes if s is not None]
         score, reference = _score(
@@ -109,7 +111,7 @@ def _table(path: Path, values: dict[tuple[str, str, int, int, str], list[tuple[f
             Score(
                 suite="",
                 dataset=dataset,
-                env_id=place,
+                env_id=environment,
                 packages="",
                 reference=reference,
                 scored_by="return",
@@ -126,10 +128,12 @@ def _table(path: Path, values: dict[tuple[str, str, int, int, str], list[tuple[f
                 final=step == ends[cell],
             )
         )
-    for (dataset, algorithm, place, seed), step in last.items():
-        if step < (end := ends[dataset, algorithm, place]):
-            why = f"unfinished: step {step:,} of {end:,}"
-            result.missing.append(Missing(dataset, algorithm, hashes[dataset, algorithm, place], seed, str(path), why))
+    for (dataset, algorithm, environment, seed), step in last.items():
+        if step < (end := ends[dataset, algorithm, environment]):
+            cause = f"unfinished: step {step:,} of {end:,}"
+            result.missing.append(
+                Missing(dataset, algorithm, hashes[dataset, algorithm, environment], seed, str(path), cause)
+            )
     return result
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset
 from offrl.errors import one_line, unsaid, warn
-from offrl.settings.advice import doubts
+from offrl.settings.advice import sanity_checks
 from offrl.settings.train import TrainConfig
 from offrl.training.execution import PAYS_FROM
 from offrl.training.run.clock import RunClock
@@ -53,7 +53,7 @@ def log_start(
     for note in unsaid((*dataset.notes, *algorithm.runtime.notes)):
         say(note)
     warn_of_rates(config.algo, config.grid)
-    for doubt in doubts(config, len(dataset)):
+    for doubt in sanity_checks(config, len(dataset)):
         warn(doubt)
     if config.dataset.expert is None:
         warn_of_no_rewards(algorithm.traits, config.algo.name, dataset)

@@ -46,7 +46,7 @@ def orders(**values: Any) -> dict[str, Any]:
 def test_a_plan_holds_no_key_and_no_password(tmp_path: Path, secretive: None) -> None:
     """Row 8: every variable OFFRL_* was written to cells/plan.json, which everybody could read."""
     (tmp_path / plan.CELLS).mkdir()
-    with cell.ordered(tmp_path, orders(**{"dataset.mirror": MIRROR})):
+    with cell.write_job_spec(tmp_path, orders(**{"dataset.mirror": MIRROR})):
         path = tmp_path / plan.CELLS / plan.PLAN
         text = path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -72,7 +72,7 @@ def test_a_plan_replaces_a_file_that_everybody_reads(tmp_path: Path) -> None:
     elsewhere.write_text("")
     (path.parent / f".{plan.PLAN}.part").symlink_to(elsewhere)
     path.symlink_to(elsewhere)
-    with cell.ordered(tmp_path, orders()):
+    with cell.write_job_spec(tmp_path, orders()):
         assert not path.is_symlink() and path.stat().st_mode & 0o777 == 0o600
     assert elsewhere.read_text() == ""
 
@@ -83,7 +83,7 @@ def test_jobs_of_this_machine_still_have_the_login(tmp_path: Path, monkeypatch: 
     """
     monkeypatch.delenv("OFFRL_MIRROR", raising=False)
     (tmp_path / plan.CELLS).mkdir()
-    with cell.ordered(tmp_path, orders(**{"dataset.mirror": MIRROR})):
+    with cell.write_job_spec(tmp_path, orders(**{"dataset.mirror": MIRROR})):
         saved = json.loads((tmp_path / plan.CELLS / plan.PLAN).read_text())["cells"]["x"]["values"]["dataset.mirror"]
         url, login = split_login(saved, os.environ["OFFRL_MIRROR"])  # as `fetch` does
     assert url == "https://mirror.example/sets" and login == split_login(MIRROR)[1] is not None

@@ -145,6 +145,6 @@ def test_the_log_of_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(cell, "_train", fails)
     (tmp_path / plan.CELLS).mkdir()
-    cell.train(tmp_path, "x", {"steps": 1, "values": {}, "dataset": "d"}, "token", apart=False)
+    cell.train(tmp_path, "x", {"steps": 1, "values": {}, "dataset": "d"}, "token", in_parallel=False)
     text = (tmp_path / plan.CELLS / "x.log").read_text(encoding="utf-8")
     assert "ValueError: bad x\\x1b]52" in text and not set(text) & {"\x1b", "\x07", "\x9b", "\u202e"}

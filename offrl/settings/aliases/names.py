@@ -66,7 +66,7 @@ SAME = {
     "config": "config_file config_path cfg",
     "precision": "dtype",
 }
-WORDS = {word: tuple(names.split()) for names, words in SAME.items() for word in words.split()}
+WORDS = {word: tuple(names.split()) for names, synonyms in SAME.items() for word in synonyms.split()}
 # words with no setting, and what is there in their place
 INSTEAD = {
     "policy_freq": "TD3's actor moves every second update, as published",
@@ -119,25 +119,25 @@ def understood(values: Mapping[str, Any], algo: str | None = None) -> dict[str, 
     chosen = values.get("algo", algo) or "iql"
     group = algorithm_group(str(chosen))
     for name, value in values.items():
-        new, what = _one(name, value, group)
+        new, new_value = _one(name, value, group)
         if new in result or (new != name and new in values):
             raise UserError(f"{name} and {new} are the same setting, and both are given; leave one of them out")
         if new != name:
-            note(f"{name}={_text(value)} is read as {new}={_text(what)}")
-        result[new] = what
+            note(f"{name}={_text(value)} is read as {new}={_text(new_value)}")
+        result[new] = new_value
     return result
 
 
 WORDS_FOR_ALGO = {word for word, names in WORDS.items() if names == ("algo",)}
 
 
-def _renamed(values: Mapping[str, Any], words: set[str]) -> dict[str, Any]:
+def _renamed(values: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     """The algorithm first, under its own name: it decides what the others mean. `agent=agents/iql.py` is OGBench's way
     to say iql.
     """
     result: dict[str, Any] = {}
     for name, value in values.items():
-        if name in words and "algo" not in values and isinstance(value, str):
+        if name in names and "algo" not in values and isinstance(value, str):
             new = re.sub(r"^(?:.*/)?(\w+)\.py$", r"\1", value)
             note(f"{name}={value} is read as algo={new}")
             result["algo"] = new
@@ -148,19 +148,19 @@ def _renamed(values: Mapping[str, Any], words: set[str]) -> dict[str, Any]:
 
 def _one(name: str, value: Any, algo: str) -> tuple[str, Any]:
     """(name, value) of one setting as offrl writes it. Raises UserError."""
-    head, dot, rest = name.partition(".")
+    head, dot, field = name.partition(".")
     if not known.is_known(algo):
         return name, value  # a plugin's algorithm, of which only its class knows
-    own = known.settings_of(algo)
+    algo_settings = known.settings_of(algo)
     if head == "agent" and dot:
-        head, name = "algo", f"algo.{rest}"
+        head, name = "algo", f"algo.{field}"
     if dot and head in (algo, base_algorithm(algo)) and head not in TOP:
-        head, name = "algo", f"algo.{rest}"
+        head, name = "algo", f"algo.{field}"
     if head in ("algo", "grid") and dot:
-        if rest.partition(".")[0] in own or rest == "name":
+        if field.partition(".")[0] in algo_settings or field == "name":
             return name, value
-        fitting = sorted(o for o in _meanings(rest, algo) if o.startswith("algo."))
-        if len(fitting) == 1 and _is_sure(rest, algo):
+        fitting = sorted(o for o in _meanings(field, algo) if o.startswith("algo."))
+        if len(fitting) == 1 and _is_sure(field, algo):
             return f"{head}.{fitting[0].removeprefix('algo.')}", value
         if fitting:
             raise UserError(_several(name, fitting, algo))
@@ -190,12 +190,12 @@ def _is_sure(word: str, algo: str) -> bool:
     """Whether a word with one meaning is taken for it: not where only a paper's symbol says so that stands for many
     things elsewhere.
     """
-    own = known.settings_of(algo)
+    algo_settings = known.settings_of(algo)
     return (
         word in SURE
-        or word in own
+        or word in algo_settings
         or word in WORDS
-        or any(word.endswith(n) for n in (*own, *(n for ns in groups().values() for n in ns)))
+        or any(word.endswith(n) for n in (*algo_settings, *(n for ns in groups().values() for n in ns)))
     )
 
 
@@ -208,20 +208,26 @@ def _is_dataset(text: str) -> bool:
 
 def _meanings(word: str, algo: str) -> set[str]:
     """Full names of the settings that `word` can stand for with this algorithm."""
-    own = known.settings_of(algo)
+    algo_settings = known.settings_of(algo)
     short = word.replace("-", "_")
-    exact = ({f"algo.{short}"} if short in own else set()) | {
+    exact = ({f"algo.{short}"} if short in algo_settings else set()) | {
         f"{g}.{short}" for g, names in groups().items() if short in names
     }
     first, _, last = short.partition("_")
-    if first in (*groups(), "algo") and last in (own if first == "algo" else groups()[first]):
+    if first in (*groups(), "algo") and last in (algo_settings if first == "algo" else groups()[first]):
         exact.add(f"{first}.{last}")
     if exact:
         return exact
-    same = next(([n] for n in WORDS.get(short, ()) if not n.startswith("algo.") or n.removeprefix("algo.") in own), [])
+    same = next(
+        ([n] for n in WORDS.get(short, ()) if not n.startswith("algo.") or n.removeprefix("algo.") in algo_settings), []
+    )
     return {
         *same,
-        *(f"algo.{n}" for n in symbols().get(algo, symbols().get(base_algorithm(algo), {})).get(short, ()) if n in own),
+        *(
+            f"algo.{n}"
+            for n in symbols().get(algo, symbols().get(base_algorithm(algo), {})).get(short, ())
+            if n in algo_settings
+        ),
     }
 
 
@@ -264,11 +270,11 @@ def _unknown(name: str, algo: str) -> str:
     """The message for a name that stands for nothing here."""
     if name in INSTEAD:
         return f"there is no setting '{name}': {INSTEAD[name]}"
-    wanted = [name, *(n.removeprefix("algo.") for n in WORDS.get(name, ()))]
-    elsewhere = [a for a in known.index()["algorithms"] if any(w in known.settings_of(a) for w in wanted)]
+    candidates = [name, *(n.removeprefix("algo.") for n in WORDS.get(name, ()))]
+    elsewhere = [a for a in known.index()["algorithms"] if any(w in known.settings_of(a) for w in candidates)]
     if elsewhere:
         shown = ", ".join(elsewhere[:5]) + (" and others" if len(elsewhere) > 5 else "")
-        word = next(w for w in wanted if w in known.settings_of(elsewhere[0]))
+        word = next(w for w in candidates if w in known.settings_of(elsewhere[0]))
         return (
             f"unknown setting '{name}': algo={algo} has none, algo.{word} is one of {shown}. Its own: offrl "
             f"list algo={algo}"
@@ -278,10 +284,10 @@ def _unknown(name: str, algo: str) -> str:
         *(f"algo.{n}" for n in known.settings_of(algo)),
         *(f"{g}.{n}" for g, ns in groups().items() for n in ns),
     ]
-    head, dot, rest = name.partition(".")
+    head, dot, field = name.partition(".")
     names += (
-        [f"grid.{rest}"]
-        if dot and rest in known.settings_of(algo) and nearest(head, TOP) == nearest("grid", TOP)
+        [f"grid.{field}"]
+        if dot and field in known.settings_of(algo) and nearest(head, TOP) == nearest("grid", TOP)
         else []
     )
     bare = {n.rpartition(".")[2]: n for n in reversed(names)}

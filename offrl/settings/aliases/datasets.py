@@ -61,11 +61,11 @@ def hint(name: str) -> str:
     """What to write in place of a dataset's name that is none: an environment's id, or a version that there is not."""
     if match := GYM_ID.fullmatch(name):
         family = match[1].lower()
-        own = [n for n in known.datasets() if n.partition("-")[0] == family]
+        siblings = [n for n in known.datasets() if n.partition("-")[0] == family]
         cure = (
             f" to score in it, eval.env={match[1]}-v5." if match[1] in MUJOCO else f" to score in it, eval.env={name}."
         )
-        shown = ", ".join([n for n in own if "medium" in n and n.endswith("-v2")][:3] or own[:3])
+        shown = ", ".join([n for n in siblings if "medium" in n and n.endswith("-v2")][:3] or siblings[:3])
         return f" It is an environment's id;{cure}" + (f" Datasets recorded there: {shown}." if shown else "")
     stem = re.sub(r"-v\d+$", "", name.lower())
     versions = [n for n in known.datasets() if re.sub(r"-v\d+$", "", n) == stem]

@@ -12,8 +12,8 @@ from typing import Any
 
 from offrl.errors import UserError, few, note
 from offrl.settings import known
+from offrl.settings.aliases import algorithms, datasets
 from offrl.settings.compose import parse
-from offrl.settings.habits import algorithms, datasets
 from offrl.settings.presets import config_names
 
 SETTING = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*=")
@@ -28,9 +28,9 @@ def as_settings(arguments: Sequence[str], switches: Collection[str] = ()) -> lis
     of them stays, for the command to say what it knows.
     """
     result: list[str] = []
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
+    queue = list(arguments)
+    while queue:
+        word = queue.pop(0)
         if word in SHORT:
             result.append(SHORT[word])
             continue
@@ -42,18 +42,18 @@ def as_settings(arguments: Sequence[str], switches: Collection[str] = ()) -> lis
         if value is not None:
             result.append(f"{name}={value}")
         elif name in switches or (name.startswith("no_") and name[3:] in switches):
-            if rest and rest[0].lower() in ("true", "false"):
-                result.append(f"{name}={rest.pop(0).lower()}")
+            if queue and queue[0].lower() in ("true", "false"):
+                result.append(f"{name}={queue.pop(0).lower()}")
             else:
                 result.append(f"{name[3:]}=false" if name not in switches else f"{name}=true")
-        elif rest and not rest[0].startswith("--") and not SETTING.match(rest[0]):
-            values = [rest.pop(0)]
+        elif queue and not queue[0].startswith("--") and not SETTING.match(queue[0]):
+            values = [queue.pop(0)]
             while (
                 name in LISTS
-                and rest
-                and not (rest[0].startswith("-") or SETTING.match(rest[0]) or Path(rest[0], "run.json").exists())
+                and queue
+                and not (queue[0].startswith("-") or SETTING.match(queue[0]) or Path(queue[0], "run.json").exists())
             ):
-                values.append(rest.pop(0))
+                values.append(queue.pop(0))
             result.append(f"{name}={','.join(values)}")
         else:
             result.append(word)

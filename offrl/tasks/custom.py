@@ -20,28 +20,28 @@ def in_file(env_id: str | None) -> bool:
     return (env_id or "").rpartition(":")[0].endswith(".py")
 
 
-def own_environment(env_id: str) -> Callable[..., Any] | None:
+def custom_environment(env_id: str) -> Callable[..., Any] | None:
     """What makes the environment `env_id`; None where that is an id of Gymnasium's. Runs code: call
     `trust.check_environment` first.
 
     Raises UserError for a file or name that is not there, and for what makes nothing.
     """
-    place, _, name = env_id.rpartition(":")
+    source, _, name = env_id.rpartition(":")
     if in_file(env_id):
-        path = Path(place).expanduser()
-        make = _object(place, name, env_id, path.stat().st_mtime_ns if path.is_file() else 0)
+        path = Path(source).expanduser()
+        make = _object(source, name, env_id, path.stat().st_mtime_ns if path.is_file() else 0)
     else:
         import gymnasium as gym
 
-        if not place or not name.isidentifier() or trust.open_to_files(place):
+        if not source or not name.isidentifier() or trust.open_to_files(source):
             return None
         try:
-            module = importlib.import_module(place)
+            module = importlib.import_module(source)
         except ImportError:
             return None  # Gymnasium's own message
         if name in gym.registry or not hasattr(module, name):
             return None
-        make = _object(place, name, env_id, 0)
+        make = _object(source, name, env_id, 0)
     if not callable(make):
         raise UserError(
             f"env={env_id} is a {type(make).__name__}; a class of environments is due, or a function that makes one"
@@ -50,8 +50,8 @@ def own_environment(env_id: str) -> Callable[..., Any] | None:
 
 
 @functools.cache  # a file is read once for all the environments of a process
-def _object(place: str, name: str, env_id: str, changed: int) -> Any:
-    return python_object(place, name, env_id)[0]
+def _object(source: str, name: str, env_id: str, changed: int) -> Any:
+    return python_object(source, name, env_id)[0]
 
 
 def place_of(make: Callable[..., Any]) -> str | None:
