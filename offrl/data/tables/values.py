@@ -172,7 +172,14 @@ def flags(values: np.ndarray, name: str, where: str) -> np.ndarray:
 
 
 def codes(values: np.ndarray, name: str, where: str) -> np.ndarray:
-    """Numbers of episodes, int64 [R]: equal values are one, numbered as they first come. Raises UserError for gaps."""
+    """Numbers of episodes, int64 [R]: equal values are one, numbered as they first come. Raises UserError for gaps and
+    for times, which differ from row to row.
+    """
+    if values.dtype.kind in "mM":
+        raise UserError(
+            f"{where}: column '{name}' holds times, where ids of episodes are due: give it as dataset.fields.time, or "
+            "write the ids as texts"
+        )
     if values.dtype.kind == "O":
         empty = np.array([missing(v) for v in values], bool)
         texts = [str(v) for v in values]
@@ -182,7 +189,7 @@ def codes(values: np.ndarray, name: str, where: str) -> np.ndarray:
         number = {text: i for i, text in enumerate(dict.fromkeys(texts))}  # NumPy's own texts end at a NUL
         values = np.array([number[t] for t in texts], np.int64)
     else:
-        empty = np.isnat(values) if values.dtype.kind in "mM" else ~np.isfinite(values)
+        empty = ~np.isfinite(values)
     if empty.any():
         raise UserError(
             f"{where}: column '{name}' has no value in row {int(np.argmax(empty))} ({int(empty.sum()):,} such rows)"
