@@ -48,8 +48,8 @@ def locate(name: str, config: DatasetConfig) -> Path:
     for folder in (os.environ.get("OGBENCH_DATASET_DIR"), "~/.ogbench/data"):
         if folder and (Path(folder).expanduser() / f"{name}.npz").is_file():
             return Path(folder).expanduser() / f"{name}.npz"
-    what, target = f"OGBench dataset {name}", cache_dir(config.cache_dir) / "ogbench"
-    return fetch(f"{URL}{name}.npz", target, verify, config.mirror, what, limit_gb=config.download_limit_gb)
+    title, target = f"OGBench dataset {name}", cache_dir(config.cache_dir) / "ogbench"
+    return fetch(f"{URL}{name}.npz", target, verify, config.mirror, title, limit_gb=config.download_limit_gb)
 
 
 def verify(path: Path) -> None:

@@ -161,14 +161,14 @@ def flags(values: np.ndarray, name: str, where: str) -> np.ndarray:
     if values.dtype.kind in "biuf":
         return values
     lower = np.array([str(v).strip().lower() for v in values], object)
-    words, index = np.unique(lower.astype(str), return_inverse=True)
-    if wrong := [w for w in words if w not in TRUE | FALSE]:
-        row = int(np.flatnonzero(words[index] == wrong[0])[0])
+    texts, index = np.unique(lower.astype(str), return_inverse=True)
+    if wrong := [w for w in texts if w not in TRUE | FALSE]:
+        row = int(np.flatnonzero(texts[index] == wrong[0])[0])
         raise UserError(
             f"{where}: column '{name}' holds '{wrong[0]}' in row {row}, which is no flag: write 0 or 1, or true or "
             "false"
         )
-    return np.array([w in TRUE for w in words])[index]
+    return np.array([w in TRUE for w in texts])[index]
 
 
 def codes(values: np.ndarray, name: str, where: str) -> np.ndarray:
@@ -262,10 +262,10 @@ def sentinels(raw: RawData) -> list[tuple[str, int, str]]:
             values = column[:, d]
             for number in SENTINELS:
                 at = values == number
-                rest = values[~at & np.isfinite(values)]
-                if not at.any() or not len(rest):
+                remaining = values[~at & np.isfinite(values)]
+                if not at.any() or not len(remaining):
                     continue
-                low, high = float(rest.min()), float(rest.max())
+                low, high = float(remaining.min()), float(remaining.max())
                 if low <= number <= high or min(abs(number - low), abs(number - high)) < FAR * (high - low):
                     continue
                 names = raw.dimension_names(name)
