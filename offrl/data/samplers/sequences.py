@@ -19,10 +19,10 @@ from offrl.data.samplers.transitions import (
     Episodes,
     Packed,
     Unpacked,
-    alias_table,
     column_of,
     draw_rows,
     table_of,
+    weighted_rows,
 )
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
@@ -213,18 +213,9 @@ def recorded_returns_to_go(dataset: Dataset) -> Tensor:
 
 
 def weighted_episodes(dataset: Dataset, episodes: Tensor, lengths: Tensor, first: Tensor) -> Episodes | None:
-    """The distribution of rows where `Dataset.weights` differ: `drawn` episodes [E], their lengths and first rows;
-    None: uniformly.
+    """The distribution of rows where `Dataset.weights` differ: `episodes` [E], their lengths and first rows; None:
+    uniformly.
     """
     if dataset.weights is None:
         return None
-    weights = dataset.weights.to(episodes.device)[episodes]
-    if bool((weights == weights[0]).all()):
-        return None
-    alias_prob, alias_index = alias_table((weights * lengths).cpu().numpy())
-    return Episodes(
-        torch.from_numpy(alias_prob).to(episodes.device),
-        torch.from_numpy(alias_index).to(episodes.device),
-        first,
-        lengths,
-    )
+    return weighted_rows(dataset.weights.to(episodes.device)[episodes], first, lengths)

@@ -156,9 +156,18 @@ def alias_table(shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         scaled[high] -= 1.0 - scaled[low]
         if scaled[high] < 1.0:
             small.append(large.pop())
-    return np.array(alias_prob, np.int64), np.array(
-        alias_index, np.int64
-    )  # what is left over has share 1, but for rounding
+    # what is left over has share 1, but for rounding
+    return np.array(alias_prob, np.int64), np.array(alias_index, np.int64)
+
+
+def weighted_rows(weights: Tensor, first: Tensor, rows: Tensor) -> Episodes | None:
+    """The distribution of the rows of episodes with these weights, first rows and numbers of rows [E]; None where the
+    weights are equal, so that rows are uniform.
+    """
+    if bool((weights == weights[0]).all()):
+        return None
+    alias_prob, alias_index = map(torch.from_numpy, alias_table((weights * rows).cpu().numpy()))
+    return Episodes(alias_prob.to(rows.device), alias_index.to(rows.device), first, rows)
 
 
 @dataclass(frozen=True)
@@ -310,8 +319,7 @@ def by_weight(dataset: Dataset, rows: Tensor, next_row: Tensor | None) -> tuple[
     """
     if dataset.weights is None:
         return None, rows, next_row
-    device = rows.device
-    weights = dataset.weights.to(device)
+    weights = dataset.weights.to(rows.device)
     episode = episode_of(dataset, rows)
     positive = weights[episode] > 0.0
     rows, episode = rows[positive], episode[positive]
@@ -319,15 +327,7 @@ def by_weight(dataset: Dataset, rows: Tensor, next_row: Tensor | None) -> tuple[
         raise UserError(f"{dataset.spec.name}: no transition has a weight above 0: take another dataset.weighting")
     next_row = None if next_row is None else next_row[positive]
     present, counts = torch.unique_consecutive(episode, return_counts=True)
-    if bool((weights[present] == weights[present[0]]).all()):
-        return None, rows, next_row  # uniform over what is left
-    alias_prob, alias_index = alias_table((weights[present] * counts).cpu().numpy())
-    first = torch.cumsum(counts, 0) - counts
-    return (
-        Episodes(torch.from_numpy(alias_prob).to(device), torch.from_numpy(alias_index).to(device), first, counts),
-        rows,
-        next_row,
-    )
+    return weighted_rows(weights[present], torch.cumsum(counts, 0) - counts, counts), rows, next_row
 
 
 def column_of(dataset: Dataset, name: str) -> Tensor:

@@ -105,7 +105,7 @@ class Report:
                     f"  constant: {len(column.constant)} of {total} dimensions of {column.name} never change "
                     f"({constants})"
                 )
-        if self.duplicates and self.first_duplicate is not None:
+        if self.first_duplicate is not None:
             share = 100 * self.duplicates / max(1, self.rows)
             later, earlier = self.first_duplicate
             lines.append(
@@ -135,9 +135,8 @@ def inspect_dataset(config: DatasetConfig | str) -> Report | TextReport:
     return report(read_raw(config.name, config), config)
 
 
-def report(raw: RawData, config: DatasetConfig | None = None) -> Report:
+def report(raw: RawData, config: DatasetConfig) -> Report:
     """The report on columns that were already read."""
-    config = config or DatasetConfig(name=raw.name)
     raw.settle_kind()
     faults = find_faults(raw, clip_actions=config.clip_actions)
     complete = not any(f.kind in ("missing", "empty", "length", "shape") for f in faults)
