@@ -83,10 +83,10 @@ def collect(config: CollectConfig, folder: Path, collection: Collection, stop: S
                 quiet=config.quiet,
                 stop=stop,
             )
-    low, high = _references(config, world, choice, folder, collection)
+    collection.references = _references(config, world, choice, folder, collection)
     for name in sets:
         if not collection.written(name):
-            publish(collection, _make(name, choice, recorded, folder, world, config), low, high)
+            publish(collection, _make(name, choice, recorded, folder, world, config))
 
 
 def _sets(config: CollectConfig) -> list[str]:

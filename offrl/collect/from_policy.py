@@ -82,4 +82,4 @@ def collect(config: CollectConfig, folder: Path, collection: Collection, stop: S
     names = ", ".join(policies)
     text = f"Rows of {names} ({config.policy}), acting {how}{extra}." if len(policies) == 1 else (
         f"Rows of the policies {names} of {config.policy} in turn, equal shares, acting {how}{extra}.")  # fmt: skip
-    publish(collection, EpisodeSet(SET, episodes, text, {"policies": list(policies)}), None, None)
+    publish(collection, EpisodeSet(SET, episodes, text, {"policies": list(policies)}))

@@ -39,7 +39,7 @@ class Collection:
     config: CollectConfig
     world: World
     record: dict[str, Any]
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    references: tuple[float | None, float | None] = (None, None)  # returns that score 0 and 100, where known
 
     def say(self, text: str) -> None:
         if not self.config.quiet:
@@ -101,9 +101,8 @@ class Collection:
                     )
 
 
-def publish(collection: Collection, episode_set: EpisodeSet, low: float | None, high: float | None) -> None:
-    """Write one dataset in all forms of the settings, and its card. `low`, `high`: returns that score 0 and 100, None
-    where unknown.
+def publish(collection: Collection, episode_set: EpisodeSet) -> None:
+    """Write one dataset in all forms of the settings, and its card.
 
     Raises UserError when there is no whole episode, or it cannot be written.
     """
@@ -111,8 +110,7 @@ def publish(collection: Collection, episode_set: EpisodeSet, low: float | None, 
 
     if not episode_set.episodes:
         raise UserError(f"the set {episode_set.name} has no whole episode; record more (steps=, rows=, episodes=)")
-    numbers = statistics(episode_set.episodes)
-    card = _card(collection, episode_set, numbers, low, high)
+    card = _card(collection, episode_set, statistics(episode_set.episodes))
     for form, target in collection.targets(episode_set.name).items():
         if (
             collection.record["written"].get(episode_set.name, {}).get(form) == target
@@ -123,13 +121,7 @@ def publish(collection: Collection, episode_set: EpisodeSet, low: float | None, 
             target  # a kill between the writing and its note leaves our own data, which may be replaced
         )
         collection.save()
-        write_data(
-            _raw(collection, episode_set, low, high),
-            target,
-            form,
-            _about(collection, episode_set, card, target, low, high),
-            force=True,
-        )
+        write_data(_raw(collection, episode_set), target, form, _about(collection, card, target), force=True)
         collection.record["written"].setdefault(episode_set.name, {})[form] = target
         del collection.record["writing"]
         collection.save()
@@ -144,7 +136,7 @@ def publish(collection: Collection, episode_set: EpisodeSet, low: float | None, 
     checkpoint.write_text(collection.folder / "card.md", _markdown(collection), KEPT)
 
 
-def _raw(collection: Collection, episode_set: EpisodeSet, low: float | None, high: float | None) -> Any:
+def _raw(collection: Collection, episode_set: EpisodeSet) -> Any:
     from offrl.data.raw import RawData
 
     world = collection.world
@@ -157,40 +149,31 @@ def _raw(collection: Collection, episode_set: EpisodeSet, low: float | None, hig
         num_actions=world.choices,
     )
     raw.action_low, raw.action_high = world.low, world.high
-    limit = collection.config.max_steps
+    limit, (low, high) = collection.config.max_steps, collection.references
     raw.task = Task(name=raw.name, env_id=world.env_id, action_start=world.start or None, max_episode_steps=limit,
                     ref_min=low, ref_max=high,
                     ref_label="measured" if low is not None else "")  # fmt: skip
     return raw
 
 
-def _about(
-    collection: Collection,
-    episode_set: EpisodeSet,
-    card: dict[str, Any],
-    target: str,
-    low: float | None,
-    high: float | None,
-) -> dict[str, Any]:
+def _about(collection: Collection, card: dict[str, Any], target: str) -> dict[str, Any]:
     metadata: dict[str, Any] = {
         "env_id": collection.world.env_id,
         "env_spec": collection.world.spec or None,
         "dataset_id": target if not target.endswith(".hdf5") else Path(target).stem,
         "algorithm_name": card["policy"],
         "author": "offrl collect",
-        "description": f"{episode_set.text} {card['summary']}",
+        "description": f"{card['how']} {card['summary']}",
         "ref_label": "measured",
         "card": json.dumps(card),
+        "ref_min_score": card["ref_min_score"],
+        "ref_max_score": card["ref_max_score"],
     }
-    if low is not None and high is not None:
-        metadata |= {"ref_min_score": low, "ref_max_score": high}
     return {k: v for k, v in metadata.items() if v is not None}
 
 
-def _card(
-    collection: Collection, episode_set: EpisodeSet, numbers: dict[str, Any], low: float | None, high: float | None
-) -> dict[str, Any]:
-    config, world = collection.config, collection.world
+def _card(collection: Collection, episode_set: EpisodeSet, numbers: dict[str, Any]) -> dict[str, Any]:
+    config, world, (low, high) = collection.config, collection.world, collection.references
     score = None
     if low is not None and high is not None:
         score = Task(name="", ref_min=low, ref_max=high).normalise(numbers["return_mean"])
