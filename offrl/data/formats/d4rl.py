@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from offrl import registry
 from offrl.data.containers.guard import from_json, reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, refuse_absent, refuse_loops, value_of
-from offrl.data.formats.download import fetch
+from offrl.data.formats.download import fetch, local_file
 from offrl.data.formats.provenance import Record, fits, read_record, restore
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import FLAGS, RawData
@@ -38,9 +37,8 @@ OPTIONAL = {
 def locate(task: Task, config: DatasetConfig) -> Path:
     """The file of a D4RL dataset: where the d4rl package keeps it, in our cache, or downloaded to there."""
     name = str(task.url).rsplit("/", 1)[1]
-    for folder in (os.environ.get("D4RL_DATASET_DIR"), "~/.d4rl/datasets"):
-        if folder and (Path(folder).expanduser() / name).is_file():
-            return Path(folder).expanduser() / name
+    if path := local_file(name, "D4RL_DATASET_DIR", "~/.d4rl/datasets"):
+        return path
     title, target = f"D4RL dataset {task.name}", cache_dir(config.cache_dir) / "d4rl"
     return fetch(
         str(task.url), target, verify, config.mirror, title, known=task.file, limit_gb=config.download_limit_gb

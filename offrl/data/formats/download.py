@@ -94,6 +94,12 @@ def fetch(
     return target
 
 
+def local_file(name: str, variable: str, folder: str) -> Path | None:
+    """The file in the folder that an environment variable names, or else in the folder of its publisher's package."""
+    paths = [Path(f).expanduser() / name for f in (os.environ.get(variable), folder) if f]
+    return next((path for path in paths if path.is_file()), None)
+
+
 def _record(target: Path) -> Path:
     return target.with_name(target.name + ".json")
 

@@ -59,11 +59,11 @@ def write_data(
             f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari dataset"
         )
     metadata, memory = _named(metadata or {}), memory or Memory()
-    path, data_id = output_path(target, form, str(metadata.get("dataset_id") or ""), force)
+    name = str(metadata.get("dataset_id") or "")
+    path, data_id = output_path(target, form, name, force)
     raw = canonical_raw(raw)
     ends = find_ends(raw)
     record = describe(raw, ends, task_of(raw, metadata), metadata)
-    name = str(metadata.get("dataset_id") or "")
     advance = _steps(progress, raw)
     with atomic_output(path) as written:
         if form == "d4rl":
