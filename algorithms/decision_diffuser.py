@@ -134,7 +134,7 @@ class DecisionDiffuser(Algorithm):
 
     def sampler(self) -> SequenceSampler:
         return SequenceSampler(
-            self.config.plan_horizon, made=lambda dataset: {RETURN: rows_ahead(self.config, dataset)}
+            self.config.plan_horizon, derived_columns=lambda dataset: {RETURN: rows_ahead(self.config, dataset)}
         )
 
     # ---- learning

@@ -91,7 +91,7 @@ class Diffuser(Algorithm):
         return {"average": {name: {k: v.clone() for k, v in p.items()} for name, p in params.items()}}
 
     def sampler(self) -> SequenceSampler:
-        return SequenceSampler(self.config.plan_horizon, made=self.returns)
+        return SequenceSampler(self.config.plan_horizon, derived_columns=self.returns)
 
     def returns(self, dataset: Dataset) -> dict[str, Tensor]:
         """The discounted return from each row to the end of its episode, with the penalty of terminations: [R]."""

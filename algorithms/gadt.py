@@ -153,7 +153,7 @@ class GADT(SequenceModel):
 
     def sampler(self) -> Sampler:
         extra = (ACHIEVED,) if self.spec.goal_dim and not self.subgoals.latent else ()
-        return dataclasses.replace(super().sampler(), made=self.prompts, extra=extra)  # type: ignore[type-var]
+        return dataclasses.replace(super().sampler(), derived_columns=self.prompts, extra=extra)  # type: ignore[type-var]
 
     @torch.no_grad()
     def prompts(self, dataset: Dataset) -> dict[str, Tensor]:

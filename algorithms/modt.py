@@ -190,7 +190,7 @@ class MODT(SequenceModel):
         return returns / self.config.return_scale
 
     def sampler(self) -> Sampler:
-        return dataclasses.replace(super().sampler(), made=self.divide)  # type: ignore[type-var]
+        return dataclasses.replace(super().sampler(), derived_columns=self.divide)  # type: ignore[type-var]
 
     def divide(self, dataset: Dataset) -> dict[str, Tensor]:
         """The region of each row's action."""

@@ -90,7 +90,7 @@ class QDT(SequenceModel):
         return config
 
     def sampler(self) -> Sampler:
-        return dataclasses.replace(super().sampler(), made=self.relabelled)  # type: ignore[type-var]
+        return dataclasses.replace(super().sampler(), derived_columns=self.relabelled)  # type: ignore[type-var]
 
     def relabelled(self, dataset: Dataset) -> dict[str, Tensor]:
         """The relabelled returns to go of every row."""

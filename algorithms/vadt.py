@@ -132,7 +132,7 @@ class VADT(SequenceModel):
         }
 
     def sampler(self) -> Sampler:
-        return dataclasses.replace(super().sampler(), made=self.values)  # type: ignore[type-var]
+        return dataclasses.replace(super().sampler(), derived_columns=self.values)  # type: ignore[type-var]
 
     @torch.no_grad()
     def values(self, dataset: Dataset) -> dict[str, Tensor]:

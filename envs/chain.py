@@ -85,14 +85,14 @@ def load(config: DatasetConfig) -> RawData:
 def play(start: Cell, moves: tuple[int, ...], draw: np.random.Generator) -> list[tuple[Any, ...]]:
     """The rows of an episode that makes these moves in turn, and others that lead nowhere new in between."""
     rows: list[tuple[Any, ...]] = []
-    cell, left, ended = start, list(moves), False
+    cell, remaining, ended = start, list(moves), False
     while not ended:
-        action = left[0]
-        if draw.random() < WASTED and len(rows) < LIMIT - len(left):
+        action = remaining[0]
+        if draw.random() < WASTED and len(rows) < LIMIT - len(remaining):
             walls = [a for a in range(len(MOVES)) if move(cell, a)[0] == cell]
             action = int(draw.choice(walls)) if walls else action
-        if action == left[0]:
-            left.pop(0)
+        if action == remaining[0]:
+            remaining.pop(0)
         after, reward, ended = move(cell, action)
         rows.append((observe(cell), action, np.float32(reward), ended, False, observe(after)))
         cell = after

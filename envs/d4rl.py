@@ -160,14 +160,14 @@ def _nearest_known(name: str) -> Task | None:
 
 def _variant(name: str) -> dict[str, Any]:
     """The settings that distinguish the environments of one family: the maze and its reward, the kitchen's tasks."""
-    words = name.split("-")[1:-1]
+    parts = name.split("-")[1:-1]
     if name.startswith("maze2d-"):
-        size = next(w for w in words if w in ("open", "umaze", "medium", "large"))
-        return {"maze": size + ("-eval" if "eval" in words else ""), "dense": "dense" in words}
+        size = next(w for w in parts if w in ("open", "umaze", "medium", "large"))
+        return {"maze": size + ("-eval" if "eval" in parts else ""), "dense": "dense" in parts}
     if name.startswith("antmaze-"):
-        size = next(w for w in words if w in ("umaze", "medium", "large"))
-        return {"maze": size + ("-eval" if "eval" in words else "")}
+        size = next(w for w in parts if w in ("umaze", "medium", "large"))
+        return {"maze": size + ("-eval" if "eval" in parts else "")}
     if name.startswith("kitchen-"):
-        third = ["bottom burner", "light switch"] if "mixed" in words else ["light switch", "slide cabinet"]
+        third = ["bottom burner", "light switch"] if "mixed" in parts else ["light switch", "slide cabinet"]
         return {"tasks": ["microwave", "kettle", *third]}
     return {}

@@ -89,11 +89,11 @@ def move(position: np.ndarray, action: np.ndarray, parts: int) -> tuple[np.ndarr
     return following, PRIZE * arrived - TOLL * depth - CRASH * crashed - TIME / parts, crashed or arrived
 
 
-def observe(seen: np.ndarray, age: int, parts: int) -> np.ndarray:
+def observe(position: np.ndarray, age: int, parts: int) -> np.ndarray:
     """Observation of a position [2] that was seen `age` parts of a step ago: [2], or [3] with the age as a share of a
     step.
     """
-    return np.asarray(seen if parts == 1 else [*seen, age / parts], np.float32)
+    return np.asarray(position if parts == 1 else [*position, age / parts], np.float32)
 
 
 class PointFork(gym.Env):
@@ -195,23 +195,30 @@ def play(parts: int, way: int, draw: np.random.Generator) -> list[tuple[Any, ...
     noise leads it.
     """
     position, speed = START + draw.uniform(-SPREAD, SPREAD, 2), SPEED / parts * draw.uniform(0.8, 1.0)
-    places, seen, age = [*(np.array([x, way * y]) for x, y in PLACES), GOAL], position, 0
+    waypoints, observed_position, age = [*(np.array([x, way * y]) for x, y in PLACES), GOAL], position, 0
     rows: list[tuple[Any, ...]] = []
     ended = False
     while not ended and len(rows) < LIMIT * parts:
-        if len(places) > 1 and np.linalg.norm(places[0] - position) < 0.5 * speed:
-            places.pop(0)
-        to = places[0] - position
-        wanted = to * min(1.0, speed / float(np.linalg.norm(to)))
-        action = np.clip(wanted * parts / STEP + NOISE * parts**0.5 * draw.standard_normal(2), -1.0, 1.0)
+        if len(waypoints) > 1 and np.linalg.norm(waypoints[0] - position) < 0.5 * speed:
+            waypoints.pop(0)
+        to = waypoints[0] - position
+        displacement = to * min(1.0, speed / float(np.linalg.norm(to)))
+        action = np.clip(displacement * parts / STEP + NOISE * parts**0.5 * draw.standard_normal(2), -1.0, 1.0)
         if draw.random() < STRAY / parts:
             action = draw.uniform(-1.0, 1.0, 2)
         action = action.astype(np.float32).astype(np.float64)  # what is recorded is what was done
-        before = observe(seen, age, parts)
+        before = observe(observed_position, age, parts)
         position, reward, ended = move(position, action, parts)
         age = (age + 1) % parts
-        seen = position if age == 0 else seen
+        observed_position = position if age == 0 else observed_position
         rows.append(
-            (before, action, reward, ended, not ended and len(rows) == LIMIT * parts - 1, observe(seen, age, parts))
+            (
+                before,
+                action,
+                reward,
+                ended,
+                not ended and len(rows) == LIMIT * parts - 1,
+                observe(observed_position, age, parts),
+            )
         )
     return rows

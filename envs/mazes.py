@@ -85,9 +85,9 @@ class _Maze(gym.Env):
         """The info of a reset: "goal" is the current observation moved to the goal, for goal-conditioned policies (as
         HIQL's on D4RL).
         """
-        seen = self._observe()
-        seen[:2] = self.goal
-        return {"success": False, "goal": seen}
+        observation = self._observe()
+        observation[:2] = self.goal
+        return {"success": False, "goal": observation}
 
     def _distance(self) -> float:
         return float(np.linalg.norm(self.data.qpos[:2] - self.goal))

@@ -138,13 +138,13 @@ def generate(seed: int, episodes: int) -> RawData:
 
 def play(way: Sequence[np.ndarray], draw: np.random.Generator) -> list[tuple[Any, ...]]:
     """The steps of one episode that passes these places, the first its start and the last its end."""
-    position, speed, left = way[0] + draw.uniform(-SPREAD, SPREAD, 2), draw.uniform(0.6, 1.0), list(way[1:])
+    position, speed, waypoints = way[0] + draw.uniform(-SPREAD, SPREAD, 2), draw.uniform(0.6, 1.0), list(way[1:])
     rows: list[tuple[Any, ...]] = []
     ended = False
     while not ended and len(rows) < LIMIT:
-        if len(left) > 1 and np.linalg.norm(left[0] - position) < STEP:
-            left.pop(0)
-        to = left[0] - position
+        if len(waypoints) > 1 and np.linalg.norm(waypoints[0] - position) < STEP:
+            waypoints.pop(0)
+        to = waypoints[0] - position
         action = np.clip(speed * to / max(float(np.linalg.norm(to)), 1e-9) + 0.15 * draw.standard_normal(2), -1.0, 1.0)
         action = action.astype(np.float32).astype(np.float64)  # what is recorded is what was done
         following, reward, ended = move(position, action)

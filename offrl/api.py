@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from offrl import registry, video
 from offrl.data import load_dataset
 from offrl.data.dataset import Dataset
-from offrl.data.loading.arguments import as_dataset, is_own, name_of
+from offrl.data.loading.arguments import as_dataset, is_user_data, name_of
 from offrl.data.tables.frame import is_frame
 from offrl.data.transforms.apply import apply_transforms
 from offrl.data.transforms.reward_labels import Labeller
@@ -219,7 +219,7 @@ def _prepare(
             [as_dataset(dataset, config.dataset)], config.dataset, device=device, quiet=config.quiet
         )
     acts = registry.get("algo", config.algo.name).traits.policy_modules
-    if acts and is_own(config.dataset.name, data):
+    if acts and is_user_data(config.dataset.name, data):
         advice.choose_steps(config, len(data), device == "cpu")  # also for the algorithms to compare with
     if env is None and config.resume:
         config = scored_again(config)

@@ -147,7 +147,7 @@ class MetaDT(SequenceModel):
 
     def sampler(self) -> Sampler:
         c = self.config
-        steps = SequenceSampler(c.context, left=c.padding == "left", made=self.tasks)
+        steps = SequenceSampler(c.context, left_padded=c.padding == "left", derived_columns=self.tasks)
         return PromptSampler(steps, c.prompt, self.windows_of_prompts) if c.prompt else steps
 
     def tasks(self, dataset: Dataset) -> dict[str, Tensor]:

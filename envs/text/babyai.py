@@ -48,13 +48,13 @@ class TextBabyAI(gym.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
-        seen, _ = self.game.reset(seed=seed, options=options)
-        return self.tell(seen), {"legal_actions": [f"{name}\n" for name in ACTIONS], "success": False}
+        observation, _ = self.game.reset(seed=seed, options=options)
+        return self.tell(observation), {"legal_actions": [f"{name}\n" for name in ACTIONS], "success": False}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         number = ACTIONS.get(action.strip())
-        seen, reward, terminated, truncated, _ = self.game.step(NOTHING if number is None else number)
-        text = self.tell(seen)
+        observation, reward, terminated, truncated, _ = self.game.step(NOTHING if number is None else number)
+        text = self.tell(observation)
         if number is None:
             text = f"That is no action. {text}"
         done = bool(terminated) and float(reward) > 0
@@ -64,11 +64,11 @@ class TextBabyAI(gym.Env):
     def close(self) -> None:
         self.game.close()
 
-    def tell(self, seen: dict[str, Any]) -> str:
+    def tell(self, observation: dict[str, Any]) -> str:
         """Minigrid's observation in words: the mission, what one carries, and the things and the nearest walls within
         sight, from where one stands and looks. Its "image" [X, Y, 3] has one in the middle of the last row, looking
         towards the first."""
-        image = np.asarray(seen["image"])
+        image = np.asarray(observation["image"])
         middle, last = image.shape[0] // 2, image.shape[1] - 1
         things: list[tuple[int, int, int, str]] = []
         walls: dict[str, int] = {}
@@ -83,18 +83,18 @@ class TextBabyAI(gym.Env):
                 continue
             state = f"{self.states[int(image[x, y, 2])]} " if name == "door" else ""
             things.append((ahead + abs(right), ahead, right, f"{state}{self.colours[int(image[x, y, 1])]} {name}"))
-        objects = [f"a {what} {_where(ahead, right)}" for _, ahead, right, what in sorted(things)]
+        objects = [f"a {thing} {_where(ahead, right)}" for _, ahead, right, thing in sorted(things)]
         objects += [
             f"a wall {_steps(walls[side])} {side}"
             for side in ("ahead", "to your left", "to your right")
             if side in walls
         ]
-        held = image[middle, last]
-        name = self.objects[int(held[0])]
+        item = image[middle, last]
+        name = self.objects[int(item[0])]
         carried = (
-            "nothing" if name in (*HIDDEN, "door", "goal", "lava", "wall") else f"a {self.colours[int(held[1])]} {name}"
+            "nothing" if name in (*HIDDEN, "door", "goal", "lava", "wall") else f"a {self.colours[int(item[1])]} {name}"
         )
-        return f"Mission: {seen['mission']}. You see {', '.join(objects) or 'nothing'}. You carry {carried}.\n"
+        return f"Mission: {observation['mission']}. You see {', '.join(objects) or 'nothing'}. You carry {carried}.\n"
 
 
 def _steps(number: int) -> str:
@@ -102,10 +102,10 @@ def _steps(number: int) -> str:
 
 
 def _where(ahead: int, right: int) -> str:
-    words = [f"{_steps(ahead)} ahead"] if ahead else []
+    parts = [f"{_steps(ahead)} ahead"] if ahead else []
     if right:
-        words.append(f"{_steps(abs(right))} to your {'right' if right > 0 else 'left'}")
-    return " and ".join(words)
+        parts.append(f"{_steps(abs(right))} to your {'right' if right > 0 else 'left'}")
+    return " and ".join(parts)
 
 
 gym.register(ENV, entry_point="offrl.envs.text.babyai:TextBabyAI")

@@ -35,9 +35,9 @@ def generate(describe: str = "full", seed: int = 0, episodes: int = EPISODES) ->
     parts = [part(letters) for letters in PARTS]
     walks = []
     for number in order.tolist():
-        which, solver = number % len(PARTS), bool((number // len(PARTS) + 0.5) * len(PARTS) < SOLVED * episodes)
-        walks.append(_walk(env, parts[which], solver, int(draw.integers(1, LONGEST + 1)), draw))
-        walks[-1]["meta"] = {"part": which, "solver": solver}
+        part_number, solver = number % len(PARTS), bool((number // len(PARTS) + 0.5) * len(PARTS) < SOLVED * episodes)
+        walks.append(_walk(env, parts[part_number], solver, int(draw.integers(1, LONGEST + 1)), draw))
+        walks[-1]["meta"] = {"part": part_number, "solver": solver}
     return walks
 
 

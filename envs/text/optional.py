@@ -8,7 +8,7 @@ from types import ModuleType
 from offrl.errors import UserError
 
 
-def package(module: str, what: str, pip: str) -> ModuleType:
+def package(module: str, feature: str, pip: str) -> ModuleType:
     """The module of that name. Raises UserError, with the line that installs it, where it is missing or cannot be
     imported.
     """
@@ -16,5 +16,5 @@ def package(module: str, what: str, pip: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
-            f"{what} needs the package {pip}, which cannot be imported ({error}): pip install {pip}"
+            f"{feature} needs the package {pip}, which cannot be imported ({error}): pip install {pip}"
         ) from None

@@ -30,19 +30,19 @@ def load_words(path: str | None = None) -> tuple[str, ...]:
     file = WORDS if path is None else Path(path).expanduser()
     try:
         text = file.read_text(encoding="utf-8")
-        words = json.loads(text) if file.suffix.lower() == ".json" else text.split()
+        vocabulary = json.loads(text) if file.suffix.lower() == ".json" else text.split()
     except (OSError, ValueError) as error:  # JSON's and UTF-8's errors are ValueErrors
         raise UserError(f"the word list {file} cannot be read: {error}") from None
-    if not isinstance(words, list) or not words:
+    if not isinstance(vocabulary, list) or not vocabulary:
         raise UserError(f"the word list {file} is no list of words")
-    for word in words:
+    for word in vocabulary:
         if (
             not isinstance(word, str)
             or len(word) != LETTERS
             or not (word.isascii() and word.isalpha() and word.islower())
         ):
             raise UserError(f"the word list {file} has {word!r}: a word is {LETTERS} letters a to z, in lower case")
-    return tuple(sorted(set(words)))
+    return tuple(sorted(set(vocabulary)))
 
 
 def feedback(guess: str, target: str, yellow: str = "anywhere") -> str:
@@ -54,12 +54,12 @@ def feedback(guess: str, target: str, yellow: str = "anywhere") -> str:
     """
     if yellow == "anywhere":
         return "".join("g" if a == b else "y" if a in target else "b" for a, b in zip(guess, target, strict=True))
-    left = Counter(b for a, b in zip(guess, target, strict=True) if a != b)
+    remaining = Counter(b for a, b in zip(guess, target, strict=True) if a != b)
     marks = []
     for a, b in zip(guess, target, strict=True):
-        mark = "g" if a == b else "y" if left[a] > 0 else "b"
+        mark = "g" if a == b else "y" if remaining[a] > 0 else "b"
         if mark == "y":
-            left[a] -= 1
+            remaining[a] -= 1
         marks.append(mark)
     return "".join(marks)
 

@@ -17,26 +17,26 @@ AT_ONCE = 4_000_000  # numbers in memory, about
 
 
 @cache
-def table(words: tuple[str, ...], yellow: str = "anywhere") -> np.ndarray:
+def table(vocabulary: tuple[str, ...], yellow: str = "anywhere") -> np.ndarray:
     """[W, W] uint8: the feedback to each guess for each target, its marks (b 0, y 1, g 2) the digits of a number to
     base 3.
     """
     if yellow not in YELLOW:
         raise ValueError(f"yellow={yellow}: choose one of {', '.join(YELLOW)}")
-    letters = np.array([[ord(c) for c in word] for word in words])  # [W, 5]
-    codes = np.zeros((len(words), len(words)), np.uint8)
+    letters = np.array([[ord(c) for c in word] for word in vocabulary])  # [W, 5]
+    codes = np.zeros((len(vocabulary), len(vocabulary)), np.uint8)
     for number, guess in enumerate(letters):
         same = letters == guess  # [W, 5], of the targets
         marks = 2 * same
         if yellow == "anywhere":
             marks = np.maximum(marks, (letters[:, None, :] == guess[:, None]).any(-1))
         else:
-            left = ~same  # letters of the targets about which nothing has been said
-            for place, letter in enumerate(guess):
-                matches = (letters == letter) & left & ~same[:, place, None]
+            unused = ~same  # letters of the targets about which nothing has been said
+            for position, letter in enumerate(guess):
+                matches = (letters == letter) & unused & ~same[:, position, None]
                 targets = np.flatnonzero(matches.any(-1))
-                marks[targets, place] = 1
-                left[targets, matches[targets].argmax(-1)] = False
+                marks[targets, position] = 1
+                unused[targets, matches[targets].argmax(-1)] = False
         codes[number] = marks @ POWERS
     return codes
 
@@ -77,11 +77,11 @@ class Consistent:
 
 
 def play(
-    seed: int, episodes: int, share: float, words: tuple[str, ...], yellow: str = "anywhere"
+    seed: int, episodes: int, share: float, vocabulary: tuple[str, ...], yellow: str = "anywhere"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Games of `Consistent`, many at once: the numbers of the targets [E] and of the guesses [E, 6], and the number of
     guesses of each game [E]; the entries behind those were never played."""
-    draw, codes, count = np.random.Generator(np.random.PCG64(seed)), table(words, yellow), len(words)
+    draw, codes, count = np.random.Generator(np.random.PCG64(seed)), table(vocabulary, yellow), len(vocabulary)
     targets = draw.integers(0, count, episodes)
     at_random, nth = draw.uniform(size=(episodes, TRIES)) < share, draw.uniform(size=(episodes, TRIES))
     guesses = draw.integers(0, count, (episodes, TRIES))

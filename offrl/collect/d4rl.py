@@ -13,7 +13,7 @@ import numpy as np
 from offrl.collect.config import SETS, CollectConfig
 from offrl.collect.environment import World, look
 from offrl.collect.episodes import Episode
-from offrl.collect.publish import Collection, Made, publish
+from offrl.collect.publish import Collection, EpisodeSet, publish
 from offrl.collect.record import Stop
 from offrl.collect.recorder import measure, record, seed_for
 from offrl.collect.train import Snapshot, algorithm_of, library, snapshots, stream, train
@@ -49,26 +49,26 @@ def choose(candidates: list[Snapshot], medium: float, expert: str) -> Choice:
     aim = first.mean + medium * gain
     between = [s for s in candidates if first.step < s.step < top.step] or [top]
     crossing = next((i for i, s in enumerate(between) if s.mean >= aim), len(between) - 1)
-    pick = min(between[: crossing + 1], key=lambda s: abs(s.mean - aim))
-    return Choice(first, pick, top, (pick.mean - first.mean) / gain)
+    chosen = min(between[: crossing + 1], key=lambda s: abs(s.mean - aim))
+    return Choice(first, chosen, top, (chosen.mean - first.mean) / gain)
 
 
-def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) -> None:
+def collect(config: CollectConfig, folder: Path, collection: Collection, stop: Stop) -> None:
     """Train, record the sets, and write them. Goes on where an earlier call was stopped."""
-    world = place.world
+    world = collection.world
     steps = config.steps or (DISCRETE_STEPS if world.discrete else STEPS)
-    every = min(steps, config.snapshot_every or max(250, steps // 100))
+    interval = min(steps, config.snapshot_every or max(250, steps // 100))
     sets = _sets(config)
-    train(world, config, folder / "train", steps, every, stop)
+    train(world, config, folder / "train", steps, interval, stop)
     stop.check()
     choice = choose(snapshots(folder / "train"), config.medium, config.expert)
-    place.say(_words(choice, every))
-    _warn(choice, config, every)
+    collection.say(_words(choice, interval))
+    _warn(choice, config, interval)
     if config.episodes is None and config.rows is None:
         config.rows = steps
     recorded: dict[str, list[Episode]] = {}
     for name in ("random", "medium", "expert"):
-        if any(name in PARTS[w] and not place.written(w) for w in sets):
+        if any(name in PARTS[w] and not collection.written(w) for w in sets):
             recorded[name] = record(
                 world,
                 getattr(choice, name).actor(world),
@@ -83,10 +83,10 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
                 quiet=config.quiet,
                 stop=stop,
             )
-    low, high = _references(config, world, choice, folder, place)
+    collection.references = _references(config, world, choice, folder, collection)
     for name in sets:
-        if not place.written(name):
-            publish(place, _make(name, choice, recorded, folder, world, config), low, high)
+        if not collection.written(name):
+            publish(collection, _make(name, choice, recorded, folder, world, config))
 
 
 def _sets(config: CollectConfig) -> list[str]:
@@ -100,52 +100,52 @@ def _sets(config: CollectConfig) -> list[str]:
 
 def _make(
     name: str, choice: Choice, recorded: dict[str, list[Episode]], folder: Path, world: World, config: CollectConfig
-) -> Made:
+) -> EpisodeSet:
     """The episodes of one set, and how they came to be."""
     kind = algorithm_of(world, config).upper()
     if name in recorded:
         snapshot = getattr(choice, name)
-        what = {
+        source = {
             "random": f"the untrained policy of {kind}",
             "medium": f"one policy of {kind}, stopped early after {snapshot.step:,} steps at {choice.level:.0%} of the "
             "expert's gain",
             "expert": f"one policy of {kind} after {snapshot.step:,} steps of training",
         }[name]
-        return Made(
-            name, recorded[name], f"Rows of {what}, acting with its own noise.", {"snapshot_step": snapshot.step}
+        return EpisodeSet(
+            name, recorded[name], f"Rows of {source}, acting with its own noise.", {"snapshot_step": snapshot.step}
         )
     if name == "medium-expert":
         both = [*recorded["medium"], *recorded["expert"]]
-        about = {"snapshot_step": [choice.medium.step, choice.expert.step]}
-        return Made(
-            name, both, "The rows of the set medium, then those of the set expert: half of the rows each.", about
+        facts = {"snapshot_step": [choice.medium.step, choice.expert.step]}
+        return EpisodeSet(
+            name, both, "The rows of the set medium, then those of the set expert: half of the rows each.", facts
         )
     episodes = stream(folder / "train")
     if name == "full-replay":
         text = f"Every whole episode of the training of {kind}, in order: what the policies on the way did."
-        return Made(name, episodes, text, {"training_steps": episodes[-1].mark if episodes else 0})
+        return EpisodeSet(name, episodes, text, {"training_steps": episodes[-1].mark if episodes else 0})
     early = [e for e in episodes if e.mark <= choice.medium.step] or episodes[:1]
     text = (
         f"Every whole episode of the training of {kind} until the policy was the medium one, after "
         f"{choice.medium.step:,} steps."
     )
-    return Made(name, early, text, {"training_steps": choice.medium.step})
+    return EpisodeSet(name, early, text, {"training_steps": choice.medium.step})
 
 
 def _references(
-    config: CollectConfig, world: World, choice: Choice, folder: Path, place: Collection
+    config: CollectConfig, world: World, choice: Choice, folder: Path, collection: Collection
 ) -> tuple[float | None, float | None]:
     """The returns that score 0 and 100: of the untrained policy with its noise, and of the expert acting greedily."""
-    if "references" not in place.record:
+    if "references" not in collection.record:
         ends = [
             measure(
                 world, snapshot.actor(world), explore, REFERENCE_EPISODES, seed_for(config.seed, "reference", name)
             ).mean()
             for name, snapshot, explore in (("random", choice.random, True), ("expert", choice.expert, False))
         ]
-        place.record["references"] = [float(x) for x in ends]
-        place.save()
-    low, high = place.record["references"]
+        collection.record["references"] = [float(x) for x in ends]
+        collection.save()
+    low, high = collection.record["references"]
     if not high > low:
         warn(
             f"the expert's return {high:.1f} is not above the untrained policy's {low:.1f}: the sets get no reference "
@@ -155,21 +155,21 @@ def _references(
     return low, high
 
 
-def _words(choice: Choice, every: int) -> str:
+def _words(choice: Choice, interval: int) -> str:
     parts = [
         f"{n} {s.mean:.1f} (step {s.step:,})"
         for n, s in (("random", choice.random), ("medium", choice.medium), ("expert", choice.expert))
     ]
-    return f"mean returns of the policies: {', '.join(parts)}; snapshots every {every:,} steps"
+    return f"mean returns of the policies: {', '.join(parts)}; snapshots every {interval:,} steps"
 
 
-def _warn(choice: Choice, config: CollectConfig, every: int) -> None:
+def _warn(choice: Choice, config: CollectConfig, interval: int) -> None:
     if np.isnan(choice.level):
         warn("training has gained nothing over the untrained policy: the sets are not ordered; more steps= are needed")
     elif abs(choice.level - config.medium) > FAR:
         warn(
             f"the medium policy is at {choice.level:.0%} of the expert's gain, not at {config.medium:.0%}: the return "
-            f"jumped between snapshots {every:,} steps apart; a smaller snapshot_every= finds a nearer one"
+            f"jumped between snapshots {interval:,} steps apart; a smaller snapshot_every= finds a nearer one"
         )
 
 

@@ -65,8 +65,8 @@ def write_shard(folder: Path, first: int, stop: int, episodes: Sequence[Episode]
         tensors["final"] = torch.from_numpy(np.stack([e.final for e in episodes]))
     tensors["length"] = torch.tensor([len(e) for e in episodes], dtype=torch.int64)
     tensors["mark"] = torch.tensor([e.mark for e in episodes], dtype=torch.int64)
-    about = {"kind": "episodes", "columns": names}  # their order, which the file does not keep
-    checkpoint.write(folder / f"{first:08d}-{stop:08d}.safetensors", tensors, about, KEPT)
+    metadata = {"kind": "episodes", "columns": names}  # their order, which the file does not keep
+    checkpoint.write(folder / f"{first:08d}-{stop:08d}.safetensors", tensors, metadata, KEPT)
 
 
 def read_shards(paths: Iterable[Path]) -> list[Episode]:
@@ -74,14 +74,14 @@ def read_shards(paths: Iterable[Path]) -> list[Episode]:
     episodes: list[Episode] = []
     for path in paths:
         try:
-            tensors, about = checkpoint.read(path)
+            tensors, metadata = checkpoint.read(path)
         except UserError as error:
             raise UserError(f"{error}; remove it, and run the same command again to record it anew") from None
         arrays = {k: v.numpy() for k, v in tensors.items()}
         lengths, marks, finals = arrays.pop("length"), arrays.pop("mark"), arrays.pop("final", ())
         stops = np.cumsum(lengths)
         for i, (stop, length) in enumerate(zip(stops, lengths, strict=True)):
-            columns = {k: arrays[k][stop - length : stop] for k in about.get("columns", arrays)}
+            columns = {k: arrays[k][stop - length : stop] for k in metadata.get("columns", arrays)}
             episodes.append(Episode(columns, finals[i], int(marks[i])))
     return episodes
 

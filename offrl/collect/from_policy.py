@@ -10,7 +10,7 @@ from typing import Any
 from offrl.collect.config import CollectConfig
 from offrl.collect.environment import World, look
 from offrl.collect.episodes import Episode
-from offrl.collect.publish import Collection, Made, publish
+from offrl.collect.publish import Collection, EpisodeSet, publish
 from offrl.collect.record import Stop
 from offrl.collect.recorder import record, seed_for
 from offrl.errors import UserError
@@ -43,18 +43,18 @@ def prepare(config: CollectConfig) -> tuple[World, dict[str, Any]]:
     return world, {"policy_file": digest}
 
 
-def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) -> None:
+def collect(config: CollectConfig, folder: Path, collection: Collection, stop: Stop) -> None:
     """Record; several policies (a run's replicas, a dict) have equal shares, one after the other. `rows` and `episodes`
     are of all.
     """
-    if place.written(SET):
+    if collection.written(SET):
         return
-    policies = agents(config, place.world)
+    policies = agents(config, collection.world)
     share = 1.0 / len(policies)
     episodes: list[Episode] = []
     for i, (name, policy) in enumerate(policies.items()):
         new = record(
-            place.world,
+            collection.world,
             policy,
             folder / "episodes" / f"policy_{i:03d}",
             rows=None if config.episodes is not None else math.ceil((config.rows or ROWS) * share),
@@ -71,11 +71,15 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
     how = "with its own noise" if config.explore else "greedily"
     extra = (
         f", and Gaussian noise of {config.noise} half widths of the range added"
-        if config.noise and not place.world.discrete
+        if config.noise and not collection.world.discrete
         else ""
     )
-    extra = f", and a random action with probability {config.noise}" if config.noise and place.world.discrete else extra
+    extra = (
+        f", and a random action with probability {config.noise}"
+        if config.noise and collection.world.discrete
+        else extra
+    )
     names = ", ".join(policies)
     text = f"Rows of {names} ({config.policy}), acting {how}{extra}." if len(policies) == 1 else (
         f"Rows of the policies {names} of {config.policy} in turn, equal shares, acting {how}{extra}.")  # fmt: skip
-    publish(place, Made(SET, episodes, text, {"policies": list(policies)}), None, None)
+    publish(collection, EpisodeSet(SET, episodes, text, {"policies": list(policies)}))

@@ -22,7 +22,7 @@ PACKAGES = ("offrl", "gymnasium", "mujoco", "stable-baselines3", "torch", "numpy
 
 
 @dataclass
-class Made:
+class EpisodeSet:
     """A set that is ready to be written."""
 
     name: str
@@ -39,7 +39,7 @@ class Collection:
     config: CollectConfig
     world: World
     record: dict[str, Any]
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    references: tuple[float | None, float | None] = (None, None)  # returns that score 0 and 100, where known
 
     def say(self, text: str) -> None:
         if not self.config.quiet:
@@ -53,8 +53,8 @@ class Collection:
         stem = re.sub(r"[^\w-]+", "-", self.config.env.rpartition("/")[2]).lower()
         forms = ("d4rl", "minari") if self.config.format == "both" else (self.config.format,)
         space = self.config.name or f"offrl/{stem}"
-        places = {"d4rl": str(self.folder / f"{stem}-{name}.hdf5"), "minari": f"{space}/{name}-v0"}
-        return {form: places[form] for form in forms}
+        targets_by_form = {"d4rl": str(self.folder / f"{stem}-{name}.hdf5"), "minari": f"{space}/{name}-v0"}
+        return {form: targets_by_form[form] for form in forms}
 
     def path(self, form: str, target: str) -> Path:
         from offrl.data.formats.minari import root
@@ -68,10 +68,10 @@ class Collection:
             done.get(form) == target and self.path(form, target).exists() for form, target in self.targets(name).items()
         )
 
-    def made(self, place: Path) -> bool:
-        """Whether the Minari dataset in `place` says that it is of this collection."""
+    def holds_collection(self, folder: Path) -> bool:
+        """Whether the Minari dataset in `folder` says that it is of this collection."""
         try:
-            metadata = json.loads((place / "data" / "metadata.json").read_text(encoding="utf-8"))
+            metadata = json.loads((folder / "data" / "metadata.json").read_text(encoding="utf-8"))
             settings: Any = json.loads(metadata["card"])["settings"]
         except (OSError, ValueError, KeyError, TypeError):
             return False
@@ -92,7 +92,7 @@ class Collection:
                     self.record["written"].get(name, {}).get(form) == target or self.record.get("writing") == target
                 )
                 if form == "minari":  # outside the folder, whose record may be a stranger's
-                    recorded = recorded and self.made(self.path(form, target))
+                    recorded = recorded and self.holds_collection(self.path(form, target))
                 if not recorded and self.path(form, target).exists():
                     cure = "another name=" if form == "minari" else "another out="
                     raise UserError(
@@ -101,107 +101,104 @@ class Collection:
                     )
 
 
-def publish(place: Collection, made: Made, low: float | None, high: float | None) -> None:
-    """Write one dataset in all forms of the settings, and its card. `low`, `high`: returns that score 0 and 100, None
-    where unknown.
+def publish(collection: Collection, episode_set: EpisodeSet) -> None:
+    """Write one dataset in all forms of the settings, and its card.
 
     Raises UserError when there is no whole episode, or it cannot be written.
     """
     from offrl.data.writing.write import write_data
 
-    if not made.episodes:
-        raise UserError(f"the set {made.name} has no whole episode; record more (steps=, rows=, episodes=)")
-    numbers = statistics(made.episodes)
-    card = _card(place, made, numbers, low, high)
-    for form, target in place.targets(made.name).items():
-        if place.record["written"].get(made.name, {}).get(form) == target and place.path(form, target).exists():
+    if not episode_set.episodes:
+        raise UserError(f"the set {episode_set.name} has no whole episode; record more (steps=, rows=, episodes=)")
+    card = _card(collection, episode_set, statistics(episode_set.episodes))
+    for form, target in collection.targets(episode_set.name).items():
+        if (
+            collection.record["written"].get(episode_set.name, {}).get(form) == target
+            and collection.path(form, target).exists()
+        ):
             continue
-        place.record["writing"] = (
+        collection.record["writing"] = (
             target  # a kill between the writing and its note leaves our own data, which may be replaced
         )
-        place.save()
-        write_data(_raw(place, made, low, high), target, form, _about(place, made, card, target, low, high), force=True)
-        place.record["written"].setdefault(made.name, {})[form] = target
-        del place.record["writing"]
-        place.save()
-    cards = {**place.record.get("cards", {}), made.name: card}
-    place.record["cards"] = {
+        collection.save()
+        write_data(_raw(collection, episode_set), target, form, _about(collection, card, target), force=True)
+        collection.record["written"].setdefault(episode_set.name, {})[form] = target
+        del collection.record["writing"]
+        collection.save()
+    cards = {**collection.record.get("cards", {}), episode_set.name: card}
+    collection.record["cards"] = {
         name: cards[name] for name in sorted(cards, key=lambda n: SETS.index(n) if n in SETS else -1)
     }
-    place.save()
+    collection.save()
     checkpoint.write_text(
-        place.folder / "card.json", json.dumps({"sets": place.record["cards"]}, indent=1) + "\n", KEPT
+        collection.folder / "card.json", json.dumps({"sets": collection.record["cards"]}, indent=1) + "\n", KEPT
     )
-    checkpoint.write_text(place.folder / "card.md", _markdown(place), KEPT)
+    checkpoint.write_text(collection.folder / "card.md", _markdown(collection), KEPT)
 
 
-def _raw(place: Collection, made: Made, low: float | None, high: float | None) -> Any:
+def _raw(collection: Collection, episode_set: EpisodeSet) -> Any:
     from offrl.data.raw import RawData
 
-    world = place.world
-    columns = columns_of(made.episodes)
+    world = collection.world
+    columns = columns_of(episode_set.episodes)
     raw = RawData(
         columns,
-        name=f"{world.env_id}-{made.name}".lower(),
+        name=f"{world.env_id}-{episode_set.name}".lower(),
         source="arrays",
         discrete=world.discrete,
         num_actions=world.choices,
     )
     raw.action_low, raw.action_high = world.low, world.high
-    limit = place.config.max_steps
+    limit, (low, high) = collection.config.max_steps, collection.references
     raw.task = Task(name=raw.name, env_id=world.env_id, action_start=world.start or None, max_episode_steps=limit,
                     ref_min=low, ref_max=high,
                     ref_label="measured" if low is not None else "")  # fmt: skip
     return raw
 
 
-def _about(
-    place: Collection, made: Made, card: dict[str, Any], target: str, low: float | None, high: float | None
-) -> dict[str, Any]:
-    about: dict[str, Any] = {
-        "env_id": place.world.env_id,
-        "env_spec": place.world.spec or None,
+def _about(collection: Collection, card: dict[str, Any], target: str) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
+        "env_id": collection.world.env_id,
+        "env_spec": collection.world.spec or None,
         "dataset_id": target if not target.endswith(".hdf5") else Path(target).stem,
         "algorithm_name": card["policy"],
         "author": "offrl collect",
-        "description": f"{made.text} {card['summary']}",
+        "description": f"{card['how']} {card['summary']}",
         "ref_label": "measured",
         "card": json.dumps(card),
+        "ref_min_score": card["ref_min_score"],
+        "ref_max_score": card["ref_max_score"],
     }
-    if low is not None and high is not None:
-        about |= {"ref_min_score": low, "ref_max_score": high}
-    return {k: v for k, v in about.items() if v is not None}
+    return {k: v for k, v in metadata.items() if v is not None}
 
 
-def _card(
-    place: Collection, made: Made, numbers: dict[str, Any], low: float | None, high: float | None
-) -> dict[str, Any]:
-    config, world = place.config, place.world
+def _card(collection: Collection, episode_set: EpisodeSet, numbers: dict[str, Any]) -> dict[str, Any]:
+    config, world, (low, high) = collection.config, collection.world, collection.references
     score = None
     if low is not None and high is not None:
         score = Task(name="", ref_min=low, ref_max=high).normalise(numbers["return_mean"])
     return {
-        "set": made.name,
-        "how": made.text,
-        "policy": config.policy or place.record["identity"].get("trained_by", "oracle"),
+        "set": episode_set.name,
+        "how": episode_set.text,
+        "policy": config.policy or collection.record["identity"].get("trained_by", "oracle"),
         **spec_fact(world),
         **numbers,
         "score_mean": score,
         "ref_min_score": low,
         "ref_max_score": high,
         "seed": config.seed,
-        "settings": place.record["identity"],
-        **made.facts,
+        "settings": collection.record["identity"],
+        **episode_set.facts,
         "packages": {name: version for name in PACKAGES if (version := installed(name))},
-        "columns": sorted(columns_of(made.episodes[:1])),
+        "columns": sorted(columns_of(episode_set.episodes[:1])),
         "summary": f"{numbers['rows']:,} rows in {numbers['episodes']:,} whole episodes of {world.env_id}, mean return "
                    f"{numbers['return_mean']:.1f}, seed {config.seed}.",
     }  # fmt: skip
 
 
-def table(place: Collection) -> tuple[list[str], list[list[str]]]:
+def table(collection: Collection) -> tuple[list[str], list[list[str]]]:
     """Headers and rows of what was recorded."""
-    cards = list(place.record.get("cards", {}).values())
+    cards = list(collection.record.get("cards", {}).values())
     headers = ["set", "rows", "episodes", "mean return", "std", "min", "max", "mean length", "score"]
     rows = [
         [
@@ -218,11 +215,11 @@ def table(place: Collection) -> tuple[list[str], list[list[str]]]:
     return [headers[i] for i in keep], [[row[i] for i in keep] for row in rows]
 
 
-def _markdown(place: Collection) -> str:
+def _markdown(collection: Collection) -> str:
     """The card for people."""
-    cards = list(place.record["cards"].values())
+    cards = list(collection.record["cards"].values())
     first = cards[0]
-    headers, rows = table(place)
+    headers, rows = table(collection)
     lines = [
         f"# {first['env_id']}: {', '.join(c['set'] for c in cards)}",
         "",

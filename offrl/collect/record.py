@@ -50,9 +50,9 @@ def claim(folder: Path, config: CollectConfig, facts: dict[str, Any]) -> dict[st
         return record
     if folder.exists() and not folder.is_dir():
         raise UserError(f"out={folder} is a file; give a folder")
-    if folder.exists() and (others := sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))):
+    if folder.exists() and (files := sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))):
         raise UserError(
-            f"out={folder} is not empty and no collection (it has {', '.join(others[:3])}); choose another out="
+            f"out={folder} is not empty and no collection (it has {', '.join(files[:3])}); choose another out="
         )
     record = {"identity": identity, "written": {}}
     save_record(folder, record)

@@ -69,7 +69,7 @@ def stream(folder: Path) -> list[Episode]:
     return read_shards(p for _, _, p in shards(folder / "stream"))
 
 
-def train(world: World, config: CollectConfig, folder: Path, steps: int, every: int, stop: Stop) -> None:
+def train(world: World, config: CollectConfig, folder: Path, steps: int, interval: int, stop: Stop) -> None:
     """Train for `steps` steps, from the last checkpoint in `folder` on if there is one. Raises Stopped at Ctrl-C or
     SIGTERM.
     """
@@ -77,23 +77,23 @@ def train(world: World, config: CollectConfig, folder: Path, steps: int, every: 
     at = int(saved[1]["step"]) if saved else 0
     if at >= steps:
         return
-    kept = int(saved[1]["episodes"]) if saved else 0
+    num_episodes = int(saved[1]["episodes"]) if saved else 0
     for first, _, path in shards(folder / "stream"):
-        if first >= kept:
+        if first >= num_episodes:
             path.unlink()
     for snapshot in snapshots(folder):
         if snapshot.step > at:
             snapshot.path.unlink()
     episodes, pending = stream(folder), []
-    if len(episodes) != kept:
+    if len(episodes) != num_episodes:
         raise UserError(
-            f"{folder / 'stream'} has {len(episodes)} episodes, its checkpoint {kept}: files are missing; choose "
-            "another out="
+            f"{folder / 'stream'} has {len(episodes)} episodes, its checkpoint {num_episodes}: files are missing; "
+            "choose another out="
         )
     rows = sum(map(len, episodes))
     with mujoco_warnings() as unstable:
         recorder = Recorder(world, lambda episode: pending.append(episode), unstable)
-        model = _model(world, config, recorder, steps, every)
+        model = _model(world, config, recorder, steps, interval)
         if saved:
             _restore(model, saved[0], saved[1], at)
             if hasattr(model, "replay_buffer") and episodes:
@@ -104,20 +104,20 @@ def train(world: World, config: CollectConfig, folder: Path, steps: int, every: 
             recent: list[float] = [e.total for e in episodes[-20:]]
 
             def save(step: int, snapshot: bool) -> None:
-                nonlocal kept, rows
+                nonlocal num_episodes, rows
                 if pending:
-                    write_shard(folder / "stream", kept, kept + len(pending), pending)
-                    kept, rows = kept + len(pending), rows + sum(map(len, pending))
+                    write_shard(folder / "stream", num_episodes, num_episodes + len(pending), pending)
+                    num_episodes, rows = num_episodes + len(pending), rows + sum(map(len, pending))
                     recent[:] = [*recent, *(e.total for e in pending)][-20:]
                     pending.clear()
                 if snapshot:
                     _snapshot(world, config, model, folder, step)
                 tensors, meta = _state(model)
-                checkpoint.save(folder, step, tensors, {**meta, "episodes": kept, "rows": rows}, keep=2)
+                checkpoint.save(folder, step, tensors, {**meta, "episodes": num_episodes, "rows": rows}, keep=2)
 
             if not saved:
                 save(0, True)
-            callback = _callback(recorder, steps, every, stop, save, bar, recent, pending)
+            callback = _callback(recorder, steps, interval, stop, save, bar, recent, pending)
             try:
                 model.learn(steps - at, callback=callback, reset_num_timesteps=False)
             finally:
@@ -129,7 +129,7 @@ def train(world: World, config: CollectConfig, folder: Path, steps: int, every: 
 def _callback(
     recorder: Recorder,
     steps: int,
-    every: int,
+    interval: int,
     stop: Stop,
     save: Any,
     bar: Progress,
@@ -145,7 +145,7 @@ def _callback(
         def _on_step(self) -> bool:
             step = self.num_timesteps
             recorder.mark = step + 1  # of the step to come
-            due = step % every == 0 or step >= steps
+            due = step % interval == 0 or step >= steps
             if due or stop.asked:
                 save(step, due)
             if due or step % 50 == 0:
@@ -156,7 +156,7 @@ def _callback(
     return Keeper()
 
 
-def _model(world: World, config: CollectConfig, recorder: Recorder, steps: int, every: int) -> Any:
+def _model(world: World, config: CollectConfig, recorder: Recorder, steps: int, interval: int) -> Any:
     """SB3's algorithm with its defaults, which are D4RL's for SAC: two layers of 256, rate 3e-4, batch 256, discount
     0.99.
     """

@@ -184,15 +184,14 @@ class Dataset:
 
     def __repr__(self) -> str:
         """One line: name, sizes, returns. The generated one would print every tensor."""
-        about, returns = self.spec, self.raw_returns
-        shape = "x".join(map(str, about.observation_shape)) or "text"
+        returns = self.raw_returns
+        shape = "x".join(map(str, self.spec.observation_shape)) or "text"
         mean = f", mean return {float(returns.mean()):.6g}" if len(returns) else ""
         extra = [c for c in self.columns if c not in CORE]
         more = f", and {', '.join(extra)}" if extra else ""
         return (
-            f"Dataset({about.name!r}: {len(self):,} rows, {self.num_episodes:,} episodes{mean}; observations {shape}, "
-            "actions "
-            f"{self._kind_of_actions()}{more}; {self.nbytes / 1e6:,.1f} MB on {self.device})"
+            f"Dataset({self.spec.name!r}: {len(self):,} rows, {self.num_episodes:,} episodes{mean}; observations "
+            f"{shape}, actions {self._kind_of_actions()}{more}; {self.nbytes / 1e6:,.1f} MB on {self.device})"
         )
 
     @property

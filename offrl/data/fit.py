@@ -104,9 +104,10 @@ def check_columns(recorded: DataSpec, spec: DataSpec, where: str) -> None:
             "(dataset.concatenate)"
         )
     if bool(recorded.action_labels) != bool(spec.action_labels) and spec.discrete:
-        named, numbered = (where, spec.name) if recorded.action_labels else (spec.name, where)
+        with_names, with_numbers = (where, spec.name) if recorded.action_labels else (spec.name, where)
         warn(
-            f"{numbered} has numbers for its choices of actions, {named} has names: they are taken to be numbered alike"
+            f"{with_numbers} has numbers for its choices of actions, {with_names} has names: they are taken to be "
+            "numbered alike"
         )
 
 

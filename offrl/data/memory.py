@@ -152,11 +152,11 @@ def mapped_bytes(folder: Path, code: str | None = None) -> int | None:
         return None
 
 
-def column_file(folder: Path, about: Mapping[str, Any]) -> Path:
+def column_file(folder: Path, entry: Mapping[str, Any]) -> Path:
     """The file of a column, from the manifest's entry. Raises ValueError for a name that `Memory` does not give."""
-    if not re.fullmatch(OURS, about["file"]):
-        raise ValueError(f"{about['file']!r} is no file of {folder}")
-    return folder / str(about["file"])
+    if not re.fullmatch(OURS, entry["file"]):
+        raise ValueError(f"{entry['file']!r} is no file of {folder}")
+    return folder / str(entry["file"])
 
 
 def open_mapped(folder: Path) -> Dataset:
@@ -192,7 +192,7 @@ def dataset_from(manifest: dict[str, Any], folder: Path, columns: dict[str, torc
     )
 
 
-def affordable(device: str = "cpu") -> float:
+def memory_budget(device: str = "cpu") -> float:
     """Bytes that data may take in memory: half of what is free on the host, and a quarter of what is free on a GPU,
     which holds the columns and what a sampler makes of them at the same time, beside the networks."""
     half = free_bytes() / 2

@@ -272,7 +272,7 @@ class SequenceModel(Algorithm):
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def sampler(self) -> Sampler:
-        return SequenceSampler(self.config.context, left=self.config.padding == "left")
+        return SequenceSampler(self.config.context, left_padded=self.config.padding == "left")
 
     def optimizer(self, name: str) -> Adam:
         c = self.config

@@ -57,7 +57,7 @@ def make(name: str, dataset: Dataset, **settings: Any) -> Any:
 
 def batch_of(algorithm: Any, dataset: Dataset, begin: list[int]) -> dict[str, Tensor]:
     sampler = algorithm.sampler()
-    return windows(sampler.prepare(dataset), torch.tensor(begin), sampler.length, sampler.left)
+    return windows(sampler.prepare(dataset), torch.tensor(begin), sampler.length, sampler.left_padded)
 
 
 # ---- the transformer
@@ -178,7 +178,7 @@ def test_windows_stay_in_their_episode() -> None:
     dataset = data()
     returns = [3, 3, 2, 33, 30, 26, 21, 15, 8, 19, 10]  # of rewards 0 1 2 | 3 4 5 6 7 8 | 9 10
     for left in (False, True):
-        sampler = SequenceSampler(4, left=left)
+        sampler = SequenceSampler(4, left_padded=left)
         batch = windows(sampler.prepare(dataset), torch.tensor([1, 3, 7, 10]), 4, left)
         rows = [[1, 2], [3, 4, 5, 6], [7, 8], [10]]
         for b, expected in enumerate(rows):
@@ -547,7 +547,7 @@ def test_qdt_returns_add_up_within_a_window(padding: str) -> None:
     dataset = scale_rewards(data(), 0.5, 0.0)
     algorithm = make("qdt", dataset, padding=padding, target_return=10.0, return_scale=5.0)
     batch = windows(
-        SequenceSampler(4, left=padding == "left").prepare(dataset),
+        SequenceSampler(4, left_padded=padding == "left").prepare(dataset),
         torch.tensor([3, 1, 10] * 200),
         4,
         padding == "left",

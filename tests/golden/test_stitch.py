@@ -153,7 +153,7 @@ def test_stitching_solves_what_no_trajectory_does() -> None:
 
 
 def window_draws(data: Dataset, length: int, count: int = 60_000, left: bool = False) -> dict[str, Tensor]:
-    sampler = GoalSequenceSampler(length, left=left)
+    sampler = GoalSequenceSampler(length, left_padded=left)
     return sampler(sampler.prepare(data), rng.make_key(5), count)
 
 

@@ -197,8 +197,8 @@ def test_a_group_is_what_fits(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -
 def test_data_take_a_quarter_of_a_gpu(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmap, "free_bytes", lambda: 100.0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *a: (40.0, 80.0))
-    assert mmap.affordable() == mmap.affordable("cpu") == 50.0
-    assert mmap.affordable("cuda") == 10.0
+    assert mmap.memory_budget() == mmap.memory_budget("cpu") == 50.0
+    assert mmap.memory_budget("cuda") == 10.0
 
 
 def test_bfloat16_follows_the_device_whatever_the_mode() -> None:

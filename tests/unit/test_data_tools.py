@@ -164,7 +164,7 @@ def test_every_column_of_every_file_is_kept(tmp_path: Path, source: str) -> None
         again = convert(config(there.path), "x-v0", force=True)
         raw = read_raw(str(again.path), DatasetConfig(fields={k: k for k in kept}))
         assert kept <= set(raw.columns)
-    assert read_raw(str(convert(config(source), "y-v0").path)).about["algorithm_name"] == "SAC"
+    assert read_raw(str(convert(config(source), "y-v0").path)).metadata["algorithm_name"] == "SAC"
 
 
 def test_columns_asked_for_keep_their_names(tmp_path: Path, source: str) -> None:
@@ -373,11 +373,11 @@ def test_merge(out: str, tmp_path: Path) -> None:
     assert both.columns["successor_known"].tolist() == [*load(a).columns["successor_known"].tolist()] * 2
     assert both.columns["truncations"].nonzero().reshape(-1).tolist() == [3, 9, 13, 19] and not both.complete[-1]
     raw = read_raw(str(written.path), DatasetConfig(fields={"from": "infos/source"}))
-    assert raw.columns["from"].tolist() == [0] * 10 + [1] * 10 and raw.about["combined_datasets"] == ["a", "b"]
-    assert len(raw.about["history"]) == 2 and "merged from" in raw.about["history"][0]
+    assert raw.columns["from"].tolist() == [0] * 10 + [1] * 10 and raw.metadata["combined_datasets"] == ["a", "b"]
+    assert len(raw.metadata["history"]) == 2 and "merged from" in raw.metadata["history"][0]
     three = merge([config(written.path), config(b)], str(tmp_path / f"3{out}"))  # the parts of a part are kept
     raw = read_raw(str(three.path), DatasetConfig(fields={"from": "infos/source"}))
-    assert raw.columns["from"].tolist() == [0] * 10 + [1] * 10 + [2] * 10 and raw.about["combined_datasets"] == [
+    assert raw.columns["from"].tolist() == [0] * 10 + [1] * 10 + [2] * 10 and raw.metadata["combined_datasets"] == [
         "a",
         "b",
         "b",

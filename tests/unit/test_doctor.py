@@ -166,7 +166,7 @@ def test_unusual_data(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module.draw, "MOST_ACTIONS", 3)
     raw, words = VARIANTS[name]
     with undrawn(name):
-        write_page(raw, report(raw), tmp_path)
+        write_page(raw, report(raw, DatasetConfig()), tmp_path)
     assert words in shown(tmp_path)
 
 
@@ -178,15 +178,14 @@ def test_what_normalising_does_is_true_of_small_units(tmp_path: Path) -> None:
         ("builtin", "leaves it a standard deviation of 0.002"),
     ):
         own = replace(raw, source=source)
-        assert any(words in text for text in module._remarks(own, report(own), module._sample(own, report(own)))), (
-            source
-        )
+        findings = report(own, DatasetConfig())
+        assert any(words in text for text in module._remarks(own, findings, module._sample(own, findings))), source
 
 
 def test_large_data_are_sampled_and_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SAMPLE", 50)
     raw = made(rewards=np.arange(300.0))
-    findings = report(raw)
+    findings = report(raw, DatasetConfig())
     sample = module._sample(raw, findings)
     assert len(sample.rows) == 50 == len(set(sample.rows.tolist())) and sample.rows.tolist() == sorted(sample.rows)
     assert sample.episode is not None and sample.episode.tolist() == (sample.rows // 10).tolist()
@@ -201,7 +200,7 @@ def test_share_on_an_end_of_the_range() -> None:
     from offrl.figures.dataset import edge_shares
 
     raw = made(actions=np.array([[1.0, 0.0]] * 6 + [[0.5, -1.0]] * 4))
-    findings = report(raw)
+    findings = report(raw, DatasetConfig())
     assert edge_shares(raw, module._sample(raw, findings), 1e-3) == [(0.6, 0), (0.4, 1)]
 
 

@@ -178,7 +178,7 @@ def test_offline_says_what_to_do(server: Server, tmp_path: Path) -> None:
     server.http.shutdown()
     server.http.server_close()
     with pytest.raises(UserError) as caught:
-        fetch(f"{server.url}/sets/a.hdf5", tmp_path, d4rl.verify, what="D4RL dataset a")
+        fetch(f"{server.url}/sets/a.hdf5", tmp_path, d4rl.verify, title="D4RL dataset a")
     text = str(caught.value)
     assert (
         f"{server.url}/sets/a.hdf5" in text

@@ -475,7 +475,7 @@ def test_reward_labels_are_found_wherever_the_episode_stands(
         )
         assert "Task: move, please\n" in there.prompts[0]
     labels = RewardLabels.load(out)
-    assert labels.about["kind"] == "rewards" and "m" in labels.about["labeller"] and len(labels.rewards) == 6
+    assert labels.metadata["kind"] == "rewards" and "m" in labels.metadata["labeller"] and len(labels.rewards) == 6
     whole = load_dataset(DatasetConfig(name=name, reward_labels=str(out)))
     want = np.zeros(30, np.float32)
     want[4::5] = [float(f"{abs(float(f'{v:.3g}')) % 10:.3f}") for v in values["observations"][4::5, 0]]

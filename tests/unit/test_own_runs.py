@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import offrl
-from offrl.data.loading.arguments import is_own
+from offrl.data.loading.arguments import is_user_data
 from offrl.errors import UserError
 from offrl.ope.afterwards import ENDS, _words, judge, summary
 from offrl.ope.linear import LinearValues, gap, interval, values
@@ -136,7 +136,7 @@ def test_only_runs_on_own_data_without_a_length_get_one() -> None:
     assert advice.is_open(compose({"dataset": "mine.csv"}))
     assert not advice.is_open(compose({"dataset": "mine.csv", "steps": 1_000_000}))
     assert not advice.is_open(compose({})) and not advice.is_open(compose({"dataset": "hopper-medium-v2"}))
-    assert is_own("mine.csv", data()) and not is_own("hopper-medium-v2", data())
+    assert is_user_data("mine.csv", data()) and not is_user_data("hopper-medium-v2", data())
 
 
 class Constant:

@@ -108,13 +108,22 @@ def test_columns_that_nothing_takes_are_named(tmp_path: Path) -> None:
         pd.Series(["a", "a", pd.NaT, "b"], dtype=object),
         pd.Series(["a", "a", None, "b"], dtype="category"),
         pd.array([1, 1, None, 2], dtype="Int64"),
-        pd.to_datetime(["2024-01-01", "2024-01-01", None, "2024-01-02"]),
     ],
 )
 def test_pandas_missing_ids_are_named_by_their_row(ids: Any) -> None:
     frame = pd.DataFrame({"batch": ids, "obs_0": [1.0, 2, 3, 4], "action": 0.1, "reward": 1.0})
     with pytest.raises(UserError, match="'batch' has no value in row 2"):
         offrl.from_dataframe(frame, episode_ids="batch")
+
+
+def test_times_are_no_ids_of_episodes(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"obs_0": [1.0, 2, 3, 4], "action": 0.1, "reward": 1.0})
+    frame["episode_ids"] = pd.date_range("2024-01-01", periods=4, freq="s")
+    frame.to_parquet(tmp_path / "x.parquet")
+    with pytest.raises(UserError, match="'episode_ids' holds times, where ids of episodes are due"):
+        load_dataset(str(tmp_path / "x.parquet"))
+    days = frame["episode_ids"].dt.strftime("%Y-%m-%d")
+    assert offrl.from_dataframe(frame.assign(episode_ids=days)).num_episodes == 1
 
 
 NAMES, ROWS = "obs_0;action;reward;episode", ["1.5;0.1;1;0", "2.5;0.2;1;0"]

@@ -633,9 +633,9 @@ def test_what_the_metadata_say(tmp_path: Path) -> None:
         path = write_data(raw, tmp_path / name, form, about)
         again = read_raw(str(path))
         assert (
-            again.about["author"] == ["x", "y"]
-            and again.about["recipe"] == {"steps": 3}
-            and again.about["description"] == "d"
+            again.metadata["author"] == ["x", "y"]
+            and again.metadata["recipe"] == {"steps": 3}
+            and again.metadata["description"] == "d"
         )
         assert again.task is not None and again.task.env_id == "Pendulum-v1" and again.task.env_kwargs == {"g": 9.0}
     spec = json.loads(json.loads((tmp_path / "x-v0" / "data" / "metadata.json").read_text())["env_spec"])

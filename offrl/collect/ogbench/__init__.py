@@ -62,13 +62,13 @@ def prepare(config: CollectConfig) -> tuple[World, dict[str, Any]]:
             for n in gymnasium.registry
             if n.startswith(("pointmaze-", *(f"{arm}-" for arm in ARMS))) and "singletask" not in n
         ]
-        why = (
+        reason = (
             "needs OGBench's trained experts, which are in no package"
             if "maze" in family or "soccer" in family
             else "is not recorded"
         )
         raise UserError(
-            f"recipe=ogbench: {config.env or 'env='} {why}.{nearest(config.env, known)} It knows: "
+            f"recipe=ogbench: {config.env or 'env='} {reason}.{nearest(config.env, known)} It knows: "
             f"{', '.join(sorted(known))}"
         )
     if config.rows is not None or config.sets:
@@ -82,7 +82,7 @@ def prepare(config: CollectConfig) -> tuple[World, dict[str, Any]]:
     return world, {"trained_by": "OGBench's oracle"}
 
 
-def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) -> None:
+def collect(config: CollectConfig, folder: Path, collection: Collection, stop: Stop) -> None:
     """Record the training and the validation episodes, and write two npz files in OGBench's layout."""
     count = config.episodes or EPISODES
     total = count + count // 10
@@ -98,21 +98,21 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
         columns = {k: v[:rows] if part == "train" else v[rows:] for k, v in data.items()}
         if not (folder / name).exists():
             _write(folder / name, columns)
-        place.record["written"][part] = {"ogbench": str(folder / name)}
+        collection.record["written"][part] = {"ogbench": str(folder / name)}
     numbers = _statistics({k: v[:rows] for k, v in data.items()}, lengths[:count])
     card = {
         "env_id": config.env,
         "kind": config.kind,
-        "versions": place.world.label,
+        "versions": collection.world.label,
         "seed": config.seed,
-        "settings": place.record["identity"],
+        "settings": collection.record["identity"],
         "files": names,
         "columns": list(data),
         "training": numbers,
         "validation_episodes": total - count,
         "packages": {name: version for name in PACKAGES if (version := installed(name))},
     }
-    place.save()
+    collection.save()
     checkpoint.write_text(folder / "card.json", json.dumps(card, indent=1) + "\n", KEPT)
     table = [
         [
@@ -125,7 +125,7 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
         ]
         for k, v in numbers.items()
     ]
-    description = f"Recorded by `offrl collect recipe=ogbench` in {place.world.label}, seed {config.seed}."
+    description = f"Recorded by `offrl collect recipe=ogbench` in {collection.world.label}, seed {config.seed}."
     lines = [f"# {config.env}, {config.kind}", "", description, "",
              "Rewards are none: the goal decides them. `terminals` marks each trajectory's last row, which has no "
              "successor.", "",

@@ -33,15 +33,15 @@ def oracles(config: CollectConfig, env: Any) -> dict[str, Any]:
     plan = config.kind == "play"
     noise = NOISE if config.oracle_noise is None else config.oracle_noise
     form = {"noise": noise, "noise_smoothing": SMOOTHING} if plan else {"min_norm": MIN_NORM}
-    made = {}
+    oracle_by_name = {}
     for name in SUBTASKS[family]:
         more: dict[str, Any] = {"gripper_always_closed": True} if family == "puzzle" else {}
         if family == "scene" and name == "cube" and not plan:
             more = {"max_step": SCENE_CUBE_STEPS}
         how = "plan" if plan else "markov"
         module = importlib.import_module(f"ogbench.manipspace.oracles.{how}.{name}_{how}")
-        made[name] = getattr(module, f"{name.capitalize()}{how.capitalize()}Oracle")(env=env, **form, **more)
-    return made
+        oracle_by_name[name] = getattr(module, f"{name.capitalize()}{how.capitalize()}Oracle")(env=env, **form, **more)
+    return oracle_by_name
 
 
 def player(config: CollectConfig, env: Any) -> Callable[[Any, CollectConfig, int], Rows]:
@@ -67,14 +67,14 @@ def player(config: CollectConfig, env: Any) -> Callable[[Any, CollectConfig, int
                 action = np.asarray(oracle.select_action(observation, info))
                 action = action if spread is None else action + np.random.normal(0.0, spread)
             action = np.clip(action, -1.0, 1.0)
-            following, _, terminated, truncated, info = env.step(action)
+            next_observation, _, terminated, truncated, info = env.step(action)
             over = bool(terminated or truncated)
             if oracle.done:
                 target_observation, target = env.unwrapped.set_new_target(p_stack=p_stack)
                 oracle = by_task[target["privileged/target_task"]]
                 oracle.reset(target_observation, target)
             keep(rows, observation, action, over, info)
-            observation = following
+            observation = next_observation
         return rows
 
     def play(env: Any, config: CollectConfig, seed: int) -> Rows:

@@ -18,8 +18,8 @@ def cells(maze: np.ndarray) -> tuple[list[tuple[int, int]], list[tuple[int, int]
     free = [(int(i), int(j)) for i, j in np.argwhere(maze == 0)]
 
     def corridor(i: int, j: int) -> bool:
-        up, down, left, right = (maze[i + a, j + b] == 0 for a, b in ((-1, 0), (1, 0), (0, -1), (0, 1)))
-        return (up and down and not left and not right) or (left and right and not up and not down)
+        north, south, west, east = (maze[i + a, j + b] == 0 for a, b in ((-1, 0), (1, 0), (0, -1), (0, 1)))
+        return (north and south and not west and not east) or (west and east and not north and not south)
 
     return free, [c for c in free if not corridor(*c)]
 
@@ -64,10 +64,10 @@ def play_maze(env: Any, config: CollectConfig, seed: int) -> Rows:
             direction = np.random.normal(size=2)
         unit = direction / (np.linalg.norm(direction) + 1e-6)
         action = np.clip(unit + np.random.normal(0.0, noise, 2), -1.0, 1.0)
-        following, _, terminated, truncated, info = env.step(action)
+        next_observation, _, terminated, truncated, info = env.step(action)
         over = bool(terminated or truncated)
         keep(rows, observation, action, over, info)
         if info["success"] and config.kind == "navigate":
             base.set_goal(goal_xy=base.add_noise(base.ij_to_xy(draw(vertices))))
-        observation, step = following, step + 1
+        observation, step = next_observation, step + 1
     return rows

@@ -68,17 +68,17 @@ def _walk(group: Any, within: str, depth: int, links: dict[str, int], visited: s
         raise UserError(
             f"{where}: more than {DEPTH} groups lie in one another ('{within[:40]}...'); write them side by side"
         )
-    own: list[tuple[bytes, int]] = []
-    group.links.iterate(lambda name, info: own.append((name, info.type)), info=True)
-    for name, kind in own:
+    children: list[tuple[bytes, int]] = []
+    group.links.iterate(lambda name, info: children.append((name, info.type)), info=True)
+    for name, kind in children:
         path = within + name.decode(errors="replace")
         links[path] = kind
         if (
             kind == _HARD
-            and (about := h5o.get_info(group, name)).type == h5o.TYPE_GROUP
-            and (about.fileno, about.addr) not in visited
+            and (target := h5o.get_info(group, name)).type == h5o.TYPE_GROUP
+            and (target.fileno, target.addr) not in visited
         ):
-            visited.add((about.fileno, about.addr))
+            visited.add((target.fileno, target.addr))
             _walk(h5g.open(group, name), f"{path}/", depth + 1, links, visited, where)
 
 
@@ -90,9 +90,10 @@ def refuse_groups(file: Any, names: Iterable[str]) -> None:
 
     for name in names:
         if not issubclass(kind := file.get(name, h5py.Dataset, getclass=True), h5py.Dataset):
-            what = "group" if issubclass(kind, h5py.Group) else "type"
+            type_name = "group" if issubclass(kind, h5py.Group) else "type"
             raise UserError(
-                f"{file.filename}: '{name}' is a {what}, where a column is due: write its values there, or rename it"
+                f"{file.filename}: '{name}' is a {type_name}, where a column is due: write its values there, or rename "
+                "it"
             )
 
 
@@ -183,8 +184,8 @@ def refuse_loops(path: Path) -> None:
     ever.
     """
     status = path.stat()
-    if (place := _loop(path, status.st_size, status.st_mtime_ns)) >= 0:
-        raise UserError(f"{path} cannot be read as HDF5 (its heap of texts at byte {place} is damaged); {_CURE}")
+    if (offset := _loop(path, status.st_size, status.st_mtime_ns)) >= 0:
+        raise UserError(f"{path} cannot be read as HDF5 (its heap of texts at byte {offset} is damaged); {_CURE}")
 
 
 def refuse_long_texts(item: Any, path: Path, where: str) -> None:
@@ -195,23 +196,24 @@ def refuse_long_texts(item: Any, path: Path, where: str) -> None:
     kind = item.get_type()
     if kind.get_class() != h5py.h5t.VLEN and not (kind.get_class() == h5py.h5t.STRING and kind.is_variable_str()):
         return
-    places: list[tuple[int, int]] = []
+    extents: list[tuple[int, int]] = []
     if (offset := item.get_offset()) is not None:
-        places.append((offset, item.get_storage_size()))
+        extents.append((offset, item.get_storage_size()))
     elif (plist := item.get_create_plist()).get_layout() == h5py.h5d.CHUNKED and plist.get_nfilters() == 0:
-        item.chunk_iter(lambda block: places.append((block.byte_offset, block.size)))
-    held = path.stat().st_size
+        item.chunk_iter(lambda block: extents.append((block.byte_offset, block.size)))
+    file_size = path.stat().st_size
     with path.open("rb") as file:
-        for start, size in places:
+        for start, size in extents:
             file.seek(start)
             elements = np.frombuffer(file.read(size // 16 * 16), "<u4").reshape(
                 -1, 4
             )  # length, address of 8 bytes, number there
-            if len(elements) and int(elements[:, 0].max()) > held:
+            if len(elements) and int(elements[:, 0].max()) > file_size:
                 raise UserError(
-                    f"{where} declares a text of {int(elements[:, 0].max()):,} bytes in a file of {held:,}; {_CURE}"
+                    f"{where} declares a text of {int(elements[:, 0].max()):,} bytes in a file of {file_size:,}; "
+                    f"{_CURE}"
                 )
-            refuse_growth(where, int(elements[:, 0].sum(dtype=np.int64)), held)
+            refuse_growth(where, int(elements[:, 0].sum(dtype=np.int64)), file_size)
 
 
 @functools.lru_cache(maxsize=16)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 
-def write_at(handle: int, data: memoryview, place: int) -> int:
+def write_at(handle: int, data: memoryview, position: int) -> int:
     """Write to an open file at a place; how many bytes were written."""
-    os.lseek(handle, place, os.SEEK_SET)
+    os.lseek(handle, position, os.SEEK_SET)
     return os.write(handle, data)
 
 
@@ -61,14 +61,14 @@ class Sink:
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        place, length, offset = self.at, len(view), 0
+        position, length, offset = self.at, len(view), 0
         while self.error is None and offset < length:
             try:
-                offset += write_at(self.handle, view[offset:], place + offset)
+                offset += write_at(self.handle, view[offset:], position + offset)
             except OSError as error:
                 self.error = error
         if self.error is not None:
-            self._late.append((place, bytes(view)))
+            self._late.append((position, bytes(view)))
         self.at += length
         self.size = max(self.size, self.at)
         return length
@@ -83,10 +83,10 @@ class Sink:
             view[at : at + len(stored)] = stored
             length -= len(stored)
         length = min(len(view), max(0, self.size - self.at))
-        for place, data in self._late:
-            first, last = max(place, self.at), min(place + len(data), self.at + len(view))
+        for position, data in self._late:
+            first, last = max(position, self.at), min(position + len(data), self.at + len(view))
             if first < last:
-                view[first - self.at : last - self.at] = data[first - place : last - place]
+                view[first - self.at : last - self.at] = data[first - position : last - position]
         self.at += length
         return length
 

@@ -17,7 +17,7 @@ class Stored:
     def __init__(self, rows: int) -> None:
         """rows: of all episodes."""
         self.every, self.next = max(1, rows // BLOCKS), 0
-        self.kept: dict[str, list[np.ndarray]] = {}
+        self.samples: dict[str, list[np.ndarray]] = {}
 
     def looks_at(self, row: int) -> bool:
         """Whether the episode that begins at `row` is one of those to `keep`. Asked in order."""
@@ -28,8 +28,8 @@ class Stored:
     def keep(self, name: str, values: Any) -> None:
         """Rows of column `name` as they are stored; what is no array of wide numbers is not kept."""
         if isinstance(values, np.ndarray) and values.ndim and wide(values.dtype):
-            self.kept.setdefault(name, []).append(values[:BLOCK].reshape(len(values[:BLOCK]), -1))
+            self.samples.setdefault(name, []).append(values[:BLOCK].reshape(len(values[:BLOCK]), -1))
 
     def notes(self) -> list[str]:
         """What to say of the columns that were kept."""
-        return [text for name, rows in self.kept.items() if (text := lost(name, np.concatenate(rows)))]
+        return [text for name, rows in self.samples.items() if (text := lost(name, np.concatenate(rows)))]

@@ -104,10 +104,10 @@ def _read_v2(path: Path, items: dict[str, Any], memory: Memory) -> RawData:
                 stored.keep(name, values)
         columns[name] = canonical(name, out, str(path))
     flags = [_flag(items[f"terminated_{i}"], str(path)) for i in range(count)]
-    held = np.array(lengths) > 0
+    nonempty = np.array(lengths) > 0
     ends, columns["terminations"] = np.zeros(rows, bool), np.zeros(rows, bool)
-    ends[stops[held] - 1] = True
-    columns["terminations"][stops[held] - 1] = np.array(flags)[held]
+    ends[stops[nonempty] - 1] = True
+    columns["terminations"][stops[nonempty] - 1] = np.array(flags)[nonempty]
     return RawData(columns, episode_ends=ends, name=path.stem, source="d3rlpy", path=str(path), notes=stored.notes())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from offrl import registry
 from offrl.data.containers.guard import from_json, reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, refuse_absent, refuse_loops, value_of
-from offrl.data.formats.download import fetch
+from offrl.data.formats.download import fetch, local_file
 from offrl.data.formats.provenance import Record, fits, read_record, restore
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import FLAGS, RawData
@@ -38,11 +37,12 @@ OPTIONAL = {
 def locate(task: Task, config: DatasetConfig) -> Path:
     """The file of a D4RL dataset: where the d4rl package keeps it, in our cache, or downloaded to there."""
     name = str(task.url).rsplit("/", 1)[1]
-    for folder in (os.environ.get("D4RL_DATASET_DIR"), "~/.d4rl/datasets"):
-        if folder and (Path(folder).expanduser() / name).is_file():
-            return Path(folder).expanduser() / name
-    what, target = f"D4RL dataset {task.name}", cache_dir(config.cache_dir) / "d4rl"
-    return fetch(str(task.url), target, verify, config.mirror, what, known=task.file, limit_gb=config.download_limit_gb)
+    if path := local_file(name, "D4RL_DATASET_DIR", "~/.d4rl/datasets"):
+        return path
+    title, target = f"D4RL dataset {task.name}", cache_dir(config.cache_dir) / "d4rl"
+    return fetch(
+        str(task.url), target, verify, config.mirror, title, known=task.file, limit_gb=config.download_limit_gb
+    )
 
 
 def verify(path: Path) -> None:
@@ -85,7 +85,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = 
             if record.finals and {"next_observations", "timeouts"} <= set(items) and "next_observations" not in keys:
                 with reading(f"{path}: 'next_observations'"):
                     finals = _last_successors(raw, items["next_observations"], str(path))
-        raw.about = _about(items, str(path))
+        raw.metadata = _about(items, str(path))
     if record is not None:
         ends = np.zeros(raw.rows, bool)
         for name in FLAGS:
@@ -168,8 +168,8 @@ def _score(value: Any, name: str, path: Path) -> float | None:
 
 def _about(items: dict[str, Any], where: str) -> dict[str, Any]:
     """The contents of metadata/: text and single numbers by their names, arrays (D4RL's policies) with the prefix."""
-    words = {"algorithm": "algorithm_name"}
-    about: dict[str, Any] = {}
+    aliases = {"algorithm": "algorithm_name"}
+    metadata: dict[str, Any] = {}
     for key, item in items.items():
         name = key.removeprefix("metadata/")
         if key == name or key in (RECORD, "metadata/env_id") or key.startswith(FINALS):
@@ -177,10 +177,10 @@ def _about(items: dict[str, Any], where: str) -> dict[str, Any]:
         if item.shape == () and item.dtype.kind in "biufSO":
             value = value_of(item, where)
             if isinstance(value, bytes | str | np.generic):
-                about[words.get(name, name)] = _text(value) if isinstance(value, bytes | str) else value.item()
+                metadata[aliases.get(name, name)] = _text(value) if isinstance(value, bytes | str) else value.item()
         elif item.shape and item.dtype.kind in "biuf":
-            about[key] = value_of(item, where)
-    return about
+            metadata[key] = value_of(item, where)
+    return metadata
 
 
 def _last_successors(raw: RawData, item: Any, where: str) -> np.ndarray:

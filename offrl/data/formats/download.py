@@ -30,7 +30,7 @@ def fetch(
     folder: Path,
     check: Callable[[Path], None],
     mirror: str | None = None,
-    what: str = "dataset",
+    title: str = "dataset",
     timeout: float = 30.0,
     known: Known | None = None,
     limit_gb: float = 100.0,
@@ -53,22 +53,22 @@ def fetch(
             if _intact(target):  # another process downloaded it while this one waited
                 return target
             part = folder / f"{name}.part"
-            own = mirror is not None and "://" not in mirror  # a folder of the user's
+            from_folder = mirror is not None and "://" not in mirror  # a folder of the user's
             origin, login = (
-                (mirror, None) if own or mirror is None else split_login(mirror, os.environ.get("OFFRL_MIRROR"))
+                (mirror, None) if from_folder or mirror is None else split_login(mirror, os.environ.get("OFFRL_MIRROR"))
             )
-            if own:
+            if from_folder:
                 with (
-                    _in_folder(Path(str(mirror)).expanduser(), url, what).open("rb") as source,
+                    _in_folder(Path(str(mirror)).expanduser(), url, title).open("rb") as source,
                     replacing(part) as copy,
                 ):
                     shutil.copyfileobj(source, copy)
             else:
                 most = known[0] if known else int(limit_gb * GB)
-                download(candidates(url, origin), part, what, target, Limits(timeout, most, known is not None, login))
+                download(candidates(url, origin), part, title, target, Limits(timeout, most, known is not None, login))
             size, digest = part.stat().st_size, checksum(part)
             try:
-                _compare(digest, known, target, f"{what} from {origin or url}", own)
+                _compare(digest, known, target, f"{title} from {origin or url}", from_folder)
                 check(part)
             except Different:
                 remove(part)
@@ -76,13 +76,13 @@ def fetch(
             except UserError as error:
                 remove(part)
                 raise UserError(
-                    f"the {what} downloaded from {origin or url} is damaged and was removed ({error}); try again or "
+                    f"the {title} downloaded from {origin or url} is damaged and was removed ({error}); try again or "
                     "use dataset.mirror"
                 ) from None
             if not known and unprotected(origin or url) and not _record(target).exists():
                 warn(
-                    f"{origin or url} is not encrypted, and on the way anybody could change the {what}; its SHA-256 is "
-                    f"{digest}"
+                    f"{origin or url} is not encrypted, and on the way anybody could change the {title}; its SHA-256 "
+                    f"is {digest}"
                 )
             note(_record(target), {"url": url, "size": size, "sha256": digest})
             os.replace(part, target)
@@ -92,6 +92,12 @@ def fetch(
             f"cannot store {target}: {error.strerror or error}; set dataset.cache_dir or $OFFRL_CACHE to another folder"
         ) from None
     return target
+
+
+def local_file(name: str, variable: str, folder: str) -> Path | None:
+    """The file in the folder that an environment variable names, or else in the folder of its publisher's package."""
+    paths = [Path(f).expanduser() / name for f in (os.environ.get(variable), folder) if f]
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _record(target: Path) -> Path:
@@ -114,9 +120,9 @@ def _intact(target: Path) -> bool:
     return False
 
 
-def _compare(digest: str, known: Known | None, target: Path, what: str, own: bool) -> None:
+def _compare(digest: str, known: Known | None, target: Path, title: str, from_folder: bool) -> None:
     """Raises Different for a file with another SHA-256 than the `known` one, or, where none is, the last download of
-    the same file. What a folder of the user's `own` gives is only warned of."""
+    the same file. With `from_folder`, a folder of the user's, there is a warning only."""
     before: dict[str, Any] = {}
     if known is None:
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -125,12 +131,12 @@ def _compare(digest: str, known: Known | None, target: Path, what: str, own: boo
     if not expected or expected == digest:
         return
     if known:
-        text = f"the {what} is not the known one: its SHA-256 is {digest}, that of the known one {expected}"
+        text = f"the {title} is not the known one: its SHA-256 is {digest}, that of the known one {expected}"
         cure = "if you trust that file, name the file itself: dataset=FILE"
     else:
-        text = f"the {what} is another one than was downloaded before: its SHA-256 is {digest}, then it was {expected}"
+        text = f"the {title} is another one than was downloaded before: its SHA-256 is {digest}, then it was {expected}"
         cure = f"if it was replaced for good reason, remove {_record(target)} and try again"
-    if not own:
+    if not from_folder:
         raise Different(f"{text}; it was removed; {cure}")
     warn(text)
 
@@ -153,9 +159,9 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _in_folder(mirror: Path, url: str, what: str) -> Path:
+def _in_folder(mirror: Path, url: str, title: str) -> Path:
     """The file in a mirror that is a folder: under the last two parts of the URL, or the last one."""
     for candidate in map(Path, candidates(url, str(mirror))):
         if candidate.is_file():
             return candidate
-    raise UserError(f"the mirror folder {mirror} has no {candidate.name}; put the {what} from {url} there")
+    raise UserError(f"the mirror folder {mirror} has no {candidate.name}; put the {title} from {url} there")

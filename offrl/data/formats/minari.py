@@ -171,7 +171,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
             f"the recorded wrapper {FLATTEN} joined the observations: a Dict's entries are in the environment's own "
             "order"
         )
-    raw.about = {
+    raw.metadata = {
         k: v
         for k, v in meta.items()
         if k not in NOT_ABOUT and (k != "observation_space" or observations["type"] == "Dict")

@@ -153,8 +153,8 @@ def width_of(space: dict[str, Any]) -> int:
 def one_hot(values: np.ndarray, width: int, start: int, where: str) -> np.ndarray:
     """float32 [R, width] of whole numbers [R] from `start`. Raises UserError for others."""
     with np.errstate(invalid="ignore"):  # of what is no number
-        places = values.astype(np.int64) - start
-    wrong = np.flatnonzero((places < 0) | (places >= width) | (values != places + start))
+        indices = values.astype(np.int64) - start
+    wrong = np.flatnonzero((indices < 0) | (indices >= width) | (values != indices + start))
     if len(wrong):
         raise UserError(f"{where} holds {values[wrong[0]]}, which is no number from {start} to {start + width - 1}")
-    return np.eye(width, dtype=np.float32)[places]
+    return np.eye(width, dtype=np.float32)[indices]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from offrl.data.containers.npz import Npz
-from offrl.data.formats.download import fetch
+from offrl.data.formats.download import fetch, local_file
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical
 from offrl.errors import UserError
@@ -45,11 +44,10 @@ def locate(name: str, config: DatasetConfig) -> Path:
     """The file of an OGBench dataset: where the ogbench package keeps it, in our cache, or downloaded to there. Of a
     single task's data too it is the one without rewards."""
     name = SINGLE.sub("", name)
-    for folder in (os.environ.get("OGBENCH_DATASET_DIR"), "~/.ogbench/data"):
-        if folder and (Path(folder).expanduser() / f"{name}.npz").is_file():
-            return Path(folder).expanduser() / f"{name}.npz"
-    what, target = f"OGBench dataset {name}", cache_dir(config.cache_dir) / "ogbench"
-    return fetch(f"{URL}{name}.npz", target, verify, config.mirror, what, limit_gb=config.download_limit_gb)
+    if path := local_file(f"{name}.npz", "OGBENCH_DATASET_DIR", "~/.ogbench/data"):
+        return path
+    title, target = f"OGBench dataset {name}", cache_dir(config.cache_dir) / "ogbench"
+    return fetch(f"{URL}{name}.npz", target, verify, config.mirror, title, limit_gb=config.download_limit_gb)
 
 
 def verify(path: Path) -> None:

@@ -117,7 +117,7 @@ def to_plain(value: Any, where: str) -> Any:
     return json.loads(json.dumps(value, default=default))
 
 
-def describe(raw: RawData, ends: np.ndarray, task: Task | None, about: Mapping[str, Any]) -> Record:
+def describe(raw: RawData, ends: np.ndarray, task: Task | None, metadata: Mapping[str, Any]) -> Record:
     """The record of `raw`, whose episodes end at `ends` (bool [R], by `find_ends`). Fills in the action range."""
     columns, last = raw.columns, np.flatnonzero(ends)
     marked = np.zeros(len(last), bool)
@@ -131,7 +131,9 @@ def describe(raw: RawData, ends: np.ndarray, task: Task | None, about: Mapping[s
     record.unmarked = np.flatnonzero(~marked).tolist()
     record.final_columns = sorted(k for k in raw.final_columns if k in columns)
     record.about = {
-        k: v for k, v in (raw.about | dict(about)).items() if k not in _OF_THE_TASK and not k.startswith("metadata/")
+        k: v
+        for k, v in (raw.metadata | dict(metadata)).items()
+        if k not in _OF_THE_TASK and not k.startswith("metadata/")
     }
     if raw.final_known is not None:
         record.unknown = np.flatnonzero(~raw.final_known).tolist()
@@ -187,13 +189,13 @@ def restore(raw: RawData, record: Record, ends: np.ndarray, explicit: Mapping[st
     raw.episode_ends[-1] = record.complete
     spec = record.spec
     raw.task, raw.discrete, raw.num_actions, raw.labels = spec.task, spec.discrete, spec.num_actions, spec.action_labels
-    raw.named = {"observations": spec.observation_columns, "actions": spec.action_columns}
+    raw.source_columns = {"observations": spec.observation_columns, "actions": spec.action_columns}
     if not spec.discrete:
         raw.action_low, raw.action_high = (
             np.asarray(spec.action_low, np.float32),
             np.asarray(spec.action_high, np.float32),
         )
-    raw.about = {**raw.about, **record.about}
+    raw.metadata = {**raw.metadata, **record.about}
     if record.finals and record.unknown:
         raw.final_known = np.ones(record.episodes, bool)
         raw.final_known[record.unknown] = False
@@ -210,18 +212,18 @@ def fits(raw: RawData, record: Record, ends: np.ndarray) -> bool:
     return False
 
 
-def task_of(raw: RawData, about: Mapping[str, Any]) -> Task | None:
+def task_of(raw: RawData, metadata: Mapping[str, Any]) -> Task | None:
     """The task to record: that of `raw`, with the environment and the reference scores that `about` names."""
     task = fitting_task(raw)
-    env_id = about.get("env_id")
+    env_id = metadata.get("env_id")
     if env_id and (task is None or task.env_id != env_id):
         base = task or Task(name=raw.name or str(env_id))
         task = replace(base, env_id=str(env_id), env_kwargs={}, env_factory=None, max_episode_steps=None, note="")
-    if task is not None and "env_kwargs" in about:
-        task = replace(task, env_kwargs=recorded_arguments(about["env_kwargs"] or {}))
-    low, high = about.get("ref_min_score"), about.get("ref_max_score")
+    if task is not None and "env_kwargs" in metadata:
+        task = replace(task, env_kwargs=recorded_arguments(metadata["env_kwargs"] or {}))
+    low, high = metadata.get("ref_min_score"), metadata.get("ref_max_score")
     if low is not None and high is not None and (task is None or (task.ref_min, task.ref_max) != (low, high)):
-        label = str(about.get("ref_label") or "the file")
+        label = str(metadata.get("ref_label") or "the file")
         task = replace(task or Task(name=raw.name), ref_min=float(low), ref_max=float(high), ref_label=label)
     if task is not None and task.env_factory is not None:
         raw.warn("its environment is a function of this program, which no file can keep: it is left out")

@@ -79,15 +79,15 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         scheme, host = urllib.parse.urlsplit(newurl)[:2]
         if scheme not in ("http", "https") or (scheme == "http" and req.type == "https"):
-            place = without_logins(f"{scheme}://{host}")
+            origin = without_logins(f"{scheme}://{host}")
             raise UserError(
-                f"{req.full_url} redirects to {place}, where nothing protects the download; set dataset.mirror to a "
+                f"{req.full_url} redirects to {origin}, where nothing protects the download; set dataset.mirror to a "
                 "place that you trust"
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def download(urls: list[str], part: Path, what: str, target: Path, limits: Limits) -> None:
+def download(urls: list[str], part: Path, title: str, target: Path, limits: Limits) -> None:
     """Bytes of the first address that has the file into `part`, continuing where an earlier attempt stopped. Raises
     UserError.
     """
@@ -128,7 +128,7 @@ def download(urls: list[str], part: Path, what: str, target: Path, limits: Limit
         else ""
     )
     raise UserError(
-        f"cannot download the {what} {urls[0]} ({reason}){have}. Without a network: put the file at {target}, or set "
+        f"cannot download the {title} {urls[0]} ({reason}){have}. Without a network: put the file at {target}, or set "
         "dataset.mirror (or $OFFRL_MIRROR) to a folder or URL that has it"
     )
 

@@ -20,7 +20,7 @@ def as_dataset(dataset: Any, config: DatasetConfig) -> Dataset:
     return dataset if isinstance(dataset, Dataset) else assemble(raw_from_frame(dataset, config), config)
 
 
-def is_own(name: str, dataset: Dataset) -> bool:
+def is_user_data(name: str, dataset: Dataset) -> bool:
     """Whether data are a person's own, for which nobody published how long to train: none of the known names, no
     reference scores.
     """

@@ -72,8 +72,8 @@ def read(folder: Path, memory: Memory) -> tuple[Dataset, list[str]] | None:
         if manifest["code"] != code_id():
             raise ValueError("of other code")
         columns = {}
-        for name, about in manifest["columns"].items():
-            stored = np.load(column_file(folder, about), mmap_mode="r", allow_pickle=False)
+        for name, entry in manifest["columns"].items():
+            stored = np.load(column_file(folder, entry), mmap_mode="r", allow_pickle=False)
             values = memory.empty(name, stored.shape, stored.dtype)
             values[...] = stored  # read, not mapped: nothing depends on the file afterwards
             columns[name] = torch.from_numpy(values)
@@ -96,10 +96,10 @@ def write(folder: Path, dataset: Dataset, warnings: Sequence[str], limit: float)
     why not.
     """
     try:
-        kept = DataSpec.from_json(json.loads(json.dumps(dataset.spec.to_json(), default=str)))
+        stored_spec = DataSpec.from_json(json.loads(json.dumps(dataset.spec.to_json(), default=str)))
     except UserError:
-        kept = None
-    if kept != dataset.spec:
+        stored_spec = None
+    if stored_spec != dataset.spec:
         return "its task holds what a file cannot (a function)"
     if folder.parent.is_symlink():
         return f"{folder.parent} is a link, and nothing is written or deleted through it; put a folder in its place"

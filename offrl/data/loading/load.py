@@ -9,7 +9,7 @@ from offrl.data.loading.arguments import name_of
 from offrl.data.loading.cache import code_id, entry
 from offrl.data.loading.read import load_one
 from offrl.data.loading.resolve import resolve
-from offrl.data.memory import Memory, affordable, mapped_bytes, open_mapped
+from offrl.data.memory import Memory, mapped_bytes, memory_budget, open_mapped
 from offrl.data.tables.frame import from_dataframe, is_frame
 from offrl.data.text.dataset import refuse_settings
 from offrl.data.transforms.apply import apply_transforms
@@ -47,7 +47,7 @@ def load_dataset(config: DatasetConfig | str | Dataset | Any, device: str = "cpu
     if config.memory == "mmap":
         budget = -1.0
     elif config.memory == "auto":
-        budget = config.memory_limit_gb * 1e9 if config.memory_limit_gb else affordable(device)
+        budget = config.memory_limit_gb * 1e9 if config.memory_limit_gb else memory_budget(device)
     labels = labeller(config.reward_labels)[1] if config.reward_labels is not None else ""
     target = entry("mapped", config, sources, labels)
     files = all(s.kind != "registered" for s in sources)

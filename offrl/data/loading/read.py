@@ -51,11 +51,11 @@ def load_one(source: Source, config: DatasetConfig, memory: Memory) -> Dataset:
         for text in cached[1]:
             warn(text)
         return cached[0]
-    began = time.perf_counter()
+    start = time.perf_counter()
     raw = read_raw(source.name, config, memory, source, ("rewards",) if _rewardless(config) else ())
     missing_rewards = _add_rewards(raw, config)
     dataset = assemble(raw, config, memory)
-    slow = time.perf_counter() - began > cache.SLOW
+    slow = time.perf_counter() - start > cache.SLOW
     # What went into mapped files is kept by those; and a file that changed while it was read is read again the next
     # time.
     if (

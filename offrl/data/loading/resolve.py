@@ -79,9 +79,9 @@ def resolve(name: str, config: DatasetConfig) -> Source:
     if not isinstance(name, str):
         raise UserError(f"dataset={name!r} is no name of data, which is a text")
     form = config.format
-    prefix, colon, rest = name.partition(":")
-    if colon and prefix in ("minari", "d4rl", "ogbench") and not rest.startswith("//"):
-        form, name = prefix, rest
+    prefix, colon, path_or_id = name.partition(":")
+    if colon and prefix in ("minari", "d4rl", "ogbench") and not path_or_id.startswith("//"):
+        form, name = prefix, path_or_id
     if name == "builtin":
         if not BUILTIN.is_file():
             raise UserError(f"the built-in dataset is missing from this installation ({BUILTIN}); install offrl again")
@@ -136,12 +136,12 @@ def _several(name: str, config: DatasetConfig) -> Source | None:
     if len(paths) == 1:
         return resolve(str(paths[0]), config)
     shown = " ".join(map(str, paths[:3])) + (" ..." if len(paths) > 3 else "")
-    others = ",".join(map(str, paths[1:3])) + (",..." if len(paths) > 3 else "")
+    remaining = ",".join(map(str, paths[1:3])) + (",..." if len(paths) > 3 else "")
     raise UserError(
         f"dataset={name} names {len(paths)} files, of which each is a dataset (only CSV and Parquet are read as one): "
         "`offrl data merge "
         f"{shown} merged.hdf5` makes one of these, or append the others: dataset={paths[0]} "
-        f'"dataset.concatenate=[{others}]"'
+        f'"dataset.concatenate=[{remaining}]"'
     )
 
 

@@ -51,10 +51,10 @@ class RawData:
     last_complete: bool | None = None  # filled by `find_ends`: False when the data stop inside the last episode
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # what `warn` printed
-    about: dict[str, Any] = field(
+    metadata: dict[str, Any] = field(
         default_factory=dict
     )  # what the source says of itself (author, algorithm, ...): `offrl data` keeps it
-    named: dict[str, tuple[ColumnSpec, ...]] = field(
+    source_columns: dict[str, tuple[ColumnSpec, ...]] = field(
         default_factory=dict
     )  # of tables: the columns that each of ours is made of
     labels: tuple[str, ...] = ()  # what the choices of discrete actions are called
@@ -70,7 +70,7 @@ class RawData:
         """The columns of a table that the dimensions of a column of ours were read from; () where these have no names
         of their own.
         """
-        specs, values = self.named.get(column, ()), self.columns[column]
+        specs, values = self.source_columns.get(column, ()), self.columns[column]
         width = int(np.prod(values.shape[1:], dtype=int))
         return () if len(specs) != width or specs == (ColumnSpec(column),) else specs
 

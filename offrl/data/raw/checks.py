@@ -141,8 +141,8 @@ def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
                 first = part.start + int(bad[0]) if first < 0 and len(bad) else first
         if count:
             value = column[first].reshape(-1)
-            what = "NaN" if np.isnan(value).any() else "infinite values"
-            message = f"'{name}' has {what} in {count} row{'s' if count > 1 else ''}"
+            problem = "NaN" if np.isnan(value).any() else "infinite values"
+            message = f"'{name}' has {problem} in {count} row{'s' if count > 1 else ''}"
             cure = "remove those episodes, or set dataset.check=false to load them all the same"
             if name in raw.columns and (specs := raw.column_specs(name)):
                 message += (
@@ -267,8 +267,8 @@ def _time_limits(raw: RawData, ends: np.ndarray) -> list[Fault]:
         longest == limit or (not cut and longest > 1 and (alike or many))
     ):
         return []
-    which = f"all {len(at):,}" if alike else f"{len(at):,} of {len(ended):,}"
-    message = f"{which} episodes end by a termination after exactly {longest:,} steps" + (
+    quantity = f"all {len(at):,}" if alike else f"{len(at):,} of {len(ended):,}"
+    message = f"{quantity} episodes end by a termination after exactly {longest:,} steps" + (
         ", the environment's time limit" if longest == limit else ", which none exceeds"
     )
     message += ": a time limit stored as a termination teaches values of 0 there"

@@ -261,12 +261,12 @@ def fitting_task(raw: RawData) -> Task | None:
     if task is None:
         return None
     actions = 1 if raw.discrete else raw.columns["actions"].shape[1]
-    for what, recorded, expected in (
+    for aspect, recorded, expected in (
         ("observations", width, task.observation_dim),
         ("actions", actions, task.action_dim),
     ):
         if expected is not None and expected != recorded:
-            raw.note(f"taken for no known task: '{task.name}' has {expected}-dimensional {what}, the data {recorded}")
+            raw.note(f"taken for no known task: '{task.name}' has {expected}-dimensional {aspect}, the data {recorded}")
             return None
     return task
 

@@ -27,7 +27,7 @@ def joined_labels(parts: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[tuple[s
     return labels, [np.array([labels.index(label) for label in part], np.int64) for _, part in parts]
 
 
-def other_columns(columns: Sequence[ColumnSpec], others: Sequence[ColumnSpec]) -> tuple[str, str] | None:
+def other_columns(columns: Sequence[ColumnSpec], reference: Sequence[ColumnSpec]) -> tuple[str, str] | None:
     """Both for a message, where dimensions were read from other columns, or in other units; None where they are the
     same, or not known.
     """
@@ -43,7 +43,7 @@ def other_columns(columns: Sequence[ColumnSpec], others: Sequence[ColumnSpec]) -
             + f" + {c.offset:g}" * bool(c.offset)
         )
 
-    differ = [(a, b) for a, b in zip(columns, others, strict=False) if not same(a, b)][:5]
+    differ = [(a, b) for a, b in zip(columns, reference, strict=False) if not same(a, b)][:5]
     return (", ".join(shown(a) for a, _ in differ), ", ".join(shown(b) for _, b in differ)) if differ else None
 
 

@@ -56,8 +56,8 @@ class AdjacentSampler(GoalSampler):
         if not (self.dims and self.cell):
             return AdjacentRows(**vars(source))
         at = torch.arange(source.count, device=source.last.device)
-        places = (source.state(at).flatten(1)[:, : self.dims].double() / self.cell).round().long()
-        distinct, cells = places.unique(dim=0, return_inverse=True)
+        coordinates = (source.state(at).flatten(1)[:, : self.dims].double() / self.cell).round().long()
+        distinct, cells = coordinates.unique(dim=0, return_inverse=True)
         if len(distinct) > CELLS:
             raise UserError(
                 f"algo.adjacency_cell={self.cell:g} cuts the places of {dataset.spec.name} into {len(distinct):,} "

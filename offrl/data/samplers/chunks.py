@@ -46,11 +46,11 @@ class ChunkSampler:
         return source
 
     def __call__(self, source: Transitions, key: Tensor, batch_size: int) -> Batch:
-        pick = TransitionSampler.draw(source, key, batch_size)
-        places, _ = places_ahead(source, pick, self.length)
-        batch = windows(source, pick, self.length)
+        indices = TransitionSampler.draw(source, key, batch_size)
+        positions, _ = places_ahead(source, indices, self.length)
+        batch = windows(source, indices, self.length)
         complete = batch[VALID][:, -1] | (batch["masks"] == 0.0)
-        return {**batch, "actions": source.table.column("actions", places), WHOLE: complete.float()}
+        return {**batch, "actions": source.table.column("actions", positions), WHOLE: complete.float()}
 
 
 def as_one_step(batch: Batch) -> Batch:

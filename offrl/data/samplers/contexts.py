@@ -48,12 +48,12 @@ def ranked_episodes(dataset: Dataset) -> tuple[Tensor, Tensor]:
     return tasks, ranked | ~torch.isin(tasks, tasks[ranked])
 
 
-def whole_numbers(dataset: Dataset, name: str, what: str) -> Tensor:
+def whole_numbers(dataset: Dataset, name: str, meaning: str) -> Tensor:
     """A column [R] as int64. Raises UserError where the data lack it, or it holds anything else."""
     if name not in dataset.columns:
         hint = nearest(name, dataset.columns) or f" A file that calls it otherwise: dataset.fields.{name}=KEY"
         raise UserError(
-            f"{dataset.spec.name}: the algorithm needs the column '{name}', {what}, which the data lack.{hint}"
+            f"{dataset.spec.name}: the algorithm needs the column '{name}', {meaning}, which the data lack.{hint}"
         )
     column = dataset.columns[name]
     column = column.squeeze(-1) if column.ndim == 2 and column.shape[1] == 1 else column
@@ -136,18 +136,18 @@ class ContextSampler:
 
     def __call__(self, source: Contexts, key: Tensor, batch_size: int) -> Batch:
         keys = rng.split(key, 3)
-        pick = draw_rows(keys[0], batch_size, len(source.queries), source.weighted)
-        size = source.size[pick]
+        indices = draw_rows(keys[0], batch_size, len(source.queries), source.weighted)
+        size = source.size[indices]
         start = rng.randint(keys[1], (batch_size,), (size - self.length + 1).clamp(min=1))
         index = torch.arange(self.length, device=key.device)
         valid = index < size.unsqueeze(-1)
-        at = source.begin[pick].unsqueeze(-1) + (start.unsqueeze(-1) + index).minimum(size.unsqueeze(-1) - 1)
+        at = source.begin[indices].unsqueeze(-1) + (start.unsqueeze(-1) + index).minimum(size.unsqueeze(-1) - 1)
         if self.shuffle:  # what is no transition stays at the end
             at = at.gather(-1, (rng.uniform(keys[2], (batch_size, self.length)) + (~valid).float()).argsort(-1))
-        rows, query = source.order[at].flatten(), source.queries[pick]
+        rows, query = source.order[at].flatten(), source.queries[indices]
         context, observations = source.table.take(rows), source.table.column("observations", query)
         batch = {name: column.unflatten(0, (batch_size, self.length)) for name, column in context.items()}
-        return {**batch, "valid": valid, "queries": observations, "labels": source.labels[pick]}
+        return {**batch, "valid": valid, "queries": observations, "labels": source.labels[indices]}
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ class RankedTransitions(Transitions):
     flags: Tensor | None = None  # [R] float32, 1.0 for demonstrations; None: all are
     best: Tensor | None = None  # [D] int64: the places of these
 
-    def take(self, pick: Tensor) -> Batch:
-        flags = torch.ones_like(pick, dtype=torch.float32) if self.flags is None else self.flags[pick]
-        return {**super().take(pick), DEMONSTRATION: flags}
+    def take(self, indices: Tensor) -> Batch:
+        flags = torch.ones_like(indices, dtype=torch.float32) if self.flags is None else self.flags[indices]
+        return {**super().take(indices), DEMONSTRATION: flags}
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class BestEpisodeSampler(TransitionSampler):
             return super().__call__(source, key, batch_size)
         best_key, key = rng.split(key)
         best = source.best[rng.randint(best_key, (batch_size // 2,), len(source.best))]
-        pick = torch.cat([best, self.draw(source, key, batch_size - batch_size // 2)])
-        return source.take(pick) if source.last is None else windows(source, pick, self.n_step)
+        indices = torch.cat([best, self.draw(source, key, batch_size - batch_size // 2)])
+        return source.take(indices) if source.last is None else windows(source, indices, self.n_step)
 
 
 def best_episodes(dataset: Dataset, share: float) -> Tensor:

@@ -62,11 +62,11 @@ class Mix:
     geometric: bool = True
     discount: float = 0.99
 
-    def check(self, what: str) -> None:
+    def check(self, setting: str) -> None:
         """Raises UserError, naming the settings `what`_current, ..., for shares that are no distribution."""
         shares = {"current": self.current, "trajectory": self.trajectory, "random": self.random}
         if not math.isclose(sum(shares.values()), 1.0, abs_tol=1e-6):
-            text = " + ".join(f"algo.{what}_{k}={v:g}" for k, v in shares.items())
+            text = " + ".join(f"algo.{setting}_{k}={v:g}" for k, v in shares.items())
             raise UserError(f"{text} is {sum(shares.values()):g}; the shares of goals must add up to 1")
         if self.geometric and not 0.0 <= self.discount < 1.0:
             raise UserError(

@@ -54,8 +54,8 @@ class HistorySampler:
         """All rows of the data, for `take`."""
         columns = {name: dataset.columns[name] for name in CONTEXT}
         starts = torch.repeat_interleave(dataset.episode_start, dataset.episode_lengths())
-        every = torch.arange(len(dataset), device=dataset.device)
-        return Histories(columns, every - starts, every)
+        rows = torch.arange(len(dataset), device=dataset.device)
+        return Histories(columns, rows - starts, rows)
 
     def __call__(self, source: Histories, key: Tensor, batch_size: int) -> Batch:
         return self.take(source, source.rows[draw_rows(key, batch_size, len(source.rows), source.weighted)])
@@ -80,16 +80,20 @@ class Windows:
     tasks: Tensor  # [R] int64: the number, among tasks, of each row's one
     begin: Tensor  # [W] rows, task by task
     last: Tensor  # [W] the last rows of their episodes
-    keep: Tensor  # [W] int64: window w stays with probability keep[w] / 2**53, else it is other[w]
-    other: Tensor  # [W] int64
+    alias_prob: Tensor  # [W] int64: window w stays with probability alias_prob[w] / 2**53, else it is alias_index[w]
+    alias_index: Tensor  # [W] int64
     first: Tensor  # [T] int64: each task's first window
     size: Tensor  # [T] int64: how many it has
 
     def draw(self, key: Tensor, tasks: Tensor) -> Tensor:
         """Numbers of windows [B] of tasks [B]."""
         keys = rng.split(key)
-        pick = self.first[tasks] + rng.randint(keys[0], tuple(tasks.shape), self.size[tasks])
-        return torch.where(rng.randint(keys[1], tuple(tasks.shape), COIN) < self.keep[pick], pick, self.other[pick])
+        indices = self.first[tasks] + rng.randint(keys[0], tuple(tasks.shape), self.size[tasks])
+        return torch.where(
+            rng.randint(keys[1], tuple(tasks.shape), COIN) < self.alias_prob[indices],
+            indices,
+            self.alias_index[indices],
+        )
 
 
 def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, history: int) -> Windows:
@@ -104,7 +108,7 @@ def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, 
     returns = dataset.raw_returns.cpu().numpy()
     total = np.concatenate([[0.0], error.double().cpu().numpy().cumsum()])
     names, number = np.unique(tasks, return_inverse=True)
-    begin, last, keep, other, first = [], [], [], [], [0]
+    begin, last, alias_prob, alias_index, first = [], [], [], [], [0]
     for task in range(len(names)):
         indices = np.flatnonzero((number == task) & complete)
         indices = indices[np.argsort(-returns[indices], kind="stable")][:episodes]
@@ -121,11 +125,11 @@ def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, 
         threshold, instead = alias_table(np.concatenate(shares))
         begin.append(np.concatenate(rows))
         last.append(np.concatenate(ends))
-        keep.append(threshold)
-        other.append(instead + first[-1])
+        alias_prob.append(threshold)
+        alias_index.append(instead + first[-1])
         first.append(first[-1] + len(threshold))
     of_rows = torch.repeat_interleave(torch.from_numpy(number), torch.from_numpy(lengths))
-    parts = [np.concatenate(x) for x in (begin, last, keep, other)]
+    parts = [np.concatenate(x) for x in (begin, last, alias_prob, alias_index)]
     tables = [
         torch.from_numpy(x.astype(np.int64)).to(dataset.device) for x in (*parts, np.array(first[:-1]), np.diff(first))
     ]
@@ -154,12 +158,12 @@ class PromptSampler:
     def prepare(self, dataset: Dataset) -> Prompted:
         """Raises UserError where the data do not say which task an episode belongs to."""
         episodes = self.choose(dataset)
-        base = self.windows.made
+        base = self.windows.derived_columns
 
         def made(data: Dataset) -> dict[str, Tensor]:
             return {**(base(data) if base else {}), TASKS: episodes.tasks}
 
-        source = replace(self.windows, made=made).prepare(dataset)
+        source = replace(self.windows, derived_columns=made).prepare(dataset)
         starts = torch.repeat_interleave(dataset.episode_start, dataset.episode_lengths())
         columns = {name: dataset.columns[name] for name in ("observations", "actions")}
         columns |= {RETURNS: recorded_returns_to_go(dataset).to(dataset.device)}
@@ -169,9 +173,9 @@ class PromptSampler:
     def __call__(self, source: Prompted, key: Tensor, batch_size: int) -> Batch:
         keys = rng.split(key)
         batch = self.windows(source.steps, keys[0], batch_size)
-        pick = source.windows.draw(keys[1], batch.pop(TASKS).amax(1))  # padding is 0
-        at = source.windows.begin[pick].unsqueeze(-1) + torch.arange(self.length, device=key.device)
-        valid = at <= source.windows.last[pick].unsqueeze(-1)
-        rows = at.minimum(source.windows.last[pick].unsqueeze(-1))
+        indices = source.windows.draw(keys[1], batch.pop(TASKS).amax(1))  # padding is 0
+        at = source.windows.begin[indices].unsqueeze(-1) + torch.arange(self.length, device=key.device)
+        valid = at <= source.windows.last[indices].unsqueeze(-1)
+        rows = at.minimum(source.windows.last[indices].unsqueeze(-1))
         prompt = {PROMPT + name: column[rows] for name, column in source.columns.items()}
         return {**batch, **prompt, PROMPT + VALID: valid}

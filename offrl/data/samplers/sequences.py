@@ -19,10 +19,10 @@ from offrl.data.samplers.transitions import (
     Episodes,
     Packed,
     Unpacked,
-    alias_table,
     column_of,
     draw_rows,
     table_of,
+    weighted_rows,
 )
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
@@ -58,41 +58,45 @@ class SequenceSampler:
 
     A window starts at a row drawn uniformly, or in proportion to the weight of its episode where `Dataset.weights` says
     so: so an episode is drawn in proportion to its length, as in the authors' code (arXiv 2106.01345). Where the
-    episode ends inside the window the rest is zeros that are not `valid`, at the end, or with `left` at the beginning.
+    episode ends inside the window the rest is zeros that are not `valid`, at the end, or with `left_padded` at the
+    beginning.
 
     returns_to_go is the undiscounted sum of the recorded rewards from this step to the episode's end, rewards are the
     transformed ones. Episodes of which the data lack the end (`Dataset.complete`) have no such sum; they are left out,
     unless there are no others.
 
-    length: K. extra: more columns. made: gives columns that an algorithm makes itself, float32 or int64, for all R rows
-    of the data."""
+    length: K. extra: more columns. derived_columns: gives columns that an algorithm makes itself, float32 or int64, for
+    all R rows of the data."""
 
     length: int
     extra: tuple[str, ...] = ()
-    left: bool = False
-    made: Callable[[Dataset], Mapping[str, Tensor]] | None = None
+    left_padded: bool = False
+    derived_columns: Callable[[Dataset], Mapping[str, Tensor]] | None = None
 
     def prepare(self, dataset: Dataset) -> Sequences:
         """Raises UserError for a column that the data lack, and where no episode may be drawn."""
         device = dataset.device
         start, end = dataset.episode_start, dataset.episode_end
-        drawn = drawn_episodes(dataset)
-        lengths = (end - start)[drawn]
+        episodes = drawn_episodes(dataset)
+        lengths = (end - start)[episodes]
         total = int(lengths.sum())
         first = torch.cumsum(lengths, 0) - lengths
-        every = len(drawn) == dataset.num_episodes
+        uses_all = len(episodes) == dataset.num_episodes
         steps = torch.arange(total, device=device) - torch.repeat_interleave(first, lengths)
-        rows = None if every else torch.repeat_interleave(start[drawn], lengths) + steps
+        rows = None if uses_all else torch.repeat_interleave(start[episodes], lengths) + steps
         last = torch.repeat_interleave(first + lengths - 1, lengths)
         columns = {name: dataset.columns[name] for name in ("observations", "actions", "rewards")}
         columns |= {name: column_of(dataset, name) for name in self.extra}
-        extra = {RETURNS: recorded_returns_to_go(dataset), **(self.made(dataset) if self.made else {})}
-        made = {name: (c.to(device) if rows is None else c.to(device)[rows]) for name, c in extra.items()}
-        table = table_of(dataset, columns, rows, {name: (c, None) for name, c in {**made, STEPS: steps}.items()})
-        return Sequences(total, last, table, weighted_episodes(dataset, drawn, lengths, first))
+        extra = {
+            RETURNS: recorded_returns_to_go(dataset),
+            **(self.derived_columns(dataset) if self.derived_columns else {}),
+        }
+        derived = {name: (c.to(device) if rows is None else c.to(device)[rows]) for name, c in extra.items()}
+        table = table_of(dataset, columns, rows, {name: (c, None) for name, c in {**derived, STEPS: steps}.items()})
+        return Sequences(total, last, table, weighted_episodes(dataset, episodes, lengths, first))
 
     def __call__(self, source: Sequences, key: Tensor, batch_size: int) -> Batch:
-        return windows(source, self.draw(source, key, batch_size), self.length, self.left)
+        return windows(source, self.draw(source, key, batch_size), self.length, self.left_padded)
 
     @staticmethod
     def draw(source: Sequences, key: Tensor, batch_size: int) -> Tensor:
@@ -119,8 +123,8 @@ class GoalSequenceSampler(SequenceSampler):
 
     def prepare(self, dataset: Dataset) -> GoalSequences:
         base = super().prepare(dataset)
-        drawn = drawn_episodes(dataset)
-        start, lengths = dataset.episode_start[drawn], dataset.episode_lengths()[drawn]
+        episodes = drawn_episodes(dataset)
+        start, lengths = dataset.episode_start[episodes], dataset.episode_lengths()[episodes]
         first = torch.cumsum(lengths, 0) - lengths
         rows = torch.arange(base.count, device=dataset.device) + torch.repeat_interleave(start - first, lengths)
         return GoalSequences(**vars(base), stitches=stitches(dataset, rows))
@@ -129,7 +133,7 @@ class GoalSequenceSampler(SequenceSampler):
         assert isinstance(source, GoalSequences)
         keys = rng.split(key, 3)
         begin = self.draw(source, keys[0], batch_size)
-        rows, valid = window_rows(source, begin, self.length, self.left)
+        rows, valid = window_rows(source, begin, self.length, self.left_padded)
         last = source.last[begin]
         goals = later(keys[1], torch.minimum(begin + self.length, last), last)
         if source.stitches is not None:
@@ -149,8 +153,8 @@ class GoalSequenceSampler(SequenceSampler):
         steps, other, after = (x.gather(0, chosen).squeeze(0) for x in (steps, other, after))
         use = fits.any(0) & rng.bernoulli(keys[2], (len(begin),), known.probability)
         index = torch.arange(self.length, device=begin.device)
-        own, join = begin.unsqueeze(-1) + index, steps.unsqueeze(-1)
-        pieces = torch.where(index < join, own, other.unsqueeze(-1) + index - join)
+        original, join = begin.unsqueeze(-1) + index, steps.unsqueeze(-1)
+        pieces = torch.where(index < join, original, other.unsqueeze(-1) + index - join)
         end = source.last[other]
         goal = later(keys[3], torch.minimum(after, end), end)
         wide = use.unsqueeze(-1)
@@ -160,16 +164,16 @@ class GoalSequenceSampler(SequenceSampler):
 TRIES = 8
 
 
-def windows(source: Sequences, begin: Tensor, length: int, left: bool = False) -> Batch:
+def windows(source: Sequences, begin: Tensor, length: int, left_padded: bool = False) -> Batch:
     """The windows of `length` steps that start at rows `begin` [B]; see SequenceSampler."""
-    return gather(source, *window_rows(source, begin, length, left))
+    return gather(source, *window_rows(source, begin, length, left_padded))
 
 
-def window_rows(source: Sequences, begin: Tensor, length: int, left: bool) -> tuple[Tensor, Tensor]:
+def window_rows(source: Sequences, begin: Tensor, length: int, left_padded: bool) -> tuple[Tensor, Tensor]:
     """(rows int64, valid bool) [B, length] of such windows."""
     index = torch.arange(length, device=begin.device)
     last = source.last[begin].unsqueeze(-1)  # [B, 1]
-    if left:
+    if left_padded:
         index = index - (length - (last - begin.unsqueeze(-1) + 1)).clamp(min=0)
     at = begin.unsqueeze(-1) + index
     valid = (at <= last) & (index >= 0)
@@ -208,14 +212,10 @@ def recorded_returns_to_go(dataset: Dataset) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 
-def weighted_episodes(dataset: Dataset, drawn: Tensor, lengths: Tensor, first: Tensor) -> Episodes | None:
-    """The distribution of rows where `Dataset.weights` differ: `drawn` episodes [E], their lengths and first rows;
-    None: uniformly.
+def weighted_episodes(dataset: Dataset, episodes: Tensor, lengths: Tensor, first: Tensor) -> Episodes | None:
+    """The distribution of rows where `Dataset.weights` differ: `episodes` [E], their lengths and first rows; None:
+    uniformly.
     """
     if dataset.weights is None:
         return None
-    weights = dataset.weights.to(drawn.device)[drawn]
-    if bool((weights == weights[0]).all()):
-        return None
-    keep, other = alias_table((weights * lengths).cpu().numpy())
-    return Episodes(torch.from_numpy(keep).to(drawn.device), torch.from_numpy(other).to(drawn.device), first, lengths)
+    return weighted_rows(dataset.weights.to(episodes.device)[episodes], first, lengths)

@@ -78,13 +78,13 @@ def table_of(
     dataset: Dataset,
     columns: dict[str, Tensor],
     rows: Tensor | None = None,
-    more: Mapping[str, tuple[Tensor, Tensor | None]] | None = None,
+    extra_rows: Mapping[str, tuple[Tensor, Tensor | None]] | None = None,
 ) -> Packed | Unpacked:
     """The rows `rows` (None: all) of columns as one table, packed where they are in memory and can be.
 
-    more: further names, each with its column and the rows of it that stand beside `rows`.
+    extra_rows: further names, each with its column and the rows of it that stand beside `rows`.
     """
-    parts = {name: (column, rows) for name, column in columns.items()} | dict(more or {})
+    parts = {name: (column, rows) for name, column in columns.items()} | dict(extra_rows or {})
     packed = None if dataset.mapped else pack(parts)
     return Unpacked(parts) if packed is None else packed
 
@@ -124,16 +124,18 @@ class Episodes:
     Episodes without a row that may be drawn are not in it. Rows are numbered among those that may be drawn.
     """
 
-    keep: Tensor  # [E] int64: episode e stays with probability keep[e] / 2**53, else it is other[e]
-    other: Tensor  # [E] int64
+    alias_prob: Tensor  # [E] int64: episode e stays with probability alias_prob[e] / 2**53, else it is alias_index[e]
+    alias_index: Tensor  # [E] int64
     first: Tensor  # [E] int64: its first row
     rows: Tensor  # [E] int64: how many it has
 
     def draw(self, key: Tensor, count: int) -> Tensor:
         """Row numbers [count]."""
         keys = rng.split(key, 3)
-        episode = rng.randint(keys[0], (count,), len(self.keep))
-        episode = torch.where(rng.randint(keys[1], (count,), COIN) < self.keep[episode], episode, self.other[episode])
+        episode = rng.randint(keys[0], (count,), len(self.alias_prob))
+        episode = torch.where(
+            rng.randint(keys[1], (count,), COIN) < self.alias_prob[episode], episode, self.alias_index[episode]
+        )
         return self.first[episode] + rng.randint(keys[2], (count,), self.rows[episode])
 
 
@@ -141,20 +143,31 @@ COIN = 1 << 53
 
 
 def alias_table(shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Walker's tables for probabilities proportional to `shares` [E]: (keep, other) as `Episodes` has them.
+    """Walker's tables for probabilities proportional to `shares` [E]: (alias_prob, alias_index) as `Episodes` has them.
 
     Column e of E equally likely ones holds e's own share and what another one has too much (Vose, 1991).
     """
     scaled = (shares.astype(np.float64) * (len(shares) / shares.sum())).tolist()
-    keep, other = [COIN] * len(scaled), list(range(len(scaled)))
+    alias_prob, alias_index = [COIN] * len(scaled), list(range(len(scaled)))
     small, large = [i for i, s in enumerate(scaled) if s < 1.0], [i for i, s in enumerate(scaled) if s >= 1.0]
     while small and large:
         low, high = small.pop(), large[-1]
-        keep[low], other[low] = round(scaled[low] * COIN), high
+        alias_prob[low], alias_index[low] = round(scaled[low] * COIN), high
         scaled[high] -= 1.0 - scaled[low]
         if scaled[high] < 1.0:
             small.append(large.pop())
-    return np.array(keep, np.int64), np.array(other, np.int64)  # what is left over has share 1, but for rounding
+    # what is left over has share 1, but for rounding
+    return np.array(alias_prob, np.int64), np.array(alias_index, np.int64)
+
+
+def weighted_rows(weights: Tensor, first: Tensor, rows: Tensor) -> Episodes | None:
+    """The distribution of the rows of episodes with these weights, first rows and numbers of rows [E]; None where the
+    weights are equal, so that rows are uniform.
+    """
+    if bool((weights == weights[0]).all()):
+        return None
+    alias_prob, alias_index = map(torch.from_numpy, alias_table((weights * rows).cpu().numpy()))
+    return Episodes(alias_prob.to(rows.device), alias_index.to(rows.device), first, rows)
 
 
 @dataclass(frozen=True)
@@ -168,9 +181,9 @@ class Transitions:
         None  # for windows of several steps: the last of the rows that may be drawn in each one's episode
     )
 
-    def take(self, pick: Tensor) -> Batch:
-        """The transitions at places `pick` [B] among the rows that may be drawn."""
-        return self.table.take(pick)
+    def take(self, indices: Tensor) -> Batch:
+        """The transitions at indices [B] among the rows that may be drawn."""
+        return self.table.take(indices)
 
 
 NEXT_ACTIONS = "next_actions"  # made of the actions, not a stored column
@@ -208,11 +221,11 @@ class TransitionSampler:
 
     def prepare(self, dataset: Dataset) -> Transitions:
         """Raises UserError for a column that the data lack, and where no row may be drawn."""
-        rows, following = dataset.transition_rows(), None
+        rows, next_row = dataset.transition_rows(), None
         columns = {name: dataset.columns[name] for name in ("observations", "actions", "rewards", "next_observations")}
         for name in self.extra:
             if name == NEXT_ACTIONS:
-                rows, following = with_next_action(dataset, rows)
+                rows, next_row = with_next_action(dataset, rows)
             else:
                 columns[name] = column_of(dataset, name)
         if not len(rows):
@@ -220,17 +233,17 @@ class TransitionSampler:
                 f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a "
                 "terminal"
             )
-        weighted, rows, following = by_weight(dataset, rows, following)
+        weighted, rows, next_row = by_weight(dataset, rows, next_row)
         last = last_of_episodes(dataset, rows) if self.n_step > 1 or self.ordered else None
         if last is not None:
             check_order(dataset, last, self.n_step)
         columns["masks"] = (~dataset.columns["terminations"]).to(torch.float32)
-        more = {} if following is None else {NEXT_ACTIONS: (columns["actions"], following)}
-        return Transitions(len(rows), table_of(dataset, columns, rows, more), weighted, last)
+        extra_rows = {} if next_row is None else {NEXT_ACTIONS: (columns["actions"], next_row)}
+        return Transitions(len(rows), table_of(dataset, columns, rows, extra_rows), weighted, last)
 
     def __call__(self, source: Transitions, key: Tensor, batch_size: int) -> Batch:
-        pick = self.draw(source, key, batch_size)
-        return source.take(pick) if source.last is None else windows(source, pick, self.n_step)
+        indices = self.draw(source, key, batch_size)
+        return source.take(indices) if source.last is None else windows(source, indices, self.n_step)
 
     @staticmethod
     def draw(source: Transitions, key: Tensor, batch_size: int) -> Tensor:
@@ -238,22 +251,22 @@ class TransitionSampler:
         return draw_rows(key, batch_size, source.count, source.weighted)
 
 
-def windows(source: Transitions, pick: Tensor, length: int) -> Batch:
-    """The windows of up to `length` steps that begin at places `pick` [B]; see TransitionSampler."""
-    places, valid = places_ahead(source, pick, length)
-    first, later = source.take(pick), source.take(places[:, -1])
+def windows(source: Transitions, indices: Tensor, length: int) -> Batch:
+    """The windows of up to `length` steps that begin at indices [B]; see TransitionSampler."""
+    positions, valid = places_ahead(source, indices, length)
+    first, later = source.take(indices), source.take(positions[:, -1])
     batch = {name: later[name] if name in AT_END else column for name, column in first.items()}
-    rewards = torch.where(valid, source.table.column("rewards", places), 0.0)
+    rewards = torch.where(valid, source.table.column("rewards", positions), 0.0)
     return {**batch, STEP_REWARDS: rewards, VALID: valid, SPAN: valid.sum(-1), FOLLOWING: first["next_observations"]}
 
 
-def places_ahead(source: Transitions, pick: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Places [B, length] of the steps from `pick` [B] on, after the episode's end its last one again and again; and
+def places_ahead(source: Transitions, indices: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Places [B, length] of the steps from `indices` [B] on, after the episode's end its last one again and again; and
     bool: not yet.
     """
     assert source.last is not None
-    at = pick.unsqueeze(-1) + torch.arange(length, device=pick.device)
-    last = source.last[pick].unsqueeze(-1)
+    at = indices.unsqueeze(-1) + torch.arange(length, device=indices.device)
+    last = source.last[indices].unsqueeze(-1)
     return torch.minimum(at, last), at <= last
 
 
@@ -300,32 +313,21 @@ def with_next_action(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows, rows + (~last[rows]).long()
 
 
-def by_weight(
-    dataset: Dataset, rows: Tensor, following: Tensor | None
-) -> tuple[Episodes | None, Tensor, Tensor | None]:
+def by_weight(dataset: Dataset, rows: Tensor, next_row: Tensor | None) -> tuple[Episodes | None, Tensor, Tensor | None]:
     """The weighted distribution of `rows`; those whose episode has weight 0 are left out. Raises UserError where none
     is left.
     """
     if dataset.weights is None:
-        return None, rows, following
-    device = rows.device
-    weights = dataset.weights.to(device)
+        return None, rows, next_row
+    weights = dataset.weights.to(rows.device)
     episode = episode_of(dataset, rows)
-    drawn = weights[episode] > 0.0
-    rows, episode = rows[drawn], episode[drawn]
+    positive = weights[episode] > 0.0
+    rows, episode = rows[positive], episode[positive]
     if not len(rows):
         raise UserError(f"{dataset.spec.name}: no transition has a weight above 0: take another dataset.weighting")
-    following = None if following is None else following[drawn]
+    next_row = None if next_row is None else next_row[positive]
     present, counts = torch.unique_consecutive(episode, return_counts=True)
-    if bool((weights[present] == weights[present[0]]).all()):
-        return None, rows, following  # uniform over what is left
-    keep, other = alias_table((weights[present] * counts).cpu().numpy())
-    first = torch.cumsum(counts, 0) - counts
-    return (
-        Episodes(torch.from_numpy(keep).to(device), torch.from_numpy(other).to(device), first, counts),
-        rows,
-        following,
-    )
+    return weighted_rows(weights[present], torch.cumsum(counts, 0) - counts, counts), rows, next_row
 
 
 def column_of(dataset: Dataset, name: str) -> Tensor:

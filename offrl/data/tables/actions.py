@@ -83,9 +83,9 @@ def as_actions(
     if kind == "discrete":
         if len(columns) == 1 and (stacked == np.rint(stacked)).all():
             return stacked[:, 0].astype(np.int64), 0, (), ""
-        what = "several columns" if len(columns) > 1 else "numbers with fractions"
+        contents = "several columns" if len(columns) > 1 else "numbers with fractions"
         raise UserError(
-            f"{where}: {setting}=discrete, and the actions are {what}; one column of whole numbers from 0 is due"
+            f"{where}: {setting}=discrete, and the actions are {contents}; one column of whole numbers from 0 is due"
         )
     if kind == "auto" and len(columns) > 1:
         choices = [n for n, c, w in zip(names, columns, integer, strict=True) if w and _choice(c)]
@@ -96,10 +96,10 @@ def as_actions(
                 f"{setting}=continuous takes them for amounts"
             )
         if choices:
-            others = [n for n in names if n not in choices]
+            unknown = [n for n in names if n not in choices]
             raise UserError(
                 f"{where}: the actions mix a choice ({', '.join(choices[:3])}: numbers from 0) with amounts "
-                f"({', '.join(others[:3])}), which no algorithm here learns together: {setting}=continuous takes all "
+                f"({', '.join(unknown[:3])}), which no algorithm here learns together: {setting}=continuous takes all "
                 "for amounts (where more of the choice means more of something), or train on one of the two, with the "
                 "other among the observations"
             )

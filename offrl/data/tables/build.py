@@ -64,7 +64,7 @@ def read_chosen(
     where, memory = table.where, memory or Memory()
     raw = RawData({}, name=name, source=source, path="" if source == "arrays" else where)
     units = table.units
-    raw.named = {
+    raw.source_columns = {
         c: tuple(ColumnSpec(p.column, units.get(p.column, ""), p.scale, p.offset) for p in parts)
         for c, parts in chosen.items()
     }
@@ -72,9 +72,9 @@ def read_chosen(
     for text in getattr(table, "notes", ()):
         raw.note(text)
     raw.columns["observations"] = columns.column("observations")
-    raw.named["observations"] = tuple(
+    raw.source_columns["observations"] = tuple(
         replace(spec, offset=columns.offsets[i], auto_offset=True) if i in columns.offsets else spec
-        for i, spec in enumerate(raw.named["observations"])
+        for i, spec in enumerate(raw.source_columns["observations"])
     )
     rows = raw.rows
     marks = {c: columns.flags(c, rows) for c in MARKS if c in chosen}

@@ -26,15 +26,15 @@ class Columns:
         # of dimensions of observations, what is added to them since float32 merges what is recorded
         self.offsets: dict[int, float] = {}
         names = dict.fromkeys(part.column for parts in chosen.values() for part in parts)
-        self.kept = {} if table.by_column else table.read(list(names), self.exact)
+        self.loaded = {} if table.by_column else table.read(list(names), self.exact)
 
     @property
     def files(self) -> np.ndarray | None:
         """Of several files: which one a row is from."""
-        return self.kept.get("\0file")
+        return self.loaded.get("\0file")
 
     def __getitem__(self, name: str) -> np.ndarray:
-        values = self.kept[name] if self.kept else self.table.read([name], self.exact)[name]
+        values = self.loaded[name] if self.loaded else self.table.read([name], self.exact)[name]
         return values if self.order is None or len(values) != len(self.order) else values[self.order]
 
     def single(self, column: str) -> np.ndarray:

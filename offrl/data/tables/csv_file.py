@@ -67,7 +67,7 @@ class CsvFile(Tabular):
             raise UserError(f"{path} has a column twice: {', '.join(twice)}")
         self.units = self._units()
 
-    def read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
+    def read(self, names: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Columns of R rows: float64 where all values are numbers or missing (NaN), else texts (object); see `Tabular`.
 
         Raises UserError, which names the line, for lines of other lengths than the first.
@@ -75,7 +75,7 @@ class CsvFile(Tabular):
         while True:
             self.marks.begin()
             try:
-                columns = self._read(wanted, exact)
+                columns = self._read(names, exact)
                 break
             except _DecimalComma:
                 self.marks.comma = True
@@ -87,9 +87,9 @@ class CsvFile(Tabular):
         rows = self._first_rows(50)[1 if self.units else 0 :]
         result = {}
         for i, name in enumerate(self.names):
-            words = [row[i].strip() for row in rows if len(row) > i and row[i].strip().lower() not in EMPTY]
-            date = bool(words) and all(map(_DATE.match, words))
-            result[name] = "time" if date else "number" if 2 * sum(map(is_number, words)) >= len(words) else "text"
+            texts = [row[i].strip() for row in rows if len(row) > i and row[i].strip().lower() not in EMPTY]
+            date = bool(texts) and all(map(_DATE.match, texts))
+            result[name] = "time" if date else "number" if 2 * sum(map(is_number, texts)) >= len(texts) else "text"
         return result
 
     def _head(self) -> str:
@@ -152,20 +152,20 @@ class CsvFile(Tabular):
                 if block:
                     yield list(zip(*block, strict=True))
 
-    def _read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
-        indices = {name: self.names.index(name) for name in wanted}
+    def _read(self, wanted_names: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
+        indices = {name: self.names.index(name) for name in wanted_names}
         texts: set[str] = set()
         while True:
-            parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
+            parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted_names}
             late: set[str] = set()  # columns that began with numbers
             for columns in self._columns():
-                for name in wanted:
+                for name in wanted_names:
                     values = columns[indices[name]]
                     numbers = None if name in texts | late else self._numbers(name, values, exact.get(name, ""))
                     if numbers is None and name not in texts:
                         (late if parts[name] else texts).add(name)
-                    words = [v.strip() for v in values] if name in exact else values
-                    parts[name].append(np.array(words, object) if numbers is None else numbers)
+                    cells = [v.strip() for v in values] if name in exact else values
+                    parts[name].append(np.array(cells, object) if numbers is None else numbers)
             if not late:
                 break
             texts |= late
@@ -174,14 +174,14 @@ class CsvFile(Tabular):
     def _numbers(self, name: str, values: tuple[str, ...], exact: str) -> np.ndarray | None:
         """Numbers of texts; None where some are none. exact: see `Tabular`."""
         if exact:
-            words = [v.strip() for v in values]
-            if all(map(WHOLE.fullmatch, words)):
+            texts = [v.strip() for v in values]
+            if all(map(WHOLE.fullmatch, texts)):
                 try:
-                    return np.fromiter(map(int, words), np.int64, len(words))
+                    return np.fromiter(map(int, texts), np.int64, len(texts))
                 except OverflowError:
-                    return np.array(words, float) if exact == "whole" else None
+                    return np.array(texts, float) if exact == "whole" else None
             if exact == "name" or (
-                exact == "label" and any(map(CODE.fullmatch, words)) and not any("." in w or "," in w for w in words)
+                exact == "label" and any(map(CODE.fullmatch, texts)) and not any("." in w or "," in w for w in texts)
             ):
                 return None
         if "_" in "".join(values):

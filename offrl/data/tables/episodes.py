@@ -28,10 +28,10 @@ def settle_dones(raw: RawData, dones: np.ndarray) -> None:
     """Gym's `done` means either kind of end: which one it is where, by what else is marked. Raises UserError for
     contradictions.
     """
-    word = raw.named["dones"][0].name
+    word = raw.source_columns["dones"][0].name
     flags = {c: raw.columns[c] for c in ("terminations", "truncations") if c in raw.columns}
     known = np.logical_or.reduce(list(flags.values())) if flags else np.zeros(len(dones), bool)
-    other = " and ".join(f"'{raw.named[c][0].name}'" for c in flags)
+    other = " and ".join(f"'{raw.source_columns[c][0].name}'" for c in flags)
     open_ends = np.flatnonzero(known & ~dones)
     if "terminations" in flags and len(open_ends):
         raise UserError(
@@ -39,20 +39,20 @@ def settle_dones(raw: RawData, dones: np.ndarray) -> None:
             f"({len(open_ends):,} such rows): "
             f"leave out the column that is wrong, or say dataset.fields.episode_ends={word}"
         )
-    rest = dones & ~known
+    other_ends = dones & ~known
     if len(flags) == 2:
-        if rest.any():
+        if other_ends.any():
             raise UserError(
-                f"{raw.where}: '{word}' marks row {int(np.argmax(rest))}, which neither "
-                f"{other.replace(' and ', ' nor ')} marks ({int(rest.sum()):,} such rows): leave one of the columns "
-                f"out, or say dataset.fields.episode_ends={word}"
+                f"{raw.where}: '{word}' marks row {int(np.argmax(other_ends))}, which neither "
+                f"{other.replace(' and ', ' nor ')} marks ({int(other_ends.sum()):,} such rows): leave one of the "
+                f"columns out, or say dataset.fields.episode_ends={word}"
             )
     elif "terminations" in flags:
-        raw.columns["truncations"] = rest
-        if rest.any():
-            raw.note(f"'{word}' marks {int(rest.sum()):,} rows that {other} does not: these count as time-outs")
+        raw.columns["truncations"] = other_ends
+        if other_ends.any():
+            raw.note(f"'{word}' marks {int(other_ends.sum()):,} rows that {other} does not: these count as time-outs")
     elif "truncations" in flags:
-        raw.columns["terminations"] = rest
+        raw.columns["terminations"] = other_ends
         if both := int((dones & known).sum()):
             raw.note(f"'{word}' marks {both:,} time-outs as well: these count as time-outs")
     else:
@@ -87,8 +87,8 @@ def mark_episodes(
         order = np.lexsort((times, ids)) if "episode_ids" in chosen else None
         if order is not None and (moved := int((order != np.arange(rows)).sum())):
             raw.note(
-                f"rows are sorted by {raw.named['episode_ids'][0].name} and {raw.named['time'][0].name}: {moved:,} "
-                "stood elsewhere"
+                f"rows are sorted by {raw.source_columns['episode_ids'][0].name} and "
+                f"{raw.source_columns['time'][0].name}: {moved:,} stood elsewhere"
             )
             times, ids = times[order], ids[order]
         else:
@@ -103,9 +103,9 @@ def mark_episodes(
             later[np.unique(last, return_index=True)[1]] = False
             row = int(np.flatnonzero(ends)[int(np.argmax(later)) - 1]) + 1
             raw.note(
-                f"{raw.named['episode_ids'][0].name}: {number:,} ids stand in {runs:,} runs of rows, each of which is "
-                f"an episode; the first that comes again does so at row {row}. Where equal ids are one episode, name "
-                "the times (dataset.fields.time), by which rows are then sorted, or sort the rows"
+                f"{raw.source_columns['episode_ids'][0].name}: {number:,} ids stand in {runs:,} runs of rows, each of "
+                f"which is an episode; the first that comes again does so at row {row}. Where equal ids are one "
+                "episode, name the times (dataset.fields.time), by which rows are then sorted, or sort the rows"
             )
     if times is not None and rows > 1:
         ends = _in_time(raw, marks, times, dates, ends, order, most)
@@ -136,7 +136,7 @@ def _in_time(
     """The ends of episodes with what times say about them. Raises UserError where time stands still or goes back within
     an episode.
     """
-    where, word = raw.where, raw.named["time"][0].name
+    where, word = raw.where, raw.source_columns["time"][0].name
     known = np.zeros(len(times), bool) if ends is None else ends.copy()
     for flags in marks.values():
         known |= flags if order is None else flags[order]
@@ -156,11 +156,12 @@ def _in_time(
     bad = np.flatnonzero((step <= 0) & inside)
     if len(bad):
         row = int(bad[0])
-        what = "is the same as" if step[row] == 0 else f"goes back from {cells.shown_time(times[row], dates)} to"
+        relation = "is the same as" if step[row] == 0 else f"goes back from {cells.shown_time(times[row], dates)} to"
         raise UserError(
-            f"{where}: '{word}' {what} {cells.shown_time(times[row + 1], dates)} in row {row + 1}, inside an episode "
-            f"({len(bad):,} such rows): sort the rows by time, remove doubles, or name the column that tells episodes "
-            "apart (dataset.fields.episode_ids=COLUMN)" + (_hour_twice(float(step[row]), step) if dates else "")
+            f"{where}: '{word}' {relation} {cells.shown_time(times[row + 1], dates)} in row {row + 1}, inside an "
+            f"episode ({len(bad):,} such rows): sort the rows by time, remove doubles, or name the column that tells "
+            "episodes apart (dataset.fields.episode_ids=COLUMN)"
+            + (_hour_twice(float(step[row]), step) if dates else "")
         )
     if not inside.any():
         return ends
@@ -223,10 +224,12 @@ def _describe_steps(word: str, step: np.ndarray, inside: np.ndarray, dates: bool
     regular = float(near.mean()) >= REGULAR
     if regular:
         wide = np.flatnonzero(~near & (steps > WIDE * np.maximum(before, after)))
-        kept = np.flatnonzero(near)
-        ratio = np.maximum(steps[kept][1:] / steps[kept][:-1], steps[kept][:-1] / steps[kept][1:])
-        changes = kept[1:][ratio > CHANGED]
-        rates = steps[kept]
+        regular_rows = np.flatnonzero(near)
+        ratio = np.maximum(
+            steps[regular_rows][1:] / steps[regular_rows][:-1], steps[regular_rows][:-1] / steps[regular_rows][1:]
+        )
+        changes = regular_rows[1:][ratio > CHANGED]
+        rates = steps[regular_rows]
     else:
         wide = np.flatnonzero(steps > OUTAGE * most)
         leaps = np.maximum(before / after, after / before) > LEAPT
@@ -236,7 +239,9 @@ def _describe_steps(word: str, step: np.ndarray, inside: np.ndarray, dates: bool
     notes = []
     if len(changes):
         first = int(changes[0])
-        old, new = (steps[kept[kept < first][-1]], steps[first]) if regular else (before[first], after[first])
+        old, new = (
+            (steps[regular_rows[regular_rows < first][-1]], steps[first]) if regular else (before[first], after[first])
+        )
         spans = [cells.shown_span(float(v), dates) for v in (old, new, rates.min(), rates.max())]
         notes.append(
             f"the step of {word} changes {len(changes):,} time{'s' if len(changes) > 1 else ''}, first from "
@@ -267,14 +272,18 @@ def _around(steps: np.ndarray, usual: float) -> tuple[np.ndarray, np.ndarray, np
     count = len(steps)
     before, after = np.full(count, usual), np.full(count, usual)
     if count <= 2 * AROUND:
-        others = np.sort(steps)
-        return before, after, np.where(steps == others[-1], others[-2] if count > 1 else others[-1], others[-1])
+        sorted_steps = np.sort(steps)
+        return (
+            before,
+            after,
+            np.where(steps == sorted_steps[-1], sorted_steps[-2] if count > 1 else sorted_steps[-1], sorted_steps[-1]),
+        )
     windows = np.lib.stride_tricks.sliding_window_view(steps, AROUND)
     starts = range(0, len(windows), PART)
     medians = np.concatenate([np.median(windows[i : i + PART], axis=1) for i in starts])
     longest = np.concatenate([windows[i : i + PART].max(1) for i in starts])
     before[AROUND:], after[:-AROUND] = medians[:-1], medians[1:]
     before[:AROUND], after[-AROUND:] = after[:AROUND], before[-AROUND:]
-    left, right = np.zeros(count), np.zeros(count)
-    left[AROUND:], right[:-AROUND] = longest[:-1], longest[1:]
-    return before, after, np.maximum(left, right)
+    longest_before, longest_after = np.zeros(count), np.zeros(count)
+    longest_before[AROUND:], longest_after[:-AROUND] = longest[:-1], longest[1:]
+    return before, after, np.maximum(longest_before, longest_after)

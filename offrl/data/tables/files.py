@@ -74,15 +74,15 @@ class ParquetTable(Tabular):
     def kinds(self) -> dict[str, str]:
         """See `Tabular`."""
         types = [(str(f.name), str(f.type)) for f in self.file.schema_arrow]
-        words = {"time": ("timestamp", "date", "time"), "text": ("string", "large_string", "dictionary")}
-        return {n: next((k for k, starts in words.items() if t.startswith(starts)), "number") for n, t in types}
+        prefixes = {"time": ("timestamp", "date", "time"), "text": ("string", "large_string", "dictionary")}
+        return {n: next((k for k, starts in prefixes.items() if t.startswith(starts)), "number") for n, t in types}
 
-    def read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
+    def read(self, names: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Columns as numbers, datetime64 in UTC or objects; missing numbers as NaN."""
         import pyarrow as pa
 
         result = {}
-        for name in wanted:
+        for name in names:
             with reading(f"{self.where}: '{name}'"):
                 column = self.file.read(columns=[name]).column(0).combine_chunks()
                 self._refuse_growth(name, column.nbytes)
@@ -156,11 +156,11 @@ class Files(Tabular):
         """See `Tabular`; those of the first file."""
         return self.tables[0].kinds()
 
-    def read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
+    def read(self, names: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         """See `Tabular`. A column that is text in one of them is text in all."""
-        blocks = [t.read(wanted, exact) for t in self.tables]
+        blocks = [t.read(names, exact) for t in self.tables]
         result = {}
-        for name in wanted:
+        for name in names:
             kinds = {b[name].dtype.kind for b in blocks if len(b[name])}
             if len({b[name].shape[1:] for b in blocks}) > 1:
                 raise UserError(f"{self.where}: '{name}' has lists of different lengths")

@@ -66,10 +66,10 @@ class Frame(Tabular):
         kinds = {str(c): getattr(self.frame[c].dtype, "kind", "O") for c in self.frame.columns}
         return {n: "time" if k in "mM" else "number" if k in "iufb" else "text" for n, k in kinds.items()}
 
-    def read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
+    def read(self, names: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Columns as NumPy has them: numbers, datetime64 in UTC, or objects; missing values of numbers as NaN."""
         keys = dict(zip(self.names, self.frame.columns, strict=True))
-        return {name: _values(self.frame[keys[name]]) for name in wanted}
+        return {name: _values(self.frame[keys[name]]) for name in names}
 
 
 def _values(series: Any) -> np.ndarray:
@@ -126,7 +126,7 @@ def from_dataframe(
     action_kind="multi_discrete", max_gap=600.0, missing="forward", clip_actions=True. env: a Gymnasium id to evaluate
     in. Raises UserError that names column and row.
     """
-    given = {
+    arguments = {
         "observations": observations,
         "actions": actions,
         "rewards": rewards,
@@ -136,7 +136,7 @@ def from_dataframe(
         "time": time,
         **(fields or {}),
     }
-    mapping = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items() if v is not None}
+    mapping = {k: list(v) if isinstance(v, tuple) else v for k, v in arguments.items() if v is not None}
     known = vars(DatasetConfig())
     if unknown := [k for k in settings if k not in known]:
         raise UserError(

@@ -79,10 +79,10 @@ class _Keyed(Tabular):
         """See `Tabular`."""
         return {name: _kind(dtype) for name, dtype in self.dtypes.items()}
 
-    def read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
+    def read(self, names: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         """See `Tabular`."""
         result = {}
-        for name in wanted:
+        for name in names:
             values = self._native(name)
             result[name] = _texts(values) if values.dtype.kind in TEXTS and values.ndim == 1 else values
         return result
@@ -115,7 +115,7 @@ class Hdf5Table(_Keyed):
     def __init__(self, file: Any, path: Path, fields: Collection[str] = (), own_names: tuple[str, ...] = ()) -> None:
         """fields: the columns that are named otherwise. Raises UserError where another has a group's name."""
         self.items = hdf5_keys(file)
-        usual = (w for words in (STEMS | USUAL).items() if words[0] not in fields for w in words[1])
+        usual = (w for entry in (STEMS | USUAL).items() if entry[0] not in fields for w in entry[1])
         refuse_groups(file, usual)
         self.own_names = own_names
         super().__init__(

@@ -59,9 +59,11 @@ def choose(
     be missing. example: the data in the command that an error proposes. kinds: what columns hold, number, text or time,
     for that command. Raises UserError, in one line with that command, where required ones are not clear.
     """
-    named = {column: entry for column, entry in fields.items() if entry != "*"}
+    entries = {column: entry for column, entry in fields.items() if entry != "*"}
     chosen: Chosen = {
-        c: _parts(c, entry, names, where) for c, entry in named.items() if not (c in optional and _absent(entry, names))
+        c: _parts(c, entry, names, where)
+        for c, entry in entries.items()
+        if not (c in optional and _absent(entry, names))
     }
     used = {part.column for parts in chosen.values() for part in parts}
     for column in (*SINGLE, *VECTORS):
@@ -255,7 +257,7 @@ def _proposal(
     )  # an action may be among them
     if blind and len(guesses["observations"]) == len(free) > 1:
         guesses["observations"], blind = ["*"], False  # less what is named as the action
-    words = []
+    arguments = []
     negative = ""
     python = example.startswith("offrl.")  # of a DataFrame: arguments
     for column in ("observations", "actions", "rewards", "episode_ids", "time"):
@@ -264,7 +266,7 @@ def _proposal(
             text = ",".join(n if n == "*" else _quoted(n) for n in hits[:SHOWN]) or "COLUMN"
             if column == "rewards" and hits and "cost" in hits[0].lower():
                 scaled = {"column": hits[0], "scale": -1}
-                words.append(
+                arguments.append(
                     f"rewards={scaled}" if python else f'"dataset.fields.rewards=[{{column:{text},scale:-1}}]"'
                 )
                 negative = (
@@ -273,11 +275,11 @@ def _proposal(
                 )
                 continue
             if python:
-                words.append(f"{column}={hits[:SHOWN] if len(hits) > 1 else hits[0] if hits else 'COLUMN'!r}")
+                arguments.append(f"{column}={hits[:SHOWN] if len(hits) > 1 else hits[0] if hits else 'COLUMN'!r}")
                 continue
-            words.append(f'"dataset.fields.{column}={f"[{text}]" if len(hits) > 1 else text}"')
+            arguments.append(f'"dataset.fields.{column}={f"[{text}]" if len(hits) > 1 else text}"')
     unclear = " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing)
-    command = f"{example}{', '.join(words)})" if python else f"offrl data inspect {example} {' '.join(words)}"
+    command = f"{example}{', '.join(arguments)})" if python else f"offrl data inspect {example} {' '.join(arguments)}"
     if missing == ["rewards"] and "terminals" in names:
         negative += ", or dataset.format=ogbench for goal data that need none"
     return (

@@ -80,7 +80,7 @@ NEVER_GUESSED = ("costs", "episode_starts")
 def column_of(word: str) -> str:
     """Our name of the column that is called `word`; the word itself where it is no usual name."""
     lower = word.lower().strip()
-    known = (column for words in (STEMS, USUAL) for column, usual in words.items() if lower in usual)
+    known = (column for names in (STEMS, USUAL) for column, usual in names.items() if lower in usual)
     return next((column for column in known if column not in NEVER_GUESSED), word)
 
 

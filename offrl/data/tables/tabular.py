@@ -23,7 +23,7 @@ class Tabular(ABC):
     ] = ()  # beginnings of names that belong to the file's layout: nothing is said where nothing takes these
 
     @abstractmethod
-    def read(self, wanted: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
+    def read(self, names: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Columns [R]: numbers, times (datetime64) or texts (object).
 
         exact: the columns whose whole numbers must stay integers. Of these a "name" (1.10, 007) is no number unless all

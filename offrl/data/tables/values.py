@@ -161,18 +161,25 @@ def flags(values: np.ndarray, name: str, where: str) -> np.ndarray:
     if values.dtype.kind in "biuf":
         return values
     lower = np.array([str(v).strip().lower() for v in values], object)
-    words, index = np.unique(lower.astype(str), return_inverse=True)
-    if wrong := [w for w in words if w not in TRUE | FALSE]:
-        row = int(np.flatnonzero(words[index] == wrong[0])[0])
+    texts, index = np.unique(lower.astype(str), return_inverse=True)
+    if wrong := [w for w in texts if w not in TRUE | FALSE]:
+        row = int(np.flatnonzero(texts[index] == wrong[0])[0])
         raise UserError(
             f"{where}: column '{name}' holds '{wrong[0]}' in row {row}, which is no flag: write 0 or 1, or true or "
             "false"
         )
-    return np.array([w in TRUE for w in words])[index]
+    return np.array([w in TRUE for w in texts])[index]
 
 
 def codes(values: np.ndarray, name: str, where: str) -> np.ndarray:
-    """Numbers of episodes, int64 [R]: equal values are one, numbered as they first come. Raises UserError for gaps."""
+    """Numbers of episodes, int64 [R]: equal values are one, numbered as they first come. Raises UserError for gaps and
+    for times, which differ from row to row.
+    """
+    if values.dtype.kind in "mM":
+        raise UserError(
+            f"{where}: column '{name}' holds times, where ids of episodes are due: give it as dataset.fields.time, or "
+            "write the ids as texts"
+        )
     if values.dtype.kind == "O":
         empty = np.array([missing(v) for v in values], bool)
         texts = [str(v) for v in values]
@@ -182,7 +189,7 @@ def codes(values: np.ndarray, name: str, where: str) -> np.ndarray:
         number = {text: i for i, text in enumerate(dict.fromkeys(texts))}  # NumPy's own texts end at a NUL
         values = np.array([number[t] for t in texts], np.int64)
     else:
-        empty = np.isnat(values) if values.dtype.kind in "mM" else ~np.isfinite(values)
+        empty = ~np.isfinite(values)
     if empty.any():
         raise UserError(
             f"{where}: column '{name}' has no value in row {int(np.argmax(empty))} ({int(empty.sum()):,} such rows)"
@@ -255,10 +262,10 @@ def sentinels(raw: RawData) -> list[tuple[str, int, str]]:
             values = column[:, d]
             for number in SENTINELS:
                 at = values == number
-                rest = values[~at & np.isfinite(values)]
-                if not at.any() or not len(rest):
+                remaining = values[~at & np.isfinite(values)]
+                if not at.any() or not len(remaining):
                     continue
-                low, high = float(rest.min()), float(rest.max())
+                low, high = float(remaining.min()), float(remaining.max())
                 if low <= number <= high or min(abs(number - low), abs(number - high)) < FAR * (high - low):
                     continue
                 names = raw.dimension_names(name)

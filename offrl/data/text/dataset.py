@@ -117,9 +117,9 @@ class TextBuilder:
         """Episodes so far."""
         return len(self._lengths)
 
-    def add(self, episode: Mapping[str, Any], place: str) -> None:
-        """Check and keep an episode; `place` ("line 3") names it in messages. Raises UserError."""
-        where = f"{self.where}: {place}"
+    def add(self, episode: Mapping[str, Any], label: str) -> None:
+        """Check and keep an episode; `label` ("line 3") names it in messages. Raises UserError."""
+        where = f"{self.where}: {label}"
         if not isinstance(episode, Mapping):
             raise UserError(
                 f"{where} is {_kind(episode)}, not an object with turns, final_obs, terminated and truncated"
@@ -309,8 +309,8 @@ def shared_strings(datasets: Sequence[Dataset]) -> list[Dataset]:
     with_meta = any("meta" in d.columns for d in datasets)
     moved = []
     for dataset in datasets:
-        place = torch.tensor([index.setdefault(s, len(index)) for s in dataset.strings], dtype=torch.int64)
-        columns: dict[str, Tensor] = {k: place[c] if k in TEXTS else c for k, c in dataset.columns.items()}
+        positions = torch.tensor([index.setdefault(s, len(index)) for s in dataset.strings], dtype=torch.int64)
+        columns: dict[str, Tensor] = {k: positions[c] if k in TEXTS else c for k, c in dataset.columns.items()}
         if with_meta:
             numbers = torch.tensor(
                 [metas.setdefault(m, len(metas)) for m in dataset.metas or ("{}",)], dtype=torch.int64

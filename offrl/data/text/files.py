@@ -41,7 +41,7 @@ class TextFile:
     """
 
     dataset: Dataset
-    about: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
 
@@ -80,24 +80,24 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
             break
     builder = TextBuilder(name, None, str(path), "file")
     problems: list[str] = []
-    about: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     convert: Form | None = None
     silent, first_silent, begun = 0, "", False
-    for place, item in _items(path):
-        where = f"{path}: {place}"
+    for label, item in _items(path):
+        where = f"{path}: {label}"
         try:
             if isinstance(item, UserError):
                 raise item
             if not begun and isinstance(item, dict) and set(item) == {HEADER}:
-                about = _header(item[HEADER], where)
-                builder.name, builder.task = str(about.get("name") or name), named_task(about.get("task"), where)
+                metadata = _header(item[HEADER], where)
+                builder.name, builder.task = str(metadata.get("name") or name), named_task(metadata.get("task"), where)
                 continue
             convert = convert or form_of(item, where)
             episode = convert(item, where)
             if episode is None:
-                silent, first_silent = silent + 1, first_silent or place
+                silent, first_silent = silent + 1, first_silent or label
             else:
-                builder.add(episode, place)
+                builder.add(episode, label)
         except UserError as error:
             if not faults:
                 raise
@@ -116,7 +116,7 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
         text = f"{silent} episode{'s' if silent > 1 else ''} in which nobody acts left out (first: {first_silent})"
         warn(f"{path}: {text}")
         dataset = replace(dataset, notes=(text,))
-    return TextFile(without_timeouts(dataset, config), about, problems)
+    return TextFile(without_timeouts(dataset, config), metadata, problems)
 
 
 def without_timeouts(dataset: Dataset, config: DatasetConfig) -> Dataset:
@@ -127,13 +127,13 @@ def without_timeouts(dataset: Dataset, config: DatasetConfig) -> Dataset:
     return replace(dataset, columns=dataset.columns | {"successor_known": known})
 
 
-def header(dataset: Dataset, about: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def header(dataset: Dataset, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The header line for a dataset: its name, its task, and what else is to be said of it (JSON)."""
     return {
         HEADER: {
             "name": dataset.spec.name,
             **({} if dataset.spec.task is None else {"task": task_words(dataset.spec.task)}),
-            **(about or {}),
+            **(metadata or {}),
         }
     }
 
@@ -218,10 +218,10 @@ def _unpacked_size(raw: Any) -> int:
     """The bytes that a gzip file unpacks to, or of a damaged one those before the damage; no more are unpacked than may
     be.
     """
-    size, held = 0, raw.seek(0, 2)
+    size, file_size = 0, raw.seek(0, 2)
     raw.seek(0)
     with contextlib.suppress(EOFError, gzip.BadGzipFile, zlib.error), gzip.GzipFile(fileobj=raw) as file:
-        while size <= max(FREE, GROWTH * held) and (block := file.read(1 << 20)):
+        while size <= max(FREE, GROWTH * file_size) and (block := file.read(1 << 20)):
             size += len(block)
     return size
 

@@ -141,8 +141,8 @@ def _example(dataset: Dataset, columns: dict[str, np.ndarray]) -> list[str]:
     for row in range(start, end):
         if TURNS - 1 <= row - start < end - start - 1:
             if row - start == TURNS - 1:
-                left = end - start - TURNS
-                lines.append(f"    ... {left} more turn{'s' if left > 1 else ''} ...")
+                remaining = end - start - TURNS
+                lines.append(f"    ... {remaining} more turn{'s' if remaining > 1 else ''} ...")
             continue
         lines.append(f"    observation  {shown(dataset.strings[columns['observations'][row]])}")
         lines.append(

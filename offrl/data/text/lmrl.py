@@ -47,7 +47,7 @@ def _canonical(item: Any, where: str) -> dict[str, Any]:
     return item  # TextBuilder checks it
 
 
-def _need(item: Any, keys: tuple[str, ...], kind: type, what: str, where: str) -> Any:
+def _need(item: Any, keys: tuple[str, ...], kind: type, type_name: str, where: str) -> Any:
     """The value of the first of `keys` that is there, of the type `kind`."""
     if not isinstance(item, dict):
         raise UserError(f"{where} is no object, unlike the episode before it")
@@ -55,7 +55,7 @@ def _need(item: Any, keys: tuple[str, ...], kind: type, what: str, where: str) -
     if key is None:
         raise UserError(f"{where} has no '{keys[0]}'.{nearest(keys[0], item)} It has: {', '.join(item) or 'nothing'}")
     if not isinstance(item[key], kind):
-        raise UserError(f"{where}: '{key}' is not {what}")
+        raise UserError(f"{where}: '{key}' is not {type_name}")
     return item[key]
 
 

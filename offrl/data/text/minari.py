@@ -63,12 +63,12 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
         unknown, metas = set(record.get("unknown", ())), list(record.get("metas", ()))
     problems: list[str] = []
     episodes = _hdf5(folder) if metadata.format == "hdf5" else _arrow(folder, metadata.format)
-    for number, (place, columns) in enumerate(episodes):
+    for number, (label, columns) in enumerate(episodes):
         try:
             if isinstance(columns, UserError):
                 raise columns
-            episode = _episode(columns, number in unknown, f"{folder}: {place}")
-            builder.add(episode | ({"meta": metas[number]} if number < len(metas) else {}), place)
+            episode = _episode(columns, number in unknown, f"{folder}: {label}")
+            builder.add(episode | ({"meta": metas[number]} if number < len(metas) else {}), label)
         except UserError as error:
             if not faults:
                 raise

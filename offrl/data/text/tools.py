@@ -61,8 +61,8 @@ def take(file: TextFile, choice: Choice, name: str) -> tuple[TextFile, str]:
     part = from_episodes(
         episodes, name=dataset.spec.name, task=dataset.spec.task, where=name, source=dataset.spec.source
     )
-    about = {k: v for k, v in file.about.items() if k != "description"}
-    return TextFile(part, about, file.faults), ", ".join(steps)
+    metadata = {k: v for k, v in file.metadata.items() if k != "description"}
+    return TextFile(part, metadata, file.faults), ", ".join(steps)
 
 
 def _cut(episode: dict[str, Any], first: int, last: int) -> dict[str, Any] | None:
@@ -91,7 +91,7 @@ def join(files: Sequence[TextFile], names: Sequence[str]) -> tuple[TextFile, lis
     episodes: list[dict[str, Any]] = []
     combined: list[str] = []
     for file, name in zip(files, names, strict=True):
-        entries, before = list(to_episodes(file.dataset)), file.about.get("combined_datasets")
+        entries, before = list(to_episodes(file.dataset)), file.metadata.get("combined_datasets")
         inner = isinstance(before, list) and all(isinstance(e["meta"].get("source"), int) for e in entries)
         episodes += [
             {**e, "meta": {**e["meta"], "source": len(combined) + (e["meta"]["source"] if inner else 0)}}
@@ -99,8 +99,8 @@ def join(files: Sequence[TextFile], names: Sequence[str]) -> tuple[TextFile, lis
         ]
         combined += [str(b) for b in before] if inner and before else [file.dataset.spec.name or name]
     task, notes = joined_task([f.dataset.spec.task for f in files])
-    about: dict[str, Any] = {
-        k: v for k, v in files[0].about.items() if all(f.about.get(k) == v for f in files) and k != "description"
+    metadata: dict[str, Any] = {
+        k: v for k, v in files[0].metadata.items() if all(f.metadata.get(k) == v for f in files) and k != "description"
     }
-    about["combined_datasets"] = combined
-    return TextFile(from_episodes(episodes, name="merged", task=task, source="file"), about), notes
+    metadata["combined_datasets"] = combined
+    return TextFile(from_episodes(episodes, name="merged", task=task, source="file"), metadata), notes

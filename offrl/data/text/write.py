@@ -19,7 +19,7 @@ from offrl.data.text import minari as minari_text
 from offrl.data.text.dataset import fingerprint, to_episodes, used_strings
 from offrl.data.text.files import TextFile, header, load, task_words
 from offrl.data.writing import write_minari as minari_layout
-from offrl.data.writing.output_path import destination, placing
+from offrl.data.writing.output_path import atomic_output, output_path
 from offrl.data.writing.write import Progress, add_namespaces, refuse_difference
 from offrl.errors import UserError, warn
 from offrl.settings.dataset import DatasetConfig
@@ -29,7 +29,7 @@ def write_text(
     dataset: Dataset,
     target: str | Path,
     form: str = "jsonl",
-    about: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
     *,
     force: bool = False,
     progress: Progress | None = None,
@@ -37,35 +37,35 @@ def write_text(
     """Write a text dataset to `target`, and return the path of the file, or of the Minari dataset's folder.
 
     form: "jsonl" for a path that ends in .jsonl or .jsonl.gz: a header line, then an episode a line; "minari" for an id
-    or a folder. about: what to say of the data besides (JSON), such as author and description; Minari keeps all of it,
-    a file its history. Rewards are those of the columns. Raises UserError when the data hold no texts, `target` does
-    not fit or exists, the data cannot be kept there, or what is read back differs.
+    or a folder. metadata: what to say of the data besides (JSON), such as author and description; Minari keeps all of
+    it, a file its history. Rewards are those of the columns. Raises UserError when the data hold no texts, `target`
+    does not fit or exists, the data cannot be kept there, or what is read back differs.
     """
     if not dataset.spec.text:
         raise UserError(f"{dataset.spec.name} holds numbers; JSON lines and Minari's Text spaces hold texts")
-    about = dict(about or {})
-    place, data_id = destination(target, form, str(about.get("dataset_id") or ""), force)
-    config = DatasetConfig(name=str(place))
+    metadata = dict(metadata or {})
+    path, data_id = output_path(target, form, str(metadata.get("dataset_id") or ""), force)
+    config = DatasetConfig(name=str(path))
 
     def advance(count: int) -> None:
         if progress is not None:
             progress(min(1.0, count / dataset.num_episodes))
 
-    with placing(place) as written:
+    with atomic_output(path) as written:
         if form == "jsonl":
-            _write_lines(written, dataset, about, advance)
+            _write_lines(written, dataset, metadata, advance)
             reread = load(written, config)
         else:
-            _write_minari(written, data_id, dataset, about, advance)
+            _write_minari(written, data_id, dataset, metadata, advance)
             reread = minari_text.load(written, config)
-        _compare(dataset, reread, place)
+        _compare(dataset, reread, path)
     if form == "minari":
-        add_namespaces(place, data_id)
-    return place
+        add_namespaces(path, data_id)
+    return path
 
 
-def _write_lines(path: Path, dataset: Dataset, about: dict[str, Any], advance: Callable[[int], None]) -> None:
-    provenance = {k: about[k] for k in ("description", "history", "combined_datasets") if about.get(k)}
+def _write_lines(path: Path, dataset: Dataset, metadata: dict[str, Any], advance: Callable[[int], None]) -> None:
+    provenance = {k: metadata[k] for k in ("description", "history", "combined_datasets") if metadata.get(k)}
     with path.open("wb") as raw:
         # no time and no name in it: the same data make the same file
         packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.name.lower().endswith(".gz") else None
@@ -78,7 +78,7 @@ def _write_lines(path: Path, dataset: Dataset, about: dict[str, Any], advance: C
 
 
 def _write_minari(
-    folder: Path, data_id: str, dataset: Dataset, about: dict[str, Any], advance: Callable[[int], None]
+    folder: Path, data_id: str, dataset: Dataset, metadata: dict[str, Any], advance: Callable[[int], None]
 ) -> None:
     """Minari's HDF5 layout. Where the final observation is not known the last one stands there twice; what offrl
     records says so.
@@ -95,7 +95,7 @@ def _write_minari(
         return Text(max(1, *map(len, texts), 1), min_length=0, charset=letters or "a")
 
     task = dataset.spec.task
-    meta = {k: v for k, v in about.items() if k not in (*minari.NOT_ABOUT, "env_spec")}
+    meta = {k: v for k, v in metadata.items() if k not in (*minari.NOT_ABOUT, "env_spec")}
     meta.setdefault("description", f"{name or 'texts'}, written by offrl")
     meta |= minari_layout.task_metadata(task, False, lambda text: warn(f"{name}: {text}"))
     known = dataset.columns["successor_known"][dataset.episode_end - 1]
@@ -140,14 +140,14 @@ def _episodes(dataset: Dataset, advance: Callable[[int], None]) -> Iterator[dict
         advance(number)
 
 
-def _compare(dataset: Dataset, reread: TextFile, place: Path) -> None:
+def _compare(dataset: Dataset, reread: TextFile, path: Path) -> None:
     read = reread.dataset
     same = {
         "turns": fingerprint(dataset) == read.fingerprint,
         "task": _words(dataset) == _words(read),
         "meta": [e["meta"] for e in to_episodes(dataset)] == [e["meta"] for e in to_episodes(read)],
     }
-    refuse_difference(same, place)
+    refuse_difference(same, path)
 
 
 def _words(dataset: Dataset) -> Any:

@@ -24,7 +24,7 @@ from offrl.data.formats.provenance import INFOS, extra_columns
 from offrl.data.loading.assemble import fingerprint
 from offrl.data.loading.read import read_raw
 from offrl.data.loading.resolve import Source, resolve
-from offrl.data.memory import Memory, affordable, chunks
+from offrl.data.memory import Memory, chunks, memory_budget
 from offrl.data.raw import CORE, RawData
 from offrl.data.raw.checks import find_faults, form_faults, refuse
 from offrl.data.raw.infer import action_range, find_ends
@@ -37,7 +37,7 @@ from offrl.data.text.files import TextFile
 from offrl.data.text.write import write_text
 from offrl.data.tools.merge import join
 from offrl.data.tools.subset import Choice, settle, take
-from offrl.data.writing.output_path import D4RL_SUFFIX, TEXT_SUFFIX, destination
+from offrl.data.writing.output_path import D4RL_SUFFIX, TEXT_SUFFIX, output_path
 from offrl.data.writing.write import Progress, write_data
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -95,9 +95,9 @@ def subset(
     """
     form = _form(out, form, force)
     if (texts := _texts(config, choice.drop_faulty)) is not None:
-        selection, words = text_tools.take(texts, choice, config.name)
+        selection, description = text_tools.take(texts, choice, config.name)
         return _write_texts(
-            selection, out, form, [f"{words} of {text_tools.origin(texts.dataset, config.name)}"], force, progress
+            selection, out, form, [f"{description} of {text_tools.origin(texts.dataset, config.name)}"], force, progress
         )
     with _memory(config) as memory:
         raw = read_whole(config, memory)
@@ -105,10 +105,10 @@ def subset(
         if faults:
             refuse(raw, faults, config.check)
         settle(raw)
-        part, words = take(raw, choice, memory, config)
-        part.path = f"{raw.where} ({words})"
+        part, description = take(raw, choice, memory, config)
+        part.path = f"{raw.where} ({description})"
         check(part, config)
-        return _write(part, out, form, [f"{words} of {_origin(raw)}"], force, progress, memory)
+        return _write(part, out, form, [f"{description} of {_origin(raw)}"], force, progress, memory)
 
 
 def merge(
@@ -152,8 +152,8 @@ def read_whole(config: DatasetConfig, memory: Memory) -> RawData:
     _refuse_transforms(config)
     source = resolve(config.name, config)
     with reading(source.path):
-        others = _other_columns(source, config)
-    return read_raw(config.name, replace(config, fields={**others, **config.fields}), memory, source)
+        extra_fields = _other_columns(source, config)
+    return read_raw(config.name, replace(config, fields={**extra_fields, **config.fields}), memory, source)
 
 
 def _refuse_transforms(config: DatasetConfig) -> None:
@@ -204,9 +204,9 @@ def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
         rows = shapes[chosen["observations"][0].column][0][:1]
     else:
         rows = shapes.get(str(config.fields.get("observations", "observations")), ((0,), None))[0][:1]
-    rest = {k: d for k, (s, d) in shapes.items() if k not in taken and s and s[:1] == rows}
-    others = [k for k, d in rest.items() if d.kind in "biuf" and meaning(k) in ("", "costs")]
-    return {k if k.startswith(INFOS) else INFOS + k: k for k in others}
+    remaining = {k: d for k, (s, d) in shapes.items() if k not in taken and s and s[:1] == rows}
+    extra = [k for k, d in remaining.items() if d.kind in "biuf" and meaning(k) in ("", "costs")]
+    return {k if k.startswith(INFOS) else INFOS + k: k for k in extra}
 
 
 def _recorded(folder: Path, key: str) -> bool:
@@ -218,7 +218,7 @@ def _recorded(folder: Path, key: str) -> bool:
 @contextmanager
 def _memory(config: DatasetConfig) -> Iterator[Memory]:
     """Storage of columns: in memory up to a limit, then in files under the cache, which are deleted at the end."""
-    limit = config.memory_limit_gb * 1e9 if config.memory_limit_gb else affordable()
+    limit = config.memory_limit_gb * 1e9 if config.memory_limit_gb else memory_budget()
     memory = Memory(-1.0 if config.memory == "mmap" else limit, cache_dir(config.cache_dir) / "mapped")
     try:
         yield memory
@@ -262,7 +262,7 @@ def _form(out: str, form: str, force: bool) -> str:
     if form == "auto":
         name = Path(out).name.lower()
         form = "d4rl" if name.endswith(D4RL_SUFFIX) else "jsonl" if name.endswith(TEXT_SUFFIX) else "minari"
-    destination(out, form, force=force)
+    output_path(out, form, force=force)
     return form
 
 
@@ -286,8 +286,8 @@ def _write_texts(
         raise UserError(
             f"{out}: D4RL's layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a Minari dataset"
         )
-    dataset, history = texts.dataset, [*texts.about.get("history", []), *(f"{step}; {_maker()}" for step in steps)]
-    path = write_text(dataset, out, form, texts.about | {"history": history}, force=force, progress=progress)
+    dataset, history = texts.dataset, [*texts.metadata.get("history", []), *(f"{step}; {_maker()}" for step in steps)]
+    path = write_text(dataset, out, form, texts.metadata | {"history": history}, force=force, progress=progress)
     left_out = [f"left out: {fault}" for fault in texts.faults]
     return Written(path, form, len(dataset), dataset.num_episodes, text_fingerprint(dataset), (*notes, *left_out))
 
@@ -322,8 +322,8 @@ def _write(
     memory: Memory,
     notes: Sequence[str] = (),
 ) -> Written:
-    raw.about = {k: v for k, v in raw.about.items() if k != "description" or "converted" in steps[0]}
-    history = [*raw.about.get("history", []), *(f"{step}; {_maker()}" for step in steps), *raw.notes]
+    raw.metadata = {k: v for k, v in raw.metadata.items() if k != "description" or "converted" in steps[0]}
+    history = [*raw.metadata.get("history", []), *(f"{step}; {_maker()}" for step in steps), *raw.notes]
     path = write_data(raw, out, form, {"history": history}, force=force, progress=progress, memory=memory)
     ends = find_ends(raw)
     return Written(path, form, raw.rows, int(ends.sum()), _fingerprint(raw), tuple(notes))

@@ -48,7 +48,7 @@ class Column:
     std: float  # over all entries together
     constant: tuple[int, ...] = ()  # flat dimensions that never change; empty for columns of one number
     dimensions: tuple[Spread, ...] = ()  # of observations and actions of several, the first MOST_DIMENSIONS
-    named: bool = False  # by the file
+    has_names: bool = False  # by the file
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,16 @@ class Report:
         for column in self.columns:
             if column.constant:
                 total = int(np.prod(column.shape[1:], dtype=int))
-                which = (
+                constants = (
                     ", ".join(column.dimensions[d].name for d in column.constant)
-                    if column.named
+                    if column.has_names
                     else _ranges(column.constant)
                 )
                 lines.append(
-                    f"  constant: {len(column.constant)} of {total} dimensions of {column.name} never change ({which})"
+                    f"  constant: {len(column.constant)} of {total} dimensions of {column.name} never change "
+                    f"({constants})"
                 )
-        if self.duplicates and self.first_duplicate is not None:
+        if self.first_duplicate is not None:
             share = 100 * self.duplicates / max(1, self.rows)
             later, earlier = self.first_duplicate
             lines.append(
@@ -134,9 +135,8 @@ def inspect_dataset(config: DatasetConfig | str) -> Report | TextReport:
     return report(read_raw(config.name, config), config)
 
 
-def report(raw: RawData, config: DatasetConfig | None = None) -> Report:
+def report(raw: RawData, config: DatasetConfig) -> Report:
     """The report on columns that were already read."""
-    config = config or DatasetConfig(name=raw.name)
     raw.settle_kind()
     faults = find_faults(raw, clip_actions=config.clip_actions)
     complete = not any(f.kind in ("missing", "empty", "length", "shape") for f in faults)
@@ -233,15 +233,17 @@ def _column(name: str, column: np.ndarray, names: Sequence[str]) -> Column:
         stds = np.sqrt(squares / count)
         spread = np.sqrt(np.nansum(squares + count * (means - mean) ** 2) / count.sum())
     constant = tuple(int(d) for d in np.flatnonzero(low == high)) if len(column) > 1 and width > 1 else ()
-    named = len(names) == width <= MOST_DIMENSIONS
-    shown = range(min(width, MOST_DIMENSIONS) if name in VECTORS and (named or width > 1) else 0)
+    has_names = len(names) == width <= MOST_DIMENSIONS
+    shown = range(min(width, MOST_DIMENSIONS) if name in VECTORS and (has_names or width > 1) else 0)
     numbers = zip(low.tolist(), high.tolist(), means.tolist(), stds.tolist(), strict=True)
     dimensions = tuple(
-        Spread(names[d][:LONG] if named else str(d), *row) for d, row in zip(shown, numbers, strict=False)
+        Spread(names[d][:LONG] if has_names else str(d), *row) for d, row in zip(shown, numbers, strict=False)
     )
-    named = named and bool(dimensions)
+    has_names = has_names and bool(dimensions)
     ends = float(low.min()), float(high.max())
-    return Column(name, str(column.dtype), column.shape, *ends, float(mean), float(spread), constant, dimensions, named)
+    return Column(
+        name, str(column.dtype), column.shape, *ends, float(mean), float(spread), constant, dimensions, has_names
+    )
 
 
 def _duplicates(raw: RawData) -> tuple[int, tuple[int, int] | None]:
@@ -279,11 +281,12 @@ def _table(columns: list[Column]) -> list[str]:
     return aligned(rows, 3)
 
 
-def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Lines of a table, of whose columns the first `left` are flush left and the others flush right."""
+def aligned(rows: Sequence[Sequence[str]], left_columns: int) -> list[str]:
+    """Lines of a table, of whose columns the first `left_columns` are flush left and the others flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = [
-        [v.ljust(n) if k < left else v.rjust(n) for k, (v, n) in enumerate(zip(r, widths, strict=True))] for r in rows
+        [v.ljust(n) if k < left_columns else v.rjust(n) for k, (v, n) in enumerate(zip(r, widths, strict=True))]
+        for r in rows
     ]
     return ["  " + "  ".join(row).rstrip() for row in cells]
 

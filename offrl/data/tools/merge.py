@@ -61,11 +61,11 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
     lasts = [np.flatnonzero(e) for e in ends]
     if "next_observations" in columns:
         unknown = [starts_elsewhere(p, last) for p, last in zip(parts, lasts, strict=True)]
-        last, lost = (
+        last, unknown_ends = (
             np.concatenate([last + at for last, at in zip(lasts, offsets, strict=True)]),
             np.concatenate(unknown),
         )
-        if forgotten := point_elsewhere(raw, last, lost):
+        if forgotten := point_elsewhere(raw, last, unknown_ends):
             notes.append(
                 f"{forgotten:,} terminals lead to the next episode's start, in some of the files only: merged, that "
                 "counts as known"
@@ -80,12 +80,12 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
         for k in first.final_columns
         if all(k in p.final_columns for p in parts)
     }
-    same = {k: v for k, v in first.about.items() if all(k in p.about and _equal(p.about[k], v) for p in parts)}
+    same = {k: v for k, v in first.metadata.items() if all(k in p.metadata and _equal(p.metadata[k], v) for p in parts)}
     for key in ("author", "author_email"):  # as Minari does when it combines datasets
-        people = [p.about[key] for p in parts if p.about.get(key)]
+        people = [p.metadata[key] for p in parts if p.metadata.get(key)]
         if people:
             same[key] = sorted({name for entry in people for name in ([entry] if isinstance(entry, str) else entry)})
-    raw.about = {**same, "combined_datasets": sources}
+    raw.metadata = {**same, "combined_datasets": sources}
     raw.task, more = joined_task([p.task for p in parts])
     return raw, [*notes, *more]
 
@@ -98,7 +98,7 @@ def _agree(first: RawData, other: RawData) -> None:
         "discrete actions" if p.discrete else f"{p.columns['actions'].shape[1]} continuous actions"
         for p in (first, other)
     ]
-    for what, x, y in (
+    for aspect, x, y in (
         ("observations of shape", list(a["observations"].shape[1:]), list(b["observations"].shape[1:])),
         ("observations of type", a["observations"].dtype, b["observations"].dtype),
         ("", kind[0], kind[1]),
@@ -106,7 +106,7 @@ def _agree(first: RawData, other: RawData) -> None:
     ):
         if x != y:
             raise UserError(
-                f"cannot merge {other.where} with {first.where}: {what} {y} instead of {x}".replace("  ", " ")
+                f"cannot merge {other.where} with {first.where}: {aspect} {y} instead of {x}".replace("  ", " ")
             )
     for column in ("observations", "actions"):
         if text := other_columns(first.column_specs(column), other.column_specs(column)):
@@ -163,7 +163,7 @@ def _sources(parts: Sequence[RawData], offsets: np.ndarray) -> tuple[np.ndarray,
     """
     numbers, names = np.zeros(sum(p.rows for p in parts), np.int64), list[str]()
     for part, at in zip(parts, offsets, strict=True):
-        before = part.about.get("combined_datasets")
+        before = part.metadata.get("combined_datasets")
         inner = part.columns.get(SOURCE)
         if isinstance(before, list) and inner is not None:
             numbers[at : at + part.rows] = inner + len(names)

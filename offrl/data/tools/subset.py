@@ -122,7 +122,7 @@ def share_of(share: float, count: int) -> int:
     return max(1, int(share * count + 1e-9))
 
 
-def range_of(text: Any, count: int, what: str) -> tuple[int, int]:
+def range_of(text: Any, count: int, setting: str) -> tuple[int, int]:
     """Bounds of "a:b" within 0 .. count, Python's way."""
     first, colon, last = str(text).partition(":")
     try:
@@ -132,9 +132,9 @@ def range_of(text: Any, count: int, what: str) -> tuple[int, int]:
             count
         )
     except ValueError:
-        raise UserError(f"{what}={text} must be a range such as 0:100 (0 to 99), :100 or 100:") from None
+        raise UserError(f"{setting}={text} must be a range such as 0:100 (0 to 99), :100 or 100:") from None
     if start >= stop:
-        raise UserError(f"{what}={text}: there are {count} {what}, and none in that range")
+        raise UserError(f"{setting}={text}: there are {count} {setting}, and none in that range")
     return start, stop
 
 

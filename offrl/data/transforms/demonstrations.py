@@ -68,14 +68,14 @@ def append_expert(
     demonstrations = replace(demonstrations, columns={**shared, EXPERT: marks})
     dataset = replace(dataset, columns={**dataset.columns, EXPERT: torch.zeros(len(dataset), dtype=torch.bool)})
     joined = concatenate([dataset, demonstrations], memory)
-    words = f"{choice} {episodes}" + (f", then {unmarked} unmarked" if unmarked else "")
+    description = f"{choice} {episodes}" + (f", then {unmarked} unmarked" if unmarked else "")
     note = (
         f"demonstrations: {rows:,} rows, the {choice} of {expert.num_episodes:,} episodes of {expert.spec.name} "
         f"({episodes})"
     )
     return replace(
         joined,
-        transforms=(*dataset.transforms, f"expert {expert.spec.name} {expert.fingerprint[:12]} {words}"),
+        transforms=(*dataset.transforms, f"expert {expert.spec.name} {expert.fingerprint[:12]} {description}"),
         notes=(*joined.notes, note),
     )
 
@@ -84,7 +84,7 @@ def append_expert(
 class Demonstrations:
     """The source of ExpertSampler: all transitions, and those of the expert."""
 
-    every: Transitions
+    transitions: Transitions
     expert: Transitions
 
 
@@ -96,7 +96,7 @@ class ExpertSampler:
 
     def prepare(self, dataset: Dataset) -> Demonstrations:
         """Raises UserError where no transition is marked as the expert's."""
-        every = TransitionSampler().prepare(dataset)
+        transitions = TransitionSampler().prepare(dataset)
         name = dataset.spec.name
         if EXPERT not in dataset.columns:
             raise UserError(
@@ -113,10 +113,10 @@ class ExpertSampler:
             )
         masks = (~dataset.columns["terminations"][rows]).to(torch.float32)
         columns = {k: masks if k == "masks" else dataset.columns[k][rows] for k in PARTS}
-        return Demonstrations(every, Transitions(len(rows), table_of(replace(dataset, mapped=False), columns)))
+        return Demonstrations(transitions, Transitions(len(rows), table_of(replace(dataset, mapped=False), columns)))
 
     def __call__(self, source: Demonstrations, key: Tensor, batch_size: int) -> Batch:
         data_key, expert_key = rng.split(key)
         draw = TransitionSampler()
-        batch = {k: v for k, v in draw(source.every, data_key, batch_size).items() if k != "rewards"}
+        batch = {k: v for k, v in draw(source.transitions, data_key, batch_size).items() if k != "rewards"}
         return batch | {PREFIX + k: v for k, v in draw(source.expert, expert_key, batch_size).items()}

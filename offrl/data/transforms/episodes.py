@@ -35,7 +35,7 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
         datasets = shared_strings(datasets)
         first = datasets[0]
     for other in datasets[1:]:
-        for what, a, b in (
+        for aspect, a, b in (
             ("observations of shape", list(first.spec.observation_shape), list(other.spec.observation_shape)),
             (
                 "actions",
@@ -45,7 +45,7 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
             ("the columns", sorted(first.columns), sorted(other.columns)),
         ):
             if a != b:
-                raise UserError(f"cannot append {other.spec.name} to {first.spec.name}: {what} {b} instead of {a}")
+                raise UserError(f"cannot append {other.spec.name} to {first.spec.name}: {aspect} {b} instead of {a}")
         for key in ("observation_columns", "action_columns"):
             if text := other_columns(getattr(first.spec, key), getattr(other.spec, key)):
                 raise UserError(
@@ -176,13 +176,13 @@ def split(dataset: Dataset, fraction: float, second: bool, seed: int = 0, memory
     count = dataset.num_episodes
     ranks = np.argsort(dataset.raw_returns.double().cpu().numpy(), kind="stable")
     generator = np.random.Generator(np.random.PCG64(seed))
-    drawn = [generator.permutation(third) for third in np.array_split(ranks, 3)]
+    permutations = [generator.permutation(third) for third in np.array_split(ranks, 3)]
     # the first `n` of a sequence that goes through the thirds in turn: each gives its share, rounded by less than one
     # episode
     order = sorted(
-        (place / len(third), t, episode)
-        for t, third in enumerate(drawn)
-        for place, episode in enumerate(third.tolist())
+        (position / len(third), t, episode)
+        for t, third in enumerate(permutations)
+        for position, episode in enumerate(third.tolist())
     )
     first = [episode for _, _, episode in order[: round(fraction * count)]]
     if not 0 < len(first) < count:

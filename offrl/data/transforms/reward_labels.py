@@ -96,11 +96,11 @@ def labeller(text: str) -> tuple[Labeller, str]:
     path = Path(text).expanduser()
     if path.suffix == ".safetensors":
         return load_labels(path), hashlib.sha256(path.read_bytes()).hexdigest()
-    place, colon, name = text.rpartition(":")
-    if not colon or not place or not name.replace(".", "").isidentifier():
+    module, colon, name = text.rpartition(":")
+    if not colon or not module or not name.replace(".", "").isidentifier():
         files = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"dataset.reward_labels={text} names no function; it is {FORMS}.{nearest(path.name, files)}")
-    function, source = python_object(place, name, text)
+    function, source = python_object(module, name, text)
     if not callable(function) or isinstance(function, type):
         raise UserError(
             f"dataset.reward_labels={text} is a {type(function).__name__}, not a function of an episode's columns"
@@ -113,8 +113,10 @@ def _code_of(function: Labeller) -> str:
     """A hash of what is known of a function that was handed over: its name and bytecode."""
     code = getattr(function, "__code__", None)
     digest = getattr(function, "digest", None)  # a PreferenceModel's
-    about = f"{getattr(function, '__qualname__', '')} {digest() if callable(digest) else ''}".encode()
-    return hashlib.sha256(about + (b"" if code is None else code.co_code + repr(code.co_consts).encode())).hexdigest()
+    identity = f"{getattr(function, '__qualname__', '')} {digest() if callable(digest) else ''}".encode()
+    return hashlib.sha256(
+        identity + (b"" if code is None else code.co_code + repr(code.co_consts).encode())
+    ).hexdigest()
 
 
 KIND = "offrl reward labels"
@@ -140,13 +142,13 @@ class RewardLabels:
     """
 
     rewards: dict[str, np.ndarray]  # float32 [T] each
-    about: dict[str, Any] = field(
+    metadata: dict[str, Any] = field(
         default_factory=dict
     )  # the dataset's name and fingerprint, and how the rewards were made
     name: str = field(default="reward labels", compare=False)
 
     @classmethod
-    def of(cls, dataset: Dataset, rewards: np.ndarray, about: Mapping[str, Any]) -> RewardLabels:
+    def of(cls, dataset: Dataset, rewards: np.ndarray, metadata: Mapping[str, Any]) -> RewardLabels:
         """rewards: [R], one for each row. Raises UserError where two episodes that are alike got different ones."""
         columns: dict[str, np.ndarray] = {}
         for episode, (start, end) in enumerate(
@@ -159,15 +161,16 @@ class RewardLabels:
                     f"{dataset.spec.name}: episode {episode} is the same as an earlier one, and got other rewards"
                 )
             columns[key] = values
-        return cls(columns, {"data": dataset.spec.name, "fingerprint": dataset.fingerprint, **about})
+        return cls(columns, {"data": dataset.spec.name, "fingerprint": dataset.fingerprint, **metadata})
 
     def __call__(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Rewards [T]. Raises UserError for an episode that has none."""
         rewards = self.rewards.get(episode_key(columns))
         if rewards is None:
             raise UserError(
-                f"{self.name} has no rewards for an episode of these data; it was made for {self.about.get('data')}: "
-                "label these data with offrl data label, and read them with the same dataset. settings"
+                f"{self.name} has no rewards for an episode of these data; it was made for "
+                f"{self.metadata.get('data')}: label these data with offrl data label, and read them with the "
+                "same dataset. settings"
             )
         return rewards
 
@@ -183,7 +186,7 @@ class RewardLabels:
             "keys": torch.tensor([list(bytes.fromhex(key)) for key in self.rewards], dtype=torch.uint8).reshape(-1, 32),
         }
         checkpoint.write(
-            path, tensors, {"kind": KIND, "about": self.about}, " Free some space, or choose another file with out=."
+            path, tensors, {"kind": KIND, "about": self.metadata}, " Free some space, or choose another file with out=."
         )
 
     @classmethod

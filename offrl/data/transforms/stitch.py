@@ -30,10 +30,10 @@ def add_clusters(dataset: Dataset, config: DatasetConfig, seed: int = 0) -> Data
     clustered.
     """
     name, features = feature_column(dataset, config)
-    places, assignment = clusters(features, config.augment_clusters, config.augment_dims, seed)
+    centers, assignment = clusters(features, config.augment_clusters, config.augment_dims, seed)
     leave = leaving(assignment, dataset.episode_lengths().cpu())
-    words = f"stitch {config.augment_probability:g} of {config.augment_clusters} clusters of {name}"
-    words += f", first {config.augment_dims}" if config.augment_dims else ""
+    description = f"stitch {config.augment_probability:g} of {config.augment_clusters} clusters of {name}"
+    description += f", first {config.augment_dims}" if config.augment_dims else ""
     if 2 * config.augment_clusters > len(dataset):
         warn(
             f"dataset.augment_clusters={config.augment_clusters} of {len(dataset):,} rows: most clusters hold one "
@@ -45,14 +45,14 @@ def add_clusters(dataset: Dataset, config: DatasetConfig, seed: int = 0) -> Data
             "that hardly anything is stitched; take fewer dataset.augment_clusters"
         )
     note = (
-        f"augment {words}: {places} of them hold rows, and {100 * leave:.0f}% of the draws from one are of "
+        f"augment {description}: {centers} of them hold rows, and {100 * leave:.0f}% of the draws from one are of "
         "another trajectory"
     )
     return replace(
         dataset,
         columns={**dataset.columns, CLUSTERS: assignment.to(dataset.device)},
         stitch=config.augment_probability,
-        transforms=(*dataset.transforms, f"augment {words}"),
+        transforms=(*dataset.transforms, f"augment {description}"),
         notes=(*dataset.notes, note),
     )
 
@@ -150,6 +150,6 @@ def leaving(assignment: Tensor, lengths: Tensor) -> float:
     """
     episode = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     pairs = episode * (int(assignment.max()) + 1) + assignment
-    _, which, together = pairs.unique(return_inverse=True, return_counts=True)
+    _, pair_index, counts = pairs.unique(return_inverse=True, return_counts=True)
     sizes = torch.bincount(assignment)
-    return 1.0 - float((together[which].double() / sizes[assignment]).mean())
+    return 1.0 - float((counts[pair_index].double() / sizes[assignment]).mean())

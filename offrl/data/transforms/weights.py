@@ -35,7 +35,7 @@ def weight_episodes(dataset: Dataset, kind: str, temperature: float = 0.1, fract
         best = np.argsort(-returns, kind="stable")[: max(1, int(fraction * count + 1e-9))]
         weights = np.zeros(count)
         weights[best] = 1.0
-        words = f"top {fraction:g}"
+        description = f"top {fraction:g}"
     else:
         if count == 1:
             raise UserError(
@@ -49,13 +49,13 @@ def weight_episodes(dataset: Dataset, kind: str, temperature: float = 0.1, fract
                 "prefer"
             )
         weights = np.exp((scores - scores.max()) / span / temperature)
-        words = f"{kind} temperature {temperature:g}"
+        description = f"{kind} temperature {temperature:g}"
     lengths = dataset.episode_lengths().numpy()
     weights = weights * lengths.sum() / (weights * lengths).sum()
     weighted = replace(
-        dataset, weights=torch.from_numpy(weights), transforms=(*dataset.transforms, f"weighting {words}")
+        dataset, weights=torch.from_numpy(weights), transforms=(*dataset.transforms, f"weighting {description}")
     )
-    return replace(weighted, notes=(*dataset.notes, f"weighting by {words}: {share_text(weighted)}"))
+    return replace(weighted, notes=(*dataset.notes, f"weighting by {description}: {share_text(weighted)}"))
 
 
 def initial_states(dataset: Dataset) -> np.ndarray:

@@ -18,47 +18,47 @@ TEXT_SUFFIX = (".jsonl", ".jsonl.gz")
 
 
 @contextlib.contextmanager
-def placing(place: Path) -> Iterator[Path]:
-    """Gives a path beside `place` to write a file or folder to, which is moved to `place` in one step when the body has
-    not raised.
+def atomic_output(target: Path) -> Iterator[Path]:
+    """Gives a path beside `target` to write a file or folder to, which is moved to `target` in one step when the body
+    has not raised.
 
-    Raises UserError for what the file system raises: what stood at `place` is untouched then, and nothing half-written
+    Raises UserError for what the file system raises: what stood at `target` is untouched then, and nothing half-written
     is left."""
     part: TemporaryFolder | None = None
-    folders = [p for p in (place.parent, *place.parent.parents) if not p.exists()]
+    folders = [p for p in (target.parent, *target.parent.parents) if not p.exists()]
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        part = TemporaryFolder(f".{place.name}.part-", place.parent)
-        written = part.path / place.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = TemporaryFolder(f".{target.name}.part-", target.parent)
+        written = part.path / target.name
         yield written
         _sync(written)
-        _replace(written, place)
+        _replace(written, target)
     except (OSError, RuntimeError) as error:  # h5py has both
-        raise write_error(error, place) from None
+        raise write_error(error, target) from None
     finally:
         if part is not None:
             part.close()
-        if not place.exists():
+        if not target.exists():
             for folder in folders:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
 
-def destination(target: str | Path, form: str, given: str = "", force: bool = False) -> tuple[Path, str]:
-    """The path to write to, and the id of a Minari dataset (`given`: the id of one in a folder of its own).
+def output_path(target: str | Path, form: str, dataset_id: str = "", force: bool = False) -> tuple[Path, str]:
+    """The path to write to, and the id of a Minari dataset (`dataset_id`: the id of one in a folder of its own).
 
     Raises UserError where `target` does not fit `form`, or where something stands there that is not to be replaced.
     """
-    place, data_id = _place(str(target), form, given)
-    if place.exists():
+    path, data_id = _place(str(target), form, dataset_id)
+    if path.exists():
         if not force:
-            raise UserError(f"{place} exists; give another name, or force=true to replace it")
-        if place.is_dir() and (form != "minari" or minari.data_folder(place) != place / "data"):
-            raise UserError(f"{place} is a folder that holds no Minari dataset, and is not replaced; give another name")
-    return place, data_id
+            raise UserError(f"{path} exists; give another name, or force=true to replace it")
+        if path.is_dir() and (form != "minari" or minari.data_folder(path) != path / "data"):
+            raise UserError(f"{path} is a folder that holds no Minari dataset, and is not replaced; give another name")
+    return path, data_id
 
 
-def _place(target: str, form: str, given: str) -> tuple[Path, str]:
+def _place(target: str, form: str, dataset_id: str) -> tuple[Path, str]:
     path = Path(target).expanduser()
     if form not in FORMS:
         raise UserError(f"data are written as {' or '.join(FORMS)}, not '{form}'")
@@ -98,8 +98,8 @@ def _place(target: str, form: str, given: str) -> tuple[Path, str]:
     base, inside = minari.root().resolve(), path.resolve()
     if inside.is_relative_to(base) and minari.ID.fullmatch(data_id := inside.relative_to(base).as_posix()):
         return path, data_id
-    if minari.ID.fullmatch(given):
-        return path, given
+    if minari.ID.fullmatch(dataset_id):
+        return path, dataset_id
     name = re.sub(r"[^\w-]+", "-", inside.name).strip("-") or "data"
     return path, name if minari.ID.fullmatch(name) else f"{name}-v0"
 
@@ -112,28 +112,26 @@ def _sync(written: Path) -> None:
                 os.fsync(handle.fileno())
 
 
-def _replace(written: Path, place: Path) -> None:
+def _replace(written: Path, target: Path) -> None:
     """Move into place in one step; a folder that stands there is moved aside first, and back if that fails."""
-    if not (place.is_dir() and not place.is_symlink()):
-        os.replace(written, place)
+    if not (target.is_dir() and not target.is_symlink()):
+        os.replace(written, target)
         return
     aside = written.with_name("old")
-    os.replace(place, aside)  # goes with the temporary folder
+    os.replace(target, aside)  # goes with the temporary folder
     try:
-        os.replace(written, place)
+        os.replace(written, target)
     except OSError:
-        os.replace(aside, place)
+        os.replace(aside, target)
         raise
 
 
-def write_error(error: OSError | RuntimeError, place: Path) -> UserError:
+def write_error(error: OSError | RuntimeError, path: Path) -> UserError:
     """The one-line message for a write that failed; h5py's have the cause in their text only."""
     text = " ".join(str(error).split())
     code = getattr(error, "errno", None) or next((int(n) for n in re.findall(r"errno = (\d+)", text)), None)
-    outcome = "what stood there before is untouched" if place.exists() else "nothing was left there"
+    outcome = "what stood there before is untouched" if path.exists() else "nothing was left there"
     if code in (28, 122):
-        return UserError(
-            f"disk full while writing {place}; {outcome}: free some space, or give a place on another disk"
-        )
+        return UserError(f"disk full while writing {path}; {outcome}: free some space, or give a place on another disk")
     reason = os.strerror(code) if code else text
-    return UserError(f"cannot write {place}: {reason}; {outcome}")
+    return UserError(f"cannot write {path}: {reason}; {outcome}")

@@ -22,7 +22,7 @@ from offrl.data.memory import Memory, chunks, next_rows
 from offrl.data.raw import RawData, canonical
 from offrl.data.raw.infer import find_ends
 from offrl.data.writing import write_minari as minari_layout
-from offrl.data.writing.output_path import destination, placing, write_error
+from offrl.data.writing.output_path import atomic_output, output_path, write_error
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
@@ -35,7 +35,7 @@ def write_data(
     raw: RawData,
     target: str | Path,
     form: str = "d4rl",
-    about: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
     *,
     force: bool = False,
     progress: Progress | None = None,
@@ -46,10 +46,10 @@ def write_data(
     raw: columns as recorded (actions unscaled), all of the same length; floats become float32 and integers int64 (uint8
     stays), as in every load. Columns named "infos/..." are loaded again only by `dataset.fields`.
     target: for "d4rl" a path that ends in .hdf5 or .h5; for "minari" an id (ns/name-v0, written where Minari keeps
-    datasets) or a folder. about: what to say of the data, besides `raw.about`, which it overrides: env_id, env_kwargs,
-    env_spec and eval_env_spec (JSON), ref_min_score and ref_max_score (undiscounted returns that score 0 and 100),
-    dataset_id, algorithm_name, author, author_email, code_permalink, description, requirements; whatever else JSON can
-    hold is kept as well.
+    datasets) or a folder. metadata: what to say of the data, besides `raw.metadata`, which it overrides: env_id,
+    env_kwargs, env_spec and eval_env_spec (JSON), ref_min_score and ref_max_score (undiscounted returns that score 0
+    and 100), dataset_id, algorithm_name, author, author_email, code_permalink, description, requirements; whatever else
+    JSON can hold is kept as well.
     force: replace what is at `target`. memory: where columns are put that are made or read back.
 
     Raises UserError when `raw` is no dataset, `target` does not fit or exists, the disk is full, or what is read back
@@ -58,39 +58,39 @@ def write_data(
         raise UserError(
             f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari dataset"
         )
-    about, memory = _named(about or {}), memory or Memory()
-    place, data_id = destination(target, form, str(about.get("dataset_id") or ""), force)
+    metadata, memory = _named(metadata or {}), memory or Memory()
+    name = str(metadata.get("dataset_id") or "")
+    path, data_id = output_path(target, form, name, force)
     raw = canonical_raw(raw)
     ends = find_ends(raw)
-    record = describe(raw, ends, task_of(raw, about), about)
-    name = str(about.get("dataset_id") or "")
+    record = describe(raw, ends, task_of(raw, metadata), metadata)
     advance = _steps(progress, raw)
-    with placing(place) as written:
+    with atomic_output(path) as written:
         if form == "d4rl":
             write_d4rl(written, raw, ends, record, advance, name, memory)
             reread = d4rl.read(written, _reading(record), memory)
         else:
             minari_layout.write(written, data_id, raw, ends, record, advance)
             reread = minari.read(written, _reading(record), memory)
-        _compare(raw, reread, ends, record, place)
+        _compare(raw, reread, ends, record, path)
         del reread
     if form == "minari":
-        add_namespaces(place, data_id)
-    return place
+        add_namespaces(path, data_id)
+    return path
 
 
-def add_namespaces(place: Path, data_id: str) -> None:
-    """Write the files that Minari expects beside the dataset at `place`."""
+def add_namespaces(path: Path, data_id: str) -> None:
+    """Write the files that Minari expects beside the dataset at `path`."""
     try:
-        minari_layout.add_namespaces(place, data_id)
+        minari_layout.add_namespaces(path, data_id)
     except OSError as error:
-        raise write_error(error, place) from None
+        raise write_error(error, path) from None
 
 
-def _named(about: Mapping[str, Any]) -> dict[str, Any]:
-    """`about` with Minari's words: author_email for email, algorithm_name for algorithm."""
-    words = {"algorithm": "algorithm_name", "email": "author_email"}
-    return {words.get(k, k): v for k, v in about.items() if v is not None}
+def _named(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """`metadata` in Minari's words: author_email for email, algorithm_name for algorithm."""
+    aliases = {"algorithm": "algorithm_name", "email": "author_email"}
+    return {aliases.get(k, k): v for k, v in metadata.items() if v is not None}
 
 
 def canonical_raw(raw: RawData) -> RawData:
@@ -167,7 +167,7 @@ def write_d4rl(
                 value = ", ".join(map(str, value))
             if isinstance(value, str | int | float) and "/" not in key and key != "algorithm_name":
                 file[f"metadata/{key}"] = value
-        for key, value in raw.about.items():
+        for key, value in raw.metadata.items():
             if key.startswith("metadata/"):
                 file[key] = value
         if task is not None and task.env_id:
@@ -205,11 +205,10 @@ def _blocks(column: np.ndarray) -> tuple[int, dict[str, Any]]:
     return max(block, (1 << 24) // row // block * block), options
 
 
-# ------------------------------------------------------------------------------------------------------- check and
-# placing
+# ------------------------------------------------------------------------------------------------------ comparison
 
 
-def _compare(raw: RawData, reread: RawData, ends: np.ndarray, record: Record, place: Path) -> None:
+def _compare(raw: RawData, reread: RawData, ends: np.ndarray, record: Record, path: Path) -> None:
     """Raises UserError unless `again`, read from what was written, is what was to be written."""
     reread_ends = find_ends(reread)
     same = {
@@ -222,14 +221,14 @@ def _compare(raw: RawData, reread: RawData, ends: np.ndarray, record: Record, pl
         or (np.array_equal(reread.action_low, raw.action_low) and np.array_equal(reread.action_high, raw.action_high)),
         **{k: _same(raw.final_columns[k], reread.final_columns.get(k)) for k in record.final_columns},
     }
-    refuse_difference(same, place)
+    refuse_difference(same, path)
 
 
-def refuse_difference(same: Mapping[str, bool], place: Path) -> None:
+def refuse_difference(same: Mapping[str, bool], path: Path) -> None:
     """Raises UserError unless all that was read back, by its name, is the same."""
     if wrong := [name for name, fine in same.items() if not fine]:
         raise UserError(
-            f"what was read back from the file for {place} differs ({', '.join(wrong)}): nothing was put there. A "
+            f"what was read back from the file for {path} differs ({', '.join(wrong)}): nothing was put there. A "
             "failing disk, or a fault of offrl: please report it"
         )
 

@@ -165,10 +165,10 @@ def _episodes(
                 if name in record.final_columns
                 else columns[name][stop - 1 : stop]
             )
-            place = infos
+            node = infos
             for key in path[:-1]:
-                place = place.setdefault(key, {})
-            place[path[-1]] = np.concatenate([columns[name][rows], ending])
+                node = node.setdefault(key, {})
+            node[path[-1]] = np.concatenate([columns[name][rows], ending])
         yield {
             "observations": split(np.concatenate([observations[rows], final])),
             "actions": columns["actions"][rows],
@@ -197,9 +197,7 @@ def _observation_space(raw: RawData, record: Record) -> tuple[Any, Callable[[np.
             at = parts[key][0].stop
 
         def split(rows: np.ndarray) -> Any:
-            return {
-                key: np.ascontiguousarray(rows[:, place]).reshape(-1, *form) for key, (place, form) in parts.items()
-            }
+            return {key: np.ascontiguousarray(rows[:, span]).reshape(-1, *form) for key, (span, form) in parts.items()}
 
         return spaces.Dict(boxes), split
     low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)

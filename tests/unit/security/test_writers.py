@@ -66,22 +66,22 @@ ALLOWED = {
     },
     "offrl/data/formats/transfer.py": {"part.unlink": OWN, "path.unlink": OWN},
     "offrl/data/writing/output_path.py": {
-        "os.replace": "`placing`: moves from a TemporaryFolder into place",
+        "os.replace": "`atomic_output`: moves from a TemporaryFolder into place",
         "folder.rmdir": "that it has made",
     },
     "offrl/data/formats/download.py": {"os.replace": "the part into place"},
     "offrl/data/formats/minari.py": {"path.rmdir": "empty ones", "folder.rmdir": "empty ones"},
     "offrl/data/writing/write_minari.py": {
-        "path.write_text": "within `placing`",
+        "path.write_text": "within `atomic_output`",
         "file.write_text": "where nothing is",
     },
     "offrl/system/processes.py": {"obj.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tofile": FRESH},
     "offrl/data/text/write.py": {
         "gzip.GzipFile": "the same",
-        "path.open": "in `placing`",
+        "path.open": "in `atomic_output`",
     },
     "offrl/data/containers/hdf5_sink.py": {
-        "os.open": "within `placing`",
+        "os.open": "within `atomic_output`",
         "os.ftruncate": "the file that it has open",
         "h5py.File": "a file-like object of this module",
     },
