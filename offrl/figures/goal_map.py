@@ -85,7 +85,7 @@ def draw(
     scene = _scene_of_environment(policy, spec, env) or _scene_of_data(dataset)
     rows = torch.randint(len(dataset), (min(STATES, len(dataset)),), generator=torch.Generator().manual_seed(0))
     observations, goals = dataset.columns["observations"][rows].float(), _goal_column(dataset)[rows].float()
-    places = _places(dataset, rows)
+    positions = _places(dataset, rows)
     for panel in scene.panels:
         goal = _as_input(spec, panel.goal, not spec.goal_dim)
         parts = [algorithm.distances(state, o, goal.expand(len(o), -1)) for o in observations.split(CHUNK)]
@@ -94,9 +94,9 @@ def draw(
         chosen = subgoals(
             algorithm, state, _as_input(spec, panel.start, True), goal, observations[:CANDIDATES], goals[:CANDIDATES]
         )
-        panel.subgoals = places[chosen]
+        panel.subgoals = positions[chosen]
     name = algorithm.config.name
-    _picture(out, scene, places, f"{name} on {spec.name}, {label}, {int(state.step):,} updates")
+    _picture(out, scene, positions, f"{name} on {spec.name}, {label}, {int(state.step):,} updates")
 
 
 def subgoals(
@@ -272,11 +272,11 @@ def _scene_of_data(dataset: Dataset) -> Scene:
 
 
 @style.own_settings()
-def _picture(out: Path, scene: Scene, places: np.ndarray, title: str) -> None:
+def _picture(out: Path, scene: Scene, positions: np.ndarray, title: str) -> None:
     from matplotlib.colors import Normalize
 
     points = np.concatenate(
-        [places, *(p.way for p in scene.panels if p.way is not None), *(p.goal[None, :2] for p in scene.panels)]
+        [positions, *(p.way for p in scene.panels if p.way is not None), *(p.goal[None, :2] for p in scene.panels)]
     )
     low, high = points.min(0), points.max(0)
     low, high = low - 0.09 * (high - low), high + 0.09 * (high - low)  # of walls around the maze a part is enough
@@ -286,21 +286,21 @@ def _picture(out: Path, scene: Scene, places: np.ndarray, title: str) -> None:
     side = 3.3  # inches
     tall = side * float(np.clip(height / max(width, 1e-9), 0.4, 1.6)) + 0.3
     figure, grid = style.new_grid(title, lines, columns, lines * tall + 0.4, columns * side)
-    every = grid.ravel()
+    all_axes = grid.ravel()
     known = [p.distances[np.isfinite(p.distances)] for p in scene.panels if p.distances is not None]
     all_known = np.concatenate(known) if known else np.zeros(0)
     norm = Normalize(*np.percentile(all_known, (1, 99))) if len(all_known) else None
-    for axes, panel in zip(every, scene.panels, strict=False):
-        _draw_panel(axes, panel, scene, places, norm, side / max(width, 1e-9))
+    for axes, panel in zip(all_axes, scene.panels, strict=False):
+        _draw_panel(axes, panel, scene, positions, norm, side / max(width, 1e-9))
         axes.set_xlim(low[0], high[0])
         axes.set_ylim(low[1], high[1])
-    for axes in every[len(scene.panels) :]:
+    for axes in all_axes[len(scene.panels) :]:
         axes.axis("off")
-    _legend(figure, every[len(scene.panels)], scene, norm)
+    _legend(figure, all_axes[len(scene.panels)], scene, norm)
     style.save(figure, out)
 
 
-def _draw_panel(axes: Any, panel: Panel, scene: Scene, places: np.ndarray, norm: Any, scale: float) -> None:
+def _draw_panel(axes: Any, panel: Panel, scene: Scene, positions: np.ndarray, norm: Any, scale: float) -> None:
     """scale: inches of one unit of length."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
@@ -309,7 +309,7 @@ def _draw_panel(axes: Any, panel: Panel, scene: Scene, places: np.ndarray, norm:
     axes.add_collection(PatchCollection(boxes, facecolor=WALL, edgecolor="none", zorder=1))
     coloured = panel.distances is not None and norm is not None
     colours = {"c": panel.distances, "cmap": "viridis_r", "norm": norm} if coloured else {"c": "#c8ccd4"}
-    axes.scatter(*places.T, s=7, linewidths=0, zorder=2, **colours)
+    axes.scatter(*positions.T, s=7, linewidths=0, zorder=2, **colours)
     if panel.way is not None:
         axes.plot(*panel.way.T, color="#ffffff", linewidth=3.0, alpha=0.75, zorder=3)
         axes.plot(*panel.way.T, color=WAY, linewidth=1.3, zorder=4)

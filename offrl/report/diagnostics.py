@@ -149,9 +149,9 @@ def metrics(runs: Sequence[tuple[str, SavedRun]]) -> dict[str, dict[str, dict[st
     result: dict[str, dict[str, dict[str, Curves]]] = defaultdict(lambda: defaultdict(dict))
     for label, run in runs:
         for name, curves in {**_training(run.dir / METRICS), **_extra(run)}.items():
-            place = result[name][str(run.dataset)].setdefault(label, {})
+            target = result[name][str(run.dataset)].setdefault(label, {})
             for replica, curve in curves.items():
-                place[len(place) + replica if replica in place else replica] = curve
+                target[len(target) + replica if replica in target else replica] = curve
     return result
 
 
@@ -176,9 +176,9 @@ def _training(path: Path) -> dict[str, Curves]:
             lines = file.readlines()
     except OSError:
         return {}
-    every = max(1, -(-len(lines) // POINTS))
+    stride = max(1, -(-len(lines) // POINTS))
     curves: dict[str, Curves] = defaultdict(lambda: defaultdict(dict))
-    for row in objects(line for i, line in enumerate(lines, start=1) if i % every == 0 or i == len(lines)):
+    for row in objects(line for i, line in enumerate(lines, start=1) if i % stride == 0 or i == len(lines)):
         for name, values in row.items():
             if isinstance(values, list):
                 for replica, value in enumerate(values):

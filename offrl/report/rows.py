@@ -70,7 +70,7 @@ class Entry:
     returns: Interval
     success: Interval | None
     seeds: int  # that have a final score
-    asked: int  # seeds that the command named; 0 where unknown
+    planned: int  # seeds that the command named; 0 where unknown
     step: int | None  # of the final scores; the largest where they differ
     published: Published | None
 
@@ -119,7 +119,7 @@ def entries(results: Results) -> list[Entry]:
                 returns=c.interval("raw"),
                 success=success,
                 seeds=len(c.scores),
-                asked=seeds if run_missing is None or seeds else 0,
+                planned=seeds if run_missing is None or seeds else 0,
                 step=max((s.step for s in c.scores), default=None),
                 published=_published(results, c, name),
             )
@@ -217,13 +217,13 @@ def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
         small.append(whole(interval))
     else:
         small.append("one seed")
-    lost = entry.seeds < entry.asked
-    if lost:
-        small.append(f"{entry.seeds} of {entry.asked} seeds")
+    incomplete = entry.seeds < entry.planned
+    if incomplete:
+        small.append(f"{entry.seeds} of {entry.planned} seeds")
     return Shown(
         digits(entry.mean[0], score),
         small=(*small, *published),
-        kind="warning" if lost else "",
+        kind="warning" if incomplete else "",
         strong=top,
         value=entry.mean[0],
         hint=f"{entry.seeds} seeds at step {entry.step:,}" if entry.step else "",
@@ -244,7 +244,7 @@ def table(rows: Sequence[Entry]) -> str:
             e.cell.settings,
             unit if e.seeds else "",
             e.seeds,
-            e.asked or "",
+            e.planned or "",
             e.step,
             *e.mean,
             *e.returns,

@@ -38,7 +38,7 @@ class Answer:
     sure: str
     kind: str  # one of page.KINDS: how sure, as a colour
     unit: str  # of the numbers: the heading of their column
-    about: str  # what the picture shows
+    caption: str  # what the picture shows
     rows: tuple[Row, ...] = ()  # the best first
     score: bool = True  # normalised, rather than returns
     behaviour: float | None = None  # the mean of the data's own episodes
@@ -61,10 +61,10 @@ def show(page: Page, answer: Answer, colours: Mapping[str, str], *, first: bool)
 def picture(answer: Answer, colours: Mapping[str, str], column: str = "algorithm") -> str:
     """The table of an answer's rows as HTML. column: what its rows are."""
     rows = answer.rows[:MOST_ROWS]
-    drawn = [row for row in rows if row.estimate is not None]
-    marks = [answer.behaviour] if answer.behaviour is not None and drawn else []
-    axis = _Axis(drawn, marks) if drawn else None
-    body = [_row(row, axis, colours.get(row.label, INK), answer) for row in drawn]
+    estimated = [row for row in rows if row.estimate is not None]
+    marks = [answer.behaviour] if answer.behaviour is not None and estimated else []
+    axis = _Axis(estimated, marks) if estimated else None
+    body = [_row(row, axis, colours.get(row.label, INK), answer) for row in estimated]
     if marks and axis is not None:
         body.append(
             f'<tr class="soft"><th scope="row">data&#x27;s mean</th><td class="track">{axis.svg("")}</td>'
@@ -81,7 +81,7 @@ def picture(answer: Answer, colours: Mapping[str, str], column: str = "algorithm
             "below</th></tr>"
         )
     head = f'<tr><th scope="col">{escape(column)}</th><td></td><th scope="col">{escape(answer.unit)}</th></tr>'
-    return f'<table class="whiskers"><caption>{escape(answer.about)}</caption><thead>{head}</thead><tbody>{"".join(body)}</tbody></table>'  # noqa: E501
+    return f'<table class="whiskers"><caption>{escape(answer.caption)}</caption><thead>{head}</thead><tbody>{"".join(body)}</tbody></table>'  # noqa: E501
 
 
 def _row(row: Row, axis: _Axis | None, colour: str, answer: Answer) -> str:
@@ -111,7 +111,7 @@ def _dot(row: Row, axis: _Axis, colour: str) -> str:
     if math.isfinite(low) and math.isfinite(high):
         a, b = axis.place(low), axis.place(high)
         ends = [
-            place for place, end in ((a, low), (b, high)) if axis.low <= end <= axis.high
+            position for position, end in ((a, low), (b, high)) if axis.low <= end <= axis.high
         ]  # a cut whisker has no end
         caps = "".join(f'<line x1="{x}" x2="{x}" y1="34%" y2="66%"/>' for x in ends)
         shape += f'<g style="stroke:{paint}" class="whisker"><line x1="{a}" x2="{b}" y1="50%" y2="50%"/>{caps}</g>'

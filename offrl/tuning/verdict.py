@@ -183,8 +183,8 @@ def warnings(tune: TuneResult) -> list[str]:
     result, final = tune.result, tune.finals.get(tune.chosen)
     lines: list[str] = []
     if tune.chosen in tune.vetoed:
-        others = "every other finalist was too, or was worse in what was played"
-        lines.append(f"the choice itself is vetoed: {tune.vetoed[tune.chosen]}; {others}")
+        remark = "every other finalist was too, or was worse in what was played"
+        lines.append(f"the choice itself is vetoed: {tune.vetoed[tune.chosen]}; {remark}")
     elif final is not None and final.row["exploded"]:
         lines.append(f"the choice itself is doubtful, as every finalist was vetoed: {final.row['exploded']}")
     if vetoes := [f"{n}: {reason}" for n, reason in tune.vetoed.items() if n != tune.chosen]:

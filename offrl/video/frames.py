@@ -49,8 +49,8 @@ def draw_fast(env: Any, size: int) -> None:
     model.vis.quality.shadowsize = 0
     model.vis.quality.offsamples = 0
     for name in ("width", "height"):
-        own = getattr(env.unwrapped, name, 0)
-        setattr(model.vis.global_, f"off{name}", max(size, own if isinstance(own, int) else 0))
+        current_size = getattr(env.unwrapped, name, 0)
+        setattr(model.vis.global_, f"off{name}", max(size, current_size if isinstance(current_size, int) else 0))
 
 
 def follow(env: Any) -> None:
@@ -142,8 +142,8 @@ class Reel:
         self._file.write(data)
 
     def __getitem__(self, i: int) -> np.ndarray:
-        place, length, _, _ = self.marks[i]
-        self._file.seek(place)
+        offset, length, _, _ = self.marks[i]
+        self._file.seek(offset)
         flat = np.frombuffer(zlib.decompress(self._file.read(length)), np.uint8)
         return flat.reshape(self.size, self.size, 3)
 
