@@ -111,10 +111,8 @@ def plot_run(run: SavedRun, siblings: Sequence[SavedRun] = ()) -> Figure | None:
     Returns the figure of the learning curve; None when there is nothing to draw.
     """
     files = {one.algorithm: one.dir / SCORES for one in (run, *siblings) if (one.dir / SCORES).exists()}
-    results, title = (
-        run.results(),
-        f"{', '.join(dict.fromkeys(r.algorithm for r in (run, *siblings)))} on {run.dataset}",
-    )
+    results = run.results()
+    title = f"{', '.join(dict.fromkeys(r.algorithm for r in (run, *siblings)))} on {run.dataset}"
     grid_picture(results, run.dir / GRID, title=title)
     behaviour = results[0].behaviour if results else None
     return learning_curve(files, run.dir / CURVE, behaviour=behaviour, title=title) if files else None
@@ -144,10 +142,8 @@ def draw_lines(
     axes.margins(x=0.01, y=0.06)
     # Two seeds have an interval twelve times as wide as themselves: the lines decide the range, and the band may leave
     # it.
-    values = [v for curves, _ in lines.values() for curve in curves.values() for v in curve.values()] + [
-        end[0] for end in ends
-    ]
-    clip_height(axes, values)
+    values = [v for curves, _ in lines.values() for curve in curves.values() for v in curve.values()]
+    clip_height(axes, [*values, *(end[0] for end in ends)])
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: thousands(x)))
@@ -277,16 +273,9 @@ def _draw_curves(
     steps = sorted({step for curve in curves.values() for step in curve})
     marker = "o" if len(steps) == 1 else None
     if len(curves) > 1 and spread and thin:
-        thin_line: Any = {
-            "color": colour,
-            "alpha": 0.3,
-            "linewidth": 0.9,
-            "marker": marker,
-            "markersize": 3,
-            "zorder": 2,
-        }
         for curve in curves.values():
-            axes.plot(list(curve), list(curve.values()), **thin_line)
+            x, y = list(curve), list(curve.values())
+            axes.plot(x, y, color=colour, alpha=0.3, linewidth=0.9, marker=marker, markersize=3, zorder=2)
     middle, low, high = zip(
         *(mean_interval([c[step] for c in curves.values() if step in c]) for step in steps), strict=True
     )
@@ -298,7 +287,6 @@ def _draw_curves(
             axes.fill_between(steps, low, high, color=colour, alpha=0.14, linewidth=0, zorder=2)
     axes.plot(steps, middle, color=colour, linewidth=2.2, marker=marker, solid_capstyle="round", zorder=4)
     at_end = sum(steps[-1] in curve for curve in curves.values())
-    remark = (
-        f"\n({at_end} of {len(curves)} seeds)" if at_end < len(curves) else ""
-    )  # the others diverged: their lines end early
+    # lines of seeds that diverged end early
+    remark = f"\n({at_end} of {len(curves)} seeds)" if at_end < len(curves) else ""
     return float(middle[-1]), f"{label} {short(middle[-1])}{remark}", colour

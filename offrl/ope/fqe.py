@@ -119,11 +119,9 @@ class FQE(Algorithm):
         q = self.apply("critic", critic, x)
         return q if self.shared else q.squeeze(-1).T
 
-    def q_own(
-        self, critic: Params, observations: Tensor, actions: Tensor, candidate_index: Tensor | None = None
-    ) -> Tensor:
-        """q of candidate candidate_index[b, j] at action actions[b, j] ([B, J, A] or [B, J]): [B, J]. Without
-        `candidate_index` J is K, all in their order.
+    def q_own(self, critic: Params, observations: Tensor, actions: Tensor, picks: Tensor | None = None) -> Tensor:
+        """q of candidate picks[b, j] at action actions[b, j] ([B, J, A] or [B, J]): [B, J]. Without `picks` J is K, all
+        in their order.
         """
         actions = self.spec.encode(actions)
         states = observations.unsqueeze(1).expand(-1, actions.shape[1], -1)
@@ -131,9 +129,9 @@ class FQE(Algorithm):
         if not self.shared:
             return self.apply("critic", critic, x.transpose(0, 1)).squeeze(-1).T
         q = self.apply("critic", critic, x)  # [B, J, K]
-        if candidate_index is None:
+        if picks is None:
             return q.diagonal(dim1=1, dim2=2)
-        return q.gather(-1, candidate_index.unsqueeze(-1)).squeeze(-1)
+        return q.gather(-1, picks.unsqueeze(-1)).squeeze(-1)
 
     def choose(self, key: Tensor, batch: int) -> Tensor | None:
         """For each row the candidates whose targets are computed, [B, J]: one from each of J equal shares, so each
@@ -145,31 +143,27 @@ class FQE(Algorithm):
         return (spread * (self.candidates / self.pairs)).long().clamp(max=self.candidates - 1)
 
     def critic_loss(
-        self, critic: Params, state: TrainState, batch: Batch, y: Tensor, candidate_index: Tensor | None, weight: Tensor
+        self, critic: Params, state: TrainState, batch: Batch, y: Tensor, picks: Tensor | None, weight: Tensor
     ) -> tuple[Tensor, Metrics]:
         q = self.q_data(critic, batch["observations"], batch["actions"])
-        if candidate_index is not None:
-            q = q.gather(1, candidate_index)
+        if picks is not None:
+            q = q.gather(1, picks)
         error = (q - y) / (1.0 - self.config.discount)
         loss = (weight * error.square().mean(1)).sum() / weight.sum().clamp(min=1e-6)
         return loss, {"critic/loss": loss, "critic/q": q.mean(), "critic/td_error": error.abs().mean()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         c, rewards = self.config, batch["rewards"].unsqueeze(1)
-        candidate_index = self.choose(key, len(rewards))
+        picks = self.choose(key, len(rewards))
         actions = batch["after"]
-        if candidate_index is not None:
-            index = (
-                candidate_index
-                if actions.ndim == 2
-                else candidate_index.unsqueeze(-1).expand(-1, -1, actions.shape[-1])
-            )
+        if picks is not None:
+            index = picks if actions.ndim == 2 else picks.unsqueeze(-1).expand(-1, -1, actions.shape[-1])
             actions = actions.gather(1, index)
-        following = self.q_own(state.target["critic"], batch["next_observations"], actions, candidate_index)
+        following = self.q_own(state.target["critic"], batch["next_observations"], actions, picks)
         y = losses.td_target((1.0 - c.discount) * rewards, batch["masks"].unsqueeze(1), c.discount, following)
         y = y.clamp(self.scale.low, self.scale.high)
         weight = state.extra["weights"][batch["episode"]]
-        state, metrics = self.descend(state, "critic", self.critic_loss, batch, y, candidate_index, weight)
+        state, metrics = self.descend(state, "critic", self.critic_loss, batch, y, picks, weight)
         return self.polyak(state, "critic", c.polyak), metrics
 
 

@@ -106,12 +106,11 @@ def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summ
         tie = choice.one_se(values[open_], careful, summary.distance[open_], fits)
         members = [names[open_[k]] for k in tie.members]
         chosen = open_[tie.chosen]
-        num_ties = len(members) - 1
         if chosen != best:
             reason = (
                 f"the most conservative of {len(members)} that are within a standard error of the best, {names[best]}"
             )
-        elif num_ties:
+        elif len(members) > 1:
             reason = f"the largest estimate, and the most conservative of {len(members)} within a standard error of it"
     order.remove(names[chosen])
     return {
