@@ -85,7 +85,7 @@ def draw(
     scene = _scene_of_environment(policy, spec, env) or _scene_of_data(dataset)
     rows = torch.randint(len(dataset), (min(STATES, len(dataset)),), generator=torch.Generator().manual_seed(0))
     observations, goals = dataset.columns["observations"][rows].float(), _goal_column(dataset)[rows].float()
-    positions = _places(dataset, rows)
+    positions = _positions(dataset, rows)
     for panel in scene.panels:
         goal = _as_input(spec, panel.goal, not spec.goal_dim)
         parts = [algorithm.distances(state, o, goal.expand(len(o), -1)) for o in observations.split(CHUNK)]
@@ -143,7 +143,7 @@ def _goal_column(dataset: Dataset) -> Tensor:
     return dataset.columns[ACHIEVED if dataset.spec.goal_dim else "observations"]
 
 
-def _places(dataset: Dataset, rows: Tensor) -> np.ndarray:
+def _positions(dataset: Dataset, rows: Tensor) -> np.ndarray:
     """Positions of the rows, [N, 2], in the environment's units."""
     positions = _goal_column(dataset)[rows].double()[:, :2].numpy()
     mean, std = _statistics(dataset.spec)
@@ -172,7 +172,7 @@ def _scene_of_environment(policy: TrainedPolicy, spec: DataSpec, name: str) -> S
         if shape != tuple(spec.observation_shape):
             return None
         panels = [
-            Panel(f"goal {e + 1}", flatten(first), np.asarray(goal), _place(first, flatten))
+            Panel(f"goal {e + 1}", flatten(first), np.asarray(goal), _position(first, flatten))
             for e, (first, goal) in enumerate(resets)
         ]
         walls = _walls(envs[0], panels[0].begin)
@@ -189,7 +189,7 @@ def _reset(task: Task, env: Any, seed: int, episode: int) -> tuple[Any, np.ndarr
     return first, goal_of(first, info)
 
 
-def _place(observation: Any, flatten: Callable[[Any], np.ndarray]) -> np.ndarray:
+def _position(observation: Any, flatten: Callable[[Any], np.ndarray]) -> np.ndarray:
     """[2]: where an observation is."""
     position = (
         observation["achieved_goal"]
@@ -220,7 +220,7 @@ def _follow(
             observation, _, terminated, truncated, info = envs[e].step(
                 action if hasattr(space, "low") else int(action) + int(space.start)
             )
-            ways[e].append(_place(observation, flatten))
+            ways[e].append(_position(observation, flatten))
             rows[e] = flatten(observation)
             success = float(info.get("success", info.get("is_success", 0.0))) >= 1.0
             if success or terminated or truncated:
@@ -259,11 +259,11 @@ def _scene_of_data(dataset: Dataset) -> Scene:
     """Without an environment: the episodes of the data, of some hundreds, whose ends lie farthest apart."""
     start, last = dataset.episode_start.cpu(), dataset.episode_end.cpu() - 1
     indices = torch.linspace(0, len(start) - 1, min(500, len(start))).long().unique()
-    apart = np.linalg.norm(_places(dataset, last[indices]) - _places(dataset, start[indices]), axis=1)
+    apart = np.linalg.norm(_positions(dataset, last[indices]) - _positions(dataset, start[indices]), axis=1)
     panels = []
     for number, e in enumerate(indices[torch.from_numpy(np.argsort(-apart, kind="stable")[:PANELS].copy())].tolist()):
         rows = torch.arange(int(start[e]), int(last[e]) + 1)
-        way = _places(dataset, rows)
+        way = _positions(dataset, rows)
         mean, std = _statistics(dataset.spec)
         first, goal = dataset.columns["observations"][rows[0]].float(), _goal_column(dataset)[rows[-1]].float()
         raw = [first.numpy() * std + mean, goal.numpy() if dataset.spec.goal_dim else goal.numpy() * std + mean]

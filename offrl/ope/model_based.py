@@ -145,7 +145,7 @@ def play(
         order = torch.arange(members * count, device=elites.device)
         if settings.propagation == "ts1":
             order = rng.uniform(deal, (members * count,)).argsort()
-        prediction = asked(model, trained.tree, observations, actions, past, order)
+        prediction = per_elite(model, trained.tree, observations, actions, past, order)
         if settings.noise:
             outcome = model.outcome(trained.tree, prediction, observations, actions, draw)
         else:
@@ -164,7 +164,7 @@ def play(
     return Played(total.reshape(shape), lengths.reshape(shape), clipped.reshape(shape))
 
 
-def asked(model: Any, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor, order: Tensor) -> Prediction:
+def per_elite(model: Any, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor, order: Tensor) -> Prediction:
     """One elite's prediction for each row, as an ensemble of one: the first elite of the first rows of `order`, and so
     on, equally many.
     """

@@ -65,7 +65,7 @@ def judge(run: SavedRun, config: TrainConfig, dataset: Dataset) -> list[str]:
         except UserError as error:
             return [f"no environment scored this run, and its value cannot be estimated from the data: {error}"]
         files.write_text(path, json.dumps(numbers, indent=1) + "\n")
-    return _words(run.dir, numbers, len(names))
+    return _sentences(run.dir, numbers, len(names))
 
 
 def _read(path: Path, names: Sequence[str]) -> dict[str, Any] | None:
@@ -177,7 +177,7 @@ def doubt(n: dict[str, Any], policy: dict[str, Any]) -> str:
     return "most fits are beyond what the rewards allow"
 
 
-def _words(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
+def _sentences(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
     """count: of the run's policies, of which some may not have been looked at."""
     doubts = {name: doubt(n, policy) for name, policy in n["policies"].items()}
     order = sorted(

@@ -122,7 +122,7 @@ def _of_dataset(
         Row(label, e.mean, f"{e.seeds} of {e.planned} seeds" if e.seeds < e.planned else "", e.published)
         for label, e in ((label, of[label]) for label in labels)
     ]
-    rows += [Row(e.label, None, e.lost or "no final score") for e in entries if not e.seeds]
+    rows += [Row(e.label, None, e.missing_text or "no final score") for e in entries if not e.seeds]
     if behaviour is not None and competitors and of[first].mean[0] < behaviour:
         sure += f" None reaches the mean of the data's own episodes, {digits(behaviour, score)}."
     dot = (
@@ -233,7 +233,7 @@ def _nothing(entries: Sequence[Entry]) -> Answer:
 
 def _so_far(e: Entry) -> str:
     latest = e.cell.latest()
-    text = e.lost or "no final score"
+    text = e.missing_text or "no final score"
     if not latest:
         return text
     return (

@@ -160,8 +160,8 @@ def _problems(context: ReportContext) -> None:
     """Warnings to read before the numbers, and a list of everything that is missing."""
     where: dict[str, list[Entry]] = {}
     for e in context.rows:
-        if e.lost:
-            where.setdefault(e.lost, []).append(e)
+        if e.missing_text:
+            where.setdefault(e.missing_text, []).append(e)
     failed: list[str] = []
     remaining: list[str] = []
     for reason, group in where.items():
@@ -187,5 +187,5 @@ def _problems(context: ReportContext) -> None:
             page.items(lines[MANY:])
     if any(len(group) > 3 for group in where.values()):
         with page.details("Every score that is missing, and why"):
-            body = [[e.dataset, e.label, e.lost] for e in context.rows if e.lost]
+            body = [[e.dataset, e.label, e.missing_text] for e in context.rows if e.missing_text]
             page.table(["dataset", "algorithm", "missing"], body)

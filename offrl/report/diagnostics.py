@@ -13,7 +13,7 @@ from typing import Any
 
 from offrl.figures.curves import Curves
 from offrl.report.page import Cell
-from offrl.report.rows import whole
+from offrl.report.rows import unbroken
 from offrl.runs.log import SCORE_COLUMNS
 from offrl.runs.parse import objects, times
 from offrl.runs.reader import METRICS
@@ -42,7 +42,7 @@ def time_rows(runs: Sequence[SavedRun]) -> list[list[Any]]:
         rows.append([
             run.dir.name, str(run.dataset), str(run.algorithm), len(run.replicas), str(run.record.get("device", "")),
             str(run.record.get("mode", "")), Cell(f"{speed:,.0f}", value=speed) if math.isfinite(speed) else None,
-            *(Cell(whole(duration(s)), value=s) if math.isfinite(s) else None for s in (trained, evaluated)),
+            *(Cell(unbroken(duration(s)), value=s) if math.isfinite(s) else None for s in (trained, evaluated)),
         ])  # fmt: skip
     return rows
 

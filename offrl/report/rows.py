@@ -83,7 +83,7 @@ class Entry:
         return self.cell.label
 
     @property
-    def lost(self) -> str:
+    def missing_text(self) -> str:
         """The missing seeds and the reasons, in words; empty when none is missing."""
         by_reason: dict[str, list[int]] = {}
         for m in self.cell.missing:
@@ -184,7 +184,7 @@ def interval_cell(interval: Interval, score: bool = True, unit: str = "", kind: 
     """A value, with its interval below it where it has one."""
     small = span(interval, score)
     text = digits(interval[0], score) + unit
-    return Shown(text, small=(whole(small),) if small else (), value=interval[0], kind=kind)
+    return Shown(text, small=(unbroken(small),) if small else (), value=interval[0], kind=kind)
 
 
 def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
@@ -198,7 +198,7 @@ def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
         if entry.published.source not in notes:
             notes.append(entry.published.source)
         note = f"[{notes.index(entry.published.source) + 1}]"
-        published = ["published " + whole(f"{entry.published.text(score)} {note}")]
+        published = ["published " + unbroken(f"{entry.published.text(score)} {note}")]
     if not entry.seeds:
         reasons = list(dict.fromkeys(m.reason for m in entry.cell.missing)) or ["no final score"]
         failed = any(r.startswith(("failed", "diverged")) for r in reasons)
@@ -211,10 +211,10 @@ def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
             text,
             small=(_clip(reasons[0].removeprefix("failed: ")), *small, *published),
             kind="bad" if failed else "warning",
-            hint=entry.lost,
+            hint=entry.missing_text,
         )
     if interval := span(entry.mean, score):
-        small.append(whole(interval))
+        small.append(unbroken(interval))
     else:
         small.append("one seed")
     incomplete = entry.seeds < entry.planned
@@ -252,7 +252,7 @@ def table(rows: Sequence[Entry]) -> str:
             *((p.mean, p.std, p.source) if p else (None, None, None)),
             best[1] if best else None,
             best[0] if best else None,
-            e.lost,
+            e.missing_text,
         )
         lines.append([_plain(v) for v in cells])
     return text_of(lines)
@@ -264,7 +264,7 @@ def _plain(value: object) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def whole(text: str) -> str:
+def unbroken(text: str) -> str:
     """Text that is not broken into lines."""
     return text.replace(" ", "\u00a0")
 

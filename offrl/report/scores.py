@@ -84,7 +84,7 @@ def scores(context: ReportContext) -> None:
         page.heading("Without scores", level=3)
         page.table(
             ["dataset", "algorithm", "why"],
-            [[e.dataset, e.label, e.lost or "no evaluation was written"] for e in unscored],
+            [[e.dataset, e.label, e.missing_text or "no evaluation was written"] for e in unscored],
         )
     _success(context)
     _every_cell(context)

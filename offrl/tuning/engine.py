@@ -128,7 +128,7 @@ class TuningSearch:
     def _bracket(self, number: int, size: int) -> None:
         config, work = self.config, self.work
         proposals = self.stage(f"bracket-{number}", lambda: self._propose(size))
-        if wrong := states.unasked(proposals["settings"], work.spaces):
+        if wrong := states.unknown_proposal(proposals["settings"], work.spaces):
             raise UserError(f"{work.folder}/state/bracket-{number}.json: {wrong}; begin again with another out=")
         trials: Trials = {name: (algo, values) for name, (algo, values) in proposals["settings"].items()}
         self.trials |= trials

@@ -144,7 +144,7 @@ def prepare(values: Mapping[str, Any]) -> Tune:
     UserError."""
     if values.get("resume") is None:
         trust.typed(str(values["env"]) if values.get("env") not in (None, "auto", "none") else None)
-    command_values = flatten_words({k: v for k, v in _resumed(values).items() if k != "resume"})
+    command_values = flatten_names({k: v for k, v in _resumed(values).items() if k != "resume"})
     values = {("algos" if k == "algo" else k): v for k, v in command_values.items()}
     for name in ("algos", "judge", "criteria"):
         if name in values and not isinstance(values[name], (list, tuple)):
@@ -176,7 +176,7 @@ def prepare(values: Mapping[str, Any]) -> Tune:
     return Tune(config, folder, spaces, base, judged_on, identity, data, created)
 
 
-def flatten_words(values: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """The names of a command, those of `offrl train` in their usual spelling. What this command has of its own
     stays.
     """
@@ -261,7 +261,7 @@ def _base(algo: str, config: TuneConfig, fixed: Mapping[str, Any], shared: Mappi
     names = {
         f.name
         for f in dataclasses.fields(
-            registry.get("algo", compose({"algo": algo, **_data_words(shared)}).algo.name).Config
+            registry.get("algo", compose({"algo": algo, **_data_settings(shared)}).algo.name).Config
         )
     }
     fitting = {k: v for k, v in fixed.items() if k.removeprefix("algo.").partition(".")[0] in names}
@@ -277,7 +277,7 @@ def _base(algo: str, config: TuneConfig, fixed: Mapping[str, Any], shared: Mappi
     return {**base, **shared, **fitting, "algo": algo}
 
 
-def _data_words(shared: Mapping[str, Any]) -> dict[str, Any]:
+def _data_settings(shared: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in shared.items() if k.partition(".")[0] in ("dataset", "experiment")}
 
 

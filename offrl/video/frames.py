@@ -74,7 +74,7 @@ class Painter:
 
     def __init__(self, env: Any, size: int) -> None:
         self.env, self.size = env, size
-        self.own: Any = None  # MuJoCo's renderer, once it is needed
+        self.renderer: Any = None  # MuJoCo's renderer, once it is needed
 
     def __call__(self) -> tuple[np.ndarray | None, str]:
         """(the picture, ""), or (None, why there is none)."""
@@ -82,7 +82,7 @@ class Painter:
         if has_physics(self.env) and gl.lower() in OFF:
             return None, f"MUJOCO_GL={gl} turns drawing off; egl or osmesa turns it on"
         reason = ""
-        if self.own is None:
+        if self.renderer is None:
             try:
                 if self.env.render_mode == "rgb_array":
                     return np.asarray(self.env.render()), ""
@@ -102,14 +102,14 @@ class Painter:
         import mujoco
 
         base = self.env.unwrapped
-        if self.own is None:
-            self.own = mujoco.Renderer(base.model, self.size, self.size)
-        self.own.update_scene(base.data)
-        return self.own.render().copy()
+        if self.renderer is None:
+            self.renderer = mujoco.Renderer(base.model, self.size, self.size)
+        self.renderer.update_scene(base.data)
+        return self.renderer.render().copy()
 
     def close(self) -> None:
-        if self.own is not None:
-            self.own.close()
+        if self.renderer is not None:
+            self.renderer.close()
 
 
 def silently(draw: Callable[[], Any]) -> Any:

@@ -18,7 +18,7 @@ from offrl.data.loading.arguments import is_own
 from offrl.errors import UserError
 from offrl.ope.linear import LinearValues, gap, interval, values
 from offrl.ope.problem import make_problem
-from offrl.ope.unscored import ENDS, _words, judge, summary
+from offrl.ope.unscored import ENDS, _sentences, judge, summary
 from offrl.runs.settings import run_settings
 from offrl.settings import advice
 from offrl.statistics.intervals import student_t
@@ -247,7 +247,7 @@ def words(policies: dict[str, dict[str, Any]], count: int = 0, **more: Any) -> l
         "low": -900.0,
         "high": 0.0,
     }
-    return _words(
+    return _sentences(
         Path("RUN"), {**common, "data": [-9.0, -10.0, -8.0], "policies": policies, **more}, count or len(policies)
     )
 

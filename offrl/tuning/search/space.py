@@ -120,7 +120,7 @@ def space_of(algo: str, settings: Any, kind: str, ranges: Mapping[str, Any], vec
         if bad := next((k for k in entry if k not in KEYS), ""):
             raise UserError(f"configs/space/{file}.yaml: {name} has an unknown entry '{bad}'.{nearest(bad, KEYS)}")
         dimension = (
-            _given(name, ranges[name], name in can)
+            _from_command(name, ranges[name], name in can)
             if name in ranges
             else _published(name, entry, kind, name in can, settings)
         )
@@ -149,7 +149,7 @@ def _published(name: str, entry: Mapping[str, Any], kind: str, tensor: bool, set
     return Dimension(name, tensor, low, high, log)
 
 
-def _given(name: str, entry: Any, tensor: bool) -> Dimension:
+def _from_command(name: str, entry: Any, tensor: bool) -> Dimension:
     """From a command: [low,high,log], [low,high,linear], or a list of values. Raises UserError."""
     values = list(entry) if isinstance(entry, (list, tuple)) else [entry]
     if values and values[-1] in SCALES:

@@ -67,7 +67,7 @@ def fault(stage: str, record: Mapping[str, Any], settings: Collection[str], judg
     )
 
 
-def unasked(proposals: Mapping[str, Any], spaces: Mapping[str, Space]) -> str:
+def unknown_proposal(proposals: Mapping[str, Any], spaces: Mapping[str, Space]) -> str:
     """What the proposals in a file hold that no space has, in words; "" where there is none. Settings can name code."""
     for name, entry in proposals.items():
         algo, values = entry if len(entry) == 2 else ("", {})
