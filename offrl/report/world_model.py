@@ -267,36 +267,25 @@ def show(result: Mapping[str, Any]) -> None:
     before, after = (
         averaged(result, "one_step", k)[:, LEVELS.index(0.9)] for k in ("coverage", "coverage_recalibrated")
     )
-    order = list(range(len(names)))
-    hardest = len(order) > MOST_LINES
-    if hardest:
-        order = [
-            *sorted(
-                np.argsort(np.where(np.isnan(change), np.inf, change)[:-1], kind="stable")[: MOST_LINES - 1].tolist()
-            ),
-            len(names) - 1,
-        ]
+    # of a model without deviations of its own, what is before calibration means nothing
+    coverages = {"in 90% interval": after}
+    if result["own_deviations"]:
+        coverages = {"in 90% interval": before, "recalibrated": after}
+    errors = {"RMSE": rmse, "R2": r2, "R2 of change": change, "NLL": nll}
+    order, note = list(range(len(names))), ""
+    if len(names) > MOST_LINES:
+        hardest = np.argsort(np.where(np.isnan(change), np.inf, change)[:-1], kind="stable")[: MOST_LINES - 1]
+        order = [*sorted(hardest.tolist()), len(names) - 1]
+        note = f"; the {MOST_LINES - 1} hardest of {len(names) - 1} observations"
     rows = [
-        [
-            names[d],
-            _number(rmse[d]),
-            _number(r2[d]),
-            _number(change[d]),
-            _number(nll[d]),
-            f"{100 * before[d]:.0f}%",
-            f"{100 * after[d]:.0f}%",
-        ]
+        [names[d], *(_number(x[d]) for x in errors.values()), *(f"{100 * x[d]:.0f}%" for x in coverages.values())]
         for d in order
     ]
     several = f", mean of {len(models)} models" if len(models) > 1 else ""
-    note = f"; the {MOST_LINES - 1} hardest of {len(names) - 1} observations" if hardest else ""
     title = (
         f"one step ahead: {models[0]['rows']:,} rows of {result['measured_on']} ({result['dataset']}){several}{note}"
     )
-    headers = ["", "RMSE", "R2", "R2 of change", "NLL", "in 90% interval", "recalibrated"]
-    if not result["own_deviations"]:  # what is before calibration means nothing
-        headers, rows = headers[:6], [[*row[:5], row[6]] for row in rows]
-    print_table(headers, rows, title)
+    print_table(["", *errors, *coverages], rows, title)
     _show_steps(result, several)
     say(*sorted({_ending_line(m["termination"]) for m in models}))
 
