@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -174,8 +173,6 @@ class Fitted:
     algorithm: FQE
     critics: list[Params]  # the target networks: averages over the last updates
     problem: Problem
-    metrics: dict[str, np.ndarray]  # of the last tenth of the updates, [N]
-    seconds: float
 
     @torch.no_grad()
     def values(self, rows: Tensor, actions: Tensor, column: str = "observations") -> Tensor:
@@ -212,7 +209,7 @@ def fit(problem: Problem, settings: FQEConfig, device: str = "cpu", progress: Pr
     sampler = algorithm.sampler()
     source = sampler.prepare(standardised(problem, scale).to(where))
     seeds = [settings.seed + n for n in range(settings.seeds)]
-    late, started = settings.updates - max(1, settings.updates // 10), time.monotonic()
+    late = settings.updates - max(1, settings.updates // 10)
 
     def settle(engine: LocalEngine, step: int) -> bool:
         engine.settle(torch.ones(len(seeds), dtype=torch.bool))
@@ -230,8 +227,8 @@ def fit(problem: Problem, settings: FQEConfig, device: str = "cpu", progress: Pr
         look=settle,
         progress=progress,
     )
-    metrics = {k: v.numpy() for k, v in metric_means(engine.sums(), settings.updates - late).items()}
-    diverged = [seed for n, seed in enumerate(seeds) if not np.isfinite(metrics["critic/loss"][n])]
+    late_losses = metric_means(engine.sums(), settings.updates - late)["critic/loss"]  # of the last tenth, [N]
+    diverged = [seed for seed, loss in zip(seeds, late_losses.tolist(), strict=True) if not np.isfinite(loss)]
     if diverged:
         warn(
             f"fitted Q evaluation diverged for seed {', '.join(map(str, diverged))} (a loss is not finite): its values "
@@ -239,7 +236,7 @@ def fit(problem: Problem, settings: FQEConfig, device: str = "cpu", progress: Pr
         )
     target = engine.state().target["critic"]
     critics = [{k: v[n].to(where, copy=True) for k, v in target.items()} for n in range(len(seeds))]
-    return Fitted(algorithm, critics, problem, metrics, time.monotonic() - started)
+    return Fitted(algorithm, critics, problem)
 
 
 def standardised(problem: Problem, scale: Scale) -> Dataset:
@@ -273,11 +270,7 @@ def summarise(fitted: Fitted) -> Estimates:
     starts = problem.starts
     values = fitted.values(starts, problem.current[starts]).numpy()  # [N, M, K]
     value, low, high = combine(values)
-    details = {
-        "seeds": values.mean(1).tolist(),
-        "td_error": float(np.mean(fitted.metrics["critic/td_error"])),
-        "seconds": fitted.seconds,
-    }
+    details = {"seeds": values.mean(1).tolist()}
     return Estimates("fqe", problem.names, value, low, high, fitted.algorithm.config.discount, details)
 
 

@@ -92,8 +92,6 @@ def estimate(problem: Problem, trained: Trained, settings: OPEConfig, tell: Any 
         "members": by_state.mean(1).tolist(),
         "clipped": cut,
         "steps": steps,
-        "horizon": horizon,
-        "seconds": time.monotonic() - started,
         "world_model": str(trained.path),
     }
     return Estimates("model", problem.names, value, low, high, settings.discount, details)

@@ -131,7 +131,7 @@ def td(problem: Problem, settings: OPEConfig) -> Estimates:
         low[k], high[k] = np.percentile(-sums[number > 0] / number[number > 0], [2.5, 97.5])
     if not any(callable(getattr(policy, "own_value", None)) for policy in problem.policies) or np.isnan(value).all():
         raise UserError(_without("td", problem))
-    return Estimates("td", problem.names, value, low, high, settings.discount, {"rows": len(rows)})
+    return Estimates("td", problem.names, value, low, high, settings.discount, {})
 
 
 def own_q(problem: Problem, settings: OPEConfig) -> Estimates:

@@ -115,7 +115,5 @@ def _judged(method: str, fits: Mapping[str, Fitted], settings: OPEConfig, judge:
         "losses": {name: losses[i].tolist() for i, name in enumerate(labels)},
         "values": {name: results[i].value.tolist() for i, name in enumerate(labels)},
         "seeds": seeds.tolist(),
-        "rows": len(rows),
-        "seconds": sum(fitted.seconds for fitted in fits.values()),
     }
     return Estimates(method, problem.names, value, low, high, settings.discount, details)
