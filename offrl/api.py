@@ -24,8 +24,8 @@ from offrl.finetuning.loop import finetune as play_and_learn
 from offrl.finetuning.record import directory
 from offrl.finetuning.setup import begin
 from offrl.finetuning.summary import write
-from offrl.ope.afterwards import judge
 from offrl.ope.candidates import data_of
+from offrl.ope.unscored import judge
 from offrl.runs import record as runs
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import data_named, run_settings, scored_again

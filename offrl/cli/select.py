@@ -146,11 +146,11 @@ def report(result: Selection) -> None:
 
     first = next(iter(result.estimates))
     has_truth = len(result.truth) > 0
-    has_estimate = bool(np.isfinite(result.own).any())
+    has_estimate = bool(np.isfinite(result.own_q).any())
     rows = []
     for rank, k in enumerate(result.order, 1):
         cells = [interval_text((e.value[k], e.low[k], e.high[k])) for e in result.estimates.values()]
-        cells += [interval_text((result.own[k], np.nan, np.nan))] if has_estimate else []
+        cells += [interval_text((result.own_q[k], np.nan, np.nan))] if has_estimate else []
         cells += [f"{result.distance[k]:.2f}"]
         cells += [interval_text((result.truth[k], np.nan, np.nan))] if has_truth else []
         rows.append([str(rank), result.names[k], *cells])

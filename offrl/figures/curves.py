@@ -104,13 +104,15 @@ def learning_curve(
     return figure
 
 
-def plot_run(run: SavedRun, others: Sequence[SavedRun] = ()) -> Figure | None:
-    """Draw learning_curve.png of a run, beside the curves of `others`, and grid.png for a grid over one or two fields.
+def plot_run(run: SavedRun, siblings: Sequence[SavedRun] = ()) -> Figure | None:
+    """Draw learning_curve.png of a run, beside the curves of its siblings, and grid.png for a grid over one or two
+    fields.
 
     Returns the figure of the learning curve; None when there is nothing to draw.
     """
-    files = {one.algorithm: one.dir / SCORES for one in (run, *others) if (one.dir / SCORES).exists()}
-    results, title = run.results(), f"{', '.join(dict.fromkeys(r.algorithm for r in (run, *others)))} on {run.dataset}"
+    files = {one.algorithm: one.dir / SCORES for one in (run, *siblings) if (one.dir / SCORES).exists()}
+    results = run.results()
+    title = f"{', '.join(dict.fromkeys(r.algorithm for r in (run, *siblings)))} on {run.dataset}"
     grid_picture(results, run.dir / GRID, title=title)
     behaviour = results[0].behaviour if results else None
     return learning_curve(files, run.dir / CURVE, behaviour=behaviour, title=title) if files else None
@@ -140,10 +142,8 @@ def draw_lines(
     axes.margins(x=0.01, y=0.06)
     # Two seeds have an interval twelve times as wide as themselves: the lines decide the range, and the band may leave
     # it.
-    values = [v for curves, _ in lines.values() for curve in curves.values() for v in curve.values()] + [
-        end[0] for end in ends
-    ]
-    clip_height(axes, values)
+    values = [v for curves, _ in lines.values() for curve in curves.values() for v in curve.values()]
+    clip_height(axes, [*values, *(end[0] for end in ends)])
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: thousands(x)))
@@ -197,21 +197,21 @@ def _draw_values(
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
     points = sorted(zip(levels, means, strict=True))
-    places, middle = [level for level, _ in points], [m[0] for _, m in points]
-    if not all(map(math.isfinite, places)):  # an infinite value has no place on a line
-        places = [float(i) for i in range(len(points))]
-    elif places[0] > 0.0 and places[-1] / places[0] >= 10.0:
+    positions, middle = [level for level, _ in points], [m[0] for _, m in points]
+    if not all(map(math.isfinite, positions)):  # an infinite value has no place on a line
+        positions = [float(i) for i in range(len(points))]
+    elif positions[0] > 0.0 and positions[-1] / positions[0] >= 10.0:
         axes.set_xscale("log")
     bars = [[m[0] - m[1] for _, m in points], [m[2] - m[0] for _, m in points]]
     if all(map(math.isfinite, bars[0] + bars[1])):
-        axes.errorbar(places, middle, bars, color=COLOURS[0], capsize=4, linewidth=1.2, zorder=3)
-    axes.plot(places, middle, color=COLOURS[0], linewidth=2.2, marker="o", zorder=4)
+        axes.errorbar(positions, middle, bars, color=COLOURS[0], capsize=4, linewidth=1.2, zorder=3)
+    axes.plot(positions, middle, color=COLOURS[0], linewidth=2.2, marker="o", zorder=4)
     plain_axes(axes, field, heading)
     axes.margins(x=0.04, y=0.08)
     clip_height(axes, middle)
-    axes.xaxis.set_major_locator(FixedLocator(places))
+    axes.xaxis.set_major_locator(FixedLocator(positions))
     axes.xaxis.set_minor_locator(NullLocator())
-    texts = dict(zip(places, (number(level) for level, _ in points), strict=True))
+    texts = dict(zip(positions, (number(level) for level, _ in points), strict=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: texts.get(x, "")))
     axes.yaxis.set_major_locator(MaxNLocator(6))
 
@@ -240,8 +240,8 @@ def heat_map(
     size = 9 if len(rows) <= 20 else 7
     axes.tick_params(labelsize=size)
     for axis, texts, limit in ((axes.xaxis, columns, 12), (axes.yaxis, rows, 110)):
-        places = range(0, len(texts), math.ceil(len(texts) / limit))
-        axis.set_ticks(list(places), [texts[i] for i in places])
+        ticks = range(0, len(texts), math.ceil(len(texts) / limit))
+        axis.set_ticks(list(ticks), [texts[i] for i in ticks])
     if not numbers:
         axes.figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02).outline.set_visible(False)
         return
@@ -273,16 +273,9 @@ def _draw_curves(
     steps = sorted({step for curve in curves.values() for step in curve})
     marker = "o" if len(steps) == 1 else None
     if len(curves) > 1 and spread and thin:
-        thin_line: Any = {
-            "color": colour,
-            "alpha": 0.3,
-            "linewidth": 0.9,
-            "marker": marker,
-            "markersize": 3,
-            "zorder": 2,
-        }
         for curve in curves.values():
-            axes.plot(list(curve), list(curve.values()), **thin_line)
+            x, y = list(curve), list(curve.values())
+            axes.plot(x, y, color=colour, alpha=0.3, linewidth=0.9, marker=marker, markersize=3, zorder=2)
     middle, low, high = zip(
         *(mean_interval([c[step] for c in curves.values() if step in c]) for step in steps), strict=True
     )
@@ -294,7 +287,6 @@ def _draw_curves(
             axes.fill_between(steps, low, high, color=colour, alpha=0.14, linewidth=0, zorder=2)
     axes.plot(steps, middle, color=colour, linewidth=2.2, marker=marker, solid_capstyle="round", zorder=4)
     at_end = sum(steps[-1] in curve for curve in curves.values())
-    lost = (
-        f"\n({at_end} of {len(curves)} seeds)" if at_end < len(curves) else ""
-    )  # the others diverged: their lines end early
-    return float(middle[-1]), f"{label} {short(middle[-1])}{lost}", colour
+    # lines of seeds that diverged end early
+    remark = f"\n({at_end} of {len(curves)} seeds)" if at_end < len(curves) else ""
+    return float(middle[-1]), f"{label} {short(middle[-1])}{remark}", colour

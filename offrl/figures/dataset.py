@@ -61,12 +61,11 @@ def episodes(findings: Report) -> list[tuple[Any, str, str]]:
 def rewards(values: np.ndarray, name: str = "reward of a step") -> tuple[Any, str]:
     """Histogram of rewards [n], or of their few distinct values as bars."""
     finite = values[np.isfinite(values)]
-    lost = f" {len(values) - len(finite):,} are not finite." if len(finite) < len(values) else ""
     levels, counts = np.unique(finite, return_counts=True)
     if 0 < len(levels) <= 8:
         figure = _bars([f"{v:.4g}" for v in levels], counts / len(finite), name)
-        return figure, f"The {len(levels)} value{'s' if len(levels) > 1 else ''} of the {name}: {spread(values)}.{lost}"
-    return _histogram(finite, name), f"{name.capitalize()}: {spread(values)}.{lost}"
+        return figure, f"The {len(levels)} value{'s' if len(levels) > 1 else ''} of the {name}: {spread(values)}."
+    return _histogram(finite, name), f"{name.capitalize()}: {spread(values)}."
 
 
 def discrete(values: np.ndarray, num_actions: int) -> tuple[Any, str]:
@@ -142,7 +141,7 @@ def observations(values: np.ndarray) -> tuple[Any, str]:
     """The spread of each dimension of observations [n, O]: lowest to highest, 1% to 99%, median."""
     width = min(values.shape[1], MOST_DIMENSIONS)
     figure, axes = new_figure("", height=max(2.2, 0.9 + 0.17 * width))
-    places, lows, highs = [], [], []
+    positions, lows, highs = [], [], []
     for d in range(width):
         finite = values[np.isfinite(values[:, d]), d]
         if not len(finite):
@@ -159,7 +158,7 @@ def observations(values: np.ndarray) -> tuple[Any, str]:
             markersize=4.5 if constant else 3.2,
             zorder=4,
         )
-        places.append(d)
+        positions.append(d)
         lows.append(low)
         highs.append(high)
     largest = max(map(abs, [*lows, *highs]), default=1.0)
@@ -229,16 +228,13 @@ def coverage(values: np.ndarray, returns: np.ndarray | None, unit: str) -> tuple
     total = 100 * float(shares[:2].sum())
     needed = int(np.searchsorted(np.cumsum(shares), 0.9) + 1)
     text = (
-        f"Observations on their first two principal components, each dimension standardised: {total:.0f}% of "
-        "the variance; "
+        f"Observations on their first two principal components, each dimension standardised: {total:.0f}% of the "
+        f"variance; 90% need {needed} of {len(shares)} components. Empty ground is where no policy can be judged from "
+        "these data."
     )
-    text += (
-        f"90% need {needed} of {len(shares)} components. Empty ground is where no policy can be judged from these data."
-    )
-    lost = int((~rows).sum())
-    return figure, text + (
-        f" {lost:,} {'row that is' if lost == 1 else 'rows that are'} not finite left out." if lost else ""
-    )
+    if omitted := int((~rows).sum()):
+        text += f" {omitted:,} {'row that is' if omitted == 1 else 'rows that are'} not finite left out."
+    return figure, text
 
 
 def _range(raw: RawData, width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -30,9 +30,9 @@ def draw(curves: Mapping[str, FrequencyScores], out: Path, title: str) -> None:
         for n in cell if len(cell) > 1 else []:
             axes.plot(scores.steps, scores.values[:, n], ".", color=colour, alpha=0.5, markersize=5)
     plain_axes(axes)
-    every = sorted({d for _, scores, _ in lines for d in scores.steps})
+    tick_steps = sorted({d for _, scores, _ in lines for d in scores.steps})
     axes.set_xscale("log", base=2)
-    axes.set_xticks(every, [str(d) for d in every])
+    axes.set_xticks(tick_steps, [str(d) for d in tick_steps])
     axes.minorticks_off()
     axes.set_xlabel("steps of the environment between decisions")
     axes.set_ylabel(f"{lines[0][1].unit}, mean over seeds, 95% interval")

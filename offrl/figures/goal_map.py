@@ -85,7 +85,7 @@ def draw(
     scene = _scene_of_environment(policy, spec, env) or _scene_of_data(dataset)
     rows = torch.randint(len(dataset), (min(STATES, len(dataset)),), generator=torch.Generator().manual_seed(0))
     observations, goals = dataset.columns["observations"][rows].float(), _goal_column(dataset)[rows].float()
-    places = _places(dataset, rows)
+    positions = _positions(dataset, rows)
     for panel in scene.panels:
         goal = _as_input(spec, panel.goal, not spec.goal_dim)
         parts = [algorithm.distances(state, o, goal.expand(len(o), -1)) for o in observations.split(CHUNK)]
@@ -94,9 +94,9 @@ def draw(
         chosen = subgoals(
             algorithm, state, _as_input(spec, panel.start, True), goal, observations[:CANDIDATES], goals[:CANDIDATES]
         )
-        panel.subgoals = places[chosen]
+        panel.subgoals = positions[chosen]
     name = algorithm.config.name
-    _picture(out, scene, places, f"{name} on {spec.name}, {label}, {int(state.step):,} updates")
+    _picture(out, scene, positions, f"{name} on {spec.name}, {label}, {int(state.step):,} updates")
 
 
 def subgoals(
@@ -143,7 +143,7 @@ def _goal_column(dataset: Dataset) -> Tensor:
     return dataset.columns[ACHIEVED if dataset.spec.goal_dim else "observations"]
 
 
-def _places(dataset: Dataset, rows: Tensor) -> np.ndarray:
+def _positions(dataset: Dataset, rows: Tensor) -> np.ndarray:
     """Positions of the rows, [N, 2], in the environment's units."""
     positions = _goal_column(dataset)[rows].double()[:, :2].numpy()
     mean, std = _statistics(dataset.spec)
@@ -172,7 +172,7 @@ def _scene_of_environment(policy: TrainedPolicy, spec: DataSpec, name: str) -> S
         if shape != tuple(spec.observation_shape):
             return None
         panels = [
-            Panel(f"goal {e + 1}", flatten(first), np.asarray(goal), _place(first, flatten))
+            Panel(f"goal {e + 1}", flatten(first), np.asarray(goal), _position(first, flatten))
             for e, (first, goal) in enumerate(resets)
         ]
         walls = _walls(envs[0], panels[0].begin)
@@ -189,7 +189,7 @@ def _reset(task: Task, env: Any, seed: int, episode: int) -> tuple[Any, np.ndarr
     return first, goal_of(first, info)
 
 
-def _place(observation: Any, flatten: Callable[[Any], np.ndarray]) -> np.ndarray:
+def _position(observation: Any, flatten: Callable[[Any], np.ndarray]) -> np.ndarray:
     """[2]: where an observation is."""
     position = (
         observation["achieved_goal"]
@@ -220,7 +220,7 @@ def _follow(
             observation, _, terminated, truncated, info = envs[e].step(
                 action if hasattr(space, "low") else int(action) + int(space.start)
             )
-            ways[e].append(_place(observation, flatten))
+            ways[e].append(_position(observation, flatten))
             rows[e] = flatten(observation)
             success = float(info.get("success", info.get("is_success", 0.0))) >= 1.0
             if success or terminated or truncated:
@@ -259,11 +259,11 @@ def _scene_of_data(dataset: Dataset) -> Scene:
     """Without an environment: the episodes of the data, of some hundreds, whose ends lie farthest apart."""
     start, last = dataset.episode_start.cpu(), dataset.episode_end.cpu() - 1
     indices = torch.linspace(0, len(start) - 1, min(500, len(start))).long().unique()
-    apart = np.linalg.norm(_places(dataset, last[indices]) - _places(dataset, start[indices]), axis=1)
+    apart = np.linalg.norm(_positions(dataset, last[indices]) - _positions(dataset, start[indices]), axis=1)
     panels = []
     for number, e in enumerate(indices[torch.from_numpy(np.argsort(-apart, kind="stable")[:PANELS].copy())].tolist()):
         rows = torch.arange(int(start[e]), int(last[e]) + 1)
-        way = _places(dataset, rows)
+        way = _positions(dataset, rows)
         mean, std = _statistics(dataset.spec)
         first, goal = dataset.columns["observations"][rows[0]].float(), _goal_column(dataset)[rows[-1]].float()
         raw = [first.numpy() * std + mean, goal.numpy() if dataset.spec.goal_dim else goal.numpy() * std + mean]
@@ -272,11 +272,11 @@ def _scene_of_data(dataset: Dataset) -> Scene:
 
 
 @style.own_settings()
-def _picture(out: Path, scene: Scene, places: np.ndarray, title: str) -> None:
+def _picture(out: Path, scene: Scene, positions: np.ndarray, title: str) -> None:
     from matplotlib.colors import Normalize
 
     points = np.concatenate(
-        [places, *(p.way for p in scene.panels if p.way is not None), *(p.goal[None, :2] for p in scene.panels)]
+        [positions, *(p.way for p in scene.panels if p.way is not None), *(p.goal[None, :2] for p in scene.panels)]
     )
     low, high = points.min(0), points.max(0)
     low, high = low - 0.09 * (high - low), high + 0.09 * (high - low)  # of walls around the maze a part is enough
@@ -286,21 +286,21 @@ def _picture(out: Path, scene: Scene, places: np.ndarray, title: str) -> None:
     side = 3.3  # inches
     tall = side * float(np.clip(height / max(width, 1e-9), 0.4, 1.6)) + 0.3
     figure, grid = style.new_grid(title, lines, columns, lines * tall + 0.4, columns * side)
-    every = grid.ravel()
+    all_axes = grid.ravel()
     known = [p.distances[np.isfinite(p.distances)] for p in scene.panels if p.distances is not None]
     all_known = np.concatenate(known) if known else np.zeros(0)
     norm = Normalize(*np.percentile(all_known, (1, 99))) if len(all_known) else None
-    for axes, panel in zip(every, scene.panels, strict=False):
-        _draw_panel(axes, panel, scene, places, norm, side / max(width, 1e-9))
+    for axes, panel in zip(all_axes, scene.panels, strict=False):
+        _draw_panel(axes, panel, scene, positions, norm, side / max(width, 1e-9))
         axes.set_xlim(low[0], high[0])
         axes.set_ylim(low[1], high[1])
-    for axes in every[len(scene.panels) :]:
+    for axes in all_axes[len(scene.panels) :]:
         axes.axis("off")
-    _legend(figure, every[len(scene.panels)], scene, norm)
+    _legend(figure, all_axes[len(scene.panels)], scene, norm)
     style.save(figure, out)
 
 
-def _draw_panel(axes: Any, panel: Panel, scene: Scene, places: np.ndarray, norm: Any, scale: float) -> None:
+def _draw_panel(axes: Any, panel: Panel, scene: Scene, positions: np.ndarray, norm: Any, scale: float) -> None:
     """scale: inches of one unit of length."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
@@ -309,7 +309,7 @@ def _draw_panel(axes: Any, panel: Panel, scene: Scene, places: np.ndarray, norm:
     axes.add_collection(PatchCollection(boxes, facecolor=WALL, edgecolor="none", zorder=1))
     coloured = panel.distances is not None and norm is not None
     colours = {"c": panel.distances, "cmap": "viridis_r", "norm": norm} if coloured else {"c": "#c8ccd4"}
-    axes.scatter(*places.T, s=7, linewidths=0, zorder=2, **colours)
+    axes.scatter(*positions.T, s=7, linewidths=0, zorder=2, **colours)
     if panel.way is not None:
         axes.plot(*panel.way.T, color="#ffffff", linewidth=3.0, alpha=0.75, zorder=3)
         axes.plot(*panel.way.T, color=WAY, linewidth=1.3, zorder=4)

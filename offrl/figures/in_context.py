@@ -20,9 +20,9 @@ def draw(played: Mapping[str, Sequence[Played]], out: Path, title: str = "") -> 
     mean.
     """
     figure, axes = new_figure(title)
-    lines, what, single = {}, "", True
+    lines, axis_label, single = {}, "", True
     for i, (name, policies) in enumerate(played.items()):
-        x, _, what = policies[0].curve()
+        x, _, axis_label = policies[0].curve()
         single = single and len(policies[0].ends) == 1
         values = np.mean([one.curve()[1] for one in policies], axis=0)  # [N, X]
         keep = np.unique(np.linspace(0, len(x) - 1, 60).round().astype(int))
@@ -30,7 +30,7 @@ def draw(played: Mapping[str, Sequence[Played]], out: Path, title: str = "") -> 
         lines[name] = (curves, COLOURS[i % len(COLOURS)])
     xlabel = "steps in the task" if single else "episodes of the task"
     n_tasks = len(next(iter(played.values()))[0].tasks)
-    heading = f"{what}  (mean over {n_tasks} unseen tasks, 95% interval)"
+    heading = f"{axis_label}  (mean over {n_tasks} unseen tasks, 95% interval)"
     ends = draw_lines(axes, lines, spread=True, thin=False, xlabel=xlabel, heading=heading)
     label_ends(axes, ends)
     save(figure, out)

@@ -40,8 +40,8 @@ def draw(result: Mapping[str, Any], out: Path) -> None:
     save(figure, out)
 
 
-def _legend(axes: Any, **place: Any) -> None:
-    axes.legend(frameon=False, fontsize=8.5, **place)
+def _legend(axes: Any, **options: Any) -> None:
+    axes.legend(frameon=False, fontsize=8.5, **options)
 
 
 def _short_names(names: list[str]) -> list[str]:

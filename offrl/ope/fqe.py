@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -107,10 +106,10 @@ class FQE(Algorithm):
         """With several seeds each has its own bootstrap sample of the episodes, as weights."""
         weights = torch.ones(self.episodes)
         if self.config.seeds > 1:
-            drawn = np.random.Generator(np.random.PCG64(seed)).multinomial(
+            counts = np.random.Generator(np.random.PCG64(seed)).multinomial(
                 self.episodes, np.full(self.episodes, 1.0 / self.episodes)
             )
-            weights = torch.from_numpy(drawn.astype(np.float32))
+            weights = torch.from_numpy(counts.astype(np.float32))
         return super().init(seed)._replace(extra={"weights": weights})
 
     def q_data(self, critic: Params, observations: Tensor, actions: Tensor) -> Tensor:
@@ -119,8 +118,8 @@ class FQE(Algorithm):
         q = self.apply("critic", critic, x)
         return q if self.shared else q.squeeze(-1).T
 
-    def q_own(self, critic: Params, observations: Tensor, actions: Tensor, which: Tensor | None = None) -> Tensor:
-        """q of candidate which[b, j] at action actions[b, j] ([B, J, A] or [B, J]): [B, J]. Without `which` J is K, all
+    def q_own(self, critic: Params, observations: Tensor, actions: Tensor, picks: Tensor | None = None) -> Tensor:
+        """q of candidate picks[b, j] at action actions[b, j] ([B, J, A] or [B, J]): [B, J]. Without `picks` J is K, all
         in their order.
         """
         actions = self.spec.encode(actions)
@@ -129,9 +128,9 @@ class FQE(Algorithm):
         if not self.shared:
             return self.apply("critic", critic, x.transpose(0, 1)).squeeze(-1).T
         q = self.apply("critic", critic, x)  # [B, J, K]
-        if which is None:
+        if picks is None:
             return q.diagonal(dim1=1, dim2=2)
-        return q.gather(-1, which.unsqueeze(-1)).squeeze(-1)
+        return q.gather(-1, picks.unsqueeze(-1)).squeeze(-1)
 
     def choose(self, key: Tensor, batch: int) -> Tensor | None:
         """For each row the candidates whose targets are computed, [B, J]: one from each of J equal shares, so each
@@ -143,27 +142,27 @@ class FQE(Algorithm):
         return (spread * (self.candidates / self.pairs)).long().clamp(max=self.candidates - 1)
 
     def critic_loss(
-        self, critic: Params, state: TrainState, batch: Batch, y: Tensor, which: Tensor | None, weight: Tensor
+        self, critic: Params, state: TrainState, batch: Batch, y: Tensor, picks: Tensor | None, weight: Tensor
     ) -> tuple[Tensor, Metrics]:
         q = self.q_data(critic, batch["observations"], batch["actions"])
-        if which is not None:
-            q = q.gather(1, which)
+        if picks is not None:
+            q = q.gather(1, picks)
         error = (q - y) / (1.0 - self.config.discount)
         loss = (weight * error.square().mean(1)).sum() / weight.sum().clamp(min=1e-6)
         return loss, {"critic/loss": loss, "critic/q": q.mean(), "critic/td_error": error.abs().mean()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         c, rewards = self.config, batch["rewards"].unsqueeze(1)
-        which = self.choose(key, len(rewards))
+        picks = self.choose(key, len(rewards))
         actions = batch["after"]
-        if which is not None:
-            index = which if actions.ndim == 2 else which.unsqueeze(-1).expand(-1, -1, actions.shape[-1])
+        if picks is not None:
+            index = picks if actions.ndim == 2 else picks.unsqueeze(-1).expand(-1, -1, actions.shape[-1])
             actions = actions.gather(1, index)
-        following = self.q_own(state.target["critic"], batch["next_observations"], actions, which)
+        following = self.q_own(state.target["critic"], batch["next_observations"], actions, picks)
         y = losses.td_target((1.0 - c.discount) * rewards, batch["masks"].unsqueeze(1), c.discount, following)
         y = y.clamp(self.scale.low, self.scale.high)
         weight = state.extra["weights"][batch["episode"]]
-        state, metrics = self.descend(state, "critic", self.critic_loss, batch, y, which, weight)
+        state, metrics = self.descend(state, "critic", self.critic_loss, batch, y, picks, weight)
         return self.polyak(state, "critic", c.polyak), metrics
 
 
@@ -174,8 +173,6 @@ class Fitted:
     algorithm: FQE
     critics: list[Params]  # the target networks: averages over the last updates
     problem: Problem
-    metrics: dict[str, np.ndarray]  # of the last tenth of the updates, [N]
-    seconds: float
 
     @torch.no_grad()
     def values(self, rows: Tensor, actions: Tensor, column: str = "observations") -> Tensor:
@@ -212,7 +209,7 @@ def fit(problem: Problem, settings: FQEConfig, device: str = "cpu", progress: Pr
     sampler = algorithm.sampler()
     source = sampler.prepare(standardised(problem, scale).to(where))
     seeds = [settings.seed + n for n in range(settings.seeds)]
-    late, began = settings.updates - max(1, settings.updates // 10), time.monotonic()
+    late = settings.updates - max(1, settings.updates // 10)
 
     def settle(engine: LocalEngine, step: int) -> bool:
         engine.settle(torch.ones(len(seeds), dtype=torch.bool))
@@ -230,16 +227,16 @@ def fit(problem: Problem, settings: FQEConfig, device: str = "cpu", progress: Pr
         look=settle,
         progress=progress,
     )
-    metrics = {k: v.numpy() for k, v in metric_means(engine.sums(), settings.updates - late).items()}
-    lost = [seed for n, seed in enumerate(seeds) if not np.isfinite(metrics["critic/loss"][n])]
-    if lost:
+    late_losses = metric_means(engine.sums(), settings.updates - late)["critic/loss"]  # of the last tenth, [N]
+    diverged = [seed for seed, loss in zip(seeds, late_losses.tolist(), strict=True) if not np.isfinite(loss)]
+    if diverged:
         warn(
-            f"fitted Q evaluation diverged for seed {', '.join(map(str, lost))} (a loss is not finite): its values are "
-            "missing"
+            f"fitted Q evaluation diverged for seed {', '.join(map(str, diverged))} (a loss is not finite): its values "
+            "are missing"
         )
     target = engine.state().target["critic"]
     critics = [{k: v[n].to(where, copy=True) for k, v in target.items()} for n in range(len(seeds))]
-    return Fitted(algorithm, critics, problem, metrics, time.monotonic() - began)
+    return Fitted(algorithm, critics, problem)
 
 
 def standardised(problem: Problem, scale: Scale) -> Dataset:
@@ -271,13 +268,9 @@ def summarise(fitted: Fitted) -> Estimates:
     """
     problem = fitted.problem
     starts = problem.starts
-    values = fitted.values(starts, problem.here[starts]).numpy()  # [N, M, K]
+    values = fitted.values(starts, problem.current[starts]).numpy()  # [N, M, K]
     value, low, high = combine(values)
-    details = {
-        "seeds": values.mean(1).tolist(),
-        "td_error": float(np.mean(fitted.metrics["critic/td_error"])),
-        "seconds": fitted.seconds,
-    }
+    details = {"seeds": values.mean(1).tolist()}
     return Estimates("fqe", problem.names, value, low, high, fitted.algorithm.config.discount, details)
 
 

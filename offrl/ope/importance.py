@@ -86,7 +86,7 @@ def target_log_prob(problem: Problem, target_std: float) -> Tensor:
         if problem.explore:
             columns.append(_own_density(name, problem.policies[k], problem.dataset))
             continue
-        greedy, data = problem.actions[k].here, problem.dataset.columns["actions"]
+        greedy, data = problem.actions[k].current, problem.dataset.columns["actions"]
         if problem.dataset.spec.discrete:
             columns.append(torch.where(greedy == data, 0.0, -torch.inf).double())
         else:
@@ -215,12 +215,12 @@ def doubly_robust(fitted: Fitted, behavior: Tensor, settings: OPEConfig) -> Esti
     """
     problem = fitted.problem
     columns, episodes = problem.dataset.columns, problem.dataset.num_episodes
-    here, after = state_values(fitted)
+    values, next_values = state_values(fitted)
     q = fitted.data_values(torch.arange(len(problem.dataset))).mean(0)
     masks = (~columns["terminations"]).double().unsqueeze(1)
-    errors = columns["rewards"].double().unsqueeze(1) + settings.discount * masks * after - q
+    errors = columns["rewards"].double().unsqueeze(1) + settings.discount * masks * next_values - q
     sums, effective, counts = _weighted(problem, behavior, settings, errors, problem.known)
-    first = torch.cat([torch.ones(1, episodes), counts]).double() @ here[problem.starts] / episodes
+    first = torch.cat([torch.ones(1, episodes), counts]).double() @ values[problem.starts] / episodes
     return _estimates("dr", problem, settings, first + sums, effective, correction=sums[0].tolist())
 
 
@@ -231,16 +231,16 @@ def state_values(fitted: Fitted) -> tuple[Tensor, Tensor]:
     """
     problem = fitted.problem
     rows = torch.arange(len(problem.dataset))
-    here = after = torch.zeros(())
+    values_here = after = torch.zeros(())
     draws = DRAWS if problem.explore else 1
     for draw in range(draws):
         actions = problem.actions
         if draw:
             pairs = zip(problem.names, problem.policies, strict=True)
             actions = tuple(candidate_actions(name, policy, problem.dataset, True, draw) for name, policy in pairs)
-        here = here + fitted.values(rows, torch.stack([a.here for a in actions], 1)).mean(0)
+        values_here = values_here + fitted.values(rows, torch.stack([a.current for a in actions], 1)).mean(0)
         after = after + fitted.values(rows, torch.stack([a.after for a in actions], 1), "next_observations").mean(0)
-    return here / draws, after / draws
+    return values_here / draws, after / draws
 
 
 def _weighted(

@@ -48,16 +48,16 @@ def interval(values: np.ndarray) -> tuple[float, float, float]:
     return value, value - half, value + half
 
 
-def gap(wanted: Tensor, known: Tensor, episode: Tensor) -> float:
-    """How far the data are from a policy's states and actions: the median over rows drawn of `wanted` [R, D] of the
+def gap(queries: Tensor, known: Tensor, episode: Tensor) -> float:
+    """How far the data are from a policy's states and actions: the median over rows drawn of `queries` [R, D] of the
     distance to the nearest row of `known` [R, D] in another episode, root mean square over inputs, which are in
     standard deviations; 0 where there is no other.
 
     Features that are wider see what is between; in a larger gap all feature maps guess alike, and their spread does not
     show it."""
-    drawn = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).integers(0, len(known), DRAWN))
-    distance = torch.cdist(wanted[drawn], known) / float(np.sqrt(known.shape[1]))
-    distance[episode[drawn].unsqueeze(1) == episode] = torch.inf
+    rows = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).integers(0, len(known), DRAWN))
+    distance = torch.cdist(queries[rows], known) / float(np.sqrt(known.shape[1]))
+    distance[episode[rows].unsqueeze(1) == episode] = torch.inf
     nearest = float(distance.min(1).values.median())
     return nearest if np.isfinite(nearest) else 0.0
 
@@ -92,24 +92,24 @@ def values(problem: Problem, discount: float, few: int) -> LinearValues:
     first = torch.bucketize(starts, rows[torch.searchsorted(block, torch.arange(1, BLOCKS))], right=True)
     number = torch.bincount(first, minlength=BLOCKS).double()
     choices = [(following, recorded[starts])] + [
-        (a.after, a.here[starts]) for a in problem.actions
+        (a.after, a.current[starts]) for a in problem.actions
     ]  # the data's own first
-    drawn = np.random.Generator(np.random.PCG64(0))
+    generator = np.random.Generator(np.random.PCG64(0))
     episode = torch.repeat_interleave(torch.arange(dataset.num_episodes), dataset.episode_lengths())
     known = inputs(states[0], recorded)
     width = known.shape[1]
     gaps = [
-        gap(inputs(states[0], actions), known, episode) for actions in (recorded, *(a.here for a in problem.actions))
+        gap(inputs(states[0], actions), known, episode) for actions in (recorded, *(a.current for a in problem.actions))
     ]
     means = np.zeros((FITS, 1 + DRAWS, len(choices)))
     effective = np.zeros((FITS, len(choices)))
     for fit in range(FITS):
-        scale, ridge = (float(np.exp(drawn.uniform(*np.log(between)))) for between in (SCALES, RIDGES))
+        scale, ridge = (float(np.exp(generator.uniform(*np.log(between)))) for between in (SCALES, RIDGES))
         number_of = np.array([1, min(2, width), width])[np.arange(FEATURES) % 3]  # inputs that a feature looks at
-        looks = drawn.random((width, FEATURES)).argsort(0) < number_of
-        weights = torch.from_numpy(drawn.normal(size=(width, FEATURES)) * looks / (scale * np.sqrt(number_of)))
-        phases = torch.from_numpy(drawn.uniform(0.0, 2.0 * np.pi, FEATURES))
-        samples = drawn.multinomial(BLOCKS, np.full(BLOCKS, 1.0 / BLOCKS), size=DRAWS)
+        looks = generator.random((width, FEATURES)).argsort(0) < number_of
+        weights = torch.from_numpy(generator.normal(size=(width, FEATURES)) * looks / (scale * np.sqrt(number_of)))
+        phases = torch.from_numpy(generator.uniform(0.0, 2.0 * np.pi, FEATURES))
+        samples = generator.multinomial(BLOCKS, np.full(BLOCKS, 1.0 / BLOCKS), size=DRAWS)
         counts = torch.from_numpy(np.concatenate([np.ones((1, BLOCKS), int), samples])).double()
 
         def features(x: Tensor, actions: Tensor, weights: Tensor = weights, phases: Tensor = phases) -> Tensor:
@@ -117,12 +117,12 @@ def values(problem: Problem, discount: float, few: int) -> LinearValues:
             waves = torch.cos(both @ weights + phases) * np.sqrt(2.0 / FEATURES)
             return torch.cat([torch.ones(len(x), 1, dtype=torch.float64), both, waves], -1)
 
-        here = features(states[0][rows], recorded[rows])
-        targets = torch.stack([here[block == b].T @ (rewards[rows] - shift)[block == b] for b in range(BLOCKS)])
-        regular = ridge * torch.eye(here.shape[1], dtype=torch.float64)
+        current = features(states[0][rows], recorded[rows])
+        targets = torch.stack([current[block == b].T @ (rewards[rows] - shift)[block == b] for b in range(BLOCKS)])
+        regular = ridge * torch.eye(current.shape[1], dtype=torch.float64)
         for k, (after, at_starts) in enumerate(choices):
-            change = here - discount * going[rows].unsqueeze(-1) * features(states[1][rows], after[rows])
-            systems = torch.stack([here[block == b].T @ change[block == b] for b in range(BLOCKS)])
+            change = current - discount * going[rows].unsqueeze(-1) * features(states[1][rows], after[rows])
+            systems = torch.stack([current[block == b].T @ change[block == b] for b in range(BLOCKS)])
             start = features(states[0][starts], at_starts)
             sums = torch.zeros(BLOCKS, start.shape[1], dtype=torch.float64).index_add(0, first, start)
             system = torch.einsum("db,bij->dij", counts, systems) / len(rows) + regular
@@ -130,7 +130,7 @@ def values(problem: Problem, discount: float, few: int) -> LinearValues:
             means[fit, :, k] = ((counts @ sums * theta).sum(-1) / (counts @ number).clamp(min=1.0)).numpy() + shift / (
                 1.0 - discount
             )
-            ratio = here @ torch.linalg.solve(system[0].T, start.mean(0))
+            ratio = current @ torch.linalg.solve(system[0].T, start.mean(0))
             effective[fit, k] = float(ratio.sum() ** 2 / ratio.square().sum())
     bounds = [float(rewards.min()), float(rewards.max())]
     low, high = (min(bounds[0], 0.0) if ended else bounds[0]), (max(bounds[1], 0.0) if ended else bounds[1])

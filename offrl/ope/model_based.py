@@ -46,18 +46,18 @@ def load_or_train(dataset: Dataset, settings: OPEConfig, device: str, quiet: boo
         from offrl.settings.compose import compose
         from offrl.settings.untrusted import literal
 
-        given = {
+        overrides = {
             "algo": "dynamics",
             "experiment": "none",
             "dataset": literal(dataset.spec.name),
             "compile": settings.compile,
         }
-        config = compose({**given, "device": device, "runs_dir": settings.models_dir, "quiet": quiet})
+        config = compose({**overrides, "device": device, "runs_dir": settings.models_dir, "quiet": quiet})
         path = str(train_first(config, dataset.to(device), "world_model", required()))
     trained = load(path)
-    own = trained.model.spec
+    model_spec = trained.model.spec
     names = ("observation_mean", "observation_std", "reward_scale", "reward_shift")
-    trained.check(dataclasses.replace(dataset.spec, **{name: getattr(own, name) for name in names}))
+    trained.check(dataclasses.replace(dataset.spec, **{name: getattr(model_spec, name) for name in names}))
     return trained
 
 
@@ -69,7 +69,7 @@ def estimate(problem: Problem, trained: Trained, settings: OPEConfig, tell: Any 
     horizon = settings.horizon or horizon_of(trained, problem.dataset)
     rows = chosen_starts(problem, settings.rollouts)
     elites = trained.tree["elites"]
-    began, values, cut, steps = time.monotonic(), [], [], []
+    started, values, cut, steps = time.monotonic(), [], [], []
     if tell is not None:
         tell(
             f"rollouts of {len(problem.names)} candidates in {trained.path}: up to {horizon:,} steps from "
@@ -81,7 +81,7 @@ def estimate(problem: Problem, trained: Trained, settings: OPEConfig, tell: Any 
         values.append(result.returns)
         cut.append(float(result.clipped.sum() / result.lengths.sum()))
         steps.append(float(result.lengths.mean()))
-        if tell is not None and time.monotonic() - began > 10.0:
+        if tell is not None and time.monotonic() - started > 10.0:
             tell(f"{name}: {result.returns.mean():.4g} ({len(values)} of {len(problem.names)})")
     states = len(np.unique(rows))  # each of which was started from equally often
     by_state = np.stack(values, -1).reshape(len(elites), -1, states, len(values)).mean(1)  # [E, M, K]
@@ -92,8 +92,6 @@ def estimate(problem: Problem, trained: Trained, settings: OPEConfig, tell: Any 
         "members": by_state.mean(1).tolist(),
         "clipped": cut,
         "steps": steps,
-        "horizon": horizon,
-        "seconds": time.monotonic() - began,
         "world_model": str(trained.path),
     }
     return Estimates("model", problem.names, value, low, high, settings.discount, details)
@@ -145,7 +143,7 @@ def play(
         order = torch.arange(members * count, device=elites.device)
         if settings.propagation == "ts1":
             order = rng.uniform(deal, (members * count,)).argsort()
-        prediction = asked(model, trained.tree, observations, actions, past, order)
+        prediction = per_elite(model, trained.tree, observations, actions, past, order)
         if settings.noise:
             outcome = model.outcome(trained.tree, prediction, observations, actions, draw)
         else:
@@ -164,7 +162,7 @@ def play(
     return Played(total.reshape(shape), lengths.reshape(shape), clipped.reshape(shape))
 
 
-def asked(model: Any, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor, order: Tensor) -> Prediction:
+def per_elite(model: Any, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor, order: Tensor) -> Prediction:
     """One elite's prediction for each row, as an ensemble of one: the first elite of the first rows of `order`, and so
     on, equally many.
     """
@@ -173,9 +171,14 @@ def asked(model: Any, tree: Tree, observations: Tensor, actions: Tensor, past: T
     if "params" not in tree:  # no networks, of which only the elites' could be evaluated
         member = elites.repeat_interleave(share)[back]
         return model.choose(model.predict(tree, observations, actions, past), member)
-    own = {**tree, "params": {name: v[elites] if name.startswith("net.") else v for name, v in tree["params"].items()}}
+    elite_tree = {
+        **tree,
+        "params": {name: v[elites] if name.startswith("net.") else v for name, v in tree["params"].items()},
+    }
     parts = [x[order].reshape(len(elites), share, *x.shape[1:]) for x in (observations, actions, past)]
-    flat = [None if x is None else x.reshape(1, -1, *x.shape[2:])[:, back] for x in model.predict_each(own, *parts)]
+    flat = [
+        None if x is None else x.reshape(1, -1, *x.shape[2:])[:, back] for x in model.predict_each(elite_tree, *parts)
+    ]
     return Prediction(*flat)  # type: ignore[arg-type]
 
 

@@ -33,7 +33,7 @@ class NotFinite(UserError):
 class Actions:
     """A policy's actions, scaled as the data's: float32 [R, A] in [-1, 1], or int64 [R]."""
 
-    here: Tensor  # at each row's observation
+    current: Tensor  # at each row's observation
     after: Tensor  # at each row's next observation; meaningless where there is none
 
 
@@ -58,9 +58,9 @@ class Problem:
         return self.dataset.columns["successor_known"] | self.dataset.columns["terminations"]
 
     @property
-    def here(self) -> Tensor:
+    def current(self) -> Tensor:
         """All candidates' actions at each row: [R, K, A] or [R, K]."""
-        return torch.stack([a.here for a in self.actions], 1)
+        return torch.stack([a.current for a in self.actions], 1)
 
     @property
     def after(self) -> Tensor:
@@ -150,11 +150,13 @@ def check_fit(name: str, policy: Any, dataset: Dataset, explore: bool) -> None:
         f"{s.num_actions} discrete actions" if s.discrete else f"{s.action_dim} action dimensions"
         for s in (trained, spec)
     ]
-    takes, held = (
+    policy_inputs, data_inputs = (
         f"observations {list(s.observation_shape)} and {size}" for s, size in zip((trained, spec), sizes, strict=True)
     )
-    if takes != held:
-        raise UserError(f"candidate {name} takes {takes}; {spec.name} has {held}: name data of its own with dataset=")
+    if policy_inputs != data_inputs:
+        raise UserError(
+            f"candidate {name} takes {policy_inputs}; {spec.name} has {data_inputs}: name data of its own with dataset="
+        )
     check_columns(trained, spec, f"candidate {name}")
 
 
@@ -182,7 +184,7 @@ def candidate_actions(name: str, policy: Any, dataset: Dataset, explore: bool, d
     observations, following = raw_observations(dataset, "observations"), raw_observations(dataset, "next_observations")
     kind = np.int64 if spec.discrete else np.float32
     shape = () if spec.discrete else (spec.action_dim,)
-    here, after = (np.zeros((len(dataset), *shape), kind) for _ in range(2))
+    current, after = (np.zeros((len(dataset), *shape), kind) for _ in range(2))
     needed = columns["successor_known"].numpy()
     # the next row of an episode mostly starts where this one led: its action is then known
     same = np.zeros(len(dataset), bool)
@@ -190,13 +192,13 @@ def candidate_actions(name: str, policy: Any, dataset: Dataset, explore: bool, d
     same[:-1] = (observations[1:] == following[:-1]).all(axis=tuple(range(1, observations.ndim)))
     same[last] = False
     if is_memoryless(policy):
-        _by_rows(name, policy, observations, here, explore, draw, dataset)
-        after[:-1][same[:-1]] = here[1:][same[:-1]]
-        rest = np.flatnonzero(needed & ~same)
-        if len(rest):
-            out = np.zeros((len(rest), *shape), kind)
-            _by_rows(name, policy, following[rest], out, explore, draw + 1_000, dataset)
-            after[rest] = out
+        _by_rows(name, policy, observations, current, explore, draw, dataset)
+        after[:-1][same[:-1]] = current[1:][same[:-1]]
+        remaining = np.flatnonzero(needed & ~same)
+        if len(remaining):
+            out = np.zeros((len(remaining), *shape), kind)
+            _by_rows(name, policy, following[remaining], out, explore, draw + 1_000, dataset)
+            after[remaining] = out
     else:
         inside = needed.copy()
         inside[last] = False
@@ -208,10 +210,10 @@ def candidate_actions(name: str, policy: Any, dataset: Dataset, explore: bool, d
                 "episodes cannot be walked through"
             )
         _by_episodes(
-            name, reseeded(policy, draw) if draw else policy, observations, following, here, after, explore, dataset
+            name, reseeded(policy, draw) if draw else policy, observations, following, current, after, explore, dataset
         )
-        after[:-1][same[:-1]] = here[1:][same[:-1]]
-    return Actions(torch.from_numpy(here), torch.from_numpy(after))
+        after[:-1][same[:-1]] = current[1:][same[:-1]]
+    return Actions(torch.from_numpy(current), torch.from_numpy(after))
 
 
 def is_memoryless(policy: Any) -> bool:
@@ -250,7 +252,7 @@ def _by_episodes(
     policy: Any,
     observations: np.ndarray,
     following: np.ndarray,
-    here: np.ndarray,
+    current: np.ndarray,
     after: np.ndarray,
     explore: bool,
     dataset: Dataset,
@@ -282,7 +284,7 @@ def _by_episodes(
             gained[alive] = rewards[starts[alive] + t]
             carry = observe_reward(policy, carry, gained)
             scaled = scale(name, actions, len(rows), dataset, alive | beyond)
-            here[starts[alive] + t] = scaled[alive]
+            current[starts[alive] + t] = scaled[alive]
             after[starts[beyond] + t - 1] = scaled[beyond]
 
 
@@ -341,9 +343,9 @@ def behavior_value(dataset: Dataset, discount: float) -> tuple[float, float, flo
 
 def unique_names(names: Sequence[str]) -> list[str]:
     """The same names; where one comes twice, `#2`, `#3` ... are added to the later ones."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     out = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        out.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+        counts[name] = counts.get(name, 0) + 1
+        out.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
     return out

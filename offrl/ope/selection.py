@@ -60,9 +60,11 @@ class Work:
                 f"fitted Q evaluation of {len(self.problem.names)} candidates, fit '{name}' of "
                 f"{', '.join(self.settings.fits)}"
             )
-            own = name != "base"
+            needs_fit = name != "base"
             out[name] = (
-                fit(self.problem, settings, self.device, self.stage(title, settings.updates)) if own else self.fitted
+                fit(self.problem, settings, self.device, self.stage(title, settings.updates))
+                if needs_fit
+                else self.fitted
             )
         return out
 
@@ -99,7 +101,7 @@ class Selection:
     names: tuple[str, ...]
     estimates: Mapping[str, Estimates]  # by method, the first one ranks
     behavior: Interval  # discounted return of the data's own episodes: mean and 95% interval
-    own: np.ndarray  # [K] what a candidate's own critic says of it, in recorded rewards; NaN where it has none
+    own_q: np.ndarray  # [K] what a candidate's own critic says of it, in recorded rewards; NaN where it has none
     distance: (
         np.ndarray
     )  # [K] how far its actions lie from the data's: root mean square in [-1, 1], or the share that differs
@@ -129,9 +131,9 @@ class Selection:
         if known.sum() < 2:
             return {}
         rows = {name: (estimate.value, known) for name, estimate in self.estimates.items()}
-        able = known & np.isfinite(self.own)
+        able = known & np.isfinite(self.own_q)
         if able.sum() > 1:
-            rows["own Q" if able.sum() == known.sum() else f"own Q ({able.sum()} that have one)"] = (self.own, able)
+            rows["own Q" if able.sum() == known.sum() else f"own Q ({able.sum()} that have one)"] = (self.own_q, able)
         result = {}
         for name, (values, among) in rows.items():
             v, e = self.truth[among], values[among]
@@ -149,13 +151,13 @@ class Selection:
     def write(self, path: Path) -> None:
         """One CSV row for each candidate, the best first."""
         columns = [f"{m}{end}" for m in self.estimates for end in ("", "_low", "_high")]
-        about = [(m, name) for m, e in self.estimates.items() for name in DETAILS if name in e.details]
-        columns += [f"{m}_{name}" for m, name in about]
+        detail_columns = [(m, name) for m, e in self.estimates.items() for name in DETAILS if name in e.details]
+        columns += [f"{m}_{name}" for m, name in detail_columns]
         lines: list[list[Any]] = [["rank", "candidate", *columns, "own_q", "distance", "discount", "truth"]]
         for rank, k in enumerate(self.order, 1):
             numbers = [x[k] for e in self.estimates.values() for x in (e.value, e.low, e.high)]
-            numbers += [self.estimates[m].details[name][k] for m, name in about]
-            numbers += [self.own[k], self.distance[k], self.discount, self.truth[k] if len(self.truth) else math.nan]
+            numbers += [self.estimates[m].details[name][k] for m, name in detail_columns]
+            numbers += [self.own_q[k], self.distance[k], self.discount, self.truth[k] if len(self.truth) else math.nan]
             cells = [x if isinstance(x, str) else "" if math.isnan(x) else repr(float(x)) for x in numbers]
             lines.append([rank, self.names[k], *cells])
         checkpoint.write_text(path, text_of(lines))
@@ -200,7 +202,7 @@ def evaluate_policies(
         names=problem.names,
         estimates={name: METHODS[name](work) for name in names},
         behavior=behavior_value(problem.dataset, settings.discount),
-        own=own_values(problem),
+        own_q=own_values(problem),
         distance=distances(problem),
         discount=settings.discount,
         data=dataset.spec.name,
@@ -227,8 +229,8 @@ def select(
     CSV (see `read_returns`). Raises UserError for fewer than two candidates, data that differ or are gone, and
     candidates of other spaces.
     """
-    given = [runs] if isinstance(runs, (str, Path, SavedRun)) else list(runs)
-    saved_runs = [run for item in given for run in ([item] if isinstance(item, SavedRun) else find_runs([item]))]
+    sources = [runs] if isinstance(runs, (str, Path, SavedRun)) else list(runs)
+    saved_runs = [run for item in sources for run in ([item] if isinstance(item, SavedRun) else find_runs([item]))]
     if not saved_runs and not policies:
         raise UserError("nothing to select from: name run directories, or policies with policy=")
     if dataset is None:
@@ -262,8 +264,8 @@ def distances(problem: Problem) -> np.ndarray:
     """
     data = problem.dataset.columns["actions"]
     if problem.dataset.spec.discrete:
-        return np.array([float((a.here != data).double().mean()) for a in problem.actions])
-    return np.array([float((a.here - data).double().square().mean().sqrt()) for a in problem.actions])
+        return np.array([float((a.current != data).double().mean()) for a in problem.actions])
+    return np.array([float((a.current - data).double().square().mean().sqrt()) for a in problem.actions])
 
 
 # ------------------------------------------------------------------------------------------------------------ true

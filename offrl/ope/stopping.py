@@ -114,8 +114,8 @@ def _end(rows: Sequence[dict[str, Any]], patience: int) -> int | None:
     """The first step at which every replica had gone `patience` looks without a new best."""
 
     def flat(values: Sequence[float | None]) -> bool:
-        seen = [-math.inf if v is None else v for v in values]
-        return max(seen[-patience:]) <= max(seen[:-patience])
+        numbers = [-math.inf if v is None else v for v in values]
+        return max(numbers[-patience:]) <= max(numbers[:-patience])
 
     for last in range(patience, len(rows)):
         if all(flat([row["value"][i] for row in rows[: last + 1]]) for i in range(len(rows[0]["value"]))):

@@ -51,21 +51,21 @@ def answers(
 
 def _of_group(c: Comparison, algorithm: dict[str, str], conditions: Conditions, reps: int, several: bool) -> Answer:
     labels, searched = without_searches(c.order, algorithm)
-    first, *others = labels
+    first, *competitors = labels
     n, tasks = c.group.seeds, len(c.group.datasets)
     equal = len({int(n) for x in c.group.scores.values() for n in (x == x).sum(0)}) == 1
     seeds = f"{count(n, 'seed')}{' each' if equal else ' or more'}"
     iqm = {label: times_100(c.aggregates[label]["iqm"]) for label in labels}
-    place = f"{c.group.name}: " if several else ""
-    verdict = f"{place}{first} scores {_text(iqm[first])}, the interquartile mean over {tasks} datasets."
+    prefix = f"{c.group.name}: " if several else ""
+    verdict = f"{prefix}{first} scores {_text(iqm[first])}, the interquartile mean over {tasks} datasets."
     sure, kind = "One algorithm: there is nothing here to compare it with.", "note"
     differences = conditions(c.group.datasets, labels[:2])
-    if others:
-        pair = c.group.scores[first], c.group.scores[others[0]]
+    if competitors:
+        pair = c.group.scores[first], c.group.scores[competitors[0]]
         gap = times_100(difference(*pair, reps=reps))
         odds = probability_of_improvement(*pair, reps=reps)
         verdict = (
-            f"{place}{_ahead(first, others[0], gap)}; probability of improvement "
+            f"{prefix}{_ahead(first, competitors[0], gap)}; probability of improvement "
             f"{_text(odds, decimals=2)}.{_differ(differences)}"
         )
         together = TOGETHER if differences else ""
@@ -79,7 +79,9 @@ def _of_group(c: Comparison, algorithm: dict[str, str], conditions: Conditions, 
         else:
             sure = f"More than chance{together}: the interval of the difference leaves out 0."
             kind = "note" if differences else "good"
-        level = [o for o in others[1:] if (p := c.improvement.get((first, o))) is not None and p.low <= 0.5 <= p.high]
+        level = [
+            o for o in competitors[1:] if (p := c.improvement.get((first, o))) is not None and p.low <= 0.5 <= p.high
+        ]
         sure += _level(first, level)
     elif n == 1:
         sure, kind = NO_INTERVAL, "warning"
@@ -105,23 +107,23 @@ def _of_dataset(
     of = {e.label: e for e in sorted((e for e in entries if e.seeds), key=lambda e: -e.mean[0])}
     algorithm = {e.label: e.cell.algorithm for e in entries}
     labels, searched = without_searches(list(of), algorithm)
-    first, *others = labels
+    first, *competitors = labels
     seeds = {of[label].seeds for label in labels}
-    each = f"{count(min(seeds), 'seed')}{(' each' if others else '') if len(seeds) == 1 else ' or more'}"
+    each = f"{count(min(seeds), 'seed')}{(' each' if competitors else '') if len(seeds) == 1 else ' or more'}"
     steps = {of[label].step for label in labels}
     updates = f", {max(s or 0 for s in steps):,} updates" if None not in steps else ""
     differences = conditions([dataset], labels[:2])
-    if others:
+    if competitors:
         verdict, sure, kind = _two(dataset, labels, of, score, differences, several)
     else:
         verdict, sure, kind = _one(dataset, of[first], score, behaviour)
     sure, kind = _doubted(sure, kind, first in searched, [e.label for e in entries if not e.seeds])
     rows = [
-        Row(label, e.mean, f"{e.seeds} of {e.asked} seeds" if e.seeds < e.asked else "", e.published)
+        Row(label, e.mean, f"{e.seeds} of {e.planned} seeds" if e.seeds < e.planned else "", e.published)
         for label, e in ((label, of[label]) for label in labels)
     ]
-    rows += [Row(e.label, None, e.lost or "no final score") for e in entries if not e.seeds]
-    if behaviour is not None and others and of[first].mean[0] < behaviour:
+    rows += [Row(e.label, None, e.missing_text or "no final score") for e in entries if not e.seeds]
+    if behaviour is not None and competitors and of[first].mean[0] < behaviour:
         sure += f" None reaches the mean of the data's own episodes, {digits(behaviour, score)}."
     dot = (
         "Dot: the last evaluation's mean over seeds; line: 95% interval"
@@ -208,7 +210,7 @@ def _nothing(entries: Sequence[Entry]) -> Answer:
     labels, datasets = list(dict.fromkeys(e.label for e in entries)), list(dict.fromkeys(e.dataset for e in entries))
     who = f"{some(labels, MOST_OTHERS)} on {some(datasets, MOST_OTHERS)}"
     rows = tuple(Row(e.label if len(datasets) == 1 else f"{e.label} on {e.dataset}", None, _so_far(e)) for e in entries)
-    about = "What is there so far; only what reached its planned number of updates counts." if rows else ""
+    caption = "What is there so far; only what reached its planned number of updates counts." if rows else ""
     run = next((e.cell.missing[0].run for e in entries if e.cell.missing and e.cell.missing[0].run), "RUN")
     command = f"offrl evaluate {shlex.quote(run)}"
     if reasons and all("no environment" in r for r in reasons):
@@ -217,21 +219,21 @@ def _nothing(entries: Sequence[Entry]) -> Answer:
             "No environment is known for these data, so nothing says how good the policies are. The first command "
             "scores them in one that "
             "you name, the second estimates their returns from the data alone.",
-            "note", "", about, rows, commands=(f"{command} env=ID", f"offrl select {shlex.quote(run)}"),
+            "note", "", caption, rows, commands=(f"{command} env=ID", f"offrl select {shlex.quote(run)}"),
         )  # fmt: skip
     if reasons and all(r.startswith(("failed", "diverged")) for r in reasons):
-        return Answer(f"{who}: failed.", reasons[0], "bad", "", about, rows)
+        return Answer(f"{who}: failed.", reasons[0], "bad", "", caption, rows)
     if reasons and all(r.startswith("no score at") for r in reasons):
         todo = "Training reached its end and scores.csv does not have its last evaluation. This scores the policies:"
-        return Answer(f"{who}: not scored.", todo, "note", "", about, rows, commands=(command,))
+        return Answer(f"{who}: not scored.", todo, "note", "", caption, rows, commands=(command,))
     waiting = any(r.startswith(("unfinished", "not started", "begun")) for r in reasons)
     todo = "The same command as before continues what has not finished." if waiting else "The reasons stand below."
-    return Answer(f"{who}: no final score yet.", todo, "note", "", about, rows)
+    return Answer(f"{who}: no final score yet.", todo, "note", "", caption, rows)
 
 
 def _so_far(e: Entry) -> str:
     latest = e.cell.latest()
-    text = e.lost or "no final score"
+    text = e.missing_text or "no final score"
     if not latest:
         return text
     return (

@@ -71,19 +71,20 @@ def times(context: ReportContext) -> None:
 
 def environments(context: ReportContext) -> None:
     page = context.page
-    places: dict[tuple[str, str], set[str]] = {}
+    used_by: dict[tuple[str, str], set[str]] = {}
     unlike: dict[tuple[str, ...], Score] = {}
     for s in context.results.scores:
         unlike.setdefault((s.dataset, s.algorithm, s.settings, s.env_id, s.packages, s.reference, s.scored_by), s)
     for s in unlike.values():
-        places.setdefault((s.dataset, str(s.provenance)), set()).add(context.results.label(s))
+        used_by.setdefault((s.dataset, str(s.provenance)), set()).add(context.results.label(s))
     rows, several = details.version_rows(context.results.runs)
-    if not places and not rows:
+    if not used_by and not rows:
         return
     page.heading("Environments and versions")
-    if places:
+    if used_by:
         labels = {
-            dataset: {e.label for e in context.rows if e.dataset == dataset and e.cell.history} for dataset, _ in places
+            dataset: {e.label for e in context.rows if e.dataset == dataset and e.cell.history}
+            for dataset, _ in used_by
         }
         body = [
             [
@@ -91,7 +92,7 @@ def environments(context: ReportContext) -> None:
                 text or "not written down",
                 "all" if len(who) > 1 and who == labels[dataset] else ", ".join(sorted(who)),
             ]
-            for (dataset, text), who in places.items()
+            for (dataset, text), who in used_by.items()
         ]
         with folded(page, len(body) > MANY, "Where the scores were measured"):
             page.table(["dataset", "scored in", "algorithms"], body)
@@ -130,12 +131,12 @@ def diagnostics(context: ReportContext) -> None:
         page.text(f"Left out, for they are longer than {details.LONGEST / 1e6:.0f} MB: {', '.join(lacking)}.", "small")
     most = MOST_DIAGNOSTICS if len(shown) == len(runs) else FEW_DIAGNOSTICS
     order = [*(m for m in FIRST_METRICS if m in metrics), *sorted(m for m in metrics if m not in FIRST_METRICS)]
-    drawn, left_out = 0, []
+    num_drawn, left_out = 0, []
     for metric in order:
-        if drawn + len(metrics[metric]) > most:
+        if num_drawn + len(metrics[metric]) > most:
             left_out.append(metric)
             continue
-        drawn += len(metrics[metric])
+        num_drawn += len(metrics[metric])
         with page.details(metric):
             present = {label for lines in metrics[metric].values() for label in lines}
             page.legend([(label, c) for label, c in colour.items() if label in present])
@@ -155,8 +156,8 @@ def _some(runs: list[tuple[str, SavedRun]]) -> list[tuple[str, SavedRun]]:
     counts: dict[tuple[str, str], int] = {}
     result = []
     for label, run in runs:
-        place = label, str(run.dataset)
-        counts[place] = counts.get(place, 0) + 1
-        if counts[place] <= SOME:
+        key = label, str(run.dataset)
+        counts[key] = counts.get(key, 0) + 1
+        if counts[key] <= SOME:
             result.append((label, run))
     return result

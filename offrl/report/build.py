@@ -96,11 +96,10 @@ def _report(paths: Sequence[str | Path], config: ReportConfig, say: Callable[[st
     behind.environments(context)
     behind.diagnostics(context)
     page.heading("Files")
-    which = "every evaluation" if results.every == 1 else f"one evaluation in {results.every}, and the last,"
+    coverage = "every evaluation" if results.every == 1 else f"one evaluation in {results.every}, and the last,"
     page.text(
-        f"Beside this page: scores.csv ({which} of every seed, one line each), table.csv (the score tables in full), "
-        "and the "
-        "pictures as PNG."
+        f"Beside this page: scores.csv ({coverage} of every seed, one line each), table.csv (the score tables in "
+        "full), and the pictures as PNG."
     )
     return page.save(out / "index.html")
 
@@ -108,7 +107,7 @@ def _report(paths: Sequence[str | Path], config: ReportConfig, say: Callable[[st
 def _answers(context: ReportContext, reps: int) -> None:
     """The first screen: who is ahead, by how much, how sure; of many datasets the first few with their pictures."""
     page = context.page
-    first, *others = answer.answers(
+    first, *further = answer.answers(
         context.comparisons,
         context.rows,
         lambda dataset, score: details.behaviour(context.results.runs, dataset, score),
@@ -116,12 +115,12 @@ def _answers(context: ReportContext, reps: int) -> None:
         reps,
     )
     whiskers.show(page, first, context.colour, first=True)
-    with page.gallery() if len(others) > 1 else contextlib.nullcontext():
-        for one in others[:MOST_ANSWERS]:
+    with page.gallery() if len(further) > 1 else contextlib.nullcontext():
+        for one in further[:MOST_ANSWERS]:
             whiskers.show(page, one, context.colour, first=False)
-    if rest := others[MOST_ANSWERS:]:
-        with page.details(f"{count(len(rest), 'more dataset')}"):
-            page.items([f"{one.verdict} {one.sure}" for one in rest])
+    if unshown := further[MOST_ANSWERS:]:
+        with page.details(f"{count(len(unshown), 'more dataset')}"):
+            page.items([f"{one.verdict} {one.sure}" for one in unshown])
 
 
 def thinning(paths: Sequence[str | Path]) -> int:
@@ -161,18 +160,18 @@ def _problems(context: ReportContext) -> None:
     """Warnings to read before the numbers, and a list of everything that is missing."""
     where: dict[str, list[Entry]] = {}
     for e in context.rows:
-        if e.lost:
-            where.setdefault(e.lost, []).append(e)
+        if e.missing_text:
+            where.setdefault(e.missing_text, []).append(e)
     failed: list[str] = []
-    rest: list[str] = []
+    remaining: list[str] = []
     for reason, group in where.items():
         cells = some([f"{e.label} on {e.dataset}" for e in group], 3)
-        (failed if "failed" in reason or "diverged" in reason else rest).append(f"{cells}: {reason}")
-    lines = [*context.results.problems, *failed, *rest]
+        (failed if "failed" in reason or "diverged" in reason else remaining).append(f"{cells}: {reason}")
+    lines = [*context.results.problems, *failed, *remaining]
     if not context.results.final and len(context.rows) <= whiskers.MOST_ROWS:
         lines = list(context.results.problems)  # the first screen names each
-    if (every := context.results.every) > 1:
-        lines.insert(0, THINNED.format(every, MOST_SCORES / 1e6))
+    if (stride := context.results.every) > 1:
+        lines.insert(0, THINNED.format(stride, MOST_SCORES / 1e6))
     _, several = details.version_rows(context.results.runs)
     for name in ("mujoco", "gymnasium"):
         if name in several and not any(name in line for line in context.results.problems):
@@ -188,5 +187,5 @@ def _problems(context: ReportContext) -> None:
             page.items(lines[MANY:])
     if any(len(group) > 3 for group in where.values()):
         with page.details("Every score that is missing, and why"):
-            body = [[e.dataset, e.label, e.lost] for e in context.rows if e.lost]
+            body = [[e.dataset, e.label, e.missing_text] for e in context.rows if e.missing_text]
             page.table(["dataset", "algorithm", "missing"], body)

@@ -191,13 +191,13 @@ def _scales(values: np.ndarray, raw: RawData) -> list[str]:
     text = f"dimension {wide} varies {spreads[wide] / spreads[narrow]:,.3g} times as much as dimension {narrow}"
     spec = DataSpec((values.shape[1],), 1, name=raw.name, source=raw.source, task=raw.task)
     std = np.nan_to_num(spreads)
-    left = std / scales(std, np.abs(finite).max(0), is_published(spec))
-    if (left[[wide, narrow]] > 0.5).all():
+    scaled_spread = std / scales(std, np.abs(finite).max(0), is_published(spec))
+    if (scaled_spread[[wide, narrow]] > 0.5).all():
         return [f"The scales of the observations differ: {text}; dataset.normalize_observations=true makes them alike."]
     return [
         f"The scales of the observations differ: {text}; dataset.normalize_observations=true divides dimension "
         f"{narrow} by "
-        f"{std[narrow] / left[narrow]:.3g}, and leaves it a standard deviation of {left[narrow]:.2g}."
+        f"{std[narrow] / scaled_spread[narrow]:.3g}, and leaves it a standard deviation of {scaled_spread[narrow]:.2g}."
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from offrl.figures.curves import Curves
 from offrl.report.page import Cell
-from offrl.report.rows import whole
+from offrl.report.rows import unbroken
 from offrl.runs.log import SCORE_COLUMNS
 from offrl.runs.parse import objects, times
 from offrl.runs.reader import METRICS
@@ -42,7 +42,7 @@ def time_rows(runs: Sequence[SavedRun]) -> list[list[Any]]:
         rows.append([
             run.dir.name, str(run.dataset), str(run.algorithm), len(run.replicas), str(run.record.get("device", "")),
             str(run.record.get("mode", "")), Cell(f"{speed:,.0f}", value=speed) if math.isfinite(speed) else None,
-            *(Cell(whole(duration(s)), value=s) if math.isfinite(s) else None for s in (trained, evaluated)),
+            *(Cell(unbroken(duration(s)), value=s) if math.isfinite(s) else None for s in (trained, evaluated)),
         ])  # fmt: skip
     return rows
 
@@ -149,9 +149,9 @@ def metrics(runs: Sequence[tuple[str, SavedRun]]) -> dict[str, dict[str, dict[st
     result: dict[str, dict[str, dict[str, Curves]]] = defaultdict(lambda: defaultdict(dict))
     for label, run in runs:
         for name, curves in {**_training(run.dir / METRICS), **_extra(run)}.items():
-            place = result[name][str(run.dataset)].setdefault(label, {})
+            target = result[name][str(run.dataset)].setdefault(label, {})
             for replica, curve in curves.items():
-                place[len(place) + replica if replica in place else replica] = curve
+                target[len(target) + replica if replica in target else replica] = curve
     return result
 
 
@@ -176,9 +176,9 @@ def _training(path: Path) -> dict[str, Curves]:
             lines = file.readlines()
     except OSError:
         return {}
-    every = max(1, -(-len(lines) // POINTS))
+    stride = max(1, -(-len(lines) // POINTS))
     curves: dict[str, Curves] = defaultdict(lambda: defaultdict(dict))
-    for row in objects(line for i, line in enumerate(lines, start=1) if i % every == 0 or i == len(lines)):
+    for row in objects(line for i, line in enumerate(lines, start=1) if i % stride == 0 or i == len(lines)):
         for name, values in row.items():
             if isinstance(values, list):
                 for replica, value in enumerate(values):

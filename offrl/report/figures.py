@@ -123,7 +123,7 @@ def diagnostic(title: str, lines: Mapping[str, Curves], colour: Mapping[str, str
 
     figure, axes = new_figure(title, height=2.3, width=4.0, fitted=False)  # there are many of these
     figure.subplots_adjust(left=0.13, right=0.97, bottom=0.13, top=0.85)
-    every: list[float] = []
+    all_means: list[float] = []
     for name, curves in lines.items():
         steps = sorted({step for curve in curves.values() for step in curve})
         rows = [[curve[step] for curve in curves.values() if step in curve] for step in steps]
@@ -132,11 +132,11 @@ def diagnostic(title: str, lines: Mapping[str, Curves], colour: Mapping[str, str
             steps, [min(r) for r in rows], [max(r) for r in rows], color=colour[name], alpha=0.16, linewidth=0
         )
         axes.plot(steps, means, color=colour[name], linewidth=1.7, marker="o" if len(steps) == 1 else None)
-        every += means
+        all_means += means
     plain_axes(axes)
     axes.margins(x=0.01)
-    if every:
-        clip_height(axes, every)
+    if all_means:
+        clip_height(axes, all_means)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: thousands(x)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: thousands(y) if abs(y) >= 1e3 else f"{y:.6g}"))
     axes.locator_params(nbins=5)

@@ -32,16 +32,16 @@ def films(context: ReportContext) -> None:
         return
     page = context.page
     page.heading("Films and goal maps" if maps and shown else "Films" if shown else "Goal maps")
-    room, named = MOST_BYTES, []
+    room, file_names = MOST_BYTES, []
     with page.gallery() if len(maps) + len(shown) > 1 else contextlib.nullcontext():
         for number, (run, file) in enumerate(shown):
             content = _content(file, min(room, LARGEST)) if number < MOST else b""
-            others = len(_films(run)) - 1
+            num_further = len(_films(run)) - 1
             if not (element := _element(content, f"Film: {run.algorithm} on {run.dataset}")):
-                named.append(str(file))
+                file_names.append(str(file))
                 continue
             room -= len(content)
-            more = f" {count(others, 'more film')} beside it." if others else ""
+            more = f" {count(num_further, 'more film')} beside it." if num_further else ""
             page.markup(
                 f"<figure>{element}<figcaption>{escape(f'{run.algorithm} on {run.dataset}. {FILM}{more}')} "
                 f"<code>{escape(file)}</code></figcaption></figure>"
@@ -49,7 +49,7 @@ def films(context: ReportContext) -> None:
         for number, (run, file) in enumerate(maps):
             content = _content(file, min(room, LARGEST)) if number < MOST else b""
             if not content.startswith(b"\x89PNG\r\n\x1a\n"):
-                named.append(str(file))
+                file_names.append(str(file))
                 continue
             room -= len(content)
             page.figure(
@@ -57,9 +57,9 @@ def films(context: ReportContext) -> None:
                 f"{run.algorithm} on {run.dataset}. {MAP}",
                 alt=f"Goal map of {run.algorithm} on {run.dataset}. {MAP}",
             )
-    if named:
-        with page.details(f"{count(len(named), 'file')} more, not shown to keep the page small"):
-            page.items(named)
+    if file_names:
+        with page.details(f"{count(len(file_names), 'file')} more, not shown to keep the page small"):
+            page.items(file_names)
 
 
 def _films(run: SavedRun) -> list[Path]:
@@ -87,8 +87,8 @@ def _element(content: bytes, alt: str) -> str:
     """A film as an element that needs no other file; empty where the bytes are neither MP4 nor GIF."""
     data = base64.b64encode(content).decode()
     if content[4:8] == b"ftyp":
-        about = f'aria-label="{escape(alt)}" src="data:video/mp4;base64,{data}"'
-        return f'<video controls loop muted playsinline preload="metadata" {about}></video>'
+        attributes = f'aria-label="{escape(alt)}" src="data:video/mp4;base64,{data}"'
+        return f'<video controls loop muted playsinline preload="metadata" {attributes}></video>'
     if content.startswith((b"GIF87a", b"GIF89a")):
         return f'<img alt="{escape(alt)}" src="data:image/gif;base64,{data}">'
     return ""

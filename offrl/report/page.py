@@ -249,17 +249,17 @@ def svg(figure: Any, prefix: str, alt: str = "") -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.S)
-    opening, rest = text.split(">", 1)
+    opening, body = text.split(">", 1)
     size = re.search(r'viewBox="([\d. ]+)"', opening)
     box = size.group(1) if size else "0 0 1 1"
-    rest = re.sub(r'(\bid="|url\(#|href="#)', lambda m: f"{m.group(1)}{prefix}-", rest)
-    rest = re.sub(r'style="[^"]*"', lambda m: themed(m.group()).replace("'DejaVu Sans'", FONT), rest)
-    rest = re.sub(r"(\d\.\d\d)\d{3,}", r"\1", rest)  # matplotlib writes six digits; a hundredth of a point is enough
-    rest = re.sub(r"\n\s*", "\n", rest)
+    body = re.sub(r'(\bid="|url\(#|href="#)', lambda m: f"{m.group(1)}{prefix}-", body)
+    body = re.sub(r'style="[^"]*"', lambda m: themed(m.group()).replace("'DejaVu Sans'", FONT), body)
+    body = re.sub(r"(\d\.\d\d)\d{3,}", r"\1", body)  # matplotlib writes six digits; a hundredth of a point is enough
+    body = re.sub(r"\n\s*", "\n", body)
     width = float(box.split()[2])
     wide = ' class="wide"' if width > 500 else ""
     return (
-        f'<svg viewBox="{box}"{wide} width="{width * 4 / 3:.0f}" role="img" aria-label="{escape(alt)}">{rest.strip()}'
+        f'<svg viewBox="{box}"{wide} width="{width * 4 / 3:.0f}" role="img" aria-label="{escape(alt)}">{body.strip()}'
     )
 
 

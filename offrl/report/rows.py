@@ -70,7 +70,7 @@ class Entry:
     returns: Interval
     success: Interval | None
     seeds: int  # that have a final score
-    asked: int  # seeds that the command named; 0 where unknown
+    planned: int  # seeds that the command named; 0 where unknown
     step: int | None  # of the final scores; the largest where they differ
     published: Published | None
 
@@ -83,7 +83,7 @@ class Entry:
         return self.cell.label
 
     @property
-    def lost(self) -> str:
+    def missing_text(self) -> str:
         """The missing seeds and the reasons, in words; empty when none is missing."""
         by_reason: dict[str, list[int]] = {}
         for m in self.cell.missing:
@@ -119,7 +119,7 @@ def entries(results: Results) -> list[Entry]:
                 returns=c.interval("raw"),
                 success=success,
                 seeds=len(c.scores),
-                asked=seeds if run_missing is None or seeds else 0,
+                planned=seeds if run_missing is None or seeds else 0,
                 step=max((s.step for s in c.scores), default=None),
                 published=_published(results, c, name),
             )
@@ -184,7 +184,7 @@ def interval_cell(interval: Interval, score: bool = True, unit: str = "", kind: 
     """A value, with its interval below it where it has one."""
     small = span(interval, score)
     text = digits(interval[0], score) + unit
-    return Shown(text, small=(whole(small),) if small else (), value=interval[0], kind=kind)
+    return Shown(text, small=(unbroken(small),) if small else (), value=interval[0], kind=kind)
 
 
 def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
@@ -198,7 +198,7 @@ def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
         if entry.published.source not in notes:
             notes.append(entry.published.source)
         note = f"[{notes.index(entry.published.source) + 1}]"
-        published = ["published " + whole(f"{entry.published.text(score)} {note}")]
+        published = ["published " + unbroken(f"{entry.published.text(score)} {note}")]
     if not entry.seeds:
         reasons = list(dict.fromkeys(m.reason for m in entry.cell.missing)) or ["no final score"]
         failed = any(r.startswith(("failed", "diverged")) for r in reasons)
@@ -211,19 +211,19 @@ def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
             text,
             small=(_clip(reasons[0].removeprefix("failed: ")), *small, *published),
             kind="bad" if failed else "warning",
-            hint=entry.lost,
+            hint=entry.missing_text,
         )
     if interval := span(entry.mean, score):
-        small.append(whole(interval))
+        small.append(unbroken(interval))
     else:
         small.append("one seed")
-    lost = entry.seeds < entry.asked
-    if lost:
-        small.append(f"{entry.seeds} of {entry.asked} seeds")
+    incomplete = entry.seeds < entry.planned
+    if incomplete:
+        small.append(f"{entry.seeds} of {entry.planned} seeds")
     return Shown(
         digits(entry.mean[0], score),
         small=(*small, *published),
-        kind="warning" if lost else "",
+        kind="warning" if incomplete else "",
         strong=top,
         value=entry.mean[0],
         hint=f"{entry.seeds} seeds at step {entry.step:,}" if entry.step else "",
@@ -244,7 +244,7 @@ def table(rows: Sequence[Entry]) -> str:
             e.cell.settings,
             unit if e.seeds else "",
             e.seeds,
-            e.asked or "",
+            e.planned or "",
             e.step,
             *e.mean,
             *e.returns,
@@ -252,7 +252,7 @@ def table(rows: Sequence[Entry]) -> str:
             *((p.mean, p.std, p.source) if p else (None, None, None)),
             best[1] if best else None,
             best[0] if best else None,
-            e.lost,
+            e.missing_text,
         )
         lines.append([_plain(v) for v in cells])
     return text_of(lines)
@@ -264,7 +264,7 @@ def _plain(value: object) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def whole(text: str) -> str:
+def unbroken(text: str) -> str:
     """Text that is not broken into lines."""
     return text.replace(" ", "\u00a0")
 

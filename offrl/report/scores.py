@@ -84,7 +84,7 @@ def scores(context: ReportContext) -> None:
         page.heading("Without scores", level=3)
         page.table(
             ["dataset", "algorithm", "why"],
-            [[e.dataset, e.label, e.lost or "no evaluation was written"] for e in unscored],
+            [[e.dataset, e.label, e.missing_text or "no evaluation was written"] for e in unscored],
         )
     _success(context)
     _every_cell(context)
@@ -165,7 +165,7 @@ def _every_cell(context: ReportContext) -> None:
                 [
                     e.dataset,
                     e.label,
-                    Cell(f"{e.seeds} of {e.asked}" if e.asked > e.seeds else str(e.seeds), value=float(e.seeds)),
+                    Cell(f"{e.seeds} of {e.planned}" if e.planned > e.seeds else str(e.seeds), value=float(e.seeds)),
                     e.step,
                     *(Cell(digits(v, score), value=v if math.isfinite(v) else None) for v in e.mean),
                     Cell(digits(e.published.mean, score), value=e.published.mean) if e.published else None,
@@ -273,10 +273,10 @@ def curves(context: ReportContext) -> None:
             for e in group:
                 curves: Curves = {}
                 steps = list(dict.fromkeys(s.step for s in e.cell.history))
-                kept = {*steps[:: -(-len(steps) // MOST_POINTS)], *steps[-1:]}
-                thinned = thinned or len(kept) < len(steps)
+                shown_steps = {*steps[:: -(-len(steps) // MOST_POINTS)], *steps[-1:]}
+                thinned = thinned or len(shown_steps) < len(steps)
                 for s in e.cell.history:
-                    if s.step in kept:
+                    if s.step in shown_steps:
                         curves.setdefault(s.seed, {})[s.step] = (
                             s.normalised if score and s.normalised is not None else s.raw
                         )

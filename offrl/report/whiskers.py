@@ -38,7 +38,7 @@ class Answer:
     sure: str
     kind: str  # one of page.KINDS: how sure, as a colour
     unit: str  # of the numbers: the heading of their column
-    about: str  # what the picture shows
+    caption: str  # what the picture shows
     rows: tuple[Row, ...] = ()  # the best first
     score: bool = True  # normalised, rather than returns
     behaviour: float | None = None  # the mean of the data's own episodes
@@ -61,10 +61,10 @@ def show(page: Page, answer: Answer, colours: Mapping[str, str], *, first: bool)
 def picture(answer: Answer, colours: Mapping[str, str], column: str = "algorithm") -> str:
     """The table of an answer's rows as HTML. column: what its rows are."""
     rows = answer.rows[:MOST_ROWS]
-    drawn = [row for row in rows if row.estimate is not None]
-    marks = [answer.behaviour] if answer.behaviour is not None and drawn else []
-    axis = _Axis(drawn, marks) if drawn else None
-    body = [_row(row, axis, colours.get(row.label, INK), answer) for row in drawn]
+    estimated = [row for row in rows if row.estimate is not None]
+    marks = [answer.behaviour] if answer.behaviour is not None and estimated else []
+    axis = _Axis(estimated, marks) if estimated else None
+    body = [_row(row, axis, colours.get(row.label, INK), answer) for row in estimated]
     if marks and axis is not None:
         body.append(
             f'<tr class="soft"><th scope="row">data&#x27;s mean</th><td class="track">{axis.svg("")}</td>'
@@ -81,7 +81,7 @@ def picture(answer: Answer, colours: Mapping[str, str], column: str = "algorithm
             "below</th></tr>"
         )
     head = f'<tr><th scope="col">{escape(column)}</th><td></td><th scope="col">{escape(answer.unit)}</th></tr>'
-    return f'<table class="whiskers"><caption>{escape(answer.about)}</caption><thead>{head}</thead><tbody>{"".join(body)}</tbody></table>'  # noqa: E501
+    return f'<table class="whiskers"><caption>{escape(answer.caption)}</caption><thead>{head}</thead><tbody>{"".join(body)}</tbody></table>'  # noqa: E501
 
 
 def _row(row: Row, axis: _Axis | None, colour: str, answer: Answer) -> str:
@@ -104,18 +104,18 @@ def _dot(row: Row, axis: _Axis, colour: str) -> str:
     shape = ""
     if row.published is not None:
         shape += (
-            f'<svg x="{axis.place(row.published.mean)}" y="50%" overflow="visible"><path d="M0 -6L6 0 0 6-6 '
+            f'<svg x="{axis.position(row.published.mean)}" y="50%" overflow="visible"><path d="M0 -6L6 0 0 6-6 '
             '0z" class="diamond"/></svg>'
         )
     paint = themed(escape(colour))
     if math.isfinite(low) and math.isfinite(high):
-        a, b = axis.place(low), axis.place(high)
+        a, b = axis.position(low), axis.position(high)
         ends = [
-            place for place, end in ((a, low), (b, high)) if axis.low <= end <= axis.high
+            position for position, end in ((a, low), (b, high)) if axis.low <= end <= axis.high
         ]  # a cut whisker has no end
         caps = "".join(f'<line x1="{x}" x2="{x}" y1="34%" y2="66%"/>' for x in ends)
         shape += f'<g style="stroke:{paint}" class="whisker"><line x1="{a}" x2="{b}" y1="50%" y2="50%"/>{caps}</g>'
-    return f'{shape}<circle cx="{axis.place(value)}" cy="50%" r="5.5" style="fill:{paint}"/>'
+    return f'{shape}<circle cx="{axis.position(value)}" cy="50%" r="5.5" style="fill:{paint}"/>'
 
 
 class _Axis:
@@ -139,16 +139,16 @@ class _Axis:
         self.low, self.high, self.marks = low - room, high + room, marks
         self.ticks = [t for t in MaxNLocator(5).tick_values(self.low, self.high) if self.low <= t <= self.high]
 
-    def place(self, value: float) -> str:
+    def position(self, value: float) -> str:
         return f"{100 * min(1.0, max(0.0, (value - self.low) / (self.high - self.low))):.2f}%"
 
     def svg(self, content: str) -> str:
         """A row's drawing: grid lines, the data's mean, and what is in front of them."""
         grid = "".join(
-            f'<line x1="{(x := self.place(t))}" x2="{x}" y1="0" y2="100%" class="grid"/>' for t in self.ticks
+            f'<line x1="{(x := self.position(t))}" x2="{x}" y1="0" y2="100%" class="grid"/>' for t in self.ticks
         )
         mean = "".join(
-            f'<line x1="{(x := self.place(m))}" x2="{x}" y1="0" y2="100%" class="mean"/>' for m in self.marks
+            f'<line x1="{(x := self.position(m))}" x2="{x}" y1="0" y2="100%" class="mean"/>' for m in self.marks
         )
         return f'<svg width="100%" height="{HEIGHT}" aria-hidden="true">{grid}{mean}{content}</svg>'
 
@@ -156,6 +156,6 @@ class _Axis:
         width = (self.ticks[-1] - self.ticks[0]) / (len(self.ticks) - 1) if len(self.ticks) > 1 else 1.0
         decimals = max(0, -math.floor(math.log10(width) + 1e-9))
         texts = "".join(
-            f'<text x="{self.place(t)}" y="14" text-anchor="middle">{t:,.{decimals}f}</text>' for t in self.ticks
+            f'<text x="{self.position(t)}" y="14" text-anchor="middle">{t:,.{decimals}f}</text>' for t in self.ticks
         )
         return f'<svg width="100%" height="20">{texts}</svg>'

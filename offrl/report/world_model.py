@@ -47,11 +47,11 @@ def report(
     these very models. Returns the numbers.
     """
     run_dir = Path(run_dir)
-    about = about_of([_identity(run_dir, r) for r, _ in models], dataset)
+    description = about_of([_identity(run_dir, r) for r, _ in models], dataset)
     old = read(run_dir / NUMBERS)
-    if old.get("about") == about and None not in about["models"] and (run_dir / PICTURE).exists():
+    if old.get("about") == description and None not in description["models"] and (run_dir / PICTURE).exists():
         return old
-    result = measure(model, models, dataset, sample(dataset, parts), about)
+    result = measure(model, models, dataset, sample(dataset, parts), description)
     write(run_dir, result)
     if not quiet and models:
         show(result)
@@ -104,7 +104,7 @@ def in_units_of(dataset: Dataset, spec: DataSpec) -> Dataset:
 
 
 def measure(
-    model: Any, models: Sequence[tuple[Replica, Tree]], dataset: Dataset, chosen: Sample, about: Mapping[str, Any]
+    model: Any, models: Sequence[tuple[Replica, Tree]], dataset: Dataset, chosen: Sample, description: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The numbers of all replicas, as plain values."""
     results = [
@@ -112,7 +112,7 @@ def measure(
         for r, tree in models
     ]
     return {
-        "about": dict(about),
+        "about": dict(description),
         "dataset": dataset.spec.name,
         "measured_on": chosen.words,
         "dimensions": dimensions(model),
@@ -170,30 +170,30 @@ def report_again(
     path = Path(name)
     trained_models = _models(path)
     first, run_dir = trained_models[0][1], trained_models[0][1].path.parent.parent
-    own = _own_data(run_dir, first) if dataset is None or outside else None
+    own_data = _own_data(run_dir, first) if dataset is None or outside else None
     other = _read(dataset, reading, first) if dataset is not None else None
     if other is not None and other.fingerprint == first.meta["data"]["fingerprint"] and (run_dir / "run.json").exists():
-        own, other = own or _own_data(run_dir, first), None
-    data = other if other is not None else own
+        own_data, other = own_data or _own_data(run_dir, first), None
+    data = other if other is not None else own_data
     assert data is not None
     chosen = sample(data, _parts(data, first))
     other_data = _read(outside, reading, first) if outside else None
     models = [(replica, trained.tree) for replica, trained in trained_models]
-    about = about_of([str(trained.meta["sha256"]) for _, trained in trained_models], data)
-    result = measure(first.model, models, data, chosen, about)
+    description = about_of([str(trained.meta["sha256"]) for _, trained in trained_models], data)
+    result = measure(first.model, models, data, chosen, description)
     show(result)
     if other_data is not None:
-        assert own is not None
-        rows = sample(own, _parts(own, first)).rows
-        areas = [ood(first.model, tree, own, other_data, rows) for _, tree in models]
-        show_ood(areas, own.spec.name, other_data.spec.name)
-        result["ood"] = {"inside": own.spec.name, "outside": other_data.spec.name, "auroc": areas}
-    words = [
+        assert own_data is not None
+        rows = sample(own_data, _parts(own_data, first)).rows
+        areas = [ood(first.model, tree, own_data, other_data, rows) for _, tree in models]
+        show_ood(areas, own_data.spec.name, other_data.spec.name)
+        result["ood"] = {"inside": own_data.spec.name, "outside": other_data.spec.name, "auroc": areas}
+    name_parts = [
         "model",
         *([] if path.is_dir() else [path.stem]),
         *([] if other is None else [file_name(other.spec.name)]),
     ]
-    folder = Path(out) if out else run_dir / "-".join(words) if words[1:] else run_dir
+    folder = Path(out) if out else run_dir / "-".join(name_parts) if name_parts[1:] else run_dir
     write(folder, result)
     say(f"{folder / PICTURE}, {folder / NUMBERS}")
 
@@ -267,36 +267,25 @@ def show(result: Mapping[str, Any]) -> None:
     before, after = (
         averaged(result, "one_step", k)[:, LEVELS.index(0.9)] for k in ("coverage", "coverage_recalibrated")
     )
-    order = list(range(len(names)))
-    hardest = len(order) > MOST_LINES
-    if hardest:
-        order = [
-            *sorted(
-                np.argsort(np.where(np.isnan(change), np.inf, change)[:-1], kind="stable")[: MOST_LINES - 1].tolist()
-            ),
-            len(names) - 1,
-        ]
+    # of a model without deviations of its own, what is before calibration means nothing
+    coverages = {"in 90% interval": after}
+    if result["own_deviations"]:
+        coverages = {"in 90% interval": before, "recalibrated": after}
+    errors = {"RMSE": rmse, "R2": r2, "R2 of change": change, "NLL": nll}
+    order, note = list(range(len(names))), ""
+    if len(names) > MOST_LINES:
+        hardest = np.argsort(np.where(np.isnan(change), np.inf, change)[:-1], kind="stable")[: MOST_LINES - 1]
+        order = [*sorted(hardest.tolist()), len(names) - 1]
+        note = f"; the {MOST_LINES - 1} hardest of {len(names) - 1} observations"
     rows = [
-        [
-            names[d],
-            _number(rmse[d]),
-            _number(r2[d]),
-            _number(change[d]),
-            _number(nll[d]),
-            f"{100 * before[d]:.0f}%",
-            f"{100 * after[d]:.0f}%",
-        ]
+        [names[d], *(_number(x[d]) for x in errors.values()), *(f"{100 * x[d]:.0f}%" for x in coverages.values())]
         for d in order
     ]
     several = f", mean of {len(models)} models" if len(models) > 1 else ""
-    note = f"; the {MOST_LINES - 1} hardest of {len(names) - 1} observations" if hardest else ""
     title = (
         f"one step ahead: {models[0]['rows']:,} rows of {result['measured_on']} ({result['dataset']}){several}{note}"
     )
-    headers = ["", "RMSE", "R2", "R2 of change", "NLL", "in 90% interval", "recalibrated"]
-    if not result["own_deviations"]:  # what is before calibration means nothing
-        headers, rows = headers[:6], [[*row[:5], row[6]] for row in rows]
-    print_table(headers, rows, title)
+    print_table(["", *errors, *coverages], rows, title)
     _show_steps(result, several)
     say(*sorted({_ending_line(m["termination"]) for m in models}))
 
@@ -305,8 +294,8 @@ def show_ood(scores: Sequence[Mapping[str, float]], inside: str, outside: str) -
     """Print the areas under the ROC curve of all models' measures, best first."""
     several = f", mean of {len(scores)} models" if len(scores) > 1 else ""
     mean = {name: float(np.mean([f[name] for f in scores])) for name in scores[0]}
-    words = {"single": "single (one network's aleatoric)"}
-    rows = [[words.get(name, name), f"{mean[name]:.3f}"] for name in sorted(mean, key=lambda n: -mean[n])]
+    labels = {"single": "single (one network's aleatoric)"}
+    rows = [[labels.get(name, name), f"{mean[name]:.3f}"] for name in sorted(mean, key=lambda n: -mean[n])]
     print_table(["uncertainty", "AUROC"], rows, f"tells {outside} from {inside}, 0.5: not at all, 1: always{several}")
 
 
@@ -323,14 +312,14 @@ def _show_steps(result: Mapping[str, Any], several: str) -> None:
     print_table(["steps", *kinds], [[str(k), *(f"{v[k - 1]:.3f}" for v in values.values())] for k in steps], title)
 
 
-def _ending_line(about: Mapping[str, Any]) -> str:
-    if not about["recorded"] and not about["predicted"]:
-        return f"terminations ({about['function']}): none recorded, none predicted"
+def _ending_line(quality: Mapping[str, Any]) -> str:
+    if not quality["recorded"] and not quality["predicted"]:
+        return f"terminations ({quality['function']}): none recorded, none predicted"
     shares = [
-        f"{name} {'-' if about[name] is None else format(about[name], '.2f')}" for name in ("precision", "recall")
+        f"{name} {'-' if quality[name] is None else format(quality[name], '.2f')}" for name in ("precision", "recall")
     ]
-    counts = f"{about['recorded']} recorded, {about['predicted']} predicted in {about['rows']:,} rows"
-    return f"terminations ({about['function']}): {counts}, {', '.join(shares)}"
+    counts = f"{quality['recorded']} recorded, {quality['predicted']} predicted in {quality['rows']:,} rows"
+    return f"terminations ({quality['function']}): {counts}, {', '.join(shares)}"
 
 
 def _number(value: float) -> str:

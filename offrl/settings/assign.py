@@ -64,7 +64,7 @@ def assign(config: Any, name: str, value: Any) -> None:
             kind += (
                 f", without commas: {name}={joined}"
                 if kind == kind_names["Integer"] and joined
-                else f", not several values{grid_hint(name)}"
+                else f"{'' if kind else 'one value'}, not several values{grid_hint(name)}"
             )
         raise UserError(f"{name}={shown(value)} must be {kind}" if kind else f"{name}={shown(value)}: {text}") from None
 

@@ -52,8 +52,8 @@ def probability_of_improvement(X: Any, Y: Any, *, reps: int = REPS, seed: int = 
     independently."""
     x, y = _same_tasks(X, Y)
     ranks = [np.unique(np.concatenate(pair), return_inverse=True)[1].reshape(-1) for pair in zip(x, y, strict=True)]
-    left, right = zip(*((r[: len(a)], r[len(a) :]) for r, a in zip(ranks, x, strict=True)), strict=True)
-    return estimate_pair(list(left), list(right), _improvement, reps, seed)
+    ranks_x, ranks_y = zip(*((r[: len(a)], r[len(a) :]) for r, a in zip(ranks, x, strict=True)), strict=True)
+    return estimate_pair(list(ranks_x), list(ranks_y), _improvement, reps, seed)
 
 
 def difference(X: Any, Y: Any, *, reps: int = REPS, seed: int = 0) -> Interval:
@@ -96,8 +96,8 @@ def expected_online_performance(scores: Any, ks: Sequence[int] = DRAWS, *, reps:
         raise ValueError(f"no number of draws from 1 to {n} among {list(ks)}")
     weights = [[(math.comb(i, k) - math.comb(i - 1, k)) / math.comb(n, k) for k in valid] for i in range(1, n + 1)]
 
-    def statistic(drawn: list[np.ndarray]) -> np.ndarray:
-        return np.sort(_task_means(drawn), 1) @ np.array(weights)
+    def statistic(samples: list[np.ndarray]) -> np.ndarray:
+        return np.sort(_task_means(samples), 1) @ np.array(weights)
 
     return _curve(np.array(valid), estimate(settings, statistic, reps, seed))
 
@@ -150,8 +150,8 @@ def _improvement(x: list[np.ndarray], y: list[np.ndarray]) -> np.ndarray:
     parts = []
     for a, b in zip(x, y, strict=True):
         size = 1 + max(int(a.max()), int(b.max()))
-        place = b + size * np.arange(len(b))[:, None]
-        counts = np.bincount(place.reshape(-1), minlength=size * len(b)).reshape(len(b), size)
+        index = b + size * np.arange(len(b))[:, None]
+        counts = np.bincount(index.reshape(-1), minlength=size * len(b)).reshape(len(b), size)
         level = np.take_along_axis(counts, a, 1).sum(1)
         above = np.take_along_axis(np.cumsum(counts, 1), a, 1).sum(1) - level
         pairs = a.shape[1] * b.shape[1]

@@ -69,7 +69,7 @@ def estimate(
     -> [R, outputs].
     """
     values = statistic([t[None] for t in tasks])[0]
-    draws = [statistic(drawn) for drawn in _resampled(tasks, reps, np.random.RandomState(seed))]
+    draws = [statistic(samples) for samples in _resampled(tasks, reps, np.random.RandomState(seed))]
     ends = _ends(np.concatenate(draws), tasks)
     return [Interval(float(v), low, high) for v, (low, high) in zip(values, ends, strict=True)]
 
@@ -114,8 +114,8 @@ def _resampled(tasks: list[np.ndarray], reps: int, rng: np.random.RandomState) -
     square = np.stack(tasks, 1) if rectangle(tasks) else None
     for part in _parts(reps, sum(map(len, tasks))):
         if square is not None:
-            drawn = square[rng.randint(0, n, (part, n, m)), np.arange(m)]
-            yield [drawn[:, :, j] for j in range(m)]
+            sample = square[rng.randint(0, n, (part, n, m)), np.arange(m)]
+            yield [sample[:, :, j] for j in range(m)]
         else:
             yield [task[rng.randint(0, len(task), (part, len(task)))] for task in tasks]
 
@@ -133,7 +133,7 @@ def _resampled_pairs(
         pairs = [
             (rng.randint(0, len(a), a.shape), rng.randint(0, len(b), b.shape)) for _ in range(part)
         ]  # in rliable's order
-        left, right = (
+        sample_a, sample_b = (
             side[np.stack(index), np.arange(m)] for side, index in zip((a, b), zip(*pairs, strict=True), strict=True)
         )
-        yield [left[:, :, j] for j in range(m)], [right[:, :, j] for j in range(m)]
+        yield [sample_a[:, :, j] for j in range(m)], [sample_b[:, :, j] for j in range(m)]

@@ -52,10 +52,10 @@ def _against(m: np.ndarray, s: np.ndarray, i: int, margin: float, power: int) ->
 
     Where others are much narrower, the integrand has steps, which need nodes as narrow as they are.
     """
-    others = np.arange(len(m)) != i
-    fine = min(8.0, max(1.0, 0.2 * s[i] / float(s[others].min()))) if others.any() else 1.0
+    other_arms = np.arange(len(m)) != i
+    fine = min(8.0, max(1.0, 0.2 * s[i] / float(s[other_arms].min()))) if other_arms.any() else 1.0
     z, step = np.linspace(-REACH, REACH, int(NODES * fine), retstep=True)
-    below = normal_cdf((m[i] + s[i] * z[:, None] + margin - m[others]) / s[others]).prod(1)
+    below = normal_cdf((m[i] + s[i] * z[:, None] + margin - m[other_arms]) / s[other_arms]).prod(1)
     return float((z**power * _density(z) * below).sum() * step)
 
 

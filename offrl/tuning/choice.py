@@ -94,8 +94,8 @@ def one_se(values: np.ndarray, caution: np.ndarray, distance: np.ndarray, resamp
     errors[complete] = np.sqrt(variance)
     order = np.argsort(-means, kind="stable")
     members = [int(complete[i]) for i in order if means[best] - means[i] <= errors[complete[i]]]
-    far = np.where(np.isnan(distance), np.inf, distance)
-    chosen = min(members, key=lambda i: (-caution[i], far[i]))  # of equal ones the first, which is the best
+    distance_or_inf = np.where(np.isnan(distance), np.inf, distance)
+    chosen = min(members, key=lambda i: (-caution[i], distance_or_inf[i]))  # of equal ones the first, which is the best
     return Tie(chosen, int(complete[best]), tuple(members), errors)
 
 

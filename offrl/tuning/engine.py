@@ -51,8 +51,8 @@ def tune(values: Mapping[str, Any]) -> dict[str, Any]:
         backend.configure(device, config.threads)  # also where all runs are trained already: judging must round alike
         show = StageProgress(config.quiet)
         show.tell(*introduction(work))
-        if words := short_judge(config.ope, config.data_judges, config.rungs > 1 or len(work.brackets) > 1):
-            warn(words)
+        if advice := short_judge(config.ope, config.data_judges, config.rungs > 1 or len(work.brackets) > 1):
+            warn(advice)
         search = TuningSearch(work, show)
         task_of(search)  # so that what is missing at the end is said now
         try:
@@ -70,10 +70,10 @@ class TuningSearch:
         self.trials: Trials = {}  # all settings so far
         self.history: dict[str, list[tuple[Values, tuple[float, ...] | None]]] = {a: [] for a in work.spaces}
         self.finalists: list[str] = []  # settings that were trained in full
-        self.last: list[RungRun] = []  # the runs that hold them
+        self.finalist_runs: list[RungRun] = []  # the runs that hold them
         self.rows: list[dict[str, Any]] = []  # of trials.csv
         self.trained: list[list[Rung]] = []  # the rungs of each bracket, with as many settings as there were
-        self.wild: set[str] = set()  # settings that go on to the end, whatever they are worth
+        self.wild_cards: set[str] = set()  # settings that go on to the end, whatever they are worth
 
     # ---- stages
 
@@ -83,10 +83,10 @@ class TuningSearch:
         """What a stage found: from its file, or made now and written there. See `state`."""
         if (result := self.state(name, settings)) is not None:
             return result
-        began = time.monotonic()
+        started = time.monotonic()
         result = json.loads(json.dumps(make()))
         files.write_text(self._path(name), json.dumps(result, indent=1) + "\n")
-        self.time(name, time.monotonic() - began)
+        self.time(name, time.monotonic() - started)
         return result
 
     def state(self, name: str, settings: Collection[str] | None = None) -> dict[str, Any] | None:
@@ -127,10 +127,10 @@ class TuningSearch:
 
     def _bracket(self, number: int, size: int) -> None:
         config, work = self.config, self.work
-        asked = self.stage(f"bracket-{number}", lambda: self._ask(size))
-        if wrong := states.unasked(asked["settings"], work.spaces):
+        proposals = self.stage(f"bracket-{number}", lambda: self._propose(size))
+        if wrong := states.unknown_proposal(proposals["settings"], work.spaces):
             raise UserError(f"{work.folder}/state/bracket-{number}.json: {wrong}; begin again with another out=")
-        trials: Trials = {name: (algo, values) for name, (algo, values) in asked["settings"].items()}
+        trials: Trials = {name: (algo, values) for name, (algo, values) in proposals["settings"].items()}
         self.trials |= trials
         if not trials:  # a space of listed values is used up
             return
@@ -154,34 +154,34 @@ class TuningSearch:
             names = list(trials)
             fates = dict.fromkeys(names, "finalist")
             if not last:
-                kept = self._thin(number, i, rungs[i + 1], trials, summary)
-                fates = dict.fromkeys(names, "dropped") | kept
-                trials = {name: trials[name] for name in kept}
+                promoted = self._promote(number, i, rungs[i + 1], trials, summary)
+                fates = dict.fromkeys(names, "dropped") | promoted
+                trials = {name: trials[name] for name in promoted}
             decisive = config.data_judges[0]
             self.rows += judged_rows(self.trials, summary, decisive, str(i + 1), rung.updates, fates, number + 1)
         self.finalists += list(trials)
-        self.last += runs
+        self.finalist_runs += runs
         if first is not None:
-            self._tell(asked["settings"], first)
+            self._record_results(proposals["settings"], first)
 
-    def _ask(self, size: int) -> dict[str, Any]:
+    def _propose(self, size: int) -> dict[str, Any]:
         settings: dict[str, Any] = {}
         for algo, space in self.work.spaces.items():
             before = len(self.history[algo])
-            for place, values in enumerate(
+            for index, values in enumerate(
                 propose(space, self.config.proposer, size, self.history[algo], self.config.seed)
             ):
-                settings[f"{algo}-{before + place:02d}"] = [algo, values]
+                settings[f"{algo}-{before + index:02d}"] = [algo, values]
         return {"settings": settings}
 
     def _train(self, number: int, i: int, rung: Rung, runs: list[RungRun], settings: int) -> None:
-        words = (
+        title = (
             f"bracket {number + 1}, rung {i + 1}: {settings} settings x {self.config.seeds} seeds to "
             f"{rung.updates:,} updates"
         )
-        self.stage(f"trained-{number}-{i}", lambda: train_all(self.work, runs, words, self.show))
+        self.stage(f"trained-{number}-{i}", lambda: train_all(self.work, runs, title, self.show))
 
-    def _judge(self, words: str, runs: list[RungRun], last: bool) -> dict[str, Any]:
+    def _judge(self, title: str, runs: list[RungRun], last: bool) -> dict[str, Any]:
         policies = policies_of(runs)
         if not policies:
             raise UserError(
@@ -189,7 +189,7 @@ class TuningSearch:
                 "data inspect"
             )
         device = self.config.device if self.config.device != "auto" else "cpu"
-        self.show.tell(f"{words}: judging {len(policies)} policies on {self.work.judged_on.num_episodes:,} episodes")
+        self.show.tell(f"{title}: judging {len(policies)} policies on {self.work.judged_on.num_episodes:,} episodes")
         settings = rung_settings(self.config.ope, last, len(policies))
         return judge(
             policies, self.work.judged_on, self.config.data_judges, settings, device, self.show.stage, self.show.tell
@@ -197,36 +197,38 @@ class TuningSearch:
 
     def judge_finalists(self) -> dict[str, Any]:
         """The judgement that chooses: of all settings that were trained in full, by one fit."""
-        record = self.stage("judged", lambda: self._judge("finalists", self.last, True))
+        record = self.stage("judged", lambda: self._judge("finalists", self.finalist_runs, True))
         if not any(self.history.values()):  # one bracket of one rung: this is the first judgement
-            self._tell(self.trials, summarise(record, list(self.trials)))
+            self._record_results(self.trials, summarise(record, list(self.trials)))
         return record
 
-    def _thin(self, number: int, i: int, following: Rung, trials: Trials, summary: Summary) -> dict[str, str]:
-        """{setting: why} of the settings that go on."""
+    def _promote(self, number: int, i: int, following: Rung, trials: Trials, summary: Summary) -> dict[str, str]:
+        """{setting: reason} of the settings that go on."""
         names = list(trials)
-        values = [float("nan") if why else v for v, why in zip(summary.value.tolist(), summary.exploded, strict=True)]
+        values = [
+            float("nan") if reason else v for v, reason in zip(summary.value.tolist(), summary.exploded, strict=True)
+        ]
         multiple = GROUP // math.gcd(GROUP, self.config.seeds)  # programs of one size are compiled once
         wild = self.config.seed + 7 * number + i
-        always = [k for k, name in enumerate(names) if name in self.wild]
+        always = [k for k, name in enumerate(names) if name in self.wild_cards]
         chosen = survivors(values, following.settings, wild, [trials[n][0] for n in names], multiple, always)
         if not chosen:
             raise UserError(
                 "every setting diverged in the first rung: lower learning rates, or look at the data with offrl data "
                 "inspect"
             )
-        going = {"settings": {names[k]: why for k, why in chosen.items()}}
-        kept: dict[str, str] = self.stage(f"kept-{number}-{i}", lambda: going, names)["settings"]
-        self.wild |= {name for name, why in kept.items() if why == "wild card"}
+        going = {"settings": {names[k]: reason for k, reason in chosen.items()}}
+        promoted: dict[str, str] = self.stage(f"kept-{number}-{i}", lambda: going, names)["settings"]
+        self.wild_cards |= {name for name, reason in promoted.items() if reason == "wild card"}
         best = max((k for k in chosen), key=lambda k: values[k])
         self.show.tell(
-            f"{len(kept)} of {len(names)} settings go on; best so far {names[best]} ({summary.value[best]:.4g})"
+            f"{len(promoted)} of {len(names)} settings go on; best so far {names[best]} ({summary.value[best]:.4g})"
         )
-        return kept
+        return promoted
 
-    def _tell(self, asked: Mapping[str, Any], summary: Summary) -> None:
+    def _record_results(self, proposals: Mapping[str, Any], summary: Summary) -> None:
         results = dict(zip(summary.names, summary.criteria(self.config.criteria).tolist(), strict=True))
-        for name, (algo, values) in asked.items():
+        for name, (algo, values) in proposals.items():
             result = tuple(results[name])
             self.history[algo].append((values, None if any(x != x for x in result) else result))
         if self.config.proposer in OPTUNA:

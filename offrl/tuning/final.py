@@ -21,7 +21,7 @@ from offrl.system import trust
 from offrl.system.files import open_to_append
 from offrl.tasks.environments import resolve_task
 from offrl.tasks.task import Task
-from offrl.tuning import arms, choice
+from offrl.tuning import best_arm, choice
 from offrl.tuning.judging import Policies, Summary, clone_distance, policies_of, summarise
 from offrl.tuning.plan import PLAYED, RETRAINED, TRUTH
 from offrl.tuning.result import write_result
@@ -41,7 +41,7 @@ def finish(search: TuningSearch) -> dict[str, Any]:
     record = search.judge_finalists() if config.data_judges else None
     summary = None if record is None else summarise(record, search.finalists)
     by_data = search.stage("chosen", lambda: choose(search, record, summary), search.finalists)
-    policies = functools.cache(lambda: policies_of(search.last))  # read once, where a stage needs them
+    policies = functools.cache(lambda: policies_of(search.finalist_runs))  # read once, where a stage needs them
     names = search.finalists
     final = (
         by_data
@@ -76,12 +76,12 @@ def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summ
         return {"setting": names[0], "why": "no judge of the data", "order": list(names), **empty}
     config = search.config
     reference = clone_distance(search.work.judged_on)
-    vetoed = {n: why for n, why in zip(names, summary.exploded, strict=True) if why}
-    for n, far in zip(names, summary.distance.tolist(), strict=True):
-        if config.veto and n not in vetoed and far > config.veto * reference:
+    vetoed = {n: reason for n, reason in zip(names, summary.exploded, strict=True) if reason}
+    for n, action_distance in zip(names, summary.distance.tolist(), strict=True):
+        if config.veto and n not in vetoed and action_distance > config.veto * reference:
             vetoed[n] = (
-                f"its actions lie {far:.2g} from the data's, more than {config.veto:g} times a linear clone's "
-                f"{reference:.2g}"
+                f"its actions lie {action_distance:.2g} from the data's, more than {config.veto:g} times a linear "
+                f"clone's {reference:.2g}"
             )
     overruled: dict[str, str] = {}
     open_ = [k for k, n in enumerate(names) if n not in vetoed and summary.alive[k]]
@@ -98,7 +98,7 @@ def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summ
     values, draws = matrices(record, names, search.work.seeds)
     ranked = [open_[i] for i in choice.ranking(values[open_])]
     order = [names[k] for k in ranked] + [n for n in names if n in vetoed]
-    best, members, chosen, why = ranked[0], [names[ranked[0]]], ranked[0], "the largest estimate"
+    best, members, chosen, reason = ranked[0], [names[ranked[0]]], ranked[0], "the largest estimate"
     complete = ~np.isnan(values[open_]).any(1)
     if config.rule == "one-se" and complete.any() and (values.shape[1] > 1 or draws is not None):
         careful = cautions(search, [names[k] for k in open_], summary.distance[open_])
@@ -106,15 +106,16 @@ def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summ
         tie = choice.one_se(values[open_], careful, summary.distance[open_], fits)
         members = [names[open_[k]] for k in tie.members]
         chosen = open_[tie.chosen]
-        others = len(members) - 1
         if chosen != best:
-            why = f"the most conservative of {len(members)} that are within a standard error of the best, {names[best]}"
-        elif others:
-            why = f"the largest estimate, and the most conservative of {len(members)} within a standard error of it"
+            reason = (
+                f"the most conservative of {len(members)} that are within a standard error of the best, {names[best]}"
+            )
+        elif len(members) > 1:
+            reason = f"the largest estimate, and the most conservative of {len(members)} within a standard error of it"
     order.remove(names[chosen])
     return {
         "setting": names[chosen],
-        "why": why,
+        "why": reason,
         "order": [names[chosen], *order],
         "members": members,
         "vetoed": vetoed,
@@ -176,14 +177,14 @@ def _play(search: TuningSearch, task: Task | None, policies: Policies, by_data: 
         return {"setting": by_data["setting"], "why": "the only finalist", "episodes": 0}
     count = max(2, min(config.finalists, config.episodes // 2, len(playable)))
     names = playable[:count]
-    playing: arms.EpisodeSearch
+    playing: best_arm.EpisodeSearch
     if config.confidence < 1.0:
         low, high = float(work.judged_on.raw_returns.min()), float(work.judged_on.raw_returns.max())
         size = max(high - low, 1e-6)
         prior = {"prior": 0.5 * (low + high), "prior_sd": size, "noise": size / 4.0, "margin": size / 100.0}
-        playing = arms.TopTwo(count, config.episodes, **prior, confidence=config.confidence, seed=config.seed)
+        playing = best_arm.TopTwo(count, config.episodes, **prior, confidence=config.confidence, seed=config.seed)
     else:
-        playing = arms.SequentialHalving(count, config.episodes)
+        playing = best_arm.SequentialHalving(count, config.episodes)
     path = work.folder / EPISODES
     for setting, episode, value in _lines(path, names):
         playing.add(names.index(setting), episode, value)
@@ -200,7 +201,7 @@ def _play(search: TuningSearch, task: Task | None, policies: Policies, by_data: 
                     (json.dumps({"setting": name, "seed": seed, "episode": episode, "return": value}) + "\n").encode()
                 )
             playing.add(arm, episode, value)
-            if not isinstance(playing, arms.SequentialHalving):
+            if not isinstance(playing, best_arm.SequentialHalving):
                 break
     best = playing.best()
     means, counts = playing.means(), playing.counts()
@@ -225,8 +226,8 @@ def _lines(path: Path, names: Sequence[str]) -> list[tuple[str, int, float]]:
         raise UserError(
             f"{path} cannot be read ({first_line(error)}); remove it, and its episodes are played again"
         ) from None
-    complete, _, rest = text.rpartition("\n")
-    if rest:
+    complete, _, partial_line = text.rpartition("\n")
+    if partial_line:
         with trust.open_to_write(path, "r+b") as file:
             file.truncate(len((complete + "\n").encode()) if complete else 0)
     result = []
@@ -300,10 +301,10 @@ def winner_settings(search: TuningSearch, name: str) -> dict[str, Any]:
     """Settings of `offrl train` for a setting on all data."""
     config, work = search.config, search.work
     algo, values = search.trials[name]
-    own = {f"algo.{field}": list(v) if isinstance(v, tuple) else v for field, v in values.items()}
+    algo_settings = {f"algo.{field}": list(v) if isinstance(v, tuple) else v for field, v in values.items()}
     return {
         **work.base[algo],
-        **own,
+        **algo_settings,
         "steps": config.configs_and_steps()[1],
         "seeds": work.final_seeds,
         "eval.env": config.env,

@@ -30,9 +30,9 @@ def policies_of(runs: Sequence[RungRun]) -> Policies:
         saved = SavedRun(run.directory)
         latest = {replica: policy for replica, _, policy in run_policies(saved)}
         count = len(run.replicas) // len(run.trials)
-        for place, (replica, own) in enumerate(zip(saved.replicas, run.replicas, strict=True)):
+        for index, (replica, planned_replica) in enumerate(zip(saved.replicas, run.replicas, strict=True)):
             if replica in latest:
-                policies[run.trials[place // count], own.seed] = latest[replica]
+                policies[run.trials[index // count], planned_replica.seed] = latest[replica]
     return policies
 
 
@@ -50,25 +50,25 @@ def judge(
 
     Raises UserError where a method cannot judge these policies on these data.
     """
-    every = {f"{trial}/seed={seed}": policy for (trial, seed), policy in policies.items()}
-    gate = gates(data, every, settings.discount)
+    policies_by_name = {f"{trial}/seed={seed}": policy for (trial, seed), policy in policies.items()}
+    gate = gates(data, policies_by_name, settings.discount)
     reasons = gate.reasons()
-    places = [k for k, finite in enumerate(gate.finite) if finite]  # others act with NaN, and count as diverged
-    if not places:
+    indices = [k for k, finite in enumerate(gate.finite) if finite]  # others act with NaN, and count as diverged
+    if not indices:
         raise UserError(
             "no policy acts with finite numbers: lower learning rates, or look at the data with offrl data inspect"
         )
-    candidates = {name: policy for k, (name, policy) in enumerate(every.items()) if gate.finite[k]}
+    candidates = {name: policy for k, (name, policy) in enumerate(policies_by_name.items()) if gate.finite[k]}
     keys = list(policies)
     result = evaluate_policies(data, candidates, list(methods), settings, device=device, stage=stage, tell=tell)
     rows = []
-    for k, place in enumerate(places):
-        trial, seed = keys[place]
+    for k, index in enumerate(indices):
+        trial, seed = keys[index]
         row: dict[str, Any] = {
             "setting": trial,
             "seed": seed,
             "distance": _number(result.distance[k]),
-            "own_q": _number(result.own[k]),
+            "own_q": _number(result.own_q[k]),
         }
         for method, e in result.estimates.items():
             row[method] = _number(e.value[k])
@@ -76,9 +76,9 @@ def judge(
             if len(e.details.get("seeds", ())) > 1:
                 row[f"{method}_draws"] = [_number(x[k]) for x in e.details["seeds"]]
         row |= {
-            "td_error": _number(gate.td_error[place]),
-            "q_ratio": _number(gate.ratio[place]),
-            "exploded": reasons[place],
+            "td_error": _number(gate.td_error[index]),
+            "q_ratio": _number(gate.ratio[index]),
+            "exploded": reasons[index],
         }
         rows.append(row)
     return {
@@ -104,7 +104,7 @@ class Summary:
     error: np.ndarray  # its standard error
     worst: np.ndarray  # smallest of the seeds
     distance: np.ndarray  # mean distance of actions from the data's
-    others: Mapping[str, np.ndarray]  # by the methods that are shown beside it
+    other_values: Mapping[str, np.ndarray]  # by the methods that are shown beside it
     alive: np.ndarray  # seeds that did not diverge
     exploded: tuple[
         str, ...
@@ -129,15 +129,17 @@ def summarise(record: Mapping[str, Any], trials: Sequence[str]) -> Summary:
             rows[row["setting"]].append(row)
 
     def column(key: str, how: Callable[[np.ndarray], Any] = np.mean) -> np.ndarray:
-        values = [np.array([r[key] for r in own if r.get(key) is not None], float) for own in rows.values()]
+        values = [
+            np.array([r[key] for r in setting_rows if r.get(key) is not None], float) for setting_rows in rows.values()
+        ]
         return np.array([float(how(v)) if len(v) else math.nan for v in values])
 
-    counts = np.array([len(own) for own in rows.values()])
+    counts = np.array([len(setting_rows) for setting_rows in rows.values()])
     seeds = np.full((len(rows), max(1, *counts)), np.nan)
-    for estimates, own in zip(seeds, rows.values(), strict=True):
-        estimates[: len(own)] = [r[method] for r in own]
+    for estimates, setting_rows in zip(seeds, rows.values(), strict=True):
+        estimates[: len(setting_rows)] = [r[method] for r in setting_rows]
     pooled = pooled_sd(seeds) ** 2 if (counts > 1).any() else 0.0
-    fits = np.array([_fit_variance(own, method) for own in rows.values()])
+    fits = np.array([_fit_variance(setting_rows, method) for setting_rows in rows.values()])
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.sqrt(np.where(counts > 0, pooled / np.maximum(counts, 1), np.nan) + fits)
     return Summary(
@@ -146,16 +148,18 @@ def summarise(record: Mapping[str, Any], trials: Sequence[str]) -> Summary:
         error=error,
         worst=column(method, np.min),
         distance=column("distance"),
-        others={m: column(m) for m in record["methods"][1:]},
+        other_values={m: column(m) for m in record["methods"][1:]},
         alive=counts,
-        exploded=tuple(next((str(r["exploded"]) for r in own if r["exploded"]), "") for own in rows.values()),
+        exploded=tuple(
+            next((str(r["exploded"]) for r in setting_rows if r["exploded"]), "") for setting_rows in rows.values()
+        ),
     )
 
 
 def _fit_variance(rows: Sequence[Mapping[str, Any]], method: str) -> float:
     """Of the mean over seeds, by the fits: of each fit the mean over the seeds, and the variance of these means."""
     draws = [r[f"{method}_draws"] for r in rows if r.get(f"{method}_draws")]
-    if draws and all(x is not None for own in draws for x in own):
+    if draws and all(x is not None for row_draws in draws for x in row_draws):
         return float(np.var(np.mean(np.array(draws, float), 0), ddof=1))
     sds = [r[f"{method}_sd"] for r in rows if r.get(f"{method}_sd") is not None]
     return float(np.mean(sds)) ** 2 if sds else 0.0
@@ -179,8 +183,8 @@ def short_judge(settings: OPEConfig, judges: Sequence[str], thinned: bool) -> st
     """What to say of a judge that is too short for its values; "" where it is not. thinned: rungs before the last are
     judged.
     """
-    if words := short_fit(settings, judges, "ope.updates"):
-        return words
+    if advice := short_fit(settings, judges, "ope.updates"):
+        return advice
     half = short_fit(rung_settings(settings, False, 1), judges, "half of ope.updates") if thinned else ""
     return half and f"{half}; it judges every rung but the last"
 

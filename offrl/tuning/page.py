@@ -15,7 +15,7 @@ from offrl.figures.style import own_settings
 from offrl.figures.tuning import number, slices
 from offrl.report.context import MANY, count, folded
 from offrl.report.page import Cell, Page, escape
-from offrl.report.rows import whole
+from offrl.report.rows import unbroken
 from offrl.tuning.choice import pareto_front
 from offrl.tuning.table import FINAL
 from offrl.tuning.verdict import (
@@ -234,13 +234,13 @@ def _all_settings(page: Page, tune: TuneResult) -> None:
                 Cell(j.setting, strong=j.setting == tune.chosen),
                 j.rung,
                 j.bracket,
-                Cell(whole(j.row["fate"]), kind="good" if j.row["fate"] == "chosen" else ""),
+                Cell(unbroken(j.row["fate"]), kind="good" if j.row["fate"] == "chosen" else ""),
                 *(estimate(x) for x in (j.value, j.error)),
                 *(_value(values.get(k)) for k in searched),
                 *(estimate(j.number(k)) for k in (*tune.other_judges, "worst", "distance")),
                 j.row["updates"],
                 j.row["seeds"],
-                Cell("", small=tuple(map(whole, textwrap.wrap(veto, 44))), kind="bad" if veto else ""),
+                Cell("", small=tuple(map(unbroken, textwrap.wrap(veto, 44))), kind="bad" if veto else ""),
             ]
         )
     headers = ["setting", "rung", "bracket", "fate", tune.judge, "standard error", *searched, *tune.other_judges]

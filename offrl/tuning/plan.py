@@ -29,10 +29,10 @@ from offrl.settings.untrusted import COUNTS, PLACES, check_code, given_of
 from offrl.system import trust
 from offrl.system.devices import pick_device
 from offrl.tuning.config import FEW_EPISODES, MOST_GROUPS, OPTUNA, TuneConfig
-from offrl.tuning.search.claim import FILE, claim, read
 from offrl.tuning.search.rungs import Rung, halving
 from offrl.tuning.search.space import Space, space_of
 from offrl.tuning.search.training import DataSets, RungRun, Values, origin_of, programs, settings_of
+from offrl.tuning.search.tune_file import FILE, claim, read
 
 PASSED = (
     "compile",
@@ -58,7 +58,6 @@ class Tune:
     """All that is decided before anything is trained."""
 
     config: TuneConfig
-    given: dict[str, Any]  # as the command had it
     folder: Path
     spaces: dict[str, Space]  # by algorithm, in the order of algos=
     base: dict[
@@ -101,8 +100,8 @@ class Tune:
         """
         result = []
         for algo, space in self.spaces.items():
-            own = {name: values for name, (kind, values) in trials.items() if kind == algo}
-            groups = programs(space, own)
+            algo_trials = {name: values for name, (kind, values) in trials.items() if kind == algo}
+            groups = programs(space, algo_trials)
             if len(groups) > MOST_GROUPS and space.tensors:
                 shapes = ", ".join(d.name for d in space.dimensions if not d.tensor)
                 raise UserError(
@@ -110,13 +109,13 @@ class Tune:
                     f"itself ({shapes}): at "
                     f"most {MOST_GROUPS}; name fewer values, such as space.{shapes.split(', ')[0]}=[a,b]"
                 )
-            for place, names in enumerate(groups):
+            for index, names in enumerate(groups):
                 directory = (
-                    self.folder / "runs" / f"b{bracket}-r{number}-{algo}{f'-{place}' if len(groups) > 1 else ''}"
+                    self.folder / "runs" / f"b{bracket}-r{number}-{algo}{f'-{index}' if len(groups) > 1 else ''}"
                 )
                 settings = {
                     **self.base[algo],
-                    **settings_of(space, own, names),
+                    **settings_of(space, algo_trials, names),
                     "steps": rung.updates,
                     "seeds": self.seeds,
                     "dataset.split": self.config.split,
@@ -145,18 +144,18 @@ def prepare(values: Mapping[str, Any]) -> Tune:
     UserError."""
     if values.get("resume") is None:
         trust.typed(str(values["env"]) if values.get("env") not in (None, "auto", "none") else None)
-    given = flatten_words({k: v for k, v in _resumed(values).items() if k != "resume"})
-    values = {("algos" if k == "algo" else k): v for k, v in given.items()}
+    command_values = flatten_names({k: v for k, v in _resumed(values).items() if k != "resume"})
+    values = {("algos" if k == "algo" else k): v for k, v in command_values.items()}
     for name in ("algos", "judge", "criteria"):
         if name in values and not isinstance(values[name], (list, tuple)):
             values[name] = [values[name]]
-    own = {f.name for f in dataclasses.fields(TuneConfig)}
-    values_here = {k: v for k, v in values.items() if k.partition(".")[0] in own and not k.startswith("space.")}
+    tune_fields = {f.name for f in dataclasses.fields(TuneConfig)}
+    values_here = {k: v for k, v in values.items() if k.partition(".")[0] in tune_fields and not k.startswith("space.")}
     config = fill(TuneConfig(), values_here, "tune")
     config.algos = [algorithm_group(str(a)) for a in config.algos]
     config.validate()
-    rest = {k: v for k, v in values.items() if k not in values_here}
-    spaces_given, per_algo, shared = _sorted(rest, config.algos)
+    train_values = {k: v for k, v in values.items() if k not in values_here}
+    spaces_given, per_algo, shared = _sorted(train_values, config.algos)
     if "dataset" not in shared:
         raise UserError("offrl tune needs the data: dataset=FILE or dataset=NAME; `offrl data list` shows names")
     base = {a: _base(a, config, per_algo[a], shared) for a in config.algos}
@@ -173,11 +172,11 @@ def prepare(values: Mapping[str, Any]) -> Tune:
     data = DataSets()
     judged_on = _judging_data(composed[config.algos[0]], config)
     identity, settings = _identity(config, base, spaces, composed, judged_on)
-    created = claim(folder, identity, settings, given)
-    return Tune(config, given, folder, spaces, base, judged_on, identity, data, created)
+    created = claim(folder, identity, settings, command_values)
+    return Tune(config, folder, spaces, base, judged_on, identity, data, created)
 
 
-def flatten_words(values: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """The names of a command, those of `offrl train` in their usual spelling. What this command has of its own
     stays.
     """
@@ -199,20 +198,20 @@ def _resumed(values: Mapping[str, Any]) -> dict[str, Any]:
         return dict(values)
     path = Path(str(where)) / FILE
     record = read(path)
-    places = marked(TuneConfig, "place")
-    saved = given_of(path, record["given"], values, (*places, MODELS))
+    place_fields = marked(TuneConfig, "place")
+    saved = given_of(path, record["given"], values, (*place_fields, MODELS))
     for name, value in saved.items():
         if name.endswith(("actor_network", "critic_network")) and ".py" in str(value):
             trust.check_code(path, name, str(value), name in values)
     check_code(path, {"given": saved}, values)
-    free = (*places, *PLACES, *COUNTS, MODELS, "logger", "resume")
+    free = (*place_fields, *PLACES, *COUNTS, MODELS, "logger", "resume")
     if other := next((k for k in values if k not in free and saved.get(k) != values[k]), None):
         raise UserError(f"{other}= cannot change with resume=: that would be another tune; begin it with another out=")
     return {**saved, **{k: v for k, v in values.items() if k != "resume"}, "out": str(where)}
 
 
 def _sorted(
-    rest: Mapping[str, Any], algos: Sequence[str]
+    train_values: Mapping[str, Any], algos: Sequence[str]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, Any]]:
     """({algo: {setting: space}}, {algo: {algo.NAME: value}}, {name: value of all runs}) of what is no setting of the
     command itself.
@@ -220,7 +219,7 @@ def _sorted(
     spaces: dict[str, dict[str, Any]] = {a: {} for a in algos}
     fixed: dict[str, dict[str, Any]] = {a: {} for a in algos}
     shared: dict[str, Any] = {}
-    for name, value in rest.items():
+    for name, value in train_values.items():
         head, _, tail = name.partition(".")
         if head == "space" and tail:
             algo, dot, field = tail.partition(".")
@@ -262,36 +261,38 @@ def _base(algo: str, config: TuneConfig, fixed: Mapping[str, Any], shared: Mappi
     names = {
         f.name
         for f in dataclasses.fields(
-            registry.get("algo", compose({"algo": algo, **_data_words(shared)}).algo.name).Config
+            registry.get("algo", compose({"algo": algo, **_data_settings(shared)}).algo.name).Config
         )
     }
     fitting = {k: v for k, v in fixed.items() if k.removeprefix("algo.").partition(".")[0] in names}
-    if left := [k for k in fixed if k not in fitting]:
+    if unknown := [k for k in fixed if k not in fitting]:
         if len(config.algos) == 1 or all(k not in fitting for k in fixed):
-            raise UserError(f"{left[0]}: {algo} has no such setting.{nearest(left[0].removeprefix('algo.'), names)}")
-        warn(f"{left[0]} is no setting of {algo}: it goes to the others")
+            raise UserError(
+                f"{unknown[0]}: {algo} has no such setting.{nearest(unknown[0].removeprefix('algo.'), names)}"
+            )
+        warn(f"{unknown[0]} is no setting of {algo}: it goes to the others")
     base: dict[str, Any] = {"logger": "none", "quiet": config.quiet, "device": config.device, "threads": config.threads}
     if pick_device(config.device).type == "cpu":
         base |= {"group": GROUP, "compile": "compiled" if config.configs_and_steps()[1] >= LONG else "eager"}
     return {**base, **shared, **fitting, "algo": algo}
 
 
-def _data_words(shared: Mapping[str, Any]) -> dict[str, Any]:
+def _data_settings(shared: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in shared.items() if k.partition(".")[0] in ("dataset", "experiment")}
 
 
 def _space(
-    algo: str, composed: TrainConfig, config: TuneConfig, own: Mapping[str, Any], base: Mapping[str, Any]
+    algo: str, composed: TrainConfig, config: TuneConfig, ranges: Mapping[str, Any], base: Mapping[str, Any]
 ) -> Space:
     vectorized = registry.get("algo", composed.algo.name).traits.vectorized
-    space = space_of(algo, composed.algo, config.space, own, vectorized)
-    fixed = [d for d in space.dimensions if f"algo.{d.name}" in base and d.name not in own]
-    left = tuple(d for d in space.dimensions if d not in fixed)  # what a command sets is not searched
-    if not left:
+    space = space_of(algo, composed.algo, config.space, ranges, vectorized)
+    fixed = [d for d in space.dimensions if f"algo.{d.name}" in base and d.name not in ranges]
+    searched = tuple(d for d in space.dimensions if d not in fixed)  # what a command sets is not searched
+    if not searched:
         raise UserError(
             f"nothing of {algo} is left to search: {', '.join(f'algo.{d.name}' for d in fixed)} is given; leave it out"
         )
-    return dataclasses.replace(space, dimensions=left, default={d.name: space.default[d.name] for d in left})
+    return dataclasses.replace(space, dimensions=searched, default={d.name: space.default[d.name] for d in searched})
 
 
 def _judging_data(config: TrainConfig, tune: TuneConfig) -> Dataset:
@@ -318,17 +319,17 @@ def _identity(
     data: Dataset,
 ) -> tuple[str, dict[str, Any]]:
     """(a hash of everything that decides what a tune finds, the same in words)."""
-    own = without_places(config)
-    own["ope"] = dataclasses.asdict(config.ope) | {"models_dir": OPEConfig.models_dir}  # a place
-    words: dict[str, Any] = {**own, "data": data.fingerprint, "dataset": data.spec.name}
+    config_values = without_places(config)
+    config_values["ope"] = dataclasses.asdict(config.ope) | {"models_dir": OPEConfig.models_dir}  # a place
+    description: dict[str, Any] = {**config_values, "data": data.fingerprint, "dataset": data.spec.name}
     for algo, train in composed.items():
         values = runs.identity(train)
         values["dataset"] = {
             k: v for k, v in values["dataset"].items() if k not in ("split", "split_part", "split_seed")
         }
         settings = {**values, "compile": base[algo].get("compile"), "group": base[algo].get("group")}
-        words[algo] = {k: v for k, v in settings.items() if k != "seeds"} | {
+        description[algo] = {k: v for k, v in settings.items() if k != "seeds"} | {
             "space": {d.name: d.text() for d in spaces[algo].dimensions}
         }
-    words = diff.flatten(words)
-    return hashlib.sha256(json.dumps(words, sort_keys=True, default=str).encode()).hexdigest(), words
+    description = diff.flatten(description)
+    return hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode()).hexdigest(), description

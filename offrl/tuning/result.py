@@ -104,27 +104,27 @@ def _updates(search: TuningSearch) -> dict[str, int]:
     made.
     """
     _, steps = search.config.configs_and_steps()
-    made = sum(cost(rungs, search.config.seeds) for rungs in search.trained)
-    return {"made": made, "full": len(search.trials) * steps * search.config.seeds}
+    search_updates = sum(cost(rungs, search.config.seeds) for rungs in search.trained)
+    return {"made": search_updates, "full": len(search.trials) * steps * search.config.seeds}
 
 
 def command(search: TuningSearch, name: str) -> str:
     """The line that trains a setting on all data, without the search."""
     algo, values = search.trials[name]
     base = {k: v for k, v in search.work.base[algo].items() if k not in OURS and not (k == "group" and v == GROUP)}
-    words = {
+    settings = {
         "algo": algo,
         "dataset": search.work.base[algo]["dataset"],
         **base,
         **{f"algo.{k}": v for k, v in values.items()},
     }
-    words |= {"steps": search.config.configs_and_steps()[1], "seeds": search.work.final_seeds}
+    settings |= {"steps": search.config.configs_and_steps()[1], "seeds": search.work.final_seeds}
     if search.config.env != "auto":
-        words["eval.env"] = search.config.env
+        settings["eval.env"] = search.config.env
     return " ".join(
         [
             "offrl train",
-            *(shlex.quote(f"{k}={shown_value(list(v) if isinstance(v, tuple) else v)}") for k, v in words.items()),
+            *(shlex.quote(f"{k}={shown_value(list(v) if isinstance(v, tuple) else v)}") for k, v in settings.items()),
         ]
     )
 
@@ -188,14 +188,14 @@ def tell(outcome: Mapping[str, Any], doubt: str) -> None:
     for role in ("winner", "default"):
         if (entry := outcome["retrained"].get(role)) and entry["score"] is not None:
             kind = "score" if entry["normalised"] else "return"
-            words = f"{len(entry['seeds'])} new seeds, new episodes"
-            say(f"{role} {entry['setting']}, trained anew: {kind} {interval_text(tuple(entry['score']))} ({words})")
+            detail = f"{len(entry['seeds'])} new seeds, new episodes"
+            say(f"{role} {entry['setting']}, trained anew: {kind} {interval_text(tuple(entry['score']))} ({detail})")
     if "winner" in outcome["retrained"] and "default" not in outcome["retrained"]:
         say("the default settings are the winner")
     if (truth := outcome["truth"]) is not None and truth["lost"] is not None:
         regret = truth["regret"]["chosen"]
-        words = f"{truth['lost']:.4g} against the best finalist, {truth['best']} (regret {regret:.2f}; 1: at random)"
-        say(f"true returns: the choice loses {words}")
+        detail = f"{truth['lost']:.4g} against the best finalist, {truth['best']} (regret {regret:.2f}; 1: at random)"
+        say(f"true returns: the choice loses {detail}")
     say(f"to train it yourself: {outcome['command']}")
 
 

@@ -33,7 +33,7 @@ def judged_rows(
         row |= {f"algo.{field}": value for field, value in values.items()}
         row |= {"updates": updates, "seeds": int(summary.alive[k])}
         row |= {method: summary.value[k], "error": summary.error[k], "worst": summary.worst[k]}
-        row |= {other: column[k] for other, column in summary.others.items()}
+        row |= {other: column[k] for other, column in summary.other_values.items()}
         row |= {"distance": summary.distance[k], "exploded": summary.exploded[k], "fate": fates.get(name, "")}
         rows.append({key: _plain(value) for key, value in row.items()})
     return rows

@@ -11,7 +11,7 @@ from offrl.errors import some
 from offrl.figures.tuning import number
 from offrl.report.context import count
 from offrl.report.page import Cell, Page, escape
-from offrl.report.rows import digits, span, whole
+from offrl.report.rows import digits, span, unbroken
 from offrl.report.whiskers import Answer, Row, picture
 from offrl.settings.field import shown_value
 from offrl.statistics.intervals import mean_interval
@@ -96,7 +96,8 @@ def estimate(x: float, error: float = math.nan) -> Cell:
     """A number of a table, with its 95% interval below it where a standard error is known."""
     if not math.isfinite(x):
         return Cell(NONE)
-    return Cell(number(x), small=(whole(f"\u00b1 {number(ERROR95 * error)}"),) if math.isfinite(error) else (), value=x)
+    interval = (unbroken(f"\u00b1 {number(ERROR95 * error)}"),) if math.isfinite(error) else ()
+    return Cell(number(x), small=interval, value=x)
 
 
 def default_doubt(tune: TuneResult) -> str:
@@ -183,8 +184,8 @@ def warnings(tune: TuneResult) -> list[str]:
     result, final = tune.result, tune.finals.get(tune.chosen)
     lines: list[str] = []
     if tune.chosen in tune.vetoed:
-        others = "every other finalist was too, or was worse in what was played"
-        lines.append(f"the choice itself is vetoed: {tune.vetoed[tune.chosen]}; {others}")
+        remark = "every other finalist was too, or was worse in what was played"
+        lines.append(f"the choice itself is vetoed: {tune.vetoed[tune.chosen]}; {remark}")
     elif final is not None and final.row["exploded"]:
         lines.append(f"the choice itself is doubtful, as every finalist was vetoed: {final.row['exploded']}")
     if vetoes := [f"{n}: {reason}" for n, reason in tune.vetoed.items() if n != tune.chosen]:

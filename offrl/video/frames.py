@@ -49,8 +49,8 @@ def draw_fast(env: Any, size: int) -> None:
     model.vis.quality.shadowsize = 0
     model.vis.quality.offsamples = 0
     for name in ("width", "height"):
-        own = getattr(env.unwrapped, name, 0)
-        setattr(model.vis.global_, f"off{name}", max(size, own if isinstance(own, int) else 0))
+        current_size = getattr(env.unwrapped, name, 0)
+        setattr(model.vis.global_, f"off{name}", max(size, current_size if isinstance(current_size, int) else 0))
 
 
 def follow(env: Any) -> None:
@@ -74,7 +74,7 @@ class Painter:
 
     def __init__(self, env: Any, size: int) -> None:
         self.env, self.size = env, size
-        self.own: Any = None  # MuJoCo's renderer, once it is needed
+        self.renderer: Any = None  # MuJoCo's renderer, once it is needed
 
     def __call__(self) -> tuple[np.ndarray | None, str]:
         """(the picture, ""), or (None, why there is none)."""
@@ -82,7 +82,7 @@ class Painter:
         if has_physics(self.env) and gl.lower() in OFF:
             return None, f"MUJOCO_GL={gl} turns drawing off; egl or osmesa turns it on"
         reason = ""
-        if self.own is None:
+        if self.renderer is None:
             try:
                 if self.env.render_mode == "rgb_array":
                     return np.asarray(self.env.render()), ""
@@ -102,14 +102,14 @@ class Painter:
         import mujoco
 
         base = self.env.unwrapped
-        if self.own is None:
-            self.own = mujoco.Renderer(base.model, self.size, self.size)
-        self.own.update_scene(base.data)
-        return self.own.render().copy()
+        if self.renderer is None:
+            self.renderer = mujoco.Renderer(base.model, self.size, self.size)
+        self.renderer.update_scene(base.data)
+        return self.renderer.render().copy()
 
     def close(self) -> None:
-        if self.own is not None:
-            self.own.close()
+        if self.renderer is not None:
+            self.renderer.close()
 
 
 def silently(draw: Callable[[], Any]) -> Any:
@@ -142,8 +142,8 @@ class Reel:
         self._file.write(data)
 
     def __getitem__(self, i: int) -> np.ndarray:
-        place, length, _, _ = self.marks[i]
-        self._file.seek(place)
+        offset, length, _, _ = self.marks[i]
+        self._file.seek(offset)
         flat = np.frombuffer(zlib.decompress(self._file.read(length)), np.uint8)
         return flat.reshape(self.size, self.size, 3)
 

@@ -159,14 +159,14 @@ def _evaluator(task: Task, config: EvalConfig, size: int) -> Evaluator:
     reason: Exception | None = None
     # not every environment takes the size of its pictures
     for extra in ({"width": size, "height": size}, {}) if task.env_factory is None else ({},):
-        given = (
+        rendering_task = (
             task
             if task.env_factory is not None
             else dataclasses.replace(task, env_kwargs={**task.env_kwargs, "render_mode": "rgb_array", **extra})
         )
         try:
             evaluator = Evaluator(
-                given, config, lambda kind, message: None
+                rendering_task, config, lambda kind, message: None
             )  # what is amiss was said when the episodes were scored
         except UserError as error:
             reason = error

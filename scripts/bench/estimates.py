@@ -25,7 +25,7 @@ import plants  # noqa: E402
 
 import offrl  # noqa: E402
 from offrl.data import load_dataset  # noqa: E402
-from offrl.ope import afterwards  # noqa: E402
+from offrl.ope import unscored  # noqa: E402
 from offrl.runs.run import SavedRun  # noqa: E402
 from offrl.runs.settings import run_settings  # noqa: E402
 
@@ -111,16 +111,16 @@ def truth(name: str, run: Path, args: argparse.Namespace) -> dict[str, tuple[flo
 
 def estimate(name: str, run: Path, args: argparse.Namespace) -> dict[str, Any]:
     """What `offrl train` keeps in estimate.json, and says, of a run that nothing scored."""
-    path = run / afterwards.FILE
+    path = run / unscored.FILE
     if not path.exists():
-        path.write_text(json.dumps(afterwards.estimate(SavedRun(run), run_settings(run), data_of(name, args))))
+        path.write_text(json.dumps(unscored.estimate(SavedRun(run), run_settings(run), data_of(name, args))))
     return dict(json.loads(path.read_text()))
 
 
 def row(name: str, run: Path, replica: str, found: dict[str, Any], known: tuple[float, float]) -> list[str]:
     """A line of the table."""
     policy, (truth, error) = found["policies"][replica], known
-    interval, inside = f"none: {(reason := afterwards.doubt(found, policy)).partition(':')[0]}", ""
+    interval, inside = f"none: {(reason := unscored.doubt(found, policy)).partition(':')[0]}", ""
     if not reason:
         interval = f"[{policy['value_low']:.4g}, {policy['value_high']:.4g}]"
         inside = "yes" if policy["value_low"] <= truth <= policy["value_high"] else "no"

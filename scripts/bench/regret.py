@@ -20,7 +20,7 @@ import numpy as np
 
 from offrl.ope.metrics import regret, spearman
 from offrl.statistics.bootstrap import CONFIDENCE, REPS, Curve, Interval
-from offrl.tuning.arms import schedule
+from offrl.tuning.best_arm import schedule
 
 EPISODES = (0, 1, 2, 5, 10, 20, 50, 100)
 FINALISTS = 8
@@ -58,7 +58,8 @@ def quality(returns: Any, estimate: Any, measure: str, *, reps: int = REPS, seed
 
 
 def halving(draws: np.ndarray, ns: Sequence[int], *, most: int = FINALISTS) -> np.ndarray:
-    """The choices [T, numbers] of `arms.SequentialHalving`, a search for each n, among the `most` first arms or n // 2.
+    """The choices [T, numbers] of `best_arm.SequentialHalving`, a search for each n, among the `most` first arms or
+    n // 2.
 
     draws: returns [T, K, N] of T trials, arms by prior, the best first."""
     trials, arms, _ = draws.shape

@@ -26,7 +26,7 @@ from offrl.figures.style import COLOURS, GREY, label_ends, new_figure, own_setti
 from offrl.runs.tables import interval_text, print_table  # noqa: E402
 from offrl.statistics.intervals import mean_interval  # noqa: E402
 from offrl.statistics.maxima import selection_optimism  # noqa: E402
-from offrl.tuning.arms import schedule  # noqa: E402
+from offrl.tuning.best_arm import schedule  # noqa: E402
 
 ARMS = (2, 4, 8, 16, 32)
 EPISODES, SEEDS = (

@@ -55,6 +55,7 @@ VALUES = {
     "train steps=null": ["steps=null"],
     "train steps=0": ["smallest allowed value is 1"],
     "train steps=1,2": ["a whole number, not several values"],
+    "select x method=fqe,wis": ["method=fqe,wis must be one value, not several values"],
     "train steps=[1": ["cannot read"],
     "train algo=": ["no value"],
     "train algo.learning_rate=fast": ["a number"],

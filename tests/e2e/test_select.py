@@ -119,7 +119,7 @@ def test_checkpoints_in_memory_on_a_part_of_the_episodes(trained: Path) -> None:
     assert all(np.isfinite(e.value).all() for e in result.estimates.values())
     statistics = ope.gates(part, candidates)
     np.testing.assert_allclose(statistics.td_error, -result.estimates["td"].value, rtol=1e-6)
-    np.testing.assert_allclose(statistics.q_start, result.own, rtol=1e-6)
+    np.testing.assert_allclose(statistics.q_start, result.own_q, rtol=1e-6)
     np.testing.assert_allclose(statistics.q_bound, 100 * np.abs(part.columns["rewards"].numpy()).max(), rtol=1e-6)
     assert statistics.finite.all() and statistics.passed.all()
     # the same of data as the run saw them: rewards times 0.1, observations normalised
@@ -153,7 +153,7 @@ def test_values_are_in_recorded_rewards(trained: Path) -> None:
     (run,) = find_runs(["runs/one"])
     policy = run_candidates(run)["one/seed_0@20"]
     actions, _ = policy.step(policy.start(3), starts, 0)
-    own = result.own[result.names.index("one/seed_0@20")]
+    own = result.own_q[result.names.index("one/seed_0@20")]
     assert own == pytest.approx(10.0 * policy.own_value(starts, actions).mean(), rel=1e-5)
 
 

@@ -231,8 +231,8 @@ def test_td_error_by_hand() -> None:
     assert estimates.low[2] == pytest.approx(-2.5) and estimates.high[2] == pytest.approx(
         0.0
     )  # one episode errs, the other does not
-    np.testing.assert_allclose(result.estimates["q"].value, result.own)
-    np.testing.assert_allclose(result.own[[0, 2]], [(2 + 5) / 2, (2 + 5) / 2])
+    np.testing.assert_allclose(result.estimates["q"].value, result.own_q)
+    np.testing.assert_allclose(result.own_q[[0, 2]], [(2 + 5) / 2, (2 + 5) / 2])
 
 
 def test_gates_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,14 +234,14 @@ def test_without_a_model_one_is_trained_first(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_each_elite_is_asked_for_its_own_rows(tmp_path: Path, count: int) -> None:
-    from offrl.ope.model_based import asked
+    from offrl.ope.model_based import per_elite
     from offrl.world_models.model import load
 
     trained = load(linear_model.write(tmp_path / "m.safetensors"))
     tree = {**trained.tree, "elites": torch.tensor([1, 0])}
     s, a = torch.rand(2 * count, 2), 2 * torch.rand(2 * count, 1) - 1
     order = torch.randperm(2 * count)
-    found = asked(trained.model, tree, s, a, trained.model.first_past(s), order)
+    found = per_elite(trained.model, tree, s, a, trained.model.first_past(s), order)
     everybody = trained.model.predict(tree, s, a, trained.model.first_past(s))
     for place, row in enumerate(order.tolist()):
         torch.testing.assert_close(found.mean[0, row], everybody.mean[1 if place < count else 0, row])

@@ -261,7 +261,7 @@ def test_dr_is_the_textbook_sum() -> None:
     settings = OPEConfig(**SMALL, updates=40, seeds=1)
     fitted = fit(problem, settings)
     rows = torch.arange(len(data))
-    v, q = fitted.values(rows, problem.here)[0].numpy(), fitted.data_values(rows)[0].numpy()
+    v, q = fitted.values(rows, problem.current)[0].numpy(), fitted.data_values(rows)[0].numpy()
     behavior = exact_behavior(data)
     ratios = (target_log_prob(problem, 0.1) - behavior.unsqueeze(1)).clamp(-6.0, 2.0).numpy()
     episodes = list(zip(data.episode_start.tolist(), data.episode_end.tolist(), strict=True))
@@ -361,7 +361,7 @@ def test_actions_of_a_policy_with_a_memory() -> None:
     }
     data = from_arrays(**arrays, truncations=flags, action_low=-100.0, action_high=100.0)
     found = candidate_actions("counter", Counter(), data, explore=False)
-    np.testing.assert_allclose(found.here[:, 0] * 100, [1.001, 2.002, 3.003, 1.011, 2.012], rtol=1e-5)
+    np.testing.assert_allclose(found.current[:, 0] * 100, [1.001, 2.002, 3.003, 1.011, 2.012], rtol=1e-5)
     np.testing.assert_allclose(found.after[:, 0] * 100, [2.002, 3.003, 4.004, 2.012, 3.013], rtol=1e-5)
     arrays["next_observations"] = following + 0.5
     broken = from_arrays(**arrays, truncations=flags, action_low=-100.0, action_high=100.0, check=False)
@@ -385,7 +385,7 @@ def test_actions_at_next_observations_that_no_row_holds() -> None:
         action_high=1.0,
     )
     found = candidate_actions("echo", Echo(1), data, explore=False)
-    np.testing.assert_allclose(found.here, observations, rtol=1e-6)
+    np.testing.assert_allclose(found.current, observations, rtol=1e-6)
     np.testing.assert_allclose(found.after, following, rtol=1e-6)
 
 

@@ -16,9 +16,9 @@ import torch
 import offrl
 from offrl.data.loading.arguments import is_user_data
 from offrl.errors import UserError
-from offrl.ope.afterwards import ENDS, _words, judge, summary
 from offrl.ope.linear import LinearValues, gap, interval, values
 from offrl.ope.problem import make_problem
+from offrl.ope.unscored import ENDS, _sentences, judge, summary
 from offrl.runs.settings import run_settings
 from offrl.settings import advice
 from offrl.statistics.intervals import student_t
@@ -247,7 +247,7 @@ def words(policies: dict[str, dict[str, Any]], count: int = 0, **more: Any) -> l
         "low": -900.0,
         "high": 0.0,
     }
-    return _words(
+    return _sentences(
         Path("RUN"), {**common, "data": [-9.0, -10.0, -8.0], "policies": policies, **more}, count or len(policies)
     )
 
@@ -291,7 +291,7 @@ def test_a_run_without_scores_is_judged_once(tmp_path: Path, monkeypatch: pytest
     run = offrl.train("bc", data(), seeds=2, steps=3, quiet=True, settings=settings)
     config = run_settings(run.dir)
     assert judge(run, config, data()) == []  # a trial
-    monkeypatch.setattr("offrl.ope.afterwards.TRIAL", 1)
+    monkeypatch.setattr("offrl.ope.unscored.TRIAL", 1)
     monkeypatch.setattr("offrl.ope.linear.FEATURES", 12)
     lines = judge(run, config, data())
     numbers = json.loads((run.dir / "estimate.json").read_text())
@@ -302,12 +302,12 @@ def test_a_run_without_scores_is_judged_once(tmp_path: Path, monkeypatch: pytest
         "seed_1",
     }
     with monkeypatch.context() as patch:
-        patch.setattr("offrl.ope.afterwards.estimate", None)
+        patch.setattr("offrl.ope.unscored.estimate", None)
         assert judge(run, config, data()) == lines
     for damage in ({"data": 1}, {"policies": []}, {"policies": {"seed_0": {}}}, {"low": None}):
         (run.dir / "estimate.json").write_text(json.dumps(numbers | damage))
         with pytest.raises(TypeError, match="not callable"), monkeypatch.context() as patch:
-            patch.setattr("offrl.ope.afterwards.estimate", None)
+            patch.setattr("offrl.ope.unscored.estimate", None)
             judge(run, config, data())
     config.eval.estimate = False
     assert judge(run, config, data()) == []

@@ -1,4 +1,4 @@
-"""Regret curves and the quality of a ranking: known returns, the searches of `offrl.tuning.arms`, exact shares."""
+"""Regret curves and the quality of a ranking: known returns, the searches of `offrl.tuning.best_arm`, exact shares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from bench.regret import halving, quality, regret_curve
 
 from offrl.ope.metrics import spearman
-from offrl.tuning.arms import SequentialHalving
+from offrl.tuning.best_arm import SequentialHalving
 
 RNG = np.random.default_rng(0)
 

@@ -131,7 +131,7 @@ def td(problem: Problem, settings: OPEConfig) -> Estimates:
         low[k], high[k] = np.percentile(-sums[number > 0] / number[number > 0], [2.5, 97.5])
     if not any(callable(getattr(policy, "own_value", None)) for policy in problem.policies) or np.isnan(value).all():
         raise UserError(_without("td", problem))
-    return Estimates("td", problem.names, value, low, high, settings.discount, {"rows": len(rows)})
+    return Estimates("td", problem.names, value, low, high, settings.discount, {})
 
 
 def own_q(problem: Problem, settings: OPEConfig) -> Estimates:
@@ -176,10 +176,10 @@ def check_rewards(dataset: Dataset) -> None:
         raise UserError(f"{dataset.spec.name} has rewards that are not finite")
     low, ends = float(rewards.min()), bool(dataset.columns["terminations"].any())
     if low == float(rewards.max()) and (low == 0.0 or not ends):
-        why = "" if low == 0.0 else " and no episode ends"
+        addition = "" if low == 0.0 else " and no episode ends"
         raise UserError(
-            f"{dataset.spec.name}: every reward is {low:g}{why}, so that all policies earn the same: give rewards with "
-            "dataset.reward_labels=, or name other data"
+            f"{dataset.spec.name}: every reward is {low:g}{addition}, so that all policies earn the same: give rewards "
+            "with dataset.reward_labels=, or name other data"
         )
 
 
@@ -211,17 +211,20 @@ def _look(policy: Any, dataset: Dataset, actions: Actions, rows: np.ndarray, dis
             policy.in_recorded_units(q, np.zeros(len(q))), np.float64
         )  # of no step: the shift of rewards stays in
 
-    here, after = scored("observations", columns["actions"][chosen]), scored("next_observations", actions.after[chosen])
-    if here is None or after is None:
+    current, after = (
+        scored("observations", columns["actions"][chosen]),
+        scored("next_observations", actions.after[chosen]),
+    )
+    if current is None or after is None:
         return None
     with np.errstate(all="ignore"):
         shift = -float(policy.in_recorded_units(np.zeros(1), np.ones(1))[0])  # what training added to each reward
         recorded = (columns["rewards"][chosen].double().numpy() - spec.reward_shift) / (spec.reward_scale or 1.0)
         rewards, going = recorded + shift, ~columns["terminations"][chosen].numpy()
         after = np.where(going, after, 0.0)
-        errors = here - rewards - discount * after
+        errors = current - rewards - discount * after
         bound = float(np.abs(rewards).max()) / (1.0 - discount) if discount < 1.0 else float("inf")
-    return _Look(errors, np.concatenate([here, after]), bound)
+    return _Look(errors, np.concatenate([current, after]), bound)
 
 
 def _some_rows(dataset: Dataset, seed: int) -> np.ndarray:

@@ -25,7 +25,7 @@ def variants(settings: OPEConfig) -> dict[str, OPEConfig]:
     twice.
     """
     c = settings
-    every = {
+    settings_by_name = {
         "base": c,
         "narrow": replace(c, hidden=[max(1, width // 2) for width in c.hidden]),
         "wide": replace(c, hidden=[2 * width for width in c.hidden]),
@@ -33,8 +33,10 @@ def variants(settings: OPEConfig) -> dict[str, OPEConfig]:
         "short": replace(c, updates=max(1, c.updates // 2)),
     }
     if len(c.fits) < 2 or len(set(c.fits)) < len(c.fits):
-        raise UserError(f"fits=[{','.join(c.fits)}]: a tournament needs two different ones of {', '.join(every)}")
-    return {name: every[name] for name in c.fits}
+        raise UserError(
+            f"fits=[{','.join(c.fits)}]: a tournament needs two different ones of {', '.join(settings_by_name)}"
+        )
+    return {name: settings_by_name[name] for name in c.fits}
 
 
 def lstd(fits: Mapping[str, Fitted], settings: OPEConfig) -> Estimates:
@@ -113,7 +115,5 @@ def _judged(method: str, fits: Mapping[str, Fitted], settings: OPEConfig, judge:
         "losses": {name: losses[i].tolist() for i, name in enumerate(labels)},
         "values": {name: results[i].value.tolist() for i, name in enumerate(labels)},
         "seeds": seeds.tolist(),
-        "rows": len(rows),
-        "seconds": sum(fitted.seconds for fitted in fits.values()),
     }
     return Estimates(method, problem.names, value, low, high, settings.discount, details)

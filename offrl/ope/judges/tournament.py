@@ -155,11 +155,11 @@ def _cells(values: np.ndarray, width: float) -> np.ndarray:
     return np.unique(nearest_point, return_inverse=True)[1].reshape(-1)
 
 
-def _projected(q: np.ndarray, targets: np.ndarray, own: np.ndarray, other: np.ndarray) -> float:
+def _projected(q: np.ndarray, targets: np.ndarray, cells: np.ndarray, other_cells: np.ndarray) -> float:
     """sqrt(mean (q - g)^2), g the mean of the targets over rows of the same cells."""
-    count = int(other.max()) + 1
-    group = own * count + other
-    if (int(own.max()) + 1) * count > CELLS * len(group):
+    count = int(other_cells.max()) + 1
+    group = cells * count + other_cells
+    if (int(cells.max()) + 1) * count > CELLS * len(group):
         group = np.unique(group, return_inverse=True)[1].reshape(-1)
     number = np.bincount(group)
     means = np.bincount(group, weights=targets) / np.maximum(number, 1)

@@ -27,10 +27,10 @@ from offrl.tuning.search.training import DataSets, Origin, RungRun, train_rung
 SPECS = "cells"
 
 
-def train_all(work: Tune, runs: Sequence[RungRun], words: str, show: StageProgress) -> dict[str, Any]:
+def train_all(work: Tune, runs: Sequence[RungRun], title: str, show: StageProgress) -> dict[str, Any]:
     """Train these runs to their ends; returns what the stage's file says of it. Raises UserError where one failed."""
     launcher = work.config.launcher
-    show.tell(words)
+    show.tell(title)
     if launcher == "none" or len(runs) == 1:
         for run in runs:
             train_rung(run, work.data)
@@ -51,7 +51,7 @@ def write_spec(folder: Path, run: RungRun) -> Path:
 def read_spec(path: Path) -> RungRun:
     """The inverse of `write_spec`; the file is this program's own."""
     spec = json.loads(path.read_text(encoding="utf-8"))
-    origin = spec["origin"] and Origin(Path(spec["origin"]["run"]), tuple(spec["origin"]["places"]))
+    origin = spec["origin"] and Origin(Path(spec["origin"]["run"]), tuple(spec["origin"]["replica_indices"]))
     replicas = tuple(Replica(r["seed"], tuple((n, v) for n, v in r["values"])) for r in spec["replicas"])
     return RungRun(
         Path(spec["directory"]),

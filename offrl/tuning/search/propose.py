@@ -34,14 +34,14 @@ def propose(space: Space, proposer: str, count: int, history: History, seed: int
     Raises UserError where a package is missing.
     """
     first = [dict(space.default)] if not history else []
-    seen = {key(space, v) for v, _ in history} | {key(space, v) for v in first}
+    known_keys = {key(space, v) for v, _ in history} | {key(space, v) for v in first}
     fresh: list[Values] = list(first)
     most = math.prod(len(d.values) if d.values else 10**9 for d in space.dimensions)
     for values in PROPOSERS[proposer](space, count, history, seed):
-        if len(fresh) >= count or len(seen) >= most + 1:
+        if len(fresh) >= count or len(known_keys) >= most + 1:
             break
-        if key(space, values) not in seen:
-            seen.add(key(space, values))
+        if key(space, values) not in known_keys:
+            known_keys.add(key(space, values))
             fresh.append(values)
     return fresh[:count]
 
@@ -119,11 +119,13 @@ PROPOSERS = {"random": _random, "sobol": _sobol, "grid": _grid, **{name: _optuna
 # --------------------------------------------------------------------------------------------------------------- Optuna
 
 
-def load_optuna(what: str = "") -> Any:
+def load_optuna(proposer: str = "") -> Any:
     """The package, quiet. Raises UserError where it, or what a sampler needs besides, is not installed."""
-    words = f"proposer={what} needs" if what else "this needs"
-    if importlib.util.find_spec("optuna") is None or (what == "cmaes" and importlib.util.find_spec("cmaes") is None):
-        raise UserError(f"{words} pip install 'offrl[tune]'; proposer=sobol and proposer=random need nothing")
+    prefix = f"proposer={proposer} needs" if proposer else "this needs"
+    if importlib.util.find_spec("optuna") is None or (
+        proposer == "cmaes" and importlib.util.find_spec("cmaes") is None
+    ):
+        raise UserError(f"{prefix} pip install 'offrl[tune]'; proposer=sobol and proposer=random need nothing")
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -181,5 +183,5 @@ def as_trial(
     )
 
 
-def _value(dimension: Dimension, given: Any) -> Any:
-    return dimension.values[int(given)] if dimension.values else rounded(float(given))
+def _value(dimension: Dimension, value: Any) -> Any:
+    return dimension.values[int(value)] if dimension.values else rounded(float(value))

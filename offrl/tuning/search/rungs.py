@@ -61,14 +61,14 @@ def survivors(
     ]
     chosen = dict.fromkeys(order[:keep], "kept")
     for family in dict.fromkeys(families):
-        own = [i for i in order if families[i] == family]
-        if own and not any(i in chosen for i in own):
-            chosen[own[0]] = f"best of {family}"
+        members = [i for i in order if families[i] == family]
+        if members and not any(i in chosen for i in members):
+            chosen[members[0]] = f"best of {family}"
     chosen |= {i: "wild card" for i in order if i in always and i not in chosen}
-    rest = [i for i in order if i not in chosen]
-    if rest and wild is not None and not always:
-        chosen[rest.pop(wild % len(rest))] = "wild card"
-    for i in list(rest):
+    remaining = [i for i in order if i not in chosen]
+    if remaining and wild is not None and not always:
+        chosen[remaining.pop(wild % len(remaining))] = "wild card"
+    for i in list(remaining):
         if len(chosen) % multiple == 0:
             break
         chosen[i] = "fills a program"

@@ -89,24 +89,24 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def space_of(algo: str, settings: Any, kind: str, own: Mapping[str, Any], vectorized: bool = True) -> Space:
+def space_of(algo: str, settings: Any, kind: str, ranges: Mapping[str, Any], vectorized: bool = True) -> Space:
     """The search space of an algorithm.
 
     settings: its Config as it would be trained without a search. kind: "wide", "published" or "none", of the values in
-    configs/space. own: {name: what a command gave as space.NAME}. Raises UserError for names that it has not, ranges
+    configs/space. ranges: {name: what a command gave as space.NAME}. Raises UserError for names that it has not, ranges
     that are none, and where nothing is left to search.
     """
     file = base_algorithm(algo)
-    there = file in config_names("space")
-    known = read_yaml(config_folder() / "space" / f"{file}.yaml") if there and kind != "none" else {}
+    has_file = file in config_names("space")
+    known = read_yaml(config_folder() / "space" / f"{file}.yaml") if has_file and kind != "none" else {}
     names = [f.name for f in dataclasses.fields(settings)]
-    for name in own:
+    for name in ranges:
         if name not in names:
             raise UserError(
                 f"space.{name}: {algo} has no setting algo.{name}.{nearest(name, names)} `offrl list algo={algo}` "
                 "shows them"
             )
-    if not known and not own:
+    if not known and not ranges:
         have = ", ".join(sorted(config_names("space")))
         raise UserError(
             f"nothing of {algo} is searched: no published ranges are known for it (they are for {have}); name settings "
@@ -115,13 +115,13 @@ def space_of(algo: str, settings: Any, kind: str, own: Mapping[str, Any], vector
         )
     can = varied(type(settings)) if vectorized else []
     dimensions = []
-    for name in dict.fromkeys((*known, *own)):
+    for name in dict.fromkeys((*known, *ranges)):
         entry = known.get(name, {})
         if bad := next((k for k in entry if k not in KEYS), ""):
             raise UserError(f"configs/space/{file}.yaml: {name} has an unknown entry '{bad}'.{nearest(bad, KEYS)}")
         dimension = (
-            _given(name, own[name], name in can)
-            if name in own
+            _from_command(name, ranges[name], name in can)
+            if name in ranges
             else _published(name, entry, kind, name in can, settings)
         )
         dimensions.append(dataclasses.replace(dimension, safe=str(entry.get("safe", ""))))
@@ -149,9 +149,9 @@ def _published(name: str, entry: Mapping[str, Any], kind: str, tensor: bool, set
     return Dimension(name, tensor, low, high, log)
 
 
-def _given(name: str, given: Any, tensor: bool) -> Dimension:
+def _from_command(name: str, entry: Any, tensor: bool) -> Dimension:
     """From a command: [low,high,log], [low,high,linear], or a list of values. Raises UserError."""
-    values = list(given) if isinstance(given, (list, tuple)) else [given]
+    values = list(entry) if isinstance(entry, (list, tuple)) else [entry]
     if values and values[-1] in SCALES:
         ends = values[:-1]
         if len(ends) != 2 or not all(

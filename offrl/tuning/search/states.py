@@ -49,7 +49,7 @@ def fault(stage: str, record: Mapping[str, Any], settings: Collection[str], judg
                 return text
     if kind == "judged" and list(record["methods"]) != list(judges):
         return f"it is by {', '.join(record['methods'])}, and the tune is judged by {', '.join(judges)}"
-    named = {
+    names = {
         "kept": lambda: list(record["settings"]),
         "chosen": lambda: [
             record["setting"],
@@ -60,16 +60,16 @@ def fault(stage: str, record: Mapping[str, Any], settings: Collection[str], judg
         ],
         "played": lambda: [record["setting"]],
     }.get(kind, list)()
-    if kind == "kept" and not named:
+    if kind == "kept" and not names:
         return "no setting goes on"
     return next(
-        (f"it names the setting {str(n)[:60]}, which this stage does not have" for n in named if n not in settings), ""
+        (f"it names the setting {str(n)[:60]}, which this stage does not have" for n in names if n not in settings), ""
     )
 
 
-def unasked(asked: Mapping[str, Any], spaces: Mapping[str, Space]) -> str:
+def unknown_proposal(proposals: Mapping[str, Any], spaces: Mapping[str, Space]) -> str:
     """What the proposals in a file hold that no space has, in words; "" where there is none. Settings can name code."""
-    for name, entry in asked.items():
+    for name, entry in proposals.items():
         algo, values = entry if len(entry) == 2 else ("", {})
         space = spaces.get(algo) if isinstance(algo, str) else None
         if space is None or not isinstance(values, Mapping) or {d.name for d in space.dimensions} != set(values):

@@ -37,10 +37,10 @@ def record(
     store = _open(optuna, storage, folder)
     for algo, space in spaces.items():
         study = _study(optuna, store, algo, criteria, identity, storage or str(folder / JOURNAL))
-        there = {t.user_attrs.get(SETTING) for t in study.get_trials(deepcopy=False)}
+        stored = {t.user_attrs.get(SETTING) for t in study.get_trials(deepcopy=False)}
         for number, (values, result) in enumerate(history[algo]):
             name = f"{algo}-{number}"
-            if name not in there and (trial := as_trial(optuna, space, values, result, **{SETTING: name})) is not None:
+            if name not in stored and (trial := as_trial(optuna, space, values, result, **{SETTING: name})) is not None:
                 study.add_trial(trial)
 
 

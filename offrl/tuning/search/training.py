@@ -30,10 +30,10 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where replicas come from that were trained before: a run, and their places in it."""
+    """Where replicas come from that were trained before: a run, and their indices in it."""
 
     run: Path
-    places: tuple[int, ...]
+    replica_indices: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def origin_of(names: Sequence[str], before: Sequence[RungRun], seeds: int) -> Or
     """Where the replicas of these settings stood in the runs of the rung before; None in a first rung."""
     for run in before:
         if names[0] in run.trials:
-            places = [run.trials.index(n) * seeds + s for n in names for s in range(seeds)]
-            return Origin(run.directory, tuple(places))
+            indices = [run.trials.index(n) * seeds + s for n in names for s in range(seeds)]
+            return Origin(run.directory, tuple(indices))
     return None
 
 
@@ -114,11 +114,13 @@ def _begin_from(run: RungRun, config: TrainConfig, dataset: Dataset) -> None:
             "tune again"
         )
     tensors, meta = latest
-    places = torch.tensor(run.origin.places)
-    kept = {name: tensor[places] for name, tensor in tensors.items() if name.partition("/")[0] in ("state", "alive")}
+    indices = torch.tensor(run.origin.replica_indices)
+    selected = {
+        name: tensor[indices] for name, tensor in tensors.items() if name.partition("/")[0] in ("state", "alive")
+    }
     mode, group = str(old.record["mode"]), int(old.record["group"])
     if not (run.directory / RECORD).exists():
         run.directory.mkdir(parents=True, exist_ok=True)
         runs.prepare(run.directory, config, dataset, lambda: (mode, group), torch.device(old.record["device"]))
-    about = {"since": meta["since"], "unscored": False, "scoring": None, "algorithm": config.algo.name}
-    files.save(run.directory, meta["step"], kept, {**about, "seeds": [r.seed for r in run.replicas]}, keep=0)
+    details = {"since": meta["since"], "unscored": False, "scoring": None, "algorithm": config.algo.name}
+    files.save(run.directory, meta["step"], selected, {**details, "seeds": [r.seed for r in run.replicas]}, keep=0)

@@ -275,7 +275,7 @@ def test_proposals_lie_within_what_is_searched() -> None:
         )
     }
     sound = {"temperature": 4, "hidden": [8]}
-    assert states.unasked({"iql-00": ["iql", sound]}, spaces) == ""
+    assert states.unknown_proposal({"iql-00": ["iql", sound]}, spaces) == ""
     for wrong in (
         {**sound, "hidden": [10**9]},
         {**sound, "temperature": 1e30},
@@ -283,4 +283,4 @@ def test_proposals_lie_within_what_is_searched() -> None:
         {"hidden": [8]},
         5,
     ):
-        assert "iql-00" in states.unasked({"iql-00": ["iql", wrong]}, spaces)
+        assert "iql-00" in states.unknown_proposal({"iql-00": ["iql", wrong]}, spaces)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from offrl.errors import UserError
-from offrl.tuning.arms import EpisodeSearch, SequentialHalving, TopTwo, schedule
+from offrl.tuning.best_arm import EpisodeSearch, SequentialHalving, TopTwo, schedule
 
 RETURNS = np.random.default_rng(3).normal(np.linspace(0.0, 1.0, 6)[:, None], 0.5, (6, 60))
 

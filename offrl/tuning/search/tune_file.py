@@ -37,30 +37,30 @@ def read(path: Path) -> dict[str, Any]:
     return record
 
 
-def claim(folder: Path, identity: str, settings: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+def claim(folder: Path, identity: str, settings: Mapping[str, Any], command_values: Mapping[str, Any]) -> str:
     """Write what a tune is, or check that the folder holds this very one; returns the UTC date of its beginning,
     YYYY-MM-DD.
 
-    identity: a hash of `settings`, flat. given: as the command had it. Raises UserError where the folder holds anything
-    else.
+    identity: a hash of `settings`, flat. command_values: as the command had them. Raises UserError where the folder
+    holds anything else.
     """
     path = folder / FILE
     if path.exists():
         old = read(path)
         if old["identity"] != identity:
             changed = diff.difference(old["settings"], json.loads(json.dumps(settings, default=str)))
-            words = next((f"{k}: {a} there, {b} here" for k, (a, b) in changed.items()), "other settings")
+            detail = next((f"{k}: {a} there, {b} here" for k, (a, b) in changed.items()), "other settings")
             raise UserError(
-                f"{folder} holds another tune ({words}); choose another out=, or `offrl tune resume={folder}`"
+                f"{folder} holds another tune ({detail}); choose another out=, or `offrl tune resume={folder}`"
             )
         return str(old.get("created", ""))
-    if folder.exists() and (others := sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))):
+    if folder.exists() and (entries := sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))):
         raise UserError(
-            f"{folder} holds no tune and is not empty (it has {', '.join(others[:3])}); choose another out="
+            f"{folder} holds no tune and is not empty (it has {', '.join(entries[:3])}); choose another out="
         )
-    places = marked(TuneConfig, "place")
-    kept = {k: v for k, v in given.items() if k not in places}
+    place_fields = marked(TuneConfig, "place")
+    stored = {k: v for k, v in command_values.items() if k not in place_fields}
     created = datetime.now(timezone.utc).date().isoformat()
-    record = {"version": VERSION, "created": created, "identity": identity, "settings": settings, "given": kept}
+    record = {"version": VERSION, "created": created, "identity": identity, "settings": settings, "given": stored}
     files.write_text(path, json.dumps(record, indent=1, default=str) + "\n")
     return created

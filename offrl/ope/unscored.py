@@ -65,7 +65,7 @@ def judge(run: SavedRun, config: TrainConfig, dataset: Dataset) -> list[str]:
         except UserError as error:
             return [f"no environment scored this run, and its value cannot be estimated from the data: {error}"]
         files.write_text(path, json.dumps(numbers, indent=1) + "\n")
-    return _words(run.dir, numbers, len(names))
+    return _sentences(run.dir, numbers, len(names))
 
 
 def _read(path: Path, names: Sequence[str]) -> dict[str, Any] | None:
@@ -81,7 +81,7 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any] | None:
         ends = [[p[k] for k in ENDS] for p in policies]
     except (OSError, ValueError, UserError, RecursionError, LookupError, TypeError):
         return None
-    entries += [x for own in ends if own != [None] * len(ENDS) for x in own]
+    entries += [x for interval_ends in ends if interval_ends != [None] * len(ENDS) for x in interval_ends]
     complete = len(numbers["data"]) == 3 and len(numbers["policies"]) == len(policies)
     return numbers if complete and all(isinstance(x, int | float) for x in entries) else None
 
@@ -94,7 +94,7 @@ def estimate(run: SavedRun, config: TrainConfig, dataset: Dataset) -> dict[str, 
         data = subsample(data, max(ROWS / len(data), FEW / data.num_episodes), 0)
     discount = min(float(getattr(config.algo, "discount", 0.99)), 0.999)
     problem = make_problem(data, policies)
-    fitted, far = values(problem, discount, FEW), distances(problem)
+    fitted, out_of_distribution = values(problem, discount, FEW), distances(problem)
     result: dict[str, Any] = {
         "steps": config.steps,
         "discount": discount,
@@ -110,7 +110,7 @@ def estimate(run: SavedRun, config: TrainConfig, dataset: Dataset) -> dict[str, 
         "policies": {},
     }
     for k, name in enumerate(problem.names):
-        numbers = [*summary(fitted, k, discount, data.num_episodes), float(far[k])]
+        numbers = [*summary(fitted, k, discount, data.num_episodes), float(out_of_distribution[k])]
         result["policies"][name] = dict(zip(VALUES, numbers, strict=True))
     return result
 
@@ -122,16 +122,18 @@ def summary(fitted: LinearValues, k: int, discount: float, episodes: int) -> lis
     possible = int((counted & (by_all >= fitted.low) & (by_all <= fitted.high)).sum())
     numbers: list[float | None] = [float(np.median(by_all.clip(fitted.low, fitted.high))), *[None] * len(ENDS)]
     if episodes >= FEW and possible >= COUNTED and fitted.gaps[1 + k] <= SCALES[0]:
-        trained, own = (np.clip(x[counted], fitted.low, fitted.high) for x in (fitted.policies[..., k], fitted.data))
-        value, low, high = interval(trained)
-        numbers = [value, max(low, fitted.low), min(high, fitted.high), *interval(trained - own)]
+        policy_value, behaviour_value = (
+            np.clip(x[counted], fitted.low, fitted.high) for x in (fitted.policies[..., k], fitted.data)
+        )
+        value, low, high = interval(policy_value)
+        numbers = [value, max(low, fitted.low), min(high, fitted.high), *interval(policy_value - behaviour_value)]
     return [*numbers, possible, float(np.median(fitted.rows[:, k])), float(fitted.gaps[1 + k])]
 
 
 def _replicas(run: SavedRun) -> list[tuple[str, Any]]:
     """(name, replica) of the policies that did not diverge."""
-    lost = set(run.diverged)
-    return [(replica.name, replica) for replica in run.replicas if replica not in lost]
+    diverged = set(run.diverged)
+    return [(replica.name, replica) for replica in run.replicas if replica not in diverged]
 
 
 def as_recorded(dataset: Dataset) -> Dataset:
@@ -175,7 +177,7 @@ def doubt(n: dict[str, Any], policy: dict[str, Any]) -> str:
     return "most fits are beyond what the rewards allow"
 
 
-def _words(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
+def _sentences(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
     """count: of the run's policies, of which some may not have been looked at."""
     doubts = {name: doubt(n, policy) for name, policy in n["policies"].items()}
     order = sorted(
@@ -190,11 +192,11 @@ def _words(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
         f"{n['discount']:g}, 95% intervals){worst}:",
         *(f"  {name}: {_estimated(n['policies'][name], doubts[name])}" for name in shown),
     ]
-    if rest := order[len(shown) :]:
-        others = [n["policies"][name]["value"] for name in rest]
-        unsure = sum(bool(doubts[name]) for name in rest)
+    if remaining := order[len(shown) :]:
+        estimates = [n["policies"][name]["value"] for name in remaining]
+        unsure = sum(bool(doubts[name]) for name in remaining)
         lines.append(
-            f"  {len(rest)} others: {min(others):.4g} to {max(others):.4g}"
+            f"  {len(remaining)} others: {min(estimates):.4g} to {max(estimates):.4g}"
             + f", {unsure} of them guesses" * bool(unsure)
         )
     if count > len(order):
@@ -202,15 +204,16 @@ def _words(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
     lines.append(
         f"  what made the data: {_interval(n['data']) if n['episodes'] >= FEW else format(n['data'][0], '.4g')}"
     )
-    far = [policy["distance"] for policy in n["policies"].values()]
+    out_of_distribution = [policy["distance"] for policy in n["policies"].values()]
     if n["discrete"]:
         lines.append(
-            f"  actions: {_range(far, '.0%')} differ from the data's (a constant choice would in {n['spread']:.0%})"
+            f"  actions: {_range(out_of_distribution, '.0%')} differ from the data's (a constant choice would in "
+            f"{n['spread']:.0%})"
         )
     else:
         lines.append(
-            f"  actions: {_range(far, '.2g')} from the data's, root mean square in [-1, 1] (which spread by "
-            f"{n['spread']:.2g})"
+            f"  actions: {_range(out_of_distribution, '.2g')} from the data's, root mean square in [-1, 1] (which "
+            f"spread by {n['spread']:.2g})"
         )
     return [
         *lines,
@@ -243,9 +246,9 @@ def _verdict(n: dict[str, Any], guesses: Sequence[str]) -> str:
             if len(guesses) < len(n["policies"])
             else "all are"
         )
-        which = "the estimate is a guess" if len(n["policies"]) == 1 else f"{some} guesses"
+        conclusion = "the estimate is a guess" if len(n["policies"]) == 1 else f"{some} guesses"
         return (
-            f"{which}: algo=td3_bc, or bc, stays closer to the data; or collect some with the policy, or play "
+            f"{conclusion}: algo=td3_bc, or bc, stays closer to the data; or collect some with the policy, or play "
             "it in a simulator"
         )
     differences = [[policy[k] for k in VALUES[3:6]] for policy in n["policies"].values()]
