@@ -22,7 +22,7 @@ from offrl.actor import Carry as Carry
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
 from offrl.nn import call
-from offrl.nn.own.networks import with_own_networks
+from offrl.nn.custom.networks import with_own_networks
 from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
 from offrl.pretrained import Requirement

@@ -11,8 +11,8 @@ from offrl.data.containers.file_type import pickled
 from offrl.data.containers.guard import reading
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
-from offrl.nn.outline import check_memory, outline
-from offrl.nn.outline import of_file as sized_by
+from offrl.nn.meta_check import check_memory, outline
+from offrl.nn.meta_check import of_file as sized_by
 from offrl.settings.kinds import restored
 from offrl.system import files
 from offrl.system.plugins.loading import of_file

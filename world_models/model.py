@@ -25,7 +25,7 @@ from offrl.data.containers.guard import reading
 from offrl.data.samplers.transitions import episode_of
 from offrl.errors import UserError, nearest
 from offrl.nn import call
-from offrl.nn.outline import of_file, outline
+from offrl.nn.meta_check import of_file, outline
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.system import trust

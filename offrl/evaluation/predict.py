@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from offrl.errors import UserError
 from offrl.evaluation.observations import as_array, desired_goal
-from offrl.nn.outline import outline
+from offrl.nn.meta_check import outline
 from offrl.system import files
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from offrl.data.containers.guard import reading
 from offrl.data.transforms.reward_labels import episode_columns
 from offrl.errors import UserError
 from offrl.nn import MLP
-from offrl.nn.outline import outline
+from offrl.nn.meta_check import outline
 from offrl.registry import register
 from offrl.relabel.train_ensemble import train_members
 from offrl.settings.field import check, setting
