@@ -205,7 +205,12 @@ class DTQL(WithCritic, Algorithm):
         q = self.critic.min_q(state.params["critic"], observations, action).mean.mean()
         likelihood = gaussian_log_prob(mean, log_std, torch.atanh(batch["actions"] / EDGE)).mean()  # before the tanh
         loss = c.alpha * trust - q - c.bc_weight * likelihood
-        return loss, {"actor/loss": loss, "actor/trust": trust, "actor/q": q, "actor/log_likelihood": likelihood}
+        return loss, {
+            "actor/loss": loss,
+            "actor/trust_region_loss": trust,
+            "actor/q": q,
+            "actor/log_likelihood": likelihood,
+        }
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)

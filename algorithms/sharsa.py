@@ -66,13 +66,14 @@ class SHARSAConfig(GoalTargetSettings):
 
 
 class Level(NamedTuple):
-    """What the values of a level learn from: y = rewards + following * V(s', g) of `choices` on the way to `goals`."""
+    """Training data of a level's values: y = rewards + bootstrap_discount * V(s', g) of `actions_or_subgoals` on the
+    way to `goals`."""
 
     goals: Tensor  # [B, G]
-    choices: Tensor  # subgoals [B, G] of the high level, actions [B, A] of the low one
+    actions_or_subgoals: Tensor  # subgoals [B, G] of the high level, actions [B, A] of the low one
     next_observations: Tensor  # [B, O]
     rewards: Tensor  # [B]
-    following: Tensor  # [B]
+    bootstrap_discount: Tensor  # [B]
     weight: Tensor | float = 1.0  # of rows
 
 
@@ -180,9 +181,9 @@ class SHARSA(GoalConditioned):
         """The output of a V [B]: a logit, or with squared errors the value."""
         return self.apply(name, value, concatenate(observations, goals)).squeeze(-1)
 
-    def q(self, name: str, critic: Params, observations: Tensor, goals: Tensor, choices: Tensor) -> Tensor:
+    def q(self, name: str, critic: Params, observations: Tensor, goals: Tensor, actions_or_subgoals: Tensor) -> Tensor:
         """The outputs of a twin Q [2, B]."""
-        return self.apply(name, critic, concatenate(observations, goals, choices)).squeeze(-1)
+        return self.apply(name, critic, concatenate(observations, goals, actions_or_subgoals)).squeeze(-1)
 
     def values(self, outputs: Tensor) -> Tensor:
         """The values that outputs stand for."""
@@ -198,10 +199,9 @@ class SHARSA(GoalConditioned):
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, level: Level, prefix: str) -> Loss:
         """E BCE(V(s, g), min_k sigma(Q'_k(s, u, g))), u the data's own subgoal (Double SHARSA's low level: action)."""
+        name = f"{prefix}critic"
         target = self.values(
-            self.q(
-                f"{prefix}critic", state.target[f"{prefix}critic"], batch["observations"], level.goals, level.choices
-            )
+            self.q(name, state.target[name], batch["observations"], level.goals, level.actions_or_subgoals)
         )
         target = target.amin(0) if self.config.pessimism == "min" else target.mean(0)
         v = self.v(f"{prefix}value", value, batch["observations"], level.goals)
@@ -215,8 +215,8 @@ class SHARSA(GoalConditioned):
         next_v = self.values(
             self.v(f"{prefix}value", state.params[f"{prefix}value"], level.next_observations, level.goals)
         )
-        target = level.rewards + level.following * next_v
-        q = self.q(f"{prefix}critic", critic, batch["observations"], level.goals, level.choices)
+        target = level.rewards + level.bootstrap_discount * next_v
+        q = self.q(f"{prefix}critic", critic, batch["observations"], level.goals, level.actions_or_subgoals)
         loss = (level.weight * self.objective(q, target)).mean(-1).sum()
         return loss, {f"{prefix}critic/loss": loss, f"{prefix}critic/q": self.values(q).mean()}
 

@@ -193,7 +193,7 @@ def endings(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> dict[str,
     else:
         following = held.mean.mean(0)[:, :-1]
         predicted = registry.get("termination", model.config.termination)(
-            *model.recorded(held.before, dataset.columns["actions"][rows], following)
+            *model.to_dataset_units(held.before, dataset.columns["actions"][rows], following)
         )
     hits, positives, terminals = (int(x.sum()) for x in (predicted & recorded, predicted, recorded))
     return {
@@ -268,7 +268,7 @@ def roll(
             outcome = model.outcome(tree, prediction, observations, actions, key)
         else:
             one = prediction.each(lambda x: x[tree["elites"]].mean(0, keepdim=True))
-            outcome = model.settle(tree, one, observations, actions, one.mean[0], one.reward[0], key)
+            outcome = model.to_outcome(tree, one, observations, actions, one.mean[0], one.reward[0], key)
         past = model.later_past(past, observations, actions)
         observations = outcome.next_observations
         states.append(observations)

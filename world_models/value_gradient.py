@@ -26,7 +26,7 @@ MEASURED = 20_000  # rows, evenly spread, that say how large slopes are
 
 def required() -> Requirement:
     """The run whose critics weigh errors: it has to be named, and all its replicas count."""
-    return Requirement(check=check_values, every_replica=True, own_units=True)
+    return Requirement(check=check_values, every_replica=True, allow_other_normalisation=True)
 
 
 def check_values(run: Pretrained) -> None:

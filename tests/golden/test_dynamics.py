@@ -339,7 +339,7 @@ def test_targets_and_predictions_are_changes_or_values(delta: bool) -> None:
     torch.testing.assert_close(found, torch.cat([following - s if delta else following, r.unsqueeze(-1)], -1))
     model = WorldModel(DynamicsSettings(delta=delta, termination="never", members=2), DATA.spec)
     perfect = Raw(found.expand(2, 3, D), torch.zeros(2, 3, D), None)
-    prediction = model.read({"scale": torch.ones(D)}, perfect, s)
+    prediction = model.to_prediction({"scale": torch.ones(D)}, perfect, s)
     torch.testing.assert_close(prediction.mean, following.expand(2, 3, OBS))
     torch.testing.assert_close(prediction.reward, r.expand(2, 3))
 
@@ -349,7 +349,7 @@ def test_learnt_terminations_are_drawn_with_their_probability() -> None:
     n = 4000
     logit = torch.tensor([-20.0, -1.0, 0.0, 20.0]).repeat_interleave(n // 4)
     s = torch.zeros(n, OBS)
-    prediction = model.read(
+    prediction = model.to_prediction(
         {"scale": torch.ones(D)}, Raw(torch.zeros(1, n, D), torch.full((1, n, D), -10.0), logit.unsqueeze(0)), s
     )
     tree = {"low": torch.full((OBS,), -100.0), "high": torch.full((OBS,), 100.0)}

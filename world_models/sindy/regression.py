@@ -14,7 +14,7 @@ step.
 `fit` runs once on the host, in float64. What it returns is a tree of plain tensors; `library`, `predict` and the rest
 are pure functions of it that work under vmap and torch.compile, and compute in the coefficients' type, since
 polynomials of raw units cancel. Outside the data a polynomial soon grows without bound: who rolls out cuts off at the
-data's range (`offrl.world_models.model.WorldModel.settle`)."""
+data's range (`offrl.world_models.model.WorldModel.to_outcome`)."""
 
 from __future__ import annotations
 

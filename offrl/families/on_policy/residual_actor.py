@@ -29,7 +29,7 @@ class ResidualActor(Actor):
     below, or a `Glance` where `look_every` is above 1."""
 
     algorithm: Residual
-    resets = True
+    resettable = True
 
     def __init__(self, algorithm: Algorithm, state: TrainState) -> None:
         super().__init__(algorithm, state)
