@@ -143,9 +143,11 @@ class QC(WithCritic, Algorithm):
         z = observations.new_zeros(count * rows, self.width) if zero_noise else noise_of(key, count, rows, self.width)
         if c.actor == "distil":
             return self.apply("actor", state.params["actor"], observations, z).clamp(-1.0, 1.0)
-        drawn = self.integrated(state.params["flow"], flow.repeated(observations, count), z).unflatten(0, (count, -1))
-        q = self.critic.q(state.params["critic"], observations, drawn)
-        return flow.best_of(self.critic.reduce_ensemble(q, c.pessimism, c.rho), drawn)
+        candidates = self.integrated(state.params["flow"], flow.repeated(observations, count), z).unflatten(
+            0, (count, -1)
+        )
+        q = self.critic.q(state.params["critic"], observations, candidates)
+        return flow.best_of(self.critic.reduce_ensemble(q, c.pessimism, c.rho), candidates)
 
     def next_value(self, state: TrainState, batch: Batch, key: Tensor) -> Values:
         """Q'(s', a') [B] of the target critics, a' the policy's chunk after the window, which the online critics

@@ -95,13 +95,13 @@ class RecallSampler:
         rows = source.transitions
         assert rows.last is not None
         pick = TransitionSampler.draw(rows, key, batch_size)
-        places, valid = places_ahead(rows, pick, self.length)
+        window_rows, valid = places_ahead(rows, pick, self.length)
         before = (pick - 1).clamp(min=0)
         continues = (pick > 0) & (rows.last[before] == rows.last[pick])
         batch = windows(rows, pick, self.n_step) if self.n_step > 1 else rows.take(pick)
-        batch |= {WINDOW_ACTIONS: rows.table.column("actions", places), WINDOW_VALID: valid.float()}
+        batch |= {WINDOW_ACTIONS: rows.table.column("actions", window_rows), WINDOW_VALID: valid.float()}
         batch[PREVIOUS] = torch.where(continues.unsqueeze(-1), rows.table.column("actions", before), 0.0)
-        return batch | ({WINDOW_OBSERVATIONS: rows.table.column("observations", places)} if self.states else {})
+        return batch | ({WINDOW_OBSERVATIONS: rows.table.column("observations", window_rows)} if self.states else {})
 
 
 NOISE = 0.1  # standard deviation of exploration, as TD3's
@@ -163,8 +163,8 @@ class RolledOutActor(Actor):
         fresh = remaining == 0
         if traced(fresh) or bool(fresh.any()):
             noise = NOISE * rng.normal(key, tuple(queue.shape)) if explore else None
-            drawn = self.apply("sequence", observations, previous.unsqueeze(-2), self.execute, noise)
-            queue = torch.where(fresh.reshape(-1, 1, 1), drawn, queue)
+            actions = self.apply("sequence", observations, previous.unsqueeze(-2), self.execute, noise)
+            queue = torch.where(fresh.reshape(-1, 1, 1), actions, queue)
             remaining = torch.where(fresh, self.execute, remaining)
         return queue[:, 0], OpenLoop(torch.cat([queue[:, 1:], queue[:, -1:]], 1), remaining - 1, queue[:, 0])
 

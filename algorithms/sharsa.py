@@ -94,11 +94,11 @@ class SHARSAActor(GoalActor):
             noise = scale * rng.normal(key, (rows, count, dim)).transpose(0, 1).flatten(0, 1)  # candidate by candidate
             states, aims = flow.repeated(observations, count), flow.repeated(goals, count)
             inputs = concatenate(states, aims)
-            drawn = flow.integrate(lambda x, t: self.apply(field, inputs, x, t), noise, c.flow_steps, None, None)
+            sample = flow.integrate(lambda x, t: self.apply(field, inputs, x, t), noise, c.flow_steps, None, None)
             if count == 1:
-                return drawn
-            scores = algorithm.q(critic, self.state.params[critic], states, aims, drawn).amin(0)
-            return flow.best_of(scores.unflatten(0, (count, rows)), drawn.unflatten(0, (count, rows)))
+                return sample
+            scores = algorithm.q(critic, self.state.params[critic], states, aims, sample).amin(0)
+            return flow.best_of(scores.unflatten(0, (count, rows)), sample.unflatten(0, (count, rows)))
 
         subgoal = best("high", "critic", goals, algorithm.goal_dim, count, keys[0])
         action = best("actor", "low_critic", subgoal, algorithm.spec.action_dim, count if c.low_values else 1, keys[1])

@@ -246,7 +246,7 @@ class Algorithm(ABC):
         return {}, {}
 
     @classmethod
-    def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
+    def load_assets(cls, tensors: dict[str, Tensor], description: dict[str, Any]) -> Mapping[str, Any]:
         """Take `assets` out of a policy file, before the algorithm of that file is made: returns the `pretrained` that
         it is made with.
         """

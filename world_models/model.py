@@ -327,13 +327,13 @@ class Trained:
                 f"{spec.observation_shape} and {_actions(spec)}: train one on this data with algo=dynamics, or leave "
                 "world_model= out"
             )
-        places = [_place(s) for s in (source, spec)]
-        if None not in places and places[0] != places[1]:
+        origins = [_place(s) for s in (source, spec)]
+        if None not in origins and origins[0] != origins[1]:
             raise UserError(
-                f"{where}: trained on {trained_on}, data of {places[0]}; {spec.name} is of {places[1]}: train one on "
+                f"{where}: trained on {trained_on}, data of {origins[0]}; {spec.name} is of {origins[1]}: train one on "
                 "this data"
             )
-        for name, words in {
+        for name, setting in {
             **dict.fromkeys(("action_low", "action_high"), "action range"),
             **dict.fromkeys(("observation_mean", "observation_std"), "dataset.normalize_observations"),
             **{name: f"dataset.{name}" for name in ("reward_scale", "reward_shift")},
@@ -341,7 +341,7 @@ class Trained:
             expected, actual = getattr(source, name), getattr(spec, name)
             if not _same(expected, actual):
                 raise UserError(
-                    f"{where}: trained on {trained_on} with another {words} ({name}: {_short(expected)} there, "
+                    f"{where}: trained on {trained_on} with another {setting} ({name}: {_short(expected)} there, "
                     f"{_short(actual)} here); "
                     "train the model with the same dataset settings, or leave world_model= out and one is trained"
                 )

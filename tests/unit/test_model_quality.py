@@ -286,7 +286,9 @@ def test_few_episodes_are_measured_on_held_out_rows():
     model, tree = ensemble(data)
     parts = split(data, DynamicsSettings())
     chosen = quality.sample(data, parts)
-    assert not len(parts.test) and chosen.rows.equal(parts.held) and "no episode was kept apart" in chosen.words
+    assert (
+        not len(parts.test) and chosen.rows.equal(parts.held_out) and "no episode was kept apart" in chosen.description
+    )
     assert quality.measured(model, tree, data, chosen)["many_steps"]["horizon"] >= 1
 
 

@@ -175,13 +175,15 @@ class Sindy(Algorithm):
             tree[part]["coefficients"] = torch.cat([tree[part]["coefficients"], tree[part]["median"][None]])
         tree |= {**data_range(dataset), **starts.sample(model, dataset)}
         tree |= {"elites": torch.tensor([model.members - 1]), "scale": torch.ones(model.out_dim)}
-        tree["scale"] = quality.scales(model, tree, dataset, parts.held)
-        tree["levels"] = quality.levels(model, tree, dataset, parts.held)
-        held = model.predict(tree, flat["observations"][parts.held], actions[parts.held], flat["observations"][:0])
-        errors = (held.mean - flat["next_observations"][parts.held]).square().mean((-2, -1))
-        about = {"name": dataset.spec.name, "fingerprint": dataset.fingerprint}
+        tree["scale"] = quality.scales(model, tree, dataset, parts.held_out)
+        tree["levels"] = quality.levels(model, tree, dataset, parts.held_out)
+        prediction = model.predict(
+            tree, flat["observations"][parts.held_out], actions[parts.held_out], flat["observations"][:0]
+        )
+        errors = (prediction.mean - flat["next_observations"][parts.held_out]).square().mean((-2, -1))
+        data = {"name": dataset.spec.name, "fingerprint": dataset.fingerprint}
         meta = {
-            "data": about,
+            "data": data,
             "held_out": errors.tolist(),
             "seed": replica.seed,
             "updates": 0,

@@ -49,8 +49,8 @@ class ChunkActor(Actor):
     @property
     def execute(self) -> int:
         """Actions played of each chunk."""
-        wanted = int(getattr(self.algorithm.config, "execute", 0))
-        return min(wanted, self.length) if wanted else self.length
+        count = int(getattr(self.algorithm.config, "execute", 0))
+        return min(count, self.length) if count else self.length
 
     def actions_per_decision(self, steps: int) -> int:
         return min(steps, self.length)
@@ -72,8 +72,8 @@ class ChunkActor(Actor):
         queue, remaining = carry
         fresh = remaining == 0
         if traced(fresh) or bool(fresh.any()):
-            drawn = self.chunk(observations, key, explore)
-            queue = torch.where(fresh.reshape(-1, 1, 1), drawn, queue)
+            chunk = self.chunk(observations, key, explore)
+            queue = torch.where(fresh.reshape(-1, 1, 1), chunk, queue)
             remaining = torch.where(fresh, self.execute, remaining)
         return queue[:, 0], Queue(torch.cat([queue[:, 1:], queue[:, -1:]], 1), remaining - 1)
 
