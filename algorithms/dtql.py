@@ -222,9 +222,9 @@ class DTQL(WithCritic, Algorithm):
         state, denoiser = self.descend(state, "denoiser", self.denoiser_loss, batch, keys[1])
         moved, actor = self.descend(state, "actor", self.actor_loss, batch, keys[2])
         ready = state.step >= self.warm_up
-        pairs: Any = [(moved.params, state.params), (moved.opt, state.opt)]
         params, opt = (
-            pytree.tree_map(lambda a, b: torch.where(ready, a, b), new["actor"], old["actor"]) for new, old in pairs
+            pytree.tree_map(lambda a, b: torch.where(ready, a, b), new["actor"], old["actor"])
+            for new, old in ((moved.params, state.params), (moved.opt, state.opt))
         )
         state = state._replace(params={**state.params, "actor": params}, opt={**state.opt, "actor": opt})
         state = self.polyak(state, "critic", torch.where(ready, self.config.polyak, 0.0))

@@ -103,20 +103,19 @@ class EDTActor(TargetReturnActor):
         bool [E, n].
         """
         algorithm, (episodes, steps) = self.algorithm, window[STEPS].shape
+        shape = (episodes, -1)
         device = window[STEPS].device
         lengths = torch.arange(steps, 0, -algorithm.config.stride, device=device)
         masks = torch.arange(steps, device=device) >= steps - lengths.unsqueeze(-1)  # [W, n]
         windows = {name: column.repeat_interleave(len(lengths), 0) for name, column in window.items()}  # [E W, n, ...]
         valid = masks.repeat(episodes, 1)
         _, max_return, bins, _ = self.apply("actor", algorithm.tokens(windows), windows[STEPS], valid, None)
-        requested = self.requested_returns(
-            max_return.unflatten(0, (episodes, -1)), bins.unflatten(0, (episodes, -1)), key
-        )
+        requested = self.requested_returns(max_return.unflatten(0, shape), bins.unflatten(0, shape), key)
         windows = {**windows, RETURNS: requested.flatten(0, 1)}
         dist, max_return, *_ = self.apply("actor", algorithm.tokens(windows), windows[STEPS], valid, None)
-        longest = max_return[:, -1].unflatten(0, (episodes, -1)).argmax(-1)  # of equal promises that of the longest
+        longest = max_return[:, -1].unflatten(0, shape).argmax(-1)  # of equal promises that of the longest
         rows = torch.arange(episodes, device=device)
-        return tuple(x[:, -1].unflatten(0, (episodes, -1))[rows, longest] for x in dist), masks[longest]
+        return tuple(x[:, -1].unflatten(0, shape)[rows, longest] for x in dist), masks[longest]
 
     def requested_returns(self, max_return: Tensor, bins: Tensor, key: Tensor) -> Tensor:
         """The return to ask for at each step [E, W, n], as recorded, of its estimates [E, W, n] and the logits of its
@@ -205,9 +204,8 @@ class EDT(SequenceModel):
         """E |a - pi(history, R)|^2, and weighted: |tau - 1(e < 0)| e^2 with e = R - R_best(history) (equation 3),
         R in units of `return_scale`, -log p(bin of R | history) and |s' - model|^2."""
         c, valid, returns = self.config, batch[VALID], batch[RETURNS]
-        dist, max_return, bins, next_observations = self.apply(
-            "actor", actor, self.tokens(batch), batch[STEPS], valid, key
-        )
+        outputs = self.apply("actor", actor, self.tokens(batch), batch[STEPS], valid, key)
+        dist, max_return, bins, next_observations = outputs
         imitation = masked_mean(self.policy.bc_loss(dist, batch["actions"]), valid)
         error = returns / c.return_scale - max_return
         return_loss = masked_mean(losses.expectile_weight(error, c.return_expectile) * error.square(), valid)

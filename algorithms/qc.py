@@ -81,8 +81,9 @@ class QCActor(ChunkActor):
         algorithm, c = self.algorithm, self.algorithm.config
         zero_noise = not explore and c.greedy == "zero"
         count = 1 if zero_noise else c.acting_candidates or c.candidates
-        actions = algorithm.decide(self.state, observations, key, count, zero_noise=zero_noise)
-        return actions.unflatten(1, (self.length, -1))
+        return algorithm.decide(self.state, observations, key, count, zero_noise=zero_noise).unflatten(
+            1, (self.length, -1)
+        )
 
 
 @register("algo", "qc")
@@ -143,11 +144,9 @@ class QC(WithCritic, Algorithm):
         z = observations.new_zeros(count * rows, self.width) if zero_noise else noise_of(key, count, rows, self.width)
         if c.actor == "distil":
             return self.apply("actor", state.params["actor"], observations, z).clamp(-1.0, 1.0)
-        candidates = self.integrated(state.params["flow"], flow.repeated(observations, count), z).unflatten(
-            0, (count, -1)
-        )
-        q = self.critic.q(state.params["critic"], observations, candidates)
-        return flow.best_of(self.critic.reduce_ensemble(q, c.pessimism, c.rho), candidates)
+        chunks = self.integrated(state.params["flow"], flow.repeated(observations, count), z).unflatten(0, (count, -1))
+        q = self.critic.q(state.params["critic"], observations, chunks)
+        return flow.best_of(self.critic.reduce_ensemble(q, c.pessimism, c.rho), chunks)
 
     def next_value(self, state: TrainState, batch: Batch, key: Tensor) -> Values:
         """Q'(s', a') [B] of the target critics, a' the policy's chunk after the window, which the online critics

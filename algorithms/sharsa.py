@@ -139,10 +139,8 @@ class SHARSA(GoalConditioned):
                 f"algo.subgoal_steps={c.subgoal_steps}: the low level's values (algo.low_values) need subgoals 2 or "
                 "more ahead"
             )
-        inputs, norm = (
-            s.observation_dim + g,
-            {"layer_norm": c.actor_layer_norm, "layer_norm_epsilon": c.layer_norm_epsilon},
-        )
+        inputs = s.observation_dim + g
+        norm = {"layer_norm": c.actor_layer_norm, "layer_norm_epsilon": c.layer_norm_epsilon}
         modules = {
             "critic": make_values(c, 2, inputs + g),
             "value": make_net(c, inputs, 1),

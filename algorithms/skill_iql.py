@@ -73,7 +73,7 @@ class SegmentSampler:
         # which are drawn follows from the episodes' weights
         weighted, first, order = by_weight(dataset, starts.to(device), torch.arange(len(starts), device=device))
         order = torch.arange(len(starts), device=device) if order is None else order
-        extra = {name: column.to(device)[order] for name, column in (("rewards", rewards), ("masks", masks))}
+        extra = {"rewards": rewards.to(device)[order], "masks": masks.to(device)[order]}
         own_columns = self.extra_columns(dataset) if self.extra_columns else {}
         extra |= {name: column.to(device)[first] for name, column in own_columns.items()}
         more: dict[str, tuple[Tensor, Tensor | None]] = {

@@ -146,8 +146,7 @@ class WorldModel:
         """Each member's prediction for pairs of its own: observations [E, B, O], actions [E, B, A], past [E, B, history
         - 1, O + A].
         """
-        raw = self.raw(tree["params"], tree, self.inputs(observations, actions, past))
-        return self.to_prediction(tree, raw, observations)
+        return self.predict(tree, observations, actions, past)  # whose networks take both shapes
 
     def to_prediction(self, tree: Tree, raw: Raw, observations: Tensor) -> Prediction:
         """The networks' outputs as a `Prediction`."""

@@ -117,9 +117,8 @@ def scales(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
     def distance(logarithm: Tensor) -> Tensor:
         scale = torch.exp(logarithm)
         level = central(predictions, scale).sort(0).values
-        unlikely = torch.where(
-            nll(predictions, scale) > least + 1e-6, 1.0, 0.0
-        )  # farther than any two distributions are
+        # 1: farther than any two distributions are
+        unlikely = torch.where(nll(predictions, scale) > least + 1e-6, 1.0, 0.0)
         tie = logarithm.double().square() if gaussian else logarithm.double()
         return unlikely + (level - uniform).double().square().mean(0) + 1e-6 * tie
 
@@ -149,12 +148,9 @@ def levels(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
 def nll(predictions: Held, scale: Tensor | float = 1.0) -> Tensor:
     """-log of the mixture's density at what came, mean over rows, [D], in nats."""
     std = predictions.std.double() * scale
-    each = (
-        -0.5 * ((predictions.target - predictions.mean).double() / std).square()
-        - std.log()
-        - 0.5 * float(np.log(2.0 * np.pi))
-    )
-    return -(torch.logsumexp(each, 0) - float(np.log(len(each)))).mean(0)
+    z = (predictions.target - predictions.mean).double() / std
+    each = -0.5 * z.square() - std.log() - 0.5 * np.log(2.0 * np.pi)
+    return -(torch.logsumexp(each, 0) - np.log(len(each))).mean(0)
 
 
 # ---- one step

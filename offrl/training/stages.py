@@ -66,23 +66,20 @@ def resolve(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[st
     Raises UserError for runs that do not suit.
     """
     kind = registry.get("algo", config.algo.name)
-    fields = {f.name for f in dataclasses.fields(config.algo)}
     requirements = kind.requires(config, dataset)
     pretrained = {}
     for name, requirement in requirements.items():
         path = getattr(config.algo, name) or str(train_first(config, dataset, name, requirement))
         result = pretrained[name] = load(path, dataset.spec, name, requirement)
-        if (
-            result.fingerprint
-            and result.fingerprint != dataset.fingerprint
-            and not requirement.allow_other_normalisation
-        ):
+        if result.fingerprint not in ("", dataset.fingerprint) and not requirement.allow_other_normalisation:
             warn(
                 f"algo.{name}={path} was trained on other data than {dataset.spec.name}: it may know little about "
                 "these data"
             )
         filled = {name: path, f"{name}_id": result.identity, f"{name}_settings": getattr(result, "settings", {})}
-        algo = dataclasses.replace(config.algo, **{key: value for key, value in filled.items() if key in fields})
+        algo = dataclasses.replace(
+            config.algo, **{key: value for key, value in filled.items() if key in vars(config.algo)}
+        )
         config = dataclasses.replace(config, algo=algo)
     config = kind.adopt(config, dataset, pretrained)
     return config, {name: requirements[name].select(result) for name, result in pretrained.items()}
