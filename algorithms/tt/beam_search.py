@@ -102,8 +102,8 @@ def beam_search(
 
     sizes: tokens of the observation and of the action. values: what the tokens of rewards and values stand for, each
     [N]; rewards and values are expected ones, by the model's probabilities before anything is left out, and 0 where the
-    episode is over. seen [D, N] bool: which tokens occur. The first step of all beams of an episode is drawn from one
-    distribution; later each beam has its own.
+    episode is over. occupied [D, N] bool: which tokens occur. The first step of all beams of an episode is drawn from
+    one distribution; later each beam has its own.
     """
     episodes, (width_o, width_a) = len(prefix), sizes
     dims = width_o + width_a + 2

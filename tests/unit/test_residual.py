@@ -179,7 +179,7 @@ def test_the_environments_own_rewards_and_batches(tmp_path: Path) -> None:
         **{"algo.batch_size": 7, "algo.scale_rewards": True, "algo.schedule": "cosine"},
     )
     assert done.record["identity"]["algo"]["rewards"] == "env" and done.record["identity"]["steps"] == 42
-    assert float(tensors(done)["moments/seen"]) == pytest.approx(42.0, abs=1e-3)
+    assert float(tensors(done)["moments/num_values"]) == pytest.approx(42.0, abs=1e-3)
     assert refine(base, tmp_path, name="other").record["identity"]["algo"]["rewards"] == "success"
 
 
