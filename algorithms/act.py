@@ -56,12 +56,14 @@ class PlacedLayer(nn.Module):
     layer. Attention of the tokens to one another; in a decoder, to others; an MLP (ReLU). Each is added to its input,
     and the sum is normalised."""
 
-    def __init__(self, width: int, heads: int, feed_forward: int, dropout: float, *, own: bool, decodes: bool) -> None:
-        """own: its tokens attend to one another. decodes: they attend to others."""
+    def __init__(
+        self, width: int, heads: int, feed_forward: int, dropout: float, *, self_attention: bool, decodes: bool
+    ) -> None:
+        """self_attention: its tokens attend to one another. decodes: they attend to others."""
         super().__init__()
         self.rate = dropout
-        self.own = HeadsAttention(width, heads) if own else None
-        self.own_norm = Norm(width) if own else None
+        self.own = HeadsAttention(width, heads) if self_attention else None
+        self.own_norm = Norm(width) if self_attention else None
         self.other = HeadsAttention(width, heads) if decodes else None
         self.other_norm = Norm(width) if decodes else None
         self.up, self.down, self.norm = (
@@ -73,20 +75,20 @@ class PlacedLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        places: Tensor,
+        positions: Tensor,
         mask: Tensor | None,
         key: Tensor | None,
         other: Tensor | None = None,
-        other_places: Any = 0.0,
+        other_positions: Any = 0.0,
     ) -> Tensor:
         """x [B, T, W], places [T, W], mask bool [B, 1, 1, T]: tokens that are no padding -> [B, T, W]. other [B, S, W],
         other_places [S, W]."""
         own_key, other_key = (None, None) if key is None else rng.split(key, 2)
         if self.own is not None and self.own_norm is not None:
-            placed = x + places
+            placed = x + positions
             x = self.own_norm(x + drop(self.own(placed, placed, x, mask, self.rate, own_key), self.rate, key, 1))
         if self.other is not None and self.other_norm is not None and other is not None:
-            y = self.other(x + places, other + other_places, other, None, self.rate, other_key)
+            y = self.other(x + positions, other + other_positions, other, None, self.rate, other_key)
             x = self.other_norm(x + drop(y, self.rate, key, 2))
         y = drop(F.relu(self.up(x)), self.rate, key, 3)
         return self.norm(x + drop(self.down(y), self.rate, key, 4))
@@ -118,7 +120,9 @@ class ChunkAutoencoder(nn.Module):
 
         def stacked(count: int, decodes: bool) -> nn.ModuleList:
             sizes = (width, heads, feed_forward, dropout)
-            return nn.ModuleList(PlacedLayer(*sizes, own=i > 0 or not decodes, decodes=decodes) for i in range(count))
+            return nn.ModuleList(
+                PlacedLayer(*sizes, self_attention=i > 0 or not decodes, decodes=decodes) for i in range(count)
+            )
 
         self.latent = latent
         self.first = nn.Parameter(torch.randn(width))
@@ -172,11 +176,11 @@ class ChunkAutoencoder(nn.Module):
 
 
 def through(
-    layers: nn.ModuleList, x: Tensor, places: Tensor, mask: Tensor | None, key: Tensor | None, *other: Tensor
+    layers: nn.ModuleList, x: Tensor, positions: Tensor, mask: Tensor | None, key: Tensor | None, *other: Tensor
 ) -> Tensor:
     """x [B, T, W] after all layers, each with its own dropout."""
     for i, layer in enumerate(layers):
-        x = cast(PlacedLayer, layer)(x, places, mask, None if key is None else rng.fold_in(key, i), *other)
+        x = cast(PlacedLayer, layer)(x, positions, mask, None if key is None else rng.fold_in(key, i), *other)
     return x
 
 

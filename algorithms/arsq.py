@@ -163,8 +163,8 @@ class DigitValues(NamedTuple):
     """What the networks say of actions."""
 
     advantages: Tensor  # [2, P, B, bins]: of every digit at each position, after the action's own digits before it
-    own: Tensor  # [2, P, B]: of the action's digits
-    others: Tensor  # [P, B, bins] bool: the digits that are not the action's
+    chosen: Tensor  # [2, P, B]: of the action's digits
+    alternatives: Tensor  # [P, B, bins] bool: the digits that are not the action's
     q: Tensor  # [2, B]
 
 
@@ -231,17 +231,19 @@ class ARSQ(Algorithm):
         digits, prefixes = self.digits.encode(actions)
         advantages = self.advantages(critic, observations, prefixes)
         index = digits.T.unsqueeze(-1)  # [P, B, 1]
-        own = advantages.gather(-1, index.expand(2, -1, -1, -1)).squeeze(-1)
-        others = torch.arange(self.config.bins, device=index.device) != index
-        return DigitValues(advantages, own, others, self.apply("critic", critic, "value", observations) + own.sum(1))
+        chosen = advantages.gather(-1, index.expand(2, -1, -1, -1)).squeeze(-1)
+        alternatives = torch.arange(self.config.bins, device=index.device) != index
+        return DigitValues(
+            advantages, chosen, alternatives, self.apply("critic", critic, "value", observations) + chosen.sum(1)
+        )
 
     def imitation(self, values: DigitValues) -> Tensor:
         """c [2, B], over the digits j that are not the action's own. cql: sum_p max(log sum_j exp(A_pj) - A_p,own,
         floor); margin: sum_p of the mean over j of max(A_pj - A_p,own, floor)."""
-        c, gap = self.config, values.advantages - values.own.unsqueeze(-1)
+        c, gap = self.config, values.advantages - values.chosen.unsqueeze(-1)
         if c.imitation == "cql":
-            return gap.masked_fill(~values.others, -torch.inf).logsumexp(-1).clamp(min=c.floor).sum(1)
-        return torch.where(values.others, gap.clamp(min=c.floor), 0.0).sum((1, -1)) / (c.bins - 1)
+            return gap.masked_fill(~values.alternatives, -torch.inf).logsumexp(-1).clamp(min=c.floor).sum(1)
+        return torch.where(values.alternatives, gap.clamp(min=c.floor), 0.0).sum((1, -1)) / (c.bins - 1)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> Loss:
         """sum_k E (Q_k(s, a) - r - gamma min_k V'_k(s'))^2 + bc_weight sum_k E[c_k | demonstration]."""
@@ -255,7 +257,7 @@ class ARSQ(Algorithm):
         imitation = (shown * self.imitation(values)).sum() / shown.sum().clamp(min=1.0)
         loss = td + c.bc_weight * imitation
         # by the smaller A of the copies, as when acting
-        agrees = values.own.amin(0) >= values.advantages.amin(0).amax(-1)
+        agrees = values.chosen.amin(0) >= values.advantages.amin(0).amax(-1)
         metrics = {"critic/loss": loss, "critic/td": td, "critic/imitation": imitation, "critic/q": values.q.mean()}
         return loss, {**metrics, "critic/target": target.mean(), "critic/greedy": agrees.float().mean()}
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from offrl import rng
 from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Update
 from offrl.nn import make_policy
-from offrl.nn.own.networks import ActorNetworkSettings
+from offrl.nn.custom.networks import ActorNetworkSettings
 from offrl.registry import register
 from offrl.settings.field import setting
 

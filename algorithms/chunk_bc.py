@@ -13,7 +13,7 @@ from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, 
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
 from offrl.nn import make_policy
-from offrl.nn.own.networks import ActorNetworkSettings
+from offrl.nn.custom.networks import ActorNetworkSettings
 from offrl.nn.policies import gaussian_log_prob
 from offrl.registry import register
 from offrl.settings.field import setting

@@ -102,10 +102,10 @@ class COMBO(LearnsInModel, SoftActorCritic):
             c,
             rng.fold_in(key, 3),
             logits[:, first:],
-            joint=self.kit_joint if c.kit_compat else conservative.logsumexp_over_actions,
+            reduce=self.kit_joint if c.kit_compat else conservative.logsumexp_over_actions,
         )
         q_data = soft.q_data[:, :real_rows] if first == 0 else self.critic.head.mean(logits[:, :real_rows])
-        per_critic = soft.level.mean(-1) - q_data.mean(-1)  # of each critic
+        per_critic = soft.logsumexp_q.mean(-1) - q_data.mean(-1)  # of each critic
         loss = c.conservative_weight * per_critic.sum()
         metrics = {"cql/penalty": loss, "cql/difference": per_critic.mean(), "cql/q_data": q_data.mean()}
         n = c.actions

@@ -106,9 +106,9 @@ class DecisionDiffuser(Algorithm):
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         if None not in (config.target_return, config.return_scale):
             return config
-        drawn = torch.zeros(dataset.num_episodes, dtype=torch.bool)
-        drawn[drawn_episodes(dataset).cpu()] = True
-        returns = rows_ahead(config, dataset)[drawn.repeat_interleave(dataset.episode_lengths().cpu())]
+        mask = torch.zeros(dataset.num_episodes, dtype=torch.bool)
+        mask[drawn_episodes(dataset).cpu()] = True
+        returns = rows_ahead(config, dataset)[mask.repeat_interleave(dataset.episode_lengths().cpu())]
         best, magnitude = float(returns.max()), float(returns.abs().max())
         fitted = replace(
             config,

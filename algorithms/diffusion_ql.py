@@ -109,7 +109,7 @@ class DiffusionQL(WithCritic, Algorithm):
         """min_i Q'_i(s', a') [B], a' of the averaged denoiser; of several a' each critic takes its best."""
         c, s, average = self.config, batch["next_observations"], state.extra["average"]
         count, rows, dim = int(c.max_target_actions), batch["next_observations"].shape[0], self.spec.action_dim
-        action = self.denoise(average, flow.repeated(s, count), key, lambda own: noise_of(own, count, rows, dim))
+        action = self.denoise(average, flow.repeated(s, count), key, lambda k: noise_of(k, count, rows, dim))
         logits = self.critic.logits(
             self.critic.target_critics(state, rng.fold_in(key, 100)), s, action.unflatten(0, (count, rows))
         )
@@ -130,7 +130,7 @@ class DiffusionQL(WithCritic, Algorithm):
         predicted = self.apply("actor", actor, noisy, step, observations)
         cloning = (predicted - noise).square().mean()
         if c.chain:
-            action = self.denoise(actor, observations, chain_key, lambda own: rng.normal(own, tuple(actions.shape)))
+            action = self.denoise(actor, observations, chain_key, lambda k: rng.normal(k, tuple(actions.shape)))
         else:
             action = diffusion.clean_action(noisy, predicted, step, c.denoising_steps, SCHEDULE)
         q = self.critic.q(state.params["critic"], observations, action)  # [E, B]

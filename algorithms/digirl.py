@@ -128,7 +128,7 @@ class DigiRL(TextAlgorithm):
         """-E 1(V(s') - V(s) - margin + w (r + return) > 0) log pi(a|s), V the smaller of two."""
         row_weight, cloned = batch[EACH], self.cloned(state, batch).float()
         loss = -(cloned * self.log_probs(policy, batch).sum(-1) * row_weight).sum()
-        return loss, {"actor/loss": loss, "actor/kept": (cloned * row_weight).sum()}
+        return loss, {"actor/loss": loss, "actor/filter_rate": (cloned * row_weight).sum()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         batch = trim(batch)

@@ -85,8 +85,8 @@ class DT(SequenceModel):
         """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), the mean over all steps of the windows
         (algorithm 1).
         """
-        places = (batch[VALID].cumsum(-1) - 1).clamp(min=0) if self.config.prompt == "goal" else batch[STEPS]
-        dist = self.apply("actor", actor, self.tokens(batch), places, batch[VALID], key)
+        timesteps = (batch[VALID].cumsum(-1) - 1).clamp(min=0) if self.config.prompt == "goal" else batch[STEPS]
+        dist = self.apply("actor", actor, self.tokens(batch), timesteps, batch[VALID], key)
         loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
 
@@ -109,7 +109,7 @@ class GoalPromptActor(SequenceActor):
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         window = self.enter(carry, observations)
         tokens = self.algorithm.tokens({**window, ACTOR_GOALS: required_goals(self.algorithm, carry.goals)})
-        places = torch.arange(window[STEPS].shape[1], device=observations.device).expand(window[STEPS].shape)
-        dist = tuple(x[:, -1] for x in self.apply("actor", tokens, places))
+        timesteps = torch.arange(window[STEPS].shape[1], device=observations.device).expand(window[STEPS].shape)
+        dist = tuple(x[:, -1] for x in self.apply("actor", tokens, timesteps))
         actions = self.choose(dist, key, explore)
         return actions, self.with_actions(carry, window, actions)

@@ -205,7 +205,12 @@ class DTQL(WithCritic, Algorithm):
         q = self.critic.min_q(state.params["critic"], observations, action).mean.mean()
         likelihood = gaussian_log_prob(mean, log_std, torch.atanh(batch["actions"] / EDGE)).mean()  # before the tanh
         loss = c.alpha * trust - q - c.bc_weight * likelihood
-        return loss, {"actor/loss": loss, "actor/trust": trust, "actor/q": q, "actor/log_likelihood": likelihood}
+        return loss, {
+            "actor/loss": loss,
+            "actor/trust_region_loss": trust,
+            "actor/q": q,
+            "actor/log_likelihood": likelihood,
+        }
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 3)
@@ -217,9 +222,9 @@ class DTQL(WithCritic, Algorithm):
         state, denoiser = self.descend(state, "denoiser", self.denoiser_loss, batch, keys[1])
         moved, actor = self.descend(state, "actor", self.actor_loss, batch, keys[2])
         ready = state.step >= self.warm_up
-        held: Any = [(moved.params, state.params), (moved.opt, state.opt)]
         params, opt = (
-            pytree.tree_map(lambda a, b: torch.where(ready, a, b), new["actor"], old["actor"]) for new, old in held
+            pytree.tree_map(lambda a, b: torch.where(ready, a, b), new["actor"], old["actor"])
+            for new, old in ((moved.params, state.params), (moved.opt, state.opt))
         )
         state = state._replace(params={**state.params, "actor": params}, opt={**state.opt, "actor": opt})
         state = self.polyak(state, "critic", torch.where(ready, self.config.polyak, 0.0))

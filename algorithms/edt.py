@@ -61,9 +61,9 @@ class EDTNet(StepPolicy):
 
     def __init__(self, sizes: Mapping[str, int], config: Any, spec: Any) -> None:
         super().__init__(sizes, config, spec, output_kind="return", post_norm=True, hidden="return")
-        self.best = Affine(config.width, 1)
+        self.max_return = Affine(config.width, 1)
         self.bins = Affine(config.width, config.return_bins)
-        self.next = Affine(config.width, spec.observation_dim)
+        self.next_observation = Affine(config.width, spec.observation_dim)
 
     def forward(  # type: ignore[override]
         self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None = None, key: Tensor | None = None
@@ -72,7 +72,12 @@ class EDTNet(StepPolicy):
         next observation [B, K, O])."""
         h = self.steps(tokens, timesteps, valid, key)
         history = h["observation"]
-        return self.head(h["return"]), self.best(history).squeeze(-1), self.bins(history), self.next(h["reward"])
+        return (
+            self.head(h["return"]),
+            self.max_return(history).squeeze(-1),
+            self.bins(history),
+            self.next_observation(h["reward"]),
+        )
 
 
 class EDTActor(TargetReturnActor):
@@ -98,25 +103,26 @@ class EDTActor(TargetReturnActor):
         bool [E, n].
         """
         algorithm, (episodes, steps) = self.algorithm, window[STEPS].shape
+        shape = (episodes, -1)
         device = window[STEPS].device
         lengths = torch.arange(steps, 0, -algorithm.config.stride, device=device)
         masks = torch.arange(steps, device=device) >= steps - lengths.unsqueeze(-1)  # [W, n]
         windows = {name: column.repeat_interleave(len(lengths), 0) for name, column in window.items()}  # [E W, n, ...]
         valid = masks.repeat(episodes, 1)
-        _, best, bins, _ = self.apply("actor", algorithm.tokens(windows), windows[STEPS], valid, None)
-        requested = self.requested_returns(best.unflatten(0, (episodes, -1)), bins.unflatten(0, (episodes, -1)), key)
+        _, max_return, bins, _ = self.apply("actor", algorithm.tokens(windows), windows[STEPS], valid, None)
+        requested = self.requested_returns(max_return.unflatten(0, shape), bins.unflatten(0, shape), key)
         windows = {**windows, RETURNS: requested.flatten(0, 1)}
-        dist, best, *_ = self.apply("actor", algorithm.tokens(windows), windows[STEPS], valid, None)
-        longest = best[:, -1].unflatten(0, (episodes, -1)).argmax(-1)  # of equal promises that of the longest
+        dist, max_return, *_ = self.apply("actor", algorithm.tokens(windows), windows[STEPS], valid, None)
+        longest = max_return[:, -1].unflatten(0, shape).argmax(-1)  # of equal promises that of the longest
         rows = torch.arange(episodes, device=device)
-        return tuple(x[:, -1].unflatten(0, (episodes, -1))[rows, longest] for x in dist), masks[longest]
+        return tuple(x[:, -1].unflatten(0, shape)[rows, longest] for x in dist), masks[longest]
 
-    def requested_returns(self, best: Tensor, bins: Tensor, key: Tensor) -> Tensor:
+    def requested_returns(self, max_return: Tensor, bins: Tensor, key: Tensor) -> Tensor:
         """The return to ask for at each step [E, W, n], as recorded, of its estimates [E, W, n] and the logits of its
         bins [E, W, n, bins]. The noise is the same for all episodes."""
         c = self.algorithm.config
         if not c.expert_temperature:
-            return best * c.return_scale
+            return max_return * c.return_scale
         logits = bins + c.expert_temperature * torch.linspace(
             0.0, 1.0, c.return_bins, dtype=bins.dtype, device=bins.device
         )
@@ -198,20 +204,21 @@ class EDT(SequenceModel):
         """E |a - pi(history, R)|^2, and weighted: |tau - 1(e < 0)| e^2 with e = R - R_best(history) (equation 3),
         R in units of `return_scale`, -log p(bin of R | history) and |s' - model|^2."""
         c, valid, returns = self.config, batch[VALID], batch[RETURNS]
-        dist, best, bins, next_observations = self.apply("actor", actor, self.tokens(batch), batch[STEPS], valid, key)
+        outputs = self.apply("actor", actor, self.tokens(batch), batch[STEPS], valid, key)
+        dist, max_return, bins, next_observations = outputs
         imitation = masked_mean(self.policy.bc_loss(dist, batch["actions"]), valid)
-        error = returns / c.return_scale - best
-        promise = masked_mean(losses.expectile_weight(error, c.return_expectile) * error.square(), valid)
+        error = returns / c.return_scale - max_return
+        return_loss = masked_mean(losses.expectile_weight(error, c.return_expectile) * error.square(), valid)
         log_p = bins.log_softmax(-1).gather(-1, self.bin_of(returns).unsqueeze(-1)).squeeze(-1)
         entropy = masked_mean(-log_p, valid)
         # the successor of a window's last step is not in it
         model = masked_mean(
             (next_observations[:, :-1] - batch["observations"][:, 1:]).square().mean(-1), valid[:, 1:] & valid[:, :-1]
         )
-        loss = imitation + BEST_WEIGHT * promise + BINS_WEIGHT * entropy + model
+        loss = imitation + BEST_WEIGHT * return_loss + BINS_WEIGHT * entropy + model
         return loss, {
             "actor/loss": imitation,
-            "actor/return": promise,
+            "actor/return": return_loss,
             "actor/return_bins": entropy,
             "actor/next": model,
         }

@@ -96,7 +96,7 @@ def play(config: TrainConfig, dataset: Dataset, world_model: Trained, behaviour:
             return actor.act(None, observations, key, explore=True)[0]
 
         with torch.no_grad():
-            columns, about = imagined.collect(
+            columns, description = imagined.collect(
                 model.model,
                 tree,
                 act,
@@ -110,13 +110,13 @@ def play(config: TrainConfig, dataset: Dataset, world_model: Trained, behaviour:
                 tell=None if config.quiet else say,
             )
         origin = {"world_model": world_model.identity, "behaviour": behaviour.identity, "data": dataset.fingerprint}
-        about |= {"kind": imagined.KIND, "format": imagined.FORMAT, "spec": spec.to_json(), **origin}
-        return {name: column.cpu().contiguous() for name, column in columns.items()}, about
+        description |= {"kind": imagined.KIND, "format": imagined.FORMAT, "spec": spec.to_json(), **origin}
+        return {name: column.cpu().contiguous() for name, column in columns.items()}, description
 
-    _, about = once(path, make, f"the imagined episodes {path}", config.quiet)
+    _, description = once(path, make, f"the imagined episodes {path}", config.quiet)
     if not path.is_file():
         raise UserError(f"{path} could not be written; choose another runs_dir=")
-    summary = imagined.say(about, c.name)
+    summary = imagined.say(description, c.name)
     if not config.quiet:
         say(summary)
     return path
@@ -220,8 +220,10 @@ class MBRCSL(OutcomeConditioned):
         """The imagined episodes, played now where none are named."""
         c = config.algo
         path = c.imagined or str(play(config, dataset, pretrained["world_model"], pretrained["behaviour"]))
-        about = imagined.about_file(path, dataset.spec)
-        return dataclasses.replace(config, algo=dataclasses.replace(c, imagined=path, imagined_id=about["sha256"][:16]))
+        description = imagined.about_file(path, dataset.spec)
+        return dataclasses.replace(
+            config, algo=dataclasses.replace(c, imagined=path, imagined_id=description["sha256"][:16])
+        )
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:

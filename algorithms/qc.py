@@ -75,13 +75,15 @@ class QCActor(ChunkActor):
 
     @property
     def length(self) -> int:
-        return self.algorithm.together
+        return self.algorithm.chunk_length
 
     def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
         algorithm, c = self.algorithm, self.algorithm.config
-        still = not explore and c.greedy == "zero"
-        count = 1 if still else c.acting_candidates or c.candidates
-        return algorithm.decide(self.state, observations, key, count, still=still).unflatten(1, (self.length, -1))
+        zero_noise = not explore and c.greedy == "zero"
+        count = 1 if zero_noise else c.acting_candidates or c.candidates
+        return algorithm.decide(self.state, observations, key, count, zero_noise=zero_noise).unflatten(
+            1, (self.length, -1)
+        )
 
 
 @register("algo", "qc")
@@ -112,8 +114,8 @@ class QC(WithCritic, Algorithm):
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
-        self.together = int(c.length) if c.chunked else 1  # actions that are decided at once
-        self.width = self.together * s.action_dim  # D
+        self.chunk_length = int(c.length) if c.chunked else 1  # actions that are decided at once
+        self.width = self.chunk_length * s.action_dim  # D
         self.critic = Critic(c, dataclasses.replace(s, action_dim=self.width))
         modules = {"critic": self.critic.network, "flow": make_field(c, s, self.width)}
         return modules | ({"actor": make_field(c, s, self.width, timed=False)} if c.actor == "distil" else {})
@@ -123,28 +125,28 @@ class QC(WithCritic, Algorithm):
 
     def decisions(self, batch: Batch) -> Batch:
         """The batch with what was decided as actions [B, D]: the data's chunks, or the first action of each."""
-        return {**batch, "actions": batch["actions"][:, : self.together].flatten(1)}
+        return {**batch, "actions": batch["actions"][:, : self.chunk_length].flatten(1)}
 
     def integrated(self, params: Params, observations: Tensor, z: Tensor) -> Tensor:
         """The flow's chunks [B, D] from noise z [B, D]."""
         return flow.integrate(lambda x, t: self.apply("flow", params, observations, x, t), z, self.config.flow_steps)
 
     def decide(
-        self, state: TrainState, observations: Tensor, key: Tensor, count: int, *, still: bool = False
+        self, state: TrainState, observations: Tensor, key: Tensor, count: int, *, zero_noise: bool = False
     ) -> Tensor:
         """The policy's chunks [B, D]: of the one-step policy, or the best of `count` of the flow by the online critics
         (section 4.2).
 
-        still: all noise is 0.
+        zero_noise: all noise is 0.
         """
         c, rows = self.config, observations.shape[0]
         count = 1 if c.actor == "distil" else count
-        z = observations.new_zeros(count * rows, self.width) if still else noise_of(key, count, rows, self.width)
+        z = observations.new_zeros(count * rows, self.width) if zero_noise else noise_of(key, count, rows, self.width)
         if c.actor == "distil":
             return self.apply("actor", state.params["actor"], observations, z).clamp(-1.0, 1.0)
-        drawn = self.integrated(state.params["flow"], flow.repeated(observations, count), z).unflatten(0, (count, -1))
-        q = self.critic.q(state.params["critic"], observations, drawn)
-        return flow.best_of(self.critic.reduce_ensemble(q, c.pessimism, c.rho), drawn)
+        chunks = self.integrated(state.params["flow"], flow.repeated(observations, count), z).unflatten(0, (count, -1))
+        q = self.critic.q(state.params["critic"], observations, chunks)
+        return flow.best_of(self.critic.reduce_ensemble(q, c.pessimism, c.rho), chunks)
 
     def next_value(self, state: TrainState, batch: Batch, key: Tensor) -> Values:
         """Q'(s', a') [B] of the target critics, a' the policy's chunk after the window, which the online critics
@@ -166,13 +168,13 @@ class QC(WithCritic, Algorithm):
             return loss * batch[WHOLE] if self.config.short == "drop" else loss
 
         loss, metrics = self.critic.loss(critic, self.decisions(batch), target, key, objective=objective)
-        return loss, {**metrics, "critic/whole": batch[WHOLE].mean()}
+        return loss, {**metrics, "critic/full_window_share": batch[WHOLE].mean()}
 
     def flow_loss(self, field: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |v(s, x_t, t) - (a - z)|^2 / D over the steps that there are, x_t = (1 - t) z + t a (equation 5)."""
         observations, chunks = batch["observations"], self.decisions(batch)["actions"]
         error = flow.matching(lambda x, t: self.apply("flow", field, observations, x, t), chunks, key)
-        loss = valid_mean(error.unflatten(1, (self.together, -1)), batch[VALID][:, : self.together])
+        loss = valid_mean(error.unflatten(1, (self.chunk_length, -1)), batch[VALID][:, : self.chunk_length])
         return loss, {"flow/loss": loss}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
@@ -201,4 +203,4 @@ class QC(WithCritic, Algorithm):
         return self.simultaneous(state, *steps)
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
-        return self.critic.q(state.params["critic"], observations, actions).mean(0) if self.together == 1 else None
+        return self.critic.q(state.params["critic"], observations, actions).mean(0) if self.chunk_length == 1 else None

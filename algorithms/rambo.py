@@ -234,8 +234,8 @@ class RAMBO(LearnsInModel, SoftActorCritic):
             noise_key, (1, c.batch_size, model.out_dim)
         )  # [1, B, D]
         ending = None if raw.ending is None else raw.ending.gather(0, member.unsqueeze(0))
-        prediction = model.read(tree, ensemble.Raw(sample, torch.zeros_like(sample), ending), observations)
-        outcome = model.settle(
+        prediction = model.to_prediction(tree, ensemble.Raw(sample, torch.zeros_like(sample), ending), observations)
+        outcome = model.to_outcome(
             tree, prediction, observations, actions, prediction.mean[0], prediction.reward[0], end_key
         )
 

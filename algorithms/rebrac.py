@@ -77,12 +77,12 @@ class ReBRAC(TD3):
             return super().update(state, batch, key, phase=phase)
         critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, key)
         if phase == 0:
-            return self.critic.regularised(merged(state, critic, self.coast(state))), critic_metrics
+            return self.critic.regularised(merged(state, critic, self.momentum_step(state))), critic_metrics
         actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch)
         after = self.critic.regularised(merged(state, critic, actor))
         return after._replace(target=self.move_targets(state).target), {**critic_metrics, **actor_metrics}
 
-    def coast(self, state: TrainState) -> TrainState:
+    def momentum_step(self, state: TrainState) -> TrainState:
         """The actor's Adam step by a gradient of 0, that is by momentum: OGBench's one optimiser steps all networks at
         every update.
         """

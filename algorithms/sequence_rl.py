@@ -95,13 +95,13 @@ class RecallSampler:
         rows = source.transitions
         assert rows.last is not None
         pick = TransitionSampler.draw(rows, key, batch_size)
-        places, valid = places_ahead(rows, pick, self.length)
+        window_rows, valid = places_ahead(rows, pick, self.length)
         before = (pick - 1).clamp(min=0)
-        follows = (pick > 0) & (rows.last[before] == rows.last[pick])
+        continues = (pick > 0) & (rows.last[before] == rows.last[pick])
         batch = windows(rows, pick, self.n_step) if self.n_step > 1 else rows.take(pick)
-        batch |= {WINDOW_ACTIONS: rows.table.column("actions", places), WINDOW_VALID: valid.float()}
-        batch[PREVIOUS] = torch.where(follows.unsqueeze(-1), rows.table.column("actions", before), 0.0)
-        return batch | ({WINDOW_OBSERVATIONS: rows.table.column("observations", places)} if self.states else {})
+        batch |= {WINDOW_ACTIONS: rows.table.column("actions", window_rows), WINDOW_VALID: valid.float()}
+        batch[PREVIOUS] = torch.where(continues.unsqueeze(-1), rows.table.column("actions", before), 0.0)
+        return batch | ({WINDOW_OBSERVATIONS: rows.table.column("observations", window_rows)} if self.states else {})
 
 
 NOISE = 0.1  # standard deviation of exploration, as TD3's
@@ -134,7 +134,7 @@ class OpenLoop(NamedTuple):
     """The memory of E episodes."""
 
     actions: Tensor  # [E, D, A]: those to come, the next one first
-    left: Tensor  # [E] int64: how many of them are still played
+    remaining: Tensor  # [E] int64: how many of them are still played
     previous: Tensor  # [E, A]: the one that was played last; 0 at the start
 
 
@@ -142,7 +142,7 @@ class RolledOutActor(Actor):
     """Policy that plays D actions from one observation, whatever happens meanwhile."""
 
     algorithm: SequenceRL
-    resets = True
+    resettable = True
 
     @property
     def execute(self) -> int:
@@ -150,7 +150,7 @@ class RolledOutActor(Actor):
         c = self.algorithm.config
         return int(c.length if c.execute is None else c.execute)
 
-    def planned(self, steps: int) -> int:
+    def actions_per_decision(self, steps: int) -> int:
         return steps
 
     def start(self, episodes: int) -> Carry:
@@ -159,18 +159,18 @@ class RolledOutActor(Actor):
         return OpenLoop(actions, torch.zeros(episodes, dtype=torch.int64, device=device), actions[:, 0])
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        queue, left, previous = carry
-        fresh = left == 0
+        queue, remaining, previous = carry
+        fresh = remaining == 0
         if traced(fresh) or bool(fresh.any()):
             noise = NOISE * rng.normal(key, tuple(queue.shape)) if explore else None
-            drawn = self.apply("sequence", observations, previous.unsqueeze(-2), self.execute, noise)
-            queue = torch.where(fresh.reshape(-1, 1, 1), drawn, queue)
-            left = torch.where(fresh, self.execute, left)
-        return queue[:, 0], OpenLoop(torch.cat([queue[:, 1:], queue[:, -1:]], 1), left - 1, queue[:, 0])
+            actions = self.apply("sequence", observations, previous.unsqueeze(-2), self.execute, noise)
+            queue = torch.where(fresh.reshape(-1, 1, 1), actions, queue)
+            remaining = torch.where(fresh, self.execute, remaining)
+        return queue[:, 0], OpenLoop(torch.cat([queue[:, 1:], queue[:, -1:]], 1), remaining - 1, queue[:, 0])
 
 
 Choose = Callable[[int, Tensor], Tensor]  # (step, observations [B, O]) -> actions [B, A]
-SLOWEST = 0.01  # of the sequence actor's learning rate, at last
+LR_FLOOR = 0.01  # of the sequence actor's learning rate, at last
 
 
 @dataclass
@@ -255,7 +255,7 @@ class SequenceRL(TD3):
             return super().optimizer(name)
         c = self.config
         decay = max(1, (c.sequence_decay_steps or 1_000_000) // self.traits.period)
-        return Adam(c.sequence_learning_rate, schedule="linear", decay_steps=decay, floor=SLOWEST)
+        return Adam(c.sequence_learning_rate, schedule="linear", decay_steps=decay, floor=LR_FLOOR)
 
     def sampler(self) -> RecallSampler:
         c, recall = self.config, self.config.recall
@@ -270,7 +270,7 @@ class SequenceRL(TD3):
         loss = imitation - scale * q.mean()
         return loss, {"actor/loss": loss, "actor/bc": imitation, "actor/q": q.mean()}
 
-    def recalled(self, observations: Tensor, choose: Choose, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def rollout_states(self, observations: Tensor, choose: Choose, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(states [B, J, O], actions [B, J, A], weights [B, J]) of J steps in the model, by the mean of one elite for
         each row; constants.
 
@@ -288,14 +288,14 @@ class SequenceRL(TD3):
             steps.append((at, action, weight))
             if i + 1 == c.length:
                 break
-            every = model.predict(tree, at, action, model.first_past(at))
-            elites = every.each(lambda x: x[tree["elites"]])
+            all_members = model.predict(tree, at, action, model.first_past(at))
+            elites = all_members.each(lambda x: x[tree["elites"]])
             one = model.choose(elites, member)
-            outcome = model.settle(tree, one, at, action, one.mean[0], one.reward[0], rng.fold_in(end_key, i))
-            follows = ~outcome.terminations
+            outcome = model.to_outcome(tree, one, at, action, one.mean[0], one.reward[0], rng.fold_in(end_key, i))
+            alive = ~outcome.terminations
             if c.cutoff is not None:
-                follows = follows & (disagreement(model, tree, elites, at, action) <= c.cutoff)
-            weight, at = weight * follows, outcome.next_observations.detach()
+                alive = alive & (disagreement(model, tree, elites, at, action) <= c.cutoff)
+            weight, at = weight * alive, outcome.next_observations.detach()
         states, actions, weights = (torch.stack(column, 1) for column in zip(*steps, strict=True))
         return states, actions, weights
 
@@ -305,7 +305,7 @@ class SequenceRL(TD3):
         model's)."""
         c, observations, before = self.config, batch["observations"], batch[PREVIOUS].unsqueeze(-2)
         if c.recall == "distil":
-            states, teacher, weights = self.recalled(
+            states, teacher, weights = self.rollout_states(
                 observations, lambda i, at: self.apply("actor", state.params["actor"], at)[0], key
             )
             actions = self.apply("sequence", sequence, observations, torch.cat([before, teacher[:, :-1]], 1), c.length)
@@ -316,7 +316,7 @@ class SequenceRL(TD3):
         imitation = weighted_mean((actions - data).square().mean(-1), weights)
         if c.recall == "model":
             actions = self.apply("sequence", sequence, observations, before, c.length)
-            states, _, weights = self.recalled(observations, lambda i, at: actions[:, i], key)
+            states, _, weights = self.rollout_states(observations, lambda i, at: actions[:, i], key)
         else:
             states = batch[WINDOW_OBSERVATIONS]
         q = self.first_q(state, states.flatten(0, 1), actions.flatten(0, 1)).unflatten(0, weights.shape)

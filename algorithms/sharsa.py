@@ -66,13 +66,14 @@ class SHARSAConfig(GoalTargetSettings):
 
 
 class Level(NamedTuple):
-    """What the values of a level learn from: y = rewards + following * V(s', g) of `choices` on the way to `goals`."""
+    """Training data of a level's values: y = rewards + bootstrap_discount * V(s', g) of `actions_or_subgoals` on the
+    way to `goals`."""
 
     goals: Tensor  # [B, G]
-    choices: Tensor  # subgoals [B, G] of the high level, actions [B, A] of the low one
+    actions_or_subgoals: Tensor  # subgoals [B, G] of the high level, actions [B, A] of the low one
     next_observations: Tensor  # [B, O]
     rewards: Tensor  # [B]
-    following: Tensor  # [B]
+    bootstrap_discount: Tensor  # [B]
     weight: Tensor | float = 1.0  # of rows
 
 
@@ -93,11 +94,11 @@ class SHARSAActor(GoalActor):
             noise = scale * rng.normal(key, (rows, count, dim)).transpose(0, 1).flatten(0, 1)  # candidate by candidate
             states, aims = flow.repeated(observations, count), flow.repeated(goals, count)
             inputs = concatenate(states, aims)
-            drawn = flow.integrate(lambda x, t: self.apply(field, inputs, x, t), noise, c.flow_steps, None, None)
+            sample = flow.integrate(lambda x, t: self.apply(field, inputs, x, t), noise, c.flow_steps, None, None)
             if count == 1:
-                return drawn
-            scores = algorithm.q(critic, self.state.params[critic], states, aims, drawn).amin(0)
-            return flow.best_of(scores.unflatten(0, (count, rows)), drawn.unflatten(0, (count, rows)))
+                return sample
+            scores = algorithm.q(critic, self.state.params[critic], states, aims, sample).amin(0)
+            return flow.best_of(scores.unflatten(0, (count, rows)), sample.unflatten(0, (count, rows)))
 
         subgoal = best("high", "critic", goals, algorithm.goal_dim, count, keys[0])
         action = best("actor", "low_critic", subgoal, algorithm.spec.action_dim, count if c.low_values else 1, keys[1])
@@ -138,10 +139,8 @@ class SHARSA(GoalConditioned):
                 f"algo.subgoal_steps={c.subgoal_steps}: the low level's values (algo.low_values) need subgoals 2 or "
                 "more ahead"
             )
-        inputs, norm = (
-            s.observation_dim + g,
-            {"layer_norm": c.actor_layer_norm, "layer_norm_epsilon": c.layer_norm_epsilon},
-        )
+        inputs = s.observation_dim + g
+        norm = {"layer_norm": c.actor_layer_norm, "layer_norm_epsilon": c.layer_norm_epsilon}
         modules = {
             "critic": make_values(c, 2, inputs + g),
             "value": make_net(c, inputs, 1),
@@ -180,9 +179,9 @@ class SHARSA(GoalConditioned):
         """The output of a V [B]: a logit, or with squared errors the value."""
         return self.apply(name, value, concatenate(observations, goals)).squeeze(-1)
 
-    def q(self, name: str, critic: Params, observations: Tensor, goals: Tensor, choices: Tensor) -> Tensor:
+    def q(self, name: str, critic: Params, observations: Tensor, goals: Tensor, actions_or_subgoals: Tensor) -> Tensor:
         """The outputs of a twin Q [2, B]."""
-        return self.apply(name, critic, concatenate(observations, goals, choices)).squeeze(-1)
+        return self.apply(name, critic, concatenate(observations, goals, actions_or_subgoals)).squeeze(-1)
 
     def values(self, outputs: Tensor) -> Tensor:
         """The values that outputs stand for."""
@@ -198,10 +197,9 @@ class SHARSA(GoalConditioned):
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, level: Level, prefix: str) -> Loss:
         """E BCE(V(s, g), min_k sigma(Q'_k(s, u, g))), u the data's own subgoal (Double SHARSA's low level: action)."""
+        name = f"{prefix}critic"
         target = self.values(
-            self.q(
-                f"{prefix}critic", state.target[f"{prefix}critic"], batch["observations"], level.goals, level.choices
-            )
+            self.q(name, state.target[name], batch["observations"], level.goals, level.actions_or_subgoals)
         )
         target = target.amin(0) if self.config.pessimism == "min" else target.mean(0)
         v = self.v(f"{prefix}value", value, batch["observations"], level.goals)
@@ -215,8 +213,8 @@ class SHARSA(GoalConditioned):
         next_v = self.values(
             self.v(f"{prefix}value", state.params[f"{prefix}value"], level.next_observations, level.goals)
         )
-        target = level.rewards + level.following * next_v
-        q = self.q(f"{prefix}critic", critic, batch["observations"], level.goals, level.choices)
+        target = level.rewards + level.bootstrap_discount * next_v
+        q = self.q(f"{prefix}critic", critic, batch["observations"], level.goals, level.actions_or_subgoals)
         loss = (level.weight * self.objective(q, target)).mean(-1).sum()
         return loss, {f"{prefix}critic/loss": loss, f"{prefix}critic/q": self.values(q).mean()}
 

@@ -54,11 +54,11 @@ class SegmentSampler:
     A segment that terminates is shorter, and its rewards beyond that are 0. One that the data cut short in another way,
     by a time limit or the end of a recording, is never drawn: what its last steps would have led to is not known.
 
-    made: columns that an algorithm makes itself, for all R rows of the data; a segment has the row where it begins.
+    extra_columns: what an algorithm makes itself, for all R rows of the data; a segment has the row where it begins.
     """
 
     length: int
-    made: Callable[[Dataset], Mapping[str, Tensor]] | None = None
+    extra_columns: Callable[[Dataset], Mapping[str, Tensor]] | None = None
 
     def prepare(self, dataset: Dataset) -> Segments:
         """The source of segments. Raises UserError where no episode is long enough."""
@@ -73,11 +73,12 @@ class SegmentSampler:
         # which are drawn follows from the episodes' weights
         weighted, first, order = by_weight(dataset, starts.to(device), torch.arange(len(starts), device=device))
         order = torch.arange(len(starts), device=device) if order is None else order
-        made = {name: column.to(device)[order] for name, column in (("rewards", rewards), ("masks", masks))}
-        made |= {name: column.to(device)[first] for name, column in (self.made(dataset) if self.made else {}).items()}
+        extra = {"rewards": rewards.to(device)[order], "masks": masks.to(device)[order]}
+        own_columns = self.extra_columns(dataset) if self.extra_columns else {}
+        extra |= {name: column.to(device)[first] for name, column in own_columns.items()}
         more: dict[str, tuple[Tensor, Tensor | None]] = {
             "next_observations": (dataset.columns["next_observations"], ends.to(device)[order]),
-            **{name: (column, None) for name, column in made.items()},
+            **{name: (column, None) for name, column in extra.items()},
         }
         table = table_of(dataset, {"observations": dataset.columns["observations"]}, first, more)
         return Segments(len(first), table, weighted)
@@ -217,7 +218,7 @@ class SkillIQL(WithCritic, Algorithm):
         return {"skills": skills}
 
     def sampler(self) -> Sampler:
-        return SegmentSampler(self.length, made=self.encoded)
+        return SegmentSampler(self.length, extra_columns=self.encoded)
 
     def encoded(self, dataset: Dataset) -> dict[str, Tensor]:
         """q(z | actions) of the skill that begins at each row."""

@@ -59,7 +59,7 @@ class Actor(ABC):
         self.algorithm, self.state = algorithm, state
 
     # True: the shapes of its carry stay the same, so that some of its episodes may `begin_anew` while others go on
-    resets = False
+    resettable = False
 
     @property
     def execute(self) -> int:
@@ -71,8 +71,8 @@ class Actor(ABC):
         return None
 
     def begin_anew(self, carry: Carry, mask: Tensor) -> Carry:
-        """The carry where the episodes of a mask bool [E] begin anew and the others go on; for an actor that
-        `resets`.
+        """The carry where the episodes of a mask bool [E] begin anew and the others go on; for a `resettable`
+        actor.
         """
 
         def choose(fresh: Tensor, old: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Actor(ABC):
         Greedy, or with `explore` a sample, which `key` decides.
         """
 
-    def planned(self, steps: int) -> int:
+    def actions_per_decision(self, steps: int) -> int:
         """How many actions, of 1 to `steps`, one decision gives with the setting `execute` at that number.
 
         Where a policy may decide once in `steps` steps, whoever plays it holds the last of them for the others. 1: it

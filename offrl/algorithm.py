@@ -22,7 +22,7 @@ from offrl.actor import Carry as Carry
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
 from offrl.nn import call
-from offrl.nn.own.networks import with_own_networks
+from offrl.nn.custom.networks import with_own_networks
 from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
 from offrl.pretrained import Requirement
@@ -246,7 +246,7 @@ class Algorithm(ABC):
         return {}, {}
 
     @classmethod
-    def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
+    def load_assets(cls, tensors: dict[str, Tensor], description: dict[str, Any]) -> Mapping[str, Any]:
         """Take `assets` out of a policy file, before the algorithm of that file is made: returns the `pretrained` that
         it is made with.
         """

@@ -11,8 +11,8 @@ from offrl.data.containers.file_type import pickled
 from offrl.data.containers.guard import reading
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
-from offrl.nn.outline import check_memory, outline
-from offrl.nn.outline import of_file as sized_by
+from offrl.nn.meta_check import check_memory, outline
+from offrl.nn.meta_check import of_file as sized_by
 from offrl.settings.kinds import restored
 from offrl.system import files
 from offrl.system.plugins.loading import of_file
@@ -35,13 +35,13 @@ def read(path: Path) -> tuple[Algorithm, TrainState, int]:
     tensors, meta = files.read(path)
     if meta.get("kind") != "policy":
         raise UserError(f"{path} is not a policy file; policies are under policies/ in a run directory")
-    settings, spec, seed, about = (meta.get(name) for name in ("config", "spec", "seed", "assets"))
+    settings, spec, seed, description = (meta.get(name) for name in ("config", "spec", "seed", "assets"))
     name = settings.get("name") if isinstance(settings, dict) else None
     if not (
         isinstance(settings, dict)
         and isinstance(spec, dict)
         and isinstance(name, str)
-        and isinstance(about, dict | None)
+        and isinstance(description, dict | None)
     ):
         raise UserError(f"{path} does not say which algorithm acts, and on what: {CURE}")
     if not isinstance(seed, int) or isinstance(seed, bool):
@@ -54,14 +54,14 @@ def read(path: Path) -> tuple[Algorithm, TrainState, int]:
     with reading(path, f" as a policy of {name}", CURE), sized_by(tensors):
         data = DataSpec.from_json(spec, str(path))
         assets = {n.removeprefix(ASSETS): tensor for n, tensor in tensors.items() if n.startswith(ASSETS)}
-        pretrained = kind.load_assets(assets, about) if about is not None else {}
+        pretrained = kind.load_assets(assets, description) if description is not None else {}
         with outline(str(path)):
-            drawn = kind(config, data, pretrained)
-            drawn.buffers = dict  # no policy needs it, and it may be large
-            template = drawn.init(0)
-        acting = {n: template.params[n] for n in drawn.traits.policy_modules}
+            meta_algorithm = kind(config, data, pretrained)
+            meta_algorithm.buffers = dict  # no policy needs it, and it may be large
+            template = meta_algorithm.init(0)
+        acting = {n: template.params[n] for n in meta_algorithm.traits.policy_modules}
         state = files.unflatten(template._replace(params=acting, target={}, opt={}), tensors, str(path))
-        check_memory(str(path), drawn.networks.values())
+        check_memory(str(path), meta_algorithm.networks.values())
         algorithm = kind(config, data, pretrained)
     algorithm.buffers = dict
     return algorithm, state, seed

@@ -48,7 +48,7 @@ class Requirement:
     artifact: str = ""  # glob of a file that the run leaves when it is finished
     load: Callable[[str, DataSpec], Any] | None = None  # reads an artifact: `identity`, `fingerprint`; raises UserError
     check: Callable[[Any], None] = lambda run: None  # raises UserError for an unsuitable run
-    take: Callable[[Any], Any] = lambda run: run  # the part of it that the algorithm is handed
+    select: Callable[[Any], Any] = lambda run: run  # the part of it that the algorithm is handed
     every_replica: bool = False  # all replicas count, those of a grid too, not the first one alone
-    own_units: bool = False  # it may have been trained with another normalisation of observations and rewards
+    allow_other_normalisation: bool = False  # of observations and rewards, in its training
     of_rewards: bool = False  # it depends on rewards, which have to be in the same units

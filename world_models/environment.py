@@ -67,13 +67,13 @@ class Simulator:
         for name, value, known in (("start", start, starts.KINDS), ("out_of_range", out_of_range, LEAVING)):
             if value not in known:
                 raise UserError(f"{name}={value} is not known.{nearest(value, known)} Known: {', '.join(known)}")
-        for name, given, bound in (
+        for name, number, bound in (
             ("penalty", penalty, 0.0),
             ("range_margin", range_margin, 0.0),
             ("num_envs", count, 1),
         ):
-            if not given >= bound:
-                raise UserError(f"{name}={given} is out of range: the smallest allowed value is {bound}")
+            if not number >= bound:
+                raise UserError(f"{name}={number} is out of range: the smallest allowed value is {bound}")
         where = pick_device(device)
         self.trained = (model if isinstance(model, Trained) else load(model)).to(where)
         self.model, spec = self.trained.model, self.trained.model.spec
@@ -312,7 +312,7 @@ class ModelVectorEnv(gym.vector.VectorEnv):
                 )
             actions = np.where(self._over.reshape(-1, *[1] * (np.ndim(actions) - 1)), np.zeros_like(actions), actions)
         done = self.simulator.step(np.asarray(actions))
-        fresh, every = self._over.copy(), np.ones(self.num_envs, bool)
+        fresh, all_envs = self._over.copy(), np.ones(self.num_envs, bool)
         observations, terminated, truncated = done.observations, done.terminated & ~fresh, done.truncated & ~fresh
         reason = done.reason.copy()
         reason[~truncated] = None
@@ -334,7 +334,7 @@ class ModelVectorEnv(gym.vector.VectorEnv):
                     "final_obs": final,
                     "_final_obs": fresh.copy(),
                     "final_info": last,
-                    "_final_info": fresh & every,
+                    "_final_info": fresh & all_envs,
                 }
         if fresh.any():
             observations = self.simulator.begin(np.flatnonzero(fresh))

@@ -54,7 +54,7 @@ def collect(
     past = model.first_past(observations)
     parts: list[dict[str, Tensor]] = []
     best: dict[str, Tensor] | None = None  # so far, of those that do not beat the data
-    played = beat = left = 0
+    played = beat = out_of_range = 0
     while played < most and beat < accepted:
         begin, go = rng.split(rng.fold_in(key, played // batch))
         rows = rng.randint(begin, (batch,), len(first))
@@ -63,7 +63,7 @@ def collect(
         inside = ~(rollouts.clipped & rollouts.valid).any(0)
         better = inside & (returns > threshold)
         parts.append(choose(rollouts, returns, torch.nonzero(better).squeeze(-1)))
-        played, beat, left = played + batch, beat + int(better.sum()), left + int((~inside).sum())
+        played, beat, out_of_range = played + batch, beat + int(better.sum()), out_of_range + int((~inside).sum())
         if not beat:
             candidates = choose(rollouts, returns, torch.nonzero(inside).squeeze(-1))
             best = merge([*([best] if best else []), candidates], accepted)
@@ -79,14 +79,14 @@ def collect(
             "model or behaviour "
             "policy, or allow more (algo.range_margin=)"
         )
-    about = {
+    description = {
         "played": played,
-        "left": left,
+        "left": out_of_range,
         "beat": beat,
         "threshold": threshold,
         "best": float(episodes["returns"].max()),
     }
-    return episodes, about
+    return episodes, description
 
 
 def expected(model: Any, tree: Tree, rollouts: Imagined) -> Imagined:
@@ -124,9 +124,11 @@ def merge(parts: list[dict[str, Tensor]], count: int | None = None) -> dict[str,
     return {name: column[keep if name in ("lengths", "returns") else rows] for name, column in columns.items()}
 
 
-def say(about: Mapping[str, Any], name: str) -> str:
+def say(description: Mapping[str, Any], name: str) -> str:
     """The result of the search, in a line. A warning where nothing beats the data."""
-    played, left, beat, threshold, best = (about[k] for k in ("played", "left", "beat", "threshold", "best"))
+    played, out_of_range, beat, threshold, best = (
+        description[k] for k in ("played", "left", "beat", "threshold", "best")
+    )
     if not beat:
         warn(
             f"{name}: none of {played:,} episodes played in the model promises more than the data's best return "
@@ -137,7 +139,7 @@ def say(about: Mapping[str, Any], name: str) -> str:
     return (
         f"{beat:,} of {played:,} episodes played in the model promise more than the data's best return {threshold:g}, "
         "the best of them "
-        f"{best:.4g}; {left:,} left the data's range and do not count"
+        f"{best:.4g}; {out_of_range:,} left the data's range and do not count"
     )
 
 
@@ -150,21 +152,21 @@ def read(path: str | Path, spec: DataSpec) -> tuple[Dataset, dict[str, Any]]:
     """The episodes in a file as a dataset of `spec`, and what is said of them. Raises UserError as `about_file`."""
     if not Path(path).is_file():
         raise UserError(f"imagined={path}: there is no such file; leave it out, and the episodes are played anew")
-    columns, about = checkpoint.read(Path(path))
-    if about.get("kind") != KIND or about.get("format") != FORMAT:
+    columns, description = checkpoint.read(Path(path))
+    if description.get("kind") != KIND or description.get("format") != FORMAT:
         raise UserError(
             f"imagined={path} is no file of episodes of this version of offrl; leave it out, and they are played anew"
         )
-    file_spec = DataSpec.from_json(about["spec"])
+    file_spec = DataSpec.from_json(description["spec"])
     same = ("observation_shape", "action_dim", "action_low", "action_high", "observation_mean", "observation_std")
     for name in (*same, "reward_scale", "reward_shift"):
         if getattr(file_spec, name) != getattr(spec, name):
             raise UserError(f"imagined={path}: made of data with another {name} than {spec.name} has; leave it out")
     lengths, returns = columns.pop("lengths"), columns.pop("returns")
     end = lengths.cumsum(0)
-    count, every = len(columns["rewards"]), torch.ones(len(lengths), dtype=torch.bool)
+    count, all_complete = len(columns["rewards"]), torch.ones(len(lengths), dtype=torch.bool)
     ends = torch.zeros(count, dtype=torch.bool)
     ends[end - 1] = True
     columns["truncations"] = ends & ~columns["terminations"]
     columns["successor_known"] = torch.ones(count, dtype=torch.bool)
-    return Dataset(columns, end - lengths, end, spec, raw_returns=returns.double(), complete=every), about
+    return Dataset(columns, end - lengths, end, spec, raw_returns=returns.double(), complete=all_complete), description

@@ -25,7 +25,7 @@ from offrl.data.containers.guard import reading
 from offrl.data.samplers.transitions import episode_of
 from offrl.errors import UserError, nearest
 from offrl.nn import call
-from offrl.nn.outline import of_file, outline
+from offrl.nn.meta_check import of_file, outline
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.system import trust
@@ -139,15 +139,16 @@ class WorldModel:
 
     def predict(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
         """The prediction of each of the members. observations [B, O]."""
-        return self.read(tree, self.raw(tree["params"], tree, self.inputs(observations, actions, past)), observations)
+        raw = self.raw(tree["params"], tree, self.inputs(observations, actions, past))
+        return self.to_prediction(tree, raw, observations)
 
     def predict_each(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
         """Each member's prediction for pairs of its own: observations [E, B, O], actions [E, B, A], past [E, B, history
         - 1, O + A].
         """
-        return self.read(tree, self.raw(tree["params"], tree, self.inputs(observations, actions, past)), observations)
+        return self.predict(tree, observations, actions, past)  # whose networks take both shapes
 
-    def read(self, tree: Tree, raw: Raw, observations: Tensor) -> Prediction:
+    def to_prediction(self, tree: Tree, raw: Raw, observations: Tensor) -> Prediction:
         """The networks' outputs as a `Prediction`."""
         mean, std = raw.mean, (0.5 * raw.log_var).exp()
         if self.config.calibrated or not self.learns_variance:  # which has one for each output, of the held-out errors
@@ -192,7 +193,7 @@ class WorldModel:
         draw = rng.normal(noise, (observations.shape[0], self.out_dim))
         following = prediction.mean[0] + prediction.std[0] * draw[:, :-1]
         rewards = prediction.reward[0] + prediction.reward_std[0] * draw[:, -1]
-        return self.settle(tree, prediction, observations, actions, following, rewards, end)
+        return self.to_outcome(tree, prediction, observations, actions, following, rewards, end)
 
     def sample(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor, key: Tensor) -> Outcome:
         """Sample as `outcome` of `predict` does, without the other members' predictions: each row evaluates its own
@@ -211,12 +212,12 @@ class WorldModel:
         x = self.inputs(observations, actions, past)[order].reshape(count, -1, self.in_dim)
         params = {name: v[elites] if name.startswith("net.") else v for name, v in tree["params"].items()}
         raw = self.raw(params, tree, x)
-        prediction = self.read(tree, raw, observations[order].reshape(count, -1, self.spec.observation_dim))
+        prediction = self.to_prediction(tree, raw, observations[order].reshape(count, -1, self.spec.observation_dim))
         back = order[:rows].argsort()
         flat = prediction.each(lambda p: p.reshape(1, -1, *p.shape[2:])[:, :rows][:, back])
         return self.outcome(tree, flat, observations, actions, noise_key)
 
-    def settle(
+    def to_outcome(
         self,
         tree: Tree,
         prediction: Prediction,
@@ -233,17 +234,19 @@ class WorldModel:
         inside = following.nan_to_num(0.0).clamp(low, high)
         clipped = ((inside != following) & (low < high)).any(-1)  # what never changed in the data is as it was
         if self._rewards is not None:
-            rewards = self.transformed(self._rewards(*self.recorded(observations, actions, inside)))
+            rewards = self.transformed(self._rewards(*self.to_dataset_units(observations, actions, inside)))
         if self._ends is not None:
-            ended = self._ends(*self.recorded(observations, actions, following))
+            ended = self._ends(*self.to_dataset_units(observations, actions, following))
         else:
             assert prediction.ending is not None
             ended = rng.uniform(key, tuple(rewards.shape)) < prediction.ending[0].sigmoid()
         broken = ~torch.isfinite(following).all(-1) | ~torch.isfinite(rewards)
         return Outcome(inside, rewards.nan_to_num(0.0, 0.0, 0.0), ended | broken, clipped | broken)
 
-    def recorded(self, observations: Tensor, actions: Tensor, following: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(s, a, s') in the units of the environment."""
+    def to_dataset_units(
+        self, observations: Tensor, actions: Tensor, following: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(s, a, s') in the units of the dataset as recorded, which are the environment's."""
         offset, unit, low, high = self.units(observations.device)
         if self.spec.observation_mean is not None:
             observations, following = observations * unit + offset, following * unit + offset
@@ -323,13 +326,13 @@ class Trained:
                 f"{spec.observation_shape} and {_actions(spec)}: train one on this data with algo=dynamics, or leave "
                 "world_model= out"
             )
-        places = [_place(s) for s in (source, spec)]
-        if None not in places and places[0] != places[1]:
+        origins = [_place(s) for s in (source, spec)]
+        if None not in origins and origins[0] != origins[1]:
             raise UserError(
-                f"{where}: trained on {trained_on}, data of {places[0]}; {spec.name} is of {places[1]}: train one on "
+                f"{where}: trained on {trained_on}, data of {origins[0]}; {spec.name} is of {origins[1]}: train one on "
                 "this data"
             )
-        for name, words in {
+        for name, setting in {
             **dict.fromkeys(("action_low", "action_high"), "action range"),
             **dict.fromkeys(("observation_mean", "observation_std"), "dataset.normalize_observations"),
             **{name: f"dataset.{name}" for name in ("reward_scale", "reward_shift")},
@@ -337,7 +340,7 @@ class Trained:
             expected, actual = getattr(source, name), getattr(spec, name)
             if not _same(expected, actual):
                 raise UserError(
-                    f"{where}: trained on {trained_on} with another {words} ({name}: {_short(expected)} there, "
+                    f"{where}: trained on {trained_on} with another {setting} ({name}: {_short(expected)} there, "
                     f"{_short(actual)} here); "
                     "train the model with the same dataset settings, or leave world_model= out and one is trained"
                 )

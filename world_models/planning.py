@@ -89,10 +89,10 @@ def check_plan(config: Any, prefix: str = "algo.") -> None:
             f"{prefix}plan_elites={config.plan_elites} is more than {prefix}plan_population={config.plan_population}: "
             "lower the first or raise the second"
         )
-    for names, most, words in PLAN_LIMITS:
+    for names, most, unit in PLAN_LIMITS:
         if (product := math.prod(getattr(config, name) for name in names)) > most:
             raise UserError(
-                f"{' times '.join(prefix + name for name in names)} is {product:,} {words}; at most {most:,} are tried"
+                f"{' times '.join(prefix + name for name in names)} is {product:,} {unit}; at most {most:,} are tried"
             )
     if config.planner == "mppi" and config.plan_std_min > config.plan_std_max:
         raise UserError(

@@ -74,10 +74,10 @@ def room(tree: Tree, model: Any) -> int:
 # ---- intervals
 
 
-def central(held: Held, scale: Tensor | float = 1.0) -> Tensor:
+def central(predictions: Held, scale: Tensor | float = 1.0) -> Tensor:
     """The level of the smallest central interval that holds what came, [R, D] in [0, 1]: |2 F(y) - 1|, where F is the
     distribution function of the elites' uniform mixture with standard deviations times `scale` ([D])."""
-    u = torch.special.ndtr((held.target - held.mean) / (held.std * scale)).mean(0)
+    u = torch.special.ndtr((predictions.target - predictions.mean) / (predictions.std * scale)).mean(0)
     return (2.0 * u - 1.0).abs()
 
 
@@ -102,22 +102,23 @@ def scales(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
     are left out. Where the elites' means differ by more than their error, the levels alone would be matched best by a
     mixture of spikes. Of equals the factor nearest to 1 is taken (the smallest, where the model has no deviations of
     its own). From fewer than FEWEST rows no factor is found: 1, or then the root mean square of the errors."""
-    held, _ = look(model, tree, dataset, spread(rows, room(tree, model)))
+    predictions, _ = look(model, tree, dataset, spread(rows, room(tree, model)))
     gaussian = own_deviations(model)
     if len(rows) < FEWEST:
         return (
             torch.ones(model.out_dim)
             if gaussian
-            else (held.mean.mean(0) - held.target).square().mean(0).sqrt().clamp(min=1.0 / WIDEST)
+            else (predictions.mean.mean(0) - predictions.target).square().mean(0).sqrt().clamp(min=1.0 / WIDEST)
         )
-    uniform = (torch.arange(len(held.target)) + 0.5).unsqueeze(-1) / len(held.target)
+    uniform = (torch.arange(len(predictions.target)) + 0.5).unsqueeze(-1) / len(predictions.target)
 
-    least = nll(held)
+    least = nll(predictions)
 
     def distance(logarithm: Tensor) -> Tensor:
         scale = torch.exp(logarithm)
-        level = central(held, scale).sort(0).values
-        unlikely = torch.where(nll(held, scale) > least + 1e-6, 1.0, 0.0)  # farther than any two distributions are
+        level = central(predictions, scale).sort(0).values
+        # 1: farther than any two distributions are
+        unlikely = torch.where(nll(predictions, scale) > least + 1e-6, 1.0, 0.0)
         tie = logarithm.double().square() if gaussian else logarithm.double()
         return unlikely + (level - uniform).double().square().mean(0) + 1e-6 * tie
 
@@ -140,15 +141,16 @@ def levels(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
     nominal = torch.tensor(LEVELS)
     if len(rows) < FEWEST:
         return nominal.expand(model.out_dim, -1).clone()
-    held, _ = look(model, tree, dataset, spread(rows, room(tree, model)))
-    return torch.quantile(central(held, tree["scale"]), nominal, dim=0).T.contiguous()
+    predictions, _ = look(model, tree, dataset, spread(rows, room(tree, model)))
+    return torch.quantile(central(predictions, tree["scale"]), nominal, dim=0).T.contiguous()
 
 
-def nll(held: Held, scale: Tensor | float = 1.0) -> Tensor:
+def nll(predictions: Held, scale: Tensor | float = 1.0) -> Tensor:
     """-log of the mixture's density at what came, mean over rows, [D], in nats."""
-    std = held.std.double() * scale
-    each = -0.5 * ((held.target - held.mean).double() / std).square() - std.log() - 0.5 * float(np.log(2.0 * np.pi))
-    return -(torch.logsumexp(each, 0) - float(np.log(len(each)))).mean(0)
+    std = predictions.std.double() * scale
+    z = (predictions.target - predictions.mean).double() / std
+    each = -0.5 * z.square() - std.log() - 0.5 * np.log(2.0 * np.pi)
+    return -(torch.logsumexp(each, 0) - np.log(len(each))).mean(0)
 
 
 # ---- one step
@@ -156,21 +158,21 @@ def nll(held: Held, scale: Tensor | float = 1.0) -> Tensor:
 
 def one_step(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> dict[str, Any]:
     """Errors, likelihoods and coverage one step ahead, for each dimension."""
-    held, _ = look(model, tree, dataset, rows)
-    error = (held.mean.mean(0) - held.target).double()
+    predictions, _ = look(model, tree, dataset, rows)
+    error = (predictions.mean.mean(0) - predictions.target).double()
     square = error.square().mean(0)
-    change = torch.cat([held.target[:, :-1] - held.before, held.target[:, -1:]], -1).double()
+    change = torch.cat([predictions.target[:, :-1] - predictions.before, predictions.target[:, -1:]], -1).double()
     scale = tree["scale"]
     return {
         "rmse": square.sqrt().tolist(),
-        "r2": _explained(square, held.target.double()),
+        "r2": _explained(square, predictions.target.double()),
         "r2_change": _explained(square, change),
-        "nll": nll(held).tolist(),
-        "nll_calibrated": nll(held, scale).tolist(),
+        "nll": nll(predictions).tolist(),
+        "nll_calibrated": nll(predictions, scale).tolist(),
         "scale": scale.tolist(),
-        "coverage": coverage(central(held)).tolist(),
-        "coverage_calibrated": coverage(central(held, scale)).tolist(),
-        "coverage_recalibrated": recalibrated(central(held, scale), tree.get("levels")).tolist(),
+        "coverage": coverage(central(predictions)).tolist(),
+        "coverage_calibrated": coverage(central(predictions, scale)).tolist(),
+        "coverage_recalibrated": recalibrated(central(predictions, scale), tree.get("levels")).tolist(),
     }
 
 
@@ -186,14 +188,14 @@ def endings(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> dict[str,
 
     `rows` may be some whose next observation is not recorded.
     """
-    held, elites = look(model, tree, dataset, rows)
+    predictions, elites = look(model, tree, dataset, rows)
     recorded = dataset.columns["terminations"][rows]
     if elites.ending is not None:
         predicted = elites.ending.sigmoid().mean(0) > 0.5
     else:
-        following = held.mean.mean(0)[:, :-1]
+        following = predictions.mean.mean(0)[:, :-1]
         predicted = registry.get("termination", model.config.termination)(
-            *model.recorded(held.before, dataset.columns["actions"][rows], following)
+            *model.to_dataset_units(predictions.before, dataset.columns["actions"][rows], following)
         )
     hits, positives, terminals = (int(x.sum()) for x in (predicted & recorded, predicted, recorded))
     return {
@@ -268,7 +270,7 @@ def roll(
             outcome = model.outcome(tree, prediction, observations, actions, key)
         else:
             one = prediction.each(lambda x: x[tree["elites"]].mean(0, keepdim=True))
-            outcome = model.settle(tree, one, observations, actions, one.mean[0], one.reward[0], key)
+            outcome = model.to_outcome(tree, one, observations, actions, one.mean[0], one.reward[0], key)
         past = model.later_past(past, observations, actions)
         observations = outcome.next_observations
         states.append(observations)
@@ -316,13 +318,13 @@ def ood(
         observations = dataset.flat("observations")[chosen].float()
         sets.append((observations, dataset.columns["actions"][chosen], past_at(model, dataset, chosen)))
     if rows is not None and "density" not in tree:  # fitted to what is not compared
-        others = inside.transition_rows()
+        all_rows = inside.transition_rows()
         tree = prepare(
             "density",
             model,
             tree,
             inside,
-            remaining_rows if len(remaining_rows := others[~torch.isin(others, rows)]) else rows,
+            remaining_rows if len(remaining_rows := all_rows[~torch.isin(all_rows, rows)]) else rows,
         )
     kinds = [name for name in names() if not fault(name, model)]
     measures: dict[str, list[list[Tensor]]] = {name: [[], []] for name in kinds}
@@ -352,12 +354,12 @@ class Sample(NamedTuple):
     rows: Tensor  # one step ahead: the next observation is known
     ends: Tensor  # whether the episode ends there is known
     allowed: Tensor  # bool [R]: where rollouts may begin
-    words: str
+    description: str
 
 
 def sample(dataset: Dataset, parts: Any) -> Sample:
     """The episodes kept apart (`parts.test`); where there are none the rows held out for early stopping
-    (`parts.held`).
+    (`parts.held_out`).
     """
     known = dataset.columns["successor_known"]
     if len(parts.test):
@@ -374,12 +376,12 @@ def sample(dataset: Dataset, parts: Any) -> Sample:
                 f"{len(parts.test):,} episode{'s' * (len(parts.test) > 1)} that it was not trained on",
             )
     allowed = torch.zeros(len(dataset), dtype=torch.bool)
-    allowed[parts.held] = True
-    words = (
-        f"{len(parts.held):,} rows held out for early stopping (no episode was kept apart; many steps run "
+    allowed[parts.held_out] = True
+    description = (
+        f"{len(parts.held_out):,} rows held out for early stopping (no episode was kept apart; many steps run "
         "through rows it was trained on)"
     )
-    return Sample(parts.held, parts.held, allowed, words)
+    return Sample(parts.held_out, parts.held_out, allowed, description)
 
 
 def measured(model: Any, tree: Tree, dataset: Dataset, chosen: Sample) -> dict[str, Any]:

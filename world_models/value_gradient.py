@@ -26,7 +26,7 @@ MEASURED = 20_000  # rows, evenly spread, that say how large slopes are
 
 def required() -> Requirement:
     """The run whose critics weigh errors: it has to be named, and all its replicas count."""
-    return Requirement(check=check_values, every_replica=True, own_units=True)
+    return Requirement(check=check_values, every_replica=True, allow_other_normalisation=True)
 
 
 def check_values(run: Pretrained) -> None:
@@ -103,7 +103,7 @@ def weights(values: Pretrained, dataset: Dataset, rows: Tensor, quantile: float 
 
     level = shortened(sample).mean()
     if not bool(torch.isfinite(level)) or not float(level) > 0.0:
-        what = "do not change with the observation" if float(level) == 0.0 else "are not finite"
-        raise UserError(f"algo.value_run: the values of that run {what}: they say nothing about what matters")
+        problem = "do not change with the observation" if float(level) == 0.0 else "are not finite"
+        raise UserError(f"algo.value_run: the values of that run {problem}: they say nothing about what matters")
     factors = shortened(squares(values, dataset, rows)) / level
     return torch.cat([factors, torch.ones_like(factors[:, :1])], -1)

@@ -164,12 +164,12 @@ class LaMo(SequenceModel):
         """The frozen weights, or where the language model lay."""
         frozen = trunk_of(self.networks["actor"]).frozen()
         is_small = sum(t.numel() * t.element_size() for t in frozen.values()) <= SMALL
-        about: dict[str, Any] = {"identity": self.language.identity, "place": self.language.place}
+        description: dict[str, Any] = {"identity": self.language.identity, "place": self.language.place}
         if self.config.ship_lm == "always" or not self.language.place or (self.config.ship_lm == "small" and is_small):
-            return frozen, {**about, "architecture": self.language.architecture()}
-        return {}, about
+            return frozen, {**description, "architecture": self.language.architecture()}
+        return {}, description
 
     @classmethod
-    def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
-        find_language(tensors, about, head=False)
+    def load_assets(cls, tensors: dict[str, Tensor], description: dict[str, Any]) -> Mapping[str, Any]:
+        find_language(tensors, description, head=False)
         return {}

@@ -42,7 +42,7 @@ from offrl.world_models.planning import check_plan
 class PlanSource(DynamicsSource):
     """A `DynamicsSource` with the statistics of the data that acting needs."""
 
-    about: Tree
+    statistics: Tree
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,11 @@ class PlanSampler(DynamicsSampler):
 
     def prepare(self, dataset: Dataset) -> PlanSource:
         source = super().prepare(dataset)
-        about = {**data_range(dataset), "scale": torch.ones(self.algorithm.model.out_dim, device=source.mean.device)}
-        return PlanSource(**vars(source), about=self.algorithm.prepared(about, dataset))
+        statistics = {
+            **data_range(dataset),
+            "scale": torch.ones(self.algorithm.model.out_dim, device=source.mean.device),
+        }
+        return PlanSource(**vars(source), statistics=self.algorithm.prepared(statistics, dataset))
 
 
 @dataclass(frozen=True)
@@ -173,12 +176,14 @@ class PETS(Dynamics):
         if self.config.world_model:
             return (self.finished_state(state, source), {}) if step == 0 else (state, {})
         state, metrics = super().refresh(state, source, key, step=step)
-        return (state._replace(extra=filled(state.extra, source.about)), metrics) if step == 0 else (state, metrics)
+        if step == 0:
+            state = state._replace(extra=filled(state.extra, source.statistics))
+        return state, metrics
 
     def review(self, state: TrainState, source: DynamicsSource) -> Update:
         state, metrics = super().review(state, source)
         if not self.model.learns_variance:  # a standard deviation for each output: that of the held-out errors
-            extra, held_out = state.extra, source.held
+            extra, held_out = state.extra, source.held_out
             elites = extra["error"].topk(self.config.elites, largest=False).indices
             mean = self.model.raw(extra["best"], extra, held_out["inputs"]).mean[elites]
             scale = (mean - held_out["targets"]).square().mean((0, 1)).sqrt()

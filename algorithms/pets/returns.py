@@ -68,7 +68,7 @@ class PlanReturns(Part):
                 transition = prediction._replace(
                     ending=torch.full_like(prediction.ending, -torch.inf).unsqueeze(0)
                 )  # no end is drawn
-            outcome = self.model.settle(tree, transition, observations, actions, next_observations, rewards, noise)
+            outcome = self.model.to_outcome(tree, transition, observations, actions, next_observations, rewards, noise)
             broken = ~(torch.isfinite(next_observations).all(-1) & torch.isfinite(rewards))
             gain = torch.where(broken, torch.nan, outcome.rewards - c.penalty * u)
             total = total + torch.where(alive > 0.0, weight * alive * gain, 0.0)

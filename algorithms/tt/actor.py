@@ -101,5 +101,5 @@ class TTActor(Actor):
             return cast(tuple[Tensor, Any], self.apply("trajectory", tokens, None, past or ()))
 
         parts = prefix.split(max(1, CHUNK // (self.search.width * self.search.expand)))
-        plans = [beam_search(decoder, part, self.sizes, values, self.bins.seen, self.search, key) for part in parts]
+        plans = [beam_search(decoder, part, self.sizes, values, self.bins.occupied, self.search, key) for part in parts]
         return Plans(*(torch.cat(column) for column in zip(*plans, strict=True)))

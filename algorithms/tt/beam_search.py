@@ -69,16 +69,16 @@ class _Drawing:
     place.
     """
 
-    def __init__(self, seen: Tensor, key: Tensor, episodes: int) -> None:
-        bins = seen.shape[-1]
-        self.seen, self.key, self.episodes, self.stop, self.count = seen, key, episodes, bins, 0
+    def __init__(self, occupied: Tensor, key: Tensor, episodes: int) -> None:
+        bins = occupied.shape[-1]
+        self.occupied, self.key, self.episodes, self.stop, self.count = occupied, key, episodes, bins, 0
 
     def __call__(
         self, logits: Tensor, dim: int, terminated: Tensor, ends: bool, top_k: int, cdf: float = 0.0
     ) -> Tensor:
         """Tokens [R] of dimension `dim` from logits [R, N + 1], from tokens that occur in the data; the stop token
         where the episode is `terminated` [R], and else only if it may end here."""
-        mask = torch.cat([self.seen[dim], torch.tensor([ends], device=logits.device)])
+        mask = torch.cat([self.occupied[dim], torch.tensor([ends], device=logits.device)])
         logits = keep_likely(torch.where(mask, logits, -torch.inf), cdf, top_k)
         if top_k != 1:
             self.count += 1
@@ -93,7 +93,7 @@ def beam_search(
     prefix: Tensor,
     sizes: tuple[int, int],
     values: tuple[Tensor, Tensor],
-    seen: Tensor,
+    occupied: Tensor,
     search: Search,
     key: Tensor,
 ) -> Plans:
@@ -102,12 +102,12 @@ def beam_search(
 
     sizes: tokens of the observation and of the action. values: what the tokens of rewards and values stand for, each
     [N]; rewards and values are expected ones, by the model's probabilities before anything is left out, and 0 where the
-    episode is over. seen [D, N] bool: which tokens occur. The first step of all beams of an episode is drawn from one
-    distribution; later each beam has its own.
+    episode is over. occupied [D, N] bool: which tokens occur. The first step of all beams of an episode is drawn from
+    one distribution; later each beam has its own.
     """
     episodes, (width_o, width_a) = len(prefix), sizes
     dims = width_o + width_a + 2
-    draw = _Drawing(seen, key, episodes)
+    draw = _Drawing(occupied, key, episodes)
     device = prefix.device
     index = torch.arange(episodes, device=device)
     logits, past = decode(prefix, None)

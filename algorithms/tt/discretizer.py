@@ -28,7 +28,7 @@ class Bins(NamedTuple):
     # [D, N - 1] float32: number x is in the bin whose number is how many edges are <= x; inf: there are no more bins
     edges: Tensor
     values: Tensor  # [D, N] float32: what the tokens stand for; of bins that there are not, the last value
-    seen: Tensor  # [D, N] bool: some sample lies in the bin
+    occupied: Tensor  # [D, N] bool: some sample lies in the bin
 
 
 def fit(
@@ -96,12 +96,12 @@ def _midpoints(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return np.where(middle > low, middle, high)
 
 
-def _padded(edges: np.ndarray, values: np.ndarray, seen: np.ndarray, bins: int) -> Bins:
+def _padded(edges: np.ndarray, values: np.ndarray, occupied: np.ndarray, bins: int) -> Bins:
     missing = bins - len(values)
     return Bins(
         torch.from_numpy(np.pad(edges, (0, missing), constant_values=np.inf).astype(np.float32)).unsqueeze(0),
         torch.from_numpy(np.pad(values, (0, missing), mode="edge").astype(np.float32)).unsqueeze(0),
-        torch.from_numpy(np.pad(seen, (0, missing))).unsqueeze(0),
+        torch.from_numpy(np.pad(occupied, (0, missing))).unsqueeze(0),
     )
 
 
@@ -113,8 +113,8 @@ def choices(count: int, bins: int, column: np.ndarray | None = None) -> Bins:
     """
     if count > bins:
         raise ValueError(f"{count} choices do not fit into {bins} bins")
-    seen = np.ones(count, bool) if column is None else np.bincount(column, minlength=count) > 0
-    return _padded(np.arange(count - 1) + 0.5, np.arange(count, dtype=np.float64), seen, bins)
+    occupied = np.ones(count, bool) if column is None else np.bincount(column, minlength=count) > 0
+    return _padded(np.arange(count - 1) + 0.5, np.arange(count, dtype=np.float64), occupied, bins)
 
 
 def stack(dimensions: Sequence[Bins]) -> Bins:

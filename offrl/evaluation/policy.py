@@ -23,7 +23,7 @@ from offrl.errors import UserError, nearest
 from offrl.evaluation.evaluator import DISCOUNT
 from offrl.evaluation.observations import as_array, as_texts, desired_goal
 from offrl.evaluation.predict import PredictState, numbered, own_value, predict, value_of
-from offrl.nn.own.networks import factories
+from offrl.nn.custom.networks import factories
 from offrl.settings.field import check, marked
 from offrl.system import files as checkpoint
 from offrl.system.plugins.loading import used_by

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from offrl.errors import UserError
 from offrl.evaluation.observations import as_array, desired_goal
-from offrl.nn.outline import outline
+from offrl.nn.meta_check import outline
 from offrl.system import files
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def predict(
         np.asarray(False if episode_start is None else episode_start, bool).reshape(-1), len(batch)
     )
     some = bool(starts.any() and not starts.all())
-    if memory is not None and some and (not policy.actor.resets or policy.goal_conditioned):
+    if memory is not None and some and (not policy.actor.resettable or policy.goal_conditioned):
         raise UserError(
             f"a policy of {name} remembers its episodes, and episode_start begins some of them anew: predict each by "
             "itself"

@@ -100,6 +100,6 @@ def accuracy(near_distances: Tensor, other_distances: Tensor, adjacent: Tensor) 
     """Share of the pairs on the right side of the margin, of those near and of those that are not."""
     distant = 1.0 - adjacent
     return {
-        "adjacency/near_right": (near_distances < MARGIN).float().mean(),
+        "adjacency/near_accuracy": (near_distances < MARGIN).float().mean(),
         "adjacency/far_right": ((other_distances > MARGIN).float() * distant).sum() / distant.sum().clamp(min=1.0),
     }

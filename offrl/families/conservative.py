@@ -130,7 +130,7 @@ def data_logits(critic: Critic, params: Params, batch: Batch) -> Tensor | None:
 class SoftMaximum(NamedTuple):
     """The soft maximum of Q(s, .) over actions, and the values of Q in it."""
 
-    level: Tensor  # [E, B]: temperature * log sum_a exp(Q(s, a) / temperature)
+    logsumexp_q: Tensor  # [E, B]: temperature * log sum_a exp(Q(s, a) / temperature)
     q_data: Tensor  # [E, B]: Q at the data's action
     q: Tensor  # [E, M, B] at sampled actions; [E, B, K] at all discrete ones
 
@@ -157,7 +157,7 @@ def soft_maximum(
     logits: Tensor | None = None,
     *,
     bound: Callable[[Tensor], Tensor] = lambda q: q,
-    joint: Callable[[Tensor], Tensor] = logsumexp_over_actions,
+    reduce: Callable[[Tensor], Tensor] = logsumexp_over_actions,
 ) -> SoftMaximum:
     """The soft maximum, each action's exp(Q) divided by the density that it was drawn with (appendix F of the paper).
 
@@ -166,7 +166,7 @@ def soft_maximum(
     `sampled_gradient`'s.
 
     logits: the critics' outputs at the batch's actions [E, B, out_dim], where they are known already.
-    bound: from the values [E, M, B] to those that enter the penalty (Cal-QL). joint: the reduction of scores over
+    bound: from the values [E, M, B] to those that enter the penalty (Cal-QL). reduce: the reduction of scores over
     actions (COMBO)."""
     observations, temperature = batch["observations"], config.cql_temperature
     q_data = critic.q(params, observations, batch["actions"]) if logits is None else critic.head.mean(logits)
@@ -181,12 +181,12 @@ def soft_maximum(
         actions = torch.cat([actions, batch["actions"].unsqueeze(0)])
         differentiable = torch.cat([differentiable, differentiable.new_ones(data_scores.shape).unsqueeze(1)], 1)
         scores = torch.cat([values, data_scores.unsqueeze(1)], 1) / temperature
-    level = temperature * joint(scores)
+    logsumexp_q = temperature * reduce(scores)
     if config.gradient_samples:
-        level = level + sampled_gradient(
+        logsumexp_q = logsumexp_q + sampled_gradient(
             critic, params, observations, actions, scores, differentiable, config.gradient_samples, key
         )
-    return SoftMaximum(level, q_data, q)
+    return SoftMaximum(logsumexp_q, q_data, q)
 
 
 def sampled_gradient(
@@ -254,10 +254,10 @@ class Conservative:
         return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, **form)
 
     def weighted(self, state: TrainState, soft: SoftMaximum) -> Loss:
-        """alpha E [level - Q(s, a_data)], clipped and summed over critics; with `action_gap` it is multiplier * alpha *
-        (E [...] - gap) (CQL, equation 30).
+        """alpha E [logsumexp_q - Q(s, a_data)], clipped and summed over critics; with `action_gap` it is
+        multiplier * alpha * (E [...] - gap) (CQL, equation 30).
         """
-        c, difference = self.config, soft.level - soft.q_data  # [E, B]
+        c, difference = self.config, soft.logsumexp_q - soft.q_data  # [E, B]
         if c.min_difference is not None:
             difference = difference.clamp(min=c.min_difference)
         if c.max_difference is not None:

@@ -194,7 +194,7 @@ class Hierarchical:
         if self.adjacency is None:
             return loss, metrics
         penalty = self.adjacency.penalty(state.params["adjacency"], batch["observations"], on_sphere(latents))
-        return loss + self.config.adjacency_weight * penalty, {**metrics, "high/far": penalty}
+        return loss + self.config.adjacency_weight * penalty, {**metrics, "high/adjacency_penalty": penalty}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         after, low = self.descend(state, "actor", self.low_loss, batch)

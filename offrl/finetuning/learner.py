@@ -62,7 +62,7 @@ class Learner(LocalEngine):
         start = actor.start(envs)
         if start is None:
             return
-        if not actor.resets:
+        if not actor.resettable:
             raise UserError(
                 f"a policy of {self.algorithm.config.name} remembers its episodes in a way in which they cannot begin "
                 "anew one by one: offrl finetune cannot play it"

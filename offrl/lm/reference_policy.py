@@ -70,7 +70,7 @@ def requirement(config: TrainConfig) -> dict[str, Requirement]:
     steps = c.policy_steps or config.steps
     return {
         "policy": Requirement(
-            "lm_bc", settings, steps=steps, label="policy-lm_bc", take=lambda run: run.state.params["policy"]
+            "lm_bc", settings, steps=steps, label="policy-lm_bc", select=lambda run: run.state.params["policy"]
         )
     }
 

@@ -87,11 +87,11 @@ class EnsembleMLP(nn.Module):
         self.activation = ACTIVATIONS[activation]
         self.own: nn.Module | None = None
 
-    def replace(self, own: nn.Module) -> None:
+    def replace(self, network: nn.Module) -> None:
         """Let a module of the same inputs and outputs take the place of the layers."""
         for name in [name for name, _ in self.named_children()]:
             delattr(self, name)
-        self.own = own
+        self.own = network
 
     def forward(self, x: Tensor | Pairs, key: Tensor | None = None) -> Tensor:
         """x [B, in] -> [E, B, out_dim], or `Pairs` -> [E, M * B, out_dim]. Dropout is on exactly when a key is

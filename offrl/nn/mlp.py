@@ -163,28 +163,28 @@ def call(module: nn.Module, params: Mapping[str, Tensor], *x: Any) -> Any:
         torch.compiler.is_compiling()
     ):  # before `_places` is read: the compiler would check its entries, which come and go
         return functional_call(module, dict(params), x)
-    places = _places.get(module)
-    if places is None:
-        places = _places[module] = _find(module)
-    if not places or not params.keys() <= places.keys():
+    locations = _places.get(module)
+    if locations is None:
+        locations = _places[module] = _find(module)
+    if not locations or not params.keys() <= locations.keys():
         return functional_call(module, dict(params), x)
-    own = [(*places[name], value) for name, value in params.items()]
-    before = [owner[name] for owner, name, _ in own]
+    replacements = [(*locations[name], value) for name, value in params.items()]
+    before = [owner[name] for owner, name, _ in replacements]
     try:
-        for owner, name, value in own:
+        for owner, name, value in replacements:
             owner[name] = value
         return module(*x)
     finally:
-        for (owner, name, _), value in zip(own, before, strict=True):
+        for (owner, name, _), value in zip(replacements, before, strict=True):
             owner[name] = value
 
 
 def _find(module: nn.Module) -> Places:
     """Where each parameter is held; empty where one has two names."""
     tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.named_parameters()))
-    held = [] if tied else module.named_modules()
+    submodules = [] if tied else module.named_modules()
     return {
         f"{path}.{name}" if path else name: (owner._parameters, name)
-        for path, owner in held
+        for path, owner in submodules
         for name in owner._parameters
     }

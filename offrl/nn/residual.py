@@ -55,9 +55,9 @@ class ResidualEnsemble(nn.Module):
 class Encoders(nn.Module):
     """Two encoders of E members each, of queries and of goals, whose latents are compared."""
 
-    def __init__(self, near: nn.Module, far: nn.Module) -> None:
+    def __init__(self, query_encoder: nn.Module, goal_encoder: nn.Module) -> None:
         super().__init__()
-        self.near, self.far = near, far
+        self.near, self.far = query_encoder, goal_encoder
 
     def forward(self, x: Tensor, goals: Tensor) -> tuple[Tensor, Tensor]:
         """x [B, I], goals [B, G] -> latents [E, B, D] of each."""

@@ -24,8 +24,8 @@ class Convolution(nn.Module):
         super().__init__()
         kind = nn.ConvTranspose1d if transposed else nn.Conv1d
         padding = 1 if stride > 1 else width // 2
-        made = kind(inputs, outputs, width, stride=stride, padding=padding)
-        self.weight, self.bias = made.weight, cast(nn.Parameter, made.bias)
+        layer = kind(inputs, outputs, width, stride=stride, padding=padding)
+        self.weight, self.bias = layer.weight, cast(nn.Parameter, layer.bias)
         self.stride, self.padding, self.transposed = stride, padding, transposed
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from offrl import registry
 from offrl.data import load_dataset
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, warn
-from offrl.nn.outline import outline
+from offrl.nn.meta_check import outline
 from offrl.ope.problem import unique_names
 from offrl.runs.paths import RECORD
 from offrl.runs.run import SavedRun

@@ -147,7 +147,7 @@ def play(
         if settings.noise:
             outcome = model.outcome(trained.tree, prediction, observations, actions, draw)
         else:
-            outcome = model.settle(
+            outcome = model.to_outcome(
                 trained.tree, prediction, observations, actions, prediction.mean[0], prediction.reward[0], draw
             )
         recorded = units.rewards(outcome.rewards)

@@ -42,13 +42,13 @@ def complete(
     """Label and append the episodes without actions that `dataset.labelled_fraction` and `dataset.action_free` ask
     for.
     """
-    others = []
+    action_free = []
     if config.labelled_fraction < 1.0:
         dataset, hidden = split_labelled(
             dataset, config.labelled_fraction, config.labelled_quantile, config.labelled_seed
         )
-        others.append(hidden)
-    others += [read_action_free(name, config, dataset.spec, memory) for name in config.action_free]
+        action_free.append(hidden)
+    action_free += [read_action_free(name, config, dataset.spec, memory) for name in config.action_free]
     settings = InverseSettings(
         members=config.action_free_members,
         updates=config.action_free_updates,
@@ -56,7 +56,7 @@ def complete(
         seed=config.action_free_seed,
     )
     cache = cache_dir(config.cache_dir) / "actions"
-    return label_actions(dataset, others, settings, cache=cache, device=device, quiet=quiet, memory=memory)
+    return label_actions(dataset, action_free, settings, cache=cache, device=device, quiet=quiet, memory=memory)
 
 
 def read_action_free(name: str, config: DatasetConfig, like: DataSpec, memory: Memory | None = None) -> Dataset:
@@ -115,10 +115,10 @@ def split_labelled(dataset: Dataset, fraction: float, quantile: float = 1.0, see
         )
     order = np.argsort(dataset.raw_returns.numpy(), kind="stable")[:low]
     numbers = np.sort(np.random.Generator(np.random.PCG64(seed)).permutation(order)[:count])
-    rest = np.setdiff1d(np.arange(total), numbers)
-    words = f"labelled {fraction:g} of the lowest {quantile:g} seed {seed}"
-    return keep_episodes(dataset, torch.from_numpy(numbers), words), keep_episodes(
-        dataset, torch.from_numpy(rest), f"not {words}"
+    remaining = np.setdiff1d(np.arange(total), numbers)
+    description = f"labelled {fraction:g} of the lowest {quantile:g} seed {seed}"
+    return keep_episodes(dataset, torch.from_numpy(numbers), description), keep_episodes(
+        dataset, torch.from_numpy(remaining), f"not {description}"
     )
 
 
@@ -140,46 +140,48 @@ def label_actions(
     everything they depend on, so that the next call finds the same ones. Raises UserError for spaces that differ and
     for image observations.
     """
-    settings, others = (
+    settings, action_free = (
         settings or InverseSettings(),
         [unlabelled] if isinstance(unlabelled, Dataset) else list(unlabelled),
     )
     check(settings, "")
-    for other in others:
+    for other in action_free:
         _check_fit(dataset, other)
-    if settings.members == 0 or not others:
-        left = sum(d.num_episodes for d in others)
+    if settings.members == 0 or not action_free:
+        count = sum(d.num_episodes for d in action_free)
         return (
-            replace(dataset, notes=(*dataset.notes, f"{left:,} action-free episodes are left out")) if left else dataset
+            replace(dataset, notes=(*dataset.notes, f"{count:,} action-free episodes are left out"))
+            if count
+            else dataset
         )
-    key = _key(dataset, others, settings)
+    key = _key(dataset, action_free, settings)
 
     def make() -> tuple[dict[str, Tensor], dict[str, str]]:
-        predicted, note = learn(dataset, others, settings, torch.device(device), quiet)
+        predicted, note = learn(dataset, action_free, settings, torch.device(device), quiet)
         return {"actions": predicted}, {"note": note}
 
     path = None if cache is None else cache / f"{key[:24]}.safetensors"
     tensors, meta = once(path, make, "the labels of the action-free data", quiet)
-    shared = set(dataset.columns).intersection(*(d.columns for d in others))
+    shared = set(dataset.columns).intersection(*(d.columns for d in action_free))
     lacking = sorted(set(dataset.columns) - shared)
     actions = {name: getattr(dataset.spec, name) for name in ACTION}
     parts = [replace(dataset, columns={k: v for k, v in dataset.columns.items() if k in shared})]
-    for other, labels in zip(others, tensors["actions"].split([len(d) for d in others]), strict=True):
+    for other, labels in zip(action_free, tensors["actions"].split([len(d) for d in action_free]), strict=True):
         columns = {k: labels if k == "actions" else other.columns[k] for k in parts[0].columns}
         parts.append(replace(other, columns=columns, spec=replace(other.spec, **actions), weights=None))
     prints = [
-        *(d.fingerprint for d in (dataset, *others)),
-        *(t for d in (dataset, *others) for t in d.transforms),
+        *(d.fingerprint for d in (dataset, *action_free)),
+        *(t for d in (dataset, *action_free) for t in d.transforms),
         _plain(settings),
     ]
-    names = ", ".join(dict.fromkeys(d.spec.name for d in others))
+    names = ", ".join(dict.fromkeys(d.spec.name for d in action_free))
     joined = concatenate(parts, memory)
     return replace(
         joined,
         fingerprint=hashlib.sha256(" ".join(prints).encode()).hexdigest(),
         transforms=(
             *dataset.transforms,
-            f"actions of {sum(d.num_episodes for d in others)} episodes of {names} labelled",
+            f"actions of {sum(d.num_episodes for d in action_free)} episodes of {names} labelled",
         ),
         notes=(
             *joined.notes,
@@ -206,9 +208,9 @@ def _check_fit(dataset: Dataset, other: Dataset) -> None:
     for data in (dataset, other):
         kind = data.columns["observations"].dtype
         if kind != torch.float32:
-            words = str(kind).removeprefix("torch.")
+            dtype_name = str(kind).removeprefix("torch.")
             raise UserError(
-                f"{data.spec.name}: actions can be labelled from float observations only; these are {words}"
+                f"{data.spec.name}: actions can be labelled from float observations only; these are {dtype_name}"
             )
         if data.spec.observation_mean is not None:
             raise UserError(f"{data.spec.name}: label actions before observations are normalised")
@@ -224,11 +226,11 @@ def _plain(settings: InverseSettings) -> str:
     return json.dumps([LAYOUT, asdict(settings)], sort_keys=True)
 
 
-def _key(dataset: Dataset, others: Sequence[Dataset], settings: InverseSettings) -> str:
+def _key(dataset: Dataset, action_free: Sequence[Dataset], settings: InverseSettings) -> str:
     """A hash of everything that the labels depend on: the columns' bytes, the episodes and the settings."""
     digest = hashlib.sha256(_plain(settings).encode())
     digest.update(repr([getattr(dataset.spec, name) for name in ACTION]).encode())
-    for data in (dataset, *others):
+    for data in (dataset, *action_free):
         names = ["observations", "next_observations", "successor_known"] + (["actions"] if data is dataset else [])
         for column in (*(data.columns[name] for name in names), data.episode_start):
             values = column.numpy()

@@ -162,14 +162,14 @@ def prepared(dataset: Dataset, rows: Tensor, inputs: Inputs) -> Dataset:
 
 
 def learn(
-    dataset: Dataset, others: Sequence[Dataset], settings: InverseSettings, device: torch.device, quiet: bool
+    dataset: Dataset, action_free: Sequence[Dataset], settings: InverseSettings, device: torch.device, quiet: bool
 ) -> tuple[Tensor, str]:
     """The actions of all rows of `others`, one after the other, and what a person should know about them."""
-    inputs = Inputs.of([dataset, *others])
-    training, held = _held_out(dataset, settings)
+    inputs = Inputs.of([dataset, *action_free])
+    training, held_out = _held_out(dataset, settings)
     algorithm = InverseDynamics(settings, dataset.spec)
     source = algorithm.sampler().prepare(prepared(dataset, training, inputs).to(device))
-    judge = prepared(dataset, held, inputs)
+    judge = prepared(dataset, held_out, inputs)
 
     def validate(params: Params) -> float:
         with torch.no_grad():
@@ -184,9 +184,11 @@ def learn(
     trained = train_members(
         algorithm, "inverse", source, validate, seeds, settings.updates, settings.batch_size, device, title, quiet
     )
-    labels = [_predict(algorithm, trained, other, inputs, device) for other in others]
-    predictions = _ensemble(algorithm, trained, inputs, dataset, held, device)
-    return torch.cat(labels), _note(dataset, others, trained, predictions, dataset.columns["actions"][held], settings)
+    labels = [_predict(algorithm, trained, other, inputs, device) for other in action_free]
+    predictions = _ensemble(algorithm, trained, inputs, dataset, held_out, device)
+    return torch.cat(labels), _note(
+        dataset, action_free, trained, predictions, dataset.columns["actions"][held_out], settings
+    )
 
 
 def _held_out(dataset: Dataset, settings: InverseSettings) -> tuple[Tensor, Tensor]:
@@ -201,8 +203,8 @@ def _held_out(dataset: Dataset, settings: InverseSettings) -> tuple[Tensor, Tens
     total = dataset.num_episodes
     episode = episode_of(dataset, known)
     count = min(max(1, int(settings.held_out * total + 1e-9)), total - 1)
-    drawn = np.random.Generator(np.random.PCG64(settings.seed)).permutation(total)[:count]
-    out = torch.isin(episode, torch.from_numpy(drawn))
+    held_out_episodes = np.random.Generator(np.random.PCG64(settings.seed)).permutation(total)[:count]
+    out = torch.isin(episode, torch.from_numpy(held_out_episodes))
     if not bool(out.any()) or bool(out.all()):
         out = torch.arange(len(known)) >= min(len(known) - 1, int((1.0 - settings.held_out) * len(known)))
     return known[~out], known[out]
@@ -236,13 +238,13 @@ def _predict(
 
 def _note(
     dataset: Dataset,
-    others: Sequence[Dataset],
+    action_free: Sequence[Dataset],
     trained: Trained,
     predictions: Tensor,
     true: Tensor,
     settings: InverseSettings,
 ) -> str:
-    rows, episodes = sum(len(d) for d in others), sum(d.num_episodes for d in others)
+    rows, episodes = sum(len(d) for d in action_free), sum(d.num_episodes for d in action_free)
     if dataset.spec.discrete:
         share = float((predictions == true).double().mean())
         usual = float(torch.bincount(true).max() / len(true))

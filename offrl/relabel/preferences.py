@@ -20,7 +20,7 @@ from offrl.data.containers.guard import reading
 from offrl.data.transforms.reward_labels import episode_columns
 from offrl.errors import UserError
 from offrl.nn import MLP
-from offrl.nn.outline import outline
+from offrl.nn.meta_check import outline
 from offrl.registry import register
 from offrl.relabel.train_ensemble import train_members
 from offrl.settings.field import check, setting
@@ -145,16 +145,16 @@ class PreferenceModel:
         x = (x - mean) / std
         count = len(starts)
         order = torch.from_numpy(np.random.Generator(np.random.PCG64(settings.seed)).permutation(count))
-        held = order[: min(max(1, int(settings.held_out * count)), count - 1)]
-        training = order[len(held) :]
+        held_out = order[: min(max(1, int(settings.held_out * count)), count - 1)]
+        training = order[len(held_out) :]
 
-        def part(which: Tensor) -> Batch:
-            rows = starts[which].unsqueeze(-1) + torch.arange(length)  # [P, 2, H]
-            return {"first": x[rows[:, 0]], "second": x[rows[:, 1]], "label": targets[which]}
+        def part(indices: Tensor) -> Batch:
+            rows = starts[indices].unsqueeze(-1) + torch.arange(length)  # [P, 2, H]
+            return {"first": x[rows[:, 0]], "second": x[rows[:, 1]], "label": targets[indices]}
 
         algorithm, where = Preferences(settings, spec), torch.device(device)
         source = algorithm.sampler().prepare({k: v.to(where) for k, v in part(training).items()})  # type: ignore[arg-type]
-        judge = {k: v.to(where) for k, v in part(held).items()}
+        judge = {k: v.to(where) for k, v in part(held_out).items()}
 
         def validate(params: Params) -> float:
             with torch.no_grad():
@@ -169,11 +169,11 @@ class PreferenceModel:
         members = [{k: v.cpu() for k, v in params.items()} for params in trained.params]
         model = PreferenceModel(spec, list(settings.hidden), mean, std, members)
         first, second = (
-            torch.stack([model.algorithm.rewards(m, part(held)[k]) for m in members]).mean(0).sum(-1)
+            torch.stack([model.algorithm.rewards(m, part(held_out)[k]) for m in members]).mean(0).sum(-1)
             for k in ("first", "second")
         )
-        decided = targets[held] != 0.5
-        right = ((second > first) == (targets[held] > 0.5))[decided]
+        decided = targets[held_out] != 0.5
+        right = ((second > first) == (targets[held_out] > 0.5))[decided]
         model.accuracy = float(right.double().mean()) if len(right) else float("nan")
         return model
 
@@ -206,10 +206,10 @@ class PreferenceModel:
             config = PreferenceSettings(**settings)
             check(config, f"{path}: ")
             with outline(str(path)):
-                drawn = dict(Preferences(config, spec).networks["reward"].named_parameters())
+                template = dict(Preferences(config, spec).networks["reward"].named_parameters())
             members = []
             for n in range(count):  # the first that is missing ends it
-                params = checkpoint.unflatten({f"members/{n}": drawn}, tensors, str(path))[f"members/{n}"]
+                params = checkpoint.unflatten({f"members/{n}": template}, tensors, str(path))[f"members/{n}"]
                 # cloned: products of tensors that are not aligned in memory, as those of a file, can round differently
                 members.append({k: v.clone() for k, v in params.items()})
             mean, std = tensors["mean"], tensors["std"]

@@ -50,12 +50,12 @@ def train_members(
     """
     best = torch.full((len(seeds),), torch.inf, dtype=torch.float64)
     best_params: list[Params] = [{} for _ in seeds]
-    every, stale, made = max(1, updates // LOOKS), 0, 0
+    interval, stale, last_step = max(1, updates // LOOKS), 0, 0
 
     def look(engine: LocalEngine, step: int) -> bool:
-        nonlocal stale, made
+        nonlocal stale, last_step
         params = engine.state().params[module]
-        stale, made = stale + 1, step
+        stale, last_step = stale + 1, step
         for n in range(len(seeds)):
             # contiguous: with other strides a product rounds differently, and so would a model that was saved and read
             member = {k: v[n].clone(memory_format=torch.contiguous_format).to(device) for k, v in params.items()}
@@ -73,7 +73,7 @@ def train_members(
             batch_size,
             device,
             compile="cudagraph" if device.type == "cuda" else "eager",
-            stops=[*range(every, updates, every), updates],
+            stops=[*range(interval, updates, interval), updates],
             look=look,
             progress=lambda step, rate: bar.update(
                 step, f"validation error {float(best.mean()):.4g}" if best_params[0] else ""
@@ -83,4 +83,4 @@ def train_members(
         raise UserError(
             f"{title}: training diverged (the error is not finite); look for outliers with `offrl data inspect`"
         )
-    return Trained(best_params, best, made)
+    return Trained(best_params, best, last_step)

@@ -114,7 +114,7 @@ def measure(
     return {
         "about": dict(description),
         "dataset": dataset.spec.name,
-        "measured_on": chosen.words,
+        "measured_on": chosen.description,
         "dimensions": dimensions(model),
         "levels": list(LEVELS),
         "calibrated": bool(model.config.calibrated),

@@ -17,7 +17,7 @@ from offrl import registry
 from offrl.data.dataset import DataSpec
 from offrl.data.fit import check_normalisation
 from offrl.errors import UserError
-from offrl.nn.own.networks import factories
+from offrl.nn.custom.networks import factories
 from offrl.runs.paths import RECORD, no_run
 from offrl.runs.schema import check_entries, check_record
 from offrl.settings.dataset import DatasetConfig

@@ -291,7 +291,7 @@ class SavedRun:
         config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps)
         policies = [self.load_policy(r) for r in self.replicas]
         if acting:
-            if acting.get("execute") and policies[0].actor.planned(2) > 1:
+            if acting.get("execute") and policies[0].actor.actions_per_decision(2) > 1:
                 raise UserError(
                     "frequency= decides how many actions are played of each decision: leave acting.execute out"
                 )

@@ -16,7 +16,7 @@ from offrl.algorithm import with_settings
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_columns, check_normalisation
 from offrl.errors import UserError, say, warn
-from offrl.nn.outline import of_file, outline
+from offrl.nn.meta_check import of_file, outline
 from offrl.pretrained import Pretrained, Requirement
 from offrl.runs import record as runs
 from offrl.settings.evaluation import EvalConfig
@@ -66,22 +66,23 @@ def resolve(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[st
     Raises UserError for runs that do not suit.
     """
     kind = registry.get("algo", config.algo.name)
-    fields = {f.name for f in dataclasses.fields(config.algo)}
     requirements = kind.requires(config, dataset)
     pretrained = {}
     for name, requirement in requirements.items():
         path = getattr(config.algo, name) or str(train_first(config, dataset, name, requirement))
         result = pretrained[name] = load(path, dataset.spec, name, requirement)
-        if result.fingerprint and result.fingerprint != dataset.fingerprint and not requirement.own_units:
+        if result.fingerprint not in ("", dataset.fingerprint) and not requirement.allow_other_normalisation:
             warn(
                 f"algo.{name}={path} was trained on other data than {dataset.spec.name}: it may know little about "
                 "these data"
             )
         filled = {name: path, f"{name}_id": result.identity, f"{name}_settings": getattr(result, "settings", {})}
-        algo = dataclasses.replace(config.algo, **{key: value for key, value in filled.items() if key in fields})
+        algo = dataclasses.replace(
+            config.algo, **{key: value for key, value in filled.items() if key in vars(config.algo)}
+        )
         config = dataclasses.replace(config, algo=algo)
     config = kind.adopt(config, dataset, pretrained)
-    return config, {name: requirements[name].take(result) for name, result in pretrained.items()}
+    return config, {name: requirements[name].select(result) for name, result in pretrained.items()}
 
 
 def train_first(config: TrainConfig, dataset: Dataset, name: str, requirement: Requirement) -> Path:
@@ -206,11 +207,11 @@ def _places(run_dir: Path, kind: Any) -> dict[str, Any]:
 
 
 def _check_data(recorded: DataSpec, spec: DataSpec, where: str, requirement: Requirement) -> None:
-    for name in SHAPES[:1] if requirement.own_units else SHAPES:
+    for name in SHAPES[:1] if requirement.allow_other_normalisation else SHAPES:
         trained, current = getattr(recorded, name), getattr(spec, name)
         if tuple(trained) != tuple(current) if isinstance(trained, tuple) else trained != current:
             raise UserError(f"{where}: it was trained on data with {name}={trained}, and {spec.name} has {current}")
-    if not requirement.own_units:
+    if not requirement.allow_other_normalisation:
         check_columns(recorded, spec, where)
         check_normalisation(recorded, spec, where)
 

@@ -122,7 +122,7 @@ def anew(policy: TrainedPolicy, prefix: Tensor, key: Tensor) -> Plans:
         return actor.apply("trajectory", tokens)[:, -1], tokens
 
     values = actor.bins.values[-2], actor.bins.values[-1]
-    return beam_search(decoder, prefix, actor.sizes, values, actor.bins.seen, actor.search, key)
+    return beam_search(decoder, prefix, actor.sizes, values, actor.bins.occupied, actor.search, key)
 
 
 def kept(policy: TrainedPolicy, prefix: Tensor, key: Tensor) -> Plans:

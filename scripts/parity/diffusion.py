@@ -231,7 +231,7 @@ def dtql(checkout: Path, settings: Mapping[str, Any], theirs: Mapping[str, Any])
                 outcome.losses.append({"denoiser/loss": (losses["denoiser/loss"], agent.bc_loss.item())})
                 continue
             expected = {k: v[0] for k, v in agent.train(Replay(batch), BATCH).items()}
-        names = {"denoiser/loss": "bc_loss", "actor/trust": "distill_loss", "actor/loss": "actor_loss"}
+        names = {"denoiser/loss": "bc_loss", "actor/trust_region_loss": "distill_loss", "actor/loss": "actor_loss"}
         outcome.losses.append({a: (losses[a], expected[b]) for a, b in names.items()})
         outcome.losses[-1]["values"] = losses["critic/loss"] + losses["value/loss"], expected["critic_loss"]
     outcome.parameters |= compared(denoiser, ours.state.params["denoiser"])

@@ -90,7 +90,7 @@ def test_networks_of_a_file(nets: Path) -> None:
 
 
 def test_each_critic_is_the_users_network() -> None:
-    from offrl.nn.own.networks import OwnEnsemble
+    from offrl.nn.custom.networks import OwnEnsemble
 
     loading.typed("nets.py")
     wide = loading.object_of("nets.py:Wide", "x")

@@ -213,7 +213,7 @@ def test_running_means_are_those_of_all_chunks_kept(m: float) -> None:
     chunks = torch.randn(steps, 2, h, A, generator=torch.Generator().manual_seed(0))
     actor = Script(chunks, m)
     actions = play(actor, steps, {8: [False, True]})
-    assert actor.asked == steps and actor.execute == 1 and actor.planned(4) == 1
+    assert actor.asked == steps and actor.execute == 1 and actor.actions_per_decision(4) == 1
     for t in range(steps):
         for episode, began in ((0, 0), (1, 8 if t >= 8 else 0)):
             votes = [

@@ -93,7 +93,7 @@ def test_values_by_hand() -> None:
     )
     torch.testing.assert_close(values.advantages[0, :, 0], expected, rtol=0, atol=1e-9)
     assert float(values.q[1, 0]) == pytest.approx(0.9497471079, abs=1e-9)
-    probability = (values.own[0].sum() / 0.1).exp()
+    probability = (values.chosen[0].sum() / 0.1).exp()
     assert float(probability) == pytest.approx(0.6049987296, abs=1e-9)
     thirds = [-2 / 3, 0.0, 2 / 3]
     every = torch.tensor([[x, y] for x in thirds for y in thirds], dtype=torch.float64)

@@ -168,7 +168,7 @@ def test_actor_loss() -> None:
     z = (np.arctanh(batch["actions"].double().numpy() / 1.001) - mean) / np.exp(log_std)
     likelihood = (-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(1).mean()
     loss, metrics = algorithm.actor_loss(state.params["actor"], state, batch, key)
-    assert float(metrics["actor/trust"]) == pytest.approx(trust, rel=1e-3)
+    assert float(metrics["actor/trust_region_loss"]) == pytest.approx(trust, rel=1e-3)
     assert float(loss) == pytest.approx(3.0 * trust - q - 0.5 * likelihood, rel=1e-3)
 
 

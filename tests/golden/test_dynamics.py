@@ -185,7 +185,7 @@ def test_without_a_learnt_variance_predictions_have_that_of_the_held_out_errors(
 
 
 def test_every_member_goes_through_a_bootstrap_sample_of_its_own_in_each_epoch() -> None:
-    n = len(DATA.transition_rows()) - make()[2].held["inputs"].shape[0]
+    n = len(DATA.transition_rows()) - make()[2].held_out["inputs"].shape[0]
     algorithm, state, source = make(batch_size=10, epoch=-(-n // 10))
     updates = algorithm.every
     assert source.count == n and make(batch_size=10)[0].every == 250, "epochs of small data are no shorter than that"
@@ -229,7 +229,7 @@ def reviewed(
     algorithm: Any, state: TrainState, source: Any, monkeypatch: pytest.MonkeyPatch, root: list[float]
 ) -> tuple[TrainState, dict[str, Tensor]]:
     """`review` where the held-out error of member e is root[e]^2."""
-    target = source.held["targets"]
+    target = source.held_out["targets"]
     mean = torch.stack([target + r for r in root])
     monkeypatch.setattr(algorithm.model, "raw", lambda params, tree, x: Raw(mean, torch.full_like(mean, -4.0), None))
     return algorithm.refresh(state, source, rng.make_key(0), step=algorithm.every)
@@ -290,7 +290,7 @@ def test_training_ends_after_max_epochs_and_a_member_of_nan_is_never_remembered(
 
 def test_a_variance_that_explodes_is_no_better_member(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm, state, source = make()
-    target = source.held["targets"]
+    target = source.held_out["targets"]
     log_var = torch.full((E, *target.shape), -4.0)
     log_var[2] = 20.0
     monkeypatch.setattr(
@@ -339,7 +339,7 @@ def test_targets_and_predictions_are_changes_or_values(delta: bool) -> None:
     torch.testing.assert_close(found, torch.cat([following - s if delta else following, r.unsqueeze(-1)], -1))
     model = WorldModel(DynamicsSettings(delta=delta, termination="never", members=2), DATA.spec)
     perfect = Raw(found.expand(2, 3, D), torch.zeros(2, 3, D), None)
-    prediction = model.read({"scale": torch.ones(D)}, perfect, s)
+    prediction = model.to_prediction({"scale": torch.ones(D)}, perfect, s)
     torch.testing.assert_close(prediction.mean, following.expand(2, 3, OBS))
     torch.testing.assert_close(prediction.reward, r.expand(2, 3))
 
@@ -349,7 +349,7 @@ def test_learnt_terminations_are_drawn_with_their_probability() -> None:
     n = 4000
     logit = torch.tensor([-20.0, -1.0, 0.0, 20.0]).repeat_interleave(n // 4)
     s = torch.zeros(n, OBS)
-    prediction = model.read(
+    prediction = model.to_prediction(
         {"scale": torch.ones(D)}, Raw(torch.zeros(1, n, D), torch.full((1, n, D), -10.0), logit.unsqueeze(0)), s
     )
     tree = {"low": torch.full((OBS,), -100.0), "high": torch.full((OBS,), 100.0)}
@@ -370,7 +370,7 @@ def test_no_row_of_a_test_episode_is_trained_on() -> None:
     found = split(data, DynamicsSettings(test_share=0.1, held_out=50))
     assert len(found.test) == 10 and len(found.ends)
     tested = {row for e in found.test.tolist() for row in range(int(data.episode_start[e]), int(data.episode_end[e]))}
-    train, held = set(found.train.tolist()), set(found.held.tolist())
+    train, held = set(found.train.tolist()), set(found.held_out.tolist())
     assert len(held) == 50 and not train & held and not (train | held) & tested
     assert not set(found.ends.tolist()) & tested
     known = set(torch.nonzero(data.columns["successor_known"]).squeeze(-1).tolist())
@@ -379,7 +379,7 @@ def test_no_row_of_a_test_episode_is_trained_on() -> None:
     assert torch.equal(found.train, again.train) and torch.equal(found.test, again.test)
     assert len(split(data, DynamicsSettings(test_share=0.0)).test) == 0
     assert (
-        len(split(DATA, DynamicsSettings(test_share=0.0)).held)
+        len(split(DATA, DynamicsSettings(test_share=0.0)).held_out)
         == len(torch.nonzero(DATA.columns["successor_known"])) // 5
     )  # at most a fifth
 

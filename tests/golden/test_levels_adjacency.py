@@ -87,7 +87,7 @@ def test_contrast_and_reading() -> None:
     loss, metrics = algorithm.adjacency_loss(p, state, BATCH)
     assert float(metrics["adjacency/contrast"]) == pytest.approx((hinge[0].mean() + hinge[1].mean()) / 2, rel=1e-4)
     assert float(loss) == pytest.approx((hinge[0].mean() + hinge[1].mean()) / 2 + missed, rel=1e-4)
-    assert float(metrics["adjacency/near_right"]) == pytest.approx((near < 1.1).mean())
+    assert float(metrics["adjacency/near_accuracy"]) == pytest.approx((near < 1.1).mean())
     assert float(metrics["adjacency/far_right"]) == pytest.approx(
         ((other > 1.1) & (label == 0)).sum() / (label == 0).sum()
     )

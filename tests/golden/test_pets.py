@@ -167,8 +167,8 @@ def test_a_particle_keeps_its_member_or_does_not(how: str, monkeypatch: pytest.M
     tree["params"]["net.head.bias"][:, 0, 0] = torch.tensor([-1.0, 0.0, 1.0])
     tree["params"] |= {name: torch.full((OBS + 1,), -20.0) for name in ("max_log_var", "min_log_var")}
     reached = []
-    settle = algorithm.model.settle
-    monkeypatch.setattr(algorithm.model, "settle", lambda *x: reached.append(x[4]) or settle(*x))
+    to_outcome = algorithm.model.to_outcome
+    monkeypatch.setattr(algorithm.model, "to_outcome", lambda *x: reached.append(x[4]) or to_outcome(*x))
     algorithm.returns(tree, torch.zeros(1, OBS), torch.zeros(1, 0, OBS + A), CANDIDATES[:1], KEY)
     ends = reached[-1][..., 0].round()  # [particles, plans]
     assert (ends == ends[:, :1]).all(), "all plans meet the same members"

@@ -107,7 +107,7 @@ def test_critic_loss(actor: str, short: str, chunked: bool) -> None:
     ).mean()  # the mean over critics, and over all rows
     loss, metrics = algorithm.critic_loss(state.params["critic"], state, batch, key)
     assert float(loss) == pytest.approx(expected, rel=1e-5)
-    assert float(metrics["critic/whole"]) == pytest.approx(float(batch[WHOLE].mean()))
+    assert float(metrics["critic/full_window_share"]) == pytest.approx(float(batch[WHOLE].mean()))
 
 
 @pytest.mark.parametrize("pessimism", ["min", "std"])

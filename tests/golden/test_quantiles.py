@@ -26,7 +26,7 @@ def test_quantiles_by_hand() -> None:
     x = np.array([0, 1, 2, 4, 6, 10, 20, 30, 40, 100.0])
     b = fit(G.permutation(x), 4)
     assert b.edges.tolist() == [[1.5, 8.0, 25.0]]
-    assert b.values.tolist() == [[0.5, 4.0, 15.0, 65.0]] and b.seen.all()
+    assert b.values.tolist() == [[0.5, 4.0, 15.0, 65.0]] and b.occupied.all()
     assert tokens(np.array([-9, 1.4, 1.6, 8, 24, 26, 1e9]), b) == [0, 0, 1, 2, 2, 3, 3]
     assert fit(x, 4, meaning="mean").values[0].tolist() == pytest.approx([0.5, 4.0, 15.0, 170 / 3])
 
@@ -64,7 +64,7 @@ def test_the_published_tokens_where_no_two_samples_are_equal() -> None:
 )
 def test_few_values_come_back_exactly(x: np.ndarray, method: str) -> None:
     b = fit(x, 100, method)
-    assert np.array_equal(back(x, b), x.astype(np.float32)) and int(b.seen.sum()) == len(np.unique(x))
+    assert np.array_equal(back(x, b), x.astype(np.float32)) and int(b.occupied.sum()) == len(np.unique(x))
     rounded = (x * (1 + 3e-7)).astype(np.float32)  # rewards that went through other arithmetic
     assert tokens(rounded, b) == tokens(x, b)
 
@@ -96,14 +96,14 @@ def test_uniform_by_hand() -> None:
     x = np.array([0.0, 0.1, 0.2, 3.0, 3.5, 4.0])
     b = fit(x, 4, "uniform")
     assert b.edges.tolist() == [[1, 2, 3]] and b.values.tolist() == [[0.5, 1.5, 2.5, 3.5]]
-    assert b.seen.tolist() == [[True, False, False, True]] and tokens(x, b) == [0, 0, 0, 3, 3, 3]
+    assert b.occupied.tolist() == [[True, False, False, True]] and tokens(x, b) == [0, 0, 0, 3, 3, 3]
     assert fit(x, 4, "uniform", "mean").values[0].tolist() == pytest.approx([0.1, 1.5, 2.5, 3.5])
 
 
 def test_choices() -> None:
     b = choices(3, 5, np.array([0, 2, 2]))
     assert tokens(np.array([0, 1, 2]), b) == [0, 1, 2] and b.values.tolist() == [[0, 1, 2, 2, 2]]
-    assert b.seen.tolist() == [[True, False, True, False, False]] and choices(3, 5).seen.sum() == 3
+    assert b.occupied.tolist() == [[True, False, True, False, False]] and choices(3, 5).occupied.sum() == 3
     with pytest.raises(ValueError, match="6 choices do not fit into 5 bins"):
         choices(6, 5)
 

@@ -296,9 +296,9 @@ def test_imagined_states_begin_anew_after_horizon_steps_and_where_an_episode_end
         state, _ = algorithm.oppose(state._replace(step=torch.tensor(step)), rng.fold_in(KEY, step))
         fresh = starts_in_the_data(state.extra["imagined"]["observations"])
         assert bool(fresh.all()) == (step % 3 == 2) and bool(fresh.any()) == (step % 3 == 2)
-    settle = WorldModel.settle
+    to_outcome = WorldModel.to_outcome
     ends = torch.tensor([True, False] * (B // 2))
-    monkeypatch.setattr(WorldModel, "settle", lambda self, *x: settle(self, *x)._replace(terminations=ends))
+    monkeypatch.setattr(WorldModel, "to_outcome", lambda self, *x: to_outcome(self, *x)._replace(terminations=ends))
     state, _ = algorithm.oppose(state._replace(step=torch.tensor(3)), KEY)
     assert torch.equal(starts_in_the_data(state.extra["imagined"]["observations"]), ends)
 

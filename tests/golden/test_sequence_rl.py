@@ -201,7 +201,7 @@ class Sum:
     def choose(self, prediction: Prediction, member: Tensor) -> Prediction:
         return Prediction(*(x[member, torch.arange(len(member))].unsqueeze(0) for x in prediction[:4]))  # type: ignore[index]
 
-    def settle(
+    def to_outcome(
         self, tree: Any, prediction: Any, observations: Tensor, actions: Tensor, following: Tensor, *_: Any
     ) -> Outcome:
         return Outcome(following, following[:, 0], following[:, 0] > self.wall, following[:, 0] < 0)
@@ -243,7 +243,7 @@ def test_states_count_until_the_model_does_not_know(
     algorithm, _ = make(DataSpec((1,), 1, action_low=(-1.0,), action_high=(1.0,)), recall="model", cutoff=cutoff)
     recalling(algorithm, elites, wall)
     chosen = torch.tensor([0.6, 0.8, 0.1])
-    states, actions, counted = algorithm.recalled(torch.ones(1, 1), lambda i, at: chosen[i].reshape(1, 1), KEY)
+    states, actions, counted = algorithm.rollout_states(torch.ones(1, 1), lambda i, at: chosen[i].reshape(1, 1), KEY)
     assert counted.tolist() == [weights] and torch.equal(actions.flatten(), chosen)
     if elites != (0, 2):
         np.testing.assert_allclose(states.flatten(), [1.0, 1.6, 2.4], rtol=1e-6)
@@ -252,7 +252,7 @@ def test_states_count_until_the_model_does_not_know(
 def test_one_elite_for_all_steps() -> None:
     algorithm, _ = make(DataSpec((1,), 1, action_low=(-1.0,), action_high=(1.0,)), recall="model")
     recalling(algorithm, (0, 2))
-    states, _, _ = algorithm.recalled(torch.zeros(64, 1), lambda i, at: torch.ones(64, 1), KEY)
+    states, _, _ = algorithm.rollout_states(torch.zeros(64, 1), lambda i, at: torch.ones(64, 1), KEY)
     last = states[:, -1, 0]
     assert {round(x, 4) for x in last.tolist()} == {2.0, 2.6}  # two steps of 1, or two of 1.3
 

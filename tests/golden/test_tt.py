@@ -389,7 +389,7 @@ def test_cached_planning_equals_recomputation(steps: int, longest: int) -> None:
 
     bins = Bins(**state.extra)
     plain = beam_search(
-        again, prefix, (2, 2), (bins.values[-2], bins.values[-1]), bins.seen, actor.search, rng.make_key(1)
+        again, prefix, (2, 2), (bins.values[-2], bins.values[-1]), bins.occupied, actor.search, rng.make_key(1)
     )
     assert torch.equal(cached.actions, plain.actions)
     torch.testing.assert_close(cached.score, plain.score, rtol=1e-5, atol=1e-5)

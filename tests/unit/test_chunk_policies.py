@@ -131,9 +131,9 @@ def test_the_queue_under_vmap() -> None:
     carries = Queue(torch.arange(16.0).reshape(2, 2, 4, 1), torch.tensor([[0, 1], [3, 0]]))
     observations = torch.tensor([[[5.0], [6.0]], [[7.0], [8.0]]])
     actions, after = vmap(lambda c, o: actor.act(c, o, key, explore=False))(carries, observations)
-    assert actions[..., 0].tolist() == [[50.0, 4.0], [8.0, 80.0]] and after.left.tolist() == [[2, 0], [2, 2]]
+    assert actions[..., 0].tolist() == [[50.0, 4.0], [8.0, 80.0]] and after.remaining.tolist() == [[2, 0], [2, 2]]
     for n in range(2):
-        alone, carry = actor.act(Queue(carries.actions[n], carries.left[n]), observations[n], key, explore=False)
+        alone, carry = actor.act(Queue(carries.actions[n], carries.remaining[n]), observations[n], key, explore=False)
         assert torch.equal(alone, actions[n]) and torch.equal(carry.actions, after.actions[n])
 
 

@@ -80,14 +80,14 @@ class Exact:
             torch.full(mean.shape[:2], 0.01),
         )
 
-    def settle(self, tree, prediction, observations, actions, following, rewards, key):
+    def to_outcome(self, tree, prediction, observations, actions, following, rewards, key):
         ended = torch.zeros_like(rewards, dtype=torch.bool)
         return Outcome(following, rewards, ended, ended)
 
     def outcome(self, tree, prediction, observations, actions, key):
-        return self.settle(tree, prediction, observations, actions, prediction.mean[0], prediction.reward[0], key)
+        return self.to_outcome(tree, prediction, observations, actions, prediction.mean[0], prediction.reward[0], key)
 
-    def recorded(self, observations, actions, following):
+    def to_dataset_units(self, observations, actions, following):
         return observations, actions, following
 
 
@@ -286,7 +286,9 @@ def test_few_episodes_are_measured_on_held_out_rows():
     model, tree = ensemble(data)
     parts = split(data, DynamicsSettings())
     chosen = quality.sample(data, parts)
-    assert not len(parts.test) and chosen.rows.equal(parts.held) and "no episode was kept apart" in chosen.words
+    assert (
+        not len(parts.test) and chosen.rows.equal(parts.held_out) and "no episode was kept apart" in chosen.description
+    )
     assert quality.measured(model, tree, data, chosen)["many_steps"]["horizon"] >= 1
 
 

@@ -121,16 +121,16 @@ def test_an_episode_that_begins_anew_plays_nothing_of_the_old_ones_chunk(tmp_pat
     g = torch.Generator().manual_seed(0)
     keys = state.key.unsqueeze(0)
     _, _, carries = bases.look(bases.carries, torch.randn(1, 3, 2, generator=g), keys)
-    assert carries[0].left.tolist() == [3, 3, 3]
+    assert carries[0].remaining.tolist() == [3, 3, 3]
     bases.go_on(carries, torch.tensor([[False, True, False]]))
-    assert bases.carries[0].left.tolist() == [3, 0, 3]
+    assert bases.carries[0].remaining.tolist() == [3, 0, 3]
     seen = torch.randn(1, 3, 2, generator=g)
     planned = carries[0].actions[:, 0]
     _, second, after = bases.look(bases.carries, seen, keys + 1)
-    assert after[0].left.tolist() == [2, 3, 2]  # each its own queue
+    assert after[0].remaining.tolist() == [2, 3, 2]  # each its own queue
     assert torch.equal(second[0, [0, 2]], planned[[0, 2]]) and not torch.equal(second[0, 1], planned[1])
     # looking ahead, for the value of a last state, consumes nothing
-    assert bases.carries[0].left.tolist() == [3, 0, 3]
+    assert bases.carries[0].remaining.tolist() == [3, 0, 3]
     assert torch.equal(bases.look(bases.carries, seen, keys + 1)[1], second)
 
 
@@ -179,7 +179,7 @@ def test_the_environments_own_rewards_and_batches(tmp_path: Path) -> None:
         **{"algo.batch_size": 7, "algo.scale_rewards": True, "algo.schedule": "cosine"},
     )
     assert done.record["identity"]["algo"]["rewards"] == "env" and done.record["identity"]["steps"] == 42
-    assert float(tensors(done)["moments/seen"]) == pytest.approx(42.0, abs=1e-3)
+    assert float(tensors(done)["moments/num_values"]) == pytest.approx(42.0, abs=1e-3)
     assert refine(base, tmp_path, name="other").record["identity"]["algo"]["rewards"] == "success"
 
 

@@ -218,9 +218,9 @@ def test_unknown_rules_are_named(tmp_path: Path, settings: dict[str, Any], words
 def test_no_row_of_an_episode_kept_apart_is_trained_on() -> None:
     data = arrays()
     parts = split(data, DynamicsSettings(test_share=0.2))
-    episode = torch.searchsorted(data.episode_start, torch.cat([parts.train, parts.held]), right=True) - 1
+    episode = torch.searchsorted(data.episode_start, torch.cat([parts.train, parts.held_out]), right=True) - 1
     assert len(parts.test) == 6 and not torch.isin(episode, parts.test).any()
-    assert not torch.isin(parts.train, parts.held).any()
+    assert not torch.isin(parts.train, parts.held_out).any()
     flags = np.ones(1, bool), np.zeros(1, bool)
     one = from_arrays(np.zeros((1, 2)), np.zeros((1, 1)), np.zeros(1), *flags, action_low=-1.0, action_high=1.0)
     with pytest.raises(UserError, match="too few"):

@@ -124,8 +124,8 @@ class Dynamics(Algorithm):
         return {"dynamics": self.model.build()}
 
     @staticmethod
-    def _of(what: str, member: int) -> str:
-        return f"dynamics/member {member}: {what}"
+    def _of(label: str, member: int) -> str:
+        return f"dynamics/member {member}: {label}"
 
     def sampler(self) -> Sampler:
         return DynamicsSampler(self.config, self.columns)
@@ -195,10 +195,10 @@ class Dynamics(Algorithm):
 
     def review(self, state: TrainState, source: DynamicsSource) -> Update:
         """Look at the held-out error of every member; remember those that got better by more than `tolerance`."""
-        c, extra, params, held = self.config, state.extra, state.params["dynamics"], source.held
-        raw = self.model.raw(params, extra, held["inputs"])
-        error = ensemble.squared_loss(raw.mean, held["targets"], held.get("scale"))  # [E]
-        spread = (0.5 * raw.log_var).exp().mean((-2, -1)) / held["targets"].std(0, unbiased=False).mean().clamp(
+        c, extra, params, held_out = self.config, state.extra, state.params["dynamics"], source.held_out
+        raw = self.model.raw(params, extra, held_out["inputs"])
+        error = ensemble.squared_loss(raw.mean, held_out["targets"], held_out.get("scale"))  # [E]
+        spread = (0.5 * raw.log_var).exp().mean((-2, -1)) / held_out["targets"].std(0, unbiased=False).mean().clamp(
             min=1e-12
         )
         error = torch.where((spread < EXPLODED) | (not self.model.learns_variance), error, torch.nan)
@@ -221,7 +221,7 @@ class Dynamics(Algorithm):
             "dynamics/held-out error": new["error"].topk(c.elites, largest=False).values.mean(),
             "dynamics/epochs": new["epochs"].float(),
         }
-        metrics["dynamics/held-out loss"] = self.likelihood(params, state, held).mean()
+        metrics["dynamics/held-out loss"] = self.likelihood(params, state, held_out).mean()
         return state._replace(extra=new), {
             **metrics,
             **{self._of("held-out error", e): x for e, x in enumerate(error.unbind())},
@@ -271,8 +271,8 @@ class Dynamics(Algorithm):
                 **starts.sample(self.model, dataset),
                 "scale": torch.ones(self.model.out_dim),
             }
-            tree["scale"] = quality.scales(self.model, tree, dataset, parts.held)
-            tree["levels"] = quality.levels(self.model, tree, dataset, parts.held)
+            tree["scale"] = quality.scales(self.model, tree, dataset, parts.held_out)
+            tree["levels"] = quality.levels(self.model, tree, dataset, parts.held_out)
             meta = {
                 "data": {"name": dataset.spec.name, "fingerprint": dataset.fingerprint},
                 "held_out": one.extra["error"].tolist(),

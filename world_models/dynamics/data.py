@@ -22,7 +22,7 @@ class Split:
     """The division of the rows by use; the same for all seeds."""
 
     train: Tensor  # [n] rows
-    held: Tensor  # [h] rows for early stopping
+    held_out: Tensor  # [h] rows for early stopping
     test: Tensor  # [T] episodes for the report
     # [e] rows of terminals whose next observation the data lack: of their rewards, and that they end, is learnt
     ends: Tensor
@@ -46,9 +46,9 @@ def split(dataset: Dataset, config: DynamicsSettings) -> Split:
             f"{dataset.spec.name} has {len(rows)} transition(s) whose next observation is known: too few to learn its "
             "dynamics from"
         )
-    held = max(1, min(len(rows) // 5, config.held_out))
+    held_out = max(1, min(len(rows) // 5, config.held_out))
     shuffled = rows[torch.from_numpy(draw.permutation(len(rows)))]
-    return Split(shuffled[held:].sort().values, shuffled[:held].sort().values, test, ends)
+    return Split(shuffled[held_out:].sort().values, shuffled[:held_out].sort().values, test, ends)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class DynamicsSource:
 
     table: Packed  # of the training rows: inputs [I], targets [D], ending, and where needed scale [D] and known
     count: int
-    held: dict[str, Tensor]  # the same columns of the held-out rows
+    held_out: dict[str, Tensor]  # the same columns of the held-out rows
     mean: Tensor  # [I] of the inputs
     std: Tensor  # [I]
 
@@ -85,14 +85,14 @@ class DynamicsSampler:
         parts = split(dataset.to("cpu"), self.config)
         device = dataset.columns["rewards"].device
         rows = torch.cat([parts.train, parts.ends])
-        train, held = (self.columns(dataset, x.to(device)) for x in (rows, parts.held))
+        train, held_out = (self.columns(dataset, x.to(device)) for x in (rows, parts.held_out))
         if len(rows) > len(parts.train):
             train["known"] = dataset.columns["successor_known"][rows.to(device)].float()
         table = table_of(dataset, train)
         assert isinstance(table, Packed)
         wide = train["inputs"].double()
         mean, std = wide.mean(0).float(), wide.std(0, unbiased=False).float()
-        return DynamicsSource(table, len(rows), held, mean, torch.where(std < 1e-12, torch.ones_like(std), std))
+        return DynamicsSource(table, len(rows), held_out, mean, torch.where(std < 1e-12, torch.ones_like(std), std))
 
     def __call__(self, source: DynamicsSource, key: Tensor, batch_size: int) -> Batch:
         return {}

@@ -158,14 +158,14 @@ class Environment:
         return f"{name}_v4" if name in CHANGED and self.version < 5 else name
 
 
-def identify(what: DataSpec | Task | str | None) -> Environment | None:
+def identify(source: DataSpec | Task | str | None) -> Environment | None:
     """The environment that a dataset (its spec or its task), an environment's id or a dataset's name stands for, or
     None.
 
     None also where observations or actions have other sizes than the environment's, or were recorded through a wrapper
     that changes them."""
-    spec = what if isinstance(what, DataSpec) else None
-    task = task_of(what)
+    spec = source if isinstance(source, DataSpec) else None
+    task = task_of(source)
     if task is None or task.env_factory is not None or _WRAPPED.search(task.note):
         return None
     name = task.env_id or task.name
@@ -185,18 +185,18 @@ def identify(what: DataSpec | Task | str | None) -> Environment | None:
     return None
 
 
-def find(what: DataSpec | Task | str | None, kind: str = "termination") -> str | None:
+def find(source: DataSpec | Task | str | None, kind: str = "termination") -> str | None:
     """The name of the registered function of a dataset's environment, or None where none is known to hold. `kind`: or
     "reward".
 
-    `what`: a dataset's spec (which also gives the sizes to check), a task, an environment's id or a dataset's name. A
+    `source`: a dataset's spec (which also gives the sizes to check), a task, an environment's id or a dataset's name. A
     function that was registered under the environment's id or the dataset's name, by a user or plugin, comes first. A
     reward's function gives the environment's own reward, before any scale or shift of the data's.
     """
-    registered = _registered(what, kind)
+    registered = _registered(source, kind)
     if registered is not None:
         return registered
-    environment, task = identify(what), task_of(what)
+    environment, task = identify(source), task_of(source)
     if environment is None or task is None:
         return None
     family, settings = environment.family, dict(environment.settings)
@@ -208,20 +208,20 @@ def find(what: DataSpec | Task | str | None, kind: str = "termination") -> str |
     return family.termination if _agree(settings, family, free) else None
 
 
-def _registered(what: DataSpec | Task | str | None, kind: str) -> str | None:
+def _registered(source: DataSpec | Task | str | None, kind: str) -> str | None:
     """The name under which a function was registered for just this environment or dataset."""
-    task = task_of(what)
+    task = task_of(source)
     names = [] if task is None else [task.env_id, (task.env_id or "").rpartition(":")[2], task.name]
-    if isinstance(what, DataSpec):
-        names.append(what.name)
+    if isinstance(source, DataSpec):
+        names.append(source.name)
     known = registry.names(kind)
     return next((n for n in names if n and n in known and n not in OWN[kind]), None)
 
 
-def _agree(given: Mapping[str, Any], family: Family, free: frozenset[str]) -> bool:
+def _agree(values: Mapping[str, Any], family: Family, free: frozenset[str]) -> bool:
     """True where each setting has the value that the family requires, or is free to have any."""
     expected_settings = family.settings
-    return all(_same(v, expected_settings[k]) if k in expected_settings else k in free for k, v in given.items())
+    return all(_same(v, expected_settings[k]) if k in expected_settings else k in free for k, v in values.items())
 
 
 def raw_transitions(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -242,12 +242,12 @@ def raw_transitions(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor, Ten
     return states, actions, after
 
 
-def task_of(what: DataSpec | Task | str | None) -> Task | None:
+def task_of(source: DataSpec | Task | str | None) -> Task | None:
     """The task of a dataset's spec, of an environment's id or of a dataset's name."""
-    if isinstance(what, str):
-        task = tasks.lookup(what)
-        return task if task is not None else Task(name=what, env_id=what)
-    return what.task if isinstance(what, DataSpec) else what
+    if isinstance(source, str):
+        task = tasks.lookup(source)
+        return task if task is not None else Task(name=source, env_id=source)
+    return source.task if isinstance(source, DataSpec) else source
 
 
 def _fits(family: Family, spec: DataSpec | None, task: Task) -> bool:

@@ -125,8 +125,8 @@ def pen(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Ten
     return likeness - distance + bonus - 5.0 * _ended(terminations.pen, observations, actions, next_observations)
 
 
-def find(what: DataSpec | Task | str | None) -> str | None:
+def find(source: DataSpec | Task | str | None) -> str | None:
     """The name of the registered reward function of a dataset's environment, or None:
     `offrl.world_models.known.environments.find`.
     """
-    return known.find(what, "reward")
+    return known.find(source, "reward")

@@ -62,11 +62,11 @@ class SindyModel(WorldModel):
         return nn.Module()
 
     def predict(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
-        s, a, _ = self.recorded(observations, actions, observations)
+        s, a, _ = self.to_dataset_units(observations, actions, observations)
         return self.told(tree, *sindy.predict_members(tree, s, self.encode(a)))
 
     def predict_each(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
-        s, a, _ = self.recorded(observations, actions, observations)
+        s, a, _ = self.to_dataset_units(observations, actions, observations)
 
         def one(dynamics: Tensor, reward: Tensor, s: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
             medians = {k: {**tree[k], "median": v} for k, v in (("dynamics", dynamics), ("reward", reward))}
@@ -166,7 +166,7 @@ class Sindy(Algorithm):
         """Fit the model of one seed and keep it."""
         model, actions = self.model, dataset.columns["actions"]
         flat = {k: dataset.flat(k).float() for k in ("observations", "next_observations")}
-        s, a, nexts = model.recorded(
+        s, a, nexts = model.to_dataset_units(
             flat["observations"][parts.train], actions[parts.train], flat["next_observations"][parts.train]
         )
         rewards = (dataset.columns["rewards"][parts.train] - self.spec.reward_shift) / (self.spec.reward_scale or 1.0)
@@ -175,13 +175,15 @@ class Sindy(Algorithm):
             tree[part]["coefficients"] = torch.cat([tree[part]["coefficients"], tree[part]["median"][None]])
         tree |= {**data_range(dataset), **starts.sample(model, dataset)}
         tree |= {"elites": torch.tensor([model.members - 1]), "scale": torch.ones(model.out_dim)}
-        tree["scale"] = quality.scales(model, tree, dataset, parts.held)
-        tree["levels"] = quality.levels(model, tree, dataset, parts.held)
-        held = model.predict(tree, flat["observations"][parts.held], actions[parts.held], flat["observations"][:0])
-        errors = (held.mean - flat["next_observations"][parts.held]).square().mean((-2, -1))
-        about = {"name": dataset.spec.name, "fingerprint": dataset.fingerprint}
+        tree["scale"] = quality.scales(model, tree, dataset, parts.held_out)
+        tree["levels"] = quality.levels(model, tree, dataset, parts.held_out)
+        prediction = model.predict(
+            tree, flat["observations"][parts.held_out], actions[parts.held_out], flat["observations"][:0]
+        )
+        errors = (prediction.mean - flat["next_observations"][parts.held_out]).square().mean((-2, -1))
+        data = {"name": dataset.spec.name, "fingerprint": dataset.fingerprint}
         meta = {
-            "data": about,
+            "data": data,
             "held_out": errors.tolist(),
             "seed": replica.seed,
             "updates": 0,

@@ -14,7 +14,7 @@ step.
 `fit` runs once on the host, in float64. What it returns is a tree of plain tensors; `library`, `predict` and the rest
 are pure functions of it that work under vmap and torch.compile, and compute in the coefficients' type, since
 polynomials of raw units cancel. Outside the data a polynomial soon grows without bound: who rolls out cuts off at the
-data's range (`offrl.world_models.model.WorldModel.settle`)."""
+data's range (`offrl.world_models.model.WorldModel.to_outcome`)."""
 
 from __future__ import annotations
 
@@ -156,13 +156,13 @@ def fit(
     numbers that are not finite, too few rows, and as `factors` does.
     """
     config = config or SindyConfig()
-    given = {
+    samples = {
         "observations": observations,
         "actions": actions,
         "rewards": rewards,
         "next_observations": next_observations,
     }
-    columns = {k: torch.as_tensor(x).detach().cpu().double() for k, x in given.items()}
+    columns = {k: torch.as_tensor(x).detach().cpu().double() for k, x in samples.items()}
     s, a, r, nexts = (x.reshape(len(x), -1) for x in columns.values())
     for name, column in zip(columns, (s, a, r, nexts), strict=True):
         if len(column) != len(s):
@@ -199,12 +199,16 @@ def fit(
     for index, (name, (chosen, targets)) in enumerate(both.items()):
         key = rng.fold_in(rng.make_key(seed), index)
         tree[name], redundant = _fit(chosen, s, a, targets, tree["angles"], config, key)
-        lost = [_product(chosen[t], _names(tree["angles"], width, a.shape[1], None)) for t in redundant]
-        if name == "dynamics" and lost:
-            more = f" and {len(lost) - 6} more" if len(lost) > 6 else ""
-            notes.append(f"left out, being combinations of simpler terms in these data: {', '.join(lost[:6])}{more}")
+        redundant_terms = [_product(chosen[t], _names(tree["angles"], width, a.shape[1], None)) for t in redundant]
+        if name == "dynamics" and redundant_terms:
+            more = f" and {len(redundant_terms) - 6} more" if len(redundant_terms) > 6 else ""
+            notes.append(
+                f"left out, being combinations of simpler terms in these data: {', '.join(redundant_terms[:6])}{more}"
+            )
             one_hot = ((a == 0) | (a == 1)).all() and (a.sum(1) == 1).all()
-            if idle := [x for x in lost if x.startswith("act[") and " " not in x and "^" not in x and not one_hot]:
+            if idle := [
+                x for x in redundant_terms if x.startswith("act[") and " " not in x and "^" not in x and not one_hot
+            ]:
                 notes.append(
                     f"these data do not tell what {', '.join(idle)} does: it is constant or follows from the "
                     "observation"
@@ -412,8 +416,8 @@ def equations(tree: Tree, names: Sequence[str] | None = None, target: str = "del
     for part in ("dynamics", "reward"):
         terms, members, median = (tree[part][k].cpu() for k in ("factors", "coefficients", "median"))
         if part == "dynamics" and target == "next":
-            own = _own(terms, width)
-            members, median = members + own, median + own
+            identity_terms = _own(terms, width)
+            members, median = members + identity_terms, median + identity_terms
         spread = members.std(0, unbiased=False)
         effect = median.abs() * tree[part]["scale"].cpu()
         for d in range(len(median)):
@@ -424,10 +428,10 @@ def equations(tree: Tree, names: Sequence[str] | None = None, target: str = "del
                     sign = "-" if median[d, t] < 0 else "+"
                     text = " ".join(filter(None, [value, _product(terms[t], labels)])).removeprefix("1 ")
                     line += f" {sign} {text}" if line else ("-" if sign == "-" else "") + text
-            left = (
+            label = (
                 "reward" if part == "reward" else f"next {labels[d + 1]}" if target == "next" else f"d {labels[d + 1]}"
             )
-            lines.append(f"{left} = {line or '0'}")
+            lines.append(f"{label} = {line or '0'}")
     return lines
 
 

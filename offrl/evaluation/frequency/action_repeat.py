@@ -25,8 +25,8 @@ class HeldPolicy:
     """`policy`, asked at the steps 0, D, 2 D, ... of an episode alone, as the evaluator plays policies.
 
     What it plays in between follows from what it saw at the decision: the rest of its queue, where it draws several
-    actions at a time (its setting `execute` is then D, or all that it can draw where D is more, see `Actor.planned`),
-    and after that the last action again.
+    actions at a time (its setting `execute` is then D, or all that it can draw where D is more, see
+    `Actor.actions_per_decision`), and after that the last action again.
 
     To a policy with a memory a decision is a step: its clock counts decisions, its context holds the observations and
     actions of decisions, and as the reward of a decision it is handed the sum of the rewards since, so that a return to
@@ -41,8 +41,8 @@ class HeldPolicy:
                 f"a policy of {name} answers texts, one decision each: frequency= is for actions that an environment "
                 "can repeat"
             )
-        self.every, self.planned = every, policy.actor.planned(every)
-        queues = policy.actor.planned(2) > 1
+        self.every, self.planned = every, policy.actor.actions_per_decision(every)
+        queues = policy.actor.actions_per_decision(2) > 1
         self.policy = policy.with_settings({"execute": self.planned}) if queues else policy
 
     @property

@@ -81,16 +81,16 @@ class BestOfActor(ChunkActor):
 
     def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
         config, rows = self.algorithm.config, observations.shape[0]
-        still = not explore and getattr(config, "greedy", "sample") == "zero"
-        count = 1 if still else int(config.candidates)
+        zero_noise = not explore and getattr(config, "greedy", "sample") == "zero"
+        count = 1 if zero_noise else int(config.candidates)
         dim = self.length * self.algorithm.spec.action_dim
 
-        def noise(own: Tensor) -> Tensor:
-            return torch.zeros(count * rows, dim, device=own.device) if still else noise_of(own, count, rows, dim)
+        def noise(k: Tensor) -> Tensor:
+            return torch.zeros(count * rows, dim, device=k.device) if zero_noise else noise_of(k, count, rows, dim)
 
         draw_key, choose_key = rng.split(key)
-        drawn = self.draw(self.condition(observations, count), draw_key, noise)
-        chosen = drawn if count == 1 else self.choose_of(observations, drawn.unflatten(0, (count, -1)), choose_key)
+        samples = self.draw(self.condition(observations, count), draw_key, noise)
+        chosen = samples if count == 1 else self.choose_of(observations, samples.unflatten(0, (count, -1)), choose_key)
         return chosen.unflatten(1, (self.length, -1))
 
 

@@ -28,7 +28,7 @@ class Queue(NamedTuple):
     """The carry of E episodes."""
 
     actions: Tensor  # [E, h, A]: those to come, the next one first
-    left: Tensor  # [E] int64: how many of them are still played
+    remaining: Tensor  # [E] int64: how many of them are still played
 
 
 class ChunkActor(Actor):
@@ -39,7 +39,7 @@ class ChunkActor(Actor):
     another episode. Where one action of each chunk is played there is nothing to remember.
     """
 
-    resets = True
+    resettable = True
 
     @property
     def length(self) -> int:
@@ -49,10 +49,10 @@ class ChunkActor(Actor):
     @property
     def execute(self) -> int:
         """Actions played of each chunk."""
-        wanted = int(getattr(self.algorithm.config, "execute", 0))
-        return min(wanted, self.length) if wanted else self.length
+        count = int(getattr(self.algorithm.config, "execute", 0))
+        return min(count, self.length) if count else self.length
 
-    def planned(self, steps: int) -> int:
+    def actions_per_decision(self, steps: int) -> int:
         return min(steps, self.length)
 
     @abstractmethod
@@ -69,13 +69,13 @@ class ChunkActor(Actor):
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         if carry is None:
             return self.chunk(observations, key, explore)[:, 0], None
-        queue, left = carry
-        fresh = left == 0
+        queue, remaining = carry
+        fresh = remaining == 0
         if traced(fresh) or bool(fresh.any()):
-            drawn = self.chunk(observations, key, explore)
-            queue = torch.where(fresh.reshape(-1, 1, 1), drawn, queue)
-            left = torch.where(fresh, self.execute, left)
-        return queue[:, 0], Queue(torch.cat([queue[:, 1:], queue[:, -1:]], 1), left - 1)
+            chunk = self.chunk(observations, key, explore)
+            queue = torch.where(fresh.reshape(-1, 1, 1), chunk, queue)
+            remaining = torch.where(fresh, self.execute, remaining)
+        return queue[:, 0], Queue(torch.cat([queue[:, 1:], queue[:, -1:]], 1), remaining - 1)
 
     def graph(self, explore: bool) -> nn.Module | None:
         """For an exported file: observations [E, O] -> the chunk [E, h, A], whose queue is the caller's; None for

@@ -35,10 +35,10 @@ def check_cost(config: TrainConfig, candidates: int, observation_dim: int, dim: 
         return
     algo, time = config.algo, hours(config, candidates, observation_dim, dim)
     if time > LONGEST:
-        words = f"{time / 24.0:,.0f} days" if time > 48.0 else f"{time:.0f} hours"
+        duration = f"{time / 24.0:,.0f} days" if time > 48.0 else f"{time:.0f} hours"
         raise UserError(
             f"algo.candidates={candidates} with algo.hidden={shown_value(algo.hidden)} is for a GPU: {config.steps:,} "
             "updates take about "
-            f"{words} on this CPU; take {cure}, smaller algo.candidates or algo.hidden, or fewer steps= (device=cpu "
+            f"{duration} on this CPU; take {cure}, smaller algo.candidates or algo.hidden, or fewer steps= (device=cpu "
             "begins nevertheless)"
         )

@@ -45,8 +45,8 @@ class EnsemblingActor(ChunkActor):
     def execute(self) -> int:
         return super().execute if self.ensemble is None else 1
 
-    def planned(self, steps: int) -> int:
-        return super().planned(steps) if self.ensemble is None else 1
+    def actions_per_decision(self, steps: int) -> int:
+        return super().actions_per_decision(steps) if self.ensemble is None else 1
 
     def start(self, episodes: int) -> Carry:
         if self.ensemble is None:

@@ -58,8 +58,8 @@ def discounted_returns(dataset: Dataset, rewards: Tensor, discount: float, termi
 
 def with_first_state(plans: Tensor, states: Tensor) -> Tensor:
     """Plans [B, T, D] whose first step ends in `states` [B, O]: the last O of its D numbers are replaced."""
-    kept = plans[:, :1, : plans.shape[-1] - states.shape[-1]]
-    return torch.cat([torch.cat([kept, states.unsqueeze(1)], -1), plans[:, 1:]], 1)
+    prefix = plans[:, :1, : plans.shape[-1] - states.shape[-1]]
+    return torch.cat([torch.cat([prefix, states.unsqueeze(1)], -1), plans[:, 1:]], 1)
 
 
 def noisy_plans(plans: Tensor, noise: Tensor, step: Tensor, steps: int) -> Tensor:

@@ -7,9 +7,9 @@ from typing import Any
 
 from offrl.data.dataset import DataSpec
 from offrl.families.critics import CriticSettings, epsilon_field
+from offrl.nn.custom.networks import ActorNetworkSettings
 from offrl.nn.flow import Field
 from offrl.nn.mlp import ACTIVATIONS
-from offrl.nn.own.networks import ActorNetworkSettings
 from offrl.settings.field import defaults, setting
 
 PESSIMISM = ("mean", "min", "std")

@@ -93,7 +93,7 @@ class Moments(NamedTuple):
 
     mean: Tensor
     variance: Tensor
-    seen: Tensor  # how many values
+    num_values: Tensor  # of each series
 
     @classmethod
     def begin(cls, many: int) -> Moments:
@@ -105,8 +105,8 @@ class Moments(NamedTuple):
         """With the values [N, E] of one moment (Chan et al., 1979)."""
         values = values.double()
         more, mean, variance = values.shape[1], values.mean(1), values.var(1, unbiased=False)
-        total, shift = self.seen + more, mean - self.mean
-        squares = self.variance * self.seen + variance * more + shift.square() * self.seen * more / total
+        total, shift = self.num_values + more, mean - self.mean
+        squares = self.variance * self.num_values + variance * more + shift.square() * self.num_values * more / total
         return Moments(self.mean + shift * more / total, squares / total, total)
 
     def scaled(self, values: Tensor, largest: float) -> Tensor:

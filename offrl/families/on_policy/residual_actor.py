@@ -20,7 +20,7 @@ class Glance(NamedTuple):
     """The carry of E episodes where the residual does not see every observation."""
 
     base: Any  # the carry of the policy below
-    seen: Tensor  # [E, O]: what the residual saw last
+    observations: Tensor  # [E, O]: the last ones that the residual looked at
     age: Tensor  # [E] int64: steps since then; 0: it looks
 
 
@@ -29,7 +29,7 @@ class ResidualActor(Actor):
     below, or a `Glance` where `look_every` is above 1."""
 
     algorithm: Residual
-    resets = True
+    resettable = True
 
     def __init__(self, algorithm: Algorithm, state: TrainState) -> None:
         super().__init__(algorithm, state)
@@ -43,8 +43,8 @@ class ResidualActor(Actor):
         if self.algorithm.config.look_every == 1:
             return carry
         device = self.state.step.device
-        seen = torch.zeros(episodes, self.algorithm.spec.observation_dim, device=device)
-        return Glance(carry, seen, torch.zeros(episodes, dtype=torch.int64, device=device))
+        observations = torch.zeros(episodes, self.algorithm.spec.observation_dim, device=device)
+        return Glance(carry, observations, torch.zeros(episodes, dtype=torch.int64, device=device))
 
     def begin_anew(self, carry: Carry, mask: Tensor) -> Carry:
         """The carry where the episodes of a mask bool [E] begin anew, with nothing of what the policy below had
@@ -60,17 +60,17 @@ class ResidualActor(Actor):
 
     def below(self, carry: Carry, observations: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Carry]:
         """(the observations that the residual sees [E, O], the base's actions [E, A], the next carry)."""
-        every = self.algorithm.config.look_every
-        if every == 1:
+        interval = self.algorithm.config.look_every
+        if interval == 1:
             actions, carry = self.base.act(carry, observations, key, explore=False)
             return observations, actions, carry
-        seen = torch.where((carry.age == 0).unsqueeze(-1), observations, carry.seen)
+        latest = torch.where((carry.age == 0).unsqueeze(-1), observations, carry.observations)
         actions, inner = self.base.act(carry.base, observations, key, explore=False)
-        return seen, actions, Glance(inner, seen, (carry.age + 1) % every)
+        return latest, actions, Glance(inner, latest, (carry.age + 1) % interval)
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        seen, base_actions, carry = self.below(carry, observations, key)
-        u = self.apply("actor", self.algorithm.features(self.state.extra, seen, base_actions))
+        latest, base_actions, carry = self.below(carry, observations, key)
+        u = self.apply("actor", self.algorithm.features(self.state.extra, latest, base_actions))
         if explore:
             u = u + self.algorithm.sigma * rng.normal(rng.fold_in(key, 1), tuple(u.shape))
         return self.algorithm.combine(base_actions, u), carry

@@ -147,7 +147,7 @@ def check_base(policy: TrainedPolicy, path: Path) -> None:
     actor = algorithm.actor(bind(algorithm, policy.state))
     if type(actor).observe_reward is not Actor.observe_reward:
         raise UserError(f"{name} looks at the rewards of its episode, which a residual would change")
-    if actor.start(2) is not None and not actor.resets:
+    if actor.start(2) is not None and not actor.resettable:
         raise UserError(f"{name} remembers episodes that began together, and those of a residual begin one by one")
 
 

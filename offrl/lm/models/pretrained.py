@@ -25,7 +25,7 @@ from torch import Tensor
 from offrl.errors import UserError, first_line
 from offrl.lm.models import libraries
 from offrl.lm.models.libraries import packages, silent
-from offrl.nn.outline import check_memory, outline
+from offrl.nn.meta_check import check_memory, outline
 from offrl.system import trust
 
 SCRATCH = "scratch"
@@ -45,7 +45,7 @@ ELSEWHERE = "OFFRL_LM"  # names a language model where that of a policy file doe
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 REAL = torch.device(
     "cpu"
-)  # as a context: what is read here is used by many, also where others only draw (`offrl.nn.outline`)
+)  # as a context: what is read here is used by many, also where others only draw (`offrl.nn.meta_check`)
 _known: dict[str, Language] = {}  # read in this process, by identity
 
 
@@ -316,7 +316,7 @@ def open_elsewhere(location: str, identity: str) -> Language:
 
 def unpack(tensors: dict[str, Tensor], description: dict[str, Any], identity: str, head: bool = False) -> Language:
     """A model, with its head or without, from its architecture and those of its tensors that are given. Raises
-    UserError where they do not fit, or ask for more memory than what holds them (`offrl.nn.outline`)."""
+    UserError where they do not fit, or ask for more memory than what holds them (`offrl.nn.meta_check`)."""
     if identity not in _known:
         transformers, _ = packages()
         where = f"the language model {identity}"

@@ -148,9 +148,9 @@ def test_an_architecture_takes_no_memory_before_it_fits(
     tmp_path: Path, gpt2: Path, change: dict[str, int], monkeypatch: Any
 ) -> None:
     """Row 20, of the language model in a policy file."""
-    from offrl.nn import outline
+    from offrl.nn import meta_check
 
-    monkeypatch.setattr(outline, "OPERATIONS", 3_000)
+    monkeypatch.setattr(meta_check, "OPERATIONS", 3_000)
     path = policy(tmp_path / "p.safetensors", gpt2)
     about = files.read(path)[1]["assets"]["architecture"]
     text = refused(changed(path, architecture={**about, **change}))

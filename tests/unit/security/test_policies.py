@@ -22,7 +22,7 @@ from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.interop.policies import load_agents
 from offrl.labelling.cache import Answers
-from offrl.nn import outline
+from offrl.nn import meta_check
 from offrl.relabel.preferences import PreferenceModel
 from offrl.settings.kinds import restored
 from offrl.system import files
@@ -92,7 +92,7 @@ def test_networks_are_not_built_before_their_shapes_fit(
     tmp_path: Path, name: str, change: dict[str, Any], watched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row 20: `hidden: [30000,30000]` in a policy of some kilobytes."""
-    monkeypatch.setattr(outline, "OPERATIONS", 2_000)
+    monkeypatch.setattr(meta_check, "OPERATIONS", 2_000)
     small = {
         "dt": {"width": 8, "heads": 1, "layers": 1, "max_timestep": 10},
         "pets": {"termination": "never", "reward": "learned"},
@@ -284,7 +284,7 @@ def test_world_models_are_not_built_before_their_shapes_fit(
     from offrl.world_models import model as world_model
     from offrl.world_models.dynamics import DynamicsSettings
 
-    monkeypatch.setattr(outline, "OPERATIONS", 2_000)
+    monkeypatch.setattr(meta_check, "OPERATIONS", 2_000)
     made = world_model.WorldModel(DynamicsSettings(members=2, hidden=[8], termination="never", reward="learned"), SPEC)
     path = tmp_path / "m.safetensors"
     tree = {

@@ -47,8 +47,8 @@ class NetworkSettings(ActorNetworkSettings):
 
 def factories(config: Any) -> dict[str, Any]:
     """{setting: the function or class that it names}, of those that are set. Raises UserError."""
-    named = {name: getattr(config, name, None) for name in SETTINGS}
-    return {k: object_of(v, f"algo.{k}") if ".py:" in v else registry.get("network", v) for k, v in named.items() if v}
+    values = {name: getattr(config, name, None) for name in SETTINGS}
+    return {k: object_of(v, f"algo.{k}") if ".py:" in v else registry.get("network", v) for k, v in values.items() if v}
 
 
 def with_own_networks(config: Any, modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
