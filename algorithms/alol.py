@@ -125,8 +125,8 @@ def reference_values(algorithm: ALoL, source: UtteranceSource, credits: Tensor) 
         states = torch.cat([_read(algorithm, state, chunk) for chunk in chunks])
         targets = batch[RETURN if c.credit == "return" else REWARD]
         note = (
-            f"{c.values_episodes:,} episodes of the reference policy, which earned {float(targets.mean()):.4g} "
-            "on average"
+            f"{c.values_episodes:,} episodes of the reference policy, which earned {float(targets.mean()):.4g} on "
+            "average"
         )
     values, error, constant = fit(states, targets, data_states, c.value_layers, c.values_steps)
     note = f"the reference's values are fitted to {note}; mean squared error {error:.4g}, of a constant {constant:.4g}"
@@ -222,9 +222,8 @@ class ALoLConfig(UtteranceSettings):
     variant: str = setting(
         "a_lol",
         "how the ratio of the actor's probability to the reference's weighs an action: that of the whole action "
-        "(a_lol), of each token "
-        "(a_lol_seq), not at all (ref_free), by a penalty on its logarithm (kl); r_lol: as a_lol, with rewards in "
-        "place of advantages",
+        "(a_lol), of each token (a_lol_seq), not at all (ref_free), by a penalty on its logarithm (kl); r_lol: as "
+        "a_lol, with rewards in place of advantages",
         choices=VARIANTS,
     )
     clip: float = setting(0.9, "ratios are kept within 1 - clip and 1 + clip", low=0.0)

@@ -212,8 +212,7 @@ class ARSQ(Algorithm):
         if outputs > MOST:
             raise UserError(
                 f"algo.levels={c.levels} x {s.action_dim} action dimensions x algo.bins={c.bins} are {outputs:,} "
-                "outputs, of at most "
-                f"{MOST:,}; take fewer bins and more levels"
+                f"outputs, of at most {MOST:,}; take fewer bins and more levels"
             )
         return {"critic": PositionValues(s.observation_dim, s.action_dim, c.hidden, self.digits.positions, c.bins)}
 

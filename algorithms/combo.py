@@ -64,8 +64,7 @@ class COMBO(LearnsInModel, SoftActorCritic):
         if not 0 < real < c.batch_size:
             raise UserError(
                 f"algo.real_share={c.real_share:g} of algo.batch_size={c.batch_size} is {real} row(s): COMBO needs the "
-                "data's, "
-                "where values are pushed up, and imagined ones"
+                "data's, where values are pushed up, and imagined ones"
             )
         return modules
 

@@ -49,8 +49,7 @@ class DecisionDiffuserConfig(DiffusionPlanSettings, TargetReturnSettings):
     target_return: float | None = setting(
         None,
         "the discounted return of the rest of the episode that is asked for at every step, in the units of the "
-        "recorded rewards; null: the "
-        "largest of the data, less a tenth of its size",
+        "recorded rewards; null: the largest of the data, less a tenth of its size",
         acting=True,
     )
     return_scale: float | None = setting(
@@ -119,8 +118,7 @@ class DecisionDiffuser(Algorithm):
         )
         note(
             f"decision_diffuser asks for a discounted return of {fitted.target_return:g} (algo.target_return) at every "
-            "step, in units of "
-            f"{fitted.return_scale:g} (algo.return_scale): the largest of the data is {best:.5g}"
+            f"step, in units of {fitted.return_scale:g} (algo.return_scale): the largest of the data is {best:.5g}"
         )
         return fitted
 

@@ -34,8 +34,8 @@ class DiffusionQLConfig(CriticSettings):
     q_weight: float = setting(1.0, "weight of Q, divided by its mean size, against cloning", low=0.0)
     chain: bool = setting(
         True, "the policy's Q is of an action denoised from noise, with gradients through all steps; false: of the "
-              "action that one step "
-        "predicts from a noised action of the data, which takes a fraction of the time (EDP, arXiv 2305.20081)",
+              "action that one step predicts from a noised action of the data, which takes a fraction of the time "
+              "(EDP, arXiv 2305.20081)",
     )  # fmt: skip
     max_target_actions: int = setting(
         1, "targets take each critic's best of so many actions of the policy, not one (AntMaze: 10)", low=1

@@ -50,11 +50,9 @@ class ThresholdSampler(UtteranceSampler):
         if bool(successes.all()) or not bool(successes.any()):
             raise UserError(
                 f"{dataset.spec.name}: the returns of its turns are all "
-                f"{'above' if bool(successes.all()) else 'at or below'} "
-                f"algo.threshold={self.threshold:g}, so there is nothing to tell apart; they lie between "
-                f"{float(returns.min()):.4g} and "
-                f"{float(returns.max()):.4g}. Set algo.threshold between them, and where returns are never above 0 "
-                "algo.outcome_weight=0"
+                f"{'above' if bool(successes.all()) else 'at or below'} algo.threshold={self.threshold:g}, so there is "
+                f"nothing to tell apart; they lie between {float(returns.min()):.4g} and {float(returns.max()):.4g}. "
+                "Set algo.threshold between them, and where returns are never above 0 algo.outcome_weight=0"
             )
         return source
 

@@ -80,8 +80,7 @@ class DPTConfig:
     contexts: str = setting(
         "data",
         "data: the dataset's, which has the columns tasks and optimal_actions; environment: new tasks in every batch, "
-        "of an environment "
-        "that can make them (bandits and darkroom can)",
+        "of an environment that can make them (bandits and darkroom can)",
         choices=("data", "environment"),
     )
     shuffle: bool = setting(True, "contexts=data: transitions of a context come in a random order")

@@ -125,8 +125,7 @@ class DTQL(WithCritic, Algorithm):
         if c.warm_up is not None and c.warm_up >= config.steps:
             raise UserError(
                 f"algo.warm_up={c.warm_up} leaves the policy none of steps={config.steps}: ask for more steps, or for "
-                "a shorter "
-                f"warm-up, such as algo.warm_up={config.steps // 5}"
+                f"a shorter warm-up, such as algo.warm_up={config.steps // 5}"
             )
         return {}
 

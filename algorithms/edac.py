@@ -29,9 +29,8 @@ class EDACConfig(ManyCriticsSettings):
     compared_critics: int = setting(
         0,
         "gradients of a random subset of so many critics are compared in each update, 2 or more; 0: of all. The "
-        "penalty keeps its "
-        "expectation: the authors' first code, which compared a subset, has eta times this / critics; their later code "
-        "compares all",
+        "penalty keeps its expectation: the authors' first code, which compared a subset, has eta times this / "
+        "critics; their later code compares all",
         low=0,
     )
 

@@ -46,8 +46,7 @@ class EDTConfig(TargetReturnSettings, SequenceSettings):
     expert_temperature: float = setting(
         25.0,
         "acting asks for returns drawn from the bins, the better ones made more likely by exp(this * return in [0, 1]) "
-        "(the authors: 10 "
-        "and 15 more, for HalfCheetah 1 more); 0: for the estimated expectile",
+        "(the authors: 10 and 15 more, for HalfCheetah 1 more); 0: for the estimated expectile",
         low=0.0,
         acting=True,
     )

@@ -36,8 +36,8 @@ class FBConfig(ZeroShotSettings):
     norm_tanh: list[str] = setting(
         list(PARTS),
         "networks whose first layer is linear, LayerNorm, tanh (the others': linear, ReLU): inputs, those that read "
-        "(s, a), (s, z) and s; "
-        "backward, B; actor, the actor's after that. Neither reference has all of them: see the deviations",
+        "(s, a), (s, z) and s; backward, B; actor, the actor's after that. Neither reference has all of them: see the "
+        "deviations",
         choices=PARTS,
     )
     policy_noise: float = setting(0.2, "standard deviation of the policy's noise, in training and exploring", low=0.0)

@@ -59,8 +59,7 @@ class IDQLConfig(CriticSettings):
     choice: str = setting(
         "best",
         "which of the drawn actions is played: best: the one with the largest Q; expectile: one drawn with the weights "
-        "of V's loss, |tau - "
-        "1(Q < V)|, from the policy that V values",
+        "of V's loss, |tau - 1(Q < V)|, from the policy that V values",
         choices=("best", "expectile"),
         acting=True,
     )

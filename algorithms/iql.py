@@ -28,8 +28,7 @@ class IQLConfig(InSampleSettings):
     update_order: str = setting(
         "sequential",
         "sequential: V, the policy by the new V and the target critics, the critics (as published); simultaneous: all "
-        "from the parameters "
-        "before the update, the policy by the online critics (as OGBench)",
+        "from the parameters before the update, the policy by the online critics (as OGBench)",
         choices=("sequential", "simultaneous"),
     )
 

@@ -70,8 +70,8 @@ def check_behaviour(run: Pretrained) -> None:
     acts = run.algorithm.traits.policy_modules
     if not acts or run.algorithm.actor(run.state).start(1) is not None:
         raise UserError(
-            f"algo.behaviour: {run.algorithm.config.name} {'remembers' if acts else 'does not act'}; "
-            "episodes are played by a policy without a memory, such as diffusion_bc or bc"
+            f"algo.behaviour: {run.algorithm.config.name} {'remembers' if acts else 'does not act'}; episodes are "
+            "played by a policy without a memory, such as diffusion_bc or bc"
         )
 
 
@@ -151,8 +151,7 @@ class MBRCSLConfig(OutcomeSettings):
     behaviour_steps: int | None = setting(
         None,
         "updates of the behaviour policy that is trained first; null: 50 times through the data, or as much less as "
-        "this run has fewer "
-        "than 8,000 updates",
+        "this run has fewer than 8,000 updates",
         low=1,
         place=True,
     )

@@ -69,8 +69,7 @@ class MOBILE(LearnsInModel, SoftActorCritic):
         if source.model.history > 1:
             raise UserError(
                 "algo=mobile asks the model again in each update and keeps no past: train one with algo.history=1 "
-                "(this one has "
-                f"{source.model.history})"
+                f"(this one has {source.model.history})"
             )
         if len(source.tree["elites"]) < 2:
             raise UserError(

@@ -43,8 +43,7 @@ class MOReLConfig(ModelBasedSettings):
     threshold: str = setting(
         "deviations",
         "a step is unknown where its uncertainty is above: deviations (the mean of the data's rows and threshold_scale "
-        "standard "
-        "deviations), quantile (their threshold_scale quantile), maximum (threshold_scale times the largest)",
+        "standard deviations), quantile (their threshold_scale quantile), maximum (threshold_scale times the largest)",
         choices=("deviations", "quantile", "maximum"),
     )
     threshold_scale: float | None = setting(
@@ -86,8 +85,7 @@ class MOReL(LearnsInModel, SoftActorCritic):
         if max(rewards) > perpetuity:
             warn(
                 f"HALT costs less ({max(rewards):g}) than to go on as the data do for ever ({perpetuity:g}, from their "
-                "mean reward and the "
-                "discount): leaving what the model knows would pay; set algo.halt_reward lower"
+                "mean reward and the discount): leaving what the model knows would pay; set algo.halt_reward lower"
             )
         if config.value_range or not result.value_range:
             return result

@@ -64,8 +64,7 @@ class QRL(GoalConditioned):
             name = s.task.name if s.task is not None and not s.name else s.name
             raise UserError(
                 f"{c.name} cannot learn from {name}, whose goals are no observations but have {s.goal_dim} numbers of "
-                "their own "
-                "(achieved_goals): it measures distances between states; take gcivl, gciql, crl or hiql"
+                "their own (achieved_goals): it measures distances between states; take gcivl, gciql, crl or hiql"
             )
         self.learner = chosen_learner(c, s.discrete)
         if c.latent % (8 if c.quasimetric == "iqe" else 2):

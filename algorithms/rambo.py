@@ -98,8 +98,7 @@ class RAMBO(LearnsInModel, SoftActorCritic):
         if config.random_rollouts and config.candidates > 1:
             raise UserError(
                 f"algo.candidates={config.candidates} chooses among actions of the policy, and "
-                "algo.random_rollouts=true imagines random "
-                "ones: leave one of them out"
+                "algo.random_rollouts=true imagines random ones: leave one of them out"
             )
         return super().fit_config(config, dataset, grid)
 
@@ -132,8 +131,7 @@ class RAMBO(LearnsInModel, SoftActorCritic):
             description = f"one trained with loss={loss}" if model.kind == "ensemble" else f"of the kind '{model.kind}'"
             raise UserError(
                 f"world_model={config.algo.world_model} is {description}; rambo goes on training an ensemble by its "
-                "likelihood (algo=dynamics "
-                "with loss=likelihood), or leave world_model= out"
+                "likelihood (algo=dynamics with loss=likelihood), or leave world_model= out"
             )
         shape = [model.members, model.history, int(model.learns_ending), *model.config.hidden]
         return dataclasses.replace(config, algo=dataclasses.replace(config.algo, world_model_shape=shape))
@@ -163,8 +161,7 @@ class RAMBO(LearnsInModel, SoftActorCritic):
             if {name: x.shape for name, x in clone.items()} != {name: x.shape for name, x in params["actor"].items()}:
                 raise UserError(
                     "algo.behaviour: its policy's network is not this one's: name a run of bc with "
-                    "algo.policy=tanh_gaussian and the same "
-                    "algo.hidden, or leave it out"
+                    "algo.policy=tanh_gaussian and the same algo.hidden, or leave it out"
                 )
             params["actor"] = {name: clone[name].clone() for name in params["actor"]}
         if "world_model" in self.pretrained:

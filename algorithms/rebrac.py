@@ -45,8 +45,7 @@ class ReBRACConfig(TD3Settings):
     update_order: str = setting(
         "sequential",
         "sequential: the critics, then the actor by the new critics, then the targets (as published); simultaneous: "
-        "all from the "
-        "parameters before the update, and the actor goes on by its momentum in between (as OGBench)",
+        "all from the parameters before the update, and the actor goes on by its momentum in between (as OGBench)",
         choices=("sequential", "simultaneous"),
     )
 

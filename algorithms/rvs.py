@@ -28,8 +28,7 @@ class RvSConfig(OutcomeSettings):
     condition: str = setting(
         "average",
         "average: the return to go divided by the steps that are left until `max_length`, and when acting a constant; "
-        "to_go: the return "
-        "that is left, less with every reward (RCSL); goal: a later state of the trajectory (RvS-G)",
+        "to_go: the return that is left, less with every reward (RCSL); goal: a later state of the trajectory (RvS-G)",
         choices=("average", "to_go", "goal"),
     )
 

@@ -70,24 +70,21 @@ class RecallSampler:
         if self.length > 1 and longest == 1:
             raise UserError(
                 f"{dataset.spec.name}: no window of 2 steps to learn a sequence from: each episode of the data has one "
-                "transition, and "
-                "their order is not known; say where episodes end (dataset.fields.truncations or episode_ends), or "
-                "take algo=td3_bc"
+                "transition, and their order is not known; say where episodes end (dataset.fields.truncations or "
+                "episode_ends), or take algo=td3_bc"
             )
         if self.length > longest:
             raise UserError(
                 f"{dataset.spec.name}: algo.length={self.length}: no window of so many steps is in the data, whose "
-                "longest episode has "
-                f"{longest} transitions; take a smaller length (algo.execute may be larger)"
+                f"longest episode has {longest} transitions; take a smaller length (algo.execute may be larger)"
             )
         if not self.pretrained:
             return RecallSource(source)
         trained = self.pretrained["world_model"].to(source.last.device)
         if trained.model.history > 1:
             raise UserError(
-                "algo=sequence_rl asks the model in each update and keeps no past: train one with algo.history=1 (this "
-                "one has "
-                f"{trained.model.history})"
+                "algo=sequence_rl asks the model in each update and keeps no past: train one with algo.history=1 "
+                f"(this one has {trained.model.history})"
             )
         return RecallSource(source, trained.model, trained.tree)
 
@@ -193,8 +190,7 @@ class SequenceRLConfig(TD3Settings):
     recall: str = setting(
         "data",
         "where the critic judges the sequence: data: in the states that the data went on to; model: in those of a "
-        "world model, as "
-        "published; distil: it does not, and TD3+BC's policy in the model is imitated",
+        "world model, as published; distil: it does not, and TD3+BC's policy in the model is imitated",
         choices=("data", "model", "distil"),
     )
     recurrent_width: int = setting(128, "width of the sequence actor's GRU", low=1)

@@ -67,8 +67,7 @@ class SegmentSampler:
         if not len(starts):
             raise UserError(
                 f"{dataset.spec.name}: no segment of {self.length} steps to train on: every episode is shorter, and "
-                "none terminates; "
-                f"the longest has {int(dataset.episode_lengths().max())} steps"
+                f"none terminates; the longest has {int(dataset.episode_lengths().max())} steps"
             )
         # which are drawn follows from the episodes' weights
         weighted, first, order = by_weight(dataset, starts.to(device), torch.arange(len(starts), device=device))

@@ -119,8 +119,7 @@ class Actor(ABC):
         """
         raise UserError(
             f"a policy of {self.algorithm.config.name} has to be trained for other rewards: only zero-shot ones can be "
-            "told, such as fb or "
-            "breeze"
+            "told, such as fb or breeze"
         )
 
     def apply(self, name: str, *x: Any) -> Any:

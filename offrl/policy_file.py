@@ -28,8 +28,7 @@ def read(path: Path) -> tuple[Algorithm, TrainState, int]:
     if Path(path).is_file() and pickled(path):  # a FIFO would be waited for
         raise UserError(
             f"{path} is a pickle (PyTorch's files are), which may run code when it is read, and is refused on purpose: "
-            "policies of offrl "
-            "are RUN/policies/*.safetensors; another program's policy acts as a plugin "
+            "policies of offrl are RUN/policies/*.safetensors; another program's policy acts as a plugin "
             "(docs/tutorials/own-algorithm.md)"
         )
     tensors, meta = files.read(path)

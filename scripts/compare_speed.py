@@ -221,8 +221,7 @@ def check(name: str, pythons: dict[str, str]) -> str:
             words.append(f"{program} {worst:.0e}")
     return (
         f"Same weights, same {common.CHECKED_UPDATES} batches: the losses' largest difference from offrl's, relative "
-        "to 1 or to the loss "
-        f"if that is larger: {', '.join(words)}."
+        f"to 1 or to the loss if that is larger: {', '.join(words)}."
     )
 
 
@@ -261,10 +260,9 @@ def table(
     own = statistics.median(floors["own"].rates)
     about = (
         f"One update needs {needed / 1e6:.0f} MFLOP of matrix products. At "
-        f"{statistics.median(floor.rates) * needed / 1e9:.0f} GFLOP/s "
-        f"(256 x 256 products, offrl's back end, same rounds) that is a floor of {statistics.median(floor.rates):.1f} "
-        "updates/s; "
-        f"its products alone, in their own shapes, ran at {own:.1f}."
+        f"{statistics.median(floor.rates) * needed / 1e9:.0f} GFLOP/s (256 x 256 products, offrl's back end, same "
+        f"rounds) that is a floor of {statistics.median(floor.rates):.1f} updates/s; its products alone, in their own "
+        f"shapes, ran at {own:.1f}."
     )
     reference = {**references(rows), floor.label: floor}
     head = f"| | seeds | updates/s | seeds x updates/s | {' | '.join(f'of {label} (range)' for label in reference)} |"

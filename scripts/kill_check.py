@@ -70,33 +70,28 @@ class Kind:
 
 
 BENCHMARK = Kind(
-    "benchmark suite=own datasets=[{inputs}/small.hdf5] algos=[bc,iql] seeds=1 steps=400 compile=eager "
-    "device=cpu algo.hidden=[8] algo.batch_size=16 eval.env=Hopper-v5 eval.episodes=1 eval.max_steps=20 eval.every=200 "
-    "log_every=50 "
-    "checkpoint.every=50 runs_dir=. name=grid quiet=true"
+    "benchmark suite=own datasets=[{inputs}/small.hdf5] algos=[bc,iql] seeds=1 steps=400 compile=eager device=cpu "
+    "algo.hidden=[8] algo.batch_size=16 eval.env=Hopper-v5 eval.episodes=1 eval.max_steps=20 eval.every=200 "
+    "log_every=50 checkpoint.every=50 runs_dir=. name=grid quiet=true"
 )
 KINDS = {
     "training with evaluation workers": Kind(
         "train algo=td3_bc dataset=builtin seeds=1 steps=800 workers=1 eval.workers=2 eval.every=100 "
-        "checkpoint.every=100 "
-        f"algo.hidden=[16,16] algo.batch_size=16 {TRAIN}"
+        f"checkpoint.every=100 algo.hidden=[16,16] algo.batch_size=16 {TRAIN}"
     ),
     "training in several workers": Kind(
         "train algo=bc dataset=builtin seeds=2 group=1 steps=1200 workers=2 eval.workers=1 eval.every=500 "
-        "checkpoint.every=100 "
-        f"algo.hidden=[16,16] algo.batch_size=16 {TRAIN}"
+        f"checkpoint.every=100 algo.hidden=[16,16] algo.batch_size=16 {TRAIN}"
     ),
     "training, compiled": Kind(
         "train algo=bc dataset=builtin seeds=1 steps=800 workers=1 eval.workers=0 eval.every=500 checkpoint.every=200 "
-        "algo.hidden=[16] "
-        f"algo.batch_size=16 {TRAIN.replace('compile=eager', 'compile=compiled')}",
+        f"algo.hidden=[16] algo.batch_size=16 {TRAIN.replace('compile=eager', 'compile=compiled')}",
         share=1,
         environment=(("OFFRL_CACHE", "cache"),),
     ),
     "fine-tuning": Kind(
         "finetune {inputs}/run env=Hopper-v5 steps=300 eval.every=100 checkpoint.every=50 compile=eager device=cpu "
-        "eval.episodes=1 "
-        "eval.workers=1 max_steps=40 log_every=50 runs_dir=. name=run quiet=true"
+        "eval.episodes=1 eval.workers=1 max_steps=40 log_every=50 runs_dir=. name=run quiet=true"
     ),
     "benchmark, cells in processes": dataclasses.replace(
         BENCHMARK, command=f"{BENCHMARK.command} launcher=local jobs=2"
@@ -107,13 +102,11 @@ KINDS = {
     "cells of Ray": dataclasses.replace(BENCHMARK, command=f"{BENCHMARK.command} launcher=ray jobs=2", share=0),
     "world model": Kind(
         "train algo=dynamics dataset=builtin seeds=1 steps=400 workers=1 checkpoint.every=50 algo.hidden=[16,16] "
-        "algo.members=3 "
-        f"algo.elites=2 algo.batch_size=16 algo.epoch=100 {TRAIN}"
+        f"algo.members=3 algo.elites=2 algo.batch_size=16 algo.epoch=100 {TRAIN}"
     ),
     "policy in a world model": Kind(
         "train algo=mopo dataset=builtin seeds=1 steps=200 workers=1 eval.workers=1 eval.every=100 "
-        "checkpoint.every=50 "
-        f"world_model={{inputs}}/model algo.hidden=[16,16] algo.batch_size=16 algo.members=3 "
+        f"checkpoint.every=50 world_model={{inputs}}/model algo.hidden=[16,16] algo.batch_size=16 algo.members=3 "
         f"algo.rollouts=16 algo.horizon=2 algo.rollout_every=50 {TRAIN}"
     ),
     "collection": Kind("collect env=Hopper-v5 policy={inputs}/run rows=6000 max_steps=300 out=out quiet=true"),
@@ -374,8 +367,8 @@ def check(name: str, kind: Kind, kills: int, rng: random.Random, place: Path, in
                 break
             tally.hits.append(hit)
             about = (
-                f"{signal.Signals(number).name} after {hit.moment:.1f} s, {hit.processes} processes, last gone "
-                f"after {hit.last:.2f} s"
+                f"{signal.Signals(number).name} after {hit.moment:.1f} s, {hit.processes} processes, last gone after "
+                f"{hit.last:.2f} s"
             )
             say(f"  {folder.name}: {about}" + (f"; LEFT: {hit.left}" if hit.left else ""))
         try:

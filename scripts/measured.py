@@ -126,7 +126,7 @@ def section(name: str, labels: list[str]) -> list[str]:
     if not lines:
         return []
     note = (
-        "Scores from here are means over seeds [95% interval] (seeds), of other files than the published ones: "
-        "no common table."
+        "Scores from here are means over seeds [95% interval] (seeds), of other files than the published ones: no "
+        "common table."
     )
     return ["", "## Measured", "", *lines, *(["", note] if here else [])]

@@ -45,8 +45,8 @@ RENAMED: dict[str, str] = {
 }
 
 COMMON = (
-    "steps=50 seeds=2 compile=eager workers=1 log_every=25 compare=[] --quiet "
-    "eval.workers=0 eval.episodes=2 eval.max_steps=20 eval.every=25"
+    "steps=50 seeds=2 compile=eager workers=1 log_every=25 compare=[] --quiet eval.workers=0 eval.episodes=2 "
+    "eval.max_steps=20 eval.every=25"
 )
 SMALL: dict[str, Any] = {  # for the algorithms that have the setting
     "hidden": "[16,16]",

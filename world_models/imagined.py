@@ -76,8 +76,7 @@ def collect(
     if episodes is None or not len(episodes["returns"]):
         raise UserError(
             f"{dataset.spec.name}: all {played:,} episodes played in the model left the data's range: train a better "
-            "model or behaviour "
-            "policy, or allow more (algo.range_margin=)"
+            "model or behaviour policy, or allow more (algo.range_margin=)"
         )
     description = {
         "played": played,
@@ -132,14 +131,12 @@ def say(description: Mapping[str, Any], name: str) -> str:
     if not beat:
         warn(
             f"{name}: none of {played:,} episodes played in the model promises more than the data's best return "
-            f"{threshold:g}: it learns "
-            f"from the best of them, which promise up to {best:.4g}, and will not do better than the data. More may: "
-            "algo.rollouts="
+            f"{threshold:g}: it learns from the best of them, which promise up to {best:.4g}, and will not do better "
+            "than the data. More may: algo.rollouts="
         )
     return (
         f"{beat:,} of {played:,} episodes played in the model promise more than the data's best return {threshold:g}, "
-        "the best of them "
-        f"{best:.4g}; {out_of_range:,} left the data's range and do not count"
+        f"the best of them {best:.4g}; {out_of_range:,} left the data's range and do not count"
     )
 
 

@@ -322,9 +322,8 @@ class Trained:
         ):
             raise UserError(
                 f"{where}: trained on {trained_on} with observations {source.observation_shape} and "
-                f"{_actions(source)}; {spec.name} has "
-                f"{spec.observation_shape} and {_actions(spec)}: train one on this data with algo=dynamics, or leave "
-                "world_model= out"
+                f"{_actions(source)}; {spec.name} has {spec.observation_shape} and {_actions(spec)}: train one on this "
+                "data with algo=dynamics, or leave world_model= out"
             )
         origins = [_place(s) for s in (source, spec)]
         if None not in origins and origins[0] != origins[1]:
@@ -341,8 +340,8 @@ class Trained:
             if not _same(expected, actual):
                 raise UserError(
                     f"{where}: trained on {trained_on} with another {setting} ({name}: {_short(expected)} there, "
-                    f"{_short(actual)} here); "
-                    "train the model with the same dataset settings, or leave world_model= out and one is trained"
+                    f"{_short(actual)} here); train the model with the same dataset settings, or leave world_model= "
+                    "out and one is trained"
                 )
 
 
@@ -415,8 +414,8 @@ def load(path: str | Path) -> Trained:
                     else "; its training has not ended: the same command goes on"
                 )
             raise UserError(
-                f"world_model={path} holds no world model (no {FOLDER}/*.safetensors){kind}. "
-                "`offrl train algo=dynamics dataset=...` trains one"
+                f"world_model={path} holds no world model (no {FOLDER}/*.safetensors){kind}. `offrl train "
+                "algo=dynamics dataset=...` trains one"
             )
         path = files[0]
     if not path.exists():

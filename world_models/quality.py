@@ -378,8 +378,8 @@ def sample(dataset: Dataset, parts: Any) -> Sample:
     allowed = torch.zeros(len(dataset), dtype=torch.bool)
     allowed[parts.held_out] = True
     description = (
-        f"{len(parts.held_out):,} rows held out for early stopping (no episode was kept apart; many steps run "
-        "through rows it was trained on)"
+        f"{len(parts.held_out):,} rows held out for early stopping (no episode was kept apart; many steps run through "
+        "rows it was trained on)"
     )
     return Sample(parts.held_out, parts.held_out, allowed, description)
 

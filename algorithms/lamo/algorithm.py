@@ -39,8 +39,7 @@ class LaMoConfig(TargetReturnSettings, SequenceSettings):
     lm: str = setting(
         "gpt2",
         "the language model: a folder with config.json and *.safetensors, a name on the Hugging Face Hub, or scratch: "
-        "a GPT-2 of random "
-        "weights, with the settings width, layers, heads and activation",
+        "a GPT-2 of random weights, with the settings width, layers, heads and activation",
         place=True,
     )
     lm_id: str = setting("", "which model that is", filled=True)

@@ -46,12 +46,11 @@ def describe(language: Language, actor: nn.Module, config: Any) -> str:
         state = "frozen (algo.tune=all lets them learn)" if c.tune == "adapters" else "learnt from these data alone"
         return (
             f"LaMo-scratch: without a pre-trained language model. Its trunk is a GPT-2 of random weights ({c.layers} "
-            "layers of width "
-            f"{language.width}), {state}; results published for LaMo do not apply. {trainable:,} numbers learn"
+            f"layers of width {language.width}), {state}; results published for LaMo do not apply. {trainable:,} "
+            "numbers learn"
         )
     state = "frozen, with LoRA" if c.tune == "adapters" else "all of it learning"
     return (
         f"language model {language.place or language.identity} ({language.config.model_type}, {language.parameters:,} "
-        f"numbers, {state}); "
-        f"{trainable:,} numbers learn"
+        f"numbers, {state}); {trainable:,} numbers learn"
     )

@@ -79,8 +79,7 @@ class MetaDT(SequenceModel):
             if config.steps <= c.prompt_warmup:
                 warn(
                     f"no prompt is trained on or acted on: steps={config.steps} are over before "
-                    f"algo.prompt_warmup={c.prompt_warmup} "
-                    "is; lower it, or train for longer"
+                    f"algo.prompt_warmup={c.prompt_warmup} is; lower it, or train for longer"
                 )
         settings, steps = {"history": c.history, "predicts": c.predicts}, c.task_model_steps
         return {

@@ -57,8 +57,7 @@ class TTConfig:
     decay_steps: int | None = setting(
         None,
         "updates of the cosine, after the warm-up, from the learning rate down; then it rises as it fell, and so on, "
-        "but is never below a "
-        "tenth; null: 19 times through the data",
+        "but is never below a tenth; null: 19 times through the data",
         low=1,
     )
     batch_size: int = setting(256, "windows in a batch", low=1)
@@ -114,8 +113,7 @@ class TTConfig:
     plan_max_length: int | None = setting(
         None,
         "steps after which planning forgets all but the last plan_context - 1, and computes their keys anew (the "
-        "authors: plan_context, so "
-        "after every step; about half as fast); at most context; null: context",
+        "authors: plan_context, so after every step; about half as fast); at most context; null: context",
         low=2,
     )
 

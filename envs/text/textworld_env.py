@@ -108,8 +108,8 @@ FURNITURE = {
     "kitchen": ("c", "fridge", (("f", "fruit"),)),
 }
 OBJECTIVE = (
-    "Put the stale food, which is on the table in the living room, into the fridge in the kitchen, and "
-    "close the fridge."
+    "Put the stale food, which is on the table in the living room, into the fridge in the kitchen, and close the "
+    "fridge."
 )
 
 

@@ -134,8 +134,8 @@ class Jobs(ABC):
                 for run, status in begun.items():
                     if status["status"] == "running":
                         reason = (
-                            f"its worker died ({error or 'no reason given'}); the next command goes on from "
-                            "its last checkpoint"
+                            f"its worker died ({error or 'no reason given'}); the next command goes on from its last "
+                            "checkpoint"
                         )
                         plan.write_status(self.folder, run, **{**status, "status": "failed", "error": reason})
                 unfinished = [r for r in now if r not in begun and not plan.at_work(self.folder, r)]

@@ -172,8 +172,8 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
         for label, old_value, new_value in (("suite", old["suite"], suite.name), ("seeds", old["seeds"], seeds)):
             if old_value != new_value:
                 raise UserError(
-                    f"{folder} holds a benchmark with {label} {old_value}, this one has {new_value}; "
-                    "choose another name="
+                    f"{folder} holds a benchmark with {label} {old_value}, this one has {new_value}; choose another "
+                    "name="
                 )
         before = {c["run"]: c["steps"] for c in old["cells"]}
         old_identities = {c["run"]: c["settings"] for c in old["cells"]}

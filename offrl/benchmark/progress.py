@@ -157,8 +157,8 @@ def last_scores(run_dir: Path) -> str:
     if len(values) == 1:
         return f"{unit} {interval_text(values[0])}"
     return (
-        f"{unit} {min(v[0] for v in values):.1f} .. {max(v[0] for v in values):.1f} over {len(values)} cells of "
-        "its grid"
+        f"{unit} {min(v[0] for v in values):.1f} .. {max(v[0] for v in values):.1f} over {len(values)} cells of its "
+        "grid"
     )
 
 

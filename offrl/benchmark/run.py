@@ -53,8 +53,8 @@ def benchmark(values: Mapping[str, Any]) -> int:
         counts = {s: sum(v == s for v in states.values()) for s in ("done", "failed", "at work")}
         summary = "".join(f", {n} {s}" for s, n in counts.items() if n)
         say(
-            f"{suite.name}: {len(cells)} cells, {len(record['seeds'])} seeds each, in {folder}{summary}; "
-            f"{len(todo)} to train"
+            f"{suite.name}: {len(cells)} cells, {len(record['seeds'])} seeds each, in {folder}{summary}; {len(todo)} "
+            "to train"
         )
         try:
             _train(folder, todo, jobs, command.config.quiet, say)

@@ -95,8 +95,8 @@ def run(arguments: list[str]) -> int:
 def _expect(action: str, names: list[str], count: int, arguments: str) -> None:
     if len(names) != count:
         raise UserError(
-            f"usage: offrl data {action} {arguments} [name=value ...]; {len(names)} names were given, "
-            f"{count} are needed"
+            f"usage: offrl data {action} {arguments} [name=value ...]; {len(names)} names were given, {count} are "
+            "needed"
         )
 
 

@@ -130,8 +130,8 @@ class _Doctor:
         from offrl import __version__
 
         text = (
-            f"{torch.__version__}, offrl {__version__}, Python {platform.python_version()}, "
-            f"{platform.system()} {platform.machine()}"
+            f"{torch.__version__}, offrl {__version__}, Python {platform.python_version()}, {platform.system()} "
+            f"{platform.machine()}"
         )
         if not torch.cuda.is_available():
             return f"{text}; no CUDA GPU found{'' if torch.version.cuda else ' (a build of torch without CUDA)'}"

@@ -35,14 +35,12 @@ class EvaluateConfig:
     frequency: list[int] = setting(
         [],
         "steps of the environment between two decisions, one evaluation each: 1,2,4,8 holds actions, or plays them "
-        "from the queue of a "
-        "policy that draws several at a time; writes RUN/frequency.csv and .png",
+        "from the queue of a policy that draws several at a time; writes RUN/frequency.csv and .png",
     )
     rewards: list[str] = setting(
         [],
         "other rewards for zero-shot policies (fb, breeze), without training: file.py:function, or several, "
-        "a.py:f,a.py:g, as "
-        "dataset.reward_labels; inferred from the run's data; writes RUN/rewards.csv",
+        "a.py:f,a.py:g, as dataset.reward_labels; inferred from the run's data; writes RUN/rewards.csv",
     )
     acting: dict[str, Any] = setting(
         {},

@@ -78,8 +78,8 @@ def _report(result: Exported) -> list[str]:
     else:
         allowance = f", {ROUNDING:g} times float32's own error in this policy" if check.allowed > TOLERANCE else ""
         outcome = (
-            f"largest difference {check.largest:.1e} of half an action's range "
-            f"(allowed: {check.allowed:.2g}{allowance})"
+            f"largest difference {check.largest:.1e} of half an action's range (allowed: "
+            f"{check.allowed:.2g}{allowance})"
         )
     inputs, output = ", ".join(map(shape, result.about["inputs"])), shape(result.about["outputs"][0])
     return [

@@ -58,8 +58,8 @@ help
 """  # noqa: E501
 
 TRUST = (
-    f"  {'trust=false':<40} true: files of this command may name Python code, which runs; say so only where "
-    "you trust their author"
+    f"  {'trust=false':<40} true: files of this command may name Python code, which runs; say so only where you trust "
+    "their author"
 )
 MODULES = {"list": "words.listing", "completion": "words.completion"}  # where they are not called by the command
 UNTRUSTING = ("list", "doctor", "completion")  # commands that read no files of others

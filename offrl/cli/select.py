@@ -26,10 +26,9 @@ class SelectConfig(OPEConfig):
     method: str = setting(
         "fqe",
         "fqe: fitted Q; wis: importance sampling; dr: doubly robust; model: rollouts in a learned model; td, q: minus "
-        "the squared TD error "
-        "and the value of each candidate's own critic, as baselines; lstd, bvft: the best of several fitted Q for each "
-        "candidate, by a "
-        "tournament, at some six times the cost of fqe; all: the first four (model: with world_model=)",
+        "the squared TD error and the value of each candidate's own critic, as baselines; lstd, bvft: the best of "
+        "several fitted Q for each candidate, by a tournament, at some six times the cost of fqe; all: the first four "
+        "(model: with world_model=)",
         choices=(*METHOD_NAMES, "all"),
     )
     returns: str | None = setting(
@@ -176,8 +175,7 @@ def report(result: Selection) -> None:
         if "clipped" in estimate.details:
             cut, steps = (float(np.median(estimate.details[name])) for name in ("clipped", "steps"))
             say(f"{method}: rollouts of {steps:,.0f} steps, {cut:.1%} of which leave the data's range (medians over "
-                "candidates), in "
-                f"{estimate.details['world_model']}")  # fmt: skip
+                f"candidates), in {estimate.details['world_model']}")  # fmt: skip
         if "chosen" in estimate.details:
             counts = Counter(fit for fit in estimate.details["chosen"] if fit).most_common()
             say(

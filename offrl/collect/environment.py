@@ -62,8 +62,7 @@ def look(env_id: str, max_steps: int | None = None) -> World:
         composite = isinstance(actions, spaces.Tuple | spaces.Dict)
         if composite or isinstance(space, spaces.Tuple):
             raise UserError(f"{env_id} has {type(actions if composite else space).__name__} spaces, as environments of "
-                            "several agents do; "
-                            "only one agent with Box or Discrete actions is recorded")  # fmt: skip
+                            "several agents do; only one agent with Box or Discrete actions is recorded")  # fmt: skip
         if isinstance(space, spaces.Dict):
             raise UserError(
                 f"{env_id} has Dict observations ({', '.join(space.spaces)}), which are not recorded: register an id "

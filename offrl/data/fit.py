@@ -60,8 +60,8 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
         word = "choices of action" if discrete else "action dimensions"
         if discrete and (start := int(probe.action_space.start)):  # type: ignore[attr-defined]
             cure = (
-                f"{label} numbers its choices from {start}: where the data do, take actions - ({start}), for "
-                f"data count from 0. {cure}"
+                f"{label} numbers its choices from {start}: where the data do, take actions - ({start}), for data "
+                f"count from 0. {cure}"
             )
         raise UserError(f"dataset {spec.name} has {count} {word}, {label} has {size}.{note} {cure}")
     if bounds is not None and spec.action_low and spec.action_high:
@@ -79,8 +79,8 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
             and (np.any(low > bounds[0] + slack) or np.any(high < bounds[1] - slack))
         ):
             warn(
-                f"the actions of dataset {spec.name} are taken to lie in [-1, 1], and the range of {label} is wider: "
-                f"a policy never goes beyond 1. If they are scaled, {unscale(bounds[0], bounds[1])}; if not, set "
+                f"the actions of dataset {spec.name} are taken to lie in [-1, 1], and the range of {label} is wider: a "
+                f"policy never goes beyond 1. If they are scaled, {unscale(bounds[0], bounds[1])}; if not, set "
                 f"dataset.action_low={listed(bounds[0])} dataset.action_high={listed(bounds[1])}"
             )
     if spec.task is not None and spec.task.ref_min is not None and task.ref_min is None and task.scored_by == "return":

@@ -124,8 +124,8 @@ class Evaluator:
             row = self.flatten(first)
             if row.shape != self.observation_shape:
                 raise UserError(
-                    f"{self.task.name} in {self.provenance.place}: reset gave an observation of shape {row.shape}, "
-                    f"its space says {self.observation_shape}"
+                    f"{self.task.name} in {self.provenance.place}: reset gave an observation of shape {row.shape}, its "
+                    f"space says {self.observation_shape}"
                 )
             rows[e] = row
         games.unstable.clear()
@@ -221,8 +221,7 @@ class Evaluator:
         if actions.shape != expected:
             raise UserError(
                 f"the policy gave actions of shape {actions.shape}, {self.task.env_id or self.task.name} takes "
-                f"{expected}: "
-                "it was trained for another environment"
+                f"{expected}: it was trained for another environment"
             )
         if self.text:
             return actions, np.ones(episodes, bool)

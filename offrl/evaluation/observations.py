@@ -66,8 +66,8 @@ def _keys(observation: Mapping[str, Any], spec: DataSpec) -> tuple[str, ...]:
     ):  # else: compared with the environment's order
         raise UserError(
             f"this policy's data were flat, so that the order of a dictionary's entries ({', '.join(names)}) is not "
-            "known: give it an "
-            "array like the data's, or train it with dataset.observation_keys=[...], which names them in that order"
+            "known: give it an array like the data's, or train it with dataset.observation_keys=[...], which names "
+            "them in that order"
         )
     return names
 

@@ -132,8 +132,7 @@ class TrainedPolicy:
         if goals is None:
             raise UserError(
                 f"a policy of {name} acts towards a goal, and none was given: environments give one as info['goal'] or "
-                "as the "
-                f"observation's entry desired_goal, users as act(observation, goal=...), {width} numbers"
+                f"as the observation's entry desired_goal, users as act(observation, goal=...), {width} numbers"
             )
         array = np.array(goals, np.float32).reshape(len(goals), -1)  # a copy: it may be read-only
         if array.shape[1] != width:
@@ -300,8 +299,7 @@ class TrainedPolicy:
             if reward is None:
                 raise UserError(
                     f"a policy of {self.algorithm.config.name} must know what its last action earned: act(observation, "
-                    "reward=...); "
-                    "call reset() where a new episode starts"
+                    "reward=...); call reset() where a new episode starts"
                 )
             self._carry = self.observe_reward(self._carry, np.broadcast_to(np.asarray(reward, np.float64), len(batch)))
         if self.goal_conditioned and (goal is not None or self._t == 0):

@@ -99,8 +99,7 @@ def critic_of(run_dir: Path, policy: TrainedPolicy, index: int) -> dict[str, Any
     if latest is None or steps is None or len(steps) <= index or int(steps[index]) != step:
         raise UserError(
             f"Q is in the checkpoint of update {step:,} under {run_dir / files.FOLDER}, which is not there: train "
-            "again, or load the run "
-            "where its checkpoints are"
+            "again, or load the run where its checkpoints are"
         )
     algorithm, where = policy.algorithm, str(run_dir / files.FOLDER)
     with outline(where):

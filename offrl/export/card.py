@@ -70,8 +70,7 @@ def text(policy: TrainedPolicy, description: Mapping[str, Any]) -> str:
         f"# {_plain(algorithm)} on {data}",
         "",
         f"A policy of the algorithm `{_tag(algorithm)}`, trained by [offrl](https://pypi.org/project/offrl) on the "
-        f"logged data `{data}` "
-        f"with {steps:,} updates, seed {policy.seed}.",
+        f"logged data `{data}` with {steps:,} updates, seed {policy.seed}.",
         "",
         *_columns(policy.algorithm.spec),
         *_table(scores),
@@ -119,9 +118,8 @@ def _chunks(description: Mapping[str, Any]) -> list[str]:
     _, length, width = output["shape"]
     return [
         f"The exported files map observations to chunks of {length} actions, `[batch, {length}, {width}]`: play the "
-        "first "
-        f"{output['execute']} of them, one at each step, before the next chunk is asked for, and begin each episode "
-        "with a new one.",
+        f"first {output['execute']} of them, one at each step, before the next chunk is asked for, and begin each "
+        "episode with a new one.",
         "`policy.safetensors` keeps the queue by itself: `policy.act(observation)`, and `policy.reset()` where an "
         "episode begins.",
         "",

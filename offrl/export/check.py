@@ -88,8 +88,8 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
                 )
             if output.shape != expected.shape or output.dtype != expected.dtype:
                 wrong = (
-                    f"it gives {output.dtype} {output.shape} for a batch of {count}, the policy "
-                    f"{expected.dtype} {expected.shape}"
+                    f"it gives {output.dtype} {output.shape} for a batch of {count}, the policy {expected.dtype} "
+                    f"{expected.shape}"
                 )
                 return Check(runtime, largest, outside, ties, ordinary, wrong)
             if exact.discrete:

@@ -171,8 +171,7 @@ class PolicyGraph(nn.Module):
         if graph_module is None and self._actor.start(1) is not None:
             raise UserError(
                 f"a policy of {name} remembers the episode so far, and an exported file maps one observation to one "
-                "action: "
-                f"it cannot be exported (an actor that defines graph() can)"
+                "action: it cannot be exported (an actor that defines graph() can)"
             )
         self.aimed = graph_module is None and policy.goal_conditioned
         self.own_goals = spec.goal_dim > 0  # not observations, and never normalised

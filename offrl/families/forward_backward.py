@@ -90,8 +90,7 @@ class ZeroShot(Algorithm):
         if config.task == "goal" and spec.goal_dim:
             raise UserError(
                 f"{config.name} is told goals as observations, and those of {spec.name} are {spec.goal_dim} numbers of "
-                "their own "
-                "(achieved_goals): take algo.task=reward, or gciql, crl or hiql"
+                "their own (achieved_goals): take algo.task=reward, or gciql, crl or hiql"
             )
         super().__init__(config, spec, pretrained)
 
@@ -103,8 +102,7 @@ class ZeroShot(Algorithm):
         if config.task == "reward" and not bool((dataset.columns["rewards"] != 0.0).any()):
             raise UserError(
                 f"all rewards of {dataset.spec.name} are 0, so that they name no task: take algo.task=goal, or label "
-                "rewards "
-                "(dataset.reward_labels)"
+                "rewards (dataset.reward_labels)"
             )
         return super().fit_config(config, dataset, grid)
 

@@ -126,8 +126,7 @@ def required_goals(algorithm: Algorithm, goals: Tensor | None) -> Tensor:
     if goals is None:
         raise UserError(
             f"a policy of {algorithm.config.name} acts towards a goal, and was told none: this use of a policy has no "
-            "goals, or the "
-            "environment gives none (info['goal'], or the observation's entry desired_goal)"
+            "goals, or the environment gives none (info['goal'], or the observation's entry desired_goal)"
         )
     return goals
 

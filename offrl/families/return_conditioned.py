@@ -77,8 +77,7 @@ class OutcomeSettings(TargetReturnSettings):
     condition: str = setting(
         "to_go",
         "to_go: the return that is left, less with every reward; average: the return to go divided by the steps that "
-        "are left until "
-        "`max_length`, and when acting a constant",
+        "are left until `max_length`, and when acting a constant",
         choices=("average", "to_go"),
     )
     max_length: int | None = setting(

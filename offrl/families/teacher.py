@@ -31,8 +31,7 @@ class TeacherSettings:
     values_steps: int | None = setting(
         None,
         "updates of the run that is trained first; null: in the published proportion to this run's (vadt: 10 times as "
-        "many, qdt: 5, "
-        "gadt: 1), but more than 1,000,000 only where this run has more",
+        "many, qdt: 5, gadt: 1), but more than 1,000,000 only where this run has more",
         low=1,
         place=True,
     )

@@ -76,8 +76,7 @@ class FunctionPolicy:
         if actions.ndim == 0 or len(actions) != len(observations):
             raise UserError(
                 f"{self.where} gave actions of shape {actions.shape} for {len(observations)} observations; one action "
-                "for each is due: "
-                f"[{len(observations)}, A], or [{len(observations)}] choices"
+                f"for each is due: [{len(observations)}, A], or [{len(observations)}] choices"
             )
         return actions, carry
 

@@ -96,8 +96,7 @@ class LocalModel:
         if room is not None and longest + self.max_tokens > room:
             raise UserError(
                 f"local={self.name} has room for {room} tokens, and a question of {longest} and an answer of "
-                f"{self.max_tokens} are more: "
-                "show less with steps=, names= or digits=, or set max_tokens="
+                f"{self.max_tokens} are more: show less with steps=, names= or digits=, or set max_tokens="
             )
         order = sorted(range(len(prompts)), key=lambda i: len(ids[i]))
         for start in range(0, len(order), self.batch):

@@ -79,8 +79,7 @@ def entry_names(spec: DataSpec, names: Sequence[str] = ()) -> list[str]:
     if width > WIDEST:
         raise UserError(
             f"an observation of {spec.name} has {width} numbers, too many for a language model: name those that matter "
-            "with names=[...] "
-            f"('{SKIP}' leaves one out), or write the text yourself with render=file.py:function"
+            f"with names=[...] ('{SKIP}' leaves one out), or write the text yourself with render=file.py:function"
         )
     return [f"s{i}" for i in range(width)]
 

@@ -97,8 +97,8 @@ def refuse(dataset: Dataset, counts: Counts, missing: str, content: str) -> None
     if counts.unparsable and missing == "refuse":
         raise UserError(
             f"{dataset.spec.name}: {counts.unparsable:,} of the answers do not hold {content}; the first of them: "
-            f"'{counts.example}'. "
-            "missing=recorded or missing=zero goes on without them (the other answers are kept), or ask another model"
+            f"'{counts.example}'. missing=recorded or missing=zero goes on without them (the other answers are kept), "
+            "or ask another model"
         )
 
 
@@ -184,15 +184,13 @@ def label_preferences(
         sample = f"; the first that could not be read: '{counts.example}'" if counts.example else ""
         raise UserError(
             f"{dataset.spec.name}: {int(usable.sum()):,} of {pairs:,} pairs of segments have answers that can be read, "
-            "and none of them "
-            f"prefers one segment{sample}. Describe task and numbers better (task=, names=), show more (steps=, "
-            "digits=), or change models"
+            f"and none of them prefers one segment{sample}. Describe task and numbers better (task=, names=), show "
+            "more (steps=, digits=), or change models"
         )
     if swap and counts.agreed < SHAKY * counts.swapped:
         warn(
             f"only {counts.agreed:,} of {counts.swapped:,} preferences stay the same when the segments change places; "
-            "the others count as "
-            "ties: the model hardly looks at what it is shown"
+            "the others count as ties: the model hardly looks at what it is shown"
         )
     model = PreferenceModel.fit(dataset, chosen[usable], labels[usable], length, fit, device=device, quiet=quiet)
     return model, counts
@@ -280,8 +278,7 @@ def label_subgoals(
         if not entries and "achieved_goals" not in dataset.columns:
             raise UserError(
                 f"{spec.name} has no column achieved_goals: say which numbers of the observation a subgoal fixes with "
-                "entries=[0,1], or "
-                "what reaches it with reached=file.py:function"
+                "entries=[0,1], or what reaches it with reached=file.py:function"
             )
         if any(not 0 <= i < width for i in entries):
             raise UserError(f"entries={list(entries)}: an observation of {spec.name} has the numbers 0 to {width - 1}")

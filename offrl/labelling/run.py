@@ -265,8 +265,7 @@ def _labeller(options: LabelSettings, extra: dict[str, Any]) -> Labeller:
     if not url:
         raise UserError(
             "no language model is named: url=http://127.0.0.1:8000/v1 model=NAME (any OpenAI-compatible endpoint; its "
-            "address may stand in "
-            "$OFFRL_LLM_URL, its key in $OFFRL_LLM_KEY), or local=FOLDER"
+            "address may stand in $OFFRL_LLM_URL, its key in $OFFRL_LLM_KEY), or local=FOLDER"
         )
     return Endpoint(
         url,

@@ -24,8 +24,7 @@ class TextSettings:
     lm: str = setting(
         SCRATCH,
         "the language model: a folder with config.json and *.safetensors, a GGUF file, a name on the Hugging Face Hub, "
-        "or scratch: a small "
-        "GPT-2 of random weights, with the settings width, layers and heads",
+        "or scratch: a small GPT-2 of random weights, with the settings width, layers and heads",
         place=True,
     )
     lm_id: str = setting("", "which model that is", filled=True)
@@ -47,8 +46,7 @@ class TextSettings:
     ship_lm: str = setting(
         "small",
         "which frozen language models are written into policy files; one that is not there is needed where the policy "
-        "acts "
-        "(small: up to 64 MB)",
+        "acts (small: up to 64 MB)",
         choices=("small", "always", "never"),
         place=True,
     )
@@ -78,8 +76,7 @@ class TextSettings:
     legal: str = setting(
         "ignore",
         "what is done with the list of legal actions that some environments give: nothing, or the action is chosen "
-        "from it by how likely "
-        "the policy is to write it",
+        "from it by how likely the policy is to write it",
         choices=("ignore", "rerank"),
         acting=True,
     )

@@ -35,8 +35,7 @@ class UtteranceCriticSettings(UtteranceSettings):
     critic: str = setting(
         "same",
         "the language model that the critic reads texts with: one of its own like the actor's, or a small GPT-2 of "
-        "random weights with the "
-        "settings width, layers and heads and the same tokens",
+        "random weights with the settings width, layers and heads and the same tokens",
         choices=("same", SCRATCH),
     )
     critic_learning_rate: float | None = setting(

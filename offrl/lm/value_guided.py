@@ -41,8 +41,7 @@ class ValueGuidedSettings(ValueHeadSettings, ReferenceSettings):
     trunk: str = setting(
         "separate",
         "separate: values have a copy of the cloned policy's language model; shared: one language model has values and "
-        "writes, and is "
-        "trained for both at once",
+        "writes, and is trained for both at once",
         choices=TRUNKS,
     )
     clone_weight: float = setting(1.0, "trunk=shared: weight of the cloning loss", low=0.0)
@@ -91,8 +90,8 @@ class TokenValues(Part):
         self.notes = [describe(lm, config)]
         if self.head.out_dim * lm.vocabulary > MOST_OUTPUTS and self.head.out_dim > 1:
             problem = (
-                f"algo.value_head={config.value_head}: {self.head.out_dim} bins for each of "
-                f"{lm.vocabulary:,} tokens are too many"
+                f"algo.value_head={config.value_head}: {self.head.out_dim} bins for each of {lm.vocabulary:,} tokens "
+                "are too many"
             )
             if not v_heads:
                 raise UserError(f"{problem}; take algo.value_head=scalar, or fewer algo.bins")

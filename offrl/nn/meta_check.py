@@ -73,6 +73,5 @@ def check_memory(where: str, modules: Iterable[nn.Module]) -> None:
     if size > max(FREE, GROWTH * stored):
         raise UserError(
             f"{where}: its settings describe networks of {words(size)}, of which the file holds {words(stored)}; it is "
-            "damaged, or "
-            "made to exhaust memory, and is not read"
+            "damaged, or made to exhaust memory, and is not read"
         )

@@ -89,8 +89,7 @@ class OPEConfig(FQEConfig):
     fits: list[str] = setting(
         ["base", "narrow", "wide", "norm", "short"],
         "lstd, bvft: fits to choose between: base: the settings as they are; narrow, wide: half and twice the widths; "
-        "norm: layer_norm the "
-        "other way; short: half the updates",
+        "norm: layer_norm the other way; short: half the updates",
         choices=FIT_NAMES,
     )
     tournament: str = setting("minus_std", "lstd: which loss decides (docs/policy-selection.md)", choices=LSTD_LOSSES)

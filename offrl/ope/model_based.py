@@ -73,8 +73,7 @@ def estimate(problem: Problem, trained: Trained, settings: OPEConfig, tell: Any 
     if tell is not None:
         tell(
             f"rollouts of {len(problem.names)} candidates in {trained.path}: up to {horizon:,} steps from "
-            f"{len(rows):,} starts, "
-            f"by {len(elites)} members each"
+            f"{len(rows):,} starts, by {len(elites)} members each"
         )
     for name, policy in zip(problem.names, problem.policies, strict=True):
         result = play(name, policy, problem, trained, rows, horizon, settings)

@@ -117,8 +117,7 @@ def make_problem(
     if need > free:
         raise UserError(
             f"the actions of {len(candidates)} candidates at {len(dataset):,} rows need {need / 1e9:.0f} GB and "
-            f"{free / 1e9:.0f} are free: "
-            "name fewer candidates, or use a share of the episodes with dataset.subsample"
+            f"{free / 1e9:.0f} are free: name fewer candidates, or use a share of the episodes with dataset.subsample"
         )
     for name, policy in candidates.items():
         check_fit(name, policy, dataset, explore)
@@ -168,9 +167,8 @@ def check_decisions(name: str, policy: Any) -> None:
     if (count := getattr(getattr(policy, "actor", None), "execute", 1)) > 1:
         raise UserError(
             f"candidate {name} plays {count} actions at a time, whatever it sees meanwhile, and fqe, wis and dr value "
-            "a policy by its "
-            "action in each state: method=model plays it out (from Python: policy.with_settings({'execute': 1}) "
-            "decides at each step)"
+            "a policy by its action in each state: method=model plays it out (from Python: "
+            f"policy.with_settings({{'execute': 1}}) decides at each step)"
         )
 
 
@@ -206,8 +204,7 @@ def candidate_actions(name: str, policy: Any, dataset: Dataset, explore: bool, d
             row = int(np.flatnonzero(inside & ~same)[0])
             raise UserError(
                 f"candidate {name} has a memory, and in {spec.name} row {row} leads to another observation than the "
-                "next row holds: "
-                "episodes cannot be walked through"
+                "next row holds: episodes cannot be walked through"
             )
         _by_episodes(
             name, reseeded(policy, draw) if draw else policy, observations, following, current, after, explore, dataset

@@ -57,8 +57,7 @@ class Plateau:
             if (count := algorithm.actor(algorithm.init(0)).execute) > 1:
                 raise UserError(
                     f"stop=fqe-plateau values a policy by its action in each state, and {config.algo.name} plays "
-                    f"{count} at a time: "
-                    "leave it out, or set algo.execute=1"
+                    f"{count} at a time: leave it out, or set algo.execute=1"
                 )
         self.reason = f"no new best value in {config.stop_patience} evaluations"
         self.patience, self.dataset, self.device = config.stop_patience, dataset, str(device)

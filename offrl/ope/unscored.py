@@ -188,8 +188,7 @@ def _sentences(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
     worst = ", the worst first" if len(order) > 1 else ""
     lines = [
         f"no environment scored this run; estimated from its data alone (linear fitted Q evaluation from {where}, "
-        "discount "
-        f"{n['discount']:g}, 95% intervals){worst}:",
+        f"discount {n['discount']:g}, 95% intervals){worst}:",
         *(f"  {name}: {_estimated(n['policies'][name], doubts[name])}" for name in shown),
     ]
     if remaining := order[len(shown) :]:
@@ -219,8 +218,8 @@ def _sentences(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
         *lines,
         f"  {_verdict(n, [name for name in order if doubts[name]])}. An estimate is no proof: try it with care",
         f"  next: `offrl select {run_dir}` (longer estimates of every checkpoint), `offrl export {run_dir}` (a file to "
-        "deploy), "
-        f"`offrl evaluate {run_dir} env=file.py:Name` (a simulator of yours); eval.estimate=false leaves this out",
+        f"deploy), `offrl evaluate {run_dir} env=file.py:Name` (a simulator of yours); eval.estimate=false leaves this "
+        "out",
     ]
 
 
@@ -237,8 +236,8 @@ def _verdict(n: dict[str, Any], guesses: Sequence[str]) -> str:
         return "too few episodes: divide the log into more of them, or collect more"
     if n["gap"] > SCALES[0]:
         return (
-            f"{n['rows']:,} rows are too few for {n['inputs']} inputs: more episodes, fewer columns, or a "
-            "simulator of yours say more"
+            f"{n['rows']:,} rows are too few for {n['inputs']} inputs: more episodes, fewer columns, or a simulator of "
+            "yours say more"
         )
     if guesses:
         some = (
@@ -248,8 +247,8 @@ def _verdict(n: dict[str, Any], guesses: Sequence[str]) -> str:
         )
         conclusion = "the estimate is a guess" if len(n["policies"]) == 1 else f"{some} guesses"
         return (
-            f"{conclusion}: algo=td3_bc, or bc, stays closer to the data; or collect some with the policy, or play "
-            "it in a simulator"
+            f"{conclusion}: algo=td3_bc, or bc, stays closer to the data; or collect some with the policy, or play it "
+            "in a simulator"
         )
     differences = [[policy[k] for k in VALUES[3:6]] for policy in n["policies"].values()]
     if all(low > 0.0 for _, low, _ in differences):

@@ -83,8 +83,7 @@ def read_action_free(name: str, config: DatasetConfig, like: DataSpec, memory: M
         if config.reward_labels is None:
             raise UserError(
                 f"{raw.where} has no rewards: say which key they have with dataset.fields.rewards=, or which function "
-                "gives them with "
-                "dataset.reward_labels=file.py:function"
+                "gives them with dataset.reward_labels=file.py:function"
             )
         raw.columns["rewards"] = np.zeros(raw.rows, np.float32)
     raw.columns["actions"] = _no_actions(raw.rows, like)
@@ -109,9 +108,8 @@ def split_labelled(dataset: Dataset, fraction: float, quantile: float = 1.0, see
     if not 0.0 < fraction < 1.0 or count > low or count == total:
         raise UserError(
             f"{dataset.spec.name}: {count} of {total} episodes are to be labelled "
-            f"(dataset.labelled_fraction={fraction}), drawn from the "
-            f"{low} with the lowest returns (dataset.labelled_quantile={quantile}): choose shares that leave episodes "
-            "on both sides"
+            f"(dataset.labelled_fraction={fraction}), drawn from the {low} with the lowest returns "
+            f"(dataset.labelled_quantile={quantile}): choose shares that leave episodes on both sides"
         )
     order = np.argsort(dataset.raw_returns.numpy(), kind="stable")[:low]
     numbers = np.sort(np.random.Generator(np.random.PCG64(seed)).permutation(order)[:count])

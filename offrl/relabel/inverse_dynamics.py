@@ -254,12 +254,12 @@ def _note(
         plain = float(true.double().var(0, unbiased=False).mean().sqrt())
         shown = " ".join(f"{e:.3g}" for e in rmse[:12].tolist()) + (" ..." if len(rmse) > 12 else "")
         error = (
-            f"held-out RMSE {float(rmse.square().mean().sqrt()):.3g} (always the mean: {plain:.3g}), by "
-            f"dimension {shown}"
+            f"held-out RMSE {float(rmse.square().mean().sqrt()):.3g} (always the mean: {plain:.3g}), by dimension "
+            f"{shown}"
         )
     likelihood = ", ".join(f"{e:.3g}" for e in trained.errors.tolist())
     return (
         f"actions of {episodes:,} episodes ({rows:,} rows) are labelled by inverse dynamics learnt from "
-        f"{dataset.num_episodes:,} episodes "
-        f"({settings.members} models, {trained.updates:,} updates): {error}; validation loss {likelihood}"
+        f"{dataset.num_episodes:,} episodes ({settings.members} models, {trained.updates:,} updates): {error}; "
+        f"validation loss {likelihood}"
     )

@@ -217,8 +217,7 @@ def _nothing(entries: Sequence[Entry]) -> Answer:
         return Answer(
             f"{who}: trained, but not scored.",
             "No environment is known for these data, so nothing says how good the policies are. The first command "
-            "scores them in one that "
-            "you name, the second estimates their returns from the data alone.",
+            "scores them in one that you name, the second estimates their returns from the data alone.",
             "note", "", caption, rows, commands=(f"{command} env=ID", f"offrl select {shlex.quote(run)}"),
         )  # fmt: skip
     if reasons and all(r.startswith(("failed", "diverged")) for r in reasons):

@@ -15,15 +15,12 @@ MOST_DIAGNOSTICS, FEW_DIAGNOSTICS = 60, 20  # pictures of training metrics, at m
 SOME = 5  # runs of an algorithm on a dataset whose training metrics are drawn, of more than MANY_RUNS
 TIME = (
     "Wall-clock time by the runs' own logs. One update trains all policies of a run side by side, one for each seed. "
-    "Evaluation beside "
-    "training is in it only where training waited for it, which the log says."
+    "Evaluation beside training is in it only where training waited for it, which the log says."
 )
 METRICS = (
     "Training metrics: the mean over seeds, and their lowest and highest as a band. q_overestimation: the critic's "
-    "value of the "
-    "evaluation's first states less the discounted return that followed; far above zero, the critic believes in "
-    "actions that do not "
-    "hold what it promises."
+    "value of the evaluation's first states less the discounted return that followed; far above zero, the critic "
+    "believes in actions that do not hold what it promises."
 )
 FIRST_METRICS = (
     "evaluation: q_overestimation",

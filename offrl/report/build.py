@@ -30,10 +30,8 @@ MOST_ANSWERS = 4  # with a picture, after the first
 MOST_SCORES = 25_000_000  # bytes of scores.csv, and of tables given by name, from which on evaluations are left out
 THINNED = (
     "of the evaluations of each seed only one in {} is read, besides the last one and the final one, for the tables of "
-    "scores have more "
-    "than {:.0f} MB: the learning curves, the best evaluation and scores.csv leave the others out. Final scores and "
-    "all that is made of "
-    "them are complete"
+    "scores have more than {:.0f} MB: the learning curves, the best evaluation and scores.csv leave the others out. "
+    "Final scores and all that is made of them are complete"
 )
 
 

@@ -196,8 +196,8 @@ def _scales(values: np.ndarray, raw: RawData) -> list[str]:
         return [f"The scales of the observations differ: {text}; dataset.normalize_observations=true makes them alike."]
     return [
         f"The scales of the observations differ: {text}; dataset.normalize_observations=true divides dimension "
-        f"{narrow} by "
-        f"{std[narrow] / scaled_spread[narrow]:.3g}, and leaves it a standard deviation of {scaled_spread[narrow]:.2g}."
+        f"{narrow} by {std[narrow] / scaled_spread[narrow]:.3g}, and leaves it a standard deviation of "
+        f"{scaled_spread[narrow]:.2g}."
     ]
 
 

@@ -151,8 +151,7 @@ class Page:
         region = f'class="scroll{broad}" tabindex="0" role="region" aria-label="{escape(caption or "table")}"'
         sorts = _class("sortable" if sortable and len(rows) > 1 else "")
         self._parts.append(
-            f"{caption_html}<div {region}><table{sorts}>{top}"
-            f"<tbody>\n{chr(10).join(body)}\n</tbody></table></div>"
+            f"{caption_html}<div {region}><table{sorts}>{top}<tbody>\n{chr(10).join(body)}\n</tbody></table></div>"
             + (f'<ol class="notes">{below}</ol>' if below else "")
         )
 

@@ -24,42 +24,35 @@ MOST_POINTS = 1000  # evaluations of a learning curve that are drawn
 NONE = "\u2013"  # in place of a number that is not applicable
 LAST = (
     "Mean over seeds of the last evaluation, when training had reached its planned number of updates; below it the 95% "
-    "interval "
-    "(Student's t over seeds). Bold: the highest mean of the line, which need not be a difference that other seeds "
-    "would show. The "
-    "published score, where there is one, stands below."
+    "interval (Student's t over seeds). Bold: the highest mean of the line, which need not be a difference that other "
+    "seeds would show. The published score, where there is one, stands below."
 )
 NOT_NORMALISED = (
     "These scores have no reference to be normalised by, so they are returns as the environment gives them. Returns of "
-    "different tasks "
-    "have different scales: they are averaged with no other dataset."
+    "different tasks have different scales: they are averaged with no other dataset."
 )
 CHOSEN = (
     "The best evaluation was chosen with the environment, which offline learning does not have: it is no result, and "
-    "says only what a "
-    "perfect choice of the checkpoint would have given."
+    "says only what a perfect choice of the checkpoint would have given."
 )
 TOGETHER = (
     "Only datasets whose scores mean the same are taken together. IQM: mean of the middle half of all runs' scores; it "
-    "is steadier than "
-    "the median and less moved by single runs than the mean. Optimality gap: how far runs stay below 100 on average. "
-    "Intervals: 95%, "
-    "stratified bootstrap over runs (arXiv 2108.13264); the datasets themselves are not resampled."
+    "is steadier than the median and less moved by single runs than the mean. Optimality gap: how far runs stay below "
+    "100 on average. Intervals: 95%, stratified bootstrap over runs (arXiv 2108.13264); the datasets themselves are "
+    "not resampled."
 )
 ONLINE = (
     "The expected score of the best of k settings, drawn at random from those that were tried and compared in the "
-    "environment (arXiv "
-    "2305.09836). The first column is what a setting gives that nobody chose; how fast the rest rises says what the "
-    "search is worth."
+    "environment (arXiv 2305.09836). The first column is what a setting gives that nobody chose; how fast the rest "
+    "rises says what the search is worth."
 )
 PROFILE = (
-    "Performance profile: the share of runs, over all datasets, that score more than a threshold; higher is "
-    "better. Bands: 95%, pointwise."
+    "Performance profile: the share of runs, over all datasets, that score more than a threshold; higher is better. "
+    "Bands: 95%, pointwise."
 )
 IMPROVEMENT = (
     "Probability of improvement: the chance that a run of the first algorithm beats one of the second on the same "
-    "dataset, averaged over "
-    "datasets. An interval that reaches the dashed line (1/2) decides nothing."
+    "dataset, averaged over datasets. An interval that reaches the dashed line (1/2) decides nothing."
 )
 
 

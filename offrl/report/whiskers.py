@@ -104,8 +104,8 @@ def _dot(row: Row, axis: _Axis, colour: str) -> str:
     shape = ""
     if row.published is not None:
         shape += (
-            f'<svg x="{axis.position(row.published.mean)}" y="50%" overflow="visible"><path d="M0 -6L6 0 0 6-6 '
-            '0z" class="diamond"/></svg>'
+            f'<svg x="{axis.position(row.published.mean)}" y="50%" overflow="visible"><path d="M0 -6L6 0 0 6-6 0z" '
+            'class="diamond"/></svg>'
         )
     paint = themed(escape(colour))
     if math.isfinite(low) and math.isfinite(high):

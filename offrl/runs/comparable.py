@@ -135,8 +135,7 @@ def groups(results: Results) -> tuple[list[Group], list[str]]:
     if raw:
         reasons.append(
             f"{', '.join(raw)}: no reference scores, so only raw returns are reported; returns of different tasks have "
-            "different "
-            "scales, and their average means nothing"
+            "different scales, and their average means nothing"
         )
     result = []
     for name, table in tables.items():

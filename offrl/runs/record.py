@@ -111,8 +111,8 @@ def prepare(
         if old["data"]["fingerprint"] != dataset.fingerprint:
             raise UserError(
                 f"{run_dir} was trained on {old['data']['name']} ({old['data']['fingerprint'][:12]}) and this is "
-                f"{dataset.spec.name} "
-                f"({dataset.fingerprint[:12]}): a run continues on its own data only; choose another name="
+                f"{dataset.spec.name} ({dataset.fingerprint[:12]}): a run continues on its own data only; choose "
+                "another name="
             )
         if old.get("spec") is not None:
             check_normalisation(spec_of(old, run_dir), dataset.spec, str(run_dir))
@@ -166,8 +166,8 @@ def _refuse_to_overwrite(run_dir: Path, known: bool) -> None:
     """
     if known and (run_dir / "policies").exists() and not checkpoint.steps(run_dir):
         raise UserError(
-            f"{run_dir} holds a finished run without checkpoints, and training anew would overwrite it; "
-            "remove that folder, or choose another name="
+            f"{run_dir} holds a finished run without checkpoints, and training anew would overwrite it; remove that "
+            "folder, or choose another name="
         )
     if not known and (entries := sorted(p.name for p in run_dir.iterdir() if not p.name.startswith("."))):
         raise UserError(

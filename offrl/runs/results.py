@@ -190,8 +190,7 @@ def collect(paths: Sequence[str | Path], stride: int = 1) -> Results:
         if not reader.read(path):
             raise UserError(
                 f"{path} holds no run (run.json), no benchmark (benchmark.json) and no {RESULTS}; give a folder that "
-                "offrl wrote, "
-                "a results.json, or a .csv with the columns algorithm, dataset, seed, step, return"
+                "offrl wrote, a results.json, or a .csv with the columns algorithm, dataset, seed, step, return"
             )
     if not paths:
         raise UserError("nothing to read: give run directories, benchmark directories or files of results")

@@ -186,8 +186,7 @@ class SavedRun:
             )
             raise UserError(
                 f"{self.dir} is a run of {kind}, which trains a model and no policy: there is nothing that acts or "
-                "could be scored"
-                f"{hint if kind == 'dynamics' else ''}"
+                f"could be scored{hint if kind == 'dynamics' else ''}"
             )
         path = self.dir / "policies" / f"{replica.name}.safetensors"
         if not path.exists():

@@ -134,8 +134,7 @@ def explain(run: SavedRun) -> None:
         return
     say(
         f"why so low: {steps:,} updates (papers: 1,000,000) on {data['rows']:,} rows (papers: about 1,000,000), whose "
-        "own episodes score "
-        f"{results[0].behaviour:.1f} on average"
+        f"own episodes score {results[0].behaviour:.1f} on average"
     )
 
 

@@ -20,16 +20,16 @@ def sanity_checks(config: TrainConfig, rows: int) -> Iterator[str]:
     grid = {name: config.grid.get(name) or [value] for name, value in values.items() if isinstance(value, (int, float))}
     if (values["batch_size"] or 0) > rows:
         yield (
-            f"algo.batch_size={values['batch_size']:,} is more than the {rows:,} rows of the data: rows repeat "
-            "in every batch"
+            f"algo.batch_size={values['batch_size']:,} is more than the {rows:,} rows of the data: rows repeat in "
+            "every batch"
         )
     if 0.0 in grid.get("discount", ()):
         yield "algo.discount=0: only the reward of the step itself counts, and values look no further; 0.99 is usual"
     if any(0.0 < v < 0.5 for v in grid.get("discount", ())):
         low = min(v for v in grid["discount"] if v > 0.0)
         yield (
-            f"algo.discount={low:g} looks {1.0 / (1.0 - low):.1f} steps ahead; 0.99 is usual, and 1 - discount "
-            "is another quantity"
+            f"algo.discount={low:g} looks {1.0 / (1.0 - low):.1f} steps ahead; 0.99 is usual, and 1 - discount is "
+            "another quantity"
         )
     if 0.0 in grid.get("polyak", ()):
         yield "algo.polyak=0: target networks never move, so values stay those of the first parameters; 0.005 is usual"
@@ -42,8 +42,8 @@ def sanity_checks(config: TrainConfig, rows: int) -> Iterator[str]:
         )
     if config.checkpoint.every and config.checkpoint.every > config.steps:
         yield (
-            f"checkpoint.every={config.checkpoint.every:,} is more than steps={config.steps:,}: one checkpoint "
-            "is written, at the end"
+            f"checkpoint.every={config.checkpoint.every:,} is more than steps={config.steps:,}: one checkpoint is "
+            "written, at the end"
         )
     if "log_every" in config.given and config.log_every > config.steps:
         yield f"log_every={config.log_every:,} is more than steps={config.steps:,}: there is one line of metrics"
@@ -85,6 +85,5 @@ def words(steps: int, rows: int, on_cpu: bool) -> str:
     """The line that says what was chosen."""
     return (
         f"steps={steps:,} is a first run's length, for {rows:,} rows{' on a CPU' if on_cpu else ''}; published runs "
-        "have "
-        f"{PUBLISHED:,}: the same command with steps={PUBLISHED} goes on from there"
+        f"have {PUBLISHED:,}: the same command with steps={PUBLISHED} goes on from there"
     )

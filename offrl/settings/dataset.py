@@ -273,8 +273,7 @@ class DatasetConfig:
         if self.labelled_fraction > self.labelled_quantile and self.labelled_fraction < 1.0:
             raise UserError(
                 f"dataset.labelled_fraction={self.labelled_fraction} of all episodes are more than the share they are "
-                "drawn from, "
-                f"dataset.labelled_quantile={self.labelled_quantile}"
+                f"drawn from, dataset.labelled_quantile={self.labelled_quantile}"
             )
         if self.labelled_quantile < 1.0 and self.labelled_fraction == 1.0:
             raise UserError(

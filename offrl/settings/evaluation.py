@@ -25,8 +25,8 @@ class EvalConfig:
     )
     workers: int | None = setting(
         None,
-        "processes that evaluate beside training; null: half of the cores, at most 8, in runs that are not short; "
-        "0: none, training waits; never changes a score",
+        "processes that evaluate beside training; null: half of the cores, at most 8, in runs that are not short; 0: "
+        "none, training waits; never changes a score",
         low=0,
         high=MOST_PROCESSES,
     )

@@ -63,8 +63,7 @@ class TrainConfig:
     workers: int | None = setting(
         None,
         "processes that train on CPU, one thread each; null: one for each core that is free when there are several "
-        "replicas; "
-        "on GPUs: one for each GPU",
+        "replicas; on GPUs: one for each GPU",
         low=1,
         high=MOST_PROCESSES,
     )

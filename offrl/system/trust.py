@@ -112,9 +112,8 @@ def check_environment(env_id: str, arguments: Mapping[str, Any] | None = None) -
     if not importable(env_id):
         raise UserError(
             f"environment '{env_id}' is named by a file, and to make it would run the Python code of "
-            f"{str(env_id).rpartition(':')[0]}: if "
-            f"you know it, name the environment yourself (env={env_id}; with `offrl train` eval.env={env_id}), or say "
-            "trust=true"
+            f"{str(env_id).rpartition(':')[0]}: if you know it, name the environment yourself (env={env_id}; with "
+            f"`offrl train` eval.env={env_id}), or say trust=true"
         )
     for name, value in (arguments or {}).items():
         if (
@@ -126,8 +125,8 @@ def check_environment(env_id: str, arguments: Mapping[str, Any] | None = None) -
             continue
         raise UserError(
             f"environment '{env_id}' is named by a file with {name}={str(value)[:80]!r}, which may open or start what "
-            "the file chooses: if "
-            "you know it, name the environment yourself in Python, with its arguments, or say trust=true"
+            "the file chooses: if you know it, name the environment yourself in Python, with its arguments, or say "
+            "trust=true"
         )
 
 
@@ -137,8 +136,7 @@ def check_code(path: Path, name: str, text: str, typed: bool) -> None:
     if not typed and not granted():
         raise UserError(
             f"{path}: {name}={text} is Python code that a file names, and it is not run unasked; if you know it, say "
-            f"{name}={text} "
-            "yourself (offrl train, offrl finetune), or trust=true"
+            f"{name}={text} yourself (offrl train, offrl finetune), or trust=true"
         )
     _tell(f"{path} names Python code, which is run: {name}={text}")
 

@@ -92,9 +92,7 @@ def joined(space: Any, keys: Sequence[str] = ()) -> tuple[str, ...]:
         return tuple(native)
     raise UserError(
         f"the environment's Dict observation can be joined as {','.join(native)} (its own order, as gymnasium's "
-        "FlattenObservation does) "
-        f"or as {','.join(ordered)} (sorted, as offrl joins dictionaries), and the data do not say which they are: "
-        "name the entries in the "
-        f"order that the data have, dataset.observation_keys=[{','.join(native)}] or "
-        f"dataset.observation_keys=[{','.join(ordered)}]"
+        f"FlattenObservation does) or as {','.join(ordered)} (sorted, as offrl joins dictionaries), and the data do "
+        "not say which they are: name the entries in the order that the data have, "
+        f"dataset.observation_keys=[{','.join(native)}] or dataset.observation_keys=[{','.join(ordered)}]"
     )

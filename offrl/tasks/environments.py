@@ -205,8 +205,7 @@ def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[in
             if not part.is_np_flattenable:
                 raise UserError(
                     f"the environment's observation has the entry {'/'.join(path)} of kind {type(part).__name__}, "
-                    "which cannot be made "
-                    "into numbers: name the others, dataset.observation_keys=[...]"
+                    "which cannot be made into numbers: name the others, dataset.observation_keys=[...]"
                 )
 
         def flatten(observation: Any) -> np.ndarray:
@@ -218,8 +217,7 @@ def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[in
     if not space.is_np_flattenable:
         raise UserError(
             f"observations of kind {type(space).__name__} cannot be made into one array: wrap the environment so that "
-            "it gives numbers "
-            "(gymnasium.wrappers.TransformObservation)"
+            "it gives numbers (gymnasium.wrappers.TransformObservation)"
         )
     return (lambda observation: np.asarray(spaces.flatten(space, observation))), (spaces.flatdim(space),), np.float32
 
@@ -238,8 +236,7 @@ def _refuse_other_order(env: gym.Env, keys: Sequence[str]) -> None:
             if names != flat:
                 raise UserError(
                     f"the data are made of {','.join(names)}, and the environment's FlattenObservation joins "
-                    f"{','.join(flat)}: give the "
-                    "environment without that wrapper"
+                    f"{','.join(flat)}: give the environment without that wrapper"
                 )
         env = env.env
 
@@ -259,6 +256,5 @@ def action_kind(env: gym.Env) -> tuple[bool, int]:
         return False, 1
     raise UserError(
         f"actions of kind {type(space).__name__} are not supported, only Box and Discrete are: wrap the environment so "
-        "that it takes such, "
-        "of several choices the number of their combination (gymnasium.wrappers.TransformAction)"
+        "that it takes such, of several choices the number of their combination (gymnasium.wrappers.TransformAction)"
     )

@@ -141,8 +141,8 @@ def with_factory(task: Task | None, factory: Callable[[], Any], name: str) -> Ta
     if place_of(factory) is None:
         label = getattr(factory, "__qualname__", type(factory).__name__)
         note = (
-            f"It was scored in what {label} made, of a notebook or inside a function, which no file names: give "
-            "it again (env=...)"
+            f"It was scored in what {label} made, of a notebook or inside a function, which no file names: give it "
+            "again (env=...)"
         )
     if task is None:
         return Task(name=name, env_factory=factory, note=note)

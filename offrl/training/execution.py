@@ -157,8 +157,8 @@ def no_triton(device: str) -> str | None:
         torch.compile(lambda x: x + 1, fullgraph=True)(torch.zeros(8, device=device))
     except Exception as error:  # headers of Python or CUDA's library are not there, mostly
         return (
-            f"a line of code did not compile there ({first_line(error)}); install Python's headers "
-            "(python3-dev), or see the message"
+            f"a line of code did not compile there ({first_line(error)}); install Python's headers (python3-dev), or "
+            "see the message"
         )
     return None
 

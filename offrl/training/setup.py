@@ -155,8 +155,7 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
         other_keys = ",".join(k for k in task.observation_keys if k != "desired_goal")
         raise UserError(
             f"the observations of {dataset.spec.name} hold the desired goal, which {config.algo.name} must be told "
-            "apart from them: "
-            f"dataset.observation_keys=[{other_keys}]"
+            f"apart from them: dataset.observation_keys=[{other_keys}]"
         )
     return algorithm
 
@@ -169,10 +168,8 @@ def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
     if len(spec.observation_shape) > 1:
         raise UserError(
             f"{name} learns from vectors, and the observations of {spec.name} have shape "
-            f"{list(spec.observation_shape)}: save each as one "
-            f"row of {spec.observation_dim} numbers, or where they are images take the version of the data with states "
-            "(OGBench: the name "
-            "without visual-)"
+            f"{list(spec.observation_shape)}: save each as one row of {spec.observation_dim} numbers, or where they "
+            "are images take the version of the data with states (OGBench: the name without visual-)"
         )
     if spec.text == algorithm_class.traits.text:
         return
@@ -190,8 +187,7 @@ def check_n_step(config: Any, possible: bool) -> None:
     if not possible and getattr(config, "n_step", 1) > 1:
         raise UserError(
             f"algo.n_step={config.n_step}: {config.name} has no n-step targets, for it does not learn from steps of "
-            "the data in a row; "
-            "leave it at 1 (docs/critics.md lists those that have them)"
+            "the data in a row; leave it at 1 (docs/critics.md lists those that have them)"
         )
 
 

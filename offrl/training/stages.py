@@ -115,8 +115,7 @@ def train_first(config: TrainConfig, dataset: Dataset, name: str, requirement: R
     if requirement.artifact and not _finished(run_dir, requirement):
         raise UserError(
             f"{run_dir}: {requirement.algo} diverged; train it with other settings (`offrl train "
-            f"algo={requirement.algo} ...`) and name "
-            f"the run: algo.{name}=RUN"
+            f"algo={requirement.algo} ...`) and name the run: algo.{name}=RUN"
         )
     return run_dir
 
@@ -221,8 +220,7 @@ def _check_rewards(recorded: DataSpec, spec: DataSpec, where: str) -> None:
     if not _close(trained, units):
         raise UserError(
             f"{where}: it was trained on rewards times {trained[0]:g} plus {trained[1]:g}, and those of {spec.name} "
-            f"are times {units[0]:g} "
-            f"plus {units[1]:g}; train both with the same dataset.reward_* settings"
+            f"are times {units[0]:g} plus {units[1]:g}; train both with the same dataset.reward_* settings"
         )
 
 

@@ -109,8 +109,8 @@ def warn_of_no_rewards(traits: Traits, algorithm: str, dataset: Dataset) -> None
     if not traits.critic_modules or traits.goal_conditioned or bool(dataset.columns["rewards"].any()):
         return
     cure = (
-        ": name a task of theirs, as antmaze-large-navigate-singletask-task1-v0 does, or take a "
-        "goal-conditioned algorithm"
+        ": name a task of theirs, as antmaze-large-navigate-singletask-task1-v0 does, or take a goal-conditioned "
+        "algorithm"
     )
     hint = cure if dataset.spec.source == "ogbench" else ""
     warn(f"every reward of {dataset.spec.name} is 0, and {algorithm} learns from rewards{hint}")
@@ -120,8 +120,7 @@ def warn_diverged(replica: Replica, since: int, step: int, reason: str, cure: st
     """Warn that a replica is trained no further, as its losses or actions went wrong between two looks at them."""
     warn(
         f"{replica} diverged between step {since:,} and {step:,} ({reason}): its parameters stay as they were at step "
-        f"{since:,}; "
-        f"the others go on. {cure}"
+        f"{since:,}; the others go on. {cure}"
     )
 
 

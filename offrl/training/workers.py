@@ -153,8 +153,8 @@ class WorkerEngine:
 
     def _lost(self, index: int) -> None:
         raise UserError(
-            f"a training process {processes.ending(self.children[index])}; the last checkpoint survives: "
-            "the same command continues, and workers=1 trains in one process"
+            f"a training process {processes.ending(self.children[index])}; the last checkpoint survives: the same "
+            "command continues, and workers=1 trains in one process"
         )
 
 

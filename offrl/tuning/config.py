@@ -167,8 +167,7 @@ class TuneConfig:
         if configs < self.eta ** (self.rungs - 1) and configs > 1:
             raise UserError(
                 f"budget={self.budget}: {configs} settings cannot be thinned out {self.rungs - 1} time(s) to "
-                f"1/{self.eta}; take "
-                f"{self.eta ** (self.rungs - 1)} settings or more, or rungs=1"
+                f"1/{self.eta}; take {self.eta ** (self.rungs - 1)} settings or more, or rungs=1"
             )
         if steps < self.eta ** (self.rungs - 1):
             raise UserError(

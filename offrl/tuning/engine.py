@@ -176,8 +176,8 @@ class TuningSearch:
 
     def _train(self, number: int, i: int, rung: Rung, runs: list[RungRun], settings: int) -> None:
         title = (
-            f"bracket {number + 1}, rung {i + 1}: {settings} settings x {self.config.seeds} seeds to "
-            f"{rung.updates:,} updates"
+            f"bracket {number + 1}, rung {i + 1}: {settings} settings x {self.config.seeds} seeds to {rung.updates:,} "
+            "updates"
         )
         self.stage(f"trained-{number}-{i}", lambda: train_all(self.work, runs, title, self.show))
 

@@ -106,8 +106,8 @@ class Tune:
                 shapes = ", ".join(d.name for d in space.dimensions if not d.tensor)
                 raise UserError(
                     f"the settings of {algo} are {len(groups)} programs, of which each is compiled and trained for "
-                    f"itself ({shapes}): at "
-                    f"most {MOST_GROUPS}; name fewer values, such as space.{shapes.split(', ')[0]}=[a,b]"
+                    f"itself ({shapes}): at most {MOST_GROUPS}; name fewer values, such as "
+                    f"space.{shapes.split(', ')[0]}=[a,b]"
                 )
             for index, names in enumerate(groups):
                 directory = (

@@ -76,8 +76,7 @@ def write_result(
             "judge": ",".join(config.judge),
             "episodes_used": int(final.get("episodes", 0)),
             "split": f"searched with seeds {_first_last(search.work.seeds)} on {config.split:.0%} of the episodes, "
-            "judged on the rest; "
-            "seeds and episodes reported here chose nothing",
+            "judged on the rest; seeds and episodes reported here chose nothing",
         }
         exchange.write(
             work.folder / EXCHANGE,

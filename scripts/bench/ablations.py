@@ -166,8 +166,7 @@ PARTS: dict[str, Part] = {
     "edac-diversity": Part(
         "EDAC with and without diversity of gradients",
         "The diversity term keeps the cosine of the critics' action gradients down, so that 10 to 50 critics do what "
-        "SAC-N needs up to "
-        "500 for (arXiv 2110.01548).",
+        "SAC-N needs up to 500 for (arXiv 2110.01548).",
         ("hopper_medium_replay", "hopper_medium_expert"),
         50_000,
         {"eta 1": {"algo.eta": 1.0}, "eta 0": {"algo.eta": 0.0}, "eta 5": {"algo.eta": 5.0}},
@@ -190,14 +189,12 @@ PARTS: dict[str, Part] = {
         ESTIMATE,
         {"algo": "cql", "algo.hidden": [256, 256], "algo.penalty_share": 0.25},
         "Networks of 2 x 256; the penalty is estimated on a quarter of each batch. Q and return are of the first state "
-        "and action of each "
-        "scored episode, in the units of the recorded rewards (docs/runs.md).",
+        "and action of each scored episode, in the units of the recorded rewards (docs/runs.md).",
     ),
     "dvl-stability": Part(
         "f-DVL against XQL: stability",
         "XQL's loss of V is exponential in (Q - V) / temperature, so its gradients spike where that is large; the "
-        "losses of f-DVL grow "
-        "linearly or quadratically (arXiv 2302.08560).",
+        "losses of f-DVL grow linearly or quadratically (arXiv 2302.08560).",
         ("hopper_medium_replay", "hopper_mixed"),
         20_000,
         {
@@ -224,9 +221,8 @@ PARTS: dict[str, Part] = {
         SPIKE_COLUMNS,
         {**DVL, "algo.batch_size": 256, "algo.random_actions": 0},
         f"A spike is a line of metrics (20 updates, averaged) that exceeds {SPIKE:g} times the median of the {WINDOW} "
-        "lines before it, or "
-        "is not finite. Counts are for each seed. Both with the same batches, networks and LayerNorm in V; XQL's clip "
-        "of 7 as published.",
+        "lines before it, or is not finite. Counts are for each seed. Both with the same batches, networks and "
+        "LayerNorm in V; XQL's clip of 7 as published.",
     ),
     "hl-gauss": Part(
         "HL-Gauss against a scalar head on large critics",
@@ -241,8 +237,7 @@ PARTS: dict[str, Part] = {
     "weighting": Part(
         "Weighted sampling on data that are mostly bad",
         "Average over 73 datasets, uniform, advantage-weighted, top 10%: CQL 42.9, 62.8, 51.6; IQL 58.0, 65.9, 47.9; "
-        "TD3+BC 41.0, 56.6, "
-        "39.8 (the repository of arXiv 2306.13085).",
+        "TD3+BC 41.0, 56.6, 39.8 (the repository of arXiv 2306.13085).",
         ("hopper_mixed",),
         50_000,
         {
@@ -263,8 +258,7 @@ PARTS: dict[str, Part] = {
             )
         },
         notes="Temperatures as published: 0.2 for CQL, 0.1 for the others. CQL with networks of 2 x 256, its penalty "
-        "on a quarter of each "
-        "batch.",
+        "on a quarter of each batch.",
     ),
 }
 

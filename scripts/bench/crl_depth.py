@@ -95,8 +95,8 @@ def main() -> None:
         own = " ".join(given.set)
         depths = " ".join(map(str, given.depths))
         command = (
-            f"python scripts/bench/crl_depth.py {Path(given.data).name} --depths {depths} --steps "
-            f"{given.steps} --seeds {given.seeds}"
+            f"python scripts/bench/crl_depth.py {Path(given.data).name} --depths {depths} --steps {given.steps} "
+            f"--seeds {given.seeds}"
         )
         about = (
             f"Mean over {given.seeds} seeds with the 95% interval; CPU.\n\n    {command}{own and ' --set ' + own}\n\n"

@@ -140,8 +140,7 @@ def measure(
     words = [f"{statistics.median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for r in ratios.values()]
     return (
         f"| {task.env_id} | {len(policies)} x {config.episodes} | {middle['vector']:,.0f} | {middle['one']:,.0f} | "
-        f"{middle['pool']:,.0f} "
-        f"| {words[0]} | {words[1]} |"
+        f"{middle['pool']:,.0f} | {words[0]} | {words[1]} |"
     )
 
 

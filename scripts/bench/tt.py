@@ -255,8 +255,8 @@ def main() -> None:
         c = policy.algorithm.config
         dataset = load_dataset(DatasetConfig(name=args.data[0]))
         size = (
-            f"{c.layers} layers of width {c.width}, {policy.algorithm.dims} tokens a step, plans of "
-            f"{c.plan_horizon} steps"
+            f"{c.layers} layers of width {c.width}, {policy.algorithm.dims} tokens a step, plans of {c.plan_horizon} "
+            "steps"
         )
         with torch.no_grad():
             times = timing(policy, dataset, args.timed, args.rounds)
@@ -278,8 +278,8 @@ def main() -> None:
             "from the data. "
         )
         text[-1] += (
-            "Differences are of the same prefixes and of the same starts, with 95% intervals "
-            "that are not corrected for how many plans are compared."
+            "Differences are of the same prefixes and of the same starts, with 95% intervals that are not corrected "
+            "for how many plans are compared."
         )
         text += ["", "| plan | promised | more than the first | earned | more than the first | CPU for a step of all |"]
         text += ["|---|---|---|---|---|---|", *plans]

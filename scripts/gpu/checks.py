@@ -139,8 +139,8 @@ def command(device: str, seeds: int, steps: int, settings: list[str]) -> Answer:
     pairs = [same_run(first, other) for other in others]
     over = "" if killed_at[0] < steps else " (it was over before it could be killed)"
     text = (
-        f"{seeds} seeds, {steps:,} updates; again in a fresh cache: {pairs[0]}; killed at "
-        f"{killed_at[0]:,}{over} and resumed: {pairs[1]}"
+        f"{seeds} seeds, {steps:,} updates; again in a fresh cache: {pairs[0]}; killed at {killed_at[0]:,}{over} and "
+        f"resumed: {pairs[1]}"
     )
     verdict = "right" if all(f.startswith("equal") for f in pairs) else "DIFFERENT"
     return {"verdict": verdict, "text": f"{text}; {time.perf_counter() - began:.0f} s"}

@@ -54,8 +54,8 @@ def summary(pairs: Pairs) -> list[str]:
         if result.split(" ")[0].isupper() or result.startswith("NOT "):
             wrong.append(f"{describe(job)} ({result})")
     words = (
-        f"{counts['done']} jobs done, {counts['skipped']} skipped, {counts['error']} failed, "
-        f"{counts['missed']} not reached."
+        f"{counts['done']} jobs done, {counts['skipped']} skipped, {counts['error']} failed, {counts['missed']} not "
+        "reached."
     )
     return [words, f"Wrong: {'; '.join(wrong)}." if wrong else "Nothing that was compared is wrong."]
 
@@ -91,8 +91,7 @@ def equality_table(pairs: Pairs) -> list[str]:
         "defaults, small the conformance tests'.",
         "",
         f"| algorithm | size | mode | {EARLY} updates | one rounding | {UPDATES} updates | one rounding | modules | "
-        "losses | CPU "
-        "| verdict |",
+        "losses | CPU | verdict |",
         "|" + "---|" * 11,
     ]
     missed: dict[str, list[str]] = {}
@@ -130,8 +129,7 @@ def speed_table(pairs: Pairs, warm: Pairs) -> list[str]:
         f"## Speed and memory: {pairs[0][0]['rows']:,} transitions on the device, default settings",
         "",
         "| algorithm | mode | replicas | updates/s | replicas x updates/s | 1M updates, minutes | peak memory, GB | "
-        "state, MB | GPU busy "
-        "| kernels | of the floor | compiling, s | to the first update, s |",
+        "state, MB | GPU busy | kernels | of the floor | compiling, s | to the first update, s |",
         "|" + "---|" * 13,
     ]
     for job, answer in pairs:

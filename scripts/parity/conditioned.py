@@ -239,8 +239,7 @@ class LastLayer(nn.Module):
     "diffusion_bc", MBRCSL, MBRCSL_COMMIT,
     aligned="their residual network in place of their U-net, with a linear output layer; constant learning rate",
     remains="their runs have the U-net, a return of 0 as a further input, and a learning rate that rises from 0 to "
-            "1e-5: its warm-up of "
-    "500 steps makes one of them in each of 50 epochs",
+            "1e-5: its warm-up of 500 steps makes one of them in each of 50 epochs",
 )  # fmt: skip
 def diffusion_bc(checkout: Path) -> Outcome:
     ours, outcome = Ours("diffusion_bc", hidden=[32, 32], embedding=16, batch_size=BATCH), Outcome()

@@ -128,10 +128,8 @@ def pairs_of(net: Any) -> list[Pair]:
     aligned="windows of whole steps; observations normalised alike; one batch in place of two halves; predictions cut "
             "off at 1",
     remains="their observations and actions are mapped to their ranks; steps beyond an end are zeros that are learnt; "
-            "no window begins at "
-    "an episode's last step or where it would pass the time limit; the averaged networks follow every ten updates; "
-    "where `return_scale` is "
-    "not set it is the data's largest",
+            "no window begins at an episode's last step or where it would pass the time limit; the averaged networks "
+            "follow every ten updates; where `return_scale` is not set it is the data's largest",
 )  # fmt: skip
 def decision_diffuser(checkout: Path) -> Outcome:
     sizes = {"plan_horizon": HORIZON, "denoising_steps": STEPS, "base": BASE, "multiples": list(MULTIPLES)}

@@ -167,8 +167,8 @@ def diffusion_ql(checkout: Path, settings: Mapping[str, Any], theirs: Mapping[st
 
 SCHEDULED = "the schedule of noise in float64"
 RATES = (
-    "their cosine schedule (--lr_decay) makes one step in 50,000 updates, which is a rate 0.1% lower at the "
-    "end: ours is constant"
+    "their cosine schedule (--lr_decay) makes one step in 50,000 updates, which is a rate 0.1% lower at the end: ours "
+    "is constant"
 )
 
 

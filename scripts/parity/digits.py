@@ -105,12 +105,12 @@ def arsq(checkout: Path, imitation: str, weight: float, shown: float, floor: flo
 
 
 REMAINS = (
-    "their weight of TD's error is a setting; half of a batch is what was played; time-outs are dropped "
-    "there, here they are rows"
+    "their weight of TD's error is a setting; half of a batch is what was played; time-outs are dropped there, here "
+    "they are rows"
 )
 SUMMED = (
-    "their margin, [B] times [B, 1], is the sum over a batch's rows, demonstrations or not, here the mean "
-    "over demonstrations"
+    "their margin, [B] times [B, 1], is the sum over a batch's rows, demonstrations or not, here the mean over "
+    "demonstrations"
 )
 
 

@@ -194,8 +194,8 @@ def fql_variant(checkout: Path) -> Outcome:
 
 QC, QC_COMMIT, LENGTH = "ColinQiyangLi/qc", "48283b4f662bd1c127ec9fa80647b49759f10653", 4
 CUT = (
-    "windows that end in a termination before their last step count here (nothing of them is missing), theirs are "
-    "left out; what is padded in those that a time-out cuts counts nowhere"
+    "windows that end in a termination before their last step count here (nothing of them is missing), theirs are left "
+    "out; what is padded in those that a time-out cuts counts nowhere"
 )
 
 

@@ -168,8 +168,7 @@ def same_draws(size: int, drawn: int) -> Iterator[None]:
     aligned="LayerNorm before the activation; order of steps; loss of alpha; Adam's epsilon of the critics, a mean "
     "there",
     remains="these; the floor of the log-std is -20 there, -5 here; initial weights are Xavier's there, PyTorch's "
-    "here; the actor moves "
-    "once after `utd` updates of the critics there",
+    "here; the actor moves once after `utd` updates of the critics there",
     needs=NEEDS,
 )
 def rlpd(checkout: Path) -> Outcome:

@@ -254,8 +254,7 @@ def combo(checkout: Path) -> Outcome:
     COMMIT,
     aligned=f"{TANH}; {ORDER}; min_target=0; Adam's epsilon of the critics halved there",
     remains=f"{TANH}: ours is exact; {ORDER}; targets below 0 are cut off there, here where min_target says; the "
-    "critics' loss is a mean "
-    "there, a sum here",
+    "critics' loss is a mean there, a sum here",
 )
 def mobile(checkout: Path) -> Outcome:
     ours = Ours(

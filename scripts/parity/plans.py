@@ -139,8 +139,7 @@ class Theirs:
 @case(
     "diffuser", DIFFUSER, DIFFUSER_COMMIT, needs=("einops",),
     aligned="all steps of a window are there; the same noise in both losses; one batch in place of two halves; the "
-            "value learns in the "
-    "same updates",
+            "value learns in the same updates",
     remains="their actions are normalised, steps beyond an end are zeros that are learnt; the averaged networks follow "
             "every ten updates",
 )  # fmt: skip

@@ -117,8 +117,8 @@ def archer(checkout: Path) -> Outcome:
     "archer_online", ONLINE, ONLINE_COMMIT,
     aligned="as for archer; the same answers of the actor; observations of equal length; no clipping",
     remains="their critic is RoBERTa's pooled output; positions of an action count the padding before it; clipping the "
-            "actor counts the "
-    "critic's last gradient too; `token_baseline` divides by action tokens, theirs by padded positions",
+            "actor counts the critic's last gradient too; `token_baseline` divides by action tokens, theirs by padded "
+            "positions",
     needs=("transformers", "peft"),
 )  # fmt: skip
 def archer_online(checkout: Path) -> Outcome:

@@ -37,8 +37,7 @@ class OneBatch(torch.utils.data.Dataset[Any]):
     "tt", JANNER, JANNER_COMMIT,
     aligned="learning rate of each update; which predicted tokens count",
     remains="their first update has the full rate and later ones the rate of the tokens before, ours that of the "
-            "update itself; the token "
-    "that counts is the one before in theirs, which differs at an episode's limit",
+            "update itself; the token that counts is the one before in theirs, which differs at an episode's limit",
 )  # fmt: skip
 def tt(checkout: Path) -> Outcome:
     bins, dims = 11, OBSERVATION + ACTION + 2

@@ -160,10 +160,8 @@ def test_compare(offrl: Offrl) -> None:
     assert "algo.hidden, algo.expectile: of iql alone; bc, percent_bc have their own default settings" in result.out
     assert [line for line in table.split("\n") if line.startswith("differ")] == [
         "differing besides the algorithm: normalised observations: no (iql), yes (bc, percent_bc); reward scale by the "
-        "range of returns: "
-        "1000 (iql), 0 (bc, percent_bc); share of the best episodes: 1 (iql, bc), 0.1 (percent_bc); hidden layers: [8] "
-        "(iql), "
-        "[64,64] (bc, percent_bc) and 3 more"
+        "range of returns: 1000 (iql), 0 (bc, percent_bc); share of the best episodes: 1 (iql, bc), 0.1 (percent_bc); "
+        "hidden layers: [8] (iql), [64,64] (bc, percent_bc) and 3 more"
     ]
     run = next(Path("runs").glob("iql-*"))
     assert offrl(f"train resume={run}").out.split("algorithm", 1)[1] == table
@@ -338,23 +336,12 @@ def test_the_examples_of_the_docs(offrl: Offrl, tmp_path: Path, monkeypatch: pyt
 def test_a_plugin_package(tmp_path: Path) -> None:
     """An installed package with an entry point: its algorithm (without a YAML file) and its dataset work by name."""
     (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\n"
-        "import numpy as np\n"
-        "from offrl import from_arrays, register\n"
-        "from offrl.algorithms.bc import BC, BCConfig\n"
-        "from offrl.settings.field import setting\n"
-        "@dataclass\n"
-        "class MyConfig(BCConfig):\n"
-        "    name: str = 'my_bc'\n"
-        "    weight: float = setting(1.0, 'weight of the loss', low=0.0)\n"
-        "@register('algo', 'my_bc')\n"
-        "class MyBC(BC):\n"
-        "    '''My own cloning.'''\n"
-        "    Config = MyConfig\n"
-        "@register('dataset', 'my-data')\n"
-        "def load(config):\n"
-        "    x = np.zeros((50, 2), np.float32)\n"
-        "    return from_arrays(x, x, x[:, 0], episode_ends=[49], name='my-data')\n"
+        "from dataclasses import dataclass\nimport numpy as np\nfrom offrl import from_arrays, register\nfrom "
+        "offrl.algorithms.bc import BC, BCConfig\nfrom offrl.settings.field import setting\n@dataclass\nclass "
+        "MyConfig(BCConfig):\n    name: str = 'my_bc'\n    weight: float = setting(1.0, 'weight of the loss', "
+        "low=0.0)\n@register('algo', 'my_bc')\nclass MyBC(BC):\n    '''My own cloning.'''\n    Config = "
+        "MyConfig\n@register('dataset', 'my-data')\ndef load(config):\n    x = np.zeros((50, 2), np.float32)\n    "
+        "return from_arrays(x, x, x[:, 0], episode_ends=[49], name='my-data')\n"
     )
     info = tmp_path / "mine-1.0.dist-info"
     info.mkdir()
@@ -362,11 +349,9 @@ def test_a_plugin_package(tmp_path: Path) -> None:
     (info / "entry_points.txt").write_text("[offrl.plugins]\nmine = mine\nbroken = no_such_module\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "OMP_NUM_THREADS": "1"}
     script = (
-        "import sys; from offrl.cli.main import main\n"
-        f"small = {SMALL!r}\n"
-        "print(main(['train', *small, 'algo=my_bc', 'algo.weight=2', 'dataset=my-data', 'seeds=1', 'name=mine']))\n"
-        "print(main(['train', 'resume=runs/mine', 'steps=30']), main(['list', 'algo=my_bc']))\n"
-        "print(main(['train', 'algo=my_bc', 'algo.weight=-1']))\n"
+        f"import sys; from offrl.cli.main import main\nsmall = {SMALL!r}\nprint(main(['train', *small, 'algo=my_bc', "
+        "'algo.weight=2', 'dataset=my-data', 'seeds=1', 'name=mine']))\nprint(main(['train', 'resume=runs/mine', "
+        "'steps=30']), main(['list', 'algo=my_bc']))\nprint(main(['train', 'algo=my_bc', 'algo.weight=-1']))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, text=True, capture_output=True)
     assert done.stdout.splitlines()[-1] == "2", done.stderr

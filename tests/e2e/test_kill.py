@@ -23,10 +23,9 @@ from .conftest import Offrl
 STEPS, KILLS = 2_500, 4
 # two processes train and a third one evaluates; how many replicas share a program is given, as it shows in last bits
 COMMAND = shlex.split(
-    "group=1 workers=2 eval.workers=1 "
-    "algo=bc dataset=builtin compare=[] seeds=2 compile=eager device=cpu algo.hidden=[32,32] algo.batch_size=32 "
-    "log_every=100 quiet=true "
-    "eval.every=500 eval.episodes=2 eval.max_steps=40 checkpoint.every=100"
+    "group=1 workers=2 eval.workers=1 algo=bc dataset=builtin compare=[] seeds=2 compile=eager device=cpu "
+    "algo.hidden=[32,32] algo.batch_size=32 log_every=100 quiet=true eval.every=500 eval.episodes=2 eval.max_steps=40 "
+    "checkpoint.every=100"
 )
 
 

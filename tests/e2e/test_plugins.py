@@ -167,8 +167,8 @@ def test_what_is_no_file_of_python(offrl: Offrl) -> None:
 def test_a_plugin_in_worker_processes_compiled_and_resumed(offrl: Offrl, file: Path) -> None:
     for name, more in (("a", "steps=40"), ("b", "steps=20")):
         command = (
-            "train algo=td3_huber plugins=td3_huber.py seeds=2 workers=2 eval.workers=1 compile=compiled "
-            f"{more} name={name}"
+            f"train algo=td3_huber plugins=td3_huber.py seeds=2 workers=2 eval.workers=1 compile=compiled {more} "
+            f"name={name}"
         )
         result = offrl(command)
         assert result.status == 0 and "in 2 processes" in result.out, result.err

@@ -15,8 +15,7 @@ from offrl.system import files as checkpoint
 
 SETTINGS = shlex.split(
     "train algo=iql dataset=builtin compare=[] seeds=1 steps=60 device=cpu algo.hidden=[32,32] algo.batch_size=64 "
-    "log_every=20 quiet=true "
-    "eval.every=0 eval.episodes=1 eval.max_steps=20 checkpoint.every=20 compile=eager"
+    "log_every=20 quiet=true eval.every=0 eval.episodes=1 eval.max_steps=20 checkpoint.every=20 compile=eager"
 )
 
 

@@ -25,8 +25,7 @@ from .conftest import Offrl, hopper_like
 Write = Callable[..., Path]
 SMALL = shlex.split(
     "budget=8x40 algo.hidden=[8,8] algo.batch_size=16 compile=eager proposer=random ope.updates=60 ope.hidden=[8,8] "
-    "ope.seeds=2 "
-    "final_seeds=2 log_every=20 device=cpu"
+    "ope.seeds=2 final_seeds=2 log_every=20 device=cpu"
 )
 
 

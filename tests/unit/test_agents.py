@@ -133,17 +133,11 @@ def test_a_function_that_calls_a_model_of_sb3(tmp_path: Path) -> None:
 
 def test_python_policies(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "import numpy as np\n"
-        "def act(observations, rng): return np.zeros((len(observations), 3))\n"
-        "def noisy(observations, rng, explore=False): return rng.normal(size=(len(observations), 3)) * explore\n"
-        "def short(observations, rng): return np.zeros(3)[:1]\n"
-        "def broken(observations, rng): return undefined\n"
-        "class Walker:\n"
-        "    def start(self, episodes): return episodes\n"
-        "    def step(self, carry, observations, t): return np.full((len(observations), 3), t), carry\n"
-        "walker = Walker()\n"
-        "several = {'a': act, 'b': walker}\n"
-        "number = 3\n"
+        "import numpy as np\ndef act(observations, rng): return np.zeros((len(observations), 3))\ndef "
+        "noisy(observations, rng, explore=False): return rng.normal(size=(len(observations), 3)) * explore\ndef "
+        "short(observations, rng): return np.zeros(3)[:1]\ndef broken(observations, rng): return undefined\nclass "
+        "Walker:\n    def start(self, episodes): return episodes\n    def step(self, carry, observations, t): return "
+        "np.full((len(observations), 3), t), carry\nwalker = Walker()\nseveral = {'a': act, 'b': walker}\nnumber = 3\n"
     )
     place, obs = f"{tmp_path}/mine.py", np.ones((2, 4), np.float32)
     assert load(f"{place}:act", Wide()).step(None, obs, 0)[0].shape == (2, 3)

@@ -93,9 +93,9 @@ def test_a_suite_file(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.hdf5").touch()
     (tmp_path / "mine.yaml").write_text(
-        "name: mine\nsteps: 2e4\neval: {episodes: 7}\nsettings: {algo: {batch_size: 64}}\n"
-        "datasets:\n- data/a.hdf5\n- {name: hopper-medium-v2, env: Hopper-v5, settings: {dataset.reward_scale: 0.1}}\n"
-        "references: {a: {bc: 50.5}}\nreference_source: a paper\n"
+        "name: mine\nsteps: 2e4\neval: {episodes: 7}\nsettings: {algo: {batch_size: 64}}\ndatasets:\n- data/a.hdf5\n- "
+        "{name: hopper-medium-v2, env: Hopper-v5, settings: {dataset.reward_scale: 0.1}}\nreferences: {a: {bc: "
+        "50.5}}\nreference_source: a paper\n"
     )
     suite = suites.load(str(tmp_path / "mine.yaml"))
     assert (suite.name, suite.steps, suite.settings) == ("mine", 20_000, {"eval.episodes": 7, "algo.batch_size": 64})

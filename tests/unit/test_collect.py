@@ -411,8 +411,8 @@ def test_d4rl_recipe_with_a_stop_on_the_way(home: Path, monkeypatch: pytest.Monk
     from offrl.collect import train
 
     command = (
-        "collect env=Pendulum-v1 recipe=d4rl steps=160 max_steps=50 snapshot_every=40 rows=100 "
-        "eval_episodes=1 out=a format=both quiet=true"
+        "collect env=Pendulum-v1 recipe=d4rl steps=160 max_steps=50 snapshot_every=40 rows=100 eval_episodes=1 out=a "
+        "format=both quiet=true"
     )
     seen: list[Any] = []
     make = train._model

@@ -193,8 +193,8 @@ def chosen(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> str:
         m.setattr(torch.backends.cpu, "get_cpu_capability", lambda: facts.get("capability", "AVX512"))
         m.setenv("ATEN_CPU_CAPABILITY", facts.get("asked", ""))
         text = (
-            f"processor: 0\nmodel name: {facts.get('cpu', 'one')}\nflags: {facts.get('flags', 'avx2')}\ncpu "
-            f"MHz: {facts.get('clock', 1)}\n"
+            f"processor: 0\nmodel name: {facts.get('cpu', 'one')}\nflags: {facts.get('flags', 'avx2')}\ncpu MHz: "
+            f"{facts.get('clock', 1)}\n"
         )
         m.setattr(Path, "read_text", lambda self, **k: text)
         compiler = type("Done", (), {"stdout": facts.get("compiler", "g++ 12")})

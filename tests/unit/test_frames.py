@@ -41,8 +41,8 @@ def test_frames_from_the_command_to_the_loss(seeds: int, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(registry.get("algo", "iql"), "actor_loss", actor_loss)
     settings = (
-        f"seeds={seeds} steps=2 compile=eager workers=1 eval.env=none compare=[] algo.hidden=[8] "
-        f"runs_dir={tmp_path} quiet=true"
+        f"seeds={seeds} steps=2 compile=eager workers=1 eval.env=none compare=[] algo.hidden=[8] runs_dir={tmp_path} "
+        "quiet=true"
     )
     with pytest.raises(Reached) as raised:
         main(["train", "algo=iql", *settings.split()])

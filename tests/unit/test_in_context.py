@@ -201,8 +201,8 @@ def test_mistakes() -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = (
-        "algo.context=6 algo.width=8 algo.layers=1 algo.batch_size=4 steps=3 seeds=2 eval.every=0 "
-        "eval.episodes=1 eval.max_steps=5"
+        "algo.context=6 algo.width=8 algo.layers=1 algo.batch_size=4 steps=3 seeds=2 eval.every=0 eval.episodes=1 "
+        "eval.max_steps=5"
     )
     where = f"runs_dir={tmp_path} name=x quiet=true compile=eager workers=1"
     assert main(["train", "algo=dpt", "dataset=bandits", *small.split(), *where.split()]) == 0

@@ -117,8 +117,7 @@ def test_settings_of_a_file(
     Path("x.csv").write_text(f"t,house,x1,x2,u_pct,profit\n{rows}")
     Path("plant.yaml").write_text(
         "algo: {name: iql, temperature: 5}\nsteps: 9\ndataset:\n  name: x.csv\n  fields: {observations: [x1, x2], "
-        "rewards: profit,\n"
-        "    actions: [{column: u_pct, scale: 0.01}], episode_ids: house}\n"
+        "rewards: profit,\n    actions: [{column: u_pct, scale: 0.01}], episode_ids: house}\n"
     )
     printed = []
     for words in ("config=plant.yaml", "x.csv config=plant.yaml", "x.csv config=plant.yaml dataset.fields.rewards=x1"):

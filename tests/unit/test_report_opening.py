@@ -57,8 +57,7 @@ CASES: dict[str, tuple[dict[str, dict[str, tuple[Values, int]]], list[str]]] = {
         {HOPPER: {"iql": (level(50), 3)}},
         [
             "iql scores 50.0 [47.5, 52.5] on hopper-medium-v2, 10.0 above the mean of the data's own episodes, 40.0; "
-            "published: 67.5 \u00b1"
-            " 3.8 (CORL).",
+            "published: 67.5 \u00b1 3.8 (CORL).",
             "The whole interval lies above the data's mean",
             "data's mean 40.0",
         ],
@@ -166,8 +165,8 @@ def test_what_differs_besides_the_algorithms_is_in_the_headline(tmp_path: Path, 
         in opening
     )
     values = (
-        "normalised observations: no (rebrac), yes (td3_bc); hidden layers: [256,256,256] (rebrac), [64,64] "
-        "(td3_bc); LayerNorm: yes "
+        "normalised observations: no (rebrac), yes (td3_bc); hidden layers: [256,256,256] (rebrac), [64,64] (td3_bc); "
+        "LayerNorm: yes "
     )
     assert (
         f"Besides the algorithm: {values}" in opening and "evaluation episodes: 100 (rebrac), 10 (td3_bc)." in opening

@@ -214,8 +214,8 @@ def test_reference_scores_belong_to_data_and_environment_together(env: str, caps
         assert task.normalise(1000.0) is None and task.ref_label == ""
         check_fit(DataSpec((17,), 6, name="walk", task=WALKER), task)
         words = (
-            "the D4RL returns that score 0 and 100 for walker2d-medium-v2 are those of Walker2d-v4, not of "
-            f"{env}: returns are not"
+            f"the D4RL returns that score 0 and 100 for walker2d-medium-v2 are those of Walker2d-v4, not of {env}: "
+            "returns are not"
         )
         assert words in capsys.readouterr().err
     else:

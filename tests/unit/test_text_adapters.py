@@ -523,10 +523,9 @@ def test_babyai_is_told_in_words() -> None:
     env = babyai.TextBabyAI("BabyAI-Stand-v0", view=view)
     said, info = env.reset(seed=1)
     assert said == (
-        "Mission: go to the red ball. You see a yellow key 2 steps to your left, a red ball 2 steps ahead, "
-        "a locked blue door 3 steps ahead and 2 steps to your right, a wall 6 steps ahead, a wall 1 step to your "
-        "right. "
-        "You carry nothing.\n"
+        "Mission: go to the red ball. You see a yellow key 2 steps to your left, a red ball 2 steps ahead, a locked "
+        "blue door 3 steps ahead and 2 steps to your right, a wall 6 steps ahead, a wall 1 step to your right. You "
+        "carry nothing.\n"
     )
     assert info["legal_actions"] == ["turn left\n", "turn right\n", "go forward\n", "pick up\n", "drop\n", "toggle\n"]
     holding = babyai.TextBabyAI("BabyAI-Stand-v0", view={(3, 6): (7, 1, 0)})

@@ -23,8 +23,7 @@ class DynamicsSettings:
     loss: str = setting(
         "likelihood",
         "likelihood: Gaussian, with a learnt variance; squared: the mean alone; value_gradient: squared, weighted by "
-        "how steeply a trained "
-        "value changes there (VaGraM; value_run= names the run)",
+        "how steeply a trained value changes there (VaGraM; value_run= names the run)",
         choices=("likelihood", "squared", "value_gradient"),
     )
     value_run: str = setting("", "loss=value_gradient: a run whose critics say what matters", place=True)

@@ -97,10 +97,9 @@ def factors(observations: int, actions: int, config: SindyConfig) -> Tensor:
         small = SindyConfig(degree=1, control_degree=0, angles=config.angles)
         raise UserError(
             f"SINDy with degree={config.degree} has {count:,} terms for {observations} observations and {actions} "
-            "actions, more than "
-            f"max_terms={config.max_terms}: too many to choose from or to read. degree=1 control_degree=0 has "
-            f"{terms(observations, actions, small):,}; an ensemble of networks (algo=dynamics) suits larger "
-            "observations"
+            f"actions, more than max_terms={config.max_terms}: too many to choose from or to read. degree=1 "
+            f"control_degree=0 has {terms(observations, actions, small):,}; an ensemble of networks (algo=dynamics) "
+            "suits larger observations"
         )
     s = range(1, observations + 1)
     a = range(observations + 1, observations + actions + 1)

@@ -209,8 +209,8 @@ def run(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         word = arguments[0] if arguments else ""
         raise UserError(
-            f"offrl completion {word}: name a shell: {', '.join(SHELLS)}.{nearest(word, SHELLS)} See offrl "
-            "completion --help"
+            f"offrl completion {word}: name a shell: {', '.join(SHELLS)}.{nearest(word, SHELLS)} See offrl completion "
+            "--help"
         )
     say(*{"bash": BASH, "zsh": ZSH, "fish": FISH}[arguments[0]].split("\n"))
     return 0

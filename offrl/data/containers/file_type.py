@@ -36,8 +36,8 @@ def file_type(path: Path) -> str:
     if head.startswith(b"\x93NUMPY"):
         if _objects(path):
             raise UserError(
-                f"{path} holds Python objects, a pickle, which may run code and is not read; where you trust it, "
-                "write its arrays with numpy.savez and give that file (docs/language-labels.md has the lines)"
+                f"{path} holds Python objects, a pickle, which may run code and is not read; where you trust it, write "
+                "its arrays with numpy.savez and give that file (docs/language-labels.md has the lines)"
             )
         raise UserError(f"{path} is a single .npy array; save all columns with numpy.savez and give that file")
     if pickled(path):
@@ -46,7 +46,7 @@ def file_type(path: Path) -> str:
             f"three lines of Python make an npz file of a list of episodes: p = pickle.load(open({path.name!r}, "
             "'rb')); ids = numpy.repeat(range(len(p)), [len(e['rewards']) for e in p]); "
             f"numpy.savez({path.name.partition('.')[0] + '.npz'!r}, episode_ids=ids, **{{k: numpy.concatenate([e[k] "
-            "for e in p]) for k in p[0]}) (docs/datasets.md#pickles: other layouts)"
+            f"for e in p]) for k in p[0]}}) (docs/datasets.md#pickles: other layouts)"
         )
     raise UserError(
         f"{path} is neither HDF5 nor npz nor Parquet (it starts with {head!r}); it may be damaged or an error page "

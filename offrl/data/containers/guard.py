@@ -107,8 +107,8 @@ def refuse_columns(where: str, count: int) -> None:
     """Raises UserError for more columns than a table has."""
     if count > COLUMNS:
         raise UserError(
-            f"{where} has {count:,} columns, and {COLUMNS:,} at most are read: leave out those that are not needed, "
-            "or write observations and actions as one array each, with numpy.savez"
+            f"{where} has {count:,} columns, and {COLUMNS:,} at most are read: leave out those that are not needed, or "
+            "write observations and actions as one array each, with numpy.savez"
         )
 
 

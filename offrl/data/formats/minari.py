@@ -74,8 +74,8 @@ def locate(name: str) -> Path:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
             f"Minari dataset '{name}' is not in {root()} and cannot be downloaded "
-            f"({reason}).{nearest(name, installed())} "
-            "Without a network, copy its folder there or set MINARI_DATASETS_PATH"
+            f"({reason}).{nearest(name, installed())} Without a network, copy its folder there or set "
+            "MINARI_DATASETS_PATH"
         ) from None
     if not (folder / "data" / "metadata.json").is_file():
         _remove_empty(folder)

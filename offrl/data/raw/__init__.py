@@ -159,8 +159,7 @@ def lost(name: str, values: np.ndarray) -> str:
             offset = f"{float(np.median(column)):.6g}"
             return (
                 f"{label}: of {before:,} different numbers, about {offset}, {after:,} stay different in float32, which "
-                "holds 7 digits and "
-                f"in which all is learnt: subtract an offset, such as {offset}, from the column"
+                f"holds 7 digits and in which all is learnt: subtract an offset, such as {offset}, from the column"
             )
     return ""
 

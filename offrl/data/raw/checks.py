@@ -16,8 +16,8 @@ from offrl.data.tables.values import sentinels
 from offrl.errors import UserError
 
 _NUMBERING = (
-    "number discrete actions from 0, without large gaps (numpy.unique(actions, return_inverse=True)), or "
-    "write others as floats"
+    "number discrete actions from 0, without large gaps (numpy.unique(actions, return_inverse=True)), or write others "
+    "as floats"
 )
 MOST_CHOICES = 1000  # beyond it whole numbers are amounts, not choices
 FEWEST, MANY = 8, 128  # choices, up to which whole numbers are surely some, and beyond which they may be amounts
@@ -188,8 +188,8 @@ def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
     if not count:
         return faults
     message = (
-        f"'actions' leaves the environment's range in {count} row{'s' if count > 1 else ''}: "
-        f"dimension {dimension} is {value:.6g}, outside [{low[dimension]:.6g}, {high[dimension]:.6g}]"
+        f"'actions' leaves the environment's range in {count} row{'s' if count > 1 else ''}: dimension {dimension} is "
+        f"{value:.6g}, outside [{low[dimension]:.6g}, {high[dimension]:.6g}]"
     )
     cure = "set dataset.clip_actions=true to clip them, or the right dataset.action_low and dataset.action_high"
     return [*faults, Fault("actions", "corrupting", message, _episode(ends, first), first, cure)]
@@ -203,8 +203,8 @@ def _amounts(actions: np.ndarray) -> list[Fault]:
     if len(counts) <= FEWEST or (2 * len(taken) >= len(counts) and 10 * taken[0] < len(counts) <= MANY):
         return []
     message = (
-        f"'actions' are whole numbers from {taken[0]:,} to {taken[-1]:,}, of which {len(taken):,} occur, and are "
-        f"taken for {len(counts):,} choices"
+        f"'actions' are whole numbers from {taken[0]:,} to {taken[-1]:,}, of which {len(taken):,} occur, and are taken "
+        f"for {len(counts):,} choices"
     )
     cure = (
         "state their range if they are amounts (dataset.action_low and action_high, or action_low= and action_high=), "
@@ -231,13 +231,13 @@ def _choices(actions: np.ndarray) -> list[Fault]:
         return []
     span = f"whole numbers from {low:g} to {high:g}"
     stated = (
-        "or state their range (dataset.action_low and action_high, or action_low= and action_high=) if they "
-        "are continuous"
+        "or state their range (dataset.action_low and action_high, or action_low= and action_high=) if they are "
+        "continuous"
     )
     if single:
         message = (
-            f"every row of 'actions' has a single 1 among {actions.shape[1]} numbers: it looks like a "
-            "one-hot discrete action"
+            f"every row of 'actions' has a single 1 among {actions.shape[1]} numbers: it looks like a one-hot discrete "
+            "action"
         )
         cure = "store the choice, actions.argmax(1), as integers"
     elif actions.shape[1] == 1:
@@ -290,8 +290,8 @@ def _ends(raw: RawData, ends: np.ndarray) -> list[Fault]:
         elif not marked:
             message = "nothing marks where episodes end, so that successors and returns would run across them"
             cure = (
-                "set dataset.fields.terminations, truncations, episode_ends or episode_ids (or "
-                "dataset.check=false for one endless episode)"
+                "set dataset.fields.terminations, truncations, episode_ends or episode_ids (or dataset.check=false for "
+                "one endless episode)"
             )
             faults.append(Fault("ends", "corrupting", message, cure=cure))
         else:

@@ -71,8 +71,8 @@ def optimal_actions(dataset: Dataset) -> tuple[Tensor, Tensor]:
         labels = whole_numbers(dataset, OPTIMAL, "the task's best action at each observation (-1: not known)")
         if int(labels.max()) >= spec.num_actions:
             raise UserError(
-                f"{spec.name}: the column '{OPTIMAL}' holds action {int(labels.max())}, "
-                f"and the data have actions 0 to {spec.num_actions - 1}"
+                f"{spec.name}: the column '{OPTIMAL}' holds action {int(labels.max())}, and the data have actions 0 to "
+                f"{spec.num_actions - 1}"
             )
         rows = torch.nonzero(labels >= 0).squeeze(-1)
     else:

@@ -74,8 +74,8 @@ def best_episodes(dataset: Dataset, share: float) -> Tensor:
     known = torch.nonzero(dataset.complete.cpu()).squeeze(-1)
     if not len(known):
         raise UserError(
-            f"{dataset.spec.name}: algo.demo_share={share:g} ranks episodes by return, and the data end within each "
-            "of them, so that no return is known; leave it at 1"
+            f"{dataset.spec.name}: algo.demo_share={share:g} ranks episodes by return, and the data end within each of "
+            "them, so that no return is known; leave it at 1"
         )
     order = torch.argsort(dataset.raw_returns.cpu()[known], descending=True, stable=True)
     chosen = torch.zeros(dataset.num_episodes, dtype=torch.bool)

@@ -219,8 +219,8 @@ class GoalSampler:
         if known is not None and self.actor is not None and self.actor.trajectory <= 0.0:
             raise UserError(
                 f"{dataset.spec.name}: dataset.augment=stitch replaces the policy's goals that are ahead in the "
-                "trajectory, and "
-                f"algo.actor_trajectory={self.actor.trajectory:g} draws none; raise it, or dataset.augment=none"
+                f"trajectory, and algo.actor_trajectory={self.actor.trajectory:g} draws none; raise it, or "
+                "dataset.augment=none"
             )
         table = table_of(dataset, columns, numbers)
         return GoalRows(len(rows), last, goals, columns["observations"], numbers, table, weighted, known)

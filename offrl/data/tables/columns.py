@@ -117,9 +117,9 @@ class Columns:
         rounded = (float(f"{middle:.{digits}g}") for digits in range(1, 18))
         offset = self.offsets[dimension] = -next(x for x in rounded if abs(x - middle) <= spread)
         self.raw.note(
-            f"{part.column}: float32, which holds 7 digits, would merge most of its numbers, so that observations "
-            f"are the column {'minus' if offset < 0 else 'plus'} {abs(offset):.15g}, and policies take it so (offset "
-            "in policy.json)"
+            f"{part.column}: float32, which holds 7 digits, would merge most of its numbers, so that observations are "
+            f"the column {'minus' if offset < 0 else 'plus'} {abs(offset):.15g}, and policies take it so (offset in "
+            "policy.json)"
         )
 
     def _flat(self, column: str, part: Term) -> np.ndarray:

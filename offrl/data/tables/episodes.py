@@ -36,8 +36,8 @@ def settle_dones(raw: RawData, dones: np.ndarray) -> None:
     if "terminations" in flags and len(open_ends):
         raise UserError(
             f"{raw.where}: row {int(open_ends[0])} is an end by {other}, and '{word}' does not mark it "
-            f"({len(open_ends):,} such rows): "
-            f"leave out the column that is wrong, or say dataset.fields.episode_ends={word}"
+            f"({len(open_ends):,} such rows): leave out the column that is wrong, or say "
+            f"dataset.fields.episode_ends={word}"
         )
     other_ends = dones & ~known
     if len(flags) == 2:
@@ -244,18 +244,18 @@ def _describe_steps(word: str, step: np.ndarray, inside: np.ndarray, dates: bool
         )
         spans = [cells.shown_span(float(v), dates) for v in (old, new, rates.min(), rates.max())]
         notes.append(
-            f"the step of {word} changes {len(changes):,} time{'s' if len(changes) > 1 else ''}, first from "
-            f"{spans[0]} to {spans[1]} at row {int(rows[first])}; it is between {spans[2]} and {spans[3]}. All steps "
-            "count alike: the discount reaches further in time where they are longer. Bring the rows to one step, or "
-            "train on the parts apart"
+            f"the step of {word} changes {len(changes):,} time{'s' if len(changes) > 1 else ''}, first from {spans[0]} "
+            f"to {spans[1]} at row {int(rows[first])}; it is between {spans[2]} and {spans[3]}. All steps count alike: "
+            "the discount reaches further in time where they are longer. Bring the rows to one step, or train on the "
+            "parts apart"
         )
     if len(wide):
         limit = WIDE * max(usual, float(rates.max())) if regular else OUTAGE * usual
         spans = [cells.shown_span(float(v), dates) for v in (min(limit, steps[wide].min()), steps[wide].max(), usual)]
         plural = f"{len(wide):,} gap{'s' if len(wide) > 1 else ''}"
         notes.append(
-            f"{word} has {plural} longer than {spans[0]}, the longest of {spans[1]}, the first "
-            f"after row {int(rows[wide[0]])}; the usual step is {spans[2]}. The next row counts as what followed: "
+            f"{word} has {plural} longer than {spans[0]}, the longest of {spans[1]}, the first after row "
+            f"{int(rows[wide[0]])}; the usual step is {spans[2]}. The next row counts as what followed: "
             f"dataset.max_gap={limit:g} begins an episode there instead"
         )
     return notes

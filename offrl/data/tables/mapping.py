@@ -270,8 +270,8 @@ def _proposal(
                     f"rewards={scaled}" if python else f'"dataset.fields.rewards=[{{column:{text},scale:-1}}]"'
                 )
                 negative = (
-                    f" (less of '{hits[0]}' is better, so that it counts times -1; leave that out where it "
-                    "is negative already)"
+                    f" (less of '{hits[0]}' is better, so that it counts times -1; leave that out where it is negative "
+                    "already)"
                 )
                 continue
             if python:
@@ -284,8 +284,8 @@ def _proposal(
         negative += ", or dataset.format=ogbench for goal data that need none"
     return (
         f"its columns are {listing(names)}; which of them are {unclear} is not clear from their names. Say it, and "
-        "look at the result, "
-        f"perhaps{negative}: {command}{', with COLUMN taken out of the observations' if blind else ''}"
+        f"look at the result, perhaps{negative}: "
+        f"{command}{', with COLUMN taken out of the observations' if blind else ''}"
     )
 
 

@@ -101,8 +101,7 @@ class Marks:
             text = self.thousands[unclear[0]]
             raise UserError(
                 f"{self.where}: {text} in column '{unclear[0]}' may be {text.replace('.', '')}, with points between "
-                "thousands, or "
-                f"{float(text):g}: say dataset.decimal=comma or dataset.decimal=point"
+                f"thousands, or {float(text):g}: say dataset.decimal=comma or dataset.decimal=point"
             )
         return []
 
@@ -214,8 +213,7 @@ def seconds(values: np.ndarray, name: str, where: str) -> tuple[np.ndarray, bool
         except ValueError as error:
             raise UserError(
                 f"{where}: column '{name}' ({' '.join(str(error).split())[:80]}): times are numbers, or written "
-                "2024-03-01 12:30:00; in "
-                f"pandas pandas.to_datetime(df['{name}'], dayfirst=True) reads others"
+                f"2024-03-01 12:30:00; in pandas pandas.to_datetime(df['{name}'], dayfirst=True) reads others"
             ) from None
     if values.dtype.kind in "mM":
         dates = values.dtype.kind == "M"
@@ -275,8 +273,8 @@ def sentinels(raw: RawData) -> list[tuple[str, int, str]]:
                     else f"'{name}'" + (f", dimension {d}," if column.shape[1] > 1 else "")
                 )
                 text = (
-                    f"{label} holds {number:g} in {int(at.sum()):,} rows, otherwise {low:g} to {high:g}: a "
-                    "missing value?"
+                    f"{label} holds {number:g} in {int(at.sum()):,} rows, otherwise {low:g} to {high:g}: a missing "
+                    "value?"
                 )
                 cure = "write nothing (NaN) there" + (
                     ", and say dataset.missing=forward" if name == "observations" else ""

@@ -265,8 +265,8 @@ def refuse_settings(config: DatasetConfig, name: str) -> None:
     for key in NUMBERS_ONLY:
         if getattr(config, key) != getattr(default, key):
             raise UserError(
-                f"{name} holds texts, and dataset.{key} is for numbers: leave it out, and take an algorithm for "
-                "texts, such as lm_bc or ilql (others set it by themselves)"
+                f"{name} holds texts, and dataset.{key} is for numbers: leave it out, and take an algorithm for texts, "
+                "such as lm_bc or ilql (others set it by themselves)"
             )
     if config.weighting == "advantage":
         raise UserError(

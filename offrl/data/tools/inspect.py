@@ -200,8 +200,8 @@ def _actions(raw: RawData) -> str:
     blocks = (actions[part] for part in chunks(len(actions)))
     edge = sum(int(((b <= raw.action_low + slack) | (b >= raw.action_high - slack)).sum()) for b in blocks)
     return (
-        f"continuous, {actions.shape[-1]} dimensions, range {span}; {100 * edge / actions.size:.1f}% of the "
-        "entries lie on its edge"
+        f"continuous, {actions.shape[-1]} dimensions, range {span}; {100 * edge / actions.size:.1f}% of the entries "
+        "lie on its edge"
     )
 
 

@@ -169,8 +169,8 @@ class RewardLabels:
         if rewards is None:
             raise UserError(
                 f"{self.name} has no rewards for an episode of these data; it was made for "
-                f"{self.metadata.get('data')}: label these data with offrl data label, and read them with the "
-                "same dataset. settings"
+                f"{self.metadata.get('data')}: label these data with offrl data label, and read them with the same "
+                "dataset. settings"
             )
         return rewards
 

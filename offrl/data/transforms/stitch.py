@@ -36,8 +36,8 @@ def add_clusters(dataset: Dataset, config: DatasetConfig, seed: int = 0) -> Data
     description += f", first {config.augment_dims}" if config.augment_dims else ""
     if 2 * config.augment_clusters > len(dataset):
         warn(
-            f"dataset.augment_clusters={config.augment_clusters} of {len(dataset):,} rows: most clusters hold one "
-            "row, and nothing is stitched there; take fewer"
+            f"dataset.augment_clusters={config.augment_clusters} of {len(dataset):,} rows: most clusters hold one row, "
+            "and nothing is stitched there; take fewer"
         )
     elif leave < USELESS:
         warn(

@@ -87,8 +87,8 @@ def _place(target: str, form: str, dataset_id: str) -> tuple[Path, str]:
         *TEXT_SUFFIX,
     ):
         raise UserError(
-            f"{target}: data are written as D4RL HDF5 (a name that ends in .hdf5), texts as JSON lines (.jsonl), "
-            "and both as Minari datasets (an id, or a folder)"
+            f"{target}: data are written as D4RL HDF5 (a name that ends in .hdf5), texts as JSON lines (.jsonl), and "
+            "both as Minari datasets (an id, or a folder)"
         )
     if path.suffix.lower() in D4RL_SUFFIX:
         raise UserError(f"{target}: a Minari dataset is an id such as mine/{path.stem}-v0, or a folder, not a file")

@@ -33,8 +33,7 @@ def choice_field() -> Any:
     return setting(
         "softmax",
         "which of the drawn actions is played: softmax: one drawn with probabilities that grow as exp(Q), as "
-        "published; best: the one with "
-        "the largest Q",
+        "published; best: the one with the largest Q",
         choices=("softmax", "best"),
         acting=True,
     )

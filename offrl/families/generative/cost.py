@@ -38,7 +38,6 @@ def check_cost(config: TrainConfig, candidates: int, observation_dim: int, dim: 
         duration = f"{time / 24.0:,.0f} days" if time > 48.0 else f"{time:.0f} hours"
         raise UserError(
             f"algo.candidates={candidates} with algo.hidden={shown_value(algo.hidden)} is for a GPU: {config.steps:,} "
-            "updates take about "
-            f"{duration} on this CPU; take {cure}, smaller algo.candidates or algo.hidden, or fewer steps= (device=cpu "
-            "begins nevertheless)"
+            f"updates take about {duration} on this CPU; take {cure}, smaller algo.candidates or algo.hidden, or fewer "
+            "steps= (device=cpu begins nevertheless)"
         )

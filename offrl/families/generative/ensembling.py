@@ -18,8 +18,7 @@ def ensemble_field() -> Any:
     return setting(
         None,
         "temporal ensembling: a chunk is drawn at every step, and actions are means of all chunks with weights exp(-m "
-        "i), i = 0 the oldest "
-        "(m; published: 0.01); null: `execute` actions of each chunk are played as they are",
+        "i), i = 0 the oldest (m; published: 0.01); null: `execute` actions of each chunk are played as they are",
         acting=True,
     )
 

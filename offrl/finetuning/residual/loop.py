@@ -83,10 +83,8 @@ class ResidualLoop(OnlineLoop):
         parent = self.start.parent or {}
         self.bar.say(
             f"a residual on {self.start.label} in {self.play.name}, on the policies of step {parent['step']:,} of "
-            f"{parent['run']}: "
-            f"{self.many} x {self.envs} environments, {self.steps:,} steps each in iterations of {self.round:,}, "
-            "rewards: "
-            f"{'success' if self.c.rewards == 'success' else 'of the environment'}"
+            f"{parent['run']}: {self.many} x {self.envs} environments, {self.steps:,} steps each in iterations of "
+            f"{self.round:,}, rewards: {'success' if self.c.rewards == 'success' else 'of the environment'}"
         )
         self.bar.say(f"{arithmetic}; step {mode}; {self.run_dir}")
         warn_of_rates(self.c, {})
@@ -147,8 +145,7 @@ class ResidualLoop(OnlineLoop):
             elif self.c.rewards == "success" and turn.valid[k]:
                 raise UserError(
                     f"algo.rewards=success: {self.play.name} ended an episode without `success` or `is_success` in its "
-                    "infos; "
-                    "algo.rewards=env learns from its rewards"
+                    "infos; algo.rewards=env learns from its rewards"
                 )
         self.reached[turn.over] = np.nan
         self._count(turn)

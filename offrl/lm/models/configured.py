@@ -101,15 +101,13 @@ def fitted(config: Any, dataset: Dataset) -> Any:
         control_words = sorted({word for word in tokenizer.control for t in spelt if word in t})
         warn(
             f"{name}: {len(spelt):,} of {len(dataset.strings):,} different texts hold the spelling of a control token "
-            f"of {c.lm}, such as "
-            f"{control_words[0]!r}: it is read as plain text"
+            f"of {c.lm}, such as {control_words[0]!r}: it is read as plain text"
         )
     altered = tokenizer.unknown(actions[:CHECKED])
     if altered:
         warn(
             f"{name}: encoded and decoded, {len(altered):,} of {min(len(actions), CHECKED):,} actions are not what "
-            "they "
-            f"were, such as {altered[0]!r}: the policy cannot write these"
+            f"they were, such as {altered[0]!r}: the policy cannot write these"
         )
     action_tokens = c.action_tokens or max(1, min(int(ROOM * longest) + 1, c.length // 2))
     c = dataclasses.replace(c, append_end=append_end, action_tokens=action_tokens)
@@ -136,8 +134,7 @@ def describe(lm: LM, config: Any) -> str:
     ending = "an end token" if c.append_end else "a newline"
     return (
         f"language model: {model}, {trainable:,} parameters learn{frozen_note}, {tokenizer_of(c).size:,} tokens; it "
-        f"reads {context} "
-        f"and writes at most {c.action_tokens} tokens up to {ending}"
+        f"reads {context} and writes at most {c.action_tokens} tokens up to {ending}"
     )
 
 

@@ -157,8 +157,7 @@ def check_folder(folder: Path, where: str) -> None:
     if (folder / ADAPTER).exists():
         raise UserError(
             f"{where}: {ADAPTER} there names an adapter and another model, which are not followed; merge them "
-            "(merge_and_unload of peft), "
-            "or move that file away"
+            "(merge_and_unload of peft), or move that file away"
         )
 
 

@@ -42,8 +42,8 @@ TOKENIZER_FILES = (
     "vocab.txt",
 )  # one of them is there where a tokenizer is
 CURE = (
-    "save one with tokenizer.save_pretrained(FOLDER), or take algo.lm=scratch with algo.tokenizer=characters, "
-    "words or bytes"
+    "save one with tokenizer.save_pretrained(FOLDER), or take algo.lm=scratch with algo.tokenizer=characters, words or "
+    "bytes"
 )
 
 

@@ -239,6 +239,6 @@ def _without(method: str, problem: Problem) -> str:
     names: Sequence[str] = problem.names
     return (
         f"method={method} asks each candidate's own critic, and none of {len(names)} has one that is finite (policy "
-        "files and algorithms "
-        "such as bc have none): name runs with checkpoints of an algorithm with critics, or use method=fqe"
+        "files and algorithms such as bc have none): name runs with checkpoints of an algorithm with critics, or use "
+        "method=fqe"
     )

@@ -94,8 +94,7 @@ def bvft_losses(
             name = names[i] if len(names) else f"candidate {i}"
             raise UserError(
                 f"bvft: {name} has the same value in all of {q.shape[1]:,} rows, which no grid divides: fit it longer, "
-                "leave it out, "
-                "or use method=lstd"
+                "leave it out, or use method=lstd"
             )
     widths = (
         np.geomspace(ranges.min() / FINE, ranges.min() / COARSE, COUNT)

@@ -174,8 +174,8 @@ def _fault(value: Any) -> str:
     """The first thing that is wrong, in words; "" where nothing is."""
     if not isinstance(value, Mapping):
         return (
-            f"it is {_kind(value)}, and a results document is an object {{...}}; several stand one a line in a "
-            ".jsonl file"
+            f"it is {_kind(value)}, and a results document is an object {{...}}; several stand one a line in a .jsonl "
+            "file"
         )
     if "schema" not in value:
         return f"'schema' is missing, so this is no results document, or it needs \"schema\": {VERSION}; {PAGE}"
@@ -199,8 +199,8 @@ def _counts(value: Mapping[str, Any]) -> str:
     for name, most in (("runs", MOST_RUNS), ("curve", MOST_POINTS)):
         if isinstance(value.get(name), list) and len(value[name]) > most:
             return (
-                f"{name} has {len(value[name]):,} entries, and a document {most:,} at most: give each "
-                "experiment a document of its own"
+                f"{name} has {len(value[name]):,} entries, and a document {most:,} at most: give each experiment a "
+                "document of its own"
             )
     return ""
 
@@ -269,8 +269,8 @@ def _references(dataset: str, task: Mapping[str, Any]) -> str:
     low, high = reference["min"], reference["max"]
     if (low is None) != (high is None) or (low is not None and not low < high):
         return (
-            f"task.reference_scores has min {low} and max {high}, where two returns are due, the second the "
-            "larger, or null for both"
+            f"task.reference_scores has min {low} and max {high}, where two returns are due, the second the larger, or "
+            "null for both"
         )
     known = lookup(dataset)
     if (
@@ -285,8 +285,7 @@ def _references(dataset: str, task: Mapping[str, Any]) -> str:
         return ""
     return (
         f"task.reference_scores gives min {low:g} and max {high:g} as {known.ref_label}'s for {dataset}, which are "
-        f"{known.ref_min:g} and "
-        f"{known.ref_max:g}: name another source, or score with those"
+        f"{known.ref_min:g} and {known.ref_max:g}: name another source, or score with those"
     )
 
 
@@ -313,24 +312,24 @@ def _runs(value: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{name}.{key} holds {low:g}, where numbers of 0 or more are due"
             if returns is not None and len(run[key]) != len(returns):
                 yield (
-                    f"{name}.{key} has {len(run[key])} entries and returns {len(returns)}: both have one for "
-                    "each episode"
+                    f"{name}.{key} has {len(run[key])} entries and returns {len(returns)}: both have one for each "
+                    "episode"
                 )
         if run.get("success") is not None and not 0 <= run["success"] <= 1:
             yield f"{name}.success is {run['success']:g}, where a share of episodes between 0 and 1 is due"
         mean = mean_return(run)
         if returns is not None and mean is not None and not _near(mean, math.fsum(returns) / len(returns)):
             yield (
-                f"{name}.return_mean is {mean:g}, and the mean of its returns "
-                f"{math.fsum(returns) / len(returns):g}: leave it out"
+                f"{name}.return_mean is {mean:g}, and the mean of its returns {math.fsum(returns) / len(returns):g}: "
+                "leave it out"
             )
         if run["score"] is None or mean is None or not by_return or reference is None or reference["min"] is None:
             continue
         due = 100 * (mean - reference["min"]) / (reference["max"] - reference["min"])
         if not _near(run["score"], due):
             yield (
-                f"{name}.score is {run['score']:g}, and its returns between task.reference_scores are {due:g}: "
-                "correct one of them"
+                f"{name}.score is {run['score']:g}, and its returns between task.reference_scores are {due:g}: correct "
+                "one of them"
             )
 
 

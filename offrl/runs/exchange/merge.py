@@ -111,8 +111,8 @@ class _Merge:
         names = self.names.setdefault((checksum, settings), stated)
         if names != stated:
             lines = (
-                f"{where} calls {stated[1]} on {stated[0]} what is {names[1]} on {names[0]} elsewhere, by "
-                "checksum and settings"
+                f"{where} calls {stated[1]} on {stated[0]} what is {names[1]} on {names[0]} elsewhere, by checksum and "
+                "settings"
             )
             self.reader.problems.append(f"{lines}: shown under that name")
         conditions = _place(value)

@@ -45,8 +45,7 @@ SAME = {
     "algo.real_share": "real_ratio",
     "steps": (
         "max_timesteps total_timesteps timesteps n_steps num_steps train_steps offline_steps n_updates updates "
-        "gradient_steps "
-        "iterations n_iterations max_iters num_train_steps max_steps step update_steps num_updates"
+        "gradient_steps iterations n_iterations max_iters num_train_steps max_steps step update_steps num_updates"
     ),
     "seeds": "n_seeds num_seeds",
     "algo": "algorithm agent algo_name algorithm_name method",
@@ -276,8 +275,8 @@ def _unknown(name: str, algo: str) -> str:
         shown = ", ".join(elsewhere[:5]) + (" and others" if len(elsewhere) > 5 else "")
         word = next(w for w in candidates if w in known.settings_of(elsewhere[0]))
         return (
-            f"unknown setting '{name}': algo={algo} has none, algo.{word} is one of {shown}. Its own: offrl "
-            f"list algo={algo}"
+            f"unknown setting '{name}': algo={algo} has none, algo.{word} is one of {shown}. Its own: offrl list "
+            f"algo={algo}"
         )
     names = [
         *TOP,

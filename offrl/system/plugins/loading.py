@@ -95,8 +95,7 @@ def _of_file(name: str, where: str) -> Path:
     if not trust.granted() and not remembered(path):
         raise UserError(
             f"{where} names the plugin {path}, Python code that is not run unasked, for with this content nobody has "
-            "named it here: say "
-            f"plugins={path} if you know it, or trust=true"
+            f"named it here: say plugins={path} if you know it, or trust=true"
         )
     os.environ[VARIABLE] = os.pathsep.join([*_named(), str(path)])  # for child processes
     return path

@@ -247,8 +247,8 @@ def _quick() -> Iterator[None]:
     ]  # the latter looks for CUDA
     levels, beside = [logger.level for logger in loggers], _Beside(cpp_builder.CppBuilder.build)
     no_checks = (
-        "\nstatic constexpr bool _check_aoti_runtime_check_inputs_env() { return false; }\n"
-        "static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}\n"
+        "\nstatic constexpr bool _check_aoti_runtime_check_inputs_env() { return false; }\nstatic void "
+        "__check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}\n"
     )
     changes: list[tuple[Any, str, Any]] = [
         (torch.fx.config, "do_not_emit_stack_traces", True),

@@ -40,8 +40,7 @@ DECLARATIONS = {  # what code by AOTInductor calls
     product: ["AOTITorchError aoti_torch_cpu_product(AtenTensorHandle, AtenTensorHandle, AtenTensorHandle*)"],
     gated_product: [
         "AOTITorchError aoti_torch_cpu_gated_product(AtenTensorHandle, AtenTensorHandle, AtenTensorHandle, "
-        "AtenTensorHandle, int32_t, "
-        "AtenTensorHandle*)"
+        "AtenTensorHandle, int32_t, AtenTensorHandle*)"
     ],
     torch.ops.offrl.stream.default: [
         "AOTITorchError aoti_torch_cpu_stream(AtenTensorHandle, int64_t, AtenTensorHandle*)"

@@ -110,8 +110,7 @@ def space_of(algo: str, settings: Any, kind: str, ranges: Mapping[str, Any], vec
         have = ", ".join(sorted(config_names("space")))
         raise UserError(
             f"nothing of {algo} is searched: no published ranges are known for it (they are for {have}); name settings "
-            "yourself, such as "
-            "space.learning_rate=[1e-4,1e-3,log]"
+            "yourself, such as space.learning_rate=[1e-4,1e-3,log]"
         )
     can = varied(type(settings)) if vectorized else []
     dimensions = []

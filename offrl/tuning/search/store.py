@@ -125,8 +125,7 @@ def _study(optuna: Any, store: Any, algo: str, criteria: int, identity: str, whe
     if known not in (None, identity):
         raise UserError(
             f"the store {where} is of another tune (other data, spaces or judges: {known[:12]}, and this is "
-            f"{identity[:12]}); name another "
-            "with storage=, or another out="
+            f"{identity[:12]}); name another with storage=, or another out="
         )
     if known is None:
         study.set_user_attr(IDENTITY, identity)

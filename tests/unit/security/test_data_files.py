@@ -281,8 +281,8 @@ def test_blank_and_faulty_lines_come_to_an_end(tmp_path: Path, monkeypatch: pyte
     """Row 20: a megabyte of packed line breaks took four minutes; each faulty line was kept for the report."""
     path = tmp_path / "x.jsonl"
     episode = (
-        '{"turns": [{"obs": "a", "action": "b", "reward": 1.0}], "final_obs": null, "terminated": true, '
-        '"truncated": false}\n'
+        '{"turns": [{"obs": "a", "action": "b", "reward": 1.0}], "final_obs": null, "terminated": true, "truncated": '
+        "false}\n"
     )
     monkeypatch.setattr("offrl.data.text.files.MOST_BLANK", 10)
     path.write_text(episode + "\n" * 10 + episode)
@@ -379,8 +379,8 @@ def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
     assert guard.from_json("[" * 64 + "]" * 64) and guard.from_json(json.dumps([[1]] * 1_000)) == [[1]] * 1_000
     path = tmp_path / "x.jsonl"
     turns = (
-        '"turns": [{"obs": "a", "action": "b", "reward": 1.0}], "final_obs": null, "terminated": true, '
-        '"truncated": false'
+        '"turns": [{"obs": "a", "action": "b", "reward": 1.0}], "final_obs": null, "terminated": true, "truncated": '
+        "false"
     )
     path.write_text("{" + turns + ', "meta": ' + DEEP + "}\n")
     assert "line 1 cannot be read as JSON (more than 64 lists" in refused(path)
