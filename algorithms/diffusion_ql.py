@@ -1,6 +1,5 @@
 """Diffusion-QL: "Diffusion Policies as an Expressive Policy Class for Offline Reinforcement Learning" (Wang et al.,
-2022,
-arXiv 2208.06193)."""
+2022, arXiv 2208.06193)."""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ class GaussianEnsemble(nn.Module):
     """E networks I -> N(mean [D], diag(exp(log_var [D]))), and, if asked, the logit of a termination.
 
     The bounds of log_var are learnt vectors that the members share; weights begin as normal numbers with standard
-    deviation
-    1 / (2 sqrt(fan in)), cut off at two of those, biases as 0.
+    deviation 1 / (2 sqrt(fan in)), cut off at two of those, biases as 0.
     """
 
     def __init__(

@@ -95,8 +95,7 @@ class Subgoals:
         """The next subgoals [B, D].
 
         Without a high level: of the candidates, and the goal itself, the one with the largest V of the goal, among
-        those
-        at most `steps` steps away by V; the nearest where there is none. Raises ValueError without candidates.
+        those at most `steps` steps away by V; the nearest where there is none. Raises ValueError without candidates.
         """
         algorithm: Any = self.algorithm
         if self.latent:

@@ -3,9 +3,8 @@ values.
 
 A scalar head is trained by squared error. The others hold a distribution over bins and are trained by cross-entropy,
 which large networks bear better ("Stop Regressing: Training Value Functions via Classification for Scalable Deep RL",
-Farebrother et al., 2024,
-arXiv 2403.03950). Values outside the bins' range cannot be represented: the share of such targets is logged as
-`saturation`.
+Farebrother et al., 2024, arXiv 2403.03950). Values outside the bins' range cannot be represented: the share of such
+targets is logged as `saturation`.
 """
 
 from __future__ import annotations

@@ -103,9 +103,8 @@ def short_fit(settings: FQEConfig, methods: Collection[str], name: str = "update
     method has one.
 
     The target network follows by `polyak`, and a value reaches back over 1 / (1 - discount) steps: an estimate grows
-    from 0 as
-    1 - exp(-updates polyak (1 - discount)), to 86% of its value after twice that time. name: what the user calls
-    `updates`.
+    from 0 as 1 - exp(-updates polyak (1 - discount)), to 86% of its value after twice that time. name: what the user
+    calls `updates`.
     """
     due = round(2.0 / max(1e-9, settings.polyak * (1.0 - settings.discount)))
     if settings.updates >= due or not set(UPDATING) & set(methods):

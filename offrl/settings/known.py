@@ -32,8 +32,7 @@ TYPES = {
 @functools.cache
 def index() -> dict[str, Any]:
     """`algorithms`: name -> {title, vectorized, settings: [key], changes: [name=value]}; `settings`: key -> {name,
-    type,
-    default, help, ...}; `datasets`: family -> names; `symbols`: algorithm -> {symbol of its paper: settings}."""
+    type, default, help, ...}; `datasets`: family -> names; `symbols`: algorithm -> {symbol of its paper: settings}."""
     return dict(json.loads(FILE.read_text(encoding="utf-8")))
 
 

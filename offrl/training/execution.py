@@ -108,8 +108,7 @@ def choose_mode(
 
     compiling_pays: whether compiling saves more time than it takes, where that was measured (`cost_model`); None: it
     does from PAYS_FROM updates on. Language models run eagerly: their sequences have many lengths. Raises UserError
-    where the
-    mode requested is impossible.
+    where the mode requested is impossible.
     """
     if algorithm.traits.text:
         if compile == "compiled":

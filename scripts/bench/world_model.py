@@ -7,9 +7,8 @@ that share it.
 Training: one update of every member, of the same networks on the same rows with the same loss and Adam. The loop is
 what one writes first: a module and a torch.optim.Adam for each member, one after the other; once with the library of
 products that offrl picks on this CPU, and once with the one that torch picks. Rollouts: `--rollouts` x `--horizon`
-steps, with the uncertainty that
-MOPO asks for (every member predicts) and without (one elite for each row). Rounds are interleaved, and ratios are taken
-within a round."""
+steps, with the uncertainty that MOPO asks for (every member predicts) and without (one elite for each row). Rounds are
+interleaved, and ratios are taken within a round."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Compare our updates with the reference implementations', five in a row, in float64, and print a table.
 
     git clone https://github.com/corl-team/CORL REFERENCES/corl-team+CORL     # what is missing is named, with its
-    commit
-    python scripts/parity --checkouts REFERENCES                              # all methods
-    python scripts/parity --checkouts REFERENCES td3_bc iql                   # some
-    python scripts/parity --checkouts REFERENCES --out docs/benchmarks/parity.md
+    commit python scripts/parity --checkouts REFERENCES                              # all methods python scripts/parity
+    --checkouts REFERENCES td3_bc iql                   # some python scripts/parity --checkouts REFERENCES --out
+    docs/benchmarks/parity.md
 
     python scripts/parity --checkouts REFERENCES --reuse-draws fql            # that a draw used twice is noticed: must
     be above its limit

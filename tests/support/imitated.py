@@ -7,8 +7,7 @@ graphs are imitated: capturing notes the operations, replaying repeats them in t
 memory, CUDA's kernels.
 
     python -m tests.support.imitated             # every algorithm of tests/conformance: a Markdown table, in a few
-    minutes
-    python -m tests.support.imitated iql dt      # these only
+    minutes python -m tests.support.imitated iql dt      # these only
     python -m tests.support.imitated --before TABLE.md    # beside what the first command wrote in a checkout of another
     commit
 """

@@ -24,8 +24,7 @@ def load_dataset(config: DatasetConfig | str | Dataset | Any, device: str = "cpu
 
     The columns are on the CPU, in memory, or memory-mapped when `config.memory` says so or when they need more than the
     memory limit of the host or of `device`, the one they are meant for; `Dataset.to` moves them. `quiet`: no progress
-    of models that label
-    data. Raises UserError, in one line, for whatever is wrong.
+    of models that label data. Raises UserError, in one line, for whatever is wrong.
     """
     if isinstance(config, Dataset):
         return config

@@ -206,9 +206,8 @@ class EvaluationPool:
     def wait(self, on_progress: Progress | None = None, evaluator: Evaluator | None = None) -> Evaluation:
         """The result of the evaluation that runs. `on_progress(done, total)` counts episodes, is called at least a few
         times a second and may raise; the evaluation then goes on, to be waited for again or cancelled. With an
-        `evaluator` of
-        the same task and settings this process takes its share, so that waiting is never slower than evaluating here,
-        even while the workers start. Raises as `poll`."""
+        `evaluator` of the same task and settings this process takes its share, so that waiting is never slower than
+        evaluating here, even while the workers start. Raises as `poll`."""
         if self._job is None:
             raise RuntimeError("no evaluation is running")
         if evaluator is not None and (evaluator.task != self.task or evaluator.config != self.config):
