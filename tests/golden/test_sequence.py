@@ -368,7 +368,7 @@ def test_edt_losses() -> None:
         ("loss", imitation),
         ("return", promise),
         ("return_bins", entropy[valid].mean()),
-        ("next", model),
+        ("next_observation", model),
     ):
         assert float(metrics[f"actor/{name}"]) == pytest.approx(value, rel=1e-4), name
     assert float(loss) == pytest.approx(imitation + 0.5 * promise + 0.001 * entropy[valid].mean() + model, rel=1e-4)
@@ -439,7 +439,7 @@ def test_edt_hides_returns_but_the_first(padding: str) -> None:
     h = reference(x, trunk, 2, 2, np.repeat(valid, 4, 1), post_norm=True, shown=shown.reshape(3, 16))
     mean, following = outputs(batch)
     np.testing.assert_allclose(mean[valid], np.tanh(affine(h[:, 1::4], p, "head.net.head"))[valid], atol=2e-5)
-    np.testing.assert_allclose(following[valid], affine(h[:, 3::4], p, "next")[valid], atol=5e-5)
+    np.testing.assert_allclose(following[valid], affine(h[:, 3::4], p, "next_observation")[valid], atol=5e-5)
     for step in range(
         4
     ):  # of the window of 4 steps: the first return tells of all that comes, a later one of its own action
