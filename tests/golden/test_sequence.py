@@ -368,7 +368,7 @@ def test_edt_losses() -> None:
         ("loss", imitation),
         ("return", promise),
         ("return_bins", entropy[valid].mean()),
-        ("next_observation", model),
+        ("next", model),
     ):
         assert float(metrics[f"actor/{name}"]) == pytest.approx(value, rel=1e-4), name
     assert float(loss) == pytest.approx(imitation + 0.5 * promise + 0.001 * entropy[valid].mean() + model, rel=1e-4)
