@@ -20,10 +20,8 @@ from offrl.lm.utterances import EACH, trim, utterance_sampler, with_rates
 from offrl.registry import register
 from offrl.settings.field import setting
 
-RATES = {
-    "actor_learning_rate": (1e-4, 3e-4),
-    "critic_learning_rate": (1e-5, 1e-3),
-}  # the authors', and for new networks
+# the authors', and for new networks
+RATES = {"actor_learning_rate": (1e-4, 3e-4), "critic_learning_rate": (1e-5, 1e-3)}
 
 
 @dataclass

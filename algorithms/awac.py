@@ -77,7 +77,6 @@ class AWAC(WithCritic, Algorithm):
         critic_key, actor_key = rng.split(key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, critic_key)
         state = self.critic.regularised(state)
-        state, actor = self.descend(
-            state, "actor", self.actor_loss, batch, actor_key
-        )  # with the new critics: algorithm 1
+        # with the new critics: algorithm 1
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)
         return self.polyak(state, "critic"), {**critic, **actor}

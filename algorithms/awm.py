@@ -24,15 +24,10 @@ from offrl.nn import flow
 from offrl.registry import register
 from offrl.settings.field import setting
 
-READ_BY = {
-    "linear": ("strength", "advantage_clip"),
-    "exp": ("temperature",),
-    "one": (),
-}  # weights -> settings that they read
-SMALLEST_SPREAD, NO_SPREAD = (
-    1e-4,
-    1e-3,
-)  # added to sigma; below this share of Q's size advantages are rounding, and all rows count 1
+# weights -> settings that they read
+READ_BY = {"linear": ("strength", "advantage_clip"), "exp": ("temperature",), "one": ()}
+# added to sigma; below this share of Q's size advantages are rounding, and all rows count 1
+SMALLEST_SPREAD, NO_SPREAD = (1e-4, 1e-3)
 
 
 @dataclass
@@ -172,9 +167,8 @@ class AWM(WithCritic, Algorithm):
         batch = {**batch, "actions": batch["actions"].flatten(1)}
         q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
         state, value = self.descend(state, "value", self.value_loss, batch, q)
-        state, actor = self.descend(
-            state, "actor", self.actor_loss, batch, q.mean, key
-        )  # with the new V, and so the critics
+        # with the new V, and so the critics
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, q.mean, key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
         return self.polyak(state, "critic"), {**value, **actor, **critic}

@@ -57,9 +57,8 @@ class DiffuserActor(ChunkActor):
     def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
         c = self.algorithm.config
         noise, count = float(explore or c.greedy == "sample"), c.candidates
-        states = observations.repeat_interleave(
-            count, 0
-        )  # a state's candidates side by side: its noise depends on no other state
+        # a state's candidates side by side: its noise depends on no other state
+        states = observations.repeat_interleave(count, 0)
         plans, values = self.algorithm.guided(self.state.extra["average"], states, key, noise)
         best = flow.best_of(values.unflatten(0, (-1, count)).T, plans.unflatten(0, (-1, count)).transpose(0, 1))
         return best[..., : self.algorithm.spec.action_dim].clamp(-1.0, 1.0)

@@ -144,9 +144,8 @@ class DiffusionQL(WithCritic, Algorithm):
         c, keys = self.config, rng.split(key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, keys[0])
         state = self.critic.regularised(state)
-        state, actor = self.descend(
-            state, "actor", self.actor_loss, batch, keys[1]
-        )  # by the new critics, as the authors' code
+        # by the new critics, as the authors' code
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, keys[1])
         moves = (state.step >= c.average_from) & (state.step % c.average_every == 0)
         rate = torch.where(moves, c.average, 0.0)
         average = {k: torch.lerp(v, state.params["actor"][k], rate) for k, v in state.extra["average"].items()}

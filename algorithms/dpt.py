@@ -215,9 +215,8 @@ class DPT(Algorithm):
         return config
 
     def modules(self) -> dict[str, nn.Module]:
-        self.blank = (
-            self.spec.encoded_action_dim + self.spec.observation_dim + 1
-        )  # numbers in a token that the query leaves at zero
+        # numbers in a token that the query leaves at zero
+        self.blank = self.spec.encoded_action_dim + self.spec.observation_dim + 1
         return {"actor": InContext(self.spec.observation_dim + self.blank, self.config, self.spec)}
 
     @property

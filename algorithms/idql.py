@@ -154,9 +154,8 @@ class IDQL(WithCritic, Algorithm):
         }
         q = self.critic.min_q(self.critic.target_critics(state, keys[1]), batch["observations"], batch["actions"])
         state, value = self.descend(state, "value", self.value_loss, batch, q)
-        state, critic = self.descend(
-            state, "critic", self.critic_loss, batch, keys[2]
-        )  # with the new V, as the authors' code
+        # with the new V, as the authors' code
+        state, critic = self.descend(state, "critic", self.critic_loss, batch, keys[2])
         state = self.polyak(self.critic.regularised(state), "critic")
         target = {k: v.clone() for k, v in state.target["critic"].items()}
         return state.with_extra(average=average, target=target), {**actor, **value, **critic}

@@ -76,9 +76,8 @@ class IQL(WithCritic, Algorithm):
                 self.descend(state, "critic", self.critic_loss, batch, key),
             )
         state, value = self.descend(state, "value", self.value_loss, batch, q)
-        state, actor = self.descend(
-            state, "actor", self.actor_loss, batch, q.mean, key
-        )  # with the new V, as the authors' code
+        # with the new V, as the authors' code
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, q.mean, key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
         return self.polyak(state, "critic"), {**value, **actor, **critic}

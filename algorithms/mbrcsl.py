@@ -122,10 +122,8 @@ def play(config: TrainConfig, dataset: Dataset, world_model: Trained, behaviour:
     return path
 
 
-EPOCHS, PUBLISHED = (
-    50,
-    8_000,
-)  # of the behaviour policy, for this number of updates of the policy that learns from its episodes
+# of the behaviour policy, for this number of updates of the policy that learns from its episodes
+EPOCHS, PUBLISHED = (50, 8_000)
 
 
 @dataclass

@@ -87,9 +87,8 @@ class MOBILE(LearnsInModel, SoftActorCritic):
         mean, std = prediction.mean[tree["elites"]], prediction.std[tree["elites"]]  # [K, B, O]
         state_key, action_key = rng.split(key)
         next_observations = mean + std * rng.normal(state_key, (count, *mean.shape))
-        next_observations = (
-            next_observations.nan_to_num(0.0).clamp(tree["low"], tree["high"]).flatten(0, 2)
-        )  # as rollouts are
+        # as rollouts are
+        next_observations = next_observations.nan_to_num(0.0).clamp(tree["low"], tree["high"]).flatten(0, 2)
         action, _ = self.sample(state.params["actor"], next_observations, action_key)
         value = self.critic.min_q(state.target["critic"], next_observations, action).mean
         return value.reshape(count, *mean.shape[:2]).mean(0).std(0)
@@ -104,9 +103,8 @@ class MOBILE(LearnsInModel, SoftActorCritic):
         action, log_p = self.sample(actor, observations, key, count)
         logits = self.critic.logits(target_critics, observations, action)  # [E, M, B, out_dim]
         best = self.critic.head.mean(logits).argmax(1)  # [E, B]
-        best_logits = logits.gather(1, best[:, None, :, None].expand(-1, -1, -1, logits.shape[-1])).squeeze(
-            1
-        )  # [E, B, out_dim]
+        # [E, B, out_dim]
+        best_logits = logits.gather(1, best[:, None, :, None].expand(-1, -1, -1, logits.shape[-1])).squeeze(1)
         bonus = self.weight(state) * float(self.config.entropy_in_target) * log_p.gather(0, best)
         value = Values((self.critic.head.mean(best_logits) - bonus).amin(0), self.critic.smallest(best_logits).logits)
         return self.critic.td_target(batch, value)

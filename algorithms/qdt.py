@@ -75,9 +75,8 @@ class QDT(SequenceModel):
             "conservative_weight": c.conservative_weight, "discount": c.discount, "hidden": list(c.value_hidden),
             "batch_size": c.value_batch_size,
         }  # fmt: skip
-        return values_requirement(
-            config, "cql", settings, check_values, ratio=5
-        )  # 500,000 updates of CQL, then 100,000
+        # 500,000 updates of CQL, then 100,000
+        return values_requirement(config, "cql", settings, check_values, ratio=5)
 
     @classmethod
     def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:

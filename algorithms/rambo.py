@@ -27,11 +27,8 @@ from offrl.world_models.model import input_table, required
 from offrl.world_models.model_rollouts import LearnsInModel, ModelBasedSettings, ModelSource
 from offrl.world_models.rollout import Imagined
 
-MODEL_SETTINGS: dict[str, Any] = {
-    "learning_rate": 3e-4,
-    "patience": 10,
-    "bounds_weight": 0.001,
-}  # of the model that is trained first
+# of the model that is trained first
+MODEL_SETTINGS: dict[str, Any] = {"learning_rate": 3e-4, "patience": 10, "bounds_weight": 0.001}
 
 
 @dataclass
@@ -166,9 +163,8 @@ class RAMBO(LearnsInModel, SoftActorCritic):
             params["actor"] = {name: clone[name].clone() for name in params["actor"]}
         if "world_model" in self.pretrained:
             model_params = self.pretrained["world_model"].tree["params"]
-            params["dynamics"] = {
-                name: model_params[name].clone() for name in params["dynamics"]
-            }  # replicas must not share what they train
+            # replicas must not share what they train
+            params["dynamics"] = {name: model_params[name].clone() for name in params["dynamics"]}
         return state._replace(params=params)
 
     # ---- rollouts
@@ -227,9 +223,8 @@ class RAMBO(LearnsInModel, SoftActorCritic):
         member = model.elite(tree, member_key, c.batch_size)
         mean, std = self.moments(tree, raw)
         index = member.view(1, -1, 1).expand(1, -1, model.out_dim)
-        sample = mean.gather(0, index) + std.gather(0, index) * rng.normal(
-            noise_key, (1, c.batch_size, model.out_dim)
-        )  # [1, B, D]
+        # [1, B, D]
+        sample = mean.gather(0, index) + std.gather(0, index) * rng.normal(noise_key, (1, c.batch_size, model.out_dim))
         ending = None if raw.ending is None else raw.ending.gather(0, member.unsqueeze(0))
         prediction = model.to_prediction(tree, ensemble.Raw(sample, torch.zeros_like(sample), ending), observations)
         outcome = model.to_outcome(

@@ -105,9 +105,8 @@ class ReBRAC(TD3):
         """E [beta_1 |pi(s) - a|^2 - lambda min_i Q_i(s, pi(s)) / E |min_i Q_i|], with lambda = `actor_q`."""
         c = self.config
         (action,) = self.apply("actor", actor, batch["observations"])
-        q = self.critic.q(state.params["critic"], batch["observations"], action).amin(
-            0
-        )  # [B]; of all critics, unlike TD3+BC
+        # [B]; of all critics, unlike TD3+BC
+        q = self.critic.q(state.params["critic"], batch["observations"], action).amin(0)
         distance = (action - batch["actions"]).square().sum(-1)
         loss = c.actor_bc * distance.mean() - c.actor_q * q.mean() / q.detach().abs().mean()
         return loss, {"actor/loss": loss, "actor/bc": distance.mean(), "actor/q": q.mean()}

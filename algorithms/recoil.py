@@ -73,9 +73,8 @@ class ReCOIL(SteepValue):
         gap, cost, discount = (
             max(map(float, (grid or {}).get(n, [getattr(config, n)]))) for n in ("value_gap", "reward_gap", "discount")
         )
-        absence_cost = (
-            cost / (1.0 - discount) if discount < 1.0 else gap
-        )  # the cost of staying away from the expert for ever
+        # the cost of staying away from the expert for ever
+        absence_cost = cost / (1.0 - discount) if discount < 1.0 else gap
         return dataclasses.replace(config, value_range=[-1.1 * max(gap, absence_cost), 1.1 * gap])
 
     def sampler(self) -> Sampler:

@@ -27,11 +27,8 @@ from offrl.settings.field import setting
 from offrl.world_models.model import required
 from offrl.world_models.uncertainty import disagreement
 
-WINDOW_OBSERVATIONS, WINDOW_ACTIONS, WINDOW_VALID = (
-    "window_observations",
-    "window_actions",
-    "window_valid",
-)  # [B, J, ...]
+# [B, J, ...]
+WINDOW_OBSERVATIONS, WINDOW_ACTIONS, WINDOW_VALID = ("window_observations", "window_actions", "window_valid")
 PREVIOUS = "previous_actions"  # the action of the step before, 0 at an episode's start [B, A]
 
 

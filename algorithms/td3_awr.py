@@ -101,8 +101,7 @@ class TD3AWR(TD3):
         state = self.critic.regularised(state)
         if phase == 0:
             return state, critic
-        state, value = self.descend(
-            state, "value", self.value_loss, batch
-        )  # V of the new critics, for the actor's weights
+        # V of the new critics, for the actor's weights
+        state, value = self.descend(state, "value", self.value_loss, batch)
         state, actor = self.descend(state, "actor", self.actor_loss, batch)
         return self.move_targets(state), {**critic, **value, **actor}

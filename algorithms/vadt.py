@@ -95,9 +95,8 @@ class VADT(SequenceModel):
             "batch_size": c.value_batch_size,
             "learning_rate": c.value_learning_rate,
         }
-        return values_requirement(
-            config, "iql", settings, check_values, ratio=10
-        )  # 1,000,000 updates of IQL, then 100,000
+        # 1,000,000 updates of IQL, then 100,000
+        return values_requirement(config, "iql", settings, check_values, ratio=10)
 
     @classmethod
     def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:

@@ -98,9 +98,8 @@ class Bandit(gym.Env):
             if key.device not in self.tables:  # once: while an update is captured for a GPU nothing can be copied there
                 self.tables[key.device] = torch.tensor(self.phi.T, dtype=torch.float32, device=key.device)
             means = theta @ self.tables[key.device]
-        weight = -torch.log1p(
-            -rng.uniform(keys[1], (batch, self.arms))
-        )  # exponential; divided by their sum: Dirichlet(1)
+        # exponential; divided by their sum: Dirichlet(1)
+        weight = -torch.log1p(-rng.uniform(keys[1], (batch, self.arms)))
         share = rng.randint(keys[2], (batch, 1), MIXES).float() / (MIXES - 1)
         arm = torch.arange(self.arms, device=key.device)
         lone = (rng.randint(keys[3], (batch, 1), self.arms) == arm).float()

@@ -36,11 +36,8 @@ MOVES: tuple[Cell, ...] = ((1, 0), (-1, 0), (0, 1), (0, -1))  # actions 0 to 3
 LIMIT = 20  # steps
 WASTED = 0.15  # share of the data's actions that are drawn at random
 EPISODES = 300
-KINDS = (
-    (0.45, START, (0, 0, 0, 0)),
-    (0.3, START, (1, 1)),
-    (0.25, (2, -2), (2, 2, 2, 2)),
-)  # share of the episodes, start, moves
+# share of the episodes, start, moves
+KINDS = ((0.45, START, (0, 0, 0, 0)), (0.3, START, (1, 1)), (0.25, (2, -2), (2, 2, 2, 2)))
 
 
 def move(cell: Cell, action: int) -> tuple[Cell, float, bool]:

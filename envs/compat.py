@@ -80,9 +80,8 @@ class Kitchen(gym.Wrapper):
             self._goal[OBS_ELEMENT_INDICES[task]] = OBS_ELEMENT_GOALS[task]
 
     def _convert(self, observation: dict[str, Any]) -> np.ndarray:
-        flat = observation[
-            "observation"
-        ]  # robot positions 9, robot velocities 9, object positions 21, object velocities 20
+        # robot positions 9, robot velocities 9, object positions 21, object velocities 20
+        flat = observation["observation"]
         return np.concatenate([flat[:9], flat[18:39], self._goal])
 
     def reset(

@@ -25,9 +25,8 @@ class _Family:
     actions: int | None
     note: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    same: tuple[
-        str, ...
-    ] = ()  # D4RL's own environments, of which `env_id` keeps model, reward and endings; v5 changed them
+    # D4RL's own environments, of which `env_id` keeps model, reward and endings; v5 changed them
+    same: tuple[str, ...] = ()
 
 
 _GYM = "stands for gym's {}-v2 on mujoco-py: same model and reward, newer physics, so scores may differ by a few points"
@@ -67,16 +66,8 @@ _FAMILIES = {
     "carla": _Family(None, None, None, _GONE),
     "bullet": _Family(None, None, None, _GONE + " (PyBullet)"),
 }
-_ONE_SCALE = (
-    "hopper",
-    "halfcheetah",
-    "walker2d",
-    "ant",
-    "pen",
-    "hammer",
-    "door",
-    "relocate",
-)  # same reference scores for all their data
+# same reference scores for all their data
+_ONE_SCALE = ("hopper", "halfcheetah", "walker2d", "ant", "pen", "hammer", "door", "relocate")
 
 
 @functools.cache

@@ -38,20 +38,15 @@ if TYPE_CHECKING:
 
 ENV = "offrl/PointFork-v0"
 EDGE = np.array([1.3, 1.1])  # |x| and |y| at most
-START, SPREAD = (
-    np.array([-0.8, 0.0]),
-    0.05,
-)  # the middle of S, and how far a start lies from it along each axis, at most
+# the middle of S, and how far a start lies from it along each axis, at most
+START, SPREAD = (np.array([-0.8, 0.0]), 0.05)
 RADIUS = 0.4  # of the disc, whose middle is (0, 0)
 GOAL, REACH = np.array([1.0, 0.0]), 0.2  # where it is, and the distance that counts as there
 PLACES = ((-0.45, 0.8), (0.25, 0.8))  # x and |y| of the places that demonstrations pass on the way to the goal
 PRIZE, TOLL, CRASH, TIME = 2.0, 5.0, 0.5, 0.2  # the higher the better: some -3 deep below, -1 into the disc, 1 above
 ABOVE = -0.5  # return of who reaches the goal: more above the disc, however slowly, less below
-STEP, SPEED, LIMIT = (
-    0.85,
-    0.9,
-    12,
-)  # what an action of 1 moves along an axis, the length of a demonstration's steps at most, and steps
+# what an action of 1 moves along an axis, the length of a demonstration's steps at most, and steps
+STEP, SPEED, LIMIT = (0.85, 0.9, 12)
 EPISODES = 4000
 NOISE = 0.07  # standard deviation of what is added to a demonstration's actions, for each of the parts of a step more
 STRAY = 0.1  # share of a demonstration's actions that go anywhere, of single parts of a step accordingly fewer

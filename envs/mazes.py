@@ -66,9 +66,8 @@ class _Maze(gym.Env):
     def _set_state(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[:], self.data.qvel[:] = qpos, qvel
-        self.model.site("target").pos[:2] = (
-            self.goal + self._origin()
-        )  # one that the XML puts at 0 0 0 would stay there
+        # one that the XML puts at 0 0 0 would stay there
+        self.model.site("target").pos[:2] = self.goal + self._origin()
         mujoco.mj_forward(self.model, self.data)
 
     def _origin(self) -> np.ndarray:

@@ -30,9 +30,8 @@ class OwnRandom(gym.Wrapper):
         # mazes draw in steps only where they teleport, and to change the generator takes five times as long as a step
         # of the point
         self._draws = getattr(base, "_teleport_info", None) is not None or not hasattr(base, "maze_map")
-        if not hasattr(
-            base, "maze_map"
-        ):  # arms make their spaces anew at each look, and Gymnasium complains of their float64 each time
+        # arms make their spaces anew at each look, and Gymnasium complains of their float64 each time
+        if not hasattr(base, "maze_map"):
             self.observation_space, self.action_space = env.observation_space, env.action_space
 
     @contextlib.contextmanager

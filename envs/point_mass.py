@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 NAME = "point-mass"
 ENV = "offrl/PointMass-v0"
 LIMIT, EDGE = 50, 1.0  # steps; the table is [-1, 1]**2
-KEPT, PUSH = (
-    0.7,
-    0.03,
-)  # what is kept of the velocity at each step; what the strongest push adds: at most 0.1 a step in the end
+# what is kept of the velocity at each step; what the strongest push adds: at most 0.1 a step in the end
+KEPT, PUSH = (0.7, 0.03)
 EPISODES, HELD = 400, 6  # in the data, and how long a push is held on average
 
 

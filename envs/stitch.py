@@ -119,9 +119,8 @@ def generate(seed: int, episodes: int) -> RawData:
 
     draw = np.random.Generator(np.random.PCG64(seed))
     shares = np.cumsum([share for share, _ in KINDS])[:-1]
-    kinds = np.searchsorted(
-        shares, (np.arange(episodes) + 0.5) / episodes
-    )  # as many of each as the shares say, in a random order
+    # as many of each as the shares say, in a random order
+    kinds = np.searchsorted(shares, (np.arange(episodes) + 0.5) / episodes)
     rows = [
         row for kind in draw.permutation(kinds) for row in play([np.array(PLACES[p]) for p in KINDS[kind][1]], draw)
     ]

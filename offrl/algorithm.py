@@ -75,9 +75,8 @@ class Traits:
     """
 
     targets: tuple[str, ...] = ()  # modules with a Polyak copy
-    policy_modules: tuple[str, ...] = (
-        "actor",
-    )  # modules that acting needs, which a policy file holds; (): it trains no policy
+    # modules that acting needs, which a policy file holds; (): it trains no policy
+    policy_modules: tuple[str, ...] = ("actor",)
     critic_modules: tuple[str, ...] = ()  # modules that `Algorithm.q_value` needs; (): it has no Q
     actions: tuple[str, ...] = ("continuous", "discrete")  # kinds of actions that it learns; or ("text",)
     goal_conditioned: bool = False  # its policies act towards the goals of `Actor.set_goal`
@@ -143,9 +142,8 @@ class Algorithm(ABC):
         self.pretrained: Mapping[str, Any] = pretrained or {}
         self.runtime = Runtime()
         with torch.random.fork_rng(devices=[]):
-            self.networks = with_own_networks(
-                config, self.modules()
-            )  # only their structure is used: `apply` is handed the parameters
+            # only their structure is used: `apply` is handed the parameters
+            self.networks = with_own_networks(config, self.modules())
 
     def __copy__(self) -> Algorithm:
         copied = object.__new__(type(self))
@@ -153,10 +151,8 @@ class Algorithm(ABC):
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "pretrained": {},
-        }  # other processes are handed the states and the source that were made of it
+        # other processes are handed the states and the source that were made of it
+        return {**self.__dict__, "pretrained": {}}
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
@@ -257,9 +253,8 @@ class Algorithm(ABC):
         was.
         """
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(
-                seed
-            )  # `torch.manual_seed` would seed a GPU's too, which is not put back
+            # `torch.manual_seed` would seed a GPU's too, which is not put back
+            torch.default_generator.manual_seed(seed)
             modules = with_own_networks(self.config, self.modules())
         params = {n: {k: v.detach().clone() for k, v in m.named_parameters()} for n, m in modules.items()}
         state = TrainState(
@@ -283,9 +278,8 @@ class Algorithm(ABC):
         """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is
         constant.
         """
-        if (
-            self.runtime.alone
-        ):  # without the wrappers of torch.func, which take longer than the products of a small network
+        # without the wrappers of torch.func, which take longer than the products of a small network
+        if self.runtime.alone:
             leaves = {k: v.detach().requires_grad_() for k, v in state.params[name].items()}
             with torch.enable_grad():
                 loss, metrics = loss_fn(leaves, state, *x)

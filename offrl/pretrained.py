@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 class Pretrained:
     """A trained run that another one builds on, with the whole state of its training: critics and targets too."""
 
-    replicas: tuple[
-        tuple[Algorithm, TrainState], ...
-    ]  # without a replica axis, optimiser states and `buffers`; on the CPU
+    # without a replica axis, optimiser states and `buffers`; on the CPU
+    replicas: tuple[tuple[Algorithm, TrainState], ...]
     settings: dict[str, Any]  # of the algorithm: with them it can be built again
     identity: str  # the same for the same tensors
     fingerprint: str = ""  # of the data that it was trained on

@@ -228,9 +228,8 @@ def keep(key: Tensor, shape: tuple[int, ...], rate: float) -> Tensor:
 def gumbel(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Standard Gumbel noise, float32: log-probabilities plus it are largest at a draw."""
     noise = (_shift(bits(key, shape), 32).float() + 0.5) * 2.0**-32
-    noise = noise.clamp(
-        max=1.0 - 2.0**-24
-    )  # rounded up to 1 the noise would be infinite, and choose what has probability 0
+    # rounded up to 1 the noise would be infinite, and choose what has probability 0
+    noise = noise.clamp(max=1.0 - 2.0**-24)
     return -torch.log(-torch.log(noise))
 
 

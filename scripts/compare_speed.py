@@ -86,9 +86,8 @@ class Row:
     label: str
     keys: list[str]
     seeds: int = 1
-    roles: tuple[
-        str, ...
-    ] = ()  # of `PLAIN`, `CORL`, `D3RLPY`, `JAX`, `OURS`: what others are divided by, or stand in the summary for
+    # of `PLAIN`, `CORL`, `D3RLPY`, `JAX`, `OURS`: what others are divided by, or stand in the summary for
+    roles: tuple[str, ...] = ()
     rates: list[float] = field(default_factory=list)  # seeds x updates/s, one for each round
 
 

@@ -164,10 +164,8 @@ def measure(
             seconds = min(allowed, left)
             if job["job"] == "timed":
                 seconds = allowed if full else left
-                job = {
-                    **job,
-                    "seconds": seconds if full else max(0.8 * left - 30.0, 0.5 * left),
-                }  # the rest for the start and the compiler
+                # the rest for the start and the compiler
+                job = {**job, "seconds": seconds if full else max(0.8 * left - 30.0, 0.5 * left)}
             if seconds <= min(0.25 * allowed, 10.0):
                 continue  # perhaps later, or never
             started = time.monotonic()
@@ -275,9 +273,8 @@ def hung(lines: Sequence[str]) -> list[str]:
     """The place where a process was when its time was over, from what faulthandler wrote: `places` of the main
     thread.
     """
-    starts = [
-        i for i, line in enumerate(lines) if line.startswith(("Thread ", "Current thread "))
-    ]  # the main thread comes last
+    # the main thread comes last
+    starts = [i for i, line in enumerate(lines) if line.startswith(("Thread ", "Current thread "))]
     matches = [re.match(r'\s*File "(.+)", line (\d+) in (.+)', line) for line in lines[starts[-1] if starts else 0 :]]
     frames = places([(m[1], int(m[2]), m[3]) for m in reversed(matches) if m])
     return [f"it was at {frame}" for frame in frames]

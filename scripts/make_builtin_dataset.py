@@ -118,9 +118,8 @@ def collect(snapshots: Path, out: Path) -> None:
         }
         columns["terminals"], columns["timeouts"] = columns.pop("terminations"), columns.pop("truncations")
         columns["observations"] = np.concatenate([e["observations"][:-1] for e in episodes])
-        columns["final_observations"] = np.stack(
-            [e["observations"][-1] for e in episodes]
-        )  # successor of each episode's last row
+        # successor of each episode's last row
+        columns["final_observations"] = np.stack([e["observations"][-1] for e in episodes])
         for key, value in columns.items():
             file.create_dataset(
                 key, data=value, compression="gzip", compression_opts=9, shuffle=value.dtype == np.float32

@@ -28,12 +28,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = (
-    "offrl",
-    "algorithms",
-    "envs",
-    "world_models",
-)  # the last three are links in offrl/; coverage.py follows links
+# the last three are links in offrl/; coverage.py follows links
+SOURCES = ("offrl", "algorithms", "envs", "world_models")
 CONFIG = """[run]
 source_dirs = {sources}
 data_file = {out}/data

@@ -34,9 +34,8 @@ from offrl.world_models.ensemble import GaussianEnsemble, Raw
 FOLDER = "models"  # of a run directory: seed_0.safetensors, ...
 FORMAT = 1
 KINDS_OF_RUNS = ("dynamics", "sindy", "pets")
-Tree = dict[
-    str, Any
-]  # "params": the networks'; "mean", "std" [I]: of the inputs; "elites" [K] int64; "low", "high" [O]; "scale" [D]
+# "params": the networks'; "mean", "std" [I]: of the inputs; "elites" [K] int64; "low", "high" [O]; "scale" [D]
+Tree = dict[str, Any]
 
 
 class Prediction(NamedTuple):

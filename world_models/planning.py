@@ -300,9 +300,8 @@ def _best(returns: Returns, observations: Tensor, plans: Tensor, key: Tensor, el
         )
     value = value.to(plans.dtype)
     value = torch.where(torch.isfinite(value), value, -math.inf)  # +inf is a diverged model as well
-    value, order = torch.sort(
-        value, dim=1, descending=True, stable=True
-    )  # topk leaves open which of equal ones it takes
+    # topk leaves open which of equal ones it takes
+    value, order = torch.sort(value, dim=1, descending=True, stable=True)
     index = order[:, :elites, None, None].expand(-1, -1, *plans.shape[2:])
     return value[:, :elites], plans.gather(1, index)
 

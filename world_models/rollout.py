@@ -34,9 +34,8 @@ class Imagined(NamedTuple):
     valid: Tensor  # bool
 
 
-Judge = Callable[
-    [Outcome, Tensor], tuple[Tensor, Tensor]
-]  # (outcome, uncertainty [B]) -> rewards and terminations that are told
+# (outcome, uncertainty [B]) -> rewards and terminations that are told
+Judge = Callable[[Outcome, Tensor], tuple[Tensor, Tensor]]
 
 
 def branched(

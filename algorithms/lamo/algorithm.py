@@ -141,9 +141,8 @@ class LaMo(SequenceModel):
     def apply(self, name: str, params: Params, *x: Any) -> Any:
         if isinstance(params, BoundParams):
             return super().apply(name, params, *x)
-        frozen = (
-            self.runtime.source.frozen if next(iter(params.values())).is_cuda else {}
-        )  # those of the modules are on the CPU
+        # those of the modules are on the CPU
+        frozen = self.runtime.source.frozen if next(iter(params.values())).is_cuda else {}
         return functional_call(self.networks[name], {**frozen, **params}, x, tie_weights=False)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:

@@ -30,9 +30,8 @@ class TaskHistory(History):
     """The memory of E tasks: the window, the episode so far, and episodes before it."""
 
     episode: Batch = field(default_factory=dict)  # [E, t, ...] observations, actions as a network takes them, rewards
-    pool: Batch = field(
-        default_factory=dict
-    )  # the P best episodes so far, [E, P, T, ...]; see `MetaDTActor.prompts_of`
+    # the P best episodes so far, [E, P, T, ...]; see `MetaDTActor.prompts_of`
+    pool: Batch = field(default_factory=dict)
     prompt: Batch = field(default_factory=dict)  # [E, L, ...]; nothing valid in the first episode
     episodes: int = 0  # that are over
 

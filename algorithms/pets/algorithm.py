@@ -162,9 +162,8 @@ class PETS(Dynamics):
             "scale": torch.ones(self.model.out_dim),
         }
         if "density" in self.about:
-            extra["density"] = uncertainty.fit_density(
-                torch.zeros(1, s.observation_dim + s.action_dim)
-            )  # of the right shapes
+            # of the right shapes
+            extra["density"] = uncertainty.fit_density(torch.zeros(1, s.observation_dim + s.action_dim))
         return extra
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:

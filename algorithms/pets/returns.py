@@ -65,9 +65,8 @@ class PlanReturns(Part):
             rewards = prediction.reward + prediction.reward_std * draw[..., -1]
             transition = prediction
             if prediction.ending is not None:
-                transition = prediction._replace(
-                    ending=torch.full_like(prediction.ending, -torch.inf).unsqueeze(0)
-                )  # no end is drawn
+                # no end is drawn
+                transition = prediction._replace(ending=torch.full_like(prediction.ending, -torch.inf).unsqueeze(0))
             outcome = self.model.to_outcome(tree, transition, observations, actions, next_observations, rewards, noise)
             broken = ~(torch.isfinite(next_observations).all(-1) & torch.isfinite(rewards))
             gain = torch.where(broken, torch.nan, outcome.rewards - c.penalty * u)

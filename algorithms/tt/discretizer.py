@@ -72,9 +72,8 @@ def _bin_starts(u: np.ndarray, counts: np.ndarray, bins: int, singletons: Sequen
         if len(index) and bins > 2:  # as many as fill two bins, so that the rule below applies
             weight[index] = np.maximum(weight[index], -(-2 * (weight.sum() - weight[index]) // (bins - 2)))
     ends = np.cumsum(weight)
-    slots = np.searchsorted(
-        ends, np.arange(bins) * ends[-1] // bins, side="right"
-    )  # the distinct value that each bin begins with
+    # the distinct value that each bin begins with
+    slots = np.searchsorted(ends, np.arange(bins) * ends[-1] // bins, side="right")
     first, times = np.unique(slots, return_counts=True)
     fillers = first[times > 1] + 1  # a value that fills a bin: the next value begins the next one
     return np.union1d(first, fillers[fillers < len(u)])

@@ -61,9 +61,8 @@ class Consistent:
                 agree &= self.table[number] == sum(
                     "byg".index(mark) * p for mark, p in zip(reply.split(), POWERS.tolist(), strict=True)
                 )
-        return (
-            np.flatnonzero(agree) if agree.any() else np.arange(len(agree))
-        )  # none: the feedback is by other rules or of another list
+        # none: the feedback is by other rules or of another list
+        return np.flatnonzero(agree) if agree.any() else np.arange(len(agree))
 
     def guess(self, history: list[str]) -> int:
         """The number of the next word."""
@@ -91,9 +90,8 @@ def play(
         agree = np.ones((len(targets[block_rows]), count), bool)
         for k in range(TRIES):
             counts = agree.sum(-1)  # one at least: the target
-            rank = np.minimum(
-                (nth[block_rows, k] * counts).astype(np.int64), counts - 1
-            )  # the n-th of the words that agree, n uniform
+            # the n-th of the words that agree, n uniform
+            rank = np.minimum((nth[block_rows, k] * counts).astype(np.int64), counts - 1)
             chosen = (agree.cumsum(-1) > rank[:, None]).argmax(-1)
             guesses[block_rows, k] = np.where(at_random[block_rows, k], guesses[block_rows, k], chosen)
             agree &= codes[guesses[block_rows, k]] == codes[guesses[block_rows, k], targets[block_rows]][:, None]

@@ -71,9 +71,8 @@ def work(folder: Path | str, run: str) -> None:
     """
     folder = Path(folder)
     where = json.loads((folder / plan.CELLS / plan.PLAN).read_text(encoding="utf-8"))
-    children.live_with_parent(
-        other=where.get("command")
-    )  # nobody would know of a cell that goes on after its command was killed
+    # nobody would know of a cell that goes on after its command was killed
+    children.live_with_parent(other=where.get("command"))
     for name, value in where["environment"].items():
         os.environ.setdefault(name, value)
     old = os.getcwd()

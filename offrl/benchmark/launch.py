@@ -212,9 +212,8 @@ class HydraJobs(Jobs):
         node = config.hydra.launcher
         settings = dict(launcher.settings)
         remote = launcher.plugin == "ray" and settings.get("ray.init.address") not in (None, "local")
-        if (
-            launcher.jobs and not remote and (jobs is not None or launcher.jobs not in settings)
-        ):  # a cluster has its own number
+        # a cluster has its own number
+        if launcher.jobs and not remote and (jobs is not None or launcher.jobs not in settings):
             settings[launcher.jobs] = self.jobs
         if remote:  # options that only a cluster of our own takes
             settings = {

@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from offrl.settings.field import setting
 
 RECIPES = ("d4rl", "ogbench")
-SETS = (
-    "random",
-    "medium-replay",
-    "medium",
-    "medium-expert",
-    "expert",
-    "full-replay",
-)  # from bad to good, then everything seen
+# from bad to good, then everything seen
+SETS = ("random", "medium-replay", "medium", "medium-expert", "expert", "full-replay")
 FORMATS = ("d4rl", "minari", "both")
 KINDS = ("navigate", "stitch", "explore", "path", "play", "noisy")
 FREE = ("format", "quiet", "name", "sets")  # what may change when a folder is continued

@@ -14,15 +14,8 @@ from offrl.errors import UserError, one_line
 from offrl.settings.kinds import check_types
 from offrl.tasks.task import Task, task_from_json
 
-CORE = (
-    "observations",
-    "actions",
-    "rewards",
-    "terminations",
-    "truncations",
-    "next_observations",
-    "successor_known",
-)  # which all have
+# which all have
+CORE = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations", "successor_known")
 
 
 @dataclass(frozen=True)
@@ -59,9 +52,8 @@ class DataSpec:
     goal_dim: int = 0  # width of the column achieved_goals, in which goals are then given; 0: goals are observations
     observation_columns: tuple[ColumnSpec, ...] = ()  # of tables, one for each dimension of observations; else ()
     action_columns: tuple[ColumnSpec, ...] = ()  # likewise, of continuous actions and of a choice that is one column
-    action_labels: tuple[
-        str, ...
-    ] = ()  # what the choices of discrete actions are called, by their numbers; (): they are numbers
+    # what the choices of discrete actions are called, by their numbers; (): they are numbers
+    action_labels: tuple[str, ...] = ()
     # observations and actions are texts: their columns index `Dataset.strings`; then observation_shape (), action_dim 1
     text: bool = False
 
@@ -161,12 +153,10 @@ class Dataset:
     episode_end: Tensor  # [E] int64, exclusive
     spec: DataSpec
     fingerprint: str = ""  # sha256 of the data before transforms; the same on every machine
-    raw_returns: Tensor = field(
-        default_factory=lambda: torch.zeros(0, dtype=torch.float64)
-    )  # [E] float64, of the rewards as recorded
-    complete: Tensor = field(
-        default_factory=lambda: torch.zeros(0, dtype=torch.bool)
-    )  # [E] bool; False: the data stop inside the episode
+    # [E] float64, of the rewards as recorded
+    raw_returns: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    # [E] bool; False: the data stop inside the episode
+    complete: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     transforms: tuple[str, ...] = ()  # what was done to the data, in order
     notes: tuple[str, ...] = ()  # what a person should know about how the data were read
     mapped: bool = False  # the columns are memory-mapped files
@@ -175,9 +165,8 @@ class Dataset:
     )
     strings: tuple[str, ...] = ()  # of text data: the different texts, in no order that means anything
     stitch: float = 0.0  # how often goals are stitched, by the column stitch_clusters (`transforms.stitch`); 0: never
-    metas: tuple[
-        str, ...
-    ] = ()  # of text data: JSON objects, what the episodes say of themselves; the column "meta" [R] indexes them
+    # of text data: JSON objects, what the episodes say of themselves; the column "meta" [R] indexes them
+    metas: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.columns["rewards"])

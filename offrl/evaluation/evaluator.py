@@ -65,9 +65,8 @@ class Evaluator:
         self._told: set[str] = set()
         self._tell = tell or self._warn_once
         count = len(task.starts)
-        if (
-            count and config.episodes % count and tell is None
-        ):  # a fact of the settings: an evaluation process need not repeat it
+        # a fact of the settings: an evaluation process need not repeat it
+        if count and config.episodes % count and tell is None:
             self._warn_once(
                 "starts",
                 f"{config.episodes} episodes play some of its {count} starts more often than others: take a multiple "
@@ -183,12 +182,8 @@ class Evaluator:
         for k in np.flatnonzero(~good).tolist():
             if k not in steps.unstable:
                 self._fault(tally, f"the environment gave a reward or observation that is not finite {where(at[k])}")
-        for (
-            k,
-            text,
-        ) in (
-            steps.unstable.items()
-        ):  # MuJoCo has put the state back to its start: what it returned is not the policy's doing
+        # MuJoCo has put the state back to its start: what it returned is not the policy's doing
+        for k, text in steps.unstable.items():
             self._fault(tally, f"the physics became unstable {where(at[k])}: {text}")
             good[k] = False
         tally.lengths[n, at] += 1

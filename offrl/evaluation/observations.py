@@ -61,9 +61,8 @@ def _keys(observation: Mapping[str, Any], spec: DataSpec) -> tuple[str, ...]:
     task, names = spec.task, tuple(sorted(observation, key=str))
     if task is not None and task.observation_keys and task.observation_keys != OWN_ORDER:
         return task.observation_keys
-    if len(names) > 1 and (
-        task is None or not task.env_id or task.observation_keys
-    ):  # else: compared with the environment's order
+    # else: compared with the environment's order
+    if len(names) > 1 and (task is None or not task.env_id or task.observation_keys):
         raise UserError(
             f"this policy's data were flat, so that the order of a dictionary's entries ({', '.join(names)}) is not "
             "known: give it an array like the data's, or train it with dataset.observation_keys=[...], which names "

@@ -65,12 +65,8 @@ class TrainedPolicy:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_ready": None,
-            "find_critic": None,
-            "device": torch.device("cpu"),
-        }  # several processes would fight over a GPU
+        # several processes would fight over a GPU
+        return {**self.__dict__, "_ready": None, "find_critic": None, "device": torch.device("cpu")}
 
     @property
     def actor(self) -> Actor:
@@ -80,9 +76,8 @@ class TrainedPolicy:
     @torch.no_grad()
     def _bound(self) -> tuple[Actor, Tensor]:
         if self._ready is None:
-            state = pytree.tree_map(
-                lambda x: x.to(self.device), self.state
-            )  # training uses the keys of steps 0, 1, ...; texts the CPU's
+            # training uses the keys of steps 0, 1, ...; texts the CPU's
+            state = pytree.tree_map(lambda x: x.to(self.device), self.state)
             keys = rng.fold_in(self.state.key, -1 - torch.arange(KEYS))
             self._ready = (
                 self.algorithm.actor(bind(self.algorithm, state)),

@@ -22,9 +22,8 @@ class Steps:
     rewards: np.ndarray  # [K] float64
     over: np.ndarray  # [K] bool: terminated or truncated
     successes: np.ndarray | None  # [K] float64 in [0, 1], NaN where nothing was said; None: nobody said anything
-    unstable: dict[
-        int, str
-    ]  # index -> what MuJoCo said about physics that blew up; that environment was silently reset
+    # index -> what MuJoCo said about physics that blew up; that environment was silently reset
+    unstable: dict[int, str]
 
 
 class StepFailed(Exception):

@@ -13,9 +13,8 @@ from offrl.evaluation.evaluator import plain_products
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export.graph import Draw, PolicyGraph, answer, recording
 
-Runner = Callable[
-    [np.ndarray, Sequence[np.ndarray]], np.ndarray
-]  # (observations [B, *O] float32, goals and noise) -> actions
+# (observations [B, *O] float32, goals and noise) -> actions
+Runner = Callable[[np.ndarray, Sequence[np.ndarray]], np.ndarray]
 TOLERANCE = 1e-5  # of half the range of an action, that is in the units of [-1, 1]
 BATCHES = (1_000, 1, 2)
 FAR = (10.0, 100.0, 1e4, 1e6)  # standard deviations from the mean

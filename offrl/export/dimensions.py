@@ -57,10 +57,8 @@ def _of_environment(spec: DataSpec) -> dict[str, dict[Any, Any]]:
     from offrl.data.fit import check_fit
     from offrl.tasks.environments import flattener, make_env, quiet, time_limit
 
-    with (
-        contextlib.suppress(Exception),
-        quiet(),
-    ):  # names are a courtesy: without the environment's package there are none
+    # names are a courtesy: without the environment's package there are none
+    with contextlib.suppress(Exception), quiet():
         env = make_env(task)
         try:
             check_fit(spec, task, env)

@@ -26,9 +26,8 @@ from offrl.nn import Categorical, TanhGaussian
 from offrl.settings.field import defaults, setting
 
 MAX_MULTIPLIER = 1e6
-SamplePolicy = Callable[
-    [Tensor, Tensor, int], tuple[Tensor, Tensor]
-]  # observations [B, O], key, n -> [n, B, A], log densities [n, B]
+# observations [B, O], key, n -> [n, B, A], log densities [n, B]
+SamplePolicy = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -111,9 +110,8 @@ def sampled_actions(sample_policy: SamplePolicy, batch: Batch, n: int, key: Tens
     uniform = rng.uniform(uniform_key, shape, -1.0, 1.0)
     density = torch.full(shape[:2], -shape[-1] * math.log(2.0), device=uniform.device)
     state_actions, state_density = sample_policy(batch["observations"], state_key, n)
-    next_states = batch.get(
-        FOLLOWING, batch["next_observations"]
-    )  # of the step after this one, also where targets take several
+    # of the step after this one, also where targets take several
+    next_states = batch.get(FOLLOWING, batch["next_observations"])
     next_actions, next_density = sample_policy(next_states, next_key, n)
     return SampledActions(
         torch.cat([uniform, state_actions, next_actions]), torch.cat([density, state_density, next_density])

@@ -187,9 +187,8 @@ class SoftActorCritic(WithCritic, Algorithm):
         if not self.critic.head.distributional:
             return self.critic.td_target(batch, Values(value))
         width = logits.shape[-1]
-        best_logits = logits.gather(1, best.view(1, 1, -1, 1).expand(logits.shape[0], 1, -1, width)).squeeze(
-            1
-        )  # [E, B, out_dim]
+        # [E, B, out_dim]
+        best_logits = logits.gather(1, best.view(1, 1, -1, 1).expand(logits.shape[0], 1, -1, width)).squeeze(1)
         return self.critic.td_target(batch, Values(value, self.critic.smallest(best_logits).logits))
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:

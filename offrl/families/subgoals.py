@@ -104,14 +104,12 @@ class Subgoals:
             raise ValueError("without a high level, subgoals are chosen among candidates")
         value_to_subgoal = self._pairs(state, observations.unsqueeze(1), candidates.goals.unsqueeze(0))
         value_to_goal = self._pairs(state, candidates.states.unsqueeze(0), goals.unsqueeze(1))
-        value_to_subgoal = torch.cat(
-            [value_to_subgoal, self.value(state, observations, goals).unsqueeze(1)], 1
-        )  # [B, N + 1]
+        # [B, N + 1]
+        value_to_subgoal = torch.cat([value_to_subgoal, self.value(state, observations, goals).unsqueeze(1)], 1)
         value_to_goal = torch.cat([value_to_goal, torch.zeros_like(value_to_goal[:, :1])], 1)
         discount = float(algorithm.config.discount)
-        reach = (
-            -float(self.steps) if discount == 1.0 else -(1.0 - discount**self.steps) / (1.0 - discount)
-        )  # V of a goal so far away
+        # V of a goal so far away
+        reach = -float(self.steps) if discount == 1.0 else -(1.0 - discount**self.steps) / (1.0 - discount)
         reachable = value_to_subgoal >= reach
         score = torch.where(
             reachable.any(1, keepdim=True), torch.where(reachable, value_to_goal, -torch.inf), value_to_subgoal

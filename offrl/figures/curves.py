@@ -165,9 +165,8 @@ def grid_picture(results: Sequence[Result], out: Path, *, title: str = "") -> bo
         for field in (points[0] if points else {})
         if len(levels := list(dict.fromkeys(g[field] for g in points))) > 1
     }
-    if len(varied) not in (1, 2) or math.prod(map(len, varied.values())) != len(
-        points
-    ):  # values that were paired fill no table
+    # values that were paired fill no table
+    if len(varied) not in (1, 2) or math.prod(map(len, varied.values())) != len(points):
         return False
     heading = "normalised score" if all(r.score for r in results) else "return"
     means = [(r.score if heading != "return" and r.score else r.returns) for r in results]

@@ -12,23 +12,11 @@ from offrl.errors import UserError, printable
 from offrl.system.files import replacing
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")  # Okabe and Ito's
-MORE_COLOURS = (
-    *COLOURS,
-    "#882255",
-    "#999933",
-    "#332288",
-    "#aa4499",
-    "#661100",
-    "#44aa99",
-    "#808080",
-)  # and Tol's muted ones
+# and Tol's muted ones
+MORE_COLOURS = (*COLOURS, "#882255", "#999933", "#332288", "#aa4499", "#661100", "#44aa99", "#808080")
 GREY, INK = "#666666", "#333333"
-FONTS = (
-    "font.family",
-    "font.sans-serif",
-    "font.serif",
-    "font.monospace",
-)  # a matplotlibrc may name one with the letters of a language
+# a matplotlibrc may name one with the letters of a language
+FONTS = ("font.family", "font.sans-serif", "font.serif", "font.monospace")
 LABEL_GAP = 0.055  # least distance between two labels, in heights of the axes
 
 
@@ -57,9 +45,8 @@ def new_figure(title: str, height: float = 4.4, width: float = 7.2, *, fitted: b
     figure = ShownFigure(figsize=(width, height), dpi=125, layout="constrained" if fitted else None)
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(
-            printable(title), x=0.01, ha="left", fontsize=12, fontweight="bold", parse_math=False
-        )  # a $ in a name is a $
+        # a $ in a name is a $
+        figure.suptitle(printable(title), x=0.01, ha="left", fontsize=12, fontweight="bold", parse_math=False)
     return figure, figure.add_subplot()
 
 
@@ -108,9 +95,8 @@ def save(figure: Any, out: Path) -> None:
     """Write a PNG in one piece. Raises UserError."""
     try:
         with replacing(out) as file, warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "Glyph .* missing from font"
-            )  # names in any script; a box stands for the letter
+            # names in any script; a box stands for the letter
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
             figure.savefig(file, format="png")
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}") from None

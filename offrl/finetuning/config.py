@@ -14,11 +14,8 @@ from offrl.settings.train import CheckpointConfig
 
 FROM_SCRATCH_WARMUP = 1_000
 ENVIRONMENTS = {"transitions": 1, "residual": 16}  # unless `envs` says otherwise
-CONVENTIONS = (
-    "mixing",
-    "update_every",
-    "noise",
-)  # what an algorithm's `finetune` block may say besides settings of its own
+# what an algorithm's `finetune` block may say besides settings of its own
+CONVENTIONS = ("mixing", "update_every", "noise")
 
 
 @dataclass

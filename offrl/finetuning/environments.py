@@ -57,9 +57,8 @@ class Turn:
     observations: np.ndarray  # [K, *O] before the action, as the environment gave them
     actions: np.ndarray  # [K, A] in [-1, 1], or [K] int64
     rewards: np.ndarray  # [K] float64, as the environment gave them
-    next_observations: (
-        np.ndarray
-    )  # [K, *O]: after the last step of an episode the true one, not the next episode's first
+    # [K, *O]: after the last step of an episode the true one, not the next episode's first
+    next_observations: np.ndarray
     terminated: np.ndarray  # [K] bool
     over: np.ndarray  # [K] bool: terminated or truncated
     valid: np.ndarray  # [K] bool: False where the physics blew up, after which there is no transition
@@ -295,9 +294,8 @@ def spec_of(task: Task) -> tuple[DataSpec, Task]:
 
     env = make_env(task)
     try:
-        if (
-            isinstance(env.observation_space, gym.spaces.Dict) and not task.observation_keys
-        ):  # there are no data that differ: sorted
+        # there are no data that differ: sorted
+        if isinstance(env.observation_space, gym.spaces.Dict) and not task.observation_keys:
             keys = tuple("/".join(map(str, path)) for path, _ in entries(env.observation_space))
             task = replace(task, observation_keys=keys)
         _, shape, _ = flattener(env, task.observation_keys)

@@ -78,9 +78,8 @@ def resume(
     data = None
     check_code(path / runs.CONFIG, saved, given, ("eval", *(("dataset",) if config.mixing != 0.0 else ())))
     if config.mixing != 0.0 and settings is not None:
-        typed = {
-            k.removeprefix("dataset."): v for k, v in other.items()
-        }  # where the data are, and offrl's own files of them
+        # where the data are, and offrl's own files of them
+        typed = {k.removeprefix("dataset."): v for k, v in other.items()}
         settings = dataclasses.replace(settings, **{"name" if k == "dataset" else k: v for k, v in typed.items()})
         stand_in = TrainConfig(algo=algo, dataset=settings)
         data = run_data(stand_in, config, dataset, record, path)

@@ -72,9 +72,8 @@ class OnlineLoop(ABC):
             0  # line_updates: those at the last line, whose means are over the updates since
         )
         self.alive = torch.ones(self.many, dtype=torch.bool)
-        self.episodes = torch.zeros(
-            3, self.many, dtype=torch.float64
-        )  # since the last line: number, sums of returns and of lengths
+        # since the last line: number, sums of returns and of lengths
+        self.episodes = torch.zeros(3, self.many, dtype=torch.float64)
         self.recent: deque[float] = deque(maxlen=20)
         self.checkpoints = Checkpoints(run_dir, config.checkpoint.keep, start.algorithm.config.name, self.replicas)
 

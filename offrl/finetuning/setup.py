@@ -71,9 +71,8 @@ def begin(
     if config.resume is None:
         start.given = {k: v for k, v in settings.items() if k not in ("name", "runs_dir")}
     if start.config.mode == "transitions":
-        columns_for(
-            start.spec, start.algorithm.sampler(), torch.float32, start.algorithm.config.name
-        )  # refuses what is not played
+        # refuses what is not played
+        columns_for(start.spec, start.algorithm.sampler(), torch.float32, start.algorithm.config.name)
     # a policy's file says where it learnt
     start.spec = start.algorithm.spec = dataclasses.replace(
         start.spec, task=dataclasses.replace(start.task, env_factory=None)

@@ -20,9 +20,8 @@ from offrl.finetuning.replay_buffer import Column
 from offrl.finetuning.windows import RingWindows
 
 LATE = ("next_actions", "returns_to_go")  # columns that a row gets from the rest of its episode
-Returns = Callable[
-    [np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray
-]  # (rewards, terminations, first rows, last + 1) -> [R]
+# (rewards, terminations, first rows, last + 1) -> [R]
+Returns = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def returns_of(sampler: Any, discount: float) -> Returns:

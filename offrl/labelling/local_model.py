@@ -45,9 +45,8 @@ class LocalModel:
         )
         folder, more = _place(name)
         transformers, _ = packages()
-        if not more and not any(
-            (folder / file).is_file() for file in TOKENIZER_FILES
-        ):  # transformers would make one that knows nothing
+        # transformers would make one that knows nothing
+        if not more and not any((folder / file).is_file() for file in TOKENIZER_FILES):
             raise UserError(f"local={name}: no tokenizer can be read in it (none of {', '.join(TOKENIZER_FILES)})")
         files = [folder / more["gguf_file"]] if more else sorted(p for p in folder.iterdir() if p.suffix in DECISIVE)
         self._files = checksum(files, f"local={name}")

@@ -235,9 +235,8 @@ def _episodes(s: Stream, dataset: Dataset, length: int) -> Items:
             begin = max(begin, int(ends[turn] if fits_whole else s.action_end[first + turn]) - length)
             train = max(train, begin)
             fit = int(np.searchsorted(ends, begin + length, side="right")) - 1
-            split = (
-                int(ends[fit]) if fit >= turn else min(begin + length, end)
-            )  # longer than the sequence: cut where it must be
+            # longer than the sequence: cut where it must be
+            split = int(ends[fit]) if fit >= turn else min(begin + length, end)
             items.append((begin, train, split, e))
             cut += begin > int(s.obs_begin[first])
             train, begin = split, max(begin + 1, split - length // 2)

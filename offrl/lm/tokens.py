@@ -32,16 +32,14 @@ class Stream:
 
     ids: np.ndarray  # [K] int32
     is_action: np.ndarray  # [K] bool: tokens of actions, which a policy chooses
-    turn: (
-        np.ndarray
-    )  # [K] int32: the turn (row of the data) that each token belongs to; a final observation to the last one
+    # [K] int32: the turn (row of the data) that each token belongs to; a final observation to the last one
+    turn: np.ndarray
     obs_begin: np.ndarray  # [R] int64
     action_begin: np.ndarray  # [R] int64
     action_end: np.ndarray  # [R] int64, exclusive
     final_begin: np.ndarray  # [E] int64: of the final observation
-    final_end: (
-        np.ndarray
-    )  # [E] int64, exclusive: the episode's end; equals final_begin where that observation is not known
+    # [E] int64, exclusive: the episode's end; equals final_begin where that observation is not known
+    final_end: np.ndarray
 
 
 def stream(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> Stream:

@@ -174,10 +174,8 @@ class ResidualDenoiser(nn.Module):
 
 
 OFFSET, LARGEST = 0.008, 0.999  # of the cosine schedule, and of its betas (arXiv 2102.09672, section 3.2)
-SLOWEST, FASTEST = (
-    0.1,
-    10.0,
-)  # of the variance-preserving schedule (arXiv 2011.13456; the constants of arXiv 2208.06193 and 2304.10573)
+# of the variance-preserving schedule (arXiv 2011.13456; the constants of arXiv 2208.06193 and 2304.10573)
+SLOWEST, FASTEST = (0.1, 10.0)
 
 
 def add_noise(actions: Tensor, noise: Tensor, step: Tensor, steps: int, schedule: str = "cosine") -> Tensor:

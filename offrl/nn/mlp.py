@@ -136,9 +136,8 @@ class MLP(nn.Module):
         for i, layer in enumerate(self.layers):
             y = layer(x) if self.norm_first else self.activation(layer(x))
             if self.norms is not None:
-                norm = cast(
-                    nn.LayerNorm, self.norms[i]
-                )  # not called itself: under vmap and autocast to bfloat16 that fails (torch 2.13)
+                # not called itself: under vmap and autocast to bfloat16 that fails (torch 2.13)
+                norm = cast(nn.LayerNorm, self.norms[i])
                 y = F.layer_norm(y, y.shape[-1:], eps=norm.eps) * norm.weight + norm.bias
             y = self.activation(y) if self.norm_first else y
             if key is not None and self.dropout > 0.0:
@@ -159,9 +158,8 @@ def call(module: nn.Module, params: Mapping[str, Tensor], *x: Any) -> Any:
     must stay as they are. Compiled, the two are the same. A module whose parameters have two names (tied weights) is
     left to torch.
     """
-    if (
-        torch.compiler.is_compiling()
-    ):  # before `_places` is read: the compiler would check its entries, which come and go
+    # before `_places` is read: the compiler would check its entries, which come and go
+    if torch.compiler.is_compiling():
         return functional_call(module, dict(params), x)
     locations = _places.get(module)
     if locations is None:

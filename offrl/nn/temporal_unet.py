@@ -30,9 +30,8 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         operation = F.conv_transpose1d if self.transposed else F.conv1d
-        with torch.autocast(
-            "cpu", enabled=False
-        ):  # gradients of a strided one in bfloat16 are not finite on CPUs (torch 2.13)
+        # gradients of a strided one in bfloat16 are not finite on CPUs (torch 2.13)
+        with torch.autocast("cpu", enabled=False):
             return operation(x.to(self.weight.dtype), self.weight, self.bias, stride=self.stride, padding=self.padding)
 
 
@@ -47,9 +46,8 @@ class ConvBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.convolution(x)
-        grouped = y.unflatten(1, (self.groups, -1)).flatten(
-            2
-        )  # not F.group_norm: its rule under vmap copies each member
+        # not F.group_norm: its rule under vmap copies each member
+        grouped = y.unflatten(1, (self.groups, -1)).flatten(2)
         grouped = F.layer_norm(grouped, grouped.shape[-1:], eps=1e-5)
         return F.mish(grouped.reshape(y.shape) * self.scale.unsqueeze(-1) + self.shift.unsqueeze(-1))
 

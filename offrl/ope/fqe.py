@@ -91,9 +91,8 @@ class FQE(Algorithm):
         return {"critic": EnsembleMLP(self.candidates, width, hidden, 1, layer_norm=self.config.layer_norm)}
 
     def optimizer(self, name: str) -> Adam:
-        c = (
-            self.config
-        )  # TensorFlow Addons' AdamW, which DOPE's code uses, does not multiply the decay by the learning rate
+        # TensorFlow Addons' AdamW, which DOPE's code uses, does not multiply the decay by the learning rate
+        c = self.config
         steps = 0 if c.schedule == "constant" else c.updates
         return Adam(
             c.learning_rate, weight_decay=c.weight_decay / c.learning_rate, schedule=c.schedule, decay_steps=steps

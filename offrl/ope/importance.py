@@ -168,9 +168,8 @@ def weighted_sums(
     log_weight = torch.zeros(episodes, candidates, dtype=torch.float64)
     total = torch.zeros(len(counts), candidates, dtype=torch.float64)
     effective, share = torch.zeros(candidates, dtype=torch.float64), 0.0
-    alive_at = torch.searchsorted(
-        -lengths, -torch.arange(int(lengths[0])), right=False
-    )  # how many are longer than t steps
+    # how many are longer than t steps
+    alive_at = torch.searchsorted(-lengths, -torch.arange(int(lengths[0])), right=False)
     for t in range(int(lengths[0])):
         factor = discount**t
         if factor < NEGLIGIBLE:

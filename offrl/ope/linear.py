@@ -14,10 +14,8 @@ from offrl.ope.problem import FLOOR, Problem
 from offrl.statistics.intervals import student_t
 
 FITS, FEATURES = 10, 150  # feature maps, and random features of each
-SCALES, RIDGES = (
-    (0.3, 2.0),
-    (1e-5, 1e-3),
-)  # between which the width of a map's features and its regularisation are drawn, by logarithms
+# between which the width of a map's features and its regularisation are drawn, by logarithms
+SCALES, RIDGES = ((0.3, 2.0), (1e-5, 1e-3))
 BLOCKS, DRAWS = 20, 12  # of each map's bootstrap: parts of the data that are drawn together, and draws
 DRAWN = 300  # rows whose nearest neighbours are looked for
 SPREAD = 0.02  # added to the standard deviation of the data's actions, which are in [-1, 1]
@@ -29,9 +27,8 @@ class LinearValues:
     own actions.
     """
 
-    policies: (
-        np.ndarray
-    )  # [FITS, 1 + DRAWS, K]: by each feature map, with all data first, then of bootstrap samples of it
+    # [FITS, 1 + DRAWS, K]: by each feature map, with all data first, then of bootstrap samples of it
+    policies: np.ndarray
     data: np.ndarray  # [FITS, 1 + DRAWS]
     rows: np.ndarray  # [FITS, K]: how many rows of equal weight would say as much as those of which the value is made
     gaps: np.ndarray  # [1 + K], of the data's own actions first: see `gap`
@@ -91,9 +88,8 @@ def values(problem: Problem, discount: float, few: int) -> LinearValues:
     block = torch.arange(len(rows)) * BLOCKS // len(rows)
     first = torch.bucketize(starts, rows[torch.searchsorted(block, torch.arange(1, BLOCKS))], right=True)
     number = torch.bincount(first, minlength=BLOCKS).double()
-    choices = [(following, recorded[starts])] + [
-        (a.after, a.current[starts]) for a in problem.actions
-    ]  # the data's own first
+    # the data's own first
+    choices = [(following, recorded[starts])] + [(a.after, a.current[starts]) for a in problem.actions]
     generator = np.random.Generator(np.random.PCG64(0))
     episode = torch.repeat_interleave(torch.arange(dataset.num_episodes), dataset.episode_lengths())
     known = inputs(states[0], recorded)

@@ -260,9 +260,8 @@ def _by_episodes(
     start, end = dataset.episode_start.numpy(), dataset.episode_end.numpy()
     known = dataset.columns["successor_known"].numpy()
     spec = dataset.spec
-    rewards = (dataset.columns["rewards"].double().numpy() - spec.reward_shift) / (
-        spec.reward_scale or 1.0
-    )  # as recorded
+    # as recorded
+    rewards = (dataset.columns["rewards"].double().numpy() - spec.reward_shift) / (spec.reward_scale or 1.0)
     order = np.argsort(start - end, kind="stable")
     more = {"explore": True} if explore else {}
     for first in range(0, len(order), EPISODES):

@@ -86,12 +86,8 @@ METHODS: dict[str, Callable[[Work], Estimates]] = {
     "bvft": lambda work: bvft(work.fits, work.settings),
 }
 assert tuple(METHODS) == METHOD_NAMES
-DETAILS = (
-    "effective_episodes",
-    "clipped",
-    "steps",
-    "chosen",
-)  # of an estimate, one for each candidate, that go into the file
+# of an estimate, one for each candidate, that go into the file
+DETAILS = ("effective_episodes", "clipped", "steps", "chosen")
 
 
 @dataclass(frozen=True)
@@ -102,15 +98,13 @@ class Selection:
     estimates: Mapping[str, Estimates]  # by method, the first one ranks
     behavior: Interval  # discounted return of the data's own episodes: mean and 95% interval
     own_q: np.ndarray  # [K] what a candidate's own critic says of it, in recorded rewards; NaN where it has none
-    distance: (
-        np.ndarray
-    )  # [K] how far its actions lie from the data's: root mean square in [-1, 1], or the share that differs
+    # [K] how far its actions lie from the data's: root mean square in [-1, 1], or the share that differs
+    distance: np.ndarray
     discount: float
     data: str
     episodes: int
-    truth: np.ndarray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # [K] true values, NaN where not given; empty: none were given
+    # [K] true values, NaN where not given; empty: none were given
+    truth: np.ndarray = field(default_factory=lambda: np.zeros(0))
     truth_kind: str = ""  # "discounted" or "return"
 
     @property

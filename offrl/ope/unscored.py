@@ -180,9 +180,8 @@ def doubt(n: dict[str, Any], policy: dict[str, Any]) -> str:
 def _sentences(run_dir: Path, n: dict[str, Any], count: int) -> list[str]:
     """count: of the run's policies, of which some may not have been looked at."""
     doubts = {name: doubt(n, policy) for name, policy in n["policies"].items()}
-    order = sorted(
-        n["policies"], key=lambda name: (not doubts[name], n["policies"][name]["value"])
-    )  # unknown ones may be the worst
+    # unknown ones may be the worst
+    order = sorted(n["policies"], key=lambda name: (not doubts[name], n["policies"][name]["value"]))
     shown = order if len(order) <= SHOWN else order[:WORST]
     where = "the data's first states" if n["episodes"] >= FEW else "the data's states"
     worst = ", the worst first" if len(order) > 1 else ""

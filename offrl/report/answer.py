@@ -43,9 +43,8 @@ def answers(
             rows = [e for e in entries if e.group == name and e.dataset == dataset]
             if any(e.seeds for e in rows):
                 result.append(_of_dataset(dataset, rows, behaviour(dataset, name != RAW), conditions, several))
-    result.sort(
-        key=lambda answer: sum(row.estimate is not None for row in answer.rows) < 2
-    )  # who won, before what stands alone
+    # who won, before what stands alone
+    result.sort(key=lambda answer: sum(row.estimate is not None for row in answer.rows) < 2)
     return result or [_nothing(entries)]
 
 
@@ -146,9 +145,8 @@ def _two(
     first, second, *_ = labels
     one, two = of[first].mean, of[second].mean
     gap = one[0] - two[0], math.nan, math.nan
-    values = [
-        [[s.normalised if score else s.raw for s in of[label].cell.scores]] for label in (first, second)
-    ]  # one task
+    # one task
+    values = [[[s.normalised if score else s.raw for s in of[label].cell.scores]] for label in (first, second)]
     where = f" on {dataset}" if several else ""
     verdict = f"{_ahead(first, second, gap, score)}{where}: {_text(one, score)} against {_text(two, score)}"
     if not all(map(math.isfinite, (*one, *two))):

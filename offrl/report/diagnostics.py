@@ -25,10 +25,8 @@ from offrl.system.csv_text import read
 from offrl.system.progress import duration
 
 POINTS = 150  # of a line in a picture; longer logs are thinned evenly
-EXTRA = {
-    "discounted_mean",
-    "q_overestimation",
-}  # columns of scores.csv that say something of the critic, not of the score
+# columns of scores.csv that say something of the critic, not of the score
+EXTRA = {"discounted_mean", "q_overestimation"}
 LONGEST = 50_000_000  # bytes of a metrics.jsonl or scores.csv that are read for diagnostics
 
 

@@ -142,9 +142,8 @@ class Page:
         for row in rows:
             cells = [_cell(c, "th" if i == 0 else "td", numeric[i]) for i, c in enumerate(row)]
             body.append(f"<tr>{''.join(cells)}</tr>")
-        caption_html = (
-            f'<p class="small">{escape(caption)}</p>' if caption else ""
-        )  # no <caption>, which would be as wide as a wide table
+        # no <caption>, which would be as wide as a wide table
+        caption_html = f'<p class="small">{escape(caption)}</p>' if caption else ""
         top = f"<thead><tr>{head}</tr></thead>" if any(headers) else ""
         below = "".join(f"<li>{escape(note)}</li>" for note in notes)
         broad = " broad" if len(headers) > BROAD else ""
@@ -275,9 +274,8 @@ def _numeric(content: Content) -> bool:
     if content is None or isinstance(content, (int, float)):
         return True
     if isinstance(content, Cell):
-        return (
-            content.value is not None or bool(content.kind) or content.text in ("", "-", "\u2013")
-        )  # what is marked stands for a number
+        # what is marked stands for a number
+        return content.value is not None or bool(content.kind) or content.text in ("", "-", "\u2013")
     return (
         content == ""
         or re.fullmatch(r"[-+\u2212]?[\d,]*\.?\d+(e[-+]?\d+)?( ?%| s)?|-|\u2013|nan|-?inf", content) is not None

@@ -110,9 +110,8 @@ def _dot(row: Row, axis: _Axis, colour: str) -> str:
     paint = themed(escape(colour))
     if math.isfinite(low) and math.isfinite(high):
         a, b = axis.position(low), axis.position(high)
-        ends = [
-            position for position, end in ((a, low), (b, high)) if axis.low <= end <= axis.high
-        ]  # a cut whisker has no end
+        # a cut whisker has no end
+        ends = [position for position, end in ((a, low), (b, high)) if axis.low <= end <= axis.high]
         caps = "".join(f'<line x1="{x}" x2="{x}" y1="34%" y2="66%"/>' for x in ends)
         shape += f'<g style="stroke:{paint}" class="whisker"><line x1="{a}" x2="{b}" y1="50%" y2="50%"/>{caps}</g>'
     return f'{shape}<circle cx="{axis.position(value)}" cy="50%" r="5.5" style="fill:{paint}"/>'

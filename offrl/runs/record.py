@@ -44,19 +44,16 @@ PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """The settings that decide the parameters that come out; two runs that agree in these are the same run."""
     values = {k: v for k, v in dataclasses.asdict(config).items() if k not in FREE}
-    values["algo"], values["dataset"] = (
-        without_places(config.algo),
-        without_places(config.dataset),
-    )  # the fingerprint says what data are
+    # the fingerprint says what data are
+    values["algo"], values["dataset"] = (without_places(config.algo), without_places(config.dataset))
     values["seeds"] = seed_list(config.seeds)
     if files := used_by(registry.get("algo", config.algo.name), *factories(config.algo).values()):
         values["plugins"] = checksums(files)  # with other content it is another run
     grid, paired = values.pop("grid"), values.pop("paired")
     if grid:
         values |= {"paired": True} if paired else {}
-        values["grid"] = [
-            [field, cells] for field, cells in grid.items()
-        ]  # a list: the order of the fields is that of the replicas
+        # a list: the order of the fields is that of the replicas
+        values["grid"] = [[field, cells] for field, cells in grid.items()]
         values["algo"] = _without(values["algo"], grid)
     return values
 

@@ -111,22 +111,18 @@ class Results:
 
     scores: list[Score]  # every evaluation; of runs that are the same, one
     runs: list[SavedRun] = field(default_factory=list)  # the run directories, the duplicates too
-    problems: list[str] = field(
-        default_factory=list
-    )  # what a reader must know: damage, duplicates, unlike versions; one line each
+    # what a reader must know: damage, duplicates, unlike versions; one line each
+    problems: list[str] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     labels: dict[tuple[str, str, str], str] = field(default_factory=dict)  # (dataset, algorithm, settings) -> label
-    references: dict[tuple[str, str], float] = field(
-        default_factory=dict
-    )  # (dataset, algorithm) -> a benchmark's own reference score
+    # (dataset, algorithm) -> a benchmark's own reference score
+    references: dict[tuple[str, str], float] = field(default_factory=dict)
     reference_source: str = ""
-    documents: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # what files of others state (`offrl.runs.exchange`), duplicates too
+    # what files of others state (`offrl.runs.exchange`), duplicates too
+    documents: list[dict[str, Any]] = field(default_factory=list)
     every: int = 1  # of the evaluations of a seed only each `every`-th is here, the last one and the final one
-    settings: dict[tuple[str, str, str], Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # (dataset, algorithm, settings) -> all of them
+    # (dataset, algorithm, settings) -> all of them
+    settings: dict[tuple[str, str, str], Mapping[str, Any]] = field(default_factory=dict)
 
     def label(self, row: Score | Missing) -> str:
         """The algorithm as tables call it: by its settings too where two runs of one name differ in them."""
@@ -267,9 +263,8 @@ def write(results: Results, path: str | Path) -> list[Path]:
 
     target = Path(path) if Path(path).suffix == ".csv" else Path(path) / RESULTS
     columns = [[getattr(s, name) for s in results.scores] for name in COLUMNS]
-    texts = [
-        ["true" if v else "false" for v in c] if c and isinstance(c[0], bool) else c for c in columns
-    ]  # JSON's words for yes and no
+    # JSON's words for yes and no
+    texts = [["true" if v else "false" for v in c] if c and isinstance(c[0], bool) else c for c in columns]
     write_text(target, text_of([COLUMNS, *zip(*texts, strict=True)]))
     try:
         import pyarrow as pa

@@ -300,9 +300,8 @@ class SavedRun:
     def _score(
         self, policies: Sequence[TrainedPolicy | HeldPolicy], env: str | Callable[[], Any] | None, config: EvalConfig
     ) -> Evaluation:
-        on_gpu = any(
-            isinstance(p, TrainedPolicy) and p.device.type != "cpu" for p in policies
-        )  # other processes would act on the CPU
+        # other processes would act on the CPU
+        on_gpu = any(isinstance(p, TrainedPolicy) and p.device.type != "cpu" for p in policies)
         return evaluate_parallel(
             policies, [p.seed for p in policies], self._task(env), config, workers=0 if on_gpu else None
         )

@@ -75,9 +75,8 @@ def check_record(record: Any, needed: Sequence[str]) -> None:
         raise UserError(wrong)
     check_entries(record, needed)
     identity = record["identity"]
-    if bad := [
-        field for field, _ in identity.get("grid", []) if not field.isidentifier()
-    ]:  # replicas' files are called by them
+    # replicas' files are called by them
+    if bad := [field for field, _ in identity.get("grid", []) if not field.isidentifier()]:
         raise UserError(f"identity.grid has '{bad[0]}', which is no setting")
     bounded(dict(identity.get("grid", [])), len(seed_list(identity["seeds"])), identity.get("paired") is True)
 

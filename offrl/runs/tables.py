@@ -157,9 +157,8 @@ def next_commands(runs: Sequence[SavedRun]) -> list[str]:
     if not main.spec.text:
         lines.append(("a film of the policies", f"offrl evaluate {folder} video=true"))
     steps, algo = main.final_scores[0]["step"], main.record["identity"]["algo"]
-    schedule_over = (
-        algo.get("actor_schedule") == "cosine" and algo["decay_steps"] <= steps
-    )  # the actor's learning rate is 0
+    # the actor's learning rate is 0
+    schedule_over = algo.get("actor_schedule") == "cosine" and algo["decay_steps"] <= steps
     if len(main.diverged) < len(main.replicas) and not schedule_over:
         lines.append(("training on", f"offrl train resume={folder} steps={2 * steps}"))
     return _aligned(lines)

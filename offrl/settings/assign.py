@@ -8,9 +8,8 @@ from typing import Any
 
 from offrl.errors import UserError, nearest
 
-FREE = frozenset(
-    {"fields", "acting"}
-)  # what is below is not known here: dataset.fields' columns, settings of a policy's algorithm
+# what is below is not known here: dataset.fields' columns, settings of a policy's algorithm
+FREE = frozenset({"fields", "acting"})
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 
 

@@ -87,9 +87,8 @@ def parse(arguments: list[str]) -> dict[str, Any]:
             values[key] = None if text == "null" and key in OPTIONAL else text[1:-1] if quoted else text
             continue
         try:
-            override = parser.parse_override(
-                f"key={text.removesuffix(',')}"
-            )  # `text` alone: columns' names may hold anything
+            # `text` alone: columns' names may hold anything
+            override = parser.parse_override(f"key={text.removesuffix(',')}")
             if isinstance(choices := override.value(), ChoiceSweep) and choices.simple_form:
                 values[key] = [getattr(item, "text", item) for item in choices.list]  # seeds=3,7
                 continue
@@ -137,9 +136,8 @@ def _file(path: Path, typed: Mapping[str, Any]) -> dict[str, Any]:
         below = plain_names({k: v for k, v in saved.items() if k != "config" and (k != "runs_dir" or trust.granted())})
     else:
         below = flatten(read_yaml(path))
-    return {
-        k: v for k, v in below.items() if k not in ("given", "match", "resume")
-    }  # of a run's config.yaml, or a copy
+    # of a run's config.yaml, or a copy
+    return {k: v for k, v in below.items() if k not in ("given", "match", "resume")}
 
 
 def compose(values: Mapping[str, Any]) -> TrainConfig:

@@ -16,9 +16,8 @@ from offrl.errors import UserError, nearest
 from offrl.settings.field import check, marked, shown_value
 from offrl.settings.train import MOST_SEEDS, TrainConfig, seed_list
 
-Values = tuple[
-    tuple[str, float], ...
-]  # of one cell of a grid: (field of the algorithm's Config, value) in the grid's order
+# of one cell of a grid: (field of the algorithm's Config, value) in the grid's order
+Values = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,8 @@ class TrainConfig:
     experiment: str = setting(
         "auto", "per-dataset settings from configs/experiment: auto (by dataset), none, or algo/name"
     )
-    match: list[str] = field(
-        default_factory=list
-    )  # set by an experiment: patterns of the datasets' names that it is for
+    # set by an experiment: patterns of the datasets' names that it is for
+    match: list[str] = field(default_factory=list)
     seeds: Any = setting(4, "how many seeds (0, 1, ...) or a list of seeds, 3,7; all train at once")
     grid: dict[str, Any] = setting(
         {},
@@ -93,9 +92,8 @@ class TrainConfig:
         "tensorboard", "where curves are shown: tensorboard, wandb, several as [tensorboard,wandb], or none"
     )
     quiet: bool = setting(False, "print the final table only (also --quiet)")
-    given: dict[str, Any] = field(
-        default_factory=dict
-    )  # as the user gave it, before defaults; for the runs of `compare`
+    # as the user gave it, before defaults; for the runs of `compare`
+    given: dict[str, Any] = field(default_factory=dict)
 
 
 MOST_SEEDS = 10_000  # replicas, where there is a grid

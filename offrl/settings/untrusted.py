@@ -23,9 +23,8 @@ from offrl.system import trust
 from offrl.system.plugins.loading import of_file
 
 DEFAULTS = DatasetConfig()
-PLACES = tuple(
-    f"dataset.{name}" for name in marked(DEFAULTS, "place") if name != "name"
-)  # the name says which data the run is of
+# the name says which data the run is of
+PLACES = tuple(f"dataset.{name}" for name in marked(DEFAULTS, "place") if name != "name")
 CODE = ("dataset.reward_labels",)
 ENVIRONMENTS = ("env", "eval.env")
 PARTS = ("dataset", "eval")

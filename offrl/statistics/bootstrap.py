@@ -130,9 +130,8 @@ def _resampled_pairs(
         if a is None or b is None:
             yield next(_resampled(x, part, rng)), next(_resampled(y, part, rng))
             continue
-        pairs = [
-            (rng.randint(0, len(a), a.shape), rng.randint(0, len(b), b.shape)) for _ in range(part)
-        ]  # in rliable's order
+        # in rliable's order
+        pairs = [(rng.randint(0, len(a), a.shape), rng.randint(0, len(b), b.shape)) for _ in range(part)]
         sample_a, sample_b = (
             side[np.stack(index), np.arange(m)] for side, index in zip((a, b), zip(*pairs, strict=True), strict=True)
         )

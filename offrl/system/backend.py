@@ -73,9 +73,8 @@ def configure(device: torch.device, threads: int, precision: str = "float32") ->
 class _Dynamo(types.ModuleType):
     """`torch._dynamo` until something of it is used that a gradient does not need."""
 
-    compiled_autograd = types.SimpleNamespace(
-        _disable=contextlib.nullcontext
-    )  # which nothing but `torch._dynamo` can have enabled
+    # which nothing but `torch._dynamo` can have enabled
+    compiled_autograd = types.SimpleNamespace(_disable=contextlib.nullcontext)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module("torch._dynamo"), name)
@@ -113,9 +112,8 @@ def cache_compiled() -> None:
     if folder is not None and not code_cache.is_own(folder):
         return
     base = code_cache.folder() if folder is None else Path(folder).parent
-    folder = _digest(
-        [*_machine(), f"{torch.get_num_threads()} threads"]
-    )  # the vectors follow from processor and compiler
+    # the vectors follow from processor and compiler
+    folder = _digest([*_machine(), f"{torch.get_num_threads()} threads"])
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / folder)
     damaged = [code for code in (base / folder).glob("*/*.so") if not _sound(code)]
     for code in damaged:

@@ -67,11 +67,8 @@ def start(
         *arguments,
         *paths,
     ]
-    options = {
-        "stdin": subprocess.DEVNULL,
-        "start_new_session": True,
-        **options,
-    }  # Ctrl-C in a terminal reaches a whole session
+    # Ctrl-C in a terminal reaches a whole session
+    options = {"stdin": subprocess.DEVNULL, "start_new_session": True, **options}
 
     def make() -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, pass_fds=[parent.read, *pass_fds], **options)

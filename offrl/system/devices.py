@@ -35,13 +35,8 @@ SHAPES = (
 TRIES = 6  # of each product with each library, in turns; the fastest counts
 # how much faster oneDNN must be: repeated, the ratio varies by 0.02, and where they are equal nothing is gained
 GAIN = 1.05
-LIMITS = (
-    "ATEN_CPU_CAPABILITY",
-    "ONEDNN_MAX_CPU_ISA",
-    "DNNL_MAX_CPU_ISA",
-    "MKL_CBWR",
-    "MKL_ENABLE_INSTRUCTIONS",
-)  # of instructions
+# of instructions
+LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
 ERROR = 4.0  # how many times the default library's largest error oneDNN's may be
 MALLOC = ((-3, 2**25), (-1, 2**29))  # M_MMAP_THRESHOLD, as large as it may be, and M_TRIM_THRESHOLD, in bytes
 

@@ -186,9 +186,8 @@ def _newest_first(run_dir: Path) -> Iterator[Path]:
         pointed = run_dir / FOLDER / (run_dir / FOLDER / "latest").read_text(encoding="utf-8").strip()
     except OSError:
         pointed = None
-    if (
-        pointed in paths
-    ):  # a file newer than the pointer is whole as well (it was renamed into place), but its run had not noted it yet
+    # a file newer than the pointer is whole as well (it was renamed into place), but its run had not noted it yet
+    if pointed in paths:
         paths.remove(pointed)
         paths.insert(0, pointed)
     yield from paths

@@ -35,9 +35,8 @@ _PLAIN = re.compile(r"(?:game:)?\w[\w .,+=()-]*")
 # Arguments of offrl's environments that name a program to start, its options, or a run to read: no file gives them,
 # plain or not.
 _OPENED = frozenset({"engine", "settings", "model"})
-_OWN = (
-    getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)
-)  # the last two on Windows
+# the last two on Windows
+_OWN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)
 STALE = 60.0  # seconds after which nobody writes to an unfinished file any more
 _of_file: ContextVar[bool] = ContextVar("of_file", default=False)
 
@@ -188,9 +187,8 @@ def _plain(name: str, value: Any) -> bool:
             return False
         if isinstance(value, str) and value and (".." in value or not _PLAIN.fullmatch(value)):
             return False
-        if (name, value) == ("render_mode", "human") or (
-            name == "game" and not str(value).isidentifier()
-        ):  # a window; TextWorld's file
+        # a window; TextWorld's file
+        if (name, value) == ("render_mode", "human") or (name == "game" and not str(value).isidentifier()):
             return False
     return True
 

@@ -19,9 +19,8 @@ OWN_ORDER = (
 
 def mapping(value: Any) -> Mapping[str, Any] | None:
     """The entries of a dictionary, or of one of Gymnasium's Dict spaces; None for what has none."""
-    return (
-        getattr(value, "spaces", value) if isinstance(value, Mapping) else None
-    )  # a space's own `in` asks for its samples
+    # a space's own `in` asks for its samples
+    return getattr(value, "spaces", value) if isinstance(value, Mapping) else None
 
 
 def entries(
@@ -34,9 +33,8 @@ def entries(
     value, None for one without. Raises UserError for a key that is missing. whose: "the observations", for that
     message.
     """
-    names = keys or sorted(
-        inside(tree), key=str
-    )  # sorted, for a Dict keeps the order that it was made in where that was a list, say
+    # sorted, for a Dict keeps the order that it was made in where that was a list, say
+    names = keys or sorted(inside(tree), key=str)
     return [
         (path + subpath, leaf)
         for path, value in (_named(tree, k, whose, inside) for k in names)

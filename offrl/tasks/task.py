@@ -27,24 +27,20 @@ class Task:
     ref_min: float | None = None  # undiscounted return that scores 0
     ref_max: float | None = None  # undiscounted return that scores 100
     ref_label: str = ""  # whose reference scores, e.g. "D4RL"
-    ref_envs: tuple[
-        str, ...
-    ] = ()  # ids of other environments in which they hold: they belong to data and environment together
-    observation_keys: tuple[
-        str, ...
-    ] = ()  # Dict observations: which entries, in this order, make the flat one; see tasks.entries
+    # ids of other environments in which they hold: they belong to data and environment together
+    ref_envs: tuple[str, ...] = ()
+    # Dict observations: which entries, in this order, make the flat one; see tasks.entries
+    observation_keys: tuple[str, ...] = ()
     action_start: int | None = (
         None  # the number of the environment's first choice, where not 0: data and networks count from 0
     )
     observation_dim: int | None = None  # of the flat observation, to check data against
     action_dim: int | None = None
     url: str | None = None  # where the dataset is downloaded from
-    file: tuple[int, str] | None = field(
-        default=None, compare=False
-    )  # its bytes and SHA-256, where known: another one is refused
-    starts: tuple[
-        dict[str, Any], ...
-    ] = ()  # options of `reset`, taken in turn by the episodes: tasks within the task, such as goals
+    # its bytes and SHA-256, where known: another one is refused
+    file: tuple[int, str] | None = field(default=None, compare=False)
+    # options of `reset`, taken in turn by the episodes: tasks within the task, such as goals
+    starts: tuple[dict[str, Any], ...] = ()
     scored_by: str = (
         "return"  # what a score is made of: the return, or "success": 100 times the share of episodes that succeed
     )

@@ -228,9 +228,8 @@ class LocalEngine:
 
     def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
         self._state = [self._part(state, part) for part in self.parts]
-        self._good = [
-            self._part(good._replace(buffers={}), part) for part in self.parts
-        ]  # what diverged is not trained again
+        # what diverged is not trained again
+        self._good = [self._part(good._replace(buffers={}), part) for part in self.parts]
         self._sums = [self._part(sums, part) for part in self.parts]
 
     def verify_compiled(self) -> str | None:

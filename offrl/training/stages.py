@@ -33,15 +33,8 @@ from offrl.training.setup import check_kind, check_n_step
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
 
-SHARED = (
-    "dataset",
-    "device",
-    "precision",
-    "threads",
-    "runs_dir",
-    "quiet",
-    "compile",
-)  # settings that a required run has from this one
+# settings that a required run has from this one
+SHARED = ("dataset", "device", "precision", "threads", "runs_dir", "quiet", "compile")
 SHAPES = ("observation_shape", "goal_dim", "action_dim", "num_actions", "action_low", "action_high")
 
 

@@ -115,9 +115,8 @@ class Step:
             for i in range(length):
                 batch = batches[i] if batches else self.sampler(self.source, keys[i, 0], self.batch_size)
                 key = keys[i, 1]
-                if (
-                    self.process_group.size > 1
-                ):  # each process takes its share of the one batch, and draws noise of its own
+                # each process takes its share of the one batch, and draws noise of its own
+                if self.process_group.size > 1:
                     batch = {
                         name: column[self.process_group.rank :: self.process_group.size]
                         for name, column in batch.items()
@@ -126,12 +125,10 @@ class Step:
                 with self._autocast(state):
                     state, metrics = self.algorithm.update(state, batch, key, phase=first + i)
                 state = state._replace(step=state.step + 1)
-                metrics = {
-                    k: v.float() for k, v in metrics.items()
-                }  # under autocast they may be bfloat16, which sums badly
-                total = add(
-                    total, metrics if self.algorithm.traits.period == 1 else with_counts(metrics)
-                )  # a metric may come in some phases only
+                # under autocast they may be bfloat16, which sums badly
+                metrics = {k: v.float() for k, v in metrics.items()}
+                # a metric may come in some phases only
+                total = add(total, metrics if self.algorithm.traits.period == 1 else with_counts(metrics))
             self._configure({name: getattr(self.base, name) for name in hyper})
             return state._replace(buffers={}), total
 

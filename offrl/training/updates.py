@@ -93,9 +93,8 @@ def warn_of_rates(config: Any, grid: Mapping[str, Sequence[float]]) -> None:
     for name in (f.name for f in dataclasses.fields(config) if f.name.endswith("learning_rate")):
         large = [v for v in grid.get(name) or [getattr(config, name)] if v is not None and v >= LARGE_RATE]
         if large:
-            meant = (
-                f"; is {large[0] / 100.0 ** math.floor(math.log10(large[0])):g} meant?" if large[0] >= 10.0 else ""
-            )  # 3e4: 3e-4
+            # 3e4: 3e-4
+            meant = f"; is {large[0] / 100.0 ** math.floor(math.log10(large[0])):g} meant?" if large[0] >= 10.0 else ""
             warn(
                 f"algo.{name}={large[0]:g} moves every parameter by about that much in each update; 1e-5 to 1e-2 are "
                 f"usual{meant}"

@@ -106,9 +106,8 @@ class Summary:
     distance: np.ndarray  # mean distance of actions from the data's
     other_values: Mapping[str, np.ndarray]  # by the methods that are shown beside it
     alive: np.ndarray  # seeds that did not diverge
-    exploded: tuple[
-        str, ...
-    ]  # why a setting is dropped whatever its estimate: its own Q left what the rewards allow; "" for none
+    # why a setting is dropped whatever its estimate: its own Q left what the rewards allow; "" for none
+    exploded: tuple[str, ...]
 
     def criteria(self, names: Sequence[str]) -> np.ndarray:
         """[T, C], larger is better in each."""

@@ -34,15 +34,8 @@ from offrl.tuning.search.space import Space, space_of
 from offrl.tuning.search.training import DataSets, RungRun, Values, origin_of, programs, settings_of
 from offrl.tuning.search.tune_file import FILE, claim, read
 
-PASSED = (
-    "compile",
-    "workers",
-    "group",
-    "precision",
-    "experiment",
-    "log_every",
-    "logger",
-)  # settings of `offrl train` that runs are given
+# settings of `offrl train` that runs are given
+PASSED = ("compile", "workers", "group", "precision", "experiment", "log_every", "logger")
 # updates of a rung from which compiling pays on a CPU; a rule rather than a measurement, so that a resumed tune does
 # the same
 LONG = 5_000
@@ -60,9 +53,8 @@ class Tune:
     config: TuneConfig
     folder: Path
     spaces: dict[str, Space]  # by algorithm, in the order of algos=
-    base: dict[
-        str, dict[str, Any]
-    ]  # settings of `offrl train` of each algorithm's runs, less what differs between them
+    # settings of `offrl train` of each algorithm's runs, less what differs between them
+    base: dict[str, dict[str, Any]]
     judged_on: Dataset
     identity: str
     data: DataSets

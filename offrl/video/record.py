@@ -165,9 +165,8 @@ def _evaluator(task: Task, config: EvalConfig, size: int) -> Evaluator:
             else dataclasses.replace(task, env_kwargs={**task.env_kwargs, "render_mode": "rgb_array", **extra})
         )
         try:
-            evaluator = Evaluator(
-                rendering_task, config, lambda kind, message: None
-            )  # what is amiss was said when the episodes were scored
+            # what is amiss was said when the episodes were scored
+            evaluator = Evaluator(rendering_task, config, lambda kind, message: None)
         except UserError as error:
             reason = error
             continue

@@ -38,9 +38,8 @@ class Trained:
     variant: str
     file: str
     scores: list[float]  # of the last evaluation: normalised, or the return where there is no reference
-    overestimation: list[
-        float
-    ]  # Q at the first state and action of each episode minus the discounted return that followed
+    # Q at the first state and action of each episode minus the discounted return that followed
+    overestimation: list[float]
     discounted: list[float]
     metrics: Lines
 

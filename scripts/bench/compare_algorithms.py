@@ -26,9 +26,8 @@ sys.path.insert(1, str(SCRIPTS.parent))
 
 REFERENCE = "td3_bc"
 SMALL: dict[str, Any] = {"hidden": [256, 256], "batch_size": 256}  # TD3+BC's own sizes
-VARIANTS: dict[str, dict[str, Any]] = {
-    "cql": {"penalty_share": 0.25}
-}  # measured beside the sizes above; setting -> value
+# measured beside the sizes above; setting -> value
+VARIANTS: dict[str, dict[str, Any]] = {"cql": {"penalty_share": 0.25}}
 
 
 @dataclass
@@ -40,9 +39,8 @@ class Row:
     label: str
     flops: float = 0.0
     shape: str = ""
-    rates: dict[str, list[float]] = field(
-        default_factory=dict
-    )  # mode -> updates/s of all replicas together, one for each round
+    # mode -> updates/s of all replicas together, one for each round
+    rates: dict[str, list[float]] = field(default_factory=dict)
     runners: dict[str, Any] = field(default_factory=dict)
     failure: dict[str, str] = field(default_factory=dict)
 

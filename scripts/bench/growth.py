@@ -228,9 +228,8 @@ def plot(points: list[Point], axis: str, path: Path) -> None:
     axes.set_ylim(bottom=0.5 * min(p.floor for p in points) * 1e3)
     axes.grid(True, color="0.92")
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(
-        handles[1:] + handles[:1], labels[1:] + labels[:1], frameon=False, fontsize=8
-    )  # lines come before those with ranges
+    # lines come before those with ranges
+    axes.legend(handles[1:] + handles[:1], labels[1:] + labels[:1], frameon=False, fontsize=8)
     axes.set_title("IQL, one thread", fontsize=10)
     figure.tight_layout()
     figure.savefig(path, dpi=150)

@@ -15,9 +15,8 @@ import numpy as np
 import offrl
 
 Array = np.ndarray
-Controller = Callable[
-    [Array, Array], Array
-]  # (observations [n, O], plant state [n, S]) -> actions in the plant's range
+# (observations [n, O], plant state [n, S]) -> actions in the plant's range
+Controller = Callable[[Array, Array], Array]
 
 
 class Plant(ABC):

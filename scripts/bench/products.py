@@ -185,10 +185,8 @@ def jax_rates(rounds: int) -> dict[str, dict[str, float]]:
             @jax.jit
             def product(a, b, form=form, many=many, m=m, n=n):  # type: ignore[no-untyped-def]
                 def step(i, z):  # type: ignore[no-untyped-def]
-                    x, y = (
-                        a + 1e-6 * z.reshape(-1)[0],
-                        b,
-                    )  # so that no iteration is the one before; all of z is carried, so it is computed
+                    # so that no iteration is the one before; all of z is carried, so it is computed
+                    x, y = (a + 1e-6 * z.reshape(-1)[0], b)
                     x, y = (x.mT if form[0] == "T" else x), (y.mT if form[1] == "T" else y)
                     return x @ y
 

@@ -30,11 +30,8 @@ from offrl.runs.record import SCORES  # noqa: E402
 from offrl.runs.tables import interval_text  # noqa: E402
 from offrl.statistics.intervals import mean_interval  # noqa: E402
 
-TOLERANCE, PUSH, DEMONSTRATIONS = (
-    0.02,
-    0.3,
-    150,
-)  # metres between fingertip and target; largest torque of either joint, in its range
+# metres between fingertip and target; largest torque of either joint, in its range
+TOLERANCE, PUSH, DEMONSTRATIONS = (0.02, 0.3, 150)
 LINKS = 0.1, 0.11
 HERE = Path(__file__).resolve()
 RESIDUALS: dict[str, dict[str, Any]] = {

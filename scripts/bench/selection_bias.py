@@ -29,10 +29,8 @@ from offrl.statistics.maxima import selection_optimism  # noqa: E402
 from offrl.tuning.best_arm import schedule  # noqa: E402
 
 ARMS = (2, 4, 8, 16, 32)
-EPISODES, SEEDS = (
-    10,
-    2,
-)  # of each arm, on average; its policies, which play them in turn. The spread of a policy's returns is 1
+# of each arm, on average; its policies, which play them in turn. The spread of a policy's returns is 1
+EPISODES, SEEDS = (10, 2)
 SPREAD = 0.5  # of policies about their setting's mean
 FRESH = 100  # episodes for the report
 Interval = tuple[float, float, float]

@@ -159,9 +159,8 @@ def timing(policy: TrainedPolicy, dataset: Dataset, widths: list[int], rounds: i
                 begin = time.process_time()
                 plans[n] = run()
                 times[n].append(time.process_time() - begin)
-        same = (
-            (plans["anew"].actions[:, 0] == plans["kept"].actions[:, 0]).flatten(1).all(1)
-        )  # a token on the edge of the filter may differ
+        # a token on the edge of the filter may differ
+        same = (plans["anew"].actions[:, 0] == plans["kept"].actions[:, 0]).flatten(1).all(1)
         scores = torch.stack([plans[n].score[:, 0] for n in ("anew", "kept")])[:, same]
         worst = float(((scores[0] - scores[1]) / scores[0]).abs().amax())
         t = {n: statistics.median(x) for n, x in times.items()}

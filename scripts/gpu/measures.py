@@ -267,9 +267,8 @@ def begun(
     began = time.perf_counter()
     dataset = dataset_of(rows)
     algorithm = make(algo, dataset)
-    others = [
-        name for name in torch._inductor.list_options() if name not in (options or {})
-    ]  # the step sets those that are listed
+    # the step sets those that are listed
+    others = [name for name in torch._inductor.list_options() if name not in (options or {})]
     with inductor.patch(options or {}), mock.patch.object(torch._inductor, "list_options", lambda: others):
         runner = Runner(
             algorithm, dataset, seeds=range(replicas), mode=mode, batch_size=algorithm.config.batch_size, device=device

@@ -14,9 +14,8 @@ from offrl import rng
 from offrl.nn.policies import TanhGaussian, gaussian_log_prob
 from parity.common import ACTION, BATCH, draws
 
-CRITICS_FIRST = {
-    BATCH * ACTION: (1, 0)
-}  # for `shared_noise`: the reference draws its critics' actions first, ours the actor's
+# for `shared_noise`: the reference draws its critics' actions first, ours the actor's
+CRITICS_FIRST = {BATCH * ACTION: (1, 0)}
 
 
 @contextlib.contextmanager

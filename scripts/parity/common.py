@@ -35,9 +35,8 @@ class Outcome:
     """The numbers of both sides, ours first."""
 
     losses: list[dict[str, tuple[float, float]]] = field(default_factory=list)  # of each update, by name
-    parameters: dict[str, tuple[np.ndarray, np.ndarray]] = field(
-        default_factory=dict
-    )  # after the last update, by network and tensor
+    # after the last update, by network and tensor
+    parameters: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     def loss_difference(self) -> float:
         """The largest |ours - reference| of a loss, relative to the reference's where that is above 1."""

@@ -65,9 +65,8 @@ def arsq(checkout: Path, imitation: str, weight: float, shown: float, floor: flo
         cql_clip_diff_min=floor,
         cql_clip_diff_max=1e7,
     )
-    here = SimpleNamespace(
-        **{**vars(torch), "float32": torch.float64, "device": lambda _: "cpu"}
-    )  # they name a type and a GPU
+    # they name a type and a GPU
+    here = SimpleNamespace(**{**vars(torch), "float32": torch.float64, "device": lambda _: "cpu"})
     with (
         imported(checkout / "ARSQ-main" / "d4rl", "arsq_d4rl.alg.sqar") as code,
         mock.patch.object(code, "torch", here),

@@ -54,9 +54,8 @@ def compare(checkout: Path, ours: Ours, rows: list[Arrays], learner: str = "lear
         start = weights(ours)
         for name in ("actor", "critic", "value"):
             model = getattr(agent, name)
-            old = (
-                model.params[1] if isinstance(model.params, tuple) else model.params
-            )  # as older versions of flax popped them
+            # as older versions of flax popped them
+            old = model.params[1] if isinstance(model.params, tuple) else model.params
             params = replaced(old, start[name])
             setattr(agent, name, model.replace(params=params, opt_state=model.tx.init(params)))
         agent.target_critic = agent.target_critic.replace(params=agent.critic.params)

@@ -42,12 +42,8 @@ KIT, COMMIT = "yihaosun1124/OfflineRL-Kit", "e3ce69793766d02660217d4dfc0af4693a5
 ABSENT = ("gym", "gym.envs", "gym.envs.mujoco", "torch.utils.tensorboard")
 MEMBERS, ELITES, ACTIONS, SAMPLES = 4, 2, 4, 3
 HIDDEN = [32, 32]
-SMALL = {
-    "batch_size": BATCH,
-    "rollouts": 4,
-    "horizon": 1,
-    "rollout_retain": 1,
-}  # a ring of imagined transitions that nothing reads here
+# a ring of imagined transitions that nothing reads here
+SMALL = {"batch_size": BATCH, "rollouts": 4, "horizon": 1, "rollout_retain": 1}
 TANH = "1e-6 in tanh's correction"
 ORDER = "order of steps (critic, actor, alpha there; alpha, actor, critic here)"
 

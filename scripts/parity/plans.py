@@ -20,12 +20,8 @@ from parity.diffusion import same_draws
 from parity.weights import Pair, compared, give, linear, packages, scramble, stubs
 
 DIFFUSER, DIFFUSER_COMMIT = "jannerm/diffuser", "7ea422860cc0106e5ca5949d980f04b799d5462c"
-HORIZON, STEPS, BASE, MULTIPLES = (
-    8,
-    5,
-    32,
-    (1, 4),
-)  # groups of a normalisation are eight there, and here where that is four channels each
+# groups of a normalisation are eight there, and here where that is four channels each
+HORIZON, STEPS, BASE, MULTIPLES = (8, 5, 32, (1, 4))
 GUIDE: dict[str, Any] = {"guide_scale": 0.1, "guide_steps": 2, "guide_stop": 2}
 
 
@@ -157,10 +153,8 @@ def diffuser(checkout: Path) -> Outcome:
     optimizers = {
         name: torch.optim.Adam(net.parameters(), lr=algorithm.config.learning_rate) for name, net in networks.items()
     }
-    order = {
-        BATCH: (0, 0),
-        BATCH * HORIZON * (ACTION + OBSERVATION): (0, 0),
-    }  # the noise of the plans' loss is that of the values'
+    # the noise of the plans' loss is that of the values'
+    order = {BATCH: (0, 0), BATCH * HORIZON * (ACTION + OBSERVATION): (0, 0)}
     for batch in windows():
         plans = torch.as_tensor(np.concatenate([batch["actions"], batch["observations"]], -1))
         states = torch.as_tensor(batch["observations"][:, 0])

@@ -26,20 +26,12 @@ COLUMNS = ("observations", "actions", "rewards", "masks", "next_observations")
 CHECKED_UPDATES = 6
 EPISODE = 1000  # steps of the longest
 RETURN_SCALE = 1000.0  # a sequence model sees returns divided by this
-CHUNKS = {
-    "dt": 2,
-    "cql": 4,
-    "edac": 10,
-    "rebrac": 10,
-    "qrl": 2,
-    "fql": 2,
-    "qc": 2,
-}  # updates between two looks at the clock, where `serve`'s default would take long
+# updates between two looks at the clock, where `serve`'s default would take long
+CHUNKS = {"dt": 2, "cql": 4, "edac": 10, "rebrac": 10, "qrl": 2, "fql": 2, "qc": 2}
 
 Arrays = dict[str, np.ndarray]
-Updates = Callable[
-    [int], dict[str, float]
-]  # runs that many updates to their end; returns losses, to show that something was learnt
+# runs that many updates to their end; returns losses, to show that something was learnt
+Updates = Callable[[int], dict[str, float]]
 
 
 _OUT = sys.stdout

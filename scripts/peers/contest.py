@@ -52,9 +52,8 @@ def start(contestant: Contestant, python: str, rows: int, core: int) -> None:
     if ready:
         contestant.facts = json.loads(ready)
         if hasattr(os, "sched_setaffinity"):
-            for task in Path(
-                f"/proc/{contestant.process.pid}/task"
-            ).iterdir():  # its threads, each of which is held by itself
+            # its threads, each of which is held by itself
+            for task in Path(f"/proc/{contestant.process.pid}/task").iterdir():
                 os.sched_setaffinity(int(task.name), {cores()[contestant.core]})
     else:
         contestant.process.wait()

@@ -125,9 +125,8 @@ def edac(batch: int, observation: int, action: int, hidden: Sequence[int]) -> li
     q, pi = [observation + action, *hidden, 1], [observation, *hidden, 2 * action]
     only_action = [action, *hidden, 1]
     pull = backward(batch, only_action, weights=False, inputs=True)  # [batch, o] times [o, i]
-    twice = [(o, b, i) for b, o, i in pull] + [
-        (b, i, o) for b, o, i in pull if o != 1
-    ]  # the output's own gradient is a constant
+    # the output's own gradient is a constant
+    twice = [(o, b, i) for b, o, i in pull] + [(b, i, o) for b, o, i in pull if o != 1]
     return _soft(batch, q, pi, EDAC_CRITICS) + EDAC_CRITICS * (_trained(batch, q) + pull + twice)
 
 

@@ -127,9 +127,8 @@ def main() -> None:
         import torch._inductor.config as inductor
 
         inductor.cpp.enable_kernel_profile = True
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(
-            prefix="offrl-profile-"
-        )  # what is kept does not tell the profiler
+        # what is kept does not tell the profiler
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="offrl-profile-")
         atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
     algorithm, dataset = build(options.algo, options.rows)
     size = batch_size(options.algo)

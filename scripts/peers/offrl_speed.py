@@ -30,12 +30,8 @@ SETTINGS = {
 }
 # settings without randomness in the update, for a check; and with a warm-up after which the weights have moved
 QUIET = {"td3_bc": {"policy_noise": 0.0}, "rebrac": {"policy_noise": 0.0}, "dt": {"dropout": 0.0, "warmup_steps": 3}}
-DRAWN = (
-    "cql",
-    "edac",
-    "fql",
-    "qc",
-)  # their random numbers are replaced by `plain.zeros` and `plain.spread`, in a check on both sides
+# their random numbers are replaced by `plain.zeros` and `plain.spread`, in a check on both sides
+DRAWN = ("cql", "edac", "fql", "qc")
 COMPARED = ("loss", "penalty", "alignment")  # metrics that end so are compared
 
 

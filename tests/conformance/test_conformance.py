@@ -147,9 +147,8 @@ def test_traces_in_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> Non
     known = {f.name for f in dataclasses.fields(ALGORITHMS[case.name].Config)}
     # tracing takes longer the more operations there are
     algorithm = case.make(**{k: v for k, v in {"hidden": [16], "layers": 1}.items() if k in known})
-    updates = (
-        2 * algorithm.traits.period + algorithm.traits.period - 1
-    )  # a pattern twice, and for delayed actors a part of one
+    # a pattern twice, and for delayed actors a part of one
+    updates = 2 * algorithm.traits.period + algorithm.traits.period - 1
     eager, eager_sums = train(algorithm, [0, 1], updates)
     traced, traced_sums = train(algorithm, [0, 1], updates, mode="compiled")
     assert len(graphs) == 1
@@ -312,9 +311,8 @@ def test_init_depends_on_the_seed_alone(case: Case) -> None:
     for name, params in first.params.items():
         if (case.name, name) in PRETRAINED:
             continue
-        single = (
-            sum(p.numel() for p in params.values()) == 1
-        )  # one learnt number, such as the weight of an entropy, starts as a constant
+        # one learnt number, such as the weight of an entropy, starts as a constant
+        single = sum(p.numel() for p in params.values()) == 1
         assert single or any(not torch.equal(p, other.params[name][k]) for k, p in params.items()), name
     for name in algorithm.traits.targets:
         identical(first.target[name], first.params[name])
@@ -458,9 +456,8 @@ def test_act(case: Case, tmp_path: Path) -> None:
             getattr(algorithm.config, "policy", "") != "deterministic" or isinstance(algorithm.config, InSampleSettings)
         )
         noisy |= explore and spec.discrete
-        drawn = (
-            getattr(algorithm.config, "greedy", "") == "sample"
-        )  # generative policies draw when they are scored, too
+        # generative policies draw when they are scored, too
+        drawn = getattr(algorithm.config, "greedy", "") == "sample"
         assert torch.equal(actions[explore], other) == (not (noisy or drawn))
         assert torch.equal(actions[explore], actions[False]) == (drawn or not noisy)
         if spec.discrete:
@@ -527,9 +524,8 @@ def test_act(case: Case, tmp_path: Path) -> None:
     tensors, _ = checkpoint.read(tmp_path / "policy.safetensors")
     assert {k.split("/")[1] for k in tensors if k.startswith("params/")} == set(algorithm.traits.policy_modules)
     assert not any(k.startswith(("opt/", "target/")) for k in tensors)
-    held = set(algorithm.traits.critic_modules) & set(
-        algorithm.traits.policy_modules
-    )  # critics that choose among drawn actions
+    # critics that choose among drawn actions
+    held = set(algorithm.traits.critic_modules) & set(algorithm.traits.policy_modules)
     assert (loaded.own_value(raw, greedy) is None) == (not held)
 
 

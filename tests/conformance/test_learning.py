@@ -78,9 +78,8 @@ def solve(case: Case, problem: tuple[Dataset, np.ndarray], rows: slice, updates:
     state, step = start(algorithm, [0], dataset, batch_size=128)
     state, _ = step.run(state, {}, 0, updates)
     policy = TrainedPolicy(algorithm, select(state, 0), 0)
-    actions = policy.act(
-        dataset.columns["observations"][rows].numpy()
-    )  # those that take a goal have a problem of their own
+    # those that take a goal have a problem of their own
+    actions = policy.act(dataset.columns["observations"][rows].numpy())
     return float((actions != best).mean() if case.discrete else np.abs(actions - best).mean())
 
 
@@ -97,11 +96,8 @@ def test_imitation_overfits_a_known_function(case: Case) -> None:
 # nothing
 COARSE = {"fb": 0.33, "breeze": 0.3, "diffuser": 0.3}
 PAID = [c for c in BASE if c.name not in IMITATION and c in ACTING and c not in GOALS]
-LONGER = {
-    "td3_bc": 1000,
-    "decision_diffuser": 1500,
-    "diffuser": 1500,
-}  # after 700 some seeds of TD3+BC err by almost 0.2
+# after 700 some seeds of TD3+BC err by almost 0.2
+LONGER = {"td3_bc": 1000, "decision_diffuser": 1500, "diffuser": 1500}
 VALUES = [pytest.param(c, marks=() if c.name == "td3_bc" else NIGHTLY) for c in PAID]
 
 

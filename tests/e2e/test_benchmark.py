@@ -265,8 +265,7 @@ def test_ray_on_two_workers_trains_the_same_and_a_dead_worker_is_a_failed_cell(
     assert_same(tmp_path, serial)
     hosts = {status(tmp_path, c)["pid"] for c in CELLS}
     assert len(hosts) >= 2
-    out, err = finish(
-        start(data, tmp_path, files, "quiet=false", path=package)
-    )  # the failed cell, in the command's own process
+    # the failed cell, in the command's own process
+    out, err = finish(start(data, tmp_path, files, "quiet=false", path=package))
     assert "5 done; 1 to train" in out and "failed" not in out + err
     assert_same(tmp_path, serial)

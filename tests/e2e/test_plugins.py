@@ -214,9 +214,8 @@ def test_an_update_reaches_all_rows(offrl: Offrl, tmp_path: Path) -> None:
     queries = np.hstack([2.0 * batch["observations"].numpy(), action.numpy()])
     nearest = ((queries[:, None] - rows) ** 2).sum(-1).min(1)
     assert float(metrics["actor/distance"]) == pytest.approx(nearest.mean(), rel=1e-4)
-    assert (
-        nearest.mean() < ((batch["actions"].numpy() - action.numpy()) ** 2).sum(1).mean()
-    )  # nearer than the batch's own row
+    # nearer than the batch's own row
+    assert nearest.mean() < ((batch["actions"].numpy() - action.numpy()) ** 2).sum(1).mean()
 
 
 def test_the_tutorials_call_from_python(offrl: Offrl, file: Path) -> None:

@@ -46,9 +46,8 @@ def test_a_run_with_a_head_resumes_is_scored_selected_and_loaded(offrl: Offrl) -
         low,
         high,
     ], resumed.err
-    assert (
-        offrl(f"{COMMAND} runs_dir=a steps=50 algo.value_range=[{low},{high}]").status == 0
-    )  # found or given: the same run
+    # found or given: the same run
+    assert offrl(f"{COMMAND} runs_dir=a steps=50 algo.value_range=[{low},{high}]").status == 0
     assert list(Path("a").iterdir()) == [run]
 
     assert offrl(f"evaluate {run} episodes=1 max_steps=10 env=Hopper-v5").status == 0

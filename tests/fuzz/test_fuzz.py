@@ -26,10 +26,8 @@ CASES = 3500  # about two minutes of one core
 def test_sound_files_load_as_the_oracle_reads_them(layout: str, tmp_path: Path) -> None:
     path, changes = case.make(layout, 36, 0, tmp_path, sound=True)
     result = case.run(*case.settings_of(tmp_path))
-    sound = result.verdict == "valid" or layout in (
-        "real",
-        "written",
-    )  # with a record of offrl's the oracle leaves room
+    # with a record of offrl's the oracle leaves room
+    sound = result.verdict == "valid" or layout in ("real", "written")
     assert changes == [] and result.outcome == "right" and sound, (path, result)
 
 
@@ -101,9 +99,8 @@ def test_what_the_oracle_refuses(tmp_path: Path) -> None:
     assert kind(episode_ends=np.arange(10, rows + 1, 10)) == "refuse"  # one-based
     assert kind(terminals=np.full(rows, 0.5)) == "refuse"
     assert kind(actions=np.where(np.arange(rows) == 3, 10**9, 0)) == "refuse"
-    assert (
-        kind(rewards=None, terminals=np.arange(rows) % 10 == 9, episode_ends=None) == "refuse"
-    )  # no OGBench by its name
+    # no OGBench by its name
+    assert kind(rewards=None, terminals=np.arange(rows) % 10 == 9, episode_ends=None) == "refuse"
     assert kind(episode_ends=None) == "refuse"
     assert kind(episode_ids=np.arange(rows) % 2) == "either"  # with a warning
 

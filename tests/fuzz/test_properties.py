@@ -128,9 +128,8 @@ def _what_is_written_is_read_back(table: dict[str, np.ndarray], form: str) -> No
         assert difference(again, truths) in ("", *(f"episode {k}: successors known" for k in range(9)))
 
 
-TEXTS = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6
-)  # HDF5 keeps no zero characters: refused
+# HDF5 keeps no zero characters: refused
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6)
 
 
 @st.composite

@@ -157,9 +157,8 @@ def test_dropout_comes_from_the_key() -> None:
     assert torch.equal(still, algorithm.actor_loss(state.params["actor"], state, BATCH, KEY)[0])
     without, _ = make(dropout=0.0)
     assert not torch.equal(still, without.actor_loss(state.params["actor"], state, BATCH, KEY)[0])
-    assert torch.equal(
-        *(a.actor(state).chunk(BATCH["observations"], KEY, False) for a in (algorithm, without))
-    )  # none in acting
+    # none in acting
+    assert torch.equal(*(a.actor(state).chunk(BATCH["observations"], KEY, False) for a in (algorithm, without)))
 
 
 def test_heads_must_divide_the_width() -> None:
@@ -216,9 +215,8 @@ def test_running_means_are_those_of_all_chunks_kept(m: float) -> None:
     assert actor.asked == steps and actor.execute == 1 and actor.actions_per_decision(4) == 1
     for t in range(steps):
         for episode, began in ((0, 0), (1, 8 if t >= 8 else 0)):
-            votes = [
-                chunks[s, episode, t - s].double().numpy() for s in range(max(began, t - h + 1), t + 1)
-            ]  # the oldest first
+            # the oldest first
+            votes = [chunks[s, episode, t - s].double().numpy() for s in range(max(began, t - h + 1), t + 1)]
             weights = np.exp(-m * np.arange(len(votes)))
             np.testing.assert_allclose(
                 actions[t][episode].numpy(), np.average(votes, axis=0, weights=weights), rtol=1e-4, atol=1e-5

@@ -130,9 +130,8 @@ def test_loss_by_hand() -> None:
     loss, metrics = algorithm.critic_loss({}, state, batch)
     td = 0.1171370421 + (0.9497471079 - 0.5) ** 2  # 2 copies times the mean of two rows
     assert float(metrics["critic/td"]) == pytest.approx(td, abs=1e-9)
-    assert float(metrics["critic/imitation"]) == pytest.approx(
-        2 * 0.9375438406, abs=1e-9
-    )  # not diluted by the row that is none
+    # not diluted by the row that is none
+    assert float(metrics["critic/imitation"]) == pytest.approx(2 * 0.9375438406, abs=1e-9)
     assert float(loss) == pytest.approx(td + 0.3 * 2 * 0.9375438406, abs=1e-9)
     without = {**batch, DEMONSTRATION: torch.zeros(2)}
     assert float(algorithm.critic_loss({}, state, without)[1]["critic/imitation"]) == 0.0
@@ -182,9 +181,8 @@ def numpy_q(p: dict[str, np.ndarray], s: np.ndarray, a: np.ndarray, alpha: float
 def test_values_and_target_beside_numpy(independent: bool) -> None:
     algorithm, batch = problem(independent=independent, entropy_weight=0.2, bc_weight=0.0, discount=0.9)
     state = algorithm.init(3)
-    state = state._replace(
-        params={"critic": {k: v + 0.05 for k, v in state.params["critic"].items()}}
-    )  # not the targets'
+    # not the targets'
+    state = state._replace(params={"critic": {k: v + 0.05 for k, v in state.params["critic"].items()}})
     online, target = ({k: v.double().numpy() for k, v in p["critic"].items()} for p in (state.params, state.target))
     s, a, r, m, s1 = (
         batch[k].double().numpy() for k in ("observations", "actions", "rewards", "masks", "next_observations")

@@ -43,9 +43,8 @@ def make(discrete: bool = False, **settings: Any) -> tuple[Any, TrainState]:
     }
     algorithm = kind(kind.Config(**{**defaults, **settings}), spec(K if discrete else 0))
     state = algorithm.init(3)
-    g = torch.Generator().manual_seed(
-        8
-    )  # larger than initial weights: advantages of both signs, some of them beyond the cap
+    # larger than initial weights: advantages of both signs, some of them beyond the cap
+    g = torch.Generator().manual_seed(8)
     for params in (state.params["critic"], state.params["actor"], state.target["critic"]):
         redraw(params, g)
     if not discrete:
@@ -85,9 +84,8 @@ def test_actor_loss_and_the_cap_of_100(temperature: float, capped: bool) -> None
     weight = np.minimum(np.exp(temperature * a), 100.0)  # temperature is 1 / lambda
     assert (a < 0).any() and (a > 0).any() and (weight == 100.0).any() == capped and (weight < 100.0).any()
     mean, std = ref.forward(actor, X["observations"])[0], np.exp(LOG_STD)
-    log_p = (-0.5 * ((X["actions"] - mean) / std) ** 2 - np.log(std * np.sqrt(2 * np.pi))).sum(
-        1
-    )  # a sum over dimensions
+    # a sum over dimensions
+    log_p = (-0.5 * ((X["actions"] - mean) / std) ** 2 - np.log(std * np.sqrt(2 * np.pi))).sum(1)
     loss, metrics = algorithm.actor_loss(state.params["actor"], state, BATCH, KEY)
     assert float(loss) == pytest.approx(-(weight * log_p).mean(), rel=1e-4)
     assert float(metrics["actor/advantage"]) == pytest.approx(a.mean(), rel=1e-4)

@@ -75,9 +75,8 @@ def test_exponential_weights_by_hand() -> None:
 def test_advantages_that_are_rounding_count_nothing() -> None:
     linear = problem()[0]
     assert linear.weigh(1e-6 * ADVANTAGES, torch.full((4,), 0.5))[0].tolist() == [1.0] * 4
-    assert (
-        linear.weigh(ADVANTAGES, torch.full((4,), -2000.0))[0].tolist() == [1.0] * 4
-    )  # beside such values 1.1 is small
+    # beside such values 1.1 is small
+    assert linear.weigh(ADVANTAGES, torch.full((4,), -2000.0))[0].tolist() == [1.0] * 4
     assert linear.weigh(ADVANTAGES, torch.full((4,), -1000.0))[0].tolist() != [1.0] * 4
 
 
@@ -99,9 +98,8 @@ def test_losses(length: int) -> None:
         complete, valid = x["whole"], x["valid"].astype(float)
         rewards = (x["step_rewards"] * 0.9 ** np.arange(3)).sum(1)
         discount = 0.9 ** x["span"]
-        assert (
-            set(complete) == {0.0, 1.0} and (valid[complete == 1.0] == 0.0).any()
-        )  # cut by a time-out, and ended by a termination
+        # cut by a time-out, and ended by a termination
+        assert set(complete) == {0.0, 1.0} and (valid[complete == 1.0] == 0.0).any()
     v, critic, field, targets = (
         ref.arrays(p) for p in (*(state.params[k] for k in ("value", "critic", "actor")), target)
     )

@@ -267,6 +267,5 @@ def test_helpers() -> None:
     chunk = torch.arange(12.0).reshape(2, 3, 2)
     assert as_one_step({"actions": chunk})["actions"].tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
     valid = torch.tensor([[True, True, True], [True, False, False]])
-    assert float(valid_mean(chunk, valid)) == pytest.approx(
-        (0 + 1 + 2 + 3 + 4 + 5 + 6 + 7) / 12
-    )  # over all that could be there
+    # over all that could be there
+    assert float(valid_mean(chunk, valid)) == pytest.approx((0 + 1 + 2 + 3 + 4 + 5 + 6 + 7) / 12)

@@ -112,9 +112,8 @@ def test_penalty(settings: dict[str, Any]) -> None:
     actions, log_p = tried(Actor(state.params["actor"]), KEY)
     rows: Any = slice(None)
     if "penalty_share" in settings:  # the noise has the shape of what is asked, so it is taken from the algorithm
-        rows = (
-            [0, 2, 4, 6] if settings["penalty_share"] == 0.5 else [0, 2, 5]
-        )  # from the whole batch: online its parts differ
+        # from the whole batch: online its parts differ
+        rows = [0, 2, 4, 6] if settings["penalty_share"] == 0.5 else [0, 2, 5]
         some = {k: v[rows] for k, v in BATCH.items()}
         actions, log_p = (x.numpy().astype(np.float64) for x in sampled(algorithm, state, some))
     q = q_values(nets, X["observations"][rows], actions)  # [2, 3 N, B]

@@ -233,9 +233,8 @@ def test_decision_diffuser_asks_for_the_same_at_every_step(monkeypatch: pytest.M
     for _ in range(2):
         _, carry = actor.act(carry, torch.zeros(2, 3), rng.make_key(0), explore=False)
         carry = actor.observe_reward(carry, torch.tensor([100.0, 0.0]))
-    assert asked == pytest.approx(
-        [0.9] * 2 * 2 * 2 * 3
-    )  # steps, episodes, with the return and without, denoising steps
+    # steps, episodes, with the return and without, denoising steps
+    assert asked == pytest.approx([0.9] * 2 * 2 * 2 * 3)
 
 
 def test_classifier_free_guidance(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,9 +81,8 @@ def test_noise_schedule(steps: int) -> None:
         np.testing.assert_allclose(
             found, [now, mean, believed, np.sqrt(beta * (1 - before) / (1 - now))], rtol=1e-9, atol=1e-12
         )
-    assert found[0] < 1.001e-3 and diffusion.transition(0, steps)[3] == pytest.approx(
-        0.0
-    )  # all noise at last; none is added at the end
+    # all noise at last; none is added at the end
+    assert found[0] < 1.001e-3 and diffusion.transition(0, steps)[3] == pytest.approx(0.0)
 
 
 def test_loss() -> None:

@@ -114,9 +114,8 @@ def test_critic_loss(count: int) -> None:
     noise = drawn(key, (B, count, A))
     target, average = numbers(state.target["critic"]), numbers(state.extra["average"])
     values = np.stack([critics(target, s1, denoise(average, s1, noise[:, :, i])) for i in range(count)])  # [M, E, B]
-    assert (
-        count == 1 or (values.max(0).min(0) > values.min(1).max(0) + 1e-6).any()
-    )  # each its own: not the best of the smallest
+    # each its own: not the best of the smallest
+    assert count == 1 or (values.max(0).min(0) > values.min(1).max(0) + 1e-6).any()
     error = critics(numbers(state.params["critic"]), s, a) - (r + 0.9 * m * values.max(0).min(0))
     loss, _ = algorithm.critic_loss(state.params["critic"], state, batch, key)
     assert float(loss) == pytest.approx((error**2).mean(1).sum(), rel=1e-4)  # the sum over critics
@@ -193,9 +192,8 @@ def test_order_of_an_update(step: int, moves: bool) -> None:
     for name in ("critic", "actor"):
         for k, v in after.params[name].items():
             torch.testing.assert_close(v, second.params[name][k], rtol=0.0, atol=0.0)
-    early, _ = algorithm.descend(
-        state, "actor", algorithm.actor_loss, batch, keys[1]
-    )  # by the critics of before: another step
+    # by the critics of before: another step
+    early, _ = algorithm.descend(state, "actor", algorithm.actor_loss, batch, keys[1])
     assert any(not torch.equal(v, early.params["actor"][k]) for k, v in after.params["actor"].items())
     for k, v in after.extra["average"].items():
         torch.testing.assert_close(v, torch.lerp(state.extra["average"][k], after.params["actor"][k], 0.25 * moves))
@@ -212,9 +210,8 @@ def test_the_best_candidate_by_the_target_critics() -> None:
     algorithm, batch, state = problem(candidates=7, choice="best")
     key, s = rng.make_key(4), batch["observations"].double().numpy()
     noise = drawn(rng.split(key)[0], (B, 7, A))
-    candidates = np.stack(
-        [denoise(numbers(state.params["actor"]), s, noise[:, :, i]) for i in range(7)]
-    )  # of the trained denoiser
+    # of the trained denoiser
+    candidates = np.stack([denoise(numbers(state.params["actor"]), s, noise[:, :, i]) for i in range(7)])
     q = np.stack([critics(numbers(state.extra["target"]), s, a).min(0) for a in candidates])
     found, _ = algorithm.actor(state).act(None, batch["observations"], key, explore=False)
     np.testing.assert_allclose(found, np.take_along_axis(candidates, q.argmax(0)[None, :, None], 0)[0], atol=1e-4)

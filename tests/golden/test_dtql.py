@@ -78,9 +78,8 @@ def critics(p: Arrays, s: np.ndarray, a: np.ndarray) -> np.ndarray:
 def denoising(p: Arrays, s: np.ndarray, a: np.ndarray, key: Tensor) -> float:
     """The denoiser's loss, with sigma_data 0.5: its first layer has no activation."""
     level_key, noise_key = rng.split(key)
-    low, high = (
-        1 / (1 + (edge / 0.5) ** -2.0) for edge in (0.002, 80.0)
-    )  # the log-logistic's shares below, its shape 1 / 0.5
+    # the log-logistic's shares below, its shape 1 / 0.5
+    low, high = (1 / (1 + (edge / 0.5) ** -2.0) for edge in (0.002, 80.0))
     share = low + (high - low) * rng.uniform(level_key, (B,)).double().numpy()
     sigma = 0.5 * (share / (1 - share)) ** 0.5
     x, c = a + sigma[:, None] * rng.normal(noise_key, (B, A)).double().numpy(), (sigma**2 + 0.25)[:, None]
@@ -110,9 +109,8 @@ def test_scalings_by_hand() -> None:
     clean = edm.denoised(network, torch.tensor([[0.4, 3.0]]), torch.tensor([0.5]), 0.5)
     torch.testing.assert_close(seen[0], torch.tensor([[0.565685, 4.242641]]))
     assert float(seen[1]) == pytest.approx(-0.173287, rel=1e-5)
-    torch.testing.assert_close(
-        clean, torch.tensor([[0.270711, 1.0]])
-    )  # 0.2 * 0.353553 + 0.5 * 0.4; and what is cut off
+    # 0.2 * 0.353553 + 0.5 * 0.4; and what is cut off
+    torch.testing.assert_close(clean, torch.tensor([[0.270711, 1.0]]))
 
 
 def test_noise_levels_by_hand() -> None:

@@ -116,9 +116,8 @@ def test_initial_weights() -> None:
     net = ensemble.GaussianEnsemble(3, 100, 4, [400])
     w = net.net.layers[0].weight.detach()
     bound = 1 / (2 * 100**0.5)
-    assert float(w.abs().max()) <= 2 * bound and float(w.std()) == pytest.approx(
-        0.88 * bound, rel=0.02
-    )  # a normal cut off at two deviations
+    # a normal cut off at two deviations
+    assert float(w.abs().max()) <= 2 * bound and float(w.std()) == pytest.approx(0.88 * bound, rel=0.02)
     assert not net.net.layers[0].bias.any() and not net.net.head.bias.any()
     assert (net.max_log_var == 0.5).all() and (net.min_log_var == -10).all()
 
@@ -144,9 +143,8 @@ def test_every_term_of_the_loss(loss: str, termination: str) -> None:
     assert x["inputs"].shape == (E, 16, OBS + A) and x["targets"].shape == (E, 16, D)
     out = outputs(algorithm, state, x["inputs"])
     error = (out[..., :D] - x["targets"]) ** 2
-    known = np.ones(
-        (E, 16, D)
-    )  # of a termination without a next observation the reward, and that it is one, are learnt
+    # of a termination without a next observation the reward, and that it is one, are learnt
+    known = np.ones((E, 16, D))
     known[..., :-1] = x["known"][..., None]
     assert known.min() == 0.0
 
@@ -311,9 +309,8 @@ def test_a_variance_that_explodes_is_no_better_member(monkeypatch: pytest.Monkey
 def test_history_is_stacked_oldest_first_and_never_reaches_over_an_episodes_start() -> None:
     model = WorldModel(DynamicsSettings(history=3, termination="never"), DATA.spec)
     x = {k: wide(DATA.columns[k]) for k in ("observations", "actions")}
-    rows = torch.tensor(
-        [10, 11, 12, 17, 199]
-    )  # the first, second and third of the second episode, its eighth, and the last of all
+    # the first, second and third of the second episode, its eighth, and the last of all
+    rows = torch.tensor([10, 11, 12, 17, 199])
     found = input_table(model, DATA, rows)
     for i, row in enumerate(rows.tolist()):
         start, expected = row // 10 * 10, []
@@ -378,10 +375,11 @@ def test_no_row_of_a_test_episode_is_trained_on() -> None:
     again = split(data, DynamicsSettings(test_share=0.1, held_out=50))
     assert torch.equal(found.train, again.train) and torch.equal(found.test, again.test)
     assert len(split(data, DynamicsSettings(test_share=0.0)).test) == 0
+    # at most a fifth
     assert (
         len(split(DATA, DynamicsSettings(test_share=0.0)).held_out)
         == len(torch.nonzero(DATA.columns["successor_known"])) // 5
-    )  # at most a fifth
+    )
 
 
 def test_published_defaults() -> None:

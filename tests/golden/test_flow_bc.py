@@ -81,11 +81,8 @@ def test_a_chunk_is_integrated_from_noise() -> None:
 def test_the_average_follows_and_acts() -> None:
     algorithm, state = make("flow_bc", average=0.2, greedy="zero")
     zeros = {k: torch.zeros_like(v) for k, v in state.params["actor"].items()}
-    for done, rate in (
-        (0, 1.0),
-        (1, 9 / 11),
-        (90, 0.2),
-    ):  # at first it is the network, then follows at 9 / (10 + updates), at last at 0.2
+    # at first it is the network, then follows at 9 / (10 + updates), at last at 0.2
+    for done, rate in ((0, 1.0), (1, 9 / 11), (90, 0.2)):
         new, _ = algorithm.update(
             state._replace(step=torch.tensor(done), extra={"average": zeros}), BATCH, KEY, phase=0
         )

@@ -100,9 +100,8 @@ def problem(**settings: object) -> tuple[FQL, dict[str, Tensor]]:
 def test_losses(pessimism: str) -> None:
     algorithm, batch = problem(pessimism=pessimism, alpha=3.0, discount=0.9)
     state, key = algorithm.init(5), rng.make_key(9)
-    state = state._replace(
-        target={"critic": {k: v + 0.01 for k, v in state.params["critic"].items()}}
-    )  # targets of their own
+    # targets of their own
+    state = state._replace(target={"critic": {k: v + 0.01 for k, v in state.params["critic"].items()}})
     s, a, r, m, s1 = (
         batch[k].double().numpy() for k in ("observations", "actions", "rewards", "masks", "next_observations")
     )
@@ -130,9 +129,8 @@ def test_losses(pessimism: str) -> None:
         x = x + plain(field, np.concatenate([s, x, np.full((16, 1), i / 3)], 1)) / 3
     action = plain(actor, np.concatenate([s, z], 1))
     distillation = ((action - x.clip(-1, 1)) ** 2).mean()
-    q = critics(critic, np.concatenate([s, action.clip(-1, 1)], 1)).mean(
-        0
-    )  # always the mean, and of the online critics
+    # always the mean, and of the online critics
+    q = critics(critic, np.concatenate([s, action.clip(-1, 1)], 1)).mean(0)
     loss, metrics = algorithm.actor_loss(state.params["actor"], state, batch, key)
     assert float(loss) == pytest.approx(3.0 * distillation - q.mean(), rel=1e-5)
     assert float(metrics["actor/distillation"]) == pytest.approx(distillation, rel=1e-5)
@@ -165,9 +163,8 @@ def test_a_large_alpha_distils_the_flow_and_a_small_one_climbs_q() -> None:
     """With alpha the policy follows what the flow does; without, it leaves the data for where Q promises more."""
     g = np.random.default_rng(0)
     s, a = g.normal(size=(512, 2)), np.where(g.random((512, 1)) < 0.5, -0.6, 0.2) + 0.02 * g.normal(size=(512, 1))
-    data = from_arrays(
-        s, a, a[:, 0], np.ones(512, bool), action_low=-1.0, action_high=1.0
-    )  # rewards that grow beyond the data
+    # rewards that grow beyond the data
+    data = from_arrays(s, a, a[:, 0], np.ones(512, bool), action_low=-1.0, action_high=1.0)
     found = {}
     for alpha in (0.0, 100.0):
         config = FQLConfig(hidden=[64, 64], alpha=alpha, learning_rate=3e-3, flow_steps=5)

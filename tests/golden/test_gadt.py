@@ -83,9 +83,8 @@ def test_prompts_and_weights(name: str, tmp_path: Path) -> None:
     prompts = latent(p, OBSERVATIONS, wanted) if name == "hiql" else wanted
     np.testing.assert_allclose(batch["prompts"][:, 0], prompts, rtol=1e-4, atol=1e-5)
     gain = value(name, p, np.roll(OBSERVATIONS, -1, 0), wanted) - value(name, p, OBSERVATIONS, wanted)
-    weight = np.where(
-        np.isin(np.arange(N), CUT), 0.0, np.minimum(np.exp(gain), 100.0)
-    )  # what leads nowhere is not imitated
+    # what leads nowhere is not imitated
+    weight = np.where(np.isin(np.arange(N), CUT), 0.0, np.minimum(np.exp(gain), 100.0))
     np.testing.assert_allclose(algorithm.weight(batch)[:, 0], weight, rtol=1e-4, atol=1e-6)
     tokens = algorithm.tokens(batch)
     np.testing.assert_allclose(tokens["observation"][:, 0], join(prompts, OBSERVATIONS), rtol=1e-4, atol=1e-5)
@@ -118,9 +117,8 @@ def test_subgoals_among_states_of_the_data(tmp_path: Path) -> None:
     state, _ = algorithm.refresh(algorithm.init(0), source, rng.make_key(1), step=0)
     states = state.extra["candidates"][0].numpy()
     assert all((s == OBSERVATIONS).all(1).any() for s in states) and len(np.unique(states, axis=0)) > 2
-    g = torch.Generator().manual_seed(
-        2
-    )  # values of another size, so that some states are within reach and some are not
+    # values of another size, so that some states are within reach and some are not
+    g = torch.Generator().manual_seed(2)
     own = {k: v + torch.randn(v.shape, generator=g) - 2.0 * (k == "head.bias") for k, v in state.extra["value"].items()}
     here, there = G.normal(size=(64, 3)).astype(np.float32), G.normal(size=(64, 3)).astype(np.float32)
     state = state._replace(extra={**state.extra, "value": own})

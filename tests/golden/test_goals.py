@@ -260,9 +260,8 @@ def level_value(p: Any, observations: str, goals: str, head: str = "low") -> np.
 def test_two_levels(name: str) -> None:
     algorithm, state = make(name, low_temperature=2.0, high_temperature=1.5, expectile=0.7)
     p = state.params["value"]
-    target = {
-        k: p[k] if k.startswith("represent.") else v for k, v in state.target["value"].items()
-    }  # one phi for both
+    # one phi for both
+    target = {k: p[k] if k.startswith("represent.") else v for k, v in state.target["value"].items()}
     o, n, g = "observations", "next_observations", "value_goals"
     expected = ref.ivl(
         level_value(p, o, g), level_value(target, o, g), level_value(target, n, g), X["successes"], DISCOUNT, 0.7
@@ -332,9 +331,8 @@ def test_qrl_learns_latent_dynamics_where_the_policy_climbs_them(learner: str) -
         here, there = encode("observations"), encode("next_observations")
         far, step = between(here, encode("value_goals")), between(here, there)
         lam = np.exp(float(p["log_multiplier"]))
-        expected = (
-            100 * np.log1p(np.exp(5 - far / 100))
-        ).mean() + lam * 0.05  # the multiplier's two terms in the excess cancel
+        # the multiplier's two terms in the excess cancel
+        expected = (100 * np.log1p(np.exp(5 - far / 100))).mean() + lam * 0.05
         assert (step > 1).any() and float(algorithm.value_loss(p, state, BATCH)[0]) == pytest.approx(expected, rel=1e-5)
         goal = encode("actor_goals")
         advantage = algorithm.advantage(state, BATCH)

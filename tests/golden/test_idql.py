@@ -168,9 +168,8 @@ def test_the_best_by_the_smallest_target_critic_is_played() -> None:
     actions, _ = algorithm.actor(state).act(None, BATCH["observations"], KEY, explore=False)
     np.testing.assert_allclose(actions, candidates[best, np.arange(B)], atol=1e-4)
     other = state._replace(params={**state.params, "actor": {k: v + 1.0 for k, v in state.params["actor"].items()}})
-    assert torch.equal(
-        algorithm.actor(other).act(None, BATCH["observations"], KEY, explore=False)[0], actions
-    )  # the average acts
+    # the average acts
+    assert torch.equal(algorithm.actor(other).act(None, BATCH["observations"], KEY, explore=False)[0], actions)
 
 
 def test_choice_by_the_weights_of_v() -> None:
@@ -180,9 +179,8 @@ def test_choice_by_the_weights_of_v() -> None:
     observations = BATCH["observations"][:1]
     v = mlp.forward(mlp.net(state.params["value"]), X["observations"][:1])[0][0, 0]
     q = q_values(critics(state.extra["target"]), X["observations"][:1], candidates.double().numpy()).min(0)[:, 0]
-    state.params["value"]["head.bias"] = (
-        state.params["value"]["head.bias"] - float(v - np.median(q)) - 1e-3
-    )  # V between the candidates
+    # V between the candidates
+    state.params["value"]["head.bias"] = state.params["value"]["head.bias"] - float(v - np.median(q)) - 1e-3
     weights = np.where(q - np.median(q) + 1e-3 < 0, 1.0 - TAU, TAU)
     assert sorted(weights.tolist()) == pytest.approx([1.0 - TAU, TAU, TAU])
     actor: Any = algorithm.actor(state)

@@ -52,9 +52,8 @@ def test_losses(pessimism: str) -> None:
 
     y = x["rewards"] + 0.9 * x["masks"] * ref.value(v, x["next_observations"])
     loss, _ = algorithm.critic_loss(state.params["critic"], state, batch, key)
-    assert float(loss) == pytest.approx(
-        ((ref.critics(critic, s, a) - y) ** 2).mean(1).sum(), rel=1e-4
-    )  # summed over critics
+    # summed over critics
+    assert float(loss) == pytest.approx(((ref.critics(critic, s, a) - y) ** 2).mean(1).sum(), rel=1e-4)
 
     noise_key, time_key = rng.split(key)
     x0, t = (v.double().numpy() for v in (rng.normal(noise_key, (16, 2)), rng.uniform(time_key, (16, 1))))

@@ -34,9 +34,8 @@ def make(discrete: bool = False, **settings: Any) -> tuple[Any, TrainState]:
     config = kind.Config(**{**defaults, "expectile": EXPECTILE, "temperature": TEMPERATURE, **settings})
     algorithm = kind(config, spec(K if discrete else 0))
     state = algorithm.init(3)
-    g = torch.Generator().manual_seed(
-        5
-    )  # larger than initial weights: advantages of both signs, some of them beyond the cap
+    # larger than initial weights: advantages of both signs, some of them beyond the cap
+    g = torch.Generator().manual_seed(5)
     for params in (state.params["critic"], state.params["value"], state.params["actor"], state.target["critic"]):
         redraw(params, g)
     return algorithm, state

@@ -46,9 +46,8 @@ def test_inverse_dynamics_update() -> None:
     state = algorithm.init(0)
     params = state.params["inverse"]
     mean, log_std = reference.net(params, "mean."), reference.net(params, "log_std.")
-    log_std[-1][1][:] = params["log_std.head.bias"][:] = torch.tensor(
-        [3.0, 0.1]
-    )  # one beyond its bound, where it has no gradient
+    # one beyond its bound, where it has no gradient
+    log_std[-1][1][:] = params["log_std.head.bias"][:] = torch.tensor([3.0, 0.1])
     adam = reference.Adam(lambda t: 1e-2)
     for i in range(3):
         batch = {**states(), "actions": np.clip(R.normal(size=(B, A)), -1, 1).astype(np.float32)}
@@ -61,9 +60,8 @@ def test_inverse_dynamics_update() -> None:
     reference.close(log_std, state.params["inverse"], "log_std.")
     means = [torch.tensor([[0.2, -9.0]]), torch.tensor([[-0.3, -9.0]])]
     joint = algorithm.joint_action([(m, torch.zeros_like(m)) for m in means])
-    np.testing.assert_allclose(
-        joint, [[np.tanh([0.2, -0.3]).mean() / 0.95, -1.0]], atol=2e-6
-    )  # the edge itself is reached
+    # the edge itself is reached
+    np.testing.assert_allclose(joint, [[np.tanh([0.2, -0.3]).mean() / 0.95, -1.0]], atol=2e-6)
 
 
 def test_inverse_dynamics_of_discrete_actions() -> None:

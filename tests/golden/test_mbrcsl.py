@@ -50,9 +50,8 @@ class Line:
         return Outcome(inside, observations[:, 0] + 5.0 * noise, following[:, 0] > 1.0, clipped)
 
     def predict(self, tree: Any, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
-        one = torch.stack(
-            [observations[:, 0] - 1.0, observations[:, 0] + 1.0, torch.full((len(actions),), 1e6)]
-        )  # the third is no elite
+        # the third is no elite
+        one = torch.stack([observations[:, 0] - 1.0, observations[:, 0] + 1.0, torch.full((len(actions),), 1e6)])
         return Prediction(observations.unsqueeze(0), observations.unsqueeze(0), one, one)
 
 
@@ -98,9 +97,8 @@ def test_only_better_episodes_are_kept_and_with_expected_rewards() -> None:
     columns, about = collect({0.0: 0.1, 0.5: 0.3})
     assert (columns["lengths"] == 2).all() and len(columns["lengths"]) == about["beat"] >= 5
     np.testing.assert_allclose(columns["returns"].numpy(), 1.3, rtol=1e-5)
-    np.testing.assert_allclose(
-        columns["rewards"].reshape(-1, 2).numpy(), [[0.5, 0.8]] * about["beat"], rtol=1e-5
-    )  # without the noise
+    # without the noise
+    np.testing.assert_allclose(columns["rewards"].reshape(-1, 2).numpy(), [[0.5, 0.8]] * about["beat"], rtol=1e-5)
     assert columns["terminations"].reshape(-1, 2).tolist() == [[False, True]] * about["beat"]
     assert about["played"] % 6 == 0 and about["played"] < 60 and about["left"] == 0
     again, _ = collect({0.0: 0.1, 0.5: 0.3})
@@ -130,9 +128,8 @@ def test_returns_are_those_of_the_recorded_rewards() -> None:
     dataset = data()
     dataset = replace(dataset, spec=replace(dataset.spec, reward_scale=0.1, reward_shift=-1.0))
     columns, _ = collect({0.0: 0.1, 0.5: 0.3}, dataset, threshold=40.0)
-    np.testing.assert_allclose(
-        columns["returns"].numpy(), 10 * (0.6 + 4), rtol=1e-5
-    )  # 0.6 and 1.3, + 1 a step, / 0.1: 46 and 33
+    # 0.6 and 1.3, + 1 a step, / 0.1: 46 and 33
+    np.testing.assert_allclose(columns["returns"].numpy(), 10 * (0.6 + 4), rtol=1e-5)
 
 
 def file(path: Path, dataset: Dataset) -> str:

@@ -96,15 +96,13 @@ def test_the_best_of_several_actions_is_each_critics_own(settings: dict[str, Any
         q = small.wide(algorithm.critic.head.mean(raw))
     else:
         q = q_values(critic, X["next_observations"], action)  # [E, M, B]
-        critic["head.bias"] -= torch.tensor(q.mean((1, 2)), dtype=torch.float32).view(
-            -1, 1, 1
-        )  # or one is the smallest everywhere
+        # or one is the smallest everywhere
+        critic["head.bias"] -= torch.tensor(q.mean((1, 2)), dtype=torch.float32).view(-1, 1, 1)
         q = q_values(critic, X["next_observations"], action)
     assert (q.max(1).min(0) > q.min(0).max(0) + 1e-3).any()
     chosen = q.argmax(1)
-    value = q.max(1) - (
-        np.take_along_axis(log_p, chosen, 0) if settings.get("entropy_in_target") else 0.0
-    )  # the weight counts as 1
+    # the weight counts as 1
+    value = q.max(1) - (np.take_along_axis(log_p, chosen, 0) if settings.get("entropy_in_target") else 0.0)
     expected = X["rewards"] + 0.9 * X["masks"] * value.min(0)
     found = algorithm.target(state, state.params["actor"], BATCH, KEY)
     np.testing.assert_allclose(found.value, expected, rtol=1e-3, atol=1e-3)

@@ -26,9 +26,8 @@ from tests.support.reference import goals as ref
 N, DISCOUNT = 3, 0.5
 G = np.random.default_rng(7)
 OBSERVATIONS, ACTIONS = G.normal(size=(9, OBS)).astype(np.float32), G.uniform(-0.9, 0.9, (9, A)).astype(np.float32)
-REWARDS = np.array(
-    [1.0, 2, 4, 8, 16, 1, -1, 3, 5]
-)  # an episode of five rows with a terminal, and one of four that was cut off
+# an episode of five rows with a terminal, and one of four that was cut off
+REWARDS = np.array([1.0, 2, 4, 8, 16, 1, -1, 3, 5])
 # by hand, of the rows from which a transition is known, all but 8: sum of 0.5^k r_k, steps, row of the state after
 # them, its action
 SUMS = [3.0, 6, 12, 16, 16, 1.25, 0.5, 3]
@@ -162,16 +161,8 @@ def test_the_returns_of_cal_ql_are_those_of_the_first_row() -> None:
     algorithm, _ = make("cal_ql", n_step=N)
     source = algorithm.sampler().prepare(dataset())
     batch = windows(source, torch.arange(8), N)
-    assert batch["returns_to_go"].tolist() == [
-        5.0,
-        8.0,
-        12.0,
-        16.0,
-        16.0,
-        1.875,
-        1.75,
-        5.5,
-    ]  # 1 + 0.5 (2 + 0.5 (4 + 0.5 (8 + 0.5 * 16)))
+    # 1 + 0.5 (2 + 0.5 (4 + 0.5 (8 + 0.5 * 16)))
+    assert batch["returns_to_go"].tolist() == [5.0, 8.0, 12.0, 16.0, 16.0, 1.875, 1.75, 5.5]
 
 
 def test_a_grid_over_the_discount() -> None:
@@ -215,10 +206,8 @@ def test_where_windows_of_goals_end(row: int, goal: int, beyond: int, steps: int
     assert (int(m), bool(reached)) == (steps, success)
 
 
-ROWS, GOALS = (
-    [0, 0, 4, 3, 2, 3, 1],
-    [2, 7, 6, 5, 2, 1, 4],
-)  # the last but two: the first row of the other episode, a goal behind
+# the last but two: the first row of the other episode, a goal behind
+ROWS, GOALS = ([0, 0, 4, 3, 2, 3, 1], [2, 7, 6, 5, 2, 1, 4])
 GOAL_SUMS = [-1.5, -1.75, -1.0, -1.5, 0.0, -1.5, -1.75]  # -1, -1 - 0.5, -1 - 0.5 - 0.25
 GOAL_STEPS, GOAL_MASKS = [2, 3, 1, 2, 0, 2, 3], [0.0, 1, 1, 1, 0, 1, 0]
 GOAL_AFTER = [None, 3, 5, 5, None, 5, None]  # of rows of `STATES`, whose row 5 is what follows the first episode's last

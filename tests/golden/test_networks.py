@@ -158,9 +158,8 @@ def test_dropout_keeps_the_mean_and_needs_a_key() -> None:
     net.head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     net(torch.randn(500, 4), key)
     masks = [h == 0 for h in seen]
-    agreement = float(
-        (masks[0] == masks[1]).double().mean()
-    )  # relu halves, dropout halves: each is 0 three times in four
+    # relu halves, dropout halves: each is 0 three times in four
+    agreement = float((masks[0] == masks[1]).double().mean())
     assert agreement < 0.75  # the layers' noise differs
     plain = MLP(4, [64], 2)
     assert torch.equal(plain(a), plain(a, key))  # rate 0: a key changes nothing

@@ -177,10 +177,8 @@ def test_mppi_with_all_plans_as_elites_and_one_std_has_fixed_noise() -> None:
 
 @BOTH
 def test_bounds_hold_exactly(planner: Callable[..., Any], settings: dict[str, Any]) -> None:
-    low, high = (
-        torch.tensor([-0.1, 0.3]),
-        torch.tensor([0.7, 0.3]),
-    )  # no binary fractions, and an action that has no choice
+    # no binary fractions, and an action that has no choice
+    low, high = (torch.tensor([-0.1, 0.3]), torch.tensor([0.7, 0.3]))
     seen: list[Tensor] = []
 
     def outwards(observations: Tensor, plans: Tensor, key: Tensor) -> Tensor:
@@ -208,9 +206,8 @@ def test_finds_the_top_of_a_quadratic(
     tolerance = 0.1 if planner is mppi else 0.03  # an elite of a search that keeps a noise of 0.05
     for found in (action, following[:, 0]):
         np.testing.assert_allclose(found[:2], goals[:2], atol=tolerance)
-        np.testing.assert_allclose(
-            found[2], [1.0, -1.0], atol=0.3
-        )  # PETS's noise shrinks with the distance to the bound
+        # PETS's noise shrinks with the distance to the bound
+        np.testing.assert_allclose(found[2], [1.0, -1.0], atol=0.3)
 
 
 STEP, STEPS, FORCE = 0.2, 12, 5.0

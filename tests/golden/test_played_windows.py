@@ -93,9 +93,8 @@ def test_played_windows_are_those_of_the_data(sampler: Any) -> None:
     ring = Ring(rows.columns, 2, 200, torch.device("cpu"))
     for turn in turns:
         ring.add(*rows.take(turn))
-    last = dataclasses.replace(
-        turns[-1], over=np.ones(4, bool), valid=np.zeros(4, bool)
-    )  # the episodes that still run are cut
+    # the episodes that still run are cut
+    last = dataclasses.replace(turns[-1], over=np.ones(4, bool), valid=np.zeros(4, bool))
     ring.add(*rows.take(last))
     for n in range(2):
         source = sampler.prepare(data[n])
@@ -126,9 +125,8 @@ def test_windows_wait_until_they_are_complete_and_none_is_torn_by_the_ring() -> 
             for i in range(int(ring.counts[n])):
                 window = {k: v[n, 0] for k, v in ring.take(torch.tensor([[i], [i]])).items()}
                 first, span = float(window["observations"][0]), int(window[SPAN])
-                assert (
-                    float(window["next_observations"][0]) == first + span - 0.5
-                )  # of the same environment, step after step
+                # of the same environment, step after step
+                assert float(window["next_observations"][0]) == first + span - 0.5
                 assert window[VALID].tolist() == [j < span for j in range(3)]
     assert counts[:3] == [1, 0, 3]  # an episode of one step, which is over; all others wait for a third step
     rows.drop(0)

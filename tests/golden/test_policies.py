@@ -111,9 +111,8 @@ def test_tanh_gaussian_samples() -> None:
         math.exp(-0.5), rel=0.01
     )
     mean = dist[0].clone().requires_grad_()
-    policy.sample(
-        (mean, dist[1]), rng.make_key(2)
-    ).sum().backward()  # reparametrised: d tanh(u) / d mean = 1 - tanh(u)**2
+    # reparametrised: d tanh(u) / d mean = 1 - tanh(u)**2
+    policy.sample((mean, dist[1]), rng.make_key(2)).sum().backward()
     assert mean.grad is not None
     torch.testing.assert_close(mean.grad, 1 - draws.square(), rtol=1e-4, atol=1e-5)
 
@@ -168,8 +167,7 @@ def test_a_critics_value_in_the_units_of_the_recorded_rewards() -> None:
     np.testing.assert_allclose(got, [3.0, 3.375])
     undiscounted = TrainedPolicy(iql(iql.Config(discount=1.0, hidden=[4]), spec), algorithm.init(0), 0)
     np.testing.assert_allclose(undiscounted.in_recorded_units(np.array([5.0]), np.array([3])), [4.0])
-    plain = dataclasses.replace(
-        spec, reward_shift=0.0
-    )  # without a shift the length, which may be endless, does not matter
+    # without a shift the length, which may be endless, does not matter
+    plain = dataclasses.replace(spec, reward_shift=0.0)
     undiscounted = TrainedPolicy(iql(iql.Config(discount=1.0, hidden=[4]), plain), algorithm.init(0), 0)
     np.testing.assert_allclose(undiscounted.in_recorded_units(np.array([5.0]), np.array([np.inf])), [2.5])

@@ -88,12 +88,10 @@ def test_critic_loss(actor: str, short: str, chunked: bool) -> None:
         action = plain(numbers(state.params["actor"]), np.concatenate([s1, z], 1)).clip(-1, 1)
     else:
         z = noise_of(key, 4, B, width).double().numpy().reshape(4, B, width)
-        drawn = np.stack(
-            [integrated(numbers(state.params["flow"]), s1, z[n]) for n in range(4)]
-        )  # one candidate after another
-        score = np.stack(
-            [critics(critic, np.concatenate([s1, drawn[n]], 1)).mean(0) for n in range(4)]
-        )  # online critics choose
+        # one candidate after another
+        drawn = np.stack([integrated(numbers(state.params["flow"]), s1, z[n]) for n in range(4)])
+        # online critics choose
+        score = np.stack([critics(critic, np.concatenate([s1, drawn[n]], 1)).mean(0) for n in range(4)])
         action = drawn[score.argmax(0), np.arange(B)]
     value = critics(target, np.concatenate([s1, action], 1)).mean(0)
     y, weight = np.zeros(B), np.zeros(B)
@@ -102,9 +100,8 @@ def test_critic_loss(actor: str, short: str, chunked: bool) -> None:
         y[b] = sum(0.9**k * rewards[b, k] for k in range(steps)) + 0.9**steps * masks[b] * value[b]
         weight[b] = short == "bootstrap" or steps == H or masks[b] == 0
     assert weight.sum() > 0 and (weight.sum() < B) == (short == "drop")  # a few windows are cut by a time-out
-    expected = (
-        weight * (critics(critic, np.concatenate([s, a], 1)) - y) ** 2
-    ).mean()  # the mean over critics, and over all rows
+    # the mean over critics, and over all rows
+    expected = (weight * (critics(critic, np.concatenate([s, a], 1)) - y) ** 2).mean()
     loss, metrics = algorithm.critic_loss(state.params["critic"], state, batch, key)
     assert float(loss) == pytest.approx(expected, rel=1e-5)
     assert float(metrics["critic/full_window_share"]) == pytest.approx(float(batch[WHOLE].mean()))
@@ -140,9 +137,8 @@ def test_flow_and_actor_losses(chunked: bool) -> None:
     error = (plain(field, np.concatenate([s, (1 - t) * x0 + t * a, t], 1)) - (a - x0)) ** 2
     total = sum(error[b, k] for b in range(B) for k in range(width) if valid[b, k // A])
     loss, _ = algorithm.flow_loss(state.params["flow"], state, batch, key)
-    assert float(loss) == pytest.approx(
-        total / (B * width), rel=1e-5
-    )  # steps that are not there count in the denominator alone
+    # steps that are not there count in the denominator alone
+    assert float(loss) == pytest.approx(total / (B * width), rel=1e-5)
     assert valid.all() == False and (not chunked or total < error.sum())  # noqa: E712
 
     z = rng.normal(key, (B, width)).double().numpy()

@@ -40,9 +40,8 @@ def test_the_published_tokens_where_no_two_samples_are_equal() -> None:
     assert tokens(x, b) == theirs.tolist()
     middles = 0.5 * (thresholds[theirs] + thresholds[theirs + 1])
     gap = np.diff(np.sort(x))
-    np.testing.assert_allclose(
-        back(x, b), middles, atol=0.5 * gap.max() + 1e-6
-    )  # there a bin ends with the next one's first sample
+    # there a bin ends with the next one's first sample
+    np.testing.assert_allclose(back(x, b), middles, atol=0.5 * gap.max() + 1e-6)
     width = np.array([np.ptp(x[theirs == k]) for k in range(bins)])
     error = np.abs(back(x, b) - x)
     assert (error <= 0.5 * width[theirs] + 1e-6).all() and error.max() > 0

@@ -310,9 +310,8 @@ def test_each_replica_trains_a_model_of_its_own_and_the_shared_one_stays(model: 
     state, _ = step.run(stack([algorithm.init(s) for s in (0, 1)]), {}, 0, 5)
     for name, value in state.params["dynamics"].items():
         assert torch.equal(algorithm.runtime.source.tree["params"][name], before[name])
-        assert (
-            not torch.equal(value[0], value[1]) and float((value[0] - before[name]).abs().max()) < 5 * 3.1e-4
-        )  # Adam at 3e-4
+        # Adam at 3e-4
+        assert not torch.equal(value[0], value[1]) and float((value[0] - before[name]).abs().max()) < 5 * 3.1e-4
     assert float(state.opt["dynamics"]["count"][0]) == 5  # type: ignore[index]
 
 

@@ -49,13 +49,11 @@ def draw(dataset: Dataset, n: int = 20_000, sampler: TransitionSampler | None = 
 
 def test_without_stored_successors() -> None:
     batch, row = draw(hand_made())
-    assert sorted(set(row.tolist())) == [
-        i for i in range(ROWS) if i not in (7, 15)
-    ]  # their successors are not in the file
+    # their successors are not in the file
+    assert sorted(set(row.tolist())) == [i for i in range(ROWS) if i not in (7, 15)]
     counts = torch.bincount(row, minlength=ROWS)[[i for i in range(ROWS) if i not in (7, 15)]].double()
-    assert (
-        float(((counts - 20_000 / 14) ** 2 / (20_000 / 14)).sum()) < 34.5
-    )  # chi-square with 13 degrees of freedom, p = 0.001
+    # chi-square with 13 degrees of freedom, p = 0.001
+    assert float(((counts - 20_000 / 14) ** 2 / (20_000 / 14)).sum()) < 34.5
     terminal = torch.isin(row, torch.tensor(TERMINALS))
     assert torch.equal(batch["masks"], (~terminal).float())
     assert torch.equal(batch["next_observations"][~terminal], torch.stack([row + 1.0, -row - 1.0], 1)[~terminal])
@@ -79,9 +77,8 @@ def test_with_stored_successors() -> None:
     batch, row = draw(hand_made(next_observations=after))
     assert sorted(set(row.tolist())) == list(range(ROWS))
     assert torch.equal(batch["next_observations"], torch.tensor(after)[row])
-    assert torch.equal(
-        batch["masks"] == 0.0, torch.isin(row, torch.tensor(TERMINALS))
-    )  # a time-out goes on: 7 has mask 1
+    # a time-out goes on: 7 has mask 1
+    assert torch.equal(batch["masks"] == 0.0, torch.isin(row, torch.tensor(TERMINALS)))
 
 
 @pytest.mark.parametrize("offset", [0, MOST_VALUES - ROWS])
@@ -188,9 +185,8 @@ def test_prefetched_batches_are_those_the_step_samples_itself(on_disk: tuple[Dat
             )
     finally:
         prefetcher.close()
-    assert (
-        len(torch.stack(seen).flatten(0, 1).unique(dim=0)) == 7 * replicas
-    )  # another batch at every update of every replica
+    # another batch at every update of every replica
+    assert len(torch.stack(seen).flatten(0, 1).unique(dim=0)) == 7 * replicas
     assert len(set(keys)) == 2 * 7 * replicas  # and other noise
 
 
@@ -227,9 +223,8 @@ def test_prefetcher_says_what_goes_wrong_and_stops(on_disk: tuple[Dataset, Datas
     assert threading.active_count() == before
 
 
-AFTER = [
-    i for i in range(ROWS) if i not in (7, 15)
-]  # rows whose next action is in their episode, or not needed: the terminals 3 and 11
+# rows whose next action is in their episode, or not needed: the terminals 3 and 11
+AFTER = [i for i in range(ROWS) if i not in (7, 15)]
 
 
 def expected_next(row: Tensor) -> Tensor:
@@ -240,9 +235,8 @@ def expected_next(row: Tensor) -> Tensor:
 @pytest.mark.parametrize("stored", [False, True])
 def test_next_actions_are_those_of_the_same_episode(stored: bool) -> None:
     i = np.arange(ROWS, dtype=np.float32)
-    after = (
-        {"next_observations": np.stack([i + 1, -i - 1], 1)} if stored else {}
-    )  # 7 and 15 then have a successor, but no next action
+    # 7 and 15 then have a successor, but no next action
+    after = {"next_observations": np.stack([i + 1, -i - 1], 1)} if stored else {}
     batch, row = draw(hand_made(**after), sampler=TransitionSampler(extra=("next_actions",)))
     assert sorted(set(row.tolist())) == AFTER
     assert torch.equal(batch["next_actions"][:, 0], expected_next(row)) and batch["next_actions"].shape == (20_000, 1)
@@ -266,9 +260,8 @@ def test_next_actions_from_disk_are_those_from_memory(on_disk: tuple[Dataset, Da
     memory, disk = on_disk
     sampler = TransitionSampler(extra=("next_actions",))
     sources = [sampler.prepare(d) for d in (memory, disk)]
-    assert (
-        isinstance(sources[1].table, Unpacked) and sources[1].table.columns["actions"][0] is disk.columns["actions"]
-    )  # no second copy
+    # no second copy
+    assert isinstance(sources[1].table, Unpacked) and sources[1].table.columns["actions"][0] is disk.columns["actions"]
     keys = rng.fold_in(rng.make_key(1), torch.arange(3))
     a, b = (vmap(lambda k, s=source: sampler(s, k, 700))(keys) for source in sources)
     assert sorted(a) == sorted(b) and all(torch.equal(a[name], b[name]) for name in a)
@@ -313,9 +306,8 @@ def test_rows_are_drawn_in_proportion_to_their_episodes_weight() -> None:
     counts = torch.bincount(row, minlength=ROWS).double().numpy()
     assert not counts[expected == 0.0].any()
     there = expected > 0.0
-    assert (
-        (counts - expected)[there] ** 2 / expected[there]
-    ).sum() < 27.9  # chi-square with 9 degrees of freedom, p = 0.001
+    # chi-square with 9 degrees of freedom, p = 0.001
+    assert ((counts - expected)[there] ** 2 / expected[there]).sum() < 27.9
     assert torch.equal(batch["rewards"], 10.0 * row)
 
 
@@ -323,9 +315,8 @@ def test_equal_weights_draw_what_no_weights_draw() -> None:
     plain, _ = draw(hand_made())
     equal, _ = draw(weighted(hand_made(), 2.0, 2.0, 2.0, 2.0))
     assert all(torch.equal(plain[name], equal[name]) for name in plain)
-    _, row = draw(
-        weighted(hand_made(), 0.0, 2.0, 0.0, 2.0)
-    )  # as dataset.weighting=top makes them: uniform over what is left
+    # as dataset.weighting=top makes them: uniform over what is left
+    _, row = draw(weighted(hand_made(), 0.0, 2.0, 0.0, 2.0))
     assert sorted(set(row.tolist())) == [4, 5, 6, 12, 13, 14]
     counts = torch.bincount(row)[torch.tensor([4, 5, 6, 12, 13, 14])].double()
     assert float(((counts - 20_000 / 6) ** 2 / (20_000 / 6)).sum()) < 20.5

@@ -440,9 +440,8 @@ def test_edt_hides_returns_but_the_first(padding: str) -> None:
     mean, following = outputs(batch)
     np.testing.assert_allclose(mean[valid], np.tanh(affine(h[:, 1::4], p, "head.net.head"))[valid], atol=2e-5)
     np.testing.assert_allclose(following[valid], affine(h[:, 3::4], p, "next_observation")[valid], atol=5e-5)
-    for step in range(
-        4
-    ):  # of the window of 4 steps: the first return tells of all that comes, a later one of its own action
+    # of the window of 4 steps: the first return tells of all that comes, a later one of its own action
+    for step in range(4):
         moved = {**batch, "returns_to_go": batch["returns_to_go"].clone()}
         moved["returns_to_go"][0, step] = 2.0
         changed = np.abs(outputs(moved)[0] - mean)[0].max(-1) > 1e-6

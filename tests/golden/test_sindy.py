@@ -134,9 +134,8 @@ def test_pendulum() -> None:
     nexts, _ = sindy.predict(tree, *(torch.tensor(x) for x in data[:2]))
     torch.testing.assert_close(nexts[:, 0] ** 2 + nexts[:, 1] ** 2, torch.ones(len(nexts)))
     error = (nexts - torch.tensor(data[3])).square().mean(0).sqrt()
-    assert (
-        error / torch.tensor(data[3] - data[0]).std(0) < torch.tensor([0.1, 0.1, 1e-4])
-    ).all()  # one step is no polynomial
+    # one step is no polynomial
+    assert (error / torch.tensor(data[3] - data[0]).std(0) < torch.tensor([0.1, 0.1, 1e-4])).all()
 
 
 def test_sine_and_cosine_of_an_angle() -> None:
@@ -166,9 +165,8 @@ def test_thresholding_by_hand() -> None:
     targets = columns @ torch.tensor([[2.0, 0.0], [0.05, 0.3], [-1.0, 0.2]], dtype=torch.float64)
     offered = torch.tensor([[True, True, True], [True, True, False]])
     found = sindy.stlsq(columns, targets, offered, threshold=0.1, ridge=torch.ones(3).double(), iterations=10)
-    np.testing.assert_allclose(
-        found, [[2.0, 0.0, -1.0], [0.0, 0.3, 0.0]], atol=1e-12
-    )  # without the ridge's shrinking by 4 / 5
+    # without the ridge's shrinking by 4 / 5
+    np.testing.assert_allclose(found, [[2.0, 0.0, -1.0], [0.0, 0.3, 0.0]], atol=1e-12)
     ridge = sindy.stlsq(columns, targets, offered, threshold=0.25, ridge=torch.ones(3).double(), iterations=10)
     assert ridge[1, 1] == 0.0  # which chooses: 0.3 * 4 / 5 is below 0.25
 

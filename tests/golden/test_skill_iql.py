@@ -84,9 +84,8 @@ def episodes() -> Dataset:
     terminations = np.isin(np.arange(n), (4, 10))
     ends = np.isin(np.arange(n), (4, 8, 10))
     observations = np.repeat(np.arange(n, dtype=np.float32)[:, None], OBS, 1)
-    after = (
-        observations + 1 + 0.5 * ends[:, None]
-    )  # else an end's successor is taken for the next episode's start, which tells nothing
+    # else an end's successor is taken for the next episode's start, which tells nothing
+    after = observations + 1 + 0.5 * ends[:, None]
     options: dict[str, Any] = {"action_low": -1.0, "action_high": 1.0, "next_observations": after}
     return from_arrays(observations, G.uniform(-1, 1, (n, A)), 2.0 ** np.arange(n), terminations, ends, **options)
 

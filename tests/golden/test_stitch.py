@@ -83,9 +83,8 @@ def test_only_the_actors_goals_that_are_ahead_are_stitched() -> None:
     last = (rows == 3) | (rows == 6)
     assert torch.equal(batch[SUCCESSES] == 1.0, last)
     goals = batch[ACTOR_GOALS][:, 0]
-    assert float((goals == rows)[rows == 0].float().mean()) == pytest.approx(
-        0.5, abs=0.05
-    )  # none of the stitched ones is row 0
+    # none of the stitched ones is row 0
+    assert float((goals == rows)[rows == 0].float().mean()) == pytest.approx(0.5, abs=0.05)
     plain, unstitched = draws(chain([0] * 7, [4, 3], 0.0), GoalSampler(actor=AHEAD), 100), GoalSampler(actor=AHEAD)
     bare = chain([0] * 7, [4, 3], 0.0)
     bare.columns.pop(CLUSTERS)
@@ -114,12 +113,8 @@ def test_subgoals_stop_at_the_goal_of_their_own_trajectory() -> None:
 
 # ---- the smallest problem: right actions for goals that no trajectory from there reaches
 
-PATHS = [
-    ([0, 1, 2], 0),
-    ([0, 5, 6], 1),
-    ([2, 3, 4], 0),
-    ([6, 7, 8], 1),
-]  # states, and the action all along: 0 right, 1 up
+# states, and the action all along: 0 right, 1 up
+PATHS = [([0, 1, 2], 0), ([0, 5, 6], 1), ([2, 3, 4], 0), ([6, 7, 8], 1)]
 
 
 def crossing(probability: float) -> Dataset:
@@ -289,9 +284,8 @@ def test_clusters_are_those_of_lloyd() -> None:
     again = clusters(torch.tensor(heaps * [1.0, 1000.0]), 3)[1]
     assert torch.equal(which, again)
     _, one_axis = clusters(torch.tensor(heaps), 2, dims=1)
-    assert torch.equal(one_axis[:50], one_axis[50:100]) and int(one_axis[100]) != int(
-        one_axis[0]
-    )  # the second number is not looked at
+    # the second number is not looked at
+    assert torch.equal(one_axis[:50], one_axis[50:100]) and int(one_axis[100]) != int(one_axis[0])
 
 
 def test_centres_are_means_where_lloyd_stops() -> None:

@@ -266,9 +266,8 @@ def test_alol(variant: str, clone: dict[str, Any], monkeypatch: pytest.MonkeyPat
     np.testing.assert_allclose(np.bincount(drawn.numpy(), minlength=5) / 20_000, weights / weights.sum(), atol=0.015)
     policy, expected = state.params["policy"], 0.0
     reference = algorithm.init(0).params["policy"]
-    assert all(
-        torch.equal(v, clone["pretrained"]["policy"][k]) for k, v in reference.items()
-    )  # the actor begins as the reference
+    # the actor begins as the reference
+    assert all(torch.equal(v, clone["pretrained"]["policy"][k]) for k, v in reference.items())
     for n, row in enumerate(rows(batch)):
         own, before = policy_log_probs(algorithm, policy, row), policy_log_probs(algorithm, reference, row)
         a = weights[int(batch["row"][n])]

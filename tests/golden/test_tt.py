@@ -177,9 +177,8 @@ def test_windows_and_values(terminal: float | None) -> None:
             left = 20 - start % 20
             assert torch.equal(window[:left], expected[start : start + min(left, 5)])
             assert (window[left:] == 7).all()
-            assert (
-                counted[:left].all() and (counted[left:] == (start // 20 != 1)).all()
-            )  # the second episode was cut off
+            # the second episode was cut off
+            assert counted[:left].all() and (counted[left:] == (start // 20 != 1)).all()
     assert len(seen) > 55
 
 
@@ -327,9 +326,8 @@ def test_a_wide_beam_finds_the_best_of_all_plans(steps: int) -> None:
         best = max(all_scores.values(), key=lambda s: s[-1])[-1]
         assert float(plans.score[e, 0]) == pytest.approx(best, abs=1e-5)
         for actions, score in zip(plans.actions[e, :, :, 0].tolist(), plans.score[e].tolist(), strict=True):
-            assert score == pytest.approx(
-                all_scores[tuple(actions)][-1], abs=1e-5
-            )  # each beam has the score of its own plan
+            # each beam has the score of its own plan
+            assert score == pytest.approx(all_scores[tuple(actions)][-1], abs=1e-5)
         assert (plans.score[e, 1:] <= plans.score[e, 0] + 1e-6).all()
     assert ended, "some plans must end an episode, or this tests less than it says"
     assert max(tree.calls) < 12  # the window
@@ -370,9 +368,8 @@ def test_unseen_tokens_and_ends_are_not_drawn() -> None:
     assert set(plans.actions.flatten().tolist()) == {1, 2}  # not 0, which does not occur, nor an end within a step
     p = np.exp([5, 4, 1, 9.0])
     p /= p.sum()
-    assert float(plans.score[0, 0]) == pytest.approx(
-        p[:3] @ [1, 2, 3], rel=1e-5
-    )  # the next observation says that it is over
+    # the next observation says that it is over
+    assert float(plans.score[0, 0]) == pytest.approx(p[:3] @ [1, 2, 3], rel=1e-5)
 
 
 @pytest.mark.parametrize(("steps", "longest"), [(0, 3), (2, 3), (2, 4), (1, 5)])
@@ -412,9 +409,8 @@ def test_planning_knows_the_last_steps(discrete: bool, monkeypatch: pytest.Monke
         obs, reward = torch.randn(2, 2), torch.tensor([0.3, -0.6]) * t
         action, carry = actor.act(carry, obs, rng.make_key(9), explore=False)
         now = encode(obs, edges[:o])
-        assert torch.equal(prefixes[-1], torch.cat([*expected[-2:], now], -1)), (
-            t
-        )  # two whole steps and this observation
+        # two whole steps and this observation
+        assert torch.equal(prefixes[-1], torch.cat([*expected[-2:], now], -1)), t
         numbers = torch.cat([action.view(2, a).float(), reward.unsqueeze(-1)], -1)
         expected.append(torch.cat([now, encode(numbers, edges[o:-1]), torch.zeros(2, 1, dtype=torch.int64)], -1))
         carry = actor.observe_reward(carry, reward)

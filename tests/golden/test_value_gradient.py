@@ -300,8 +300,7 @@ def test_a_model_is_trained_with_them(tmp_path: Path, run: offrl.Run) -> None:
         **QUIET,
     )
     identity = found.record["identity"]["algo"]
-    assert (
-        "value_run" not in identity and len(identity["value_run_id"]) == 16
-    )  # where it lies is no part of what the model is
+    # where it lies is no part of what the model is
+    assert "value_run" not in identity and len(identity["value_run_id"]) == 16
     model = load(found.dir)
     assert torch.isfinite(model.tree["scale"]).all() and model.model.config.loss == "value_gradient"

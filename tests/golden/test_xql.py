@@ -117,9 +117,8 @@ def test_value_loss_of_a_binned_head_is_that_of_its_mean() -> None:
     logits = algorithm.apply("value", state.params["value"], BATCH["observations"])
     expected = losses.gumbel(q - algorithm.critic.head.mean(logits), BETA, CLIP).mean()
     torch.testing.assert_close(algorithm.value_loss(state.params["value"], state, BATCH, q)[0], expected)
-    assert (
-        huber_objective(algorithm.config, algorithm.critic) is None
-    )  # its critics learn by cross-entropy, which knows no Huber
+    # its critics learn by cross-entropy, which knows no Huber
+    assert huber_objective(algorithm.config, algorithm.critic) is None
 
 
 def test_layer_norm_is_in_v_alone_before_its_activation() -> None:

@@ -127,9 +127,8 @@ def test_contrastive_values_rank_by_discounted_occupancy() -> None:
     algorithm, states = trained("crl", dataset, 4000, discount=discount, latent=64)
     uniform = np.stack([np.eye(len(CELLS))[TABLE[:, m]] for m in range(4)])  # [moves, cells, cells]
     walk = uniform.mean(0)
-    ahead = (1 - discount) * np.linalg.inv(
-        np.eye(len(CELLS)) - discount * walk
-    )  # of what follows a state, that one included
+    # of what follows a state, that one included
+    ahead = (1 - discount) * np.linalg.inv(np.eye(len(CELLS)) - discount * walk)
     marginal = np.linalg.matrix_power(walk, 1000).mean(0)
     found, exact = [], []
     with torch.no_grad():

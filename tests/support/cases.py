@@ -34,27 +34,15 @@ from offrl.world_models.model import save
 load_named()  # OFFRL_PLUGINS=my.py: one's own algorithms are cases too
 FITTED = ("residual", "sindy")  # from what it plays, and by one regression: tests of their own
 ABSENT = () if find_spec("transformers") and find_spec("peft") else ("lamo",)  # their packages are not installed
+# texts: test_text.py
 ALGORITHMS = {
     name: kind for name, kind in registry.names("algo").items() if name not in FITTED + ABSENT and not kind.traits.text
-}  # texts: test_text.py
+}
 BATCH = 32
-IMITATION = (
-    "act",
-    "bc",
-    "chunk_bc",
-    "diffusion_bc",
-    "dpt",
-    "flow_bc",
-    "recoil",
-)  # clone the data's actions, whatever their rewards
-DESCENDANTS = (
-    "edt",
-    "lamo",
-    "meta_dt",
-    "modt",
-    "qdt",
-    "vadt",
-)  # of DT, which stands for them where discrete actions are concerned
+# clone the data's actions, whatever their rewards
+IMITATION = ("act", "bc", "chunk_bc", "diffusion_bc", "dpt", "flow_bc", "recoil")
+# of DT, which stands for them where discrete actions are concerned
+DESCENDANTS = ("edt", "lamo", "meta_dt", "modt", "qdt", "vadt")
 WAITING = ("lamo",)  # whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
@@ -331,9 +319,8 @@ BASE = [
     for d in ([False, True] if kind.traits.discrete and n not in DESCENDANTS else [False])
 ]
 ALL = BASE + [Case(n, False, tuple(v.items())) for n in ALGORITHMS for v in VARIANTS.get(n, [])]
-ACTING = [
-    c for c in ALL if ALGORITHMS[c.name].traits.policy_modules
-]  # the others are trained for something else, such as world models
+# the others are trained for something else, such as world models
+ACTING = [c for c in ALL if ALGORITHMS[c.name].traits.policy_modules]
 GOALS = [c for c in BASE if ALGORITHMS[c.name].traits.goal_conditioned]
 BATCHED = [c for c in BASE if ALGORITHMS[c.name].traits.vectorized]
 each = functools.partial(pytest.mark.parametrize, "case", ids=str)

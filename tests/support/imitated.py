@@ -38,6 +38,7 @@ from offrl.system import backend
 from offrl.training.step import make_step
 
 META, ROOT = torch.device("meta"), Path(__file__).resolve().parents[2]
+# no kernel
 FREE = {
     "empty",
     "empty_like",
@@ -48,7 +49,7 @@ FREE = {
     "_unsafe_view",
     "lift_fresh",
     "_reshape_alias",
-}  # no kernel
+}
 SIZES = {"sym_size", "size", "sym_stride", "stride", "sym_numel", "numel", "dim", "sym_storage_offset", "is_contiguous"}
 READS = {
     "_local_scalar_dense",
@@ -60,22 +61,11 @@ READS = {
     "unique_consecutive",
     "bincount",
 }
-SOLVERS = (
-    "linalg_inv",
-    "linalg_lu",
-    "linalg_solve",
-    "linalg_chol",
-    "linalg_eig",
-    "linalg_svd",
-    "linalg_qr",
-)  # CUDA's may wait for the host
+# CUDA's may wait for the host
+SOLVERS = ("linalg_inv", "linalg_lu", "linalg_solve", "linalg_chol", "linalg_eig", "linalg_svd", "linalg_qr")
 ADDING = {"scatter_add", "scatter_add_", "index_add", "index_add_", "scatter_reduce"}  # CUDA adds in no fixed order
-LOOKUPS = {
-    "index_put",
-    "index_put_",
-    "_index_put_impl_",
-    "embedding_dense_backward",
-}  # sorted when eager, in no fixed order when compiled
+# sorted when eager, in no fixed order when compiled
+LOOKUPS = {"index_put", "index_put_", "_index_put_impl_", "embedding_dense_backward"}
 
 
 class Held(Tensor):

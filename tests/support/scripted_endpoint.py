@@ -25,9 +25,8 @@ class Scripted:
     """The endpoint's script, and the requests that it has seen."""
 
     rule: Callable[[str], Any]  # prompt -> answer
-    before: Callable[[int], Reply | str | None] = lambda n: (
-        None
-    )  # request n (from 0) -> another reply, "drop", or None for the rule's
+    # request n (from 0) -> another reply, "drop", or None for the rule's
+    before: Callable[[int], Reply | str | None] = lambda n: None
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)

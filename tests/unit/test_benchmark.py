@@ -536,9 +536,8 @@ def test_local_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(launch.LocalJobs, "_start", start)
     launch.LocalJobs("local", tmp_path, 2).run(list(scripts), "t")
-    assert [run for run, _ in begun] == ["a", "b", "c", "d", "c"] and max(
-        at_once
-    ) == 2  # c, which had not begun, was sent again
+    # c, which had not begun, was sent again
+    assert [run for run, _ in begun] == ["a", "b", "c", "d", "c"] and max(at_once) == 2
     found = {run: plan.read_status(tmp_path, run) for run in scripts}
     assert [found[run]["status"] for run in scripts] == ["done", "failed", "failed", "done"]
     assert found["b"]["error"].startswith("its worker died (it was killed by SIGKILL")

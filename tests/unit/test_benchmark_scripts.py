@@ -27,9 +27,8 @@ def test_spikes_are_entries_far_above_the_running_median() -> None:
     assert spikes([100.0, 1.0, 1.0, 1.0, 1.0, 1.0]) == 0  # nothing before the first five
     assert spikes([1.0 * 1.5**i for i in range(40)]) > 0  # grows by 10 within half a window
     assert spikes([1.0 * 1.05**i for i in range(40)]) == 0
-    assert (
-        spikes([0.0] * 20 + [1e-9] + [1.0] * 30) == 5 + 5
-    )  # a median of nothing: the first ones at a new level, until they are the median
+    # a median of nothing: the first ones at a new level, until they are the median
+    assert spikes([0.0] * 20 + [1e-9] + [1.0] * 30) == 5 + 5
 
 
 def test_every_part_composes_and_its_variants_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,9 +58,8 @@ def test_every_part_composes_and_its_variants_differ(tmp_path: Path, monkeypatch
         assert all((c.steps, c.seeds) == (part.steps, 3) for c in configs)
         names = [c.label for c in configs]
         assert len(set(names)) == len(names)
-        for (variant, _, settings), config in zip(
-            one, configs, strict=True
-        ):  # published settings do not undo what a part fixes
+        # published settings do not undo what a part fixes
+        for (variant, _, settings), config in zip(one, configs, strict=True):
             for key in {**part.common, **part.variants[variant]}:
                 if key.startswith("algo."):
                     assert getattr(config.algo, key.removeprefix("algo.")) == settings[key]
@@ -192,9 +190,8 @@ def test_page_of_all_algorithms() -> None:
         "COMMAND",
     )
     assert "| | updates: **1/10000** of the published | x | y | mean |" in text
-    assert (
-        "| bc | 100 of 1,000,000 | 11.0 [8.5, 13.5] (3) | **21.0** [18.5, 23.5] (3) | 16.0 |" in text
-    )  # Student's t with 2 degrees: 4.303 / sqrt(3)
+    # Student's t with 2 degrees: 4.303 / sqrt(3)
+    assert "| bc | 100 of 1,000,000 | 11.0 [8.5, 13.5] (3) | **21.0** [18.5, 23.5] (3) | 16.0 |" in text
     assert "| iql | 100 of 1,000,000 | **31.0** [28.5, 33.5] (3) | (unfinished: step 5 of 100) | - |" in text
     assert text.index("| bc |") < text.index("| iql |") and "    COMMAND" in text
     assert "- iql on y: unfinished: step 5 of 100" in text

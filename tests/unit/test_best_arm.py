@@ -35,13 +35,8 @@ def test_schedules_by_hand() -> None:
             plan = schedule(arms, episodes)
             assert all(each >= 1 for size, each, _ in plan if size > 2)
             assert sum(size * each + extra for size, each, extra in plan) == episodes
-    assert schedule(17, 34) == [
-        (17, 1, 0),
-        (9, 1, 0),
-        (5, 1, 0),
-        (3, 1, 0),
-        (2, 0, 0),
-    ]  # 34 // 15 = 2 for three arms would not do
+    # 34 // 15 = 2 for three arms would not do
+    assert schedule(17, 34) == [(17, 1, 0), (9, 1, 0), (5, 1, 0), (3, 1, 0), (2, 0, 0)]
     with pytest.raises(
         UserError, match="33 arms needs 67 episodes, to play each once in each round, not 66: play fewer arms"
     ):

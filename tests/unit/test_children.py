@@ -104,9 +104,8 @@ def test_the_end_of_a_thread_is_not_the_end_of_the_parent() -> None:
     thread.start()
     thread.join()
     (child,) = started
-    assert (
-        child.stderr is not None and b"TypeError" in child.stderr.read()
-    )  # it got as far as `sleep`, which takes no text
+    # it got as far as `sleep`, which takes no text
+    assert child.stderr is not None and b"TypeError" in child.stderr.read()
     assert child.wait() == 1
 
 

@@ -104,16 +104,8 @@ def test_three_of_four_actions_are_played() -> None:
         actions, carry = actor.act(carry, torch.full((2, 1), float(t)), key, explore=False)
         played.append(actions[:, 0].tolist())
     assert [a for a, _ in played] == [0, 1, 2, 30, 31, 32, 60, 61]
-    assert [b for _, b in played] == [
-        0,
-        1,
-        2,
-        30,
-        31,
-        50,
-        51,
-        52,
-    ]  # after its reset a new chunk, and no rest of the old one
+    # after its reset a new chunk, and no rest of the old one
+    assert [b for _, b in played] == [0, 1, 2, 30, 31, 50, 51, 52]
     assert actor.asked == 4  # at 0, 3, 5 and 6
 
 

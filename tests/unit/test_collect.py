@@ -266,9 +266,8 @@ def test_choice_of_policies() -> None:
     def found(*means: float) -> list[Snapshot]:
         return [Snapshot(100 * i, (m - 1, m + 1), Path()) for i, m in enumerate(means)]
 
-    assert (
-        choose(found(0, 10, 28, 60, 30, 90), 1 / 3, "last").medium.step == 200
-    )  # nearest before the first that reaches 30
+    # nearest before the first that reaches 30
+    assert choose(found(0, 10, 28, 60, 30, 90), 1 / 3, "last").medium.step == 200
     choice = choose(found(0, 10, 20, 33, 29, 90), 1 / 3, "last")
     assert (choice.medium.step, choice.expert.step, choice.random.step) == (
         300,
@@ -277,9 +276,8 @@ def test_choice_of_policies() -> None:
     ) and choice.level == pytest.approx(33 / 90)
     assert choose(found(0, 10, 28, 120, 90), 1 / 3, "best").expert.step == 300
     assert choose(found(0, 5, 90), 1 / 3, "last").medium.step == 100  # never the untrained policy
-    assert (
-        choose(found(-300, -200, -250, -90), 1 / 3, "last").medium.step == 100
-    )  # negative returns: a third of the way, not of the number
+    # negative returns: a third of the way, not of the number
+    assert choose(found(-300, -200, -250, -90), 1 / 3, "last").medium.step == 100
     assert np.isnan(choose(found(5, 3, 1), 1 / 3, "last").level)
 
 
@@ -476,9 +474,8 @@ def test_state_of_training_is_restored_to_the_bit(home: Path) -> None:
     assert set(again) == set(tensors) and all(torch.equal(again[k], tensors[k]) for k in tensors)
     assert two.num_timesteps == 20 and two._n_updates == one._n_updates > 0
     two.learn(3, reset_num_timesteps=False)
-    assert not torch.equal(
-        two.log_ent_coef, tensors["log_ent_coef"]
-    )  # the optimiser still holds the tensor that is trained
+    # the optimiser still holds the tensor that is trained
+    assert not torch.equal(two.log_ent_coef, tensors["log_ent_coef"])
 
 
 @pytest.mark.slow
@@ -574,18 +571,18 @@ def test_scene_and_puzzle_oracles(kind: str) -> None:
         env = gym.make(name, terminate_at_goal=False, mode="data_collection", max_episode_steps=steps)
         config = CollectConfig(env=name, kind=kind)
         cube, drawer = 0.0, 0.0
-        for seed in range(
-            2, 7
-        ):  # which parts an episode moves depends on the processor's last digits: one in ten leaves some alone
+        # which parts an episode moves depends on the processor's last digits: one in ten leaves some alone
+        for seed in range(2, 7):
             with goals.numpy_seed(seed):
                 found = as_episode(player(config, env)(env, config, seed)).columns
             assert found["terminals"].sum() == 1 and found["button_states"].dtype == np.int64
             pressed = len(np.unique(found["button_states"], axis=0)) >= 3
             if name == "scene-v0":
                 assert in_sight(found["qpos"])
+                # or window
                 cube, drawer = (
                     np.ptp(found["qpos"][:, part], axis=0).max() for part in (slice(14, 17), slice(-2, None))
-                )  # or window
+                )
             if pressed and (name != "scene-v0" or (cube > 0.1 and drawer > 0.05)):  # metres
                 break
         else:

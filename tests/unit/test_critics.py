@@ -75,9 +75,8 @@ def test_no_layer_grows_beyond_the_spectral_bound(name: str) -> None:
     free, _ = cases.train(cases.Case(name, False, (("learning_rate", 1e-2),)).make(), [0, 1], 150)
     for key, w in layers(state.params["critic"]).items():
         largest = torch.linalg.svdvals(w)[..., 0]  # [replicas, critics]
-        assert float(largest.max()) <= 1.2 * bound, (
-            key
-        )  # one power iteration an update lags behind, in one run of 15 by 7%
+        # one power iteration an update lags behind, in one run of 15 by 7%
+        assert float(largest.max()) <= 1.2 * bound, key
     assert all(
         float(torch.linalg.svdvals(w).max()) > 1.5 * bound
         for k, w in layers(free.params["critic"]).items()
@@ -227,9 +226,8 @@ def test_each_subset_of_target_critics_is_asked_equally_often() -> None:
     asked = vmap(lambda key: algorithm.critic.target_critics(state, key)["head.bias"].flatten())(keys)
     pairs = Counter(tuple(sorted(p)) for p in asked.tolist())
     assert set(pairs) == set(itertools.combinations([0.0, 1.0, 2.0, 3.0], 2)), "two different ones, and every pair"
-    assert (
-        sum((count - n / 6) ** 2 / (n / 6) for count in pairs.values()) < 20.5
-    )  # chi-square with 5 degrees of freedom, p = 0.001
+    # chi-square with 5 degrees of freedom, p = 0.001
+    assert sum((count - n / 6) ** 2 / (n / 6) for count in pairs.values()) < 20.5
 
     def target(key: Tensor) -> Tensor:  # and the target is the smaller of the two that are asked
         return algorithm.critic.min_q(
@@ -553,7 +551,6 @@ def test_every_head_finds_the_exact_value_of_a_chain(name: str, head: str) -> No
     if name == "iql":
         np.testing.assert_allclose(algorithm.value(one.params["value"], torch.eye(2)).mean, [2.8, 2.0], atol=0.1)
     _, late = step.run(state, {}, 300, 10)
-    if (
-        head != "scalar"
-    ):  # values start in the middle of the range, so that some first targets lie beyond it, and no late ones
+    # values start in the middle of the range, so that some first targets lie beyond it, and no late ones
+    if head != "scalar":
         assert 0.0 < float(sums["critic/saturation"]) < 100 and float(late["critic/saturation"]) == 0.0

@@ -287,9 +287,8 @@ def test_antmaze_coordinates_goal_and_end() -> None:
         goals.append(env.unwrapped.goal.copy())  # type: ignore[attr-defined]
     assert np.abs(starts).max() <= 0.1 and np.std(starts) > 0.02  # the start cell is the origin
     low, high = np.min(goals, axis=0), np.max(goals, axis=0)
-    assert (
-        (low >= [0.0, 8.0]).all() and (high <= [1.5, 9.5]).all() and (high - low > 0.5).all()
-    )  # two cells down, up to 1.5 m of noise
+    # two cells down, up to 1.5 m of noise
+    assert (low >= [0.0, 8.0]).all() and (high <= [1.5, 9.5]).all() and (high - low > 0.5).all()
     base = env.unwrapped
     qpos = base.data.qpos.copy()  # type: ignore[attr-defined]
     qpos[:2] = goals[-1]

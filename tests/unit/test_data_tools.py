@@ -259,9 +259,8 @@ def test_what_is_known_of_ends_survives_a_subset(tmp_path: Path) -> None:
     unknown.
     """
     data = columns()
-    data["next_observations"] = np.concatenate(
-        [data["observations"][1:], data["observations"][:1]]
-    )  # shifted: wrong at time-outs
+    # shifted: wrong at time-outs
+    data["next_observations"] = np.concatenate([data["observations"][1:], data["observations"][:1]])
     data["next_observations"][[2, 7]] = -1.0  # true last observations where the episode terminates
     name = hdf5(tmp_path / "a.hdf5", **data)
     whole = load(name)

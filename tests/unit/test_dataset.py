@@ -27,9 +27,8 @@ ACT = np.linspace(-1, 1, 7, dtype=np.float32)[:, None]
 REW = np.array([1, 2, 3, 4, 5, 6, 7], np.float32)
 TERM = np.array([0, 0, 1, 0, 0, 0, 1], bool)
 TIME = np.array([0, 0, 0, 0, 1, 0, 1], bool)
-NEXT = np.array(
-    [[1, 10], [2, 20], [92, 920], [4, 40], [94, 940], [6, 60], [96, 960]], np.float32
-)  # 9x: true successors at the ends
+# 9x: true successors at the ends
+NEXT = np.array([[1, 10], [2, 20], [92, 920], [4, 40], [94, 940], [6, 60], [96, 960]], np.float32)
 
 
 def write(path: Path, **columns: np.ndarray) -> Path:
@@ -47,33 +46,13 @@ def test_rows_and_successors_without_stored_ones(tmp_path: Path) -> None:
     data = load_dataset(str(write(tmp_path / "a.hdf5", **core(timeouts=TIME))))
     assert data.episode_start.tolist() == [0, 3, 5] and data.episode_end.tolist() == [3, 5, 7]
     assert data.columns["terminations"].tolist() == [False, False, True, False, False, False, True]
-    assert data.columns["truncations"].tolist() == [
-        False,
-        False,
-        False,
-        False,
-        True,
-        False,
-        False,
-    ]  # a termination wins over a time-out
-    assert data.columns["next_observations"][:, 0].tolist() == [
-        1,
-        2,
-        2,
-        4,
-        4,
-        6,
-        6,
-    ]  # never the next episode's first observation
+    # a termination wins over a time-out
+    assert data.columns["truncations"].tolist() == [False, False, False, False, True, False, False]
+    # never the next episode's first observation
+    assert data.columns["next_observations"][:, 0].tolist() == [1, 2, 2, 4, 4, 6, 6]
     assert data.columns["successor_known"].tolist() == [True, True, False, True, False, True, False]
-    assert data.transition_rows().tolist() == [
-        0,
-        1,
-        2,
-        3,
-        5,
-        6,
-    ]  # the time-out of row 4 is unusable, the terminals are usable
+    # the time-out of row 4 is unusable, the terminals are usable
+    assert data.transition_rows().tolist() == [0, 1, 2, 3, 5, 6]
     assert data.raw_returns.tolist() == [6, 9, 13] and data.episode_returns().tolist() == [6, 9, 13]
     assert data.episode_lengths().tolist() == [3, 2, 2]
     assert data.complete.tolist() == [True, True, True]
@@ -182,12 +161,8 @@ def test_without_timeouts_the_tasks_step_limit_ends_episodes() -> None:
     }
     columns |= {"rewards": np.ones(rows, np.float32), "terminations": np.isin(np.arange(rows), [1])}
     raw = RawData(columns, source="d4rl", task=Task("t", max_episode_steps=3))
-    assert np.flatnonzero(find_ends(raw)).tolist() == [
-        1,
-        4,
-        7,
-        8,
-    ]  # terminal after 2, then the limit of 3 twice, then the rest
+    # terminal after 2, then the limit of 3 twice, then the rest
+    assert np.flatnonzero(find_ends(raw)).tolist() == [1, 4, 7, 8]
     data = assemble(raw)
     assert data.complete.tolist() == [True, True, True, False]
     assert data.columns["terminations"].sum() == 1 and data.columns["truncations"].sum() == 3

@@ -29,15 +29,8 @@ from .test_html import Reader, outside
 from .test_inspect import columns
 
 Data = dict[str, np.ndarray]
-DRAWN = (
-    "all nan",
-    "short rewards",
-    "one episode",
-    "discrete",
-    "constant action",
-    "huge numbers",
-    "few rows",
-)  # the others are not, to save time
+# the others are not, to save time
+DRAWN = ("all nan", "short rewards", "one episode", "discrete", "constant action", "huge numbers", "few rows")
 
 
 def undrawn(name: str) -> contextlib.ExitStack:
@@ -209,9 +202,8 @@ def test_coverage_names_the_variance() -> None:
 
     rng = np.random.default_rng(0)
     shared = rng.normal(size=4000)
-    values = np.stack(
-        [shared, shared, shared, rng.normal(size=4000)], 1
-    )  # three of four dimensions are one: 75% and 25%
+    # three of four dimensions are one: 75% and 25%
+    values = np.stack([shared, shared, shared, rng.normal(size=4000)], 1)
     figure, caption = coverage(values, None, "return")
     assert figure is not None and "100% of the variance; 90% need 2 of 4 components" in caption
     assert [axes.get_xlabel() for axes in figure.axes if axes.get_xlabel()] == ["component 1 (75% of the variance)"]

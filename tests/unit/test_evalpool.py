@@ -214,9 +214,8 @@ def test_a_worker_killed_at_work() -> None:
     task = Task("cheetah", env_id="HalfCheetah-v4", max_episode_steps=10_000_000)
     with EvaluationPool(task, EvalConfig(episodes=2), 1) as pool:
         pool.submit(policies(1), [0])
-        with pytest.raises(
-            RuntimeError, match="invalid for input of size 34"
-        ):  # a mistake in a program keeps its traceback
+        # a mistake in a program keeps its traceback
+        with pytest.raises(RuntimeError, match="invalid for input of size 34"):
             pool.wait()
         pool.submit(policies(1, 17, 6), [0])
         until(lambda: pool._workers[0].unit)
@@ -243,9 +242,8 @@ def test_what_other_processes_cannot_make() -> None:
             pytest.raises(PoolUnavailable, match=r"OfThisTest-v0.*eval\.workers=0"),
         ):
             pool.evaluate(policies(1), [0])
-        assert same(
-            evaluate_parallel(policies(1), [0], mine, CONFIG, workers=1), expected
-        )  # this process does it alone
+        # this process does it alone
+        assert same(evaluate_parallel(policies(1), [0], mine, CONFIG, workers=1), expected)
     finally:
         del gym.registry["OfTheScript-v0"], gym.registry["OfThisTest-v0"]
 

@@ -208,9 +208,8 @@ def test_dict_observations_flatten_in_order() -> None:
     env = Corridor()
     observation, _ = env.reset(seed=0)
     flatten, shape, _ = flattener(env)
-    assert shape == (6,) and flatten(observation) == pytest.approx(
-        [0.0, env.start, 0.0, 0, 0, 1]
-    )  # a, b, c (one of three)
+    # a, b, c (one of three)
+    assert shape == (6,) and flatten(observation) == pytest.approx([0.0, env.start, 0.0, 0, 0, 1])
     flatten, shape, _ = flattener(env, ("b", "a"))
     assert shape == (3,) and flatten(observation) == pytest.approx([env.start, 0.0, 0.0])
     with pytest.raises(UserError, match="no entry 'z'"):
@@ -290,9 +289,8 @@ def test_actions_of_the_wrong_shape_or_choice() -> None:
             return np.full(len(observations), int(self.values[0])), None
 
     pole = Task("pole", env_id="CartPole-v1")
-    assert (
-        evaluate([Choice(1)], [0], pole, EvalConfig(episodes=2)).returns.min() >= 8
-    )  # one side falls after about ten steps
+    # one side falls after about ten steps
+    assert evaluate([Choice(1)], [0], pole, EvalConfig(episodes=2)).returns.min() >= 8
     with pytest.raises(UserError, match=r"choices 0\.\.1"):
         evaluate([Choice(2)], [0], pole, EvalConfig(episodes=2))
 

@@ -83,9 +83,8 @@ def test_a_file_belongs_to_an_algorithm_and_fits_its_settings(experiment: str) -
 )
 def test_a_file_composes_for_its_first_data_set(experiment: str) -> None:
     algo = experiment.partition("/")[0]
-    for dataset in [d for d in ALL_DATA if found(algo, d) == experiment][
-        :1
-    ]:  # the rows of single datasets are checked below
+    # the rows of single datasets are checked below
+    for dataset in [d for d in ALL_DATA if found(algo, d) == experiment][:1]:
         config = settings(algo, dataset)
         assert config.experiment == experiment
         check_kinds(config.algo)

@@ -294,8 +294,7 @@ def test_normalising_in_place_touches_nobody_elses_data(file: Path, monkeypatch:
     monkeypatch.setitem(registry._table.setdefault("dataset", {}), "mine", lambda config: data)
     assert same(made, load_dataset(DatasetConfig(name="mine", normalize_observations=True)))
     assert torch.equal(data.columns["observations"], before)
-    assert same(
-        made, load_dataset(config(file, cache="never", normalize_observations=True))
-    )  # this one is done in place
+    # this one is done in place
+    assert same(made, load_dataset(config(file, cache="never", normalize_observations=True)))
     inside = normalize_observations(data, in_place=True)
     assert same(made, inside) and inside.columns["observations"].data_ptr() == data.columns["observations"].data_ptr()

@@ -43,23 +43,19 @@ def test_what_each_way_earns(parts: int) -> None:
         follow(below, parts)[0] == pytest.approx(follow(above, parts)[0] - 5.0 * 0.8) and follow(below, parts)[2] == -1
     )
     total, left, _, steps = follow([(1.0, 0.0)], parts)
-    assert (
-        total == pytest.approx(-0.5 - 0.2 * steps / parts) and left > 0.9 and steps <= 2 * parts
-    )  # the mean of both leads into the disc
+    # the mean of both leads into the disc
+    assert total == pytest.approx(-0.5 - 0.2 * steps / parts) and left > 0.9 and steps <= 2 * parts
 
 
 def test_the_disc_cannot_be_jumped_over() -> None:
     inside = np.array([-0.45, 0.1]), np.array([1.0, 0.0])
     assert fork.clearance(*inside) < fork.RADIUS  # though both ends lie outside
-    assert fork.clearance(np.array([-0.45, 0.55]), np.array([0.15, 0.55])) == pytest.approx(
-        0.55
-    )  # nearest within the step
-    assert fork.clearance(np.array([-0.8, 0.3]), np.array([-0.5, 0.3])) == pytest.approx(
-        np.hypot(0.5, 0.3)
-    )  # nearest at its end
-    assert fork.clearance(np.array([0.5, 0.5]), np.array([0.5, 0.5])) == pytest.approx(
-        np.hypot(0.5, 0.5)
-    )  # no step at all
+    # nearest within the step
+    assert fork.clearance(np.array([-0.45, 0.55]), np.array([0.15, 0.55])) == pytest.approx(0.55)
+    # nearest at its end
+    assert fork.clearance(np.array([-0.8, 0.3]), np.array([-0.5, 0.3])) == pytest.approx(np.hypot(0.5, 0.3))
+    # no step at all
+    assert fork.clearance(np.array([0.5, 0.5]), np.array([0.5, 0.5])) == pytest.approx(np.hypot(0.5, 0.5))
     _, reward, over = fork.move(np.array([-0.45, 0.0]), np.array([1.0, 0.0]), 1)
     assert over and reward == -0.7
     for y, where in ((0.5, 1), (-0.5, -1)):
@@ -67,10 +63,8 @@ def test_the_disc_cannot_be_jumped_over() -> None:
             fork.side(np.array([-0.1, y]), np.array([0.1, y])) == where
             and fork.side(np.array([0.1, y]), np.array([-0.1, y])) == 0
         )
-    assert fork.move(np.array([-0.2, -0.5]), np.array([1.0, 0.0]), 1)[1:] == (
-        -2.7,
-        False,
-    )  # 5 times a depth of 0.5, and the step
+    # 5 times a depth of 0.5, and the step
+    assert fork.move(np.array([-0.2, -0.5]), np.array([1.0, 0.0]), 1)[1:] == (-2.7, False)
     assert fork.side(np.array([-0.1, -0.1]), np.array([0.1, 0.3])) == 1  # above where it passes the middle, at y = 0.1
 
 

@@ -81,9 +81,8 @@ def test_a_policy_with_a_queue_plays_it_and_then_holds_the_last(every: int) -> N
     for t in range(9):
         decision, place = t - t % every, t % every
         carry = own.start(2)
-        for k in range(
-            min(place, 3) + 1
-        ):  # the whole chunk, from what was seen at the decision, with its random numbers
+        # the whole chunk, from what was seen at the decision, with its random numbers
+        for k in range(min(place, 3) + 1):
             expected, carry = own.step(carry, observations[decision], decision + k)
         np.testing.assert_array_equal(actions[t], expected)
     assert len(np.unique(actions[:every, 0], axis=0)) == min(every, 4)
@@ -95,10 +94,8 @@ def test_a_memory_counts_decisions_and_hears_what_they_earned() -> None:
     _, observations, carry = played(held, 6, reward=1.0)
     scale, shift = own.algorithm.spec.reward_scale, own.algorithm.spec.reward_shift
     assert (scale, shift) == (1.0, 0.0)
-    assert carry.inner.remaining.tolist() == [94.0, 94.0] and carry.earned.tolist() == [
-        15.0,
-        15.0,
-    ]  # 1 + 2 + 3, then 4 + 5 + 6
+    # 1 + 2 + 3, then 4 + 5 + 6
+    assert carry.inner.remaining.tolist() == [94.0, 94.0] and carry.earned.tolist() == [15.0, 15.0]
     _, carry = held.step(carry, observations[0], 6)
     assert carry.inner.remaining.tolist() == [79.0, 79.0]
     assert carry.inner.window["timesteps"][0].tolist() == [0, 1, 2]

@@ -119,9 +119,8 @@ def test_plan_on_a_gpu(check: Any) -> None:
     assert {(a, n, modes[1]) for a in ("iql", "td3_bc") for n in (1, 8, 64)} <= set(speed)
     assert {a for a, _, _ in speed} == set(FIRST) and {m for _, _, m in speed} == {"eager", *modes}
     timed_in_compiled = {(a, n) for a, n, m in speed if m == modes[1]}
-    assert {
-        (j["algo"], j["replicas"]) for j in jobs if j["job"] == "warm"
-    } == timed_in_compiled  # compiled before they are timed
+    # compiled before they are timed
+    assert {(j["algo"], j["replicas"]) for j in jobs if j["job"] == "warm"} == timed_in_compiled
     assert {next(iter(j["options"])) for j in jobs if j["job"] == "speed" and "options" in j} == {
         "deterministic",
         "combo_kernels",
@@ -350,9 +349,8 @@ def test_lanes_share_what_is_not_timed(check: Any) -> None:
     jobs = [{"job": "equality", "number": i, "share": 1.0} for i in range(6)] + [{"job": "speed", "share": 1.0}] * 2
     assert check.measure(jobs, [first, second], 60.0) == [{}] * 8
     assert {j.get("number") for j, _ in second.seen} < set(range(6)) and second.seen
-    assert [j["job"] for j, _ in first.seen][-2:] == [
-        "speed"
-    ] * 2 and second.closed == 1  # its memory is the others' then
+    # its memory is the others' then
+    assert [j["job"] for j, _ in first.seen][-2:] == ["speed"] * 2 and second.closed == 1
 
 
 def test_a_signal_ends_it_with_what_was_measured(check: Any) -> None:
@@ -387,12 +385,8 @@ def test_words_for_gaps_between_kernels(check: Any) -> None:
     def kernel(first: float, last: float) -> Any:
         return argparse.Namespace(time_range=argparse.Namespace(start=first, end=last))
 
-    spans = [
-        kernel(0.0, 10.0),
-        kernel(5.0, 20.0),
-        kernel(30.0, 40.0),
-        kernel(42.0, 50.0),
-    ]  # two at a time, then gaps of 10 and 2
+    # two at a time, then gaps of 10 and 2
+    spans = [kernel(0.0, 10.0), kernel(5.0, 20.0), kernel(30.0, 40.0), kernel(42.0, 50.0)]
     assert gaps(spans, 2) == "gaps 6 µs an update (24% of the time), median 6.0 µs, longest 10 µs"
     assert gaps(spans[:2], 1) == "no gaps between kernels"
 
@@ -400,9 +394,8 @@ def test_words_for_gaps_between_kernels(check: Any) -> None:
 def test_what_compute_sanitizer_says(check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from gpu.checks import sanitizer
 
-    assert (
-        check.run({"job": "warm", "algo": "bc", "replicas": 1, "mode": "eager", "rows": 500}, "cpu")["warm"] > 0.0
-    )  # what it runs
+    # what it runs
+    assert check.run({"job": "warm", "algo": "bc", "replicas": 1, "mode": "eager", "rows": 500}, "cpu")["warm"] > 0.0
     assert "skipped" in sanitizer("cpu", "eager", 500)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "not installed" in sanitizer("cuda", "eager", 500)["skipped"]

@@ -68,9 +68,8 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_batches_hold_everything_and_as_many_of_the_expert() -> None:
-    joined = append_expert(
-        dataset(3, 0.0), dataset(4, 100.0), 2
-    )  # the second of the expert's episodes ends in a time-out
+    # the second of the expert's episodes ends in a time-out
+    joined = append_expert(dataset(3, 0.0), dataset(4, 100.0), 2)
     sampler = ExpertSampler()
     source = sampler.prepare(joined)
     batch = sampler(source, rng.make_key(0), 4000)
@@ -129,9 +128,8 @@ def test_settings(tmp_path: Path) -> None:
         "memory": "device",
     }
     joined = load_dataset(DatasetConfig(**common, expert=expert, expert_choice="best", subsample=0.5, reward_scale=2.0))
-    assert (
-        joined.num_episodes == 2 and firsts(joined)[1] == 115.0
-    )  # a share of ours, and the whole of what is to be imitated
+    # a share of ours, and the whole of what is to be imitated
+    assert joined.num_episodes == 2 and firsts(joined)[1] == 115.0
     assert joined.columns["rewards"][-1] == 6.0 and joined.columns["expert"].tolist() == [False] * 5 + [True] * 5
     other = load_dataset(DatasetConfig(**common, expert=expert, subsample=0.5))
     assert other.transforms != joined.transforms

@@ -86,9 +86,8 @@ def test_bvft_by_hand() -> None:
     both = bvft_losses(q, np.zeros((2, 4)), np.array([1.0, 3.0, 2.0, 4.0]), 0.9, [1.0])
     # against the other each row is a group: errors -1, -2.6, 0, -1, whose mean square 8.76 / 4 is larger than 7.56 / 4
     assert both.losses[0] == pytest.approx(math.sqrt(8.76 / 4))
-    other = np.array(
-        [-1.5, -0.5, -1.5, -0.5]
-    )  # the opponent's own cells have the means 1.5 and 3.5; with the first's: -1, 0, -2, -1
+    # the opponent's own cells have the means 1.5 and 3.5; with the first's: -1, 0, -2, -1
+    other = np.array([-1.5, -0.5, -1.5, -0.5])
     assert both.losses[1] == pytest.approx(math.sqrt(max((other**2).mean(), 6 / 4)))
 
 
@@ -228,9 +227,8 @@ def test_td_error_by_hand() -> None:
     estimates = result.estimates["td"]
     np.testing.assert_allclose(estimates.value, [0.0, 0.0, -(1 + 4 + 0) / 3, np.nan], atol=1e-12)
     assert result.best == "exact" and result.order[-1] == 3
-    assert estimates.low[2] == pytest.approx(-2.5) and estimates.high[2] == pytest.approx(
-        0.0
-    )  # one episode errs, the other does not
+    # one episode errs, the other does not
+    assert estimates.low[2] == pytest.approx(-2.5) and estimates.high[2] == pytest.approx(0.0)
     np.testing.assert_allclose(result.estimates["q"].value, result.own_q)
     np.testing.assert_allclose(result.own_q[[0, 2]], [(2 + 5) / 2, (2 + 5) / 2])
 
@@ -265,9 +263,8 @@ def test_what_cannot_be_judged() -> None:
             ope.evaluate_policies(data((7.0,) * 3), {"a": Critic(EXACT)}, method, quick)
     with pytest.raises(UserError, match="every reward is 0"):
         ope.gates(data((0.0,) * 3), {"a": Critic(EXACT)})
-    survival = ope.evaluate_policies(
-        data((1.0, 1.0, 1.0)), {"a": Critic(EXACT)}, "td"
-    )  # how long an episode lasts is something
+    # how long an episode lasts is something
+    survival = ope.evaluate_policies(data((1.0, 1.0, 1.0)), {"a": Critic(EXACT)}, "td")
     assert np.isfinite(survival.estimates["td"].value).all()
     for method in ("td", "q"):
         with pytest.raises(UserError, match=f"method={method} asks each candidate's own critic, and none of 1 has one"):

@@ -120,9 +120,8 @@ def test_products_with_vectors_and_small_ones() -> None:
     x = [torch.randn(shape) for shape in ((1, 64, 96), (1, 96, 32), (1, 96, 1), (1, 1, 64), (1, 1, 1))]
     module = simpler(update, *x, own=OWN)
     assert [count(module, k) for k in (kernels.product, kernels.vector_product, aten.bmm.default)] == [1, 2, 1]
-    assert (
-        count(simpler(update, *x, own=("gated",)), aten.bmm.default) == 2
-    )  # dense ones where the library is the faster
+    # dense ones where the library is the faster
+    assert count(simpler(update, *x, own=("gated",)), aten.bmm.default) == 2
 
 
 def test_they_are_compiled_beside_other_work_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,9 +149,8 @@ def test_nothing_is_asked_twice_and_nothing_is_lost(tmp_path: Path, monkeypatch:
         assert (counts.prompts, counts.cached) == (9, 5)
         again, counts = ask(client(there.url), prompts, Answers(path), quiet=True)
         assert again == found and counts.cached == 9 and len(there.bodies) == 4
-        assert (
-            ask(client(there.url, key_env="ABSENT"), prompts, Answers(path), quiet=True)[0] == found
-        )  # no key for what is known
+        # no key for what is known
+        assert ask(client(there.url, key_env="ABSENT"), prompts, Answers(path), quiet=True)[0] == found
         ask(client(there.url, temperature=0.5), prompts[:1], Answers(path), quiet=True)  # other settings, other answers
         assert len(there.bodies) == 5
         with pytest.raises(UserError, match="2 questions are to be asked, more than max_prompts=1"):

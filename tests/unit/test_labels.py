@@ -64,9 +64,8 @@ def config(place: Path, function: str | None, **more: object) -> DatasetConfig:
 
 def test_a_function_of_an_episodes_columns(place: Path) -> None:
     plain, found = load_dataset(config(place, None)), load_dataset(config(place, "energy"))
-    np.testing.assert_allclose(
-        found.columns["rewards"], -(VALUES["actions"][:, 0] ** 2), rtol=1e-5
-    )  # actions in the environment's units
+    # actions in the environment's units
+    np.testing.assert_allclose(found.columns["rewards"], -(VALUES["actions"][:, 0] ** 2), rtol=1e-5)
     assert torch.equal(found.columns["observations"], plain.columns["observations"])
     assert found.raw_returns.tolist() == plain.raw_returns.tolist() == [10.0, 56.0]
     np.testing.assert_allclose(

@@ -153,9 +153,8 @@ def test_tensorboard_has_means_and_seeds_and_resumes(tmp_path: Path) -> None:
     with start(tmp_path) as run:
         for step in (10, 20, 30):
             run.metrics(step, {"loss": [1.0, 3.0]})
-    time.sleep(
-        1.1
-    )  # TensorBoard reads its files in the order of their names: the second, and then a number, 10 before 9
+    # TensorBoard reads its files in the order of their names: the second, and then a number, 10 before 9
+    time.sleep(1.1)
     with start(tmp_path, resume_step=20) as run:
         run.metrics(30, {"loss": [5.0, float("nan")]})
     board = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -339,10 +338,8 @@ def test_what_to_look_at_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert places == [str(iql.dir), str(bc.dir)]
     assert main(["report", *places, f"out={tmp_path / 'out'}", "bootstrap=100", "quiet=true"]) == 0  # as it stands
     assert len(tables.next_commands([iql, *[bc] * 9])[0]) < len(lines[0])  # of many runs their folder
-    iql.record["identity"]["algo"] |= {
-        "actor_schedule": "cosine",
-        "decay_steps": 300,
-    }  # the updates it had: nothing is left to learn
+    # the updates it had: nothing is left to learn
+    iql.record["identity"]["algo"] |= {"actor_schedule": "cosine", "decay_steps": 300}
     assert len(tables.next_commands([iql])) == 2
     unscored = tables.next_commands([saved("c", "bc", None)])
     assert ["select" in unscored[0], "env=ID" in unscored[1]] == [True, True]

@@ -18,9 +18,8 @@ def test_expected_maximum() -> None:
     assert [round(expected_maximum(k), 3) for k in (1, 2, 4, 8, 16, 32)] == [0.0, 0.564, 1.029, 1.424, 1.766, 2.070]
     assert expected_maximum(2) == pytest.approx(1 / math.sqrt(math.pi), abs=1e-10)  # in closed form
     assert expected_maximum(3) == pytest.approx(1.5 / math.sqrt(math.pi), abs=1e-10)
-    assert math.sqrt(2 * math.log(8)) / expected_maximum(8) == pytest.approx(
-        1.43, abs=0.005
-    )  # the bound is 43% too large
+    # the bound is 43% too large
+    assert math.sqrt(2 * math.log(8)) / expected_maximum(8) == pytest.approx(1.43, abs=0.005)
     with pytest.raises(ValueError, match="at least 1"):
         expected_maximum(0)
 
@@ -49,6 +48,5 @@ def test_chances() -> None:
     assert chance_best([0.0, 1.0, -1.0, 2.0], [1.0, 0.01, 0.02, 3.0]).sum() == pytest.approx(1.0, abs=1e-4)
     draws = np.random.default_rng(0).normal([0.0, 0.5, 0.3], [1.0, 0.2, 0.6], (200_000, 3))
     shares = (draws >= draws.max(1, keepdims=True) - 0.1).mean(0)
-    assert chance_best([0.0, 0.5, 0.3], [1.0, 0.2, 0.6], 0.1) == pytest.approx(
-        shares, abs=0.006
-    )  # five standard errors
+    # five standard errors
+    assert chance_best([0.0, 0.5, 0.3], [1.0, 0.2, 0.6], 0.1) == pytest.approx(shares, abs=0.006)

@@ -107,9 +107,8 @@ def test_leaving_the_range_truncates_or_clips(single: Path, tmp_path: Path) -> N
 
 
 def test_known_terminations_end_episodes(tmp_path: Path) -> None:
-    path = linear_model.write(
-        tmp_path / "m.safetensors", settings={"termination": "inverted_pendulum"}
-    )  # entry 1 beyond 0.2
+    # entry 1 beyond 0.2
+    path = linear_model.write(tmp_path / "m.safetensors", settings={"termination": "inverted_pendulum"})
     env = offrl.ModelEnv(path, horizon=1)
     env.reset(options={"observation": np.array([0.0, 5.0], np.float32)})
     _, _, terminated, truncated, info = env.step(np.array([0.0]))
@@ -284,10 +283,8 @@ def test_batches_are_reproducible(model: Path) -> None:
 def test_discrete_actions(tmp_path: Path) -> None:
     data = linear_model.rows()
     spec = dataclasses.replace(data.spec, discrete=True, num_actions=2, action_dim=1, action_low=(), action_high=())
-    weights = (
-        np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.0, -1.0]]),
-        np.array([0.0, 0.0, 2.0, 0.0]),
-    )  # choice 0 moves right, 1 down
+    # choice 0 moves right, 1 down
+    weights = (np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.0, -1.0]]), np.array([0.0, 0.0, 2.0, 0.0]))
     columns = {**data.columns, "actions": (data.columns["actions"][:, 0] > 0).long()}
     data = dataclasses.replace(data, spec=spec, columns=columns)
     env = offrl.ModelEnv(linear_model.write(tmp_path / "m.safetensors", data, [weights]))

@@ -72,9 +72,8 @@ def test_values_of_linear_policies_by_hand(tmp_path: Path) -> None:
     data = small()
     estimates = found(linear_model.write(tmp_path / "m.safetensors", data), data)
     first = data.columns["observations"][data.episode_start].numpy()
-    values = np.array(
-        [[[by_hand(m, p, s, 12) for p in CANDIDATES.values()] for s in first] for m in (0, 1)]
-    )  # [E, M, K]
+    # [E, M, K]
+    values = np.array([[[by_hand(m, p, s, 12) for p in CANDIDATES.values()] for s in first] for m in (0, 1)])
     np.testing.assert_allclose(estimates.value, values.mean((0, 1)), rtol=1e-4)
     np.testing.assert_allclose(estimates.details["members"], values.mean(1), rtol=1e-4)
     # the interval: variance of the mean over 4 states, and that between 2 members; Welch and Satterthwaite's degrees of
@@ -105,10 +104,8 @@ def test_units_of_the_models_data_are_undone(tmp_path: Path) -> None:
     plain = found(linear_model.write(tmp_path / "plain.safetensors", data), data)
     mean, std, scale, shift = np.array([0.5, -1.0]), np.array([2.0, 0.5]), 0.1, -3.0
     members = []
-    for (
-        dynamics,
-        reward,
-    ) in linear_model.MEMBERS:  # s = mean + std z; what the mean adds is put into the action's weight, which is then 1
+    # s = mean + std z; what the mean adds is put into the action's weight, which is then 1
+    for dynamics, reward in linear_model.MEMBERS:
         into = np.diag([*std, 1.0])
         members.append((into @ dynamics / std, scale * into @ reward))
     spec = dataclasses.replace(
@@ -136,9 +133,8 @@ def test_rewards_and_states_are_cut_off_at_the_datas_range(tmp_path: Path) -> No
     estimates = found(path, narrow, horizon=200)
     bound = (1.0 - DISCOUNT**200) / (1.0 - DISCOUNT)
     assert (estimates.value <= 0.2 * bound + 1e-9).all() and (estimates.value >= -0.1 * bound - 1e-9).all()
-    runaway = [
-        (np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]), np.array([0.0, 0.0, 0.0]))
-    ]  # doubles: 0.5 reaches 20 after 5.3 steps
+    # doubles: 0.5 reaches 20 after 5.3 steps
+    runaway = [(np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]), np.array([0.0, 0.0, 0.0]))]
     estimates = found(linear_model.write(tmp_path / "r.safetensors", data, runaway), data, rollouts=1)
     assert estimates.details["clipped"] == [pytest.approx(7 / 12)] * 3
 
@@ -167,9 +163,8 @@ def test_noise_and_propagation(tmp_path: Path) -> None:
     mixed = found(path, data, noise=False, propagation="ts1", rollouts=400)
     assert len(mixed.details["members"]) == 1
     members = np.array(exact.details["members"])
-    assert (
-        (mixed.value > members.min(0)) & (mixed.value < members.max(0))
-    ).all()  # members mixed along the way: in between, here
+    # members mixed along the way: in between, here
+    assert ((mixed.value > members.min(0)) & (mixed.value < members.max(0))).all()
 
 
 def test_all_has_it_where_a_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,10 +114,8 @@ def test_scales_make_intervals_cover_what_they_should():
 
 def test_levels_recalibrate_what_no_factor_can():
     data = episodes(60)
-    rows, model = (
-        data.transition_rows(),
-        Exact(NOISE, wrong=2 * NOISE),
-    )  # elites that disagree more than they err: too narrow and too wide
+    # elites that disagree more than they err: too narrow and too wide
+    rows, model = (data.transition_rows(), Exact(NOISE, wrong=2 * NOISE))
     half = torch.arange(len(rows)) % 2 == 0
     tree = {**TREE, "scale": quality.scales(model, TREE, data, rows[half])}
     asked = quality.levels(model, tree, data, rows[half])
@@ -180,9 +178,8 @@ def test_many_steps_follow_the_recorded_actions():
     everywhere = torch.ones(len(exact), dtype=torch.bool)
     found = quality.many_steps(Exact(), TREE, exact, everywhere)
     assert found["horizon"] == quality.HORIZON and len(found["mean"]["median"]) == quality.HORIZON
-    assert (
-        max(found["mean"]["high"]) < 1e-5 and max(found["return_rmse"]) < 1e-4
-    )  # the truth has no error at any horizon
+    # the truth has no error at any horizon
+    assert max(found["mean"]["high"]) < 1e-5 and max(found["return_rmse"]) < 1e-4
     assert min(found["unchanged"]["median"]) > 0.1
     data = episodes(12, 62)
     noisy = quality.many_steps(Exact(), TREE, data, everywhere)

@@ -190,9 +190,8 @@ def test_the_seed_of_a_reset_decides_the_episode() -> None:
     np.testing.assert_array_equal(play(two, 7), a)
     assert np.abs(play(one, 8) - a).max() > 1e-3
     start, goal = a[:2], a[2:4]
-    assert (
-        np.abs(start - [0, 20]).max() <= 1.001 and np.abs(goal - [20, 0]).max() <= 1.001
-    )  # cells (6, 1)... in x, y, and noise
+    # cells (6, 1)... in x, y, and noise
+    assert np.abs(start - [0, 20]).max() <= 1.001 and np.abs(goal - [20, 0]).max() <= 1.001
 
 
 class Told(gym.Env):
@@ -422,6 +421,5 @@ def test_observations_that_hold_the_goal_are_refused() -> None:
         make_algorithm(config, data)
     apart = dataclasses.replace(task, observation_keys=("achieved_goal", "observation"))
     make_algorithm(config, dataclasses.replace(data, spec=dataclasses.replace(data.spec, task=apart)))
-    make_algorithm(
-        dataclasses.replace(config, algo=registry.get("algo", "bc").Config(hidden=[8])), data
-    )  # sees what the data show
+    # sees what the data show
+    make_algorithm(dataclasses.replace(config, algo=registry.get("algo", "bc").Config(hidden=[8])), data)

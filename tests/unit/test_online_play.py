@@ -209,9 +209,8 @@ def test_mujoco_is_stepped_as_gymnasium_does() -> None:
     row = env.reset(seed=start_seed(0, 0, 0, 0))[0].astype(np.float32)
     with Play(Task("hopper", env_id="Hopper-v4"), spec, (0,), 1, 0, 30) as made:
         made.begin()
-        for action in (
-            np.random.default_rng(0).integers(-64, 65, (250, 3)).astype(np.float32) / 64
-        ):  # scaling rounds none of these
+        # scaling rounds none of these
+        for action in np.random.default_rng(0).integers(-64, 65, (250, 3)).astype(np.float32) / 64:
             turn = made.step(action[None])
             assert (turn.observations[0] == row).all()
             after, reward, terminated, _, _ = env.step(action)

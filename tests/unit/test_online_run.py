@@ -70,9 +70,8 @@ def still(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     recorded(False), recorded(True)
     drawn = request.node.name == "test_it_learns_from_play_and_data"
     draw = outcome.picture
-    monkeypatch.setattr(
-        outcome, "picture", lambda *a, **k: draw(*a, **k) if drawn else False
-    )  # it takes as long as all the rest
+    # it takes as long as all the rest
+    monkeypatch.setattr(outcome, "picture", lambda *a, **k: draw(*a, **k) if drawn else False)
     monkeypatch.setattr(Walk, "steps", 0)
     monkeypatch.setattr(Walk, "at", -1)
 
@@ -291,9 +290,8 @@ def test_settings_of_the_algorithm_change_online(tmp_path: Path, monkeypatch: py
     with pytest.raises(UserError, match="steps: 60 there, 80 here"):  # settings are annealed over the steps
         tune(offline, tmp_path, steps=80)
     seen.clear()
-    tune(
-        offline, tmp_path, "given", mixing=0.5, **{"algo.alpha": 4.0, "algo.noise_clip": 0.1}
-    )  # the command's word holds
+    # the command's word holds
+    tune(offline, tmp_path, "given", mixing=0.5, **{"algo.alpha": 4.0, "algo.noise_clip": 0.1})
     assert {clip for _, clip in seen} == {0.1} and {alpha for alpha, _ in seen} == {None}
 
 
@@ -372,9 +370,8 @@ def test_a_line_is_the_mean_over_the_updates_since_the_last_one(tmp_path: Path) 
     def losses(name: str, every: int) -> list[list[float]]:
         settings = {"steps": 4, "warmup": 1, "eval.every": 0, "eval.episodes": 1, "log_every": every}
         lines = (tune(offline, tmp_path, name, **settings).dir / "metrics.jsonl").read_text().splitlines()
-        return [
-            line["critic/loss"] for line in map(json.loads, lines) if "critic/loss" in line
-        ]  # none where nothing was learnt yet
+        # none where nothing was learnt yet
+        return [line["critic/loss"] for line in map(json.loads, lines) if "critic/loss" in line]
 
     together, single = losses("together", 4), losses("single", 1)
     assert (len(together), len(single)) == (1, 3)

@@ -168,9 +168,8 @@ def test_dr_corrects_a_poor_q(data: Dataset, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_behavior_model_finds_the_probabilities(data: Dataset) -> None:
-    settings = OPEConfig(
-        **{**SMALL, "batch_size": 1024}, behavior_updates=300
-    )  # batches of 128 leave an error of up to 0.06
+    # batches of 128 leave an error of up to 0.06
+    settings = OPEConfig(**{**SMALL, "batch_size": 1024}, behavior_updates=300)
     found = behavior_log_prob(make_problem(data, {"a": CANDIDATES["a"]}), settings)
     np.testing.assert_allclose(found.exp(), exact_behavior(data).exp(), atol=0.08)
 
@@ -236,9 +235,8 @@ def test_where_no_episode_goes_on_nothing_is_known() -> None:
     data = two_episodes(False)
     ratios, gains = torch.zeros(3, 1, dtype=torch.float64), data.columns["rewards"].double().unsqueeze(1)
     sums, effective = weighted_sums(ratios, gains, data, 0.5, usable=torch.tensor([True, False, True]))
-    assert sums.item() == pytest.approx(2.0) and effective.item() == pytest.approx(
-        2.0
-    )  # step 0 alone: (1 + 3) / 2 of two episodes
+    # step 0 alone: (1 + 3) / 2 of two episodes
+    assert sums.item() == pytest.approx(2.0) and effective.item() == pytest.approx(2.0)
 
 
 def test_target_densities_by_hand() -> None:
@@ -311,9 +309,8 @@ def test_target_bounds_hold_where_episodes_end() -> None:
 
 
 def test_combined_interval_by_hand() -> None:
-    values = np.array(
-        [[[1.0], [3.0]], [[2.0], [6.0]]]
-    )  # two seeds, two initial states: means 2 and 4; states 1.5 and 4.5
+    # two seeds, two initial states: means 2 and 4; states 1.5 and 4.5
+    values = np.array([[[1.0], [3.0]], [[2.0], [6.0]]])
     value, low, high = combine(values)
     states, seeds = 4.5 / 2, 2.0  # variances: of the mean over states, between seeds; one degree of freedom each
     freedom = int((states + seeds) ** 2 / (states**2 + seeds**2))

@@ -179,9 +179,8 @@ def test_the_interval_holds_the_spread_between_fits_and_within_them() -> None:
 def test_the_gap_is_to_the_nearest_row_of_another_episode() -> None:
     known = torch.tensor([[0.0, 0.0], [0.1, 0.0], [3.0, 4.0]]).double()
     wanted, episode = torch.tensor([[0.0, 0.0]] * 3).double(), torch.tensor([0, 0, 1])
-    assert gap(wanted, known, episode) == pytest.approx(
-        5.0 / np.sqrt(2.0)
-    )  # two of three rows are drawn from the first episode
+    # two of three rows are drawn from the first episode
+    assert gap(wanted, known, episode) == pytest.approx(5.0 / np.sqrt(2.0))
     assert gap(wanted, known, torch.zeros(3)) == 0.0
 
 

@@ -60,12 +60,8 @@ def test_links_are_committed_as_links() -> None:
     assert {modes.get(f"offrl/{folder}") for folder in LINKED} == {"120000"}
 
 
-TALKS_TO_OWN_PROCESSES = {
-    "processes.py",
-    "host.py",
-    "protocol.py",
-    "worker.py",
-}  # through pipes; no file is unpickled anywhere
+# through pipes; no file is unpickled anywhere
+TALKS_TO_OWN_PROCESSES = {"processes.py", "host.py", "protocol.py", "worker.py"}
 
 
 def test_no_old_gym_no_d4rl_no_pickle() -> None:

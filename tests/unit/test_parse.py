@@ -48,14 +48,8 @@ def test_thinned_rows_keep_the_final_and_the_last(tmp_path: Path) -> None:
     path.write_text("\n".join(["step,seed,final", *rows, "12,0"]) + "\n")
     problems: list[str] = []
     kept = list(whole_rows(path, problems.append, ("seed",), 3))
-    assert [int(r["step"]) for r in kept if r["seed"] == "0"] == [
-        3,
-        6,
-        8,
-        9,
-        12,
-        11,
-    ]  # the last ones at the end; a short line as it is
+    # the last ones at the end; a short line as it is
+    assert [int(r["step"]) for r in kept if r["seed"] == "0"] == [3, 6, 8, 9, 12, 11]
     assert [int(r["step"]) for r in kept if r["seed"] == "1"] == [3, 6, 9, 11]
     assert kept[[r["step"] for r in kept].index("12")] == {"step": "12", "seed": "0", "final": None}
     assert len(list(whole_rows(path, problems.append))) == 23 and not problems

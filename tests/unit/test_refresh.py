@@ -116,9 +116,8 @@ def test_its_metrics_are_means_over_its_calls() -> None:
     step, state = begun([0])
     after, sums = step.run(state, {}, 0, 12)
     values = metric_means(sums, 12)
-    assert torch.allclose(
-        values["ring/value"], after.buffers["ring"].mean(-1).double()
-    )  # three calls filled a ring of three
+    # three calls filled a ring of three
+    assert torch.allclose(values["ring/value"], after.buffers["ring"].mean(-1).double())
     assert set(values) == {"loss", "ring/value"}
 
 

@@ -147,9 +147,8 @@ def test_the_first_screen(tmp_path: Path, name: str) -> None:
 def test_what_differs_besides_the_algorithms_is_in_the_headline(tmp_path: Path, datasets: tuple[str, ...]) -> None:
     for dataset in datasets:
         make(tmp_path / "runs", "rebrac", dataset, level(20), seeds=6)
-        make(
-            tmp_path / "runs", "td3_bc", dataset, level(60), seeds=6, hidden=[64, 64], alpha=9.0
-        )  # alpha is of td3_bc alone
+        # alpha is of td3_bc alone
+        make(tmp_path / "runs", "td3_bc", dataset, level(60), seeds=6, hidden=[64, 64], alpha=9.0)
         for algorithm, normalised in (("rebrac", "false"), ("td3_bc", "true")):
             record = tmp_path / "runs" / f"{algorithm}-{dataset}" / "run.json"
             record.write_text(

@@ -150,9 +150,8 @@ def test_what_it_learns_on_does_not_move_and_the_rest_does(tmp_path: Path) -> No
     assert all(torch.equal(own.extra["base"]["params"]["actor"][k], v) for k, v in parent.params["actor"].items())
     assert any(bool(v.any()) for k, v in own.params["actor"].items() if k.endswith("2.weight"))
     played = own.extra["mean"]
-    assert (
-        torch.isfinite(played).all() and 2.0 < float(played[1]) < 6.0
-    )  # the time within episodes of 9 steps, from the first iteration
+    # the time within episodes of 9 steps, from the first iteration
+    assert torch.isfinite(played).all() and 2.0 < float(played[1]) < 6.0
     lines = Path(done.dir, "metrics.jsonl").read_text()
     assert "online/success" in lines and "online/passes" in lines
     assert done.algorithm == "flow_bc+residual"

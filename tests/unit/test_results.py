@@ -118,9 +118,8 @@ def test_a_run(tmp_path: Path) -> None:
     cell = only_cell(results)
     assert (cell.label, cell.normalised, cell.best()) == ("iql", True, (200, 53.0))
     assert cell.interval()[0] == 53.0 and cell.interval("raw")[0] == 1590.0 and math.isnan(cell.interval("success")[0])
-    assert cell.interval()[2] - 53.0 == pytest.approx(
-        4.30265 / math.sqrt(3), abs=1e-4
-    )  # Student's t for 2 degrees of freedom
+    # Student's t for 2 degrees of freedom
+    assert cell.interval()[2] - 53.0 == pytest.approx(4.30265 / math.sqrt(3), abs=1e-4)
 
 
 def test_csv_and_parquet_hold_the_same(tmp_path: Path) -> None:
@@ -157,9 +156,8 @@ def test_the_best_evaluation_is_not_the_headline(tmp_path: Path) -> None:
     run = make(tmp_path / "run", at=(100,), steps=300)
     text = (run / "scores.csv").read_text()
     rows = text.splitlines()[1:]
-    later = "\n".join(
-        row.replace("100,", "300,", 1).replace(",1.0,500.0,,", ",1.0,500.0,,1", 1) for row in rows
-    )  # 51 -> 151
+    # 51 -> 151
+    later = "\n".join(row.replace("100,", "300,", 1).replace(",1.0,500.0,,", ",1.0,500.0,,1", 1) for row in rows)
     (run / "scores.csv").write_text(text + later.replace(",,1", ",,-", 1) + "\n")
     (run / "metrics.jsonl").write_text('{"step": 300, "a/b": [1.0, 1.0, 1.0]}\n')
     cell = only_cell(collect([run]))
@@ -183,9 +181,8 @@ def test_a_half_written_last_line(tmp_path: Path) -> None:
 
 def test_a_last_line_cut_between_numbers_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
-    (run / "scores.csv").write_text(
-        (run / "scores.csv").read_text().rstrip("\n")
-    )  # the last character is missing: what else may be?
+    # the last character is missing: what else may be?
+    (run / "scores.csv").write_text((run / "scores.csv").read_text().rstrip("\n"))
     assert len(collect([run]).scores) == 5
 
 

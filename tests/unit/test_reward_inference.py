@@ -47,9 +47,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def rings(columns: dict[str, np.ndarray]) -> np.ndarray:
     assert columns["observations"].shape == (len(columns["rewards"]), 4) and columns["truncations"].tolist()[-1]
     np.testing.assert_array_equal(columns["observations"][1:], columns["next_observations"][:-1])
-    np.testing.assert_allclose(
-        columns["rewards"], at_centre(columns["next_observations"][:, :2]), atol=1e-5
-    )  # as recorded
+    # as recorded
+    np.testing.assert_allclose(columns["rewards"], at_centre(columns["next_observations"][:, :2]), atol=1e-5)
     return at_ring(columns["next_observations"][:, :2])
 
 

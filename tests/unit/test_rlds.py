@@ -91,20 +91,16 @@ def test_an_end_that_is_missing_and_other_flags(tmp_path: Path) -> None:
         and not bool(data.columns["successor_known"][-1])
         and not bool(data.complete[-1])
     )
-    ids = {
-        **VECTORS,
-        "episode_ids": np.arange(15) // 5,
-        "is_last": LAST & (np.arange(15) < 5),
-    }  # two ends are unmarked: no row is lost
+    # two ends are unmarked: no row is lost
+    ids = {**VECTORS, "episode_ids": np.arange(15) // 5, "is_last": LAST & (np.arange(15) < 5)}
     fields = {"terminations": "is_terminal", "episode_ends": "is_last"}
     assert load_dataset(DatasetConfig(name=str(npz(tmp_path, ids)), fields=fields)).episode_end.tolist() == [4, 9, 14]
     table = {**TABLE, "episode": ids["episode_ids"], "is_last": ids["is_last"]}
     assert load_dataset(DatasetConfig(name=str(csv(tmp_path, table)), fields=fields)).episode_end.tolist() == [4, 9, 14]
     kept = {"first": "is_first", "last": "is_last", "end": "is_terminal"}
     more = {**VECTORS, "terminations": FLAGS["is_terminal"], "truncations": LAST & ~FLAGS["is_terminal"]}
-    assert (
-        len(load_dataset(DatasetConfig(name=str(npz(tmp_path, more)), fields=kept))) == 15
-    )  # asked for as further columns
+    # asked for as further columns
+    assert len(load_dataset(DatasetConfig(name=str(npz(tmp_path, more)), fields=kept))) == 15
     own = {**VECTORS, "truncations": LAST & ~FLAGS["is_terminal"], "terminations": FLAGS["is_terminal"]}
     with pytest.raises(UserError, match="nothing takes the column 'is_terminal'"):  # a file that says its ends twice
         load_dataset(str(npz(tmp_path, own)))

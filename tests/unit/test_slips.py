@@ -324,9 +324,8 @@ def test_act_takes_the_dictionary_of_an_environment() -> None:
         policy(Task("t", observation_keys=("b", "a/x", "a/y"))).act({"b": flat[0], "a": {"y": flat[2], "x": flat[1]}}),
         expected,
     )
-    np.testing.assert_array_equal(
-        policy(Task("t", env_id="Old-v0")).act(parts), expected
-    )  # a file of before: what was compared, sorted
+    # a file of before: what was compared, sorted
+    np.testing.assert_array_equal(policy(Task("t", env_id="Old-v0")).act(parts), expected)
     for task in (None, Task("t", env_id="New-v0", observation_keys=OWN_ORDER)):
         with pytest.raises(
             UserError, match=r"data were flat, .* entries \(a, b\) is not known.*dataset\.observation_keys="

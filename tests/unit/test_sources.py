@@ -194,10 +194,8 @@ def test_a_wrong_guess_is_dropped_with_a_note(tmp_path: Path) -> None:
 
 def test_the_environment_recorded_in_the_file_counts(tmp_path: Path) -> None:
     newer = load_dataset(str(write_d4rl(tmp_path / "hopper_medium.hdf5", env_id="Hopper-v5"))).spec.task
-    assert newer is not None and (newer.env_id, newer.ref_max) == (
-        "Hopper-v5",
-        None,
-    )  # D4RL's scores are of v2, which v4 stands for
+    # D4RL's scores are of v2, which v4 stands for
+    assert newer is not None and (newer.env_id, newer.ref_max) == ("Hopper-v5", None)
     older = load_dataset(str(write_d4rl(tmp_path / "hopper_medium.hdf5", env_id="Hopper-v2"))).spec.task
     assert older is not None and older.env_id == "Hopper-v4"  # v2 needs mujoco-py
     other = load_dataset(str(write_d4rl(tmp_path / "hopper_medium.hdf5", env_id="Walker2d-v4"))).spec.task
@@ -248,9 +246,8 @@ def test_real_d4rl_files(name: str, rows: int, cut: Any, mean: Any, smallest: An
             smallest, abs=0.05
         )
     unknown = len(data) - len(data.transition_rows())
-    assert unknown == (
-        0 if name == "hopper_medium" else int(data.columns["truncations"].sum())
-    )  # hopper_medium stores successors
+    # hopper_medium stores successors
+    assert unknown == (0 if name == "hopper_medium" else int(data.columns["truncations"].sum()))
 
 
 @real

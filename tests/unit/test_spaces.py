@@ -128,10 +128,8 @@ def test_entries_have_one_order_everywhere() -> None:
     assert flattener(env_of(NESTED), ("z", "a/y"))[0](VALUE).tolist() == [3.0, 2.0]
     with pytest.raises(UserError, match=r"no entry 'a/w'; they have a, n, z"):
         flattener(env_of(NESTED), ("a/w",))
-    assert joined(spaces.Dict({"b": NUMBER, "a": NUMBER})) == (
-        "a",
-        "b",
-    )  # Gymnasium has sorted it: both orders are the same
+    # Gymnasium has sorted it: both orders are the same
+    assert joined(spaces.Dict({"b": NUMBER, "a": NUMBER})) == ("a", "b")
 
 
 def test_flat_data_of_a_dict_environment(tmp_path: Path) -> None:
@@ -326,9 +324,8 @@ def test_value_is_the_checkpoints_critic(tmp_path: Path) -> None:
     policy, own = run.policy(seed=1), next(p for name, p in run_candidates(run).items() if name.endswith("seed_1@5"))
     expected = own.own_value(PLACES[:5], PLACES[:5, :1])
     assert expected is not None and expected.std() > 0
-    np.testing.assert_allclose(
-        policy.value(PLACES[:5], PLACES[:5, :1]), expected / 4.0, rtol=1e-6
-    )  # in recorded rewards
+    # in recorded rewards
+    np.testing.assert_allclose(policy.value(PLACES[:5], PLACES[:5, :1]), expected / 4.0, rtol=1e-6)
     assert policy.value(PLACES[0], PLACES[0, :1]) == pytest.approx(expected[0] / 4.0, rel=1e-5)
     np.testing.assert_array_equal(
         offrl.load(run.dir).policy(seed=1).value(PLACES[:5], PLACES[:5, :1]), policy.value(PLACES[:5], PLACES[:5, :1])

@@ -440,9 +440,8 @@ def test_rewards_are_the_environments(name: str, env_id: str, place: Place, kwar
     assert given.shape == paid.shape
     torch.testing.assert_close(given, paid.double(), atol=1e-5, rtol=0)
     if name == "pen":
-        assert (
-            min(int((paid > 40).sum()), int(((paid > 5) & (paid < 20)).sum())) > 20
-        )  # near the place and the direction
+        # near the place and the direction
+        assert min(int((paid > 40).sum()), int(((paid > 5) & (paid < 20)).sum())) > 20
 
 
 def test_pusher_v4_is_paid_for_what_was_before_the_step() -> None:

@@ -86,9 +86,8 @@ def test_episodes_become_columns_and_come_back() -> None:
 
 def test_the_fingerprint_is_that_of_the_turns() -> None:
     data = from_episodes(EPISODES, name="toy")
-    other = shared_strings([from_episodes(EPISODES[::-1], name="x"), data])[
-        1
-    ]  # the same turns over another order of strings
+    # the same turns over another order of strings
+    other = shared_strings([from_episodes(EPISODES[::-1], name="x"), data])[1]
     assert other.strings != data.strings
     again = from_episodes([{k: v for k, v in e.items() if k != "meta"} for e in to_episodes(other)], name="else")
     assert again.fingerprint == data.fingerprint

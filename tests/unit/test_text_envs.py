@@ -63,9 +63,8 @@ def test_maze_has_the_known_optimal_and_random_returns() -> None:
         best, mean, square = new_best, new_mean, new_square
     assert np.mean(list(best.values())) == pytest.approx(-6.84, abs=1e-9)
     random = float(np.mean(list(mean.values())))
-    error = np.sqrt(
-        np.mean([square[c] - mean[c] ** 2 for c in maze.STARTS]) / 800
-    )  # of 32 rollouts from each of the 25 cells
+    # of 32 rollouts from each of the 25 cells
+    error = np.sqrt(np.mean([square[c] - mean[c] ** 2 for c in maze.STARTS]) / 800)
     assert abs(random - -86.3) < 2 * error < 2.5
 
 

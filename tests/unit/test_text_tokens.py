@@ -80,9 +80,8 @@ def test_tokens_masks_and_rewards_line_up(kind: str, seed: int) -> None:
             own = ids[action].tolist()
             assert own[-1] == tok.end and tok.decode(own[:-1]) == turn["action"]
             said = [x for other in told[e]["turns"][: t + 1] for x in (other["obs"], other["action"])][:-1]
-            shown = ids[batch[VALID][i] & ~action][
-                1:
-            ].tolist()  # windows may begin with an action, which has an end token too
+            # windows may begin with an action, which has an end token too
+            shown = ids[batch[VALID][i] & ~action][1:].tolist()
             assert tok.decode(shown) == "".join(said[-history:])
             last = np.flatnonzero(action)[-1]
             assert batch[LAST][i][last] and not batch[LAST][i][action][:-1].any()
@@ -147,9 +146,8 @@ def test_a_state_that_does_not_fit_behind_its_action_is_not_taken_for_known(size
     data = from_episodes([{"turns": turns, "final_obs": "end\n", "terminated": False, "truncated": True}], name="toy")
     source = TextSampler(tokenizer("characters", data), False, None, 30).prepare(data)
     batch = take(source, torch.arange(len(source.begin)))
-    assert (
-        int(batch[ACTION].sum()) == 6 * 3 and float(batch[REWARD][batch[ACTION]].sum()) == 6.0
-    )  # each is learnt from once
+    # each is learnt from once
+    assert int(batch[ACTION].sum()) == 6 * 3 and float(batch[REWARD][batch[ACTION]].sum()) == 6.0
     ends = batch[ACTION] & batch[LAST]
     for row, position in ends.nonzero().tolist():
         last_turn = int(source.begin[row]) + position - 1 > 5 * (size + 4)

@@ -59,9 +59,8 @@ def test_top_fraction_keeps_the_best_in_their_order() -> None:
     assert top_fraction(FOUR, 0.75).num_episodes == 3
     assert top_fraction(FOUR, 0.01).raw_returns.tolist() == [9]  # at least one
     hundred = make([float(i) for i in range(100)], list(range(100)))
-    assert (
-        0.29 * 100 < 29 and top_fraction(hundred, 0.29).num_episodes == 29
-    )  # 29 percent of 100, whatever floating point says
+    # 29 percent of 100, whatever floating point says
+    assert 0.29 * 100 < 29 and top_fraction(hundred, 0.29).num_episodes == 29
     equal = make([3.0] * 1000, list(range(1000)))  # many: a sort that is not stable leaves few in their order
     assert top_fraction(equal, 0.1).columns["observations"][:, 0].tolist() == list(range(100))  # of equals the first
 
@@ -88,9 +87,8 @@ def test_rewards_by_return_range_scale_and_shift() -> None:
 
 
 def test_normalised_rewards() -> None:
-    data = from_arrays(
-        np.zeros((4, 1)), np.zeros((4, 1)), [1.0, 2.0, 4.0, 9.0], np.array([0, 1, 0, 1])
-    )  # mean 4, variance 38 / 3
+    # mean 4, variance 38 / 3
+    data = from_arrays(np.zeros((4, 1)), np.zeros((4, 1)), [1.0, 2.0, 4.0, 9.0], np.array([0, 1, 0, 1]))
     normal = apply_transforms([data], DatasetConfig(normalize_rewards=True))
     std = np.sqrt(38 / 3)
     np.testing.assert_allclose(normal.columns["rewards"], np.array([-3.0, -2.0, 0.0, 5.0]) / std, rtol=1e-6)
@@ -252,9 +250,8 @@ def test_inputs_are_left_alone() -> None:
 def test_the_spec_knows_what_was_done_to_rewards() -> None:
     """So that a critic's values can be told in the units of the recorded rewards."""
     data = from_arrays(np.zeros((6, 2), np.float32), np.zeros((6, 1), np.float32), np.arange(6.0), episode_ends=[2, 5])
-    twice = scale_rewards(
-        scale_by_return_range(data, 18.0), 3.0, -1.0
-    )  # returns 3 and 12: times 2, then times 3 less 1
+    # returns 3 and 12: times 2, then times 3 less 1
+    twice = scale_rewards(scale_by_return_range(data, 18.0), 3.0, -1.0)
     assert (twice.spec.reward_scale, twice.spec.reward_shift) == (6.0, -1.0)
     assert twice.columns["rewards"].tolist() == [6.0 * r - 1.0 for r in range(6)]
     again = scale_rewards(twice, 0.5, 2.0)

@@ -39,17 +39,11 @@ def one_se(values: Any, caution: list[float], distance: Any = None, resampled: A
 def test_values_and_ranks_with_diverged_seeds() -> None:
     values = [[1.0, 3.0], [9.0, NAN], [NAN, NAN], [4.0, 2.0], [NAN, 11.0], [2.0, 2.0]]
     np.testing.assert_array_equal(setting_values(values), [2.0, NAN, NAN, 3.0, NAN, 2.0])
-    assert ranking(values) == [
-        3,
-        0,
-        5,
-        4,
-        1,
-    ]  # 2 is dropped; equal ones: the first; diverged ones last, the better one first
+    # 2 is dropped; equal ones: the first; diverged ones last, the better one first
+    assert ranking(values) == [3, 0, 5, 4, 1]
     five = [[1.0, 2.0, 3.0, 4.0, 99.0], [5.0, 5.0, 0.0, NAN, 5.0], [9.0, 9.0, NAN, NAN, NAN], [NAN] * 5]
-    np.testing.assert_array_equal(
-        setting_values(five), [3.0, 5.0, NAN, NAN]
-    )  # medians, a diverged seed being the worst
+    # medians, a diverged seed being the worst
+    np.testing.assert_array_equal(setting_values(five), [3.0, 5.0, NAN, NAN])
     assert ranking(five) == [1, 0, 2]
     six = [[1.0, 2.0, 3.0, 5.0, 6.0, 7.0], [1.0, 1.0, 1.0, NAN, NAN, NAN]]
     np.testing.assert_array_equal(setting_values(six), [4.0, NAN])
@@ -70,11 +64,8 @@ def test_one_standard_error_with_shared_seeds() -> None:
     assert one_se(values, caution=[2.0, 1.0, 3.0]).chosen == 0
     assert one_se(values, caution=[1.0, 1.0, 1.0]).chosen == 0  # equal: the larger value
     assert one_se(values, caution=[1.0, 1.0, 1.0], distance=[0.5, 0.4, 0.0]).chosen == 1
-    just_outside = [
-        [10.0, 12.0],
-        [9.6, 11.4],
-        [5.0, 6.0],
-    ]  # gap .5 against root((0.02 + .5) / 2 / 2) -> se .3606 again: differences -.4, -.6
+    # gap .5 against root((0.02 + .5) / 2 / 2) -> se .3606 again: differences -.4, -.6
+    just_outside = [[10.0, 12.0], [9.6, 11.4], [5.0, 6.0]]
     assert one_se(just_outside, caution=[1.0, 2.0, 3.0]).members == (0,)
 
 

@@ -87,9 +87,8 @@ def test_every_row_against_a_plain_loop() -> None:
             rest, unknown = worth(rewards[t:]), discount ** len(rewards[t:])
             values.append(rest)
             if not terminal:
-                rate = (1 - unknown) * (
-                    rest / (1 - unknown)
-                ) + unknown * usual  # by itself as far as it is known, else as all
+                # by itself as far as it is known, else as all
+                rate = (1 - unknown) * (rest / (1 - unknown)) + unknown * usual
                 values.append(rest + unknown * rate)
     close(value_range(episodes(*lists, terminal=ends), discount), min(values), max(values))
 
@@ -101,9 +100,8 @@ def test_equal_rewards_and_sparse_ones() -> None:
     for reward in (0.0, 5.0, -1e4, 1e-6):  # one step, all the same
         low, high = value_range(episodes([reward], [reward], terminal=[True, True]), 0.99)
         assert low < reward < high and high - low <= 2.1 * max(1.0, abs(reward))
-    close(
-        value_range(episodes([-1.0] * 400, terminal=[False]), 0.99), -100, -1
-    )  # cut off too: the last row by itself is -1
+    # cut off too: the last row by itself is -1
+    close(value_range(episodes([-1.0] * 400, terminal=[False]), 0.99), -100, -1)
     low, high = value_range(episodes([1000.0], [1000.0 + 2**-10], terminal=[True, True]), 0.99)
     assert low < 1000 < high and high - low > 1, "bins of a width that float32 cannot tell apart"
 

@@ -143,8 +143,7 @@ def test_from_a_setting_in_memory_and_on_disk(tmp_path: Path) -> None:
     }
     memory, disk, again = (load_dataset(DatasetConfig(**settings, memory=m)) for m in ("device", "mmap", "mmap"))  # type: ignore[arg-type]
     for found in (memory, disk, again):
-        np.testing.assert_allclose(
-            found.weights, softmax_over_rows(RETURNS, 0.1), rtol=1e-12
-        )  # of the rewards before scale and shift
+        # of the rewards before scale and shift
+        np.testing.assert_allclose(found.weights, softmax_over_rows(RETURNS, 0.1), rtol=1e-12)
     plain = load_dataset(DatasetConfig(name=settings["name"], cache_dir=str(tmp_path), memory="mmap"))
     assert plain.mapped and plain.weights is None and plain.fingerprint == disk.fingerprint

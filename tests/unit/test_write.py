@@ -290,9 +290,8 @@ def test_a_damaged_record_is_no_traceback(form: str, tmp_path: Path, capsys: pyt
             capsys.readouterr()
             data = load(path)
             message = capsys.readouterr().err
-            assert (
-                len(data) == 60 and data.spec.task is not None and data.spec.task.env_id == "Hopper-v5"
-            )  # the layout says so as well
+            # the layout says so as well
+            assert len(data) == 60 and data.spec.task is not None and data.spec.task.env_id == "Hopper-v5"
             assert "read by its layout alone" in message and message.count("\n") <= 3, (key, value, message)
 
 
@@ -313,9 +312,8 @@ def test_minari_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         rows = slice(start, stop)
         assert len(episode.observations) == len(episode.rewards) + 1 == stop - start + 1
         np.testing.assert_array_equal(episode.observations[:-1], raw.columns["observations"][rows])
-        np.testing.assert_array_equal(
-            episode.observations[-1], raw.columns["observations"][stop - 1]
-        )  # unknown: the last one again
+        # unknown: the last one again
+        np.testing.assert_array_equal(episode.observations[-1], raw.columns["observations"][stop - 1])
         for key in ("actions", "rewards", "terminations", "truncations"):
             np.testing.assert_array_equal(getattr(episode, key), raw.columns[key][rows])
         np.testing.assert_array_equal(episode.infos["qpos"][:-1], raw.columns["infos/qpos"][rows])
@@ -335,9 +333,8 @@ def test_minari_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(minari.list_local_datasets()) == ["deep/name/hop-v3"]
     half = data.filter_episodes(lambda e: bool(e.terminations[-1]))
     assert half.total_episodes == int(raw.columns["terminations"].sum())
-    both = minari.combine_datasets(
-        [data, minari.load_dataset("deep/name/hop-v3")], "both-v0"
-    )  # Minari can copy and extend it
+    # Minari can copy and extend it
+    both = minari.combine_datasets([data, minari.load_dataset("deep/name/hop-v3")], "both-v0")
     assert both.total_steps == 120 and len(load(tmp_path / "both-v0")) == 120
 
 
@@ -428,9 +425,8 @@ def test_infos_of_arrow_data_sets_are_found(kind: str, tmp_path: Path, monkeypat
         minari.create_dataset_from_buffers("a-v0", buffers, observation_space=box, action_space=box, data_format=kind)
     raw = read_whole(DatasetConfig(name="a-v0"), Memory())
     assert sorted(k for k in raw.columns if k.startswith("infos")) == ["infos/deep/x", "infos/success"]
-    assert (
-        raw.columns["infos/success"].reshape(-1).tolist() == [False, True, False] * 2
-    )  # Arrow datasets keep one number as [T, 1]
+    # Arrow datasets keep one number as [T, 1]
+    assert raw.columns["infos/success"].reshape(-1).tolist() == [False, True, False] * 2
     assert raw.columns["infos/deep/x"][3].tolist() == [1.0, 2.0] and raw.final_columns["infos/deep/x"].tolist() == [
         [6, 7],
         [7, 8],
@@ -545,9 +541,8 @@ def test_hdf5_survives_a_disk_that_fills_up_at_any_byte(
         with h5py.File(held, "w") as file:
             for i in range(50):
                 file[f"group_{i}/values"] = np.arange(100.0) + i
-            np.testing.assert_array_equal(
-                file["group_7/values"][()], np.arange(100.0) + 7
-            )  # its memory stands in for the disk
+            # its memory stands in for the disk
+            np.testing.assert_array_equal(file["group_7/values"][()], np.arange(100.0) + 7)
         with pytest.raises(OSError, match="No space left"):
             held.check()
         held.close()

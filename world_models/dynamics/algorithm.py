@@ -56,9 +56,8 @@ def member_losses(raw: ensemble.Raw, batch: Batch, loss: str = "likelihood") -> 
         each = ensemble.squared_loss(raw.mean, batch["targets"], batch.get("scale"), batch.get("known"))
     if raw.ending is None:
         return each
-    return each + (nn.functional.softplus(raw.ending) - batch["ending"] * raw.ending).mean(
-        -1
-    )  # cross-entropy of a logit
+    # cross-entropy of a logit
+    return each + (nn.functional.softplus(raw.ending) - batch["ending"] * raw.ending).mean(-1)
 
 
 class Dynamics(Algorithm):
@@ -206,9 +205,8 @@ class Dynamics(Algorithm):
         better = torch.isfinite(error) & (old.isinf() | ((old - error) / old > c.tolerance)) & going
         best = {}
         for name, value in params.items():
-            keep = (
-                better.view(-1, *[1] * (value.ndim - 1)) if name.startswith("net.") else going
-            )  # the bounds are those of the end
+            # the bounds are those of the end
+            keep = better.view(-1, *[1] * (value.ndim - 1)) if name.startswith("net.") else going
             best[name] = torch.where(keep, value, extra["best"][name])
         new = {
             **extra,
@@ -258,9 +256,8 @@ class Dynamics(Algorithm):
             path = run_dir / FOLDER / f"{replica.name}.safetensors"
             one = select(state, i)
             saved = load(path) if path.exists() else None
-            if saved is not None and saved.meta["updates"] == int(
-                one.step
-            ):  # policies may have learnt in this very file
+            # policies may have learnt in this very file
+            if saved is not None and saved.meta["updates"] == int(one.step):
                 continue
             if int(one.step) and not torch.isfinite(one.extra["error"]).any():  # shorter than an epoch
                 source = self.sampler().prepare(dataset)

@@ -22,10 +22,8 @@ from offrl.tasks import task as tasks
 from offrl.tasks.task import Task
 
 T = TypeVar("T")
-OWN: dict[str, set[str]] = {
-    "termination": set(),
-    "reward": set(),
-}  # offrl's names, which a dataset may carry by chance ("ant.hdf5")
+# offrl's names, which a dataset may carry by chance ("ant.hdf5")
+OWN: dict[str, set[str]] = {"termination": set(), "reward": set()}
 
 # Settings of Gymnasium's environments that change neither an end, nor a reward, nor the place of an observation's
 # entry; and those that change rewards or what comes after the entries that the functions read
@@ -52,9 +50,8 @@ class Family:
 
     ids: str  # a regular expression: the environment's id without its version
     termination: str
-    observations: tuple[
-        int, ...
-    ] = ()  # sizes of the flat observation for which the rule's entries are in their places; (): any
+    # sizes of the flat observation for which the rule's entries are in their places; (): any
+    observations: tuple[int, ...] = ()
     actions: int = 0  # how many; 0: any
     choices: int = 0  # of a discrete action
     settings: Mapping[str, Any] = field(default_factory=dict)  # that must have these values where they are given
@@ -129,17 +126,12 @@ FAMILIES = (
 )
 CHANGED = ("inverted_pendulum", "reacher", "pusher")  # rewards that Gymnasium's v5 changed
 NEWEST = 5  # version of Gymnasium's robots: a later one may end otherwise
-_MODULES = (
-    "",
-    "gymnasium",
-    "gymnasium_robotics",
-    "neorl2",
-)  # and offrl's own; another module's Hopper-v4 can be anything
+# and offrl's own; another module's Hopper-v4 can be anything
+_MODULES = ("", "gymnasium", "gymnasium_robotics", "neorl2")
 _ID = re.compile(r"(?:(?P<module>[\w.]+):)?(?P<stem>[\w/-]+?)(?:-v(?P<version>\d+))?")
 _MINARI = re.compile(r"mujoco/(\w+)/\w+-v\d+")  # their environments are Gymnasium's v5
-_WRAPPED = re.compile(
-    r"wrappers.*\b(?!FlattenObs)\w*(Observation|VecNormalize)"
-)  # in a task's note: seen through one that may rescale
+# in a task's note: seen through one that may rescale
+_WRAPPED = re.compile(r"wrappers.*\b(?!FlattenObs)\w*(Observation|VecNormalize)")
 _PAID = re.compile(r"wrappers.*Reward")  # or whose rewards were changed
 
 

@@ -205,9 +205,8 @@ def refuse_long_texts(item: Any, path: Path, where: str) -> None:
     with path.open("rb") as file:
         for start, size in extents:
             file.seek(start)
-            elements = np.frombuffer(file.read(size // 16 * 16), "<u4").reshape(
-                -1, 4
-            )  # length, address of 8 bytes, number there
+            # length, address of 8 bytes, number there
+            elements = np.frombuffer(file.read(size // 16 * 16), "<u4").reshape(-1, 4)
             if len(elements) and int(elements[:, 0].max()) > file_size:
                 raise UserError(
                     f"{where} declares a text of {int(elements[:, 0].max()):,} bytes in a file of {file_size:,}; "

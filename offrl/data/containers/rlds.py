@@ -30,9 +30,8 @@ def without_last(raw: RawData, last: np.ndarray) -> None:
         return
     followed = np.append(last[1:], False) & keep  # by a last step
     ends = followed if raw.episode_ends is None else followed | (raw.episode_ends & keep)
-    rows = np.union1d(
-        np.flatnonzero(ends), np.flatnonzero(keep)[-1:]
-    )  # the last episode too, where the recording stopped in it
+    # the last episode too, where the recording stopped in it
+    rows = np.union1d(np.flatnonzero(ends), np.flatnonzero(keep)[-1:])
     if "next_observations" not in raw.columns:
         raw.final_observations = np.asarray(observations[rows + followed[rows]])
         raw.final_known = None if followed[rows].all() else followed[rows]

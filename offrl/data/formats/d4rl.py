@@ -212,9 +212,8 @@ def guess_task(stem: str, env_id: str = "") -> Task | None:
     version = env_id.rpartition("-v")[2]
     if env_id == task.env_id:
         return task
-    if (
-        version.isdigit() and int(version) < 4 and task.env_id
-    ):  # of mujoco-py's time: the table knows what stands for it today
+    # of mujoco-py's time: the table knows what stands for it today
+    if version.isdigit() and int(version) < 4 and task.env_id:
         recorded = next(filter(None, (candidate(env_id) for candidate in registry.names("task_guess").values())), task)
         robots = (recorded.observation_dim, recorded.action_dim) == (task.observation_dim, task.action_dim)
         return (

@@ -211,9 +211,8 @@ def _restore(raw: RawData, record: Record, config: DatasetConfig, memory: Memory
     """Undo what `offrl.data.writing.write_minari` added to fit the layout, as the record says; in place."""
     ends, finals = raw.episode_ends, raw.final_observations
     assert ends is not None and raw.task is not None
-    chosen = config.observation_keys and raw.task.observation_keys == tuple(
-        config.observation_keys
-    )  # entries of a Dict in the file
+    # entries of a Dict in the file
+    chosen = config.observation_keys and raw.task.observation_keys == tuple(config.observation_keys)
     if "next_observations" in record.columns:
         last = np.flatnonzero(ends)
         observations = raw.columns["observations"]

@@ -25,14 +25,8 @@ from offrl.settings.kinds import misfit
 from offrl.tasks.task import Task, recorded_arguments
 
 VERSION = 1
-_OF_THE_TASK = (
-    "env_id",
-    "env_kwargs",
-    "ref_min_score",
-    "ref_max_score",
-    "ref_label",
-    "dataset_id",
-)  # said by `spec`, or of one file only
+# said by `spec`, or of one file only
+_OF_THE_TASK = ("env_id", "env_kwargs", "ref_min_score", "ref_max_score", "ref_label", "dataset_id")
 INFOS = "infos/"  # columns of this prefix are kept, and loaded only when `dataset.fields` asks for them
 
 
@@ -47,12 +41,10 @@ class Record:
     infos: list[str] = field(default_factory=list)  # those under infos/
     finals: bool = False  # `final_observations` were there
     complete: bool = True  # False: the data stop inside the last episode
-    unmarked: list[int] = field(
-        default_factory=list
-    )  # episodes whose last row had no flag in the columns, though one was written
-    unknown: list[int] = field(
-        default_factory=list
-    )  # episodes whose last successor is not known, though something had to be written
+    # episodes whose last row had no flag in the columns, though one was written
+    unmarked: list[int] = field(default_factory=list)
+    # episodes whose last successor is not known, though something had to be written
+    unknown: list[int] = field(default_factory=list)
     successors: str = "next row"  # next_observations are the rows after them, or "stored" where they differ somewhere
     final_columns: list[str] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)

@@ -30,9 +30,8 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory |
         refuse(raw, find_faults(raw))
     columns, rows = dict(raw.columns), raw.rows
     ends = find_ends(raw)
-    with ThreadPoolExecutor(
-        1
-    ) as pool:  # hashing lets go of the interpreter: values are checked and successors copied meanwhile
+    # hashing lets go of the interpreter: values are checked and successors copied meanwhile
+    with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(fingerprint, raw, ends)
         refuse(raw, find_faults(raw, clip_actions=config.clip_actions), config.check)
         last = np.flatnonzero(ends)

@@ -126,10 +126,8 @@ def read_raw(
                 f"{path} is {kind}, but the format {source.kind} is kept in {extension} files; leave dataset.format at "
                 "auto"
             )
-    with (
-        reading(path),
-        np.errstate(over="ignore", invalid="ignore"),
-    ):  # what float32 cannot hold becomes infinite, a fault of the data
+    # what float32 cannot hold becomes infinite, a fault of the data
+    with reading(path), np.errstate(over="ignore", invalid="ignore"):
         if table:
             raw = tables.read(source.name, source.files or (path,), config, memory, optional)
             raw.task = None if source.files else d4rl.guess_task(path.stem)

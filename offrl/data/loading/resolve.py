@@ -26,19 +26,8 @@ from offrl.settings.dataset import DatasetConfig
 from offrl.tasks.task import Task, lookup
 
 BUILTIN = Path(__file__).parents[2] / "assets" / "hopper-mixed-v0.hdf5"
-_SUFFIXES = (
-    ".hdf5",
-    ".h5",
-    ".npz",
-    ".parquet",
-    ".npy",
-    ".pq",
-    ".hdf",
-    ".csv",
-    ".tsv",
-    ".jsonl",
-    ".ndjson",
-)  # .json is mostly something else
+# .json is mostly something else
+_SUFFIXES = (".hdf5", ".h5", ".npz", ".parquet", ".npy", ".pq", ".hdf", ".csv", ".tsv", ".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True)
@@ -66,9 +55,8 @@ class Source:
             return [self.kind, self.name]
         files = minari.files(self.path) if self.kind == "minari" else list(self.files) or [self.path]
         files += [self.beside] if self.beside is not None and self.beside.is_file() else []
-        stats = [
-            (str(p.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p in files for s in [p.stat()]
-        ]  # ctime: mtime can be set
+        # ctime: mtime can be set
+        stats = [(str(p.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p in files for s in [p.stat()]]
         return [self.kind, self.name, stats]
 
 

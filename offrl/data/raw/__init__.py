@@ -51,16 +51,13 @@ class RawData:
     last_complete: bool | None = None  # filled by `find_ends`: False when the data stop inside the last episode
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # what `warn` printed
-    metadata: dict[str, Any] = field(
-        default_factory=dict
-    )  # what the source says of itself (author, algorithm, ...): `offrl data` keeps it
-    source_columns: dict[str, tuple[ColumnSpec, ...]] = field(
-        default_factory=dict
-    )  # of tables: the columns that each of ours is made of
+    # what the source says of itself (author, algorithm, ...): `offrl data` keeps it
+    metadata: dict[str, Any] = field(default_factory=dict)
+    # of tables: the columns that each of ours is made of
+    source_columns: dict[str, tuple[ColumnSpec, ...]] = field(default_factory=dict)
     labels: tuple[str, ...] = ()  # what the choices of discrete actions are called
-    final_columns: dict[str, np.ndarray] = field(
-        default_factory=dict
-    )  # [E, ...] an extra column after each episode's last row, if known
+    # [E, ...] an extra column after each episode's last row, if known
+    final_columns: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -149,9 +146,8 @@ def lost(name: str, values: np.ndarray) -> str:
     for d in np.flatnonzero(coarse(flat)):
         column = flat[np.isfinite(flat[:, d]), d]
         narrow = column.astype(np.float32)
-        real = np.abs(np.diff(column.astype(np.float64))) > 64 * np.spacing(
-            float(np.abs(column).max())
-        )  # no rounding errors of float64
+        # no rounding errors of float64
+        real = np.abs(np.diff(column.astype(np.float64))) > 64 * np.spacing(float(np.abs(column).max()))
         before, after = len(np.unique(column)), len(np.unique(narrow))
         same = real & (narrow[1:] == narrow[:-1])
         if real.any() and (after < ALIKE * before or same.sum() > (1 - ALIKE) * real.sum()):

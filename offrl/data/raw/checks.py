@@ -21,11 +21,8 @@ _NUMBERING = (
 )
 MOST_CHOICES = 1000  # beyond it whole numbers are amounts, not choices
 FEWEST, MANY = 8, 128  # choices, up to which whole numbers are surely some, and beyond which they may be amounts
-FEW, SHARE, LONG = (
-    3,
-    0.05,
-    50,
-)  # episodes of one length, their share of all, and the length from which chance does not explain them
+# episodes of one length, their share of all, and the length from which chance does not explain them
+FEW, SHARE, LONG = (3, 0.05, 50)
 TOLERANCE = 1e-4  # of the action range: float32 files of float64 actions
 
 
@@ -132,9 +129,8 @@ def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
         for part in chunks(len(column)):
             block = column[part]
             with np.errstate(all="ignore"):
-                total = (
-                    block.sum()
-                )  # one pass without a temporary; the exact search only where it pays, or where the sum overflowed
+                # one pass without a temporary; the exact search only where it pays, or where the sum overflowed
+                total = block.sum()
             if not np.isfinite(total):
                 bad = np.flatnonzero(~np.isfinite(block).reshape(len(block), -1).all(1))
                 count += len(bad)
@@ -225,9 +221,8 @@ def _choices(actions: np.ndarray) -> list[Fault]:
                 return []
         low, high = min(low, float(block.min())), max(high, float(block.max()))
         single = single and low == 0.0 and high == 1.0 and bool((block.sum(1) == 1.0).all())
-    if (
-        not low < high or high - low > MOST_CHOICES or (low < 0.0 and low >= -1.0 and high <= 1.0)
-    ):  # full thrust either way is no choice
+    # full thrust either way is no choice
+    if not low < high or high - low > MOST_CHOICES or (low < 0.0 and low >= -1.0 and high <= 1.0):
         return []
     span = f"whole numbers from {low:g} to {high:g}"
     stated = (

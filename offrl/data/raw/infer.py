@@ -80,9 +80,8 @@ def find_ends(raw: RawData, split_jumps: bool = True) -> np.ndarray:
     elif "next_observations" in columns:
         jump_rows = np.flatnonzero(jumps(raw) & ~ends)
         raw.jump_rows = jump_rows
-        if (
-            split_jumps and len(jump_rows) <= MANY_JUMPS * rows
-        ):  # more than that, and it is the stored successors that are wrong
+        # more than that, and it is the stored successors that are wrong
+        if split_jumps and len(jump_rows) <= MANY_JUMPS * rows:
             ends[jump_rows] = True
     raw.last_complete = bool(rows and ends[-1])
     if rows:

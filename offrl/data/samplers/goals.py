@@ -30,10 +30,8 @@ from offrl.data.samplers.transitions import (
 from offrl.errors import UserError
 
 # columns of a batch
-VALUE_GOALS, SUCCESSES = (
-    "value_goals",
-    "successes",
-)  # for values: [B, G]; [B] float, 1 where the goal is the row's own state
+# for values: [B, G]; [B] float, 1 where the goal is the row's own state
+VALUE_GOALS, SUCCESSES = ("value_goals", "successes")
 ACTOR_GOALS = "actor_goals"
 WINDOW_STATES = "window_states"  # with n_step: the observations after a window of the values' goals, of SPAN steps [B]
 LOW_GOALS, HIGH_GOALS, HIGH_TARGETS, HIGH_TARGET_STATES = (

@@ -18,14 +18,8 @@ from offrl.data.tables.tabular import Tabular
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
-APART = (
-    *MARKS,
-    "episode_ids",
-    "time",
-    "actions",
-    "observations",
-    "final_observations",
-)  # columns that `read_chosen` treats apart
+# columns that `read_chosen` treats apart
+APART = (*MARKS, "episode_ids", "time", "actions", "observations", "final_observations")
 FIRST = 64  # rows of actions that are looked at before all are
 
 
@@ -122,9 +116,8 @@ def _set_actions(raw: RawData, parts: tuple[Term, ...], columns: Columns, config
             )
     first = recorded[0]
     amounts = first.dtype.kind == "f" and (kind == "continuous" or (kind == "auto" and not is_one_hot(first[:FIRST])))
-    if len(recorded) == 1 and (
-        first.ndim > 2 or (first.ndim == 2 and amounts)
-    ):  # an array of amounts, or a fault that is told elsewhere
+    # an array of amounts, or a fault that is told elsewhere
+    if len(recorded) == 1 and (first.ndim > 2 or (first.ndim == 2 and amounts)):
         actions, note = first, ""
     else:
         if len(recorded) == 1 and first.ndim == 2:

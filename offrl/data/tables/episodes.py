@@ -15,10 +15,8 @@ from offrl.errors import UserError
 
 REGULAR = 0.9  # share of the steps that are like those around them, from which on the others are gaps or changes
 ALIKE = 0.1  # difference up to which two steps are alike
-WIDE, OUTAGE = (
-    1.5,
-    10.0,
-)  # times the steps around, that a gap is longer than: where steps are regular, and where they are not
+# times the steps around, that a gap is longer than: where steps are regular, and where they are not
+WIDE, OUTAGE = (1.5, 10.0)
 CHANGED, LEAPT = 1.25, 10.0  # ratio of a rate to the one before, likewise
 AROUND = 15  # steps before and after that are looked at
 PART = 1 << 16  # steps at once
@@ -200,9 +198,8 @@ def fill_forward(raw: RawData) -> None:
     first = np.repeat(start, np.diff(np.append(start, len(ends))))[:, None]
     rows = np.where(gaps, -1, np.arange(len(ends))[:, None])
     last = np.maximum.accumulate(rows, 0)
-    last = np.where(
-        last >= first, last, np.arange(len(ends))[:, None]
-    )  # nothing came before: the gap stays, and is refused
+    # nothing came before: the gap stays, and is refused
+    last = np.where(last >= first, last, np.arange(len(ends))[:, None])
     raw.columns["observations"] = np.take_along_axis(observations, last, 0)
     filled = int(gaps.sum() - (~np.isfinite(raw.columns["observations"])).sum())
     raw.note(f"{filled:,} missing values of observations are the last ones before them (dataset.missing=forward)")

@@ -252,9 +252,8 @@ def _proposal(
             free = [n for n in free if n not in hits]
     if "observations" in missing:
         guesses["observations"] = [n for n in free if kinds.get(n, "number") == "number"]
-    blind = "observations" in missing and not guesses.get(
-        "actions", chosen.get("actions")
-    )  # an action may be among them
+    # an action may be among them
+    blind = "observations" in missing and not guesses.get("actions", chosen.get("actions"))
     if blind and len(guesses["observations"]) == len(free) > 1:
         guesses["observations"], blind = ["*"], False  # less what is named as the action
     arguments = []

@@ -18,9 +18,8 @@ class Tabular(ABC):
     names: list[str]
     by_column = False  # whether reading a column does not read the others as well
     units: Mapping[str, str] = MappingProxyType({})  # of columns, where the table says them
-    own_names: tuple[
-        str, ...
-    ] = ()  # beginnings of names that belong to the file's layout: nothing is said where nothing takes these
+    # beginnings of names that belong to the file's layout: nothing is said where nothing takes these
+    own_names: tuple[str, ...] = ()
 
     @abstractmethod
     def read(self, names: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:

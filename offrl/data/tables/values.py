@@ -17,9 +17,8 @@ CODE = re.compile(r"[+-]?0[0-9]+")  # a name of digits
 THOUSANDS = {mark: re.compile(rf"[+-]?[1-9]\d{{0,2}}(\{mark}\d{{3}})+") for mark in ".,"}
 DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d*),\d+([eE][+-]?\d+)?")
 EMPTY = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "-", "?"})  # lower case: no value
-SENTINELS = tuple(
-    sign * float(digits) for digits in ("999", "9999", "99999", "999999") for sign in (1, -1)
-)  # where a value is missing
+# where a value is missing
+SENTINELS = tuple(sign * float(digits) for digits in ("999", "9999", "99999", "999999") for sign in (1, -1))
 FAR = 3.0  # times the range of the other numbers, that one of these is away from them
 TRUE, FALSE = frozenset({"true", "t", "yes", "y", "1", "1.0"}), frozenset({"false", "f", "no", "n", "0", "0.0"})
 

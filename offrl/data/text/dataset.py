@@ -83,9 +83,8 @@ def to_episodes(dataset: Dataset) -> Iterator[dict[str, Any]]:
         raise UserError(f"{dataset.spec.name}: the data hold no texts")
     strings, columns = dataset.strings, {k: c.cpu().numpy() for k, c in dataset.columns.items()}
     obs, actions, successors = (columns[k].tolist() for k in ("observations", "actions", "next_observations"))
-    rewards = [
-        float(str(r)) for r in columns["rewards"]
-    ]  # the shortest decimal that is this float32: 0.1, not 0.10000000149011612
+    # the shortest decimal that is this float32: 0.1, not 0.10000000149011612
+    rewards = [float(str(r)) for r in columns["rewards"]]
     for number, (start, end) in enumerate(
         zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
     ):

@@ -74,9 +74,8 @@ def returns_to_go(
     carry = discount * (1.0 - terminations)
     order = np.argsort(start - end, kind="stable")  # longest first, so that the episodes still running are a prefix
     last, lengths = end[order] - 1, (end - start)[order]
-    alive = np.searchsorted(
-        -lengths, -np.arange(int(lengths[0])), side="left"
-    )  # alive[k]: how many are longer than k steps
+    # alive[k]: how many are longer than k steps
+    alive = np.searchsorted(-lengths, -np.arange(int(lengths[0])), side="left")
     for back in range(1, int(lengths[0])):
         rows = last[: alive[back]] - back
         out[rows] += carry[rows] * out[rows + 1]

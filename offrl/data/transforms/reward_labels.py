@@ -142,9 +142,8 @@ class RewardLabels:
     """
 
     rewards: dict[str, np.ndarray]  # float32 [T] each
-    metadata: dict[str, Any] = field(
-        default_factory=dict
-    )  # the dataset's name and fingerprint, and how the rewards were made
+    # the dataset's name and fingerprint, and how the rewards were made
+    metadata: dict[str, Any] = field(default_factory=dict)
     name: str = field(default="reward labels", compare=False)
 
     @classmethod

@@ -52,9 +52,8 @@ class ResidualActor(Actor):
         """
 
         def choose(fresh: Any, old: Any) -> Any:
-            return (
-                None if old is None else torch.where(mask.reshape(-1, *[1] * (old.ndim - 1)), fresh, old)
-            )  # None: it has no memory
+            # None: it has no memory
+            return None if old is None else torch.where(mask.reshape(-1, *[1] * (old.ndim - 1)), fresh, old)
 
         return pytree.tree_map(choose, self.start(mask.shape[0]), carry)
 

@@ -68,9 +68,8 @@ class ResidualLoop(OnlineLoop):
         self.mark: dict[str, Any] | None = None  # what a checkpoint holds of the beginning of the iteration that runs
         self.moments = ppo.Moments.begin(self.many)  # of rewards
         self.reached = np.full(len(play.seats), np.nan)  # the running episodes' best success; NaN: nothing was reported
-        self.successes = torch.zeros(
-            2, self.many, dtype=torch.float64
-        )  # since the last line: episodes that reported it, those that had it
+        # since the last line: episodes that reported it, those that had it
+        self.successes = torch.zeros(2, self.many, dtype=torch.float64)
         restarted: list[int] = []
         if saved is None:
             play.begin()

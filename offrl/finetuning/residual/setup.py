@@ -97,9 +97,8 @@ def begin(
     for policy in policies:
         state = algorithm.init(policy.seed)
         extra = {**state.extra, "base": frozen(policy.algorithm, policy.state)}
-        states.append(
-            state._replace(key=policy.state.key, extra=extra)
-        )  # the same key: a scale of 0 is the base, draws included
+        # the same key: a scale of 0 is the base, draws included
+        states.append(state._replace(key=policy.state.key, extra=extra))
     files = b"".join((saved.dir / "policies" / f"{r.name}.safetensors").read_bytes() for r in saved.replicas)
     parent = {"run": str(path), "step": int(policies[0].state.step), "sha256": hashlib.sha256(files).hexdigest()}
     return Start(

@@ -22,10 +22,8 @@ from offrl.nn.transformer import drop, visible
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MERGED, SPLIT = (
-    ("c_attn", "query_key_value", "qkv_proj", "Wqkv"),
-    ("q_proj", "k_proj", "v_proj"),
-)  # attention's projections, in one or three
+# attention's projections, in one or three
+MERGED, SPLIT = (("c_attn", "query_key_value", "qkv_proj", "Wqkv"), ("q_proj", "k_proj", "v_proj"))
 INNER = 2_000  # folded into the key of the dropout inside a trunk
 TUNE = ("adapters", "all")
 
@@ -150,9 +148,8 @@ class Trunk(SharingLanguage):
             layer.key = inner
         positions = {"position_ids": mask.sum(-1).squeeze(1) - 1} if self.placed else {}
         if positions and "inputs_embeds" in inputs and hasattr(self.base, "wpe"):
-            inputs = {
-                "inputs_embeds": tensor - self.base.wpe(positions["position_ids"])
-            }  # which the model is about to add
+            # which the model is about to add
+            inputs = {"inputs_embeds": tensor - self.base.wpe(positions["position_ids"])}
         try:
             return model(**inputs, **positions, attention_mask=bias, use_cache=False, return_dict=False)
         finally:

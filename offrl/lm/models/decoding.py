@@ -13,9 +13,8 @@ from torch import Tensor
 
 from offrl import rng
 
-Read = Callable[
-    [Tensor, Tensor], Tensor
-]  # (new tokens [B, T], valid [B, all so far]) -> logits [B, V] of what comes next
+# (new tokens [B, T], valid [B, all so far]) -> logits [B, V] of what comes next
+Read = Callable[[Tensor, Tensor], Tensor]
 
 
 def left_padded(prompts: Sequence[np.ndarray], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -84,10 +84,8 @@ FOREIGN = frozenset(
     }
 )
 ADAPTER = "adapter_config.json"  # transformers would load the adapter, of any kind, and the base model that it names
-LAYERS, LARGEST = (
-    10_000,
-    1_000_000_000,
-)  # of a description: the most layers, heads and experts, and the largest whole number
+# of a description: the most layers, heads and experts, and the largest whole number
+LAYERS, LARGEST = (10_000, 1_000_000_000)
 
 
 @contextlib.contextmanager

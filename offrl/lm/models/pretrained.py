@@ -43,9 +43,8 @@ FILES = [
 SMALL = 64 * 2**20  # bytes; a language model that is no larger goes into policy files
 ELSEWHERE = "OFFRL_LM"  # names a language model where that of a policy file does not lie where it did
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
-REAL = torch.device(
-    "cpu"
-)  # as a context: what is read here is used by many, also where others only draw (`offrl.nn.meta_check`)
+# as a context: what is read here is used by many, also where others only draw (`offrl.nn.meta_check`)
+REAL = torch.device("cpu")
 _known: dict[str, Language] = {}  # read in this process, by identity
 
 
@@ -244,9 +243,8 @@ def _load(folder: Path) -> Any:
                 f"algo.lm={folder}: its weights cannot be read as a {config.model_type} ({first_line(error)})"
             ) from None
     missing = [*map(str, report["missing_keys"]), *(str(m[0]) for m in report["mismatched_keys"])]
-    missing = [
-        name for name in missing if not name.startswith(("lm_head.", "embed_out."))
-    ]  # a head is needed for text alone
+    # a head is needed for text alone
+    missing = [name for name in missing if not name.startswith(("lm_head.", "embed_out."))]
     if missing:
         raise UserError(
             f"algo.lm={folder}: its files lack {len(missing)} weights that config.json asks for, such as "

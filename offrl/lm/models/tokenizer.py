@@ -27,20 +27,13 @@ from offrl.lm.models.pretrained import FILES, GGUF, Language
 KINDS = ("characters", "words", "bytes")
 PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 OWN = (PAD, START, END, UNKNOWN)  # of tokenizers made here, in this order
-PIECES = {
-    "characters": r"[\s\S]",
-    "words": r" ?\w+|\s|[^\w\s]",
-}  # every character is in exactly one piece, so nothing is lost
+# every character is in exactly one piece, so nothing is lost
+PIECES = {"characters": r"[\s\S]", "words": r" ?\w+|\s|[^\w\s]"}
 MOST_WORDS = 20_000
 SPARE = 1_000  # numbers of tokens that a vocabulary may leave out
 ENDS_TURN = "\n"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "spiece.model",
-    "vocab.json",
-    "vocab.txt",
-)  # one of them is there where a tokenizer is
+# one of them is there where a tokenizer is
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 CURE = (
     "save one with tokenizer.save_pretrained(FOLDER), or take algo.lm=scratch with algo.tokenizer=characters, words or "
     "bytes"
@@ -165,9 +158,8 @@ def of_model(folder: str | Path, source: str, **options: Any) -> Tokenizer:
     options: more arguments of transformers' `from_pretrained`, such as `gguf_file`.
     """
     transformers, _ = packages()
-    if not options and not any(
-        (Path(folder) / name).is_file() for name in TOKENIZER_FILES
-    ):  # transformers would make one without a vocabulary
+    # transformers would make one without a vocabulary
+    if not options and not any((Path(folder) / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(f"{source}: no tokenizer could be read there (none of {', '.join(TOKENIZER_FILES)}); {CURE}")
     with silent(), offline():
         try:

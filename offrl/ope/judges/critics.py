@@ -44,9 +44,8 @@ class Gates:
     names: tuple[str, ...]
     td_error: np.ndarray  # [K] mean (Q - r - discount m Q')^2 over transitions, each with its own discount
     q_start: np.ndarray  # [K] mean Q(s0, pi(s0)) over initial states
-    q_largest: (
-        np.ndarray
-    )  # [K] max |Q| at the data's actions and its own in next states; a shift of the rewards it trained on stays in
+    # [K] max |Q| at the data's actions and its own in next states; a shift of the rewards it trained on stays in
+    q_largest: np.ndarray
     q_bound: np.ndarray  # [K] max |r| / (1 - discount) of the rewards with that shift: what |Q| can be at most
     finite: np.ndarray  # [K] bool: actions, and values where it has any
 
@@ -207,9 +206,8 @@ def _look(policy: Any, dataset: Dataset, actions: Actions, rows: np.ndarray, dis
                 return None
             parts.append(np.asarray(values, np.float64))
         q = np.concatenate(parts)
-        return np.asarray(
-            policy.in_recorded_units(q, np.zeros(len(q))), np.float64
-        )  # of no step: the shift of rewards stays in
+        # of no step: the shift of rewards stays in
+        return np.asarray(policy.in_recorded_units(q, np.zeros(len(q))), np.float64)
 
     current, after = (
         scored("observations", columns["actions"][chosen]),

@@ -22,12 +22,10 @@ from offrl.system.addresses import without_logins
 
 FINGERPRINT = "data.fingerprint"  # among the settings of a variant; a document has it as dataset.checksum
 TAIL = 1 << 26  # bytes of episodes.jsonl that are read for its last lines
-_WHOLE = re.compile(
-    r"(file://|~|\.\.[/\\]|[/\\]|[A-Za-z]:[/\\])"
-)  # what a text that is a path of this machine begins with
-_WITHIN = re.compile(
-    r"(?<![\w/\\-])(?:~[\w.-]*|[A-Za-z]:)?[/\\](?![/\\])(?:[^\s/\\'\"]+[/\\])+"
-)  # the folders of one within a text
+# what a text that is a path of this machine begins with
+_WHOLE = re.compile(r"(file://|~|\.\.[/\\]|[/\\]|[A-Za-z]:[/\\])")
+# the folders of one within a text
+_WITHIN = re.compile(r"(?<![\w/\\-])(?:~[\w.-]*|[A-Za-z]:)?[/\\](?![/\\])(?:[^\s/\\'\"]+[/\\])+")
 
 
 def document(

@@ -81,13 +81,11 @@ class _Merge:
         self.documents: list[dict[str, Any]] = []
         self.variants = {v.key for v in reader.variants}
         self.missing = {(m.dataset, m.algorithm, m.settings, m.seed) for m in reader.missing}
-        self.names: dict[
-            tuple[str, str], tuple[str, str]
-        ] = {}  # (checksum, settings) -> (dataset, algorithm) as the first calls them
+        # (checksum, settings) -> (dataset, algorithm) as the first calls them
+        self.names: dict[tuple[str, str], tuple[str, str]] = {}
         self.places: dict[Key, dict[str, Any]] = {}  # how the scores of a cell were made
-        self.seeds: dict[
-            tuple[str, str, int], tuple[str, Key]
-        ] = {}  # (checksum, settings, seed) -> where it stands, its cell
+        # (checksum, settings, seed) -> where it stands, its cell
+        self.seeds: dict[tuple[str, str, int], tuple[str, Key]] = {}
         checksums = {str(run.dir): run.fingerprint for run in reader.runs}
         for s in reader.scores:
             conditions = {

@@ -83,9 +83,8 @@ def _table(path: Path, values: dict[tuple[str, str, int, int, str], list[tuple[f
     source = {"file": path.name}
     settings = digest({"table": str(path.resolve())})
     cells = dict.fromkeys((dataset, algorithm, environment) for algorithm, dataset, _, _, environment in values)
-    several = {
-        (d, a) for d, a, _ in cells if sum(key[:2] == (d, a) for key in cells) > 1
-    }  # that stand there in several environments
+    # that stand there in several environments
+    several = {(d, a) for d, a, _ in cells if sum(key[:2] == (d, a) for key in cells) > 1}
     hashes = {}
     for dataset, algorithm, environment in cells:
         cell_settings = {**source, **({"environment": environment} if (dataset, algorithm) in several else {})}

@@ -242,9 +242,8 @@ def _quick() -> Iterator[None]:
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
-    loggers = [
-        logging.getLogger(name) for name in ("torch._inductor", "torch.utils.cpp_extension")
-    ]  # the latter looks for CUDA
+    # the latter looks for CUDA
+    loggers = [logging.getLogger(name) for name in ("torch._inductor", "torch.utils.cpp_extension")]
     levels, beside = [logger.level for logger in loggers], _Beside(cpp_builder.CppBuilder.build)
     no_checks = (
         "\nstatic constexpr bool _check_aoti_runtime_check_inputs_env() { return false; }\nstatic void "

@@ -49,17 +49,8 @@ _OF_CLASSES = (
     "__dataclass_fields__",
 )
 _OF_DATACLASSES = ("__annotations__", "__dataclass_fields__")
-_OUTSIDE = (
-    "_io",
-    "io",
-    "_thread",
-    "threading",
-    "socket",
-    "subprocess",
-    "multiprocessing",
-    "weakref",
-    "random",
-)  # more than values
+# more than values
+_OUTSIDE = ("_io", "io", "_thread", "threading", "socket", "subprocess", "multiprocessing", "weakref", "random")
 _LIBRARIES = (*sys.stdlib_module_names, "torch", "numpy")  # the machine's name holds their versions
 
 
@@ -120,9 +111,8 @@ class Fingerprint:
         self._note(")")
 
     def _tensor(self, x: Tensor) -> None:
-        is_parameter = isinstance(
-            x, nn.Parameter
-        )  # a network's first weights are drawn anew by each process, and never used
+        # a network's first weights are drawn anew by each process, and never used
+        is_parameter = isinstance(x, nn.Parameter)
         self._note(f"tensor {x.dtype} {tuple(x.shape)} {x.stride()} {x.device} {is_parameter}")
         self.tensors.append(x)
         if not is_parameter and x.numel() <= SMALL:

@@ -20,9 +20,8 @@ from offrl.training.compiling import ahead
 from offrl.training.updates import update_keys
 
 Hyper = dict[str, Tensor]  # field of an algorithm's config -> one value for each replica, float32 [N]
-Updates = Callable[
-    [TrainState, Tensor, Hyper, list[Batch]], tuple[TrainState, Metrics]
-]  # the new state comes without `buffers`
+# the new state comes without `buffers`
+Updates = Callable[[TrainState, Tensor, Hyper, list[Batch]], tuple[TrainState, Metrics]]
 
 ALIKE = {"float32": 0.02, "tf32": 0.1, "bf16": 0.3}  # relative; code for another CPU differs by more than 1
 

@@ -21,9 +21,8 @@ class EvaluationEvent:
     """An evaluation that has just been written down."""
 
     step: int  # updates that the policies had
-    scores: Sequence[
-        Mapping[str, Any]
-    ]  # the new rows of scores.csv, one for each replica: seed, score, return_mean, ...
+    # the new rows of scores.csv, one for each replica: seed, score, return_mean, ...
+    scores: Sequence[Mapping[str, Any]]
     policies: Sequence[TrainedPolicy]  # those that were scored, in the same order
     run_dir: Path
 

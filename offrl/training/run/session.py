@@ -60,10 +60,8 @@ class Session:
         self.loss_limit = loss_limit(dataset)
         self.since = 0  # the step at which the sums of metrics began
         self.alive = torch.ones(len(self.replicas), dtype=torch.bool)
-        self.text, self.shows_scores = (
-            "",
-            False,
-        )  # beside the progress: the last scores, or before the first ones a loss
+        # beside the progress: the last scores, or before the first ones a loss
+        self.text, self.shows_scores = ("", False)
         self.slices, self.signals = Slices(self.algorithm.traits.period), StopSignals()
         self.checkpoints = Checkpoints(run_dir, config.checkpoint.keep, config.algo.name, self.replicas)
         state = good = first_state(self.algorithm, self.replicas)

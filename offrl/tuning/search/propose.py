@@ -21,9 +21,8 @@ from offrl.tuning.config import OPTUNA
 from offrl.tuning.search.space import Dimension, Space, rounded
 
 Values = dict[str, Any]
-History = Sequence[
-    tuple[Mapping[str, Any], tuple[float, ...] | None]
-]  # settings so far and their results, larger is better; None: diverged
+# settings so far and their results, larger is better; None: diverged
+History = Sequence[tuple[Mapping[str, Any], tuple[float, ...] | None]]
 TRIES = 200  # draws of an unseen setting before a space counts as used up
 
 

@@ -81,9 +81,8 @@ def _mend(path: Path) -> None:
 
     Raises UserError, before anything is written, for what is no journal, and for one that is too large to be read.
     """
-    path = Path(
-        os.path.realpath(path)
-    )  # of links, those that a command names; a tune's folder has none that leads out of it
+    # of links, those that a command names; a tune's folder has none that leads out of it
+    path = Path(os.path.realpath(path))
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         return

@@ -32,10 +32,8 @@ COLUMNS = (
     "final_observations",
 )
 OGBENCH = re.compile(r"(visual-)?(pointmaze|antmaze|cube|scene|puzzle)-.*-v\d+(-val)?")
-FEW_ACTIONS, MOST_ACTIONS = (
-    1000,
-    10**8,
-)  # discrete actions beyond the first may be questioned, beyond the second must be
+# discrete actions beyond the first may be questioned, beyond the second must be
+FEW_ACTIONS, MOST_ACTIONS = (1000, 10**8)
 JUMPS = 0.1  # the share of rows from which on stored successors and observations do not belong together
 
 

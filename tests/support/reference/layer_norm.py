@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-Net = list[
-    tuple[np.ndarray, ...]
-]  # (W [in, out], b [out], scale [out], shift [out]) of hidden layers; the last has W and b only
+# (W [in, out], b [out], scale [out], shift [out]) of hidden layers; the last has W and b only
+Net = list[tuple[np.ndarray, ...]]
 EPS = 1e-6  # flax's
 
 

@@ -67,9 +67,8 @@ def test_a_cache_deletes_its_own_entries_only(tmp_path: Path) -> None:
     size = data().nbytes
     assert flat.write(place / kept_name, data(), [], 1.5 * size) == ""
     gone = before - files(place)
-    assert gone and all(
-        re.fullmatch(rf"{OLDER}/({OURS})", name) for name in gone
-    )  # the one entry, whose other files stay
+    # the one entry, whose other files stay
+    assert gone and all(re.fullmatch(rf"{OLDER}/({OURS})", name) for name in gone)
     assert files(home) == at_home
 
 

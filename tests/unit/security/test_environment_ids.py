@@ -227,9 +227,8 @@ def test_what_a_person_names_is_made(evil: tuple[str, Path], monkeypatch: pytest
     trust.check_environment("Ant-v5", {"opponent": print})  # no file holds a function
 
     monkeypatch.setenv(trust.SWITCH, "")
-    saved = task_from_json(
-        {"name": "of-a-plugin", "env_id": env_id}
-    )  # a run on a plugin's dataset: its table has the same
+    # a run on a plugin's dataset: its table has the same
+    saved = task_from_json({"name": "of-a-plugin", "env_id": env_id})
     with pytest.raises(UserError, match="is named by a file"):
         make_env(saved)
 

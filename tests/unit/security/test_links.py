@@ -241,9 +241,8 @@ def test_a_prepared_collection_or_benchmark_is_not_continued(home: Path, capsys:
     with pytest.raises(UserError, match=r"collect\.json is a link that leads out"):
         claim(Path("out"), CollectConfig(), {})
     Path("runs/own/cells/.submitit").mkdir(parents=True)
-    Path("runs/own/cells/.submitit/job.sh").symlink_to(
-        "/cluster/runs/own/cells/.submitit/1/job.sh"
-    )  # of a folder that has moved
+    # of a folder that has moved
+    Path("runs/own/cells/.submitit/job.sh").symlink_to("/cluster/runs/own/cells/.submitit/1/job.sh")
     dry = "benchmark suite=own datasets=[builtin] algos=[bc] steps=5 dry_run=true"
     assert main(dry.split()) == 0
     shutil.rmtree("runs/own/cells")

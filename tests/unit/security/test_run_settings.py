@@ -163,9 +163,8 @@ def test_places_are_the_users_own(run: Any, capsys: pytest.CaptureFixture[str]) 
     with offrl.trusted():
         assert run_settings(folder).dataset.cache_dir == "stranger/cache"
     assert compose({"config": str(folder / "config.yaml")}).dataset.mirror is None
-    assert (
-        compose({"config": str(shutil.copy(folder / "config.yaml", "own.yaml"))}).dataset.memory == "mmap"
-    )  # the user's own file
+    # the user's own file
+    assert compose({"config": str(shutil.copy(folder / "config.yaml", "own.yaml"))}).dataset.memory == "mmap"
 
 
 def test_a_runs_cache_folder_is_not_emptied(run: Any, tmp_path: Path) -> None:

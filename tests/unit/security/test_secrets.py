@@ -88,10 +88,8 @@ def test_jobs_of_this_machine_still_have_the_login(tmp_path: Path, monkeypatch: 
         url, login = split_login(saved, os.environ["OFFRL_MIRROR"])  # as `fetch` does
     assert url == "https://mirror.example/sets" and login == split_login(MIRROR)[1] is not None
     assert "OFFRL_MIRROR" not in os.environ
-    assert split_login("https://other.example/sets", MIRROR) == (
-        "https://other.example/sets",
-        None,
-    )  # no login goes to another host
+    # no login goes to another host
+    assert split_login("https://other.example/sets", MIRROR) == ("https://other.example/sets", None)
     assert split_login("http://mirror.example/sets", MIRROR)[1] is None
 
 

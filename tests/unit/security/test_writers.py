@@ -106,9 +106,8 @@ METHODS = (
 )
 QUALIFIED = [rf"\b{module}\.{name}\(" for module, names in ALWAYS.items() for name in names]
 MODE = r"""["'](w|a|x|r\+|w\+|a\+|x\+)[bt]?\+?["']"""
-CALLS = re.compile(
-    "|".join([MODE, r"\bos\.open\(", rf"\.({'|'.join(METHODS)})\(", *QUALIFIED])
-)  # only files with one are parsed
+# only files with one are parsed
+CALLS = re.compile("|".join([MODE, r"\bos\.open\(", rf"\.({'|'.join(METHODS)})\(", *QUALIFIED]))
 OWN_MODULES = ("checkpoint", "files", "plan")  # whose write_text is that of offrl.system.files
 
 
