@@ -25,7 +25,7 @@ KIND, VERSION = "offrl policy", 1
 def description(
     policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], details: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The whole of the JSON file but its "files". `about`: what `of_run` gives."""
+    """The whole of the JSON file but its "files". `details`: what `of_run` gives."""
     algorithm, spec = policy.algorithm, policy.algorithm.spec
     names = dimension_names(spec)
     observations: list[dict[str, Any]] = [

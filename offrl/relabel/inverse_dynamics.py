@@ -164,7 +164,7 @@ def prepared(dataset: Dataset, rows: Tensor, inputs: Inputs) -> Dataset:
 def learn(
     dataset: Dataset, action_free: Sequence[Dataset], settings: InverseSettings, device: torch.device, quiet: bool
 ) -> tuple[Tensor, str]:
-    """The actions of all rows of `others`, one after the other, and what a person should know about them."""
+    """The actions of all rows of `action_free`, one after the other, and what a person should know about them."""
     inputs = Inputs.of([dataset, *action_free])
     training, held_out = _held_out(dataset, settings)
     algorithm = InverseDynamics(settings, dataset.spec)

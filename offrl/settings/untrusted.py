@@ -34,7 +34,7 @@ COUNTS = ("threads", "workers", "eval.workers")
 
 
 def read_settings(path: Path, typed: Collection[str] = ()) -> dict[str, Any]:
-    """A run's config.yaml, nested as in the file, less `PLACES`, with `given` by dotted names.
+    """A run's config.yaml, nested as in the file, less `PLACES`, with `typed` by dotted names.
 
     typed: names of the settings that the command has; a warning names the places that it has not. Raises UserError for
     a file that is none, for interpolations, and for groups of settings that are none.

@@ -45,7 +45,7 @@ def folder() -> Path:
 
 
 def is_own(folder: str) -> bool:
-    """True where `place` is in a folder that `folder` chose, here or in the process that started this one."""
+    """Whether `folder` is in one that the function `folder` chose, here or in the process that started this one."""
     base = Path(folder).parent
     return base in _bases() or (base.name.startswith(_TEMPORARY) and (base / OWNED).exists())
 

@@ -66,7 +66,7 @@ def once(
     """Tensors and plain values from the file `path`, or made and put there; None: made and not kept.
 
     Of several processes that ask at a time one makes it, and the others wait. A damaged file is made anew; one that
-    cannot be written is a warning. `what`: for messages.
+    cannot be written is a warning. `label`: for messages.
     """
     if path is None:
         tensors, meta = make()
@@ -133,7 +133,7 @@ def exclusive(run_dir: Path) -> Iterator[None]:
 
 
 class TemporaryFolder:
-    """A new folder PREFIX... in `place`, which belongs to this process. What a killed process left under that prefix is
+    """A new folder PREFIX... in `parent`, which belongs to this process. What a killed process left under that prefix is
     removed first: nobody else would, and in memory it would stay until the machine is started anew."""
 
     def __init__(self, prefix: str, parent: Path) -> None:

@@ -205,7 +205,7 @@ def fits(raw: RawData, record: Record, ends: np.ndarray) -> bool:
 
 
 def task_of(raw: RawData, metadata: Mapping[str, Any]) -> Task | None:
-    """The task to record: that of `raw`, with the environment and the reference scores that `about` names."""
+    """The task to record: that of `raw`, with the environment and the reference scores that `metadata` names."""
     task = fitting_task(raw)
     env_id = metadata.get("env_id")
     if env_id and (task is None or task.env_id != env_id):

@@ -61,7 +61,7 @@ class Mix:
     discount: float = 0.99
 
     def check(self, setting: str) -> None:
-        """Raises UserError, naming the settings `what`_current, ..., for shares that are no distribution."""
+        """Raises UserError, naming the settings `setting`_current, ..., for shares that are no distribution."""
         shares = {"current": self.current, "trajectory": self.trajectory, "random": self.random}
         if not math.isclose(sum(shares.values()), 1.0, abs_tol=1e-6):
             text = " + ".join(f"algo.{setting}_{k}={v:g}" for k, v in shares.items())

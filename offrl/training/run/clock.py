@@ -38,5 +38,5 @@ class RunClock:
         return min(self.steps, *((self.step // interval + 1) * interval for interval in intervals))
 
     def due(self, interval: int) -> bool:
-        """True at a multiple of `every` updates, and at the end."""
+        """True at a multiple of `interval` updates, and at the end."""
         return self.step % interval == 0 or self.step == self.end
