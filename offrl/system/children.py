@@ -51,8 +51,8 @@ _watching = False
 def start(
     target: str, arguments: Sequence[str], *, pass_fds: Sequence[int] = (), **options: Any
 ) -> subprocess.Popen[bytes]:
-    """A fresh interpreter with our module path that calls `target`, "module:function", with `arguments`, and ends at once
-    when this process has ended. options: of `subprocess.Popen`. Raises OSError."""
+    """A fresh interpreter with our module path that calls `target`, "module:function", with `arguments`, and ends at
+    once when this process has ended. options: of `subprocess.Popen`. Raises OSError."""
     if os.name == "nt":  # which hands no open files to a child
         raise OSError(errno.ENOSYS, "Windows hands no pipes to child processes")
     parent = _own_side()

@@ -133,8 +133,8 @@ def exclusive(run_dir: Path) -> Iterator[None]:
 
 
 class TemporaryFolder:
-    """A new folder PREFIX... in `parent`, which belongs to this process. What a killed process left under that prefix is
-    removed first: nobody else would, and in memory it would stay until the machine is started anew."""
+    """A new folder PREFIX... in `parent`, which belongs to this process. What a killed process left under that prefix
+    is removed first: nobody else would, and in memory it would stay until the machine is started anew."""
 
     def __init__(self, prefix: str, parent: Path) -> None:
         """Raises OSError."""

@@ -23,8 +23,8 @@ def refuse_imported() -> None:
 
 
 def python_object(reference: str, name: str, text: str) -> tuple[Any, Path | None]:
-    """The object `name` of the Python file (.py) or module `reference`, and the file it was read from. `text`: both, for
-    messages.
+    """The object `name` of the Python file (.py) or module `reference`, and the file it was read from. `text`: both,
+    for messages.
 
     Raises UserError.
     """
