@@ -111,13 +111,13 @@ def prepare(
                 f"{dataset.spec.name} ({dataset.fingerprint[:12]}): a run continues on its own data only; choose "
                 "another name="
             )
-        if old.get("spec") is not None:
-            check_normalisation(spec_of(old, run_dir), dataset.spec, str(run_dir))
         changed = change(old["identity"], json.loads(json.dumps(settings, default=str)))
         if changed:
             raise UserError(
                 f"{run_dir} holds another run ({changed}); choose another name=, or use the settings it began with"
             )
+        if old.get("spec") is not None:
+            check_normalisation(spec_of(old, run_dir), dataset.spec, str(run_dir))
     same_device = old is not None and old["device"] == device.type
     mode, group = choose()
     if old is not None and same_device:
