@@ -73,7 +73,7 @@ def _report(result: Exported) -> list[str]:
 
     sizes = f"{result.path.stat().st_size / 1e3:,.0f} kB"
     batches = ", ".join(f"{n:,}" for n in sorted(BATCHES))
-    if result.about["outputs"][0]["dtype"] == "int64":
+    if result.metadata["outputs"][0]["dtype"] == "int64":
         outcome = f"the same actions{f', but for {check.ties} ties' if check.ties else ''}"
     else:
         allowance = f", {ROUNDING:g} times float32's own error in this policy" if check.allowed > TOLERANCE else ""
@@ -81,7 +81,7 @@ def _report(result: Exported) -> list[str]:
             f"largest difference {check.largest:.1e} of half an action's range (allowed: "
             f"{check.allowed:.2g}{allowance})"
         )
-    inputs, output = ", ".join(map(shape, result.about["inputs"])), shape(result.about["outputs"][0])
+    inputs, output = ", ".join(map(shape, result.metadata["inputs"])), shape(result.metadata["outputs"][0])
     return [
         f"{result.path} ({sizes}): {inputs} -> {output}",
         f"checked with {check.runtime} against the Python policy in batches of {batches}: {outcome}",

@@ -40,7 +40,7 @@ class Exported:
     path: Path
     description: Path  # the JSON file beside it
     check: Check
-    about: dict[str, Any]  # what the JSON file holds
+    metadata: dict[str, Any]  # what the JSON file holds
     card: tuple[Path, ...] = ()  # README.md and policy.safetensors, where a folder was written
 
 
@@ -81,7 +81,7 @@ def export_run(
             raise UserError(f"out={out} is where the run keeps its own {folder_name}; choose another folder")
     done = export_policy(policy, path, format, stochastic, opset, describe.of_run(run, replica))
     if out is None or Path(out).is_dir() or not Path(out).suffix:  # a folder that can become a repository
-        return replace(done, card=tuple(card.write(path.parent, policy, done.about)))
+        return replace(done, card=tuple(card.write(path.parent, policy, done.metadata)))
     return done
 
 
@@ -91,14 +91,14 @@ def export_policy(
     format: str = "onnx",
     stochastic: bool = False,
     opset: int | None = None,
-    about: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> Exported:
     """Write `policy` to `path` and its description to the JSON file of the same name, after the file's numbers were
     compared with the policy's.
 
     format: a key of SUFFIX. stochastic: a sample of the policy's distribution, from random numbers that are inputs.
-    opset: of ONNX. about: what is known of the run, for the description. Raises UserError for a policy that cannot be
-    exported, a missing package, and where the numbers differ; nothing is then written.
+    opset: of ONNX. metadata: what is known of the run, for the description. Raises UserError for a policy that cannot
+    be exported, a missing package, and where the numbers differ; nothing is then written.
     """
     _known(format)
     if opset is not None and format != "onnx":
@@ -141,7 +141,7 @@ def export_policy(
         **built.extra,
         "check": result.to_json(),
     }
-    description = describe.description(policy, stochastic, draws, about or {})
+    description = describe.description(policy, stochastic, draws, metadata or {})
     # files of the same policy in other formats share the description
     same = other_files.get("policy", {}).get("weights_sha256") == description["policy"]["weights_sha256"]
     listed = {n: e for n, e in other_files.get("files", {}).items() if same and n != path.name and plain_name(n)}

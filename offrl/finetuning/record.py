@@ -123,7 +123,7 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
 
     saved: dict[str, Any] = dataclasses.asdict(dataclasses.replace(start.config, name=run_dir.name, resume=None))
     saved["eval"].pop("env")
-    saved |= {"algo": dataclasses.asdict(start.algorithm.config), "dataset": None, "given": start.given}
+    saved |= {"algo": dataclasses.asdict(start.algorithm.config), "dataset": None, "given": start.user_settings}
     if start.data is not None:
         saved["dataset"] = dataclasses.asdict(start.data)
     checkpoint.write_text(run_dir / runs.CONFIG, OmegaConf.to_yaml(OmegaConf.create(without_logins(saved))))

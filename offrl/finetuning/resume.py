@@ -33,7 +33,7 @@ NEEDED = (
 
 def resume(
     config: FinetuneConfig,
-    given: dict[str, Any],
+    user_settings: dict[str, Any],
     other: dict[str, Any],
     run: Any,
     dataset: Dataset | None,
@@ -46,7 +46,7 @@ def resume(
     if run is not None:
         raise UserError(f"resume={path} goes on with what it began from; leave out {run}")
     record = runs.read_record(path, NEEDED)
-    saved = read_settings(path / runs.CONFIG, given)
+    saved = read_settings(path / runs.CONFIG, user_settings)
     if changed := [k for k in other if k not in ("dataset",) and not k.startswith(("dataset.cache", "dataset.memory"))]:
         raise UserError(f"resume={path} goes on with its own settings; leave out {changed[0]}=")
     identity = record["identity"]
@@ -65,10 +65,10 @@ def resume(
             "it"
         ) from None
     run_settings.update({"runs_dir": str(path.resolve().parent), "name": path.resolve().name, "quiet": False})
-    merged = {**flatten(run_settings), **{k: v for k, v in given.items() if k not in other}}
+    merged = {**flatten(run_settings), **{k: v for k, v in user_settings.items() if k not in other}}
     merged.pop("eval.env", None)
     config = choose(fill(FinetuneConfig(), merged, "finetune"), {}, fresh=False)
-    for name, value in given.items():
+    for name, value in user_settings.items():
         if name in identity["finetune"] and identity["finetune"][name] != getattr(config, name):
             raise UserError(
                 f"{path} began with {name}={identity['finetune'][name]}, not {value}; begin another run, with another "
@@ -76,7 +76,7 @@ def resume(
             )
     spec = runs.spec_of(record, path)
     data = None
-    check_code(path / runs.CONFIG, saved, given, ("eval", *(("dataset",) if config.mixing != 0.0 else ())))
+    check_code(path / runs.CONFIG, saved, user_settings, ("eval", *(("dataset",) if config.mixing != 0.0 else ())))
     if config.mixing != 0.0 and settings is not None:
         # where the data are, and offrl's own files of them
         typed = {k.removeprefix("dataset."): v for k, v in other.items()}

@@ -69,7 +69,7 @@ def begin(
             _of_run(Path(run), config, other, dataset, env) if run is not None else _fresh(config, other, dataset, env)
         )
     if config.resume is None:
-        start.given = {k: v for k, v in settings.items() if k not in ("name", "runs_dir")}
+        start.user_settings = {k: v for k, v in settings.items() if k not in ("name", "runs_dir")}
     if start.config.mode == "transitions":
         # refuses what is not played
         columns_for(start.spec, start.algorithm.sampler(), torch.float32, start.algorithm.config.name)

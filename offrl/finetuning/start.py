@@ -46,7 +46,7 @@ class Start:
     parent: dict[str, Any] | None = None  # the run that it began from; None: fresh parameters
     fixed: dict[str, float] = field(default_factory=dict)  # settings that change online, where a grid has another value
     anneal: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    given: dict[str, Any] = field(default_factory=dict)
+    user_settings: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     run_dir: Path | None = None  # of a run that goes on
 

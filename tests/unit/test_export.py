@@ -151,7 +151,7 @@ def test_files_agree_with_numpy_in_a_process_without_offrl(policies: list[str], 
         result = export_policy(discrete, tmp_path / "discrete" / f"p{SUFFIX[format]}", format)
         expected[result.path], given[result.path] = mlp(discrete, states).argmax(1), {"observations": states}
         assert len(set(expected[result.path].tolist())) > 1
-    assert result.about["outputs"] == [
+    assert result.metadata["outputs"] == [
         {
             "name": "actions",
             "shape": ["batch"],
@@ -183,7 +183,7 @@ def test_files_agree_with_numpy_in_a_process_without_offrl(policies: list[str], 
 def test_stochastic_files_take_noise_as_an_input(format: str, tmp_path: Path) -> None:
     policy = trained("iql")
     result = export_policy(policy, tmp_path / f"p{SUFFIX[format]}", format, stochastic=True)
-    assert [i["name"] for i in result.about["inputs"]] == ["observations", "noise"] and "sample" in result.about[
+    assert [i["name"] for i in result.metadata["inputs"]] == ["observations", "noise"] and "sample" in result.metadata[
         "policy"
     ]["acts"]
 
@@ -195,7 +195,7 @@ def test_denoised_and_chosen_actions(name: str, format: str, tmp_path: Path) -> 
     """A reverse process of several steps, and candidates that critics choose among."""
     policy = trained(name, **({"greedy": "sample"} if name == "diffusion_bc" else {"candidates": 3}))
     result = export_policy(policy, tmp_path / f"p{SUFFIX[format]}", format)
-    assert result.check.passed and len(result.about["inputs"]) > 2
+    assert result.check.passed and len(result.metadata["inputs"]) > 2
 
 
 def test_categorical_samples_follow_the_probabilities(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_description(tmp_path: Path) -> None:
     policy = trained("td3_bc", spec)
     result = export_policy(policy, tmp_path / "hopper.pt2", "pt2")
     about = json.loads((tmp_path / "hopper.json").read_text())
-    assert about == result.about
+    assert about == result.metadata
     (observations,) = about["inputs"]
     assert observations["shape"] == ["batch", 11] and observations["dtype"] == "float32"
     # Hopper's observation: z, angle of the torso, three joints; then six velocities (Gymnasium's documentation)
@@ -342,7 +342,7 @@ def test_goals_are_an_input(tmp_path: Path, format: str, name: str, spec: DataSp
     policy = trained(name, spec, **settings)
     result = export_policy(policy, tmp_path / f"p{SUFFIX[format]}", format)
     assert result.check.passed
-    told = result.about["inputs"][1]
+    told = result.metadata["inputs"][1]
     assert told["name"] == "goals" and told["shape"] == ["batch", spec.goal_dim or spec.observation_dim]
     assert ("achieved_goals" in told["meaning"]) == (spec is OWN_GOALS)
     if format == "pt2" and not spec.discrete:  # the goal matters, and the file heeds it as the policy does
@@ -439,7 +439,7 @@ def test_policies_that_draw_otherwise_are_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(MemorylessActor, "act", several)
     for format in SUFFIX:
         result = export_policy(policy, tmp_path / f"p{SUFFIX[format]}", format)
-        shapes = [(i["name"], i["shape"]) for i in result.about["inputs"]]
+        shapes = [(i["name"], i["shape"]) for i in result.metadata["inputs"]]
         assert shapes[1:] == [("noise_0", [3, "batch", 2]), ("noise_1", ["batch", 2])]
 
 
@@ -463,7 +463,7 @@ def test_observations_of_other_shapes(format: str, tmp_path: Path) -> None:
 
     spec = DataSpec((2, 3), 2, action_low=(-1.0, -1.0), action_high=(1.0, 1.0))
     result = export_policy(trained("td3_bc", spec), tmp_path / f"p{SUFFIX[format]}", format)
-    assert result.about["inputs"][0]["shape"] == ["batch", 2, 3] and result.check.passed
+    assert result.metadata["inputs"][0]["shape"] == ["batch", 2, 3] and result.check.passed
     normalised = dataclasses.replace(spec, observation_mean=(1.0,) * 6, observation_std=(2.0,) * 6)
     assert export_policy(trained("td3_bc", normalised), tmp_path / f"p{SUFFIX[format]}", format).check.passed
 
