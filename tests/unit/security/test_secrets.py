@@ -111,7 +111,7 @@ def test_a_fine_tuning_run_saves_its_mirror_without_the_login(tmp_path: Path, mo
     start: Any = SimpleNamespace(
         config=FinetuneConfig(),
         algorithm=SimpleNamespace(config=data),
-        given={"dataset.mirror": MIRROR},
+        user_settings={"dataset.mirror": MIRROR},
         data=data,
         described={},
         spec=DataSpec((1,), 1),
