@@ -63,7 +63,7 @@ class TokenSampler(SequenceSampler):
         windows = Sequences(
             len(rows),
             last,
-            Unpacked({"tokens": (table, None), "ends": (ends, None)}),
+            Unpacked({"tokens": (table, None), "ends": (ends, None)}, layout=None),
             weighted_episodes(dataset, episodes, lengths, starts),
         )
         return TokenSource(windows, Bins(*(x.to(device) for x in bins)))

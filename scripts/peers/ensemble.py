@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from offrl import rng
 from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Packed, pack
+from offrl.data.samplers.transitions import Batch, Packed, layout_of, pack
 from offrl.nn import EnsembleMLP
 from offrl.optim import Params
 
@@ -63,9 +63,10 @@ class BootstrapSampler:
         c = dataset.columns
         x = torch.cat([c["observations"], c["actions"]], -1)
         y = torch.cat([c["next_observations"] - c["observations"], c["rewards"].unsqueeze(-1)], -1)
-        packed = pack({"x": ((x - x.mean(0)) / x.std(0), None), "y": (y, None)})
-        assert packed is not None
-        return Bootstrapped(packed, torch.stack(rng.split(rng.make_key(0, x.device), self.members)))
+        parts = {"x": ((x - x.mean(0)) / x.std(0), None), "y": (y, None)}
+        layout = layout_of(parts)
+        assert layout is not None
+        return Bootstrapped(pack(parts, layout), torch.stack(rng.split(rng.make_key(0, x.device), self.members)))
 
     def __call__(self, source: Bootstrapped, key: Tensor, batch_size: int) -> Batch:
         count = len(source.packed.table)

@@ -23,7 +23,16 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.raw import MOST_VALUES
 from offrl.data.samplers.prefetch import Prefetcher
-from offrl.data.samplers.transitions import COIN, Batch, Packed, TransitionSampler, Unpacked, alias_table, pack
+from offrl.data.samplers.transitions import (
+    COIN,
+    Batch,
+    Packed,
+    TransitionSampler,
+    Unpacked,
+    alias_table,
+    layout_of,
+    pack,
+)
 from offrl.errors import UserError
 from offrl.training.step import make_step
 
@@ -93,7 +102,7 @@ def test_discrete_actions_survive_packing(offset: int) -> None:
 
 @pytest.mark.parametrize(("largest", "fits"), [((1 << 24) - 1, True), (1 << 24, False)])
 def test_integers_are_packed_where_a_float32_holds_them_all(largest: int, fits: bool) -> None:
-    assert (pack({"label": (torch.tensor([[0], [largest]]), None)}) is not None) == fits
+    assert (layout_of({"label": (torch.tensor([[0], [largest]]), None)}) is not None) == fits
 
 
 def test_extra_columns_and_images() -> None:
@@ -105,9 +114,10 @@ def test_extra_columns_and_images() -> None:
     assert torch.equal(batch["weights"], row * 0.5)
     goal = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     rows = torch.tensor([1])
-    packed = pack({"goal": (goal, rows), "label": (torch.tensor([[7], [9]]), rows)})
-    assert packed is not None
-    taken = packed.take(torch.tensor([0, 0]))
+    parts = {"goal": (goal, rows), "label": (torch.tensor([[7], [9]]), rows)}
+    layout = layout_of(parts)
+    assert layout is not None
+    taken = pack(parts, layout).take(torch.tensor([0, 0]))
     assert (
         torch.equal(taken["goal"], goal[[1, 1]])
         and taken["label"].tolist() == [[9], [9]]

@@ -29,12 +29,15 @@ class Sampler(Protocol):
         """A batch with leading dimension `batch_size`."""
 
 
+Layout = dict[str, tuple[int, int, tuple[int, ...], torch.dtype]]  # column -> (first, last + 1, row shape, type)
+
+
 @dataclass(frozen=True)
 class Packed:
     """Several columns side by side as one float32 table [R, W], so that one gather reads a whole row from one place."""
 
     table: Tensor
-    layout: dict[str, tuple[int, int, tuple[int, ...], torch.dtype]]  # column -> (first, last + 1, row shape, type)
+    layout: Layout
 
     @property
     def device(self) -> torch.device:
@@ -42,11 +45,7 @@ class Packed:
 
     def take(self, rows: Tensor) -> Batch:
         """The columns of rows [B]."""
-        picked = self.table[rows]
-        return {
-            name: picked[:, first:last].reshape(-1, *shape).to(dtype)
-            for name, (first, last, shape, dtype) in self.layout.items()
-        }
+        return split(self.table[rows], self.layout)
 
     def column(self, name: str, rows: Tensor) -> Tensor:
         """One column of rows [...]: [..., *shape]."""
@@ -59,19 +58,31 @@ class Unpacked:
     """Columns left where they are, in memory-mapped files say, each with the rows of it that count (None: all)."""
 
     columns: dict[str, tuple[Tensor, Tensor | None]]
+    layout: Layout | None  # of the same columns packed; None: they cannot be
 
     @property
     def device(self) -> torch.device:
         return next(iter(self.columns.values()))[0].device
 
     def take(self, rows: Tensor) -> Batch:
-        """The columns of rows [B]."""
-        return {name: self.column(name, rows) for name in self.columns}
+        """The columns of rows [B], with the strides of `Packed.take`: products may round by them."""
+        batch = {name: self.column(name, rows) for name in self.columns}
+        if self.layout is None:
+            return batch
+        table = [column.reshape(len(rows), -1).to(torch.float32) for column in batch.values()]
+        return split(torch.cat(table, 1), self.layout)
 
     def column(self, name: str, rows: Tensor) -> Tensor:
         """One column of rows [...]: [..., *shape]."""
         column, chosen = self.columns[name]
         return column[rows if chosen is None else chosen[rows]]
+
+
+def split(table: Tensor, layout: Layout) -> Batch:
+    """The columns of a packed table [B, W]."""
+    return {
+        name: table[:, first:last].reshape(-1, *shape).to(dtype) for name, (first, last, shape, dtype) in layout.items()
+    }
 
 
 def table_of(
@@ -85,8 +96,8 @@ def table_of(
     extra_rows: further names, each with its column and the rows of it that stand beside `rows`.
     """
     parts = {name: (column, rows) for name, column in columns.items()} | dict(extra_rows or {})
-    packed = None if dataset.mapped else pack(parts)
-    return Unpacked(parts) if packed is None else packed
+    layout = layout_of(parts)
+    return Unpacked(parts, layout) if dataset.mapped or layout is None else pack(parts, layout)
 
 
 def draw_rows(key: Tensor, size: int, count: int, weighted: Episodes | None) -> Tensor:
@@ -94,25 +105,33 @@ def draw_rows(key: Tensor, size: int, count: int, weighted: Episodes | None) -> 
     return rng.randint(key, (size,), count) if weighted is None else weighted.draw(key, size)
 
 
-def pack(columns: Mapping[str, tuple[Tensor, Tensor | None]]) -> Packed | None:
-    """Pack rows (None: all) of float32 and small-integer columns; None if some column does not fit a float32 exactly or
-    compactly."""
-    layout: dict[str, tuple[int, int, tuple[int, ...], torch.dtype]] = {}
-    width = count = 0
-    for name, (column, rows) in columns.items():
+def layout_of(columns: Mapping[str, tuple[Tensor, Tensor | None]]) -> Layout | None:
+    """Places of float32 and small-integer columns in a packed table; None if some column does not fit a float32 exactly
+    or compactly.
+    """
+    layout: Layout = {}
+    width = 0
+    for name, (column, _) in columns.items():
         if column.dtype == torch.int64:
-            if column.numel() and int(column.abs().max()) >= 1 << 24:
+            if column.numel() and max(abs(int(bound)) for bound in column.aminmax()) >= 1 << 24:
                 return None
         elif column.dtype != torch.float32:
             return None
         shape = tuple(column.shape[1:])
         size = torch.Size(shape).numel()
         layout[name] = (width, width + size, shape, column.dtype)
-        width, count = width + size, len(column if rows is None else rows)
-    table = torch.empty(count, width, dtype=torch.float32, device=column.device)
+        width += size
+    return layout
+
+
+def pack(columns: Mapping[str, tuple[Tensor, Tensor | None]], layout: Layout) -> Packed:
+    """Rows (None: all) of columns, packed."""
+    sizes = {len(column if rows is None else rows) for column, rows in columns.values()}
+    ends = [last for _, last, _, _ in layout.values()]
+    table = torch.empty(sizes.pop(), ends[-1], dtype=torch.float32, device=next(iter(columns.values()))[0].device)
     for name, (start, end, _, _) in layout.items():
         column, rows = columns[name]
-        table[:, start:end] = (column if rows is None else column[rows]).reshape(count, -1)
+        table[:, start:end] = (column if rows is None else column[rows]).reshape(len(table), -1)
     return Packed(table, layout)
 
 
