@@ -63,7 +63,7 @@ class SindyModel(WorldModel):
 
     def predict(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
         s, a, _ = self.to_dataset_units(observations, actions, observations)
-        return self.told(tree, *sindy.predict_members(tree, s, self.encode(a)))
+        return self.told(tree, *sindy.predict_members(tree, s, self.spec.encode(a)))
 
     def predict_each(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
         s, a, _ = self.to_dataset_units(observations, actions, observations)
@@ -73,7 +73,7 @@ class SindyModel(WorldModel):
             return sindy.predict({**tree, **medians}, s, a)
 
         coefficients = [tree[k]["coefficients"] for k in ("dynamics", "reward")]
-        nexts, rewards = torch.vmap(one)(coefficients[0], coefficients[1], s, self.encode(a))
+        nexts, rewards = torch.vmap(one)(coefficients[0], coefficients[1], s, self.spec.encode(a))
         return self.told(tree, nexts, rewards)
 
     def sample(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor, key: Tensor) -> Outcome:
@@ -170,7 +170,7 @@ class Sindy(Algorithm):
             flat["observations"][parts.train], actions[parts.train], flat["next_observations"][parts.train]
         )
         rewards = (dataset.columns["rewards"][parts.train] - self.spec.reward_shift) / (self.spec.reward_scale or 1.0)
-        tree, notes = sindy.fit(s, model.encode(a), rewards, nexts, self.config, replica.seed)
+        tree, notes = sindy.fit(s, model.spec.encode(a), rewards, nexts, self.config, replica.seed)
         for part in ("dynamics", "reward"):
             tree[part]["coefficients"] = torch.cat([tree[part]["coefficients"], tree[part]["median"][None]])
         tree |= {**data_range(dataset), **starts.sample(model, dataset)}
