@@ -16,15 +16,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from offrl.envs.generated import only, task_number
-from offrl.registry import register
+from offrl.envs.generated import BaseEnvironment, Info, Step, raw_data, register_generated, task_number
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from offrl.data.raw import RawData
-    from offrl.settings.dataset import DatasetConfig
 
 NAME = "bandits"
 ENV = "offrl/Bandit-v0"
@@ -34,7 +32,7 @@ FEATURE_SEED = 1234  # of the arms' fixed features
 MIXES = 11  # shares of one arm in the data's behaviour: 0, 0.1, ..., 1
 
 
-class Bandit(gym.Env):
+class Bandit(BaseEnvironment):
     """Observation: always 1. Action: the arm. Reward: its mean plus noise of standard deviation `std`. It never ends by
     itself.
 
@@ -43,7 +41,6 @@ class Bandit(gym.Env):
     """
 
     held_out = range(1_000_000, 2_000_000)  # numbers of tasks that no dataset of offrl's holds
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(
         self,
@@ -69,15 +66,12 @@ class Bandit(gym.Env):
             return draw.uniform(0.0, 1.0, self.arms)
         return self.phi @ (draw.standard_normal(self.features) / np.sqrt(self.features))
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self, options: Info) -> tuple[np.ndarray, Info]:
         number = task_number(self)
         self.means = self.means_of(number)
         return np.ones(1, np.float32), {"task": number}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> Step:
         mean = float(self.means[action])
         reward = mean + self.std * float(self.np_random.standard_normal())
         return np.ones(1, np.float32), reward, False, False, {"regret": float(self.means.max()) - mean}
@@ -205,27 +199,18 @@ class Optimist(Linear):
 gym.register(ENV, entry_point="offrl.envs.bandits:Bandit", max_episode_steps=PULLS)
 
 
-lookup = register("task", NAME)(
-    only(
-        Task(
-            name=NAME,
-            env_id=f"offrl.envs.bandits:{ENV}",
-            max_episode_steps=PULLS,
-            ref_min=0.5 * PULLS,
-            ref_max=ARMS / (ARMS + 1) * PULLS,
-            ref_label="offrl",
-            observation_dim=1,
-            note="0 is what a random arm pays, 100 what the best one does, on average over all bandits; each episode "
-            "is another one, and none of them is in the data",
-        )
-    )
+TASK = Task(
+    name=NAME,
+    env_id=f"offrl.envs.bandits:{ENV}",
+    max_episode_steps=PULLS,
+    ref_min=0.5 * PULLS,
+    ref_max=ARMS / (ARMS + 1) * PULLS,
+    ref_label="offrl",
+    observation_dim=1,
+    note="0 is what a random arm pays, 100 what the best one does, on average over all bandits; each episode is "
+    "another one, and none of them is in the data",
 )
-
-
-@register("dataset", NAME)
-def load(config: DatasetConfig) -> RawData:
-    """Bandits of five arms, the same data each time."""
-    return generate(0, TASKS, PULLS)
+register_generated(TASK, lambda: generate(0, TASKS, PULLS))
 
 
 def generate(
@@ -236,8 +221,6 @@ def generate(
     Behaviour as in the authors' code: an arm is drawn from a mixture of a Dirichlet(1) distribution and one lone arm,
     whose share is 0, 0.1, ... or 1.
     """
-    from offrl.data.raw import RawData
-
     env, draw = Bandit(arms, std, features), np.random.Generator(np.random.PCG64(seed))
     means = np.stack([env.means_of(n) for n in range(tasks)])
     share = draw.integers(0, MIXES, (tasks, 1)) / (MIXES - 1)
@@ -255,9 +238,8 @@ def generate(
         "tasks": np.repeat(np.arange(tasks), pulls),
         "optimal_actions": np.repeat(means.argmax(-1), pulls),
     }
-    usual = (arms, std, features, pulls) == (ARMS, STD, None, PULLS)
-    task = lookup(NAME) if usual else None
-    if task is None:
+    task = TASK
+    if (arms, std, features, pulls) != (ARMS, STD, None, PULLS):
         settings = {"arms": arms, "std": std, "features": features}
-        task = Task(name=NAME, env_id=f"offrl.envs.bandits:{ENV}", env_kwargs=settings, max_episode_steps=pulls)
-    return RawData(columns, name=NAME, source="offrl", version=str(seed), task=task, num_actions=arms)
+        task = Task(name=NAME, env_id=TASK.env_id, env_kwargs=settings, max_episode_steps=pulls)
+    return raw_data(columns, task, seed, num_actions=arms)

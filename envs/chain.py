@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offrl.envs.generated import of_steps, only
-from offrl.registry import register
+from offrl.envs.generated import of_steps, raw_data, register_generated
+from offrl.envs.stitch import BEST, DECOY, NOTE
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
     from offrl.data.raw import RawData
-    from offrl.settings.dataset import DatasetConfig
 
 NAME = "chain-stitch"
 ENV = "offrl/ChainStitch-v0"
@@ -52,31 +51,27 @@ def observe(cell: Cell) -> np.ndarray:
     return np.array(cell, np.float32) / 2.0
 
 
-lookup = register("task", NAME)(
-    only(
-        Task(
-            name=NAME,
-            env_id=f"offrl.envs.point:{ENV}",
-            max_episode_steps=LIMIT,
-            ref_min=1.5,
-            ref_max=3.0,
-            ref_label="offrl",
-            observation_dim=2,
-            note="0 is the best return in the data from where episodes are scored, 100 that of the stitched route",
-        )
-    )
+TASK = Task(
+    name=NAME,
+    env_id=f"offrl.envs.point:{ENV}",
+    max_episode_steps=LIMIT,
+    ref_min=DECOY,
+    ref_max=BEST,
+    ref_label="offrl",
+    observation_dim=2,
+    note=NOTE,
 )
 
 
-@register("dataset", NAME)
-def load(config: DatasetConfig) -> RawData:
-    """The data, the same each time: ways of `KINDS` with actions in between that were drawn at random."""
-    from offrl.data.raw import RawData
-
+def generate() -> RawData:
+    """Ways of `KINDS` with actions in between that were drawn at random."""
     draw = np.random.Generator(np.random.PCG64(0))
     kinds = np.searchsorted(np.cumsum([share for share, _, _ in KINDS])[:-1], (np.arange(EPISODES) + 0.5) / EPISODES)
     rows = [row for kind in draw.permutation(kinds) for row in play(KINDS[kind][1], KINDS[kind][2], draw)]
-    return RawData(of_steps(rows), name=NAME, source="offrl", version="0", task=lookup(NAME), num_actions=len(MOVES))
+    return raw_data(of_steps(rows), TASK, 0, num_actions=len(MOVES))
+
+
+register_generated(TASK, generate)
 
 
 def play(start: Cell, moves: tuple[int, ...], draw: np.random.Generator) -> list[tuple[Any, ...]]:

@@ -12,11 +12,10 @@ import mujoco
 import numpy as np
 from gymnasium import spaces
 
+from offrl.envs.generated import Info, Step
 from offrl.errors import UserError
 from offrl.system import trust
 from offrl.tasks.environments import register_robotics
-
-Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
 
 def make_ant(**kwargs: Any) -> gym.Env:
@@ -84,9 +83,7 @@ class Kitchen(gym.Wrapper):
         flat = observation["observation"]
         return np.concatenate([flat[:9], flat[18:39], self._goal])
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         observation, info = self.env.reset(seed=seed)
         return self._convert(observation), info
 

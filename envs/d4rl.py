@@ -8,64 +8,13 @@ from __future__ import annotations
 import functools
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from offrl.registry import register
 from offrl.tasks.task import Task
 
-
-@dataclass(frozen=True)
-class _Family:
-    """The properties that datasets of one robot share."""
-
-    env_id: str | None
-    observations: int | None
-    actions: int | None
-    note: str = ""
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    # D4RL's own environments, of which `env_id` keeps model, reward and endings; v5 changed them
-    same: tuple[str, ...] = ()
-
-
-_GYM = "stands for gym's {}-v2 on mujoco-py: same model and reward, newer physics, so scores may differ by a few points"
-_HAND = "gymnasium-robotics' hand with D4RL's own rewards and endings, newer physics"
-_GONE = "no current environment reproduces it"
-_FAMILIES = {
-    "hopper": _Family("Hopper-v4", 11, 3, _GYM.format("Hopper"), same=("Hopper-v2", "Hopper-v3")),
-    "halfcheetah": _Family(
-        "HalfCheetah-v4", 17, 6, _GYM.format("HalfCheetah"), same=("HalfCheetah-v2", "HalfCheetah-v3")
-    ),
-    "walker2d": _Family("Walker2d-v4", 17, 6, _GYM.format("Walker2d"), same=("Walker2d-v2", "Walker2d-v3")),
-    "ant": _Family(
-        "offrl.envs.compat:offrl/D4RL-Ant-v0",
-        111,
-        8,
-        "Ant-v4 with D4RL's 84 contact forces, which are all zero in its data",
-    ),
-    "maze2d": _Family("offrl.envs.mazes:offrl/D4RL-Maze2d-v0", 4, 2, "D4RL's point maze rebuilt on today's MuJoCo"),
-    "antmaze": _Family(
-        "offrl.envs.mazes:offrl/D4RL-AntMaze-v0",
-        29,
-        8,
-        "D4RL's ant maze rebuilt on today's MuJoCo; a new goal each episode",
-    ),
-    "kitchen": _Family(
-        "offrl.envs.compat:offrl/D4RL-Kitchen-v0",
-        60,
-        9,
-        "FrankaKitchen-v1 with D4RL's observation and noise, newer physics",
-    ),
-    "pen": _Family("offrl.envs.compat:offrl/D4RL-Adroit-v0", 45, 24, _HAND, {"hand": "pen"}),
-    "hammer": _Family("offrl.envs.compat:offrl/D4RL-Adroit-v0", 46, 26, _HAND, {"hand": "hammer"}),
-    "door": _Family("offrl.envs.compat:offrl/D4RL-Adroit-v0", 39, 28, _HAND, {"hand": "door"}),
-    "relocate": _Family("offrl.envs.compat:offrl/D4RL-Adroit-v0", 39, 30, _HAND, {"hand": "relocate"}),
-    "minigrid": _Family(None, None, None, _GONE),
-    "flow": _Family(None, None, None, _GONE),
-    "carla": _Family(None, None, None, _GONE),
-    "bullet": _Family(None, None, None, _GONE + " (PyBullet)"),
-}
 # same reference scores for all their data
 _ONE_SCALE = ("hopper", "halfcheetah", "walker2d", "ant", "pen", "hammer", "door", "relocate")
 
@@ -94,21 +43,21 @@ def lookup(name: str) -> Task | None:
     if name not in table():
         return None
     url, low, high, steps = table()[name]
-    family = _FAMILIES[name.partition("-")[0]]
+    family = _data()["families"][name.partition("-")[0]]
     return Task(
         name=name,
-        env_id=family.env_id,
-        env_kwargs={**family.kwargs, **_variant(name)},
+        env_id=family["env_id"],
+        env_kwargs={**family.get("kwargs", {}), **_variant(name)},
         max_episode_steps=steps,
         ref_min=low,
         ref_max=high,
         ref_label="D4RL",
-        ref_envs=family.same,
-        observation_dim=family.observations,
-        action_dim=family.actions,
+        ref_envs=tuple(family.get("same", ())),
+        observation_dim=family["observations"],
+        action_dim=family["actions"],
         url=url,
         file=files().get(url),
-        note=family.note,
+        note=family["note"],
     )
 
 

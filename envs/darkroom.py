@@ -10,15 +10,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from offrl.envs.generated import only, side_by_side, task_number
-from offrl.registry import register
+from offrl.envs.generated import BaseEnvironment, Info, Step, raw_data, register_generated, side_by_side, task_number
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from offrl.data.raw import RawData
-    from offrl.settings.dataset import DatasetConfig
 
 NAME = "darkroom"
 ENV = "offrl/Darkroom-v0"
@@ -44,14 +42,12 @@ def best(positions: np.ndarray, goal: np.ndarray) -> np.ndarray:
     return np.where(gap[..., 0] != 0, first, np.where(gap[..., 1] != 0, second, 4))
 
 
-class Darkroom(gym.Env):
+class Darkroom(BaseEnvironment):
     """Observation: x and y of a cell. Actions: x + 1, x - 1, y + 1, y - 1, stay. Reward: 1 in the goal's cell, else 0.
     It begins at (0, 0) and never ends by itself.
 
     task: the number of the goal; None: another one in each episode, of those that are `held_out`. `info["success"]`:
     whether it is there."""
-
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(self, size: int = SIZE, task: int | None = None, render_mode: str | None = None) -> None:
         self.size, self.task, self.render_mode = size, task, render_mode
@@ -64,15 +60,12 @@ class Darkroom(gym.Env):
         self.goal, self.position = self.goals[task or 0], np.zeros(2, np.int64)
         self.tables: dict[Any, Any] = {}  # device -> the goals and moves as tensors
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self, options: Info) -> tuple[np.ndarray, Info]:
         number = task_number(self)
         self.goal, self.position = self.goals[number], np.zeros(2, np.int64)
         return self.position.astype(np.float32), {"task": number, "success": False}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> Step:
         self.position = np.clip(self.position + MOVES[action], 0, self.size - 1)
         success = bool((self.position == self.goal).all())
         return self.position.astype(np.float32), float(success), False, False, {"success": success}
@@ -113,36 +106,23 @@ gym.register(ENV, entry_point="offrl.envs.darkroom:Darkroom", max_episode_steps=
 
 
 _HELD_OUT = goals()[int(TRAINED * SIZE**2) :]
-lookup = register("task", NAME)(
-    only(
-        Task(
-            name=NAME,
-            env_id=f"offrl.envs.darkroom:{ENV}",
-            max_episode_steps=LIMIT,
-            ref_min=0.0,
-            ref_max=float(
-                np.minimum(LIMIT + 1 - _HELD_OUT.sum(-1), LIMIT).mean()
-            ),  # 1 for each step from the one that reaches the goal
-            ref_label="offrl",
-            observation_dim=2,
-            note="100 is the return of who knows the goal, on average over the held-out goals; each episode has one of "
-            "them",
-        )
-    )
+TASK = Task(
+    name=NAME,
+    env_id=f"offrl.envs.darkroom:{ENV}",
+    max_episode_steps=LIMIT,
+    ref_min=0.0,
+    # 1 for each step from the one that reaches the goal
+    ref_max=float(np.minimum(LIMIT + 1 - _HELD_OUT.sum(-1), LIMIT).mean()),
+    ref_label="offrl",
+    observation_dim=2,
+    note="100 is the return of who knows the goal, on average over the held-out goals; each episode has one of them",
 )
-
-
-@register("dataset", NAME)
-def load(config: DatasetConfig) -> RawData:
-    """Random walks in the rooms that are not held out, the same data each time."""
-    return generate(0, EPISODES)
+register_generated(TASK, lambda: generate(0, EPISODES))
 
 
 def generate(seed: int, episodes: int, limit: int = LIMIT) -> RawData:
     """`episodes` random walks of `limit` steps from random cells in each of the 80 rooms that are not held out, with
     the columns tasks and optimal_actions."""
-    from offrl.data.raw import RawData
-
     draw, known = np.random.Generator(np.random.PCG64(seed)), goals()[: int(TRAINED * SIZE**2)]
     number = np.repeat(np.arange(len(known)), episodes)
     goal = known[number]  # [E, 2]
@@ -161,5 +141,4 @@ def generate(seed: int, episodes: int, limit: int = LIMIT) -> RawData:
             }
         )
         position = after
-    columns = side_by_side(parts)
-    return RawData(columns, name=NAME, source="offrl", version=str(seed), task=lookup(NAME), num_actions=len(MOVES))
+    return raw_data(side_by_side(parts), TASK, seed, num_actions=len(MOVES))

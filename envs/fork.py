@@ -22,19 +22,18 @@ pass the disc on both sides as often."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from offrl.envs.generated import of_steps
-from offrl.registry import register
+from offrl.envs.generated import BaseEnvironment, Info, Step, of_steps, raw_data, register_generated
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
     from offrl.data.raw import RawData
-    from offrl.settings.dataset import DatasetConfig
 
 ENV = "offrl/PointFork-v0"
 EDGE = np.array([1.3, 1.1])  # |x| and |y| at most
@@ -91,14 +90,14 @@ def observe(position: np.ndarray, age: int, parts: int) -> np.ndarray:
     return np.asarray(position if parts == 1 else [*position, age / parts], np.float32)
 
 
-class PointFork(gym.Env):
+class PointFork(BaseEnvironment):
     """Observation: see `observe`. Action in [-1, 1]: how far to move along each axis. `info["success"]`: the goal was
     reached; `info["side"]`: 1 once the disc was passed above, -1 below, 0 before.
 
     parts: those of a step.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012  # Gymnasium declares it so
+    metadata: Info = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(self, parts: int = 1, render_mode: str | None = None) -> None:
         self.parts, self.render_mode = parts, render_mode
@@ -107,15 +106,12 @@ class PointFork(gym.Env):
         self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.position, self.seen, self.age, self.side = START, START, 0, 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self, options: Info) -> tuple[np.ndarray, Info]:
         self.position = self.seen = START + self.np_random.uniform(-SPREAD, SPREAD, 2)
         self.age = self.side = 0
         return observe(self.seen, 0, self.parts), {"success": False, "side": 0}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> Step:
         before, self.age = self.position, (self.age + 1) % self.parts
         self.position, reward, over = move(before, np.asarray(action, np.float64), self.parts)
         self.side = self.side or side(before, self.position)
@@ -139,50 +135,30 @@ class PointFork(gym.Env):
 gym.register(ENV, entry_point="offrl.envs.fork:PointFork")
 
 
-@register("task", "point-fork")
-@register("task", "stale-fork")
-def lookup(name: str) -> Task | None:
-    """The task of these data by their exact name; None for any other name."""
-    if name not in PARTS:
-        return None
-    return Task(
+FORKS = {
+    name: Task(
         name=name,
         env_id=f"offrl.envs.fork:{ENV}",
-        env_kwargs={"parts": PARTS[name]},
-        max_episode_steps=LIMIT * PARTS[name],
+        env_kwargs={"parts": parts},
+        max_episode_steps=LIMIT * parts,
         ref_min=PRIZE - TOLL * PLACES[0][1] - 4 * TIME,
         ref_max=PRIZE - 4 * TIME,
         ref_label="offrl",
-        observation_dim=2 if PARTS[name] == 1 else 3,
+        observation_dim=2 if parts == 1 else 3,
         action_dim=2,
         note="0 is the way below in four steps, 100 the way above in as many; some 50 to crash, 10 to stay where it is",
     )
-
-
-@register("dataset", "point-fork")
-@register("dataset", "stale-fork")
-def load(config: DatasetConfig) -> RawData:
-    """The data, the same each time."""
-    return generate(str(config.name), 0, EPISODES)
+    for name, parts in PARTS.items()
+}
 
 
 def generate(name: str, seed: int, episodes: int) -> RawData:
     """Demonstrations for one of `PARTS`: every second one goes above the disc, the others below, with noise in each
     action.
     """
-    from offrl.data.raw import RawData
-
     draw = np.random.Generator(np.random.PCG64(seed))
     rows = [row for e in range(episodes) for row in play(PARTS[name], 1 if e % 2 else -1, draw)]
-    return RawData(
-        of_steps(rows),
-        name=name,
-        source="offrl",
-        version=str(seed),
-        task=lookup(name),
-        action_low=-1.0,
-        action_high=1.0,
-    )
+    return raw_data(of_steps(rows), FORKS[name], seed, action_low=-1.0, action_high=1.0)
 
 
 def play(parts: int, way: int, draw: np.random.Generator) -> list[tuple[Any, ...]]:
@@ -217,3 +193,7 @@ def play(parts: int, way: int, draw: np.random.Generator) -> list[tuple[Any, ...
             )
         )
     return rows
+
+
+for _name, _task in FORKS.items():
+    register_generated(_task, partial(generate, _name, 0, EPISODES))

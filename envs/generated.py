@@ -1,20 +1,53 @@
-"""What tasks and data that a program generates have in common."""
+"""What the environments of this package have in common, and the tasks and data that a program generates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 
+from offrl.registry import register
 from offrl.tasks.task import Task
+
+if TYPE_CHECKING:
+    from offrl.data.raw import RawData
+
+Info = dict[str, Any]
+# observation, reward, terminated, truncated, info
+Step = tuple[np.ndarray, float, bool, bool, Info]
+TextStep = tuple[str, float, bool, bool, Info]
 
 STEP = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations")
 
 
-def only(task: Task) -> Callable[[str], Task | None]:
-    """A lookup of this task by its exact name; None for any other name."""
-    return lambda name: task if name == task.name else None
+class BaseEnvironment(gym.Env):
+    """The base of environments: `begin` begins an episode, once the seed of `reset` is that of `np_random`."""
+
+    metadata: Info = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        return self.begin(options or {})
+
+    def begin(self, options: Info) -> tuple[Any, Info]:
+        """The first observation and info of an episode."""
+        raise NotImplementedError
+
+
+def register_generated(task: Task, generate: Callable[[], RawData]) -> None:
+    """Register a task, and the data that `generate` makes, the same each time, under the task's name."""
+    register("task", task.name)(lambda name: task if name == task.name else None)
+    register("dataset", task.name)(lambda config: generate())
+
+
+def raw_data(columns: Mapping[str, np.ndarray], task: Task, seed: int, **actions: Any) -> RawData:
+    """Columns that were generated from a seed as data of a task. actions: their number or range, as `RawData` has
+    it."""
+    from offrl.data.raw import RawData
+
+    return RawData(dict(columns), name=task.name, source="offrl", version=str(seed), task=task, **actions)
 
 
 def of_steps(rows: Sequence[tuple[Any, ...]]) -> dict[str, np.ndarray]:

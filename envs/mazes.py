@@ -19,6 +19,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.mujoco import mujoco_rendering
 
+from offrl.envs.generated import BaseEnvironment, Info, Step
+
 POINT_MAZES = {  # "#" wall, "G" goal, "." free; the first index grows downwards and is x
     "open": "####### #.....# #..G..# #.....# #######",
     "umaze": "##### #G..# ###.# #...# #####",
@@ -48,10 +50,10 @@ def _cells(maze: str, kind: str) -> list[tuple[int, int]]:
     return [(i, j) for i, line in enumerate(maze.split()) for j, cell in enumerate(line) if cell in kind]
 
 
-class _Maze(gym.Env):
+class _Maze(BaseEnvironment):
     """A MuJoCo model from XML text; subclasses say what a step does."""
 
-    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array", "depth_array"]}  # noqa: RUF012  # Gymnasium declares it so
+    metadata: Info = {"render_modes": ["human", "rgb_array", "depth_array"]}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(self, xml: str, frame_skip: int, observations: int, render_mode: str | None, **render: Any) -> None:
         self.model = mujoco.MjModel.from_xml_string(xml)
@@ -80,7 +82,7 @@ class _Maze(gym.Env):
     def _observe(self) -> np.ndarray:
         return np.concatenate([self.data.qpos, self.data.qvel])
 
-    def _told(self) -> dict[str, Any]:
+    def _told(self) -> Info:
         """The info of a reset: "goal" is the current observation moved to the goal, for goal-conditioned policies (as
         HIQL's on D4RL).
         """
@@ -121,15 +123,12 @@ class Maze2d(_Maze):
     def _origin(self) -> np.ndarray:
         return np.ones(2)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self, options: Info) -> tuple[np.ndarray, Info]:
         start = self._starts[self.np_random.integers(len(self._starts))]
         self._set_state(start + self.np_random.uniform(-0.1, 0.1, 2), 0.1 * self.np_random.standard_normal(2))
         return self._observe(), {**self._told(), "success": self._distance() <= REACH}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> Step:
         np.clip(self.data.qvel, -5.0, 5.0, out=self.data.qvel)
         self._simulate(action)
         distance = self._distance()
@@ -155,10 +154,7 @@ class AntMaze(_Maze):
         self._rest = self.data.qpos.copy()
         self._goal_cell = np.array(_cells(text, "G")[0])
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self, options: Info) -> tuple[np.ndarray, Info]:
         centre = (self._goal_cell - self._zero)[::-1] * ANT_SCALE
         noise = self.np_random.uniform(0.0, 0.25 * ANT_SCALE, 2) + self.np_random.uniform(0.0, 0.125 * ANT_SCALE, 2)
         self.goal = np.maximum(centre + noise, 0.0)
@@ -166,7 +162,7 @@ class AntMaze(_Maze):
         self._set_state(qpos, 0.1 * self.np_random.standard_normal(self.model.nv))
         return self._observe(), self._told()
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> Step:
         self._simulate(action)
         success = self._distance() <= REACH
         return self._observe(), float(success), success, False, {"success": success}

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
 from offrl.envs import chain
+from offrl.envs.generated import BaseEnvironment, Info, Step
 from offrl.envs.stitch import EDGE, ENV, LIMIT, PLACES, REACH, SPREAD, move
 
 
-class PointStitch(gym.Env):
+class PointStitch(BaseEnvironment):
     """Observation: x and y. Action: how far to move along each, in [-1, 1]. `info["success"]`: the goal G was
     reached.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  # Gymnasium declares it so
+    metadata: Info = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.observation_space = spaces.Box(-EDGE.astype(np.float32), EDGE.astype(np.float32), dtype=np.float32)
@@ -25,14 +24,11 @@ class PointStitch(gym.Env):
         self.render_mode = render_mode
         self.position = np.array(PLACES["A"])
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self, options: Info) -> tuple[np.ndarray, Info]:
         self.position = np.array(PLACES["A"]) + self.np_random.uniform(-SPREAD, SPREAD, 2)
         return self.position.astype(np.float32), {"success": False}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> Step:
         self.position, reward, over = move(self.position, np.asarray(action, np.float64))
         success = over and bool(np.linalg.norm(self.position - np.array(PLACES["G"])) <= REACH)
         return self.position.astype(np.float32), reward, over, False, {"success": success}
@@ -49,26 +45,21 @@ class PointStitch(gym.Env):
         return picture
 
 
-class ChainStitch(gym.Env):
+class ChainStitch(BaseEnvironment):
     """Observation: x and y of the cell, halved. Action: 0 to 3, along +x, -x, +y or -y. `info["success"]`: the goal G
     was reached.
     """
-
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(-1.0, 2.0, (2,), np.float32)
         self.action_space = spaces.Discrete(len(chain.MOVES))
         self.cell = chain.START
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self, options: Info) -> tuple[np.ndarray, Info]:
         self.cell = chain.START
         return chain.observe(self.cell), {"success": False}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> Step:
         self.cell, reward, over = chain.move(self.cell, int(action))
         return chain.observe(self.cell), reward, over, False, {"success": self.cell == chain.GOAL}
 

@@ -7,19 +7,17 @@ know nothing of."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from offrl.envs.generated import only, side_by_side
-from offrl.registry import register
+from offrl.envs.generated import BaseEnvironment, Info, Step, raw_data, register_generated, side_by_side
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
     from offrl.data.raw import RawData
-    from offrl.settings.dataset import DatasetConfig
 
 NAME = "point-mass"
 ENV = "offrl/PointMass-v0"
@@ -95,14 +93,12 @@ def observe(position: np.ndarray, velocity: np.ndarray) -> np.ndarray:
     return np.concatenate([position, 10.0 * velocity], -1)
 
 
-class PointMass(gym.Env):
+class PointMass(BaseEnvironment):
     """Observation: x, y and the velocity, in tenths. Action: the push along each axis, in [-1, 1]. It begins anywhere,
     at rest.
 
     reward: one of `REWARDS`.
     """
-
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(self, reward: str = "centre", render_mode: str | None = None) -> None:
         self.reward, self.render_mode = REWARDS[reward], render_mode
@@ -110,14 +106,11 @@ class PointMass(gym.Env):
         self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.position, self.velocity = np.zeros(2), np.zeros(2)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self, options: Info) -> tuple[np.ndarray, Info]:
         self.position, self.velocity = self.np_random.uniform(-EDGE, EDGE, 2), np.zeros(2)
         return self._observe(), {}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> Step:
         self.position, self.velocity = move(self.position, self.velocity, np.asarray(action, np.float64))
         return self._observe(), float(self.reward(self.position)), False, False, {}
 
@@ -128,23 +121,12 @@ class PointMass(gym.Env):
 gym.register(ENV, entry_point="offrl.envs.point_mass:PointMass", max_episode_steps=LIMIT)
 
 
-lookup = register("task", NAME)(
-    only(
-        Task(name=NAME, env_id=f"offrl.envs.point_mass:{ENV}", max_episode_steps=LIMIT, observation_dim=4, action_dim=2)
-    )
-)
-
-
-@register("dataset", NAME)
-def load(config: DatasetConfig) -> RawData:
-    """The same data each time."""
-    return generate(0, EPISODES)
+TASK = Task(name=NAME, env_id=f"offrl.envs.point_mass:{ENV}", max_episode_steps=LIMIT, observation_dim=4, action_dim=2)
+register_generated(TASK, lambda: generate(0, EPISODES))
 
 
 def generate(seed: int, episodes: int) -> RawData:
     """`episodes` that begin anywhere, of pushes uniform in [-1, 1]**2 that are held for a while."""
-    from offrl.data.raw import RawData
-
     draw = np.random.Generator(np.random.PCG64(seed))
     position, velocity = draw.uniform(-EDGE, EDGE, (episodes, 2)), np.zeros((episodes, 2))
     action, parts = draw.uniform(-1.0, 1.0, (episodes, 2)), []
@@ -154,13 +136,4 @@ def generate(seed: int, episodes: int) -> RawData:
         step = {"observations": observe(position, velocity), "actions": action}
         position, velocity = move(position, velocity, action)
         parts.append({**step, "next_observations": observe(position, velocity), "rewards": at_centre(position)})
-    columns = side_by_side(parts)
-    return RawData(
-        columns,
-        name=NAME,
-        source="offrl",
-        version=str(seed),
-        task=lookup(NAME),
-        action_low=np.float32(-1.0),
-        action_high=np.float32(1.0),
-    )
+    return raw_data(side_by_side(parts), TASK, seed, action_low=np.float32(-1.0), action_high=np.float32(1.0))

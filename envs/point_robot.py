@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from offrl.envs.generated import only, side_by_side, task_number
-from offrl.registry import register
+from offrl.envs.generated import BaseEnvironment, Info, Step, raw_data, register_generated, side_by_side, task_number
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
     from offrl.data.raw import RawData
-    from offrl.settings.dataset import DatasetConfig
 
 NAME = "point-robot"
 ENV = "offrl/PointRobot-v0"
@@ -35,7 +33,7 @@ def best(position: np.ndarray, goal: np.ndarray) -> np.ndarray:
     return np.clip(goal - position, -REACH, REACH)
 
 
-class PointRobot(gym.Env):
+class PointRobot(BaseEnvironment):
     """Observation: x and y. Action: how far to move along each, in [-0.1, 0.1]. Reward: minus the distance from the
     goal. It begins at 0 and never ends by itself.
 
@@ -43,7 +41,6 @@ class PointRobot(gym.Env):
     """
 
     held_out = range(1_000_000, 2_000_000)
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(self, task: int | None = None, render_mode: str | None = None) -> None:
         self.task, self.render_mode = task, render_mode
@@ -51,15 +48,12 @@ class PointRobot(gym.Env):
         self.action_space = spaces.Box(-REACH, REACH, (2,), np.float32)
         self.goal, self.position = goal_of(task or 0), np.zeros(2)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self, options: Info) -> tuple[np.ndarray, Info]:
         number = task_number(self)
         self.goal, self.position = goal_of(number), np.zeros(2)
         return self.position.astype(np.float32), {"task": number}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> Step:
         self.position = self.position + np.clip(np.asarray(action, np.float64), -REACH, REACH)
         return self.position.astype(np.float32), -float(np.linalg.norm(self.position - self.goal)), False, False, {}
 
@@ -67,27 +61,14 @@ class PointRobot(gym.Env):
 gym.register(ENV, entry_point="offrl.envs.point_robot:PointRobot", max_episode_steps=LIMIT)
 
 
-lookup = register("task", NAME)(
-    only(
-        Task(
-            name=NAME, env_id=f"offrl.envs.point_robot:{ENV}", max_episode_steps=LIMIT, observation_dim=2, action_dim=2
-        )
-    )
-)
-
-
-@register("dataset", NAME)
-def load(config: DatasetConfig) -> RawData:
-    """Goals and ways there, the same data each time."""
-    return generate(0, TASKS, EPISODES)
+TASK = Task(name=NAME, env_id=f"offrl.envs.point_robot:{ENV}", max_episode_steps=LIMIT, observation_dim=2, action_dim=2)
+register_generated(TASK, lambda: generate(0, TASKS, EPISODES))
 
 
 def generate(seed: int, tasks: int, episodes: int, quality: tuple[float, ...] = QUALITY, first: int = 0) -> RawData:
     """`episodes` in each of the tasks `first`, ..., `first` + `tasks` - 1 of a point that goes, with noise, somewhere
     near the goal: how near on average is drawn for each episode from `quality`. Columns tasks and optimal_actions as
     well."""
-    from offrl.data.raw import RawData
-
     draw = np.random.Generator(np.random.PCG64(seed))
     number = np.repeat(np.arange(first, first + tasks), episodes)
     goal = np.stack([goal_of(int(n)) for n in number])
@@ -107,13 +88,4 @@ def generate(seed: int, tasks: int, episodes: int, quality: tuple[float, ...] = 
             }
         )
         position = after
-    columns = side_by_side(parts)
-    return RawData(
-        columns,
-        name=NAME,
-        source="offrl",
-        version=str(seed),
-        task=lookup(NAME),
-        action_low=np.float32(-REACH),
-        action_high=np.float32(REACH),
-    )
+    return raw_data(side_by_side(parts), TASK, seed, action_low=np.float32(-REACH), action_high=np.float32(REACH))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offrl.envs.generated import of_steps, only
+from offrl.envs.generated import of_steps, raw_data, register_generated
 from offrl.registry import register
 from offrl.tasks.task import Task
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from offrl.data.raw import RawData
-    from offrl.settings.dataset import DatasetConfig
 
 NAME = "point-stitch"
 ENV = "offrl/PointStitch-v0"
@@ -88,35 +87,25 @@ def pays(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Te
     return after - before
 
 
-lookup = register("task", NAME)(
-    only(
-        Task(
-            name=NAME,
-            env_id=f"offrl.envs.point:{ENV}",
-            max_episode_steps=LIMIT,
-            ref_min=DECOY,
-            ref_max=BEST,
-            ref_label="offrl",
-            observation_dim=2,
-            action_dim=2,
-            note="0 is the best return in the data from where episodes are scored, 100 that of the stitched route",
-        )
-    )
+NOTE = "0 is the best return in the data from where episodes are scored, 100 that of the stitched route"
+TASK = Task(
+    name=NAME,
+    env_id=f"offrl.envs.point:{ENV}",
+    max_episode_steps=LIMIT,
+    ref_min=DECOY,
+    ref_max=BEST,
+    ref_label="offrl",
+    observation_dim=2,
+    action_dim=2,
+    note=NOTE,
 )
-
-
-@register("dataset", NAME)
-def load(config: DatasetConfig) -> RawData:
-    """The data, the same each time."""
-    return generate(0, EPISODES)
+register_generated(TASK, lambda: generate(0, EPISODES))
 
 
 def generate(seed: int, episodes: int) -> RawData:
     """Episodes of a scripted policy that goes from place to place with a speed of the episode's own and noise in each
     action.
     """
-    from offrl.data.raw import RawData
-
     draw = np.random.Generator(np.random.PCG64(seed))
     shares = np.cumsum([share for share, _ in KINDS])[:-1]
     # as many of each as the shares say, in a random order
@@ -124,15 +113,7 @@ def generate(seed: int, episodes: int) -> RawData:
     rows = [
         row for kind in draw.permutation(kinds) for row in play([np.array(PLACES[p]) for p in KINDS[kind][1]], draw)
     ]
-    return RawData(
-        of_steps(rows),
-        name=NAME,
-        source="offrl",
-        version=str(seed),
-        task=lookup(NAME),
-        action_low=-1.0,
-        action_high=1.0,
-    )
+    return raw_data(of_steps(rows), TASK, seed, action_low=-1.0, action_high=1.0)
 
 
 def play(way: Sequence[np.ndarray], draw: np.random.Generator) -> list[tuple[Any, ...]]:

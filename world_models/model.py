@@ -16,8 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
 from offrl.algorithm import Dataset, DataSpec, Params, Requirement, TrainState
@@ -74,7 +76,6 @@ class WorldModel:
         self.config, self.spec = config, spec
         self.members, self.history = config.members, config.history
         self.out_dim = spec.observation_dim + 1
-        self.action_width = spec.num_actions if spec.discrete else spec.action_dim
         self.learns_ending = config.termination in ("learned", "auto")  # auto: not settled yet; `fit_config` does
         self.learns_variance = getattr(config, "loss", "likelihood") == "likelihood"
         self._ends = None if self.learns_ending else registry.get("termination", config.termination)
@@ -87,7 +88,7 @@ class WorldModel:
     @property
     def in_dim(self) -> int:
         """Width of the networks' input: `history` observations and actions, oldest first."""
-        return self.history * (self.spec.observation_dim + self.action_width)
+        return self.history * (self.spec.observation_dim + self.spec.encoded_action_dim)
 
     def build(self) -> GaussianEnsemble:
         """The networks, with fresh parameters."""
@@ -105,29 +106,24 @@ class WorldModel:
 
     # ---- inputs
 
-    def encode(self, actions: Tensor) -> Tensor:
-        """Actions as input: [..., A] as they are, discrete [...] as one-hot [..., K]."""
-        if not self.spec.discrete:
-            return actions
-        return (actions.unsqueeze(-1) == torch.arange(self.spec.num_actions, device=actions.device)).to(torch.float32)
-
     def inputs(self, observations: Tensor, actions: Tensor, past: Tensor) -> Tensor:
         """[B, I] from observations [B, O], actions and what came before, [B, history - 1, O + A]."""
-        now = torch.cat([observations, self.encode(actions)], -1)
+        now = torch.cat([observations, self.spec.encode(actions)], -1)
         return now if self.history == 1 else torch.cat([past.flatten(-2), now], -1)
 
     def first_past(self, observations: Tensor) -> Tensor:
         """The history before the first step of an episode: the observation [B, O] itself, with actions 0; [B, history -
         1, O + A].
         """
-        before = torch.cat([observations, observations.new_zeros(*observations.shape[:-1], self.action_width)], -1)
+        no_action = observations.new_zeros(*observations.shape[:-1], self.spec.encoded_action_dim)
+        before = torch.cat([observations, no_action], -1)
         return before.unsqueeze(-2).expand(*before.shape[:-1], self.history - 1, before.shape[-1])
 
     def later_past(self, past: Tensor, observations: Tensor, actions: Tensor) -> Tensor:
         """`past` one step later."""
         if self.history == 1:
             return past
-        now = torch.cat([observations, self.encode(actions)], -1).unsqueeze(-2)
+        now = torch.cat([observations, self.spec.encode(actions)], -1).unsqueeze(-2)
         return torch.cat([past, now], -2)[..., 1:, :]
 
     # ---- predictions
@@ -301,24 +297,13 @@ class Trained:
         return str(self.meta["data"]["fingerprint"])
 
     def to(self, device: torch.device | str) -> Trained:
-        move = {
-            k: {n: t.to(device) for n, t in v.items()} if isinstance(v, dict) else v.to(device)
-            for k, v in self.tree.items()
-        }
-        return dataclasses.replace(self, tree=move)
+        return dataclasses.replace(self, tree=pytree.tree_map(lambda tensor: tensor.to(device), self.tree))
 
     def check(self, spec: DataSpec) -> None:
         """Raise UserError where the model was trained on data of other shapes, units or transforms than `spec`'s."""
         source, where = self.model.spec, f"world_model={self.path}"
         trained_on = self.meta.get("data", {}).get("name", source.name)
-        if (
-            source.observation_shape != spec.observation_shape
-            or source.discrete != spec.discrete
-            or (
-                (source.num_actions if source.discrete else source.action_dim)
-                != (spec.num_actions if spec.discrete else spec.action_dim)
-            )
-        ):
+        if (source.observation_shape, _actions(source)) != (spec.observation_shape, _actions(spec)):
             raise UserError(
                 f"{where}: trained on {trained_on} with observations {source.observation_shape} and "
                 f"{_actions(source)}; {spec.name} has {spec.observation_shape} and {_actions(spec)}: train one on this "
@@ -355,15 +340,13 @@ def _place(spec: DataSpec) -> str | None:
 
 
 def _actions(spec: DataSpec) -> str:
-    return f"{spec.num_actions} discrete actions" if spec.discrete else f"{spec.action_dim} action dimensions"
+    return f"{spec.encoded_action_dim} {'discrete actions' if spec.discrete else 'action dimensions'}"
 
 
 def _same(a: Any, b: Any) -> bool:
     if a is None or b is None:
         return a is b
-    return torch.allclose(
-        torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64), rtol=1e-5, atol=1e-7
-    )
+    return np.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
 def _short(value: Any) -> str:
@@ -481,16 +464,12 @@ def past_at(model: Any, dataset: Dataset, rows: Tensor) -> Tensor:
     observations, actions = dataset.flat("observations"), dataset.columns["actions"]
     episode = episode_of(dataset, rows)
     start = dataset.episode_start.to(rows.device)[episode]
-    steps = []
-    for back in range(model.history - 1, 0, -1):
-        at = rows - back
-        row = torch.maximum(at, start)
-        act = model.encode(actions[row])
-        steps.append(
-            torch.cat(
-                [observations[row].float(), torch.where((at >= start).unsqueeze(-1), act, torch.zeros_like(act))], -1
-            )
-        )
-    if not steps:
-        return observations.new_zeros(len(rows), 0, model.spec.observation_dim + model.action_width)
-    return torch.stack(steps, 1)
+    at, start = rows.unsqueeze(-1) - torch.arange(model.history - 1, 0, -1, device=rows.device), start.unsqueeze(-1)
+    row = torch.maximum(at, start)
+    encoded = torch.where((at >= start).unsqueeze(-1), model.spec.encode(actions[row]), 0.0)
+    return torch.cat([observations[row].float(), encoded], -1)
+
+
+def evenly_spread(rows: Tensor, most: int) -> Tensor:
+    """`rows`, or `most` of them evenly spread."""
+    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most), device=rows.device).long()]

@@ -80,23 +80,23 @@ class PlanSettings:
     )
 
 
-def check_plan(config: Any, prefix: str = "algo.") -> None:
+def check_plan(config: Any) -> None:
     """Raise UserError for settings that contradict one another. Settings are compared as Python numbers: call it in
     `modules`.
     """
     if config.plan_elites > config.plan_population:
         raise UserError(
-            f"{prefix}plan_elites={config.plan_elites} is more than {prefix}plan_population={config.plan_population}: "
+            f"algo.plan_elites={config.plan_elites} is more than algo.plan_population={config.plan_population}: "
             "lower the first or raise the second"
         )
     for names, most, unit in PLAN_LIMITS:
         if (product := math.prod(getattr(config, name) for name in names)) > most:
             raise UserError(
-                f"{' times '.join(prefix + name for name in names)} is {product:,} {unit}; at most {most:,} are tried"
+                f"{' times '.join(f'algo.{name}' for name in names)} is {product:,} {unit}; at most {most:,} are tried"
             )
     if config.planner == "mppi" and config.plan_std_min > config.plan_std_max:
         raise UserError(
-            f"{prefix}plan_std_min={config.plan_std_min} is above {prefix}plan_std_max={config.plan_std_max}; equal "
+            f"algo.plan_std_min={config.plan_std_min} is above algo.plan_std_max={config.plan_std_max}; equal "
             "ones fix the noise"
         )
 
@@ -130,7 +130,6 @@ def plan(
     key: Tensor,
     *,
     explore: bool = False,
-    proposals: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`cem` or `mppi`, whichever `config` (with the fields of PlanSettings) names, with its settings; see there."""
     c = config
@@ -139,7 +138,6 @@ def plan(
         "elites": c.plan_elites,
         "iterations": c.plan_iterations,
     }
-    settings["proposals"] = proposals
     if c.planner == "cem":
         return cem(returns, observations, mean, low, high, key, alpha=c.plan_alpha, **settings)
     settings |= {
@@ -164,7 +162,6 @@ def cem(
     iterations: int,
     alpha: float | Tensor,
     floor: float = 1e-3,
-    proposals: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The cross-entropy method as in PETS (arXiv 1805.12114): the first action [B, A], and the next step's mean plan
     [B, H, A].
@@ -178,10 +175,9 @@ def cem(
     elites: how many; those whose return is not finite count for nothing, and a state without a finite return keeps its
     plan. floor: a state's plan is final once all its variances are at most this, for bounds of [-1, 1]; PETS stops
     then.
-    proposals: [B, N, H, A], a policy's plans, say: the last N candidates of every iteration, in place of drawn ones.
-    Raises ValueError for returns of another shape than [B, P], or more elites or proposals than candidates.
+    Raises ValueError for returns of another shape than [B, P], or more elites than candidates.
     """
-    _fits(population, elites, proposals)
+    _fits(population, elites)
     half = (high - low) / 2.0
     mean = mean.clamp(low, high)
     variance = (half.square() / 4.0).expand_as(mean)
@@ -189,7 +185,7 @@ def cem(
         draw, score = rng.split(rng.fold_in(key, i))
         nearest = torch.minimum(mean - low, high - mean)
         std = torch.minimum(variance.sqrt(), nearest / 2.0)
-        plans = _candidates(truncated_normal, draw, mean, std, low, high, population, proposals)
+        plans = _candidates(truncated_normal, draw, mean, std, low, high, population)
         value, best = _best(returns, observations, plans, score, elites)
         counts = torch.isfinite(value)
         center, spread = _moments(best, counts.to(value.dtype))
@@ -216,7 +212,6 @@ def mppi(
     std_max: float | Tensor,
     pick: str = "elite",
     explore: bool = False,
-    proposals: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Path integral control as in TD-MPC2 (arXiv 2310.16828): the first action [B, A], and the next step's mean plan
     [B, H, A].
@@ -230,14 +225,14 @@ def mppi(
     standard deviation, and draws that are each state's own.
     The other arguments, and returns that are not finite, as in `cem`.
     """
-    _fits(population, elites, proposals)
+    _fits(population, elites)
     half = (high - low) / 2.0
     mean = mean.clamp(low, high)
     least, most = half * std_min, half * std_max
     std = most.expand_as(mean)
     for i in range(iterations):
         draw, score = rng.split(rng.fold_in(key, i))
-        plans = _candidates(rng.normal, draw, mean, std, low, high, population, proposals)
+        plans = _candidates(rng.normal, draw, mean, std, low, high, population)
         value, best = _best(returns, observations, plans, score, elites)
         counts = torch.isfinite(value)
         top = torch.where(counts[:, :1], value[:, :1], 0.0)  # of values in falling order
@@ -264,10 +259,9 @@ def mppi(
     return action.clamp(low, high), shifted(mean, low, high)
 
 
-def _fits(population: int, elites: int, proposals: Tensor | None) -> None:
-    proposed = 0 if proposals is None else proposals.shape[1]
-    if not (1 <= elites <= population and proposed <= population):
-        raise ValueError(f"a population of {population} plans cannot have {elites} elites and {proposed} proposals")
+def _fits(population: int, elites: int) -> None:
+    if not 1 <= elites <= population:
+        raise ValueError(f"a population of {population} plans cannot have {elites} elites")
 
 
 def _candidates(
@@ -278,15 +272,10 @@ def _candidates(
     low: Tensor,
     high: Tensor,
     population: int,
-    proposals: Tensor | None,
 ) -> Tensor:
-    """Plans [B, P, H, A] around the mean, and the proposals, none beyond the bounds."""
-    _, horizon, width = mean.shape
-    fresh = population - (0 if proposals is None else proposals.shape[1])
-    plans = mean.unsqueeze(1) + std.unsqueeze(1) * noise(key, (fresh, horizon, width)).to(mean.dtype)
-    if proposals is not None:
-        plans = torch.cat([plans, proposals.to(mean.dtype)], 1)
-    return plans.clamp(low, high)
+    """Plans [B, P, H, A] around the mean, none beyond the bounds."""
+    draws = noise(key, (population, *mean.shape[1:])).to(mean.dtype)
+    return (mean.unsqueeze(1) + std.unsqueeze(1) * draws).clamp(low, high)
 
 
 def _best(returns: Returns, observations: Tensor, plans: Tensor, key: Tensor, elites: int) -> tuple[Tensor, Tensor]:

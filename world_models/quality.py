@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offrl import registry, rng
 from offrl.data.dataset import Dataset
-from offrl.world_models.model import Prediction, Tree, past_at
+from offrl.world_models.model import Prediction, Tree, evenly_spread, past_at
 from offrl.world_models.uncertainty import fault, measure, names, prepare
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)  # of central intervals
@@ -32,11 +32,6 @@ class Held(NamedTuple):
     std: Tensor  # [K, R, D], as learnt: never calibrated
     target: Tensor  # [R, D]
     before: Tensor  # [R, D - 1] the observations
-
-
-def spread(rows: Tensor, most: int) -> Tensor:
-    """`rows`, or `most` of them evenly spread."""
-    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), max(1, most))).long()]
 
 
 def look(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> tuple[Held, Prediction]:
@@ -81,14 +76,10 @@ def central(predictions: Held, scale: Tensor | float = 1.0) -> Tensor:
     return (2.0 * u - 1.0).abs()
 
 
-def coverage(level: Tensor) -> Tensor:
-    """The share of rows inside the central interval of each of LEVELS, [D, L]; `level` is `central`'s."""
-    return torch.stack([(level <= p).float().mean(0) for p in LEVELS], -1)
-
-
-def recalibrated(level: Tensor, targets: Tensor | None) -> Tensor:
-    """`coverage` of the intervals that are asked for at the levels [D, L] of `levels`; None: at LEVELS themselves."""
-    return coverage(level) if targets is None else (level.unsqueeze(-1) <= targets).float().mean(0)
+def coverage(level: Tensor, targets: Tensor | None = None) -> Tensor:
+    """The share of rows inside the central interval of each of LEVELS, [D, L]; `level` is `central`'s. targets: the
+    levels [D, L] at which these intervals are asked for, as `levels` finds them."""
+    return (level.unsqueeze(-1) <= (torch.tensor(LEVELS) if targets is None else targets)).float().mean(0)
 
 
 def scales(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
@@ -102,7 +93,7 @@ def scales(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
     are left out. Where the elites' means differ by more than their error, the levels alone would be matched best by a
     mixture of spikes. Of equals the factor nearest to 1 is taken (the smallest, where the model has no deviations of
     its own). From fewer than FEWEST rows no factor is found: 1, or then the root mean square of the errors."""
-    predictions, _ = look(model, tree, dataset, spread(rows, room(tree, model)))
+    predictions, _ = look(model, tree, dataset, evenly_spread(rows, room(tree, model)))
     gaussian = own_deviations(model)
     if len(rows) < FEWEST:
         return (
@@ -141,7 +132,7 @@ def levels(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
     nominal = torch.tensor(LEVELS)
     if len(rows) < FEWEST:
         return nominal.expand(model.out_dim, -1).clone()
-    predictions, _ = look(model, tree, dataset, spread(rows, room(tree, model)))
+    predictions, _ = look(model, tree, dataset, evenly_spread(rows, room(tree, model)))
     return torch.quantile(central(predictions, tree["scale"]), nominal, dim=0).T.contiguous()
 
 
@@ -172,7 +163,7 @@ def one_step(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> dict[str
         "scale": scale.tolist(),
         "coverage": coverage(central(predictions)).tolist(),
         "coverage_calibrated": coverage(central(predictions, scale)).tolist(),
-        "coverage_recalibrated": recalibrated(central(predictions, scale), tree.get("levels")).tolist(),
+        "coverage_recalibrated": coverage(central(predictions, scale), tree.get("levels")).tolist(),
     }
 
 
@@ -223,7 +214,7 @@ def starts_of(dataset: Dataset, allowed: Tensor) -> tuple[Tensor, int]:
     if not enough:
         return torch.zeros(0, dtype=torch.int64), 0
     horizon = max(k for k in range(1, HORIZON + 1) if int((ahead >= k).sum()) >= enough)
-    return spread(torch.from_numpy(np.nonzero(ahead >= horizon)[0]), STARTS), horizon
+    return evenly_spread(torch.from_numpy(np.nonzero(ahead >= horizon)[0]), STARTS), horizon
 
 
 def many_steps(model: Any, tree: Tree, dataset: Dataset, allowed: Tensor) -> dict[str, Any] | None:
@@ -314,7 +305,7 @@ def ood(
     """
     sets = []
     for dataset, subset in ((inside, rows), (outside, other_rows)):
-        chosen = spread(dataset.transition_rows() if subset is None else subset, most)
+        chosen = evenly_spread(dataset.transition_rows() if subset is None else subset, most)
         observations = dataset.flat("observations")[chosen].float()
         sets.append((observations, dataset.columns["actions"][chosen], past_at(model, dataset, chosen)))
     if rows is not None and "density" not in tree:  # fitted to what is not compared
@@ -387,12 +378,12 @@ def sample(dataset: Dataset, parts: Any) -> Sample:
 def measured(model: Any, tree: Tree, dataset: Dataset, chosen: Sample) -> dict[str, Any]:
     """All measurements of one model."""
     with torch.no_grad():
-        rows = spread(chosen.rows, room(tree, model))
+        rows = evenly_spread(chosen.rows, room(tree, model))
         return {
             "rows": len(rows),
             "one_step": one_step(model, tree, dataset, rows),
             "many_steps": many_steps(model, tree, dataset, chosen.allowed),
-            "termination": endings(model, tree, dataset, spread(chosen.ends, room(tree, model))),
+            "termination": endings(model, tree, dataset, evenly_spread(chosen.ends, room(tree, model))),
         }
 
 

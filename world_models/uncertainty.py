@@ -15,12 +15,13 @@ from torch import Tensor
 
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, nearest
-from offrl.world_models.model import Prediction, Tree, past_at
+from offrl.world_models.model import Prediction, Tree, evenly_spread, past_at
 
 Measure = Callable[[Any, Tree, Prediction, Tensor, Tensor], Tensor]
 UNCERTAINTIES: dict[str, Measure] = {}
 ROWS_AT_ONCE = 2048  # of the data, whose uncertainty is measured
 FIT_ROWS = 100_000  # rows that a density is fitted to, at most
+MEASURED_ROWS = 100_000  # transitions whose uncertainty is measured, at most
 QUADRATIC = 16  # principal directions whose products the density knows
 LINEAR = 256  # principal directions that it knows at all
 RIDGE = 1e-6  # added to the diagonals of its two moment matrices
@@ -68,17 +69,15 @@ def prepare(name: str, model: Any, tree: Tree, dataset: Dataset, rows: Tensor | 
     if name != "density" or "density" in tree:
         return tree
     rows = dataset.transition_rows() if rows is None else rows
-    rows = rows[torch.linspace(0, len(rows) - 1, min(len(rows), FIT_ROWS), device=rows.device).long()]
+    rows = evenly_spread(rows, FIT_ROWS)
     observations = dataset.flat("observations")[rows].float()
     density = fit_density(pairs(model, observations, dataset.columns["actions"][rows]))
     return {**tree, "density": {k: v.to(tree["low"].device) for k, v in density.items()}}
 
 
-def on_data(measure: Measure, model: Any, tree: Tree, dataset: Dataset, max_rows: int = 100_000) -> Tensor:
-    """A measure at the data's transitions, or at `max_rows` of them evenly spread: [n] on the CPU."""
-    rows = dataset.transition_rows()
-    if len(rows) > max_rows:
-        rows = rows[torch.linspace(0, len(rows) - 1, max_rows, device=rows.device).long()]
+def on_data(measure: Measure, model: Any, tree: Tree, dataset: Dataset) -> Tensor:
+    """A measure at the data's transitions, or at MEASURED_ROWS of them evenly spread: [n] on the CPU."""
+    rows = evenly_spread(dataset.transition_rows(), MEASURED_ROWS)
     observations, actions = dataset.flat("observations"), dataset.columns["actions"]
     values = []
     with torch.no_grad():
@@ -128,7 +127,7 @@ def disagreement(model: Any, tree: Tree, prediction: Prediction, observations: T
 
 def pairs(model: Any, observations: Tensor, actions: Tensor) -> Tensor:
     """[B, I]: observation and action beside each other, discrete ones as one-hot."""
-    return torch.cat([observations, model.encode(actions)], -1)
+    return torch.cat([observations, model.spec.encode(actions)], -1)
 
 
 def fit_density(inputs: Tensor) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from offrl.algorithm import Algorithm, Dataset, DataSpec, TrainState
 from offrl.errors import UserError
 from offrl.families.critics import Critic
 from offrl.pretrained import Pretrained, Requirement
+from offrl.world_models.model import evenly_spread
 
 CHUNK = 4096  # rows at once
 MEASURED = 20_000  # rows, evenly spread, that say how large slopes are
@@ -91,10 +92,7 @@ def weights(values: Pretrained, dataset: Dataset, rows: Tensor, quantile: float 
     Raises UserError for values that say nothing.
     """
     known_rows = torch.nonzero(dataset.columns["successor_known"]).squeeze(-1)
-    sampled_rows = known_rows[
-        torch.linspace(0, len(known_rows) - 1, min(len(known_rows), MEASURED), device=known_rows.device).long()
-    ]
-    sample = squares(values, dataset, sampled_rows)
+    sample = squares(values, dataset, evenly_spread(known_rows, MEASURED))
     limit = sample.sum(-1).quantile(quantile) if quantile < 1.0 else sample.new_tensor(torch.inf)
 
     def shortened(square: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from offrl.envs.generated import Info, TextStep
 from offrl.envs.text.optional import package
 from offrl.envs.text.space import AnyText
 from offrl.errors import UserError, nearest
@@ -28,7 +29,7 @@ class TextBabyAI(gym.Env):
     no such level.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
+    metadata: Info = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(self, level: str = "BabyAI-GoToLocal-v0", render_mode: str | None = None, **settings: Any) -> None:
         package("minigrid", f"level {level}", "minigrid")  # registers the levels
@@ -46,12 +47,12 @@ class TextBabyAI(gym.Env):
         self.level, self.render_mode = level, render_mode
         self.observation_space, self.action_space = AnyText(5_000), AnyText(1_000)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[str, Info]:
         super().reset(seed=seed)
         observation, _ = self.game.reset(seed=seed, options=options)
         return self.tell(observation), {"legal_actions": [f"{name}\n" for name in ACTIONS], "success": False}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> TextStep:
         number = ACTIONS.get(action.strip())
         observation, reward, terminated, truncated, _ = self.game.step(NOTHING if number is None else number)
         text = self.tell(observation)

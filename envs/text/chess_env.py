@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from offrl.envs.generated import BaseEnvironment, Info, TextStep
 from offrl.envs.text.optional import package
 from offrl.envs.text.space import AnyText
 from offrl.errors import UserError
@@ -27,7 +28,7 @@ def spaced(text: str) -> str:
     return f"{' '.join(text)}\n"
 
 
-class TextChess(gym.Env):
+class TextChess(BaseEnvironment):
     """Play White. Observation: the position in FEN, its characters apart. Action: a move in SAN, its characters apart
     or not ("N f 3").
 
@@ -44,7 +45,7 @@ class TextChess(gym.Env):
     Raises UserError where python-chess or the engine is missing, and for a position that is none.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012  # Gymnasium declares it so
+    metadata: Info = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(
         self,
@@ -71,14 +72,13 @@ class TextChess(gym.Env):
         self.turns, self._game = 0, object()
         self._engine: Any = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        super().reset(seed=seed)
-        position = (options or {}).get("position", self.position)
+    def begin(self, options: Info) -> tuple[str, Info]:
+        position = options.get("position", self.position)
         self.board = self._endgame() if position is None and self.endgames else self._board(position)
         self.turns, self._game = 0, object()  # python-chess has the engine forget where the game is another one
         return self._tell(won=False)
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> TextStep:
         self.turns += 1
         move = self._parse(action)
         reward = -1.0

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from offrl.envs.generated import BaseEnvironment, Info, TextStep
 from offrl.envs.text.optional import package
 from offrl.envs.text.space import AnyText
 from offrl.errors import UserError, nearest
@@ -17,7 +18,7 @@ from offrl.errors import UserError, nearest
 ENV = "offrl/TextGem-v0"
 
 
-class TextGem(gym.Env):
+class TextGem(BaseEnvironment):
     """`gem.make(name, **settings)`: "game:GuessTheNumber-v0-easy", "game:Sokoban-v0-easy", ... Texts, rewards and
     endings are gem's own.
 
@@ -26,8 +27,6 @@ class TextGem(gym.Env):
     calls terminated and truncated at once (it does so where the last turn decides the reward) is terminated. `settings`
     go to gem. Raises UserError where gem-llm is not installed or has no such environment.
     """
-
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(
         self, name: str = "game:GuessTheNumber-v0-easy", render_mode: str | None = None, **settings: Any
@@ -44,15 +43,14 @@ class TextGem(gym.Env):
             hint = nearest(name, known) if name not in known else ""
             raise UserError(f"gem-llm could not make '{name}': {type(error).__name__}: {error}.{hint}") from error
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self, options: Info) -> tuple[str, Info]:
         number = int(self.np_random.integers(2**31))
         self._states = _states_of(number)
         with self._own_numbers():
             observation, info = self.game.reset(seed=number)
         return str(observation), dict(info)
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> TextStep:
         with self._own_numbers():
             observation, reward, terminated, truncated, info = self.game.step(action)
         return str(observation), float(reward), bool(terminated), bool(truncated) and not terminated, dict(info)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import gymnasium as gym
 
+from offrl.envs.generated import Info, TextStep
 from offrl.envs.text.space import LONGEST, AnyText
 from offrl.errors import UserError
 
@@ -31,17 +31,17 @@ class HistoryWindow(gym.Wrapper):
             (longest[0] + len(separator)) * (texts // 2 + 1) + (longest[1] + len(separator)) * (texts // 2)
         )
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[str, Info]:
         observation, info = self.env.reset(seed=seed, options=options)
         self._texts.clear()
         return self._window(observation, info)
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> TextStep:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._texts.append(action)
         text, info = self._window(observation, info)
         return text, float(reward), terminated, truncated, info
 
-    def _window(self, observation: str, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    def _window(self, observation: str, info: Info) -> tuple[str, Info]:
         self._texts.append(observation)
         return self.separator.join(self._texts), {**info, "history": list(self._texts)}

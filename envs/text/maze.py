@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from offrl.envs.generated import BaseEnvironment, Info, TextStep
 from offrl.envs.text.space import AnyText
 from offrl.errors import UserError, nearest
 
@@ -91,7 +92,7 @@ def words(cell: Cell, describe: str, spaced_digits: bool = False) -> str:
     return f"The goal is at position {goal}. Your current position is at position {position}. {walls_text}\n"
 
 
-class TextMaze(gym.Env):
+class TextMaze(BaseEnvironment):
     """Find the goal. Rewards: 0 for reaching it, which ends the episode; -4 for an action that is none, which moves
     nobody; else -1, also for walking into a wall. Step 101 fails whatever is said: -1, no move, and the episode is
     truncated, so nobody who fails gets below -101 by moving.
@@ -103,7 +104,7 @@ class TextMaze(gym.Env):
     "1 0", as LMRL-Gym's own data do. `reset(options={"start": (row, column)})` says where to begin, else the seed does.
     Raises UserError for a start that is none."""
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012  # Gymnasium declares it so
+    metadata: Info = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(self, describe: str = "full", spaced_digits: bool = False, render_mode: str | None = None) -> None:
         if describe not in DESCRIBE:
@@ -112,9 +113,8 @@ class TextMaze(gym.Env):
         self.observation_space, self.action_space = AnyText(200), AnyText(1_000)
         self.position, self.steps = STARTS[0], 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        super().reset(seed=seed)
-        start = (options or {}).get("start")
+    def begin(self, options: Info) -> tuple[str, Info]:
+        start = options.get("start")
         if start is None:
             self.position = STARTS[int(self.np_random.integers(len(STARTS)))]
         else:
@@ -122,7 +122,7 @@ class TextMaze(gym.Env):
         self.steps = 0
         return self._said(), {"legal_actions": list(ACTIONS), "success": False}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> TextStep:
         self.steps += 1
         failed = self.steps >= LIMIT
         move = action.removesuffix("\n") if isinstance(action, str) else ""

@@ -12,6 +12,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from offrl.envs.generated import BaseEnvironment, Info, TextStep
 from offrl.envs.text.optional import package
 from offrl.envs.text.space import AnyText
 from offrl.errors import UserError, nearest
@@ -20,15 +21,13 @@ GAME, NAV = "offrl/TextWorld-v0", "offrl/TextNav-v0"
 INFOS = ("feedback", "description", "objective", "admissible_commands", "won", "lost", "score", "max_score")
 
 
-class TextWorld(gym.Env):
+class TextWorld(BaseEnvironment):
     """The game in a file (.z8, .ulx, ...). Observation: the game's answer, at first the objective and the room; then,
     with `commands`, the commands that it understands now. Reward: by how much the score rises. It ends when it is won
     or lost; after `limit` steps it is truncated. info["legal_actions"]: the commands, where the game gives them.
     info["success"]: whether it is won. Games have no randomness of their own. Raises UserError where textworld is not
     installed or the file is no game.
     """
-
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(self, game: str, limit: int = 50, commands: bool = True, render_mode: str | None = None) -> None:
         self.limit, self.commands, self.render_mode = limit, commands, render_mode
@@ -50,8 +49,7 @@ class TextWorld(gym.Env):
             raise UserError(f"the game {game} could not be started: {type(error).__name__}: {error}") from error
         self._file = game
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self, options: Info) -> tuple[str, Info]:
         state = self._env.reset()
         self._score, self._steps = float(state.get("score") or 0.0), 0
         parts = [state.get("objective"), state.get("description")]
@@ -61,7 +59,7 @@ class TextWorld(gym.Env):
             state, "\n\n".join(t.strip() for t in parts if t) if parts[1] else str(state.get("feedback") or "")
         )
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> TextStep:
         self._steps += 1
         state, score, done = self._env.step(action.strip())
         points = state.get("score")
@@ -169,13 +167,12 @@ class TextNav(TextWorld):
     def __init__(self, limit: int = 50, commands: bool = True, render_mode: str | None = None) -> None:
         super().__init__("", limit, commands, render_mode)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        gym.Env.reset(self, seed=seed)
-        room = (options or {}).get("room") or ROOMS[int(self.np_random.integers(len(ROOMS)))]
+    def begin(self, options: Info) -> tuple[str, Info]:
+        room = options.get("room") or ROOMS[int(self.np_random.integers(len(ROOMS)))]
         if room not in ROOMS:
             raise UserError(f"room={room}: text-nav's rooms are {', '.join(ROOMS)}.{nearest(room, ROOMS)}")
         self._open(house(room))
-        return super().reset()
+        return super().begin({})
 
 
 gym.register(GAME, entry_point="offrl.envs.text.textworld_env:TextWorld")

@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from offrl.envs.generated import BaseEnvironment, Info, TextStep
 from offrl.envs.text.space import AnyText
 from offrl.errors import UserError, nearest
 
@@ -69,7 +70,7 @@ def spaced(word: str) -> str:
     return f"{' '.join(word)}\n"
 
 
-class TextWordle(gym.Env):
+class TextWordle(BaseEnvironment):
     """Guess a word in six tries. Rewards: 0 for the word, which ends the episode; else -1, also for what is no word of
     the list, which takes a try as well. The sixth wrong guess ends the episode: six tries are the game's rules, no time
     limit.
@@ -81,7 +82,7 @@ class TextWordle(gym.Env):
     which word it is, else the seed does. Raises UserError for a word that is not in the list.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012  # Gymnasium declares it so
+    metadata: Info = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(self, words: str | None = None, yellow: str = "anywhere", render_mode: str | None = None) -> None:
         if yellow not in YELLOW:
@@ -93,9 +94,8 @@ class TextWordle(gym.Env):
         self.word = self.words[0]
         self.guesses: list[tuple[str, str]] = []  # what was said, and the answer to it
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        super().reset(seed=seed)
-        word = (options or {}).get("word")
+    def begin(self, options: Info) -> tuple[str, Info]:
+        word = options.get("word")
         if word is None:
             word = self.words[int(self.np_random.integers(len(self.words)))]
         elif word not in self._known:
@@ -103,7 +103,7 @@ class TextWordle(gym.Env):
         self.word, self.guesses = word, []
         return FIRST, {"legal_actions": list(self._legal), "success": False}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> TextStep:
         guess = "".join(action.split()) if isinstance(action, str) else ""
         reply = spaced(feedback(guess, self.word, self.yellow)) if guess in self._known else INVALID
         self.guesses.append((guess, reply))

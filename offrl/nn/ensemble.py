@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from offrl import rng
-from offrl.nn.mlp import ACTIVATIONS, dropout, initialise
+from offrl.nn.mlp import Layers, initialise
 
 
 class Pairs(NamedTuple):
@@ -51,41 +51,28 @@ class EnsembleLinear(nn.Module):
         return (of_states.unsqueeze(1) + of_actions.unflatten(1, x.actions.shape[:2])).flatten(1, 2)
 
 
-class EnsembleMLP(nn.Module):
+class EnsembleMLP(Layers):
     """E multi-layer perceptrons over the same input: [B, in] -> [E, B, out_dim]; built like `MLP`.
 
     Given the parameters of some of the members only (`functional_call` with slices of the first axis) it evaluates
     those.
     """
 
+    head: EnsembleLinear
+
     def __init__(
-        self,
-        size: int,
-        in_dim: int,
-        hidden: Sequence[int],
-        out_dim: int,
-        *,
-        activation: str = "relu",
-        layer_norm: bool = False,
-        layer_norm_epsilon: float = 1e-5,
-        norm_first: bool = False,
-        residual: bool = False,
-        dropout: float = 0.0,
-        init: str = "torch",
+        self, size: int, in_dim: int, hidden: Sequence[int], out_dim: int, *, init: str = "torch", **form: Any
     ) -> None:
-        super().__init__()
         sizes = [in_dim, *hidden]
-        self.layers = nn.ModuleList(
-            EnsembleLinear(size, i, o, init) for i, o in zip(sizes[:-1], sizes[1:], strict=True)
-        )
-        if layer_norm:
-            self.scales = nn.ParameterList(torch.ones(size, 1, o) for o in sizes[1:])
-            self.shifts = nn.ParameterList(torch.zeros(size, 1, o) for o in sizes[1:])
-        self.layer_norm, self.epsilon, self.norm_first = layer_norm, layer_norm_epsilon, norm_first
-        self.residual, self.dropout = residual, dropout
+        super().__init__((EnsembleLinear(size, i, o, init) for i, o in pairwise(sizes)), **form)
+        if self.layer_norm:
+            self.scales = nn.ParameterList(torch.ones(size, 1, o) for o in hidden)
+            self.shifts = nn.ParameterList(torch.zeros(size, 1, o) for o in hidden)
         self.head = EnsembleLinear(size, sizes[-1], out_dim, init, head=True)
-        self.activation = ACTIVATIONS[activation]
         self.own: nn.Module | None = None
+
+    def norm(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.scales[i], self.shifts[i]
 
     def replace(self, network: nn.Module) -> None:
         """Let a module of the same inputs and outputs take the place of the layers."""
@@ -97,14 +84,4 @@ class EnsembleMLP(nn.Module):
         """x [B, in] -> [E, B, out_dim], or `Pairs` -> [E, M * B, out_dim]. Dropout is on exactly when a key is
         given.
         """
-        if self.own is not None:
-            return self.own(x, key)
-        for i, layer in enumerate(self.layers):
-            y = layer(x) if self.norm_first else self.activation(layer(x))
-            if self.layer_norm:
-                y = nn.functional.layer_norm(y, y.shape[-1:], eps=self.epsilon) * self.scales[i] + self.shifts[i]
-            y = self.activation(y) if self.norm_first else y
-            if key is not None and self.dropout > 0.0:
-                y = dropout(y, self.dropout, rng.fold_in(key, i))
-            x = x + y if self.residual and isinstance(x, Tensor) and i > 0 and x.shape[-1] == y.shape[-1] else y
-        return self.head(x)
+        return super().forward(x, key) if self.own is None else self.own(x, key)

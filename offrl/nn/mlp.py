@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -99,20 +101,20 @@ def dropout(x: Tensor, rate: float, key: Tensor) -> Tensor:
     return torch.where(mask, x / (1.0 - rate), 0.0)
 
 
-class MLP(nn.Module):
-    """in_dim -> hidden... -> out_dim. Each hidden layer is linear, activation, LayerNorm (with `layer_norm`), dropout
-    (if a key is given).
+class Layers(nn.Module, ABC):
+    """Hidden layers and a head, as `MLP` and `EnsembleMLP` make them. Each hidden layer is linear, activation,
+    LayerNorm (with `layer_norm`), dropout (if a key is given).
 
     The order, LayerNorm after the activation, is ReBRAC's (arXiv 2305.09836); `norm_first`: before it, as in XQL's V.
-    `residual`: a hidden layer as wide as the one before adds its input to its output. `actor`: the network is a
-    policy's (matters for `init` only). `layer_norm_epsilon` is added to the variance: 1e-5 is torch's, 1e-6 flax's.
+    `residual`: a hidden layer as wide as the one before adds its input to its output. `layer_norm_epsilon` is added to
+    the variance: 1e-5 is torch's, 1e-6 flax's.
     """
+
+    head: nn.Module
 
     def __init__(
         self,
-        in_dim: int,
-        hidden: Sequence[int],
-        out_dim: int,
+        layers: Iterable[nn.Module],
         *,
         activation: str = "relu",
         layer_norm: bool = False,
@@ -120,30 +122,56 @@ class MLP(nn.Module):
         norm_first: bool = False,
         residual: bool = False,
         dropout: float = 0.0,
-        init: str = "torch",
-        actor: bool = False,
     ) -> None:
         super().__init__()
-        sizes = [in_dim, *hidden]
-        self.layers = nn.ModuleList(Linear(i, o, init, actor=actor) for i, o in zip(sizes[:-1], sizes[1:], strict=True))
-        self.norms = nn.ModuleList(nn.LayerNorm(o, layer_norm_epsilon) for o in sizes[1:]) if layer_norm else None
-        self.head = Linear(sizes[-1], out_dim, init, head=True, actor=actor)
+        self.layers = nn.ModuleList(layers)
         self.activation = ACTIVATIONS[activation]
-        self.norm_first, self.residual, self.dropout = norm_first, residual, dropout
+        self.layer_norm, self.epsilon, self.norm_first = layer_norm, layer_norm_epsilon, norm_first
+        self.residual, self.dropout = residual, dropout
 
-    def forward(self, x: Tensor, key: Tensor | None = None) -> Tensor:
+    @abstractmethod
+    def norm(self, i: int) -> tuple[Tensor, Tensor]:
+        """What the normalised outputs of layer i are multiplied by, and what is added to them."""
+
+    def forward(self, x: Any, key: Tensor | None = None) -> Tensor:
         """x [..., in_dim] -> [..., out_dim]. Dropout is on exactly when a key is given."""
         for i, layer in enumerate(self.layers):
             y = layer(x) if self.norm_first else self.activation(layer(x))
-            if self.norms is not None:
-                # not called itself: under vmap and autocast to bfloat16 that fails (torch 2.13)
-                norm = cast(nn.LayerNorm, self.norms[i])
-                y = F.layer_norm(y, y.shape[-1:], eps=norm.eps) * norm.weight + norm.bias
+            if self.layer_norm:
+                # not nn.LayerNorm itself: under vmap and autocast to bfloat16 that fails (torch 2.13)
+                scale, shift = self.norm(i)
+                y = F.layer_norm(y, y.shape[-1:], eps=self.epsilon) * scale + shift
             y = self.activation(y) if self.norm_first else y
             if key is not None and self.dropout > 0.0:
                 y = dropout(y, self.dropout, rng.fold_in(key, i))
             x = x + y if self.residual and i > 0 and x.shape[-1] == y.shape[-1] else y
         return self.head(x)
+
+
+class MLP(Layers):
+    """in_dim -> hidden... -> out_dim. form: see `Layers`. `actor`: the network is a policy's (matters for `init`
+    only)."""
+
+    head: Linear
+
+    def __init__(
+        self,
+        in_dim: int,
+        hidden: Sequence[int],
+        out_dim: int,
+        *,
+        init: str = "torch",
+        actor: bool = False,
+        **form: Any,
+    ) -> None:
+        sizes = [in_dim, *hidden]
+        super().__init__((Linear(i, o, init, actor=actor) for i, o in pairwise(sizes)), **form)
+        self.norms = nn.ModuleList(nn.LayerNorm(o, self.epsilon) for o in sizes[1:]) if self.layer_norm else None
+        self.head = Linear(sizes[-1], out_dim, init, head=True, actor=actor)
+
+    def norm(self, i: int) -> tuple[Tensor, Tensor]:
+        norm = cast(nn.LayerNorm, cast(nn.ModuleList, self.norms)[i])
+        return norm.weight, norm.bias
 
 
 Places = dict[str, tuple[dict[str, Any], str]]

@@ -59,7 +59,7 @@ class SeparateGaussian(TanhGaussian):
     """A squashed Gaussian whose mean and log standard deviation are networks of their own; log_std in [-5, 2]."""
 
     def __init__(self, in_dim: int, action_dim: int, hidden: Sequence[int], dropout: float) -> None:
-        Policy.__init__(self)
+        nn.Module.__init__(self)
         self.mean = MLP(in_dim, hidden, action_dim, dropout=dropout)
         self.log_std = MLP(in_dim, hidden, action_dim, dropout=dropout)
         self.bounds = (-5.0, 2.0)

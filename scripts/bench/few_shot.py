@@ -54,8 +54,7 @@ def main() -> None:
     data = assemble(point_robot.generate(5, args.tasks, SHOWN, first=FIRST))
     of_task = data.raw_returns.reshape(args.tasks, SHOWN)
     print(f"what is shown: mean return {of_task.mean():.2f}, of the best of {SHOWN} {of_task.max(1).values.mean():.2f}")
-    task = point_robot.lookup(point_robot.NAME)
-    assert task is not None
+    task = point_robot.TASK
     with Arena(task, range(FIRST, FIRST + args.tasks)) as arena:
         for where in args.runs:
             run = Run(where)

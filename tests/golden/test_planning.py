@@ -18,14 +18,13 @@ from offrl.errors import UserError
 from offrl.settings.field import check
 from offrl.world_models.planning import PlanSettings, cem, check_plan, first_plan, mppi, plan, shifted, truncated_normal
 
-B, P, H, A, ELITES, N = 2, 16, 3, 2, 5, 2
+B, P, H, A, ELITES = 2, 16, 3, 2, 5
 LOW, HIGH = torch.tensor([-1.0, -0.5]), torch.tensor([1.0, 2.0])
 ONES = torch.ones(A)
 KEY = rng.make_key(4)
 G = np.random.default_rng(7)
 MEAN = torch.tensor(G.uniform(LOW.numpy(), HIGH.numpy(), (B, H, A)), dtype=torch.float32)
 MEAN[0, 0, 0] = 0.95  # so near a bound that the distance to it is what limits the draws
-PROPOSED = torch.tensor(G.uniform(-2, 2, (B, N, H, A)), dtype=torch.float32)  # some beyond the bounds
 GOALS = torch.tensor([[0.2, 0.7], [-0.6, 1.5]])
 CEM: dict[str, Any] = {"population": 200, "elites": 20, "iterations": 8, "alpha": 0.1}
 MPPI: dict[str, Any] = {
@@ -72,18 +71,15 @@ def test_truncated_normal_inverts_the_distribution_function() -> None:
 
 # 0.055 ends the first state's search after two iterations and lets the second's go on
 @pytest.mark.parametrize("floor", [1e-3, 0.055])
-@pytest.mark.parametrize("proposals", [None, PROPOSED], ids=["drawn", "proposed"])
-def test_cem_in_numpy(floor: float, proposals: Tensor | None) -> None:
+def test_cem_in_numpy(floor: float) -> None:
     low, high, alpha = float64(LOW), float64(HIGH), 0.3
     mean, var = float64(MEAN), np.broadcast_to((high - low) ** 2 / 16, (B, H, A)).copy()
-    fresh, stopped, capped = P - (0 if proposals is None else N), [], []
+    stopped, capped = [], []
     for i in range(4):
         draw, score = rng.split(rng.fold_in(KEY, i))
         cap = np.minimum(((mean - low) / 2) ** 2, ((high - mean) / 2) ** 2)
         capped.append(cap < var)
-        plans = mean[:, None] + np.sqrt(np.minimum(cap, var))[:, None] * float64(truncated_normal(draw, (fresh, H, A)))
-        if proposals is not None:
-            plans = np.concatenate([plans, np.clip(float64(proposals), low, high)], 1)
+        plans = mean[:, None] + np.sqrt(np.minimum(cap, var))[:, None] * float64(truncated_normal(draw, (P, H, A)))
         returns = np_noisy(plans, score)
         stopped.append([])
         for b in range(B):
@@ -94,8 +90,7 @@ def test_cem_in_numpy(floor: float, proposals: Tensor | None) -> None:
             mean[b] = alpha * mean[b] + (1 - alpha) * best.mean(0)
             var[b] = alpha * var[b] + (1 - alpha) * best.var(0)
     assert np.any(capped) and not np.all(capped)
-    if proposals is None:
-        assert any(len(s) == 1 for s in stopped) == (floor > 0.01)
+    assert any(len(s) == 1 for s in stopped) == (floor > 0.01)
     action, following = cem(
         noisy,
         GOALS,
@@ -108,7 +103,6 @@ def test_cem_in_numpy(floor: float, proposals: Tensor | None) -> None:
         iterations=4,
         alpha=alpha,
         floor=floor,
-        proposals=proposals,
     )
     np.testing.assert_allclose(action.numpy(), mean[:, 0], atol=2e-6)
     np.testing.assert_allclose(following[:, :-1].numpy(), mean[:, 1:], atol=2e-6)
@@ -118,13 +112,12 @@ def test_cem_in_numpy(floor: float, proposals: Tensor | None) -> None:
 @pytest.mark.parametrize("explore", [False, True])
 @pytest.mark.parametrize("pick", ["elite", "mean"])
 def test_mppi_in_numpy(pick: str, explore: bool) -> None:
-    low, high, temperature, least, most = float64(LOW), float64(HIGH), 0.2, 0.3, 0.6
+    low, high, temperature, least, most = float64(LOW), float64(HIGH), 0.1, 0.3, 0.6
     half, mean = (high - low) / 2, float64(MEAN)
     std, raw = np.broadcast_to(half * most, (B, H, A)), []
     for i in range(3):
         draw, score = rng.split(rng.fold_in(KEY, i))
-        plans = mean[:, None] + std[:, None] * float64(rng.normal(draw, (P - N, H, A)))
-        plans = np.clip(np.concatenate([plans, float64(PROPOSED)], 1), low, high)
+        plans = np.clip(mean[:, None] + std[:, None] * float64(rng.normal(draw, (P, H, A))), low, high)
         returns = np_noisy(plans, score)
         order = np.argsort(-returns, 1)[:, :ELITES]
         best, value = np.take_along_axis(plans, order[..., None, None], 1), np.take_along_axis(returns, order, 1)
@@ -149,7 +142,7 @@ def test_mppi_in_numpy(pick: str, explore: bool) -> None:
         action = np.clip(action + std[:, 0] * float64(rng.normal(noise, (B, A))), low, high)
     got, following = mppi(
         noisy, GOALS, MEAN, LOW, HIGH, KEY, population=P, elites=ELITES, iterations=3, temperature=temperature,
-        std_min=least, std_max=most, pick=pick, explore=explore, proposals=PROPOSED,
+        std_min=least, std_max=most, pick=pick, explore=explore,
     )  # fmt: skip
     np.testing.assert_allclose(got.numpy(), action, atol=2e-6)
     np.testing.assert_allclose(following[:, :-1].numpy(), mean[:, 1:], atol=2e-6)
@@ -360,19 +353,6 @@ def test_a_colder_mppi_acts_as_the_best_plan_and_a_hot_one_as_their_mean() -> No
         ).all()
 
 
-@BOTH
-def test_proposals_help_where_chance_does_not(planner: Callable[..., Any], settings: dict[str, Any]) -> None:
-    horizon = 25
-    goals, start = torch.tensor([[0.9, -0.9]]), first_plan(1, horizon, -ONES, ONES)
-    proposed = goals.view(1, 1, 1, A).expand(1, 3, horizon, A)
-    few = {**settings, "iterations": 2, "elites": 5}
-    miss = [
-        (planner(quadratic, goals, start, -ONES, ONES, KEY, **few, proposals=p)[0] - goals).abs().max()
-        for p in (None, proposed)
-    ]
-    assert miss[1] < 0.5 * miss[0]
-
-
 def test_plan_is_the_planner_of_the_settings() -> None:
     s = PlanSettings()
     assert (s.planner, s.plan_horizon, s.plan_population, s.plan_elites, s.plan_iterations) == ("cem", 30, 500, 50, 5)
@@ -382,7 +362,7 @@ def test_plan_is_the_planner_of_the_settings() -> None:
     shared = {"population": 500, "elites": 50, "iterations": 5}
     x, y = plan(s, noisy, GOALS, MEAN, LOW, HIGH, KEY), cem(noisy, GOALS, MEAN, LOW, HIGH, KEY, alpha=0.1, **shared)
     assert torch.equal(x[0], y[0]) and torch.equal(x[1], y[1])
-    x = plan(PlanSettings("mppi"), noisy, GOALS, MEAN, LOW, HIGH, KEY, explore=True, proposals=PROPOSED)
+    x = plan(PlanSettings("mppi"), noisy, GOALS, MEAN, LOW, HIGH, KEY, explore=True)
     y = mppi(
         noisy,
         GOALS,
@@ -394,7 +374,6 @@ def test_plan_is_the_planner_of_the_settings() -> None:
         std_min=0.05,
         std_max=0.3,
         explore=True,
-        proposals=PROPOSED,
         **shared,
     )
     assert torch.equal(x[0], y[0]) and torch.equal(x[1], y[1])
@@ -409,7 +388,7 @@ def test_contradictions_are_refused() -> None:
         check(PlanSettings("shooting"))
     with pytest.raises(ValueError, match="returns of shape"):
         cem(lambda o, plans, key: plans.sum((-1, -2))[0], GOALS, MEAN, LOW, HIGH, KEY, **CEM)
-    with pytest.raises(ValueError, match="3 proposals"):
+    with pytest.raises(ValueError, match="3 elites"):
         cem(
             noisy,
             GOALS,
@@ -418,8 +397,7 @@ def test_contradictions_are_refused() -> None:
             HIGH,
             KEY,
             population=2,
-            elites=1,
+            elites=3,
             iterations=1,
             alpha=0.1,
-            proposals=torch.zeros(B, 3, H, A),
         )

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.world_models import uncertainty
 from offrl.world_models.model import Prediction
 
 E, B, O, A = 4, 6, 3, 2  # noqa: E741
-MODEL = SimpleNamespace(members=E, config=SimpleNamespace(loss="likelihood"), encode=lambda actions: actions)
+MODEL = SimpleNamespace(members=E, config=SimpleNamespace(loss="likelihood"), spec=DataSpec((O,), A))
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from offrl.figures.in_context import draw
 from offrl.tasks.environments import make_env
 from offrl.tasks.task import Task
 
-BANDITS = bandits.lookup("bandits")
-assert BANDITS is not None
+BANDITS = bandits.TASK
 
 
 class Counting(gym.Env):

@@ -10,6 +10,7 @@ import torch
 
 from offrl.cli import main as cli
 from offrl.data.arrays import from_arrays
+from offrl.data.dataset import DataSpec
 from offrl.figures import world_model as quality_plots
 from offrl.report import world_model as quality_report
 from offrl.settings.replicas import Replica
@@ -56,15 +57,11 @@ class Exact:
     """The dynamics of `episodes` themselves, as an ensemble of equal members that believe in noise of `std`."""
 
     members, history, out_dim, kind = 3, 1, 3, "exact"
-    spec = SimpleNamespace(observation_dim=2)
+    spec = DataSpec((2,), 1)
     config = SimpleNamespace(loss="likelihood", termination="never", calibrated=False)
-    action_width = 1
 
     def __init__(self, std=NOISE, wrong=0.0):
         self.std, self.wrong = std, wrong
-
-    def encode(self, actions):
-        return actions
 
     def later_past(self, past, observations, actions):
         return past
@@ -121,7 +118,7 @@ def test_levels_recalibrate_what_no_factor_can():
     asked = quality.levels(model, tree, data, rows[half])
     held, _ = quality.look(model, tree, data, rows[~half])
     level = quality.central(held, tree["scale"])
-    after, before = (quality.recalibrated(level, x)[:2].numpy() for x in (asked, None))
+    after, before = (quality.coverage(level, x)[:2].numpy() for x in (asked, None))
     wanted = np.tile(quality.LEVELS, (2, 1))
     assert after == pytest.approx(wanted, abs=0.06) and np.abs(before - wanted).max() > 2 * np.abs(after - wanted).max()
     assert torch.equal(quality.levels(model, tree, data, rows[:5]), torch.tensor(quality.LEVELS).expand(3, -1))

@@ -19,6 +19,7 @@ from offrl.data.transforms.columns import normalize_observations, scale_rewards
 from offrl.envs import bandits, darkroom, point_robot
 from offrl.errors import UserError
 from offrl.tasks.environments import make_env
+from offrl.tasks.task import lookup
 
 
 def small(**columns: Any) -> Dataset:
@@ -102,7 +103,7 @@ def test_the_data_are_of_the_environment(module: Any) -> None:
     """The tasks' numbers mean the same in both, and what is held out is not in the data."""
     dataset = load_dataset(module.NAME)
     task = dataset.spec.task
-    assert task is not None and module.lookup("other") is None
+    assert task == module.TASK and lookup("other") is None
     check_fit(dataset.spec, task)
     tasks = episode_tasks(dataset)
     env = make_env(task)

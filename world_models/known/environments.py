@@ -7,10 +7,11 @@ for which the function is known to hold; an unknown setting is taken for one tha
 
 from __future__ import annotations
 
-import math
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -60,70 +61,15 @@ class Family:
     reward: str | None = None  # None: it is no exact function of what is observed
 
 
-_POSITIONS = {"exclude_current_positions_from_observation": True}
+def _family(row: Mapping[str, Any]) -> Family:
+    fixed = {k: tuple(v) if isinstance(v, list) else v for k, v in row.get("settings", {}).items()}
+    return Family(**{**row, "observations": tuple(row.get("observations", ())), "settings": fixed})
 
 
-def _robot(name: str, observations: tuple[int, ...], actions: int, files: tuple[str, ...], **settings: Any) -> Family:
-    return Family(name, name.lower(), observations, actions, settings={**_POSITIONS, "xml_file": files, **settings})
-
-
-_HOPPER = {"healthy_state_range": (-100, 100), "healthy_z_range": (0.7, math.inf), "healthy_angle_range": (-0.2, 0.2)}
-_CAR = "mountain_car_continuous"
-FAMILIES = (
-    _robot("HalfCheetah", (17,), 6, ("half_cheetah.xml",)),
-    _robot("Hopper", (11,), 3, ("hopper.xml",), **_HOPPER),
-    _robot(
-        "Walker2d",
-        (17,),
-        6,
-        ("walker2d.xml", "walker2d_v5.xml"),
-        healthy_z_range=(0.8, 2.0),
-        healthy_angle_range=(-1, 1),
-    ),
-    # with and without the forces: 27 numbers, 84 more (v2, D4RL), 78 more (v5)
-    _robot("Ant", (27, 111, 105), 8, ("ant.xml",), healthy_z_range=(0.2, 1.0)),
-    _robot("Humanoid", (376, 348), 17, ("humanoid.xml",), healthy_z_range=(1.0, 2.0)),
-    Family("offrl/D4RL-Ant", "ant", (111,), 8),
-    Family(
-        "InvertedPendulum",
-        "inverted_pendulum",
-        (4,),
-        1,
-        settings={"xml_file": ("inverted_pendulum.xml",)},
-        reward="inverted_pendulum",
-    ),
-    Family(
-        "InvertedDoublePendulum",
-        "inverted_double_pendulum",
-        (11, 9),
-        1,
-        settings={"xml_file": ("inverted_double_pendulum.xml",)},
-    ),
-    Family("Swimmer", "swimmer", any_setting=True),
-    Family("Reacher", "reacher", (11, 10), 2, any_setting=True, reward="reacher"),
-    Family("Pusher", "pusher", (23,), 7, any_setting=True, reward="pusher"),
-    Family("HumanoidStandup", "humanoid_standup", any_setting=True),
-    Family("Pendulum", "pendulum", (3,), 1, any_setting=True, reward="pendulum"),
-    Family("CartPole", "cartpole", (4,), choices=2, reward="cartpole"),
-    Family("MountainCar", "mountain_car", (2,), choices=3, settings={"goal_velocity": 0}, reward="mountain_car"),
-    Family("MountainCarContinuous", _CAR, (2,), 1, settings={"goal_velocity": 0}, reward=_CAR),
-    Family("Acrobot", "acrobot", (6,), choices=3, reward="acrobot"),
-    Family("offrl/D4RL-Adroit-pen", "pen", (45,), 24, reward="pen"),
-    Family("offrl/D4RL-Adroit-door|AdroitHandDoor(Sparse)?", "door", any_setting=True),
-    Family("offrl/D4RL-Adroit-hammer|AdroitHandHammer(Sparse)?", "hammer", any_setting=True),
-    Family("offrl/D4RL-Adroit-relocate|AdroitHandRelocate(Sparse)?", "relocate", any_setting=True),
-    Family("offrl/D4RL-Maze2d", "maze2d", any_setting=True),
-    Family("(PointMaze|AntMaze)_.*", "never", settings={"continuing_task": True}, any_setting=True),
-    Family("Fetch(Reach|Push|Slide|PickAndPlace)(Dense)?", "never", any_setting=True),
-    Family("HandReach(Dense)?|HandManipulate.*", "never", any_setting=True),
-    # NeoRL-2, after its package's neorl2/envs. Not here: Simglucose ends by a blood value that it observes with noise;
-    # SafetyHalfCheetah's environment never ends while the function beside it does
-    Family("RandomFrictionHopper", "random_friction_hopper", (13,), 3, any_setting=True, versioned=False),
-    Family("RocketRecovery", "rocket_recovery", (7,), 2, any_setting=True, versioned=False),
-    Family("Pipeline", "never", (52,), 1, any_setting=True, versioned=False),
-    Family("DMSD", "never", (6,), 2, any_setting=True, versioned=False),
-    Family("Fusion", "never", (15,), 6, any_setting=True, versioned=False),
-)
+# Ant and Humanoid with and without the forces: of the former 27 numbers, 84 more (v2, D4RL), 78 more (v5). NeoRL-2's
+# are after its package's neorl2/envs. Not there: Simglucose ends by a blood value that it observes with noise;
+# SafetyHalfCheetah's environment never ends while the function beside it does
+FAMILIES = tuple(map(_family, json.loads((Path(__file__).parent / "families.json").read_text(encoding="utf-8"))))
 CHANGED = ("inverted_pendulum", "reacher", "pusher")  # rewards that Gymnasium's v5 changed
 NEWEST = 5  # version of Gymnasium's robots: a later one may end otherwise
 # and offrl's own; another module's Hopper-v4 can be anything

@@ -63,17 +63,17 @@ class SindyModel(WorldModel):
 
     def predict(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
         s, a, _ = self.to_dataset_units(observations, actions, observations)
-        return self.told(tree, *sindy.predict_members(tree, s, self.encode(a)))
+        return self.told(tree, *sindy.predict_members(tree, s, self.spec.encode(a)))
 
     def predict_each(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
         s, a, _ = self.to_dataset_units(observations, actions, observations)
 
         def one(dynamics: Tensor, reward: Tensor, s: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-            medians = {k: {**tree[k], "median": v} for k, v in (("dynamics", dynamics), ("reward", reward))}
+            medians = {k: {**tree[k], "median": v} for k, v in zip(sindy.PARTS, (dynamics, reward), strict=True)}
             return sindy.predict({**tree, **medians}, s, a)
 
-        coefficients = [tree[k]["coefficients"] for k in ("dynamics", "reward")]
-        nexts, rewards = torch.vmap(one)(coefficients[0], coefficients[1], s, self.encode(a))
+        dynamics, reward = (tree[k]["coefficients"] for k in sindy.PARTS)
+        nexts, rewards = torch.vmap(one)(dynamics, reward, s, self.spec.encode(a))
         return self.told(tree, nexts, rewards)
 
     def sample(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor, key: Tensor) -> Outcome:
@@ -81,7 +81,7 @@ class SindyModel(WorldModel):
 
     def told(self, tree: Tree, nexts: Tensor, rewards: Tensor) -> Prediction:
         """In the dataset's units."""
-        std, reward_std = (tree[k]["residual"].to(nexts.dtype) for k in ("dynamics", "reward"))
+        std, reward_std = (tree[k]["residual"].to(nexts.dtype) for k in sindy.PARTS)
         if self.spec.observation_mean is not None:
             offset, unit, _, _ = self.units(nexts.device)
             nexts, std = (nexts - offset) / unit, std / unit
@@ -124,8 +124,8 @@ class Sindy(Algorithm):
                 f"the rule by which episodes of {spec.name} end is not known, and SINDy learns none: set "
                 "algo.termination to one, or never"
             )
-        actions = spec.num_actions if spec.discrete else spec.action_dim
-        sindy.factors(spec.observation_dim, actions, config)  # refuses what is too large before a run directory is made
+        # refuses what is too large before a run directory is made
+        sindy.factors(spec.observation_dim, spec.encoded_action_dim, config)
         return dataclasses.replace(config, termination=known.termination, reward=known.reward)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -170,8 +170,8 @@ class Sindy(Algorithm):
             flat["observations"][parts.train], actions[parts.train], flat["next_observations"][parts.train]
         )
         rewards = (dataset.columns["rewards"][parts.train] - self.spec.reward_shift) / (self.spec.reward_scale or 1.0)
-        tree, notes = sindy.fit(s, model.encode(a), rewards, nexts, self.config, replica.seed)
-        for part in ("dynamics", "reward"):
+        tree, notes = sindy.fit(s, model.spec.encode(a), rewards, nexts, self.config, replica.seed)
+        for part in sindy.PARTS:
             tree[part]["coefficients"] = torch.cat([tree[part]["coefficients"], tree[part]["median"][None]])
         tree |= {**data_range(dataset), **starts.sample(model, dataset)}
         tree |= {"elites": torch.tensor([model.members - 1]), "scale": torch.ones(model.out_dim)}

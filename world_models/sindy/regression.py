@@ -37,6 +37,7 @@ Tree = dict[str, Any]
 # A column whose part that is no combination of the columns before it is smaller than this, in its standard deviations,
 # carries nothing: cos^2 + sin^2 = 1 leaves 1e-7 in float32.
 _REDUNDANT = 3e-5
+PARTS = ("dynamics", "reward")  # of a model
 REWARD_DEGREE = 2  # of the reward's polynomial in observation and action
 
 
@@ -155,51 +156,41 @@ def fit(
     numbers that are not finite, too few rows, and as `factors` does.
     """
     config = config or SindyConfig()
-    samples = {
-        "observations": observations,
-        "actions": actions,
-        "rewards": rewards,
-        "next_observations": next_observations,
-    }
-    columns = {k: torch.as_tensor(x).detach().cpu().double() for k, x in samples.items()}
-    s, a, r, nexts = (x.reshape(len(x), -1) for x in columns.values())
-    for name, column in zip(columns, (s, a, r, nexts), strict=True):
-        if len(column) != len(s):
-            raise UserError(f"{name} has {len(column):,} rows and observations {len(s):,}")
+    samples = (observations, actions, rewards, next_observations)
+    s, a, r, nexts = (torch.as_tensor(x).detach().cpu().double().reshape(len(x), -1) for x in samples)
+    for name, column in (("observations", s), ("actions", a), ("rewards", r), ("next_observations", nexts)):
         if bad := torch.nonzero(~torch.isfinite(column).all(-1)).squeeze(-1)[:1].tolist():
             raise UserError(
                 f"{name} holds NaN or infinity in row {bad[0]:,}: SINDy needs finite numbers; leave the row out"
             )
-    width = s.shape[1]
+    width, variables = s.shape[1], s.shape[1] + a.shape[1]
+    of_reward = math.comb(variables + REWARD_DEGREE, REWARD_DEGREE)
+    reward_degree = REWARD_DEGREE if of_reward <= config.max_terms else 1
     both = {
         "dynamics": (factors(width, a.shape[1], config), nexts - s if config.target == "delta" else nexts),
-        "reward": (
-            _padded(_monomials(range(1, width + a.shape[1] + 1), _reward_degree(width + a.shape[1], config))),
-            r,
-        ),
+        "reward": (_padded(_monomials(range(1, variables + 1), reward_degree)), r),
     }
     if len(s) < 2 * len(both["dynamics"][0]):
         raise UserError(
             f"{len(s):,} rows are too few to choose among {len(both['dynamics'][0]):,} terms: lower degree, or bring "
             "more data"
         )
-    tree: Tree = {
-        "angles": torch.tensor(config.angles, dtype=torch.int64),
-        "partner": _partners(s),
-    }
+    tree: Tree = {"angles": torch.tensor(config.angles, dtype=torch.int64), "partner": _partners(s)}
     notes = [
         f"obs[{i}] and obs[{j}] are a cosine and a sine: put back on the circle after each step"
-        for i, j in _circles(tree["partner"])
+        for i, j in enumerate(tree["partner"].tolist())
+        if i < j
     ]
-    if _reward_degree(width + a.shape[1], config) < REWARD_DEGREE:
+    if reward_degree < REWARD_DEGREE:
         notes.append(
             f"the reward is linear in observation and action: degree {REWARD_DEGREE} has over {config.max_terms} terms"
         )
     for index, (name, (chosen, targets)) in enumerate(both.items()):
         key = rng.fold_in(rng.make_key(seed), index)
         tree[name], redundant = _fit(chosen, s, a, targets, tree["angles"], config, key)
-        redundant_terms = [_product(chosen[t], _names(tree["angles"], width, a.shape[1], None)) for t in redundant]
-        if name == "dynamics" and redundant_terms:
+        if name == "dynamics" and redundant:
+            labels = _names(tree["angles"], width, a.shape[1])
+            redundant_terms = [_product(chosen[t], labels) for t in redundant]
             more = f" and {len(redundant_terms) - 6} more" if len(redundant_terms) > 6 else ""
             notes.append(
                 f"left out, being combinations of simpler terms in these data: {', '.join(redundant_terms[:6])}{more}"
@@ -213,20 +204,13 @@ def fit(
                     "observation"
                 )
     if config.target == "next":
-        identity_terms = _own(tree["dynamics"]["factors"], width)
-        tree["dynamics"]["coefficients"] = tree["dynamics"]["coefficients"] - identity_terms
-        tree["dynamics"]["median"] = tree["dynamics"]["median"] - identity_terms
+        terms = both["dynamics"][0]
+        alone = (terms[:, 1:] == 0).all(-1) & (terms[:, 0] > 0)
+        # [O, T]: 1 where a term is the observation itself
+        identity_terms = ((terms[:, 0] == torch.arange(1, width + 1)[:, None]) & alone).double()
+        for part in ("coefficients", "median"):
+            tree["dynamics"][part] = tree["dynamics"][part] - identity_terms
     return tree, notes
-
-
-def _reward_degree(variables: int, config: SindyConfig) -> int:
-    return REWARD_DEGREE if math.comb(variables + REWARD_DEGREE, REWARD_DEGREE) <= config.max_terms else 1
-
-
-def _own(terms: Tensor, width: int) -> Tensor:
-    """[O, T]: 1 where a term is the observation itself."""
-    alone = (terms[:, 1:] == 0).all(-1) & (terms[:, 0] > 0)
-    return ((terms[:, 0] == torch.arange(1, width + 1)[:, None]) & alone).double()
 
 
 def _fit(
@@ -364,33 +348,25 @@ def _partners(observations: Tensor) -> Tensor:
     return partner
 
 
-def _circles(partner: Tensor) -> list[tuple[int, int]]:
-    return [(i, j) for i, j in enumerate(partner.tolist()) if i < j]
-
-
 def predict(tree: Tree, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     """Next observations [..., O] and rewards [...] by the median coefficients, for observations [..., O] and actions
     [..., A].
     """
-    nexts, rewards = _evaluate(
-        tree, observations, actions, {k: tree[k]["median"].unsqueeze(0) for k in ("dynamics", "reward")}
-    )
+    nexts, rewards = _evaluate(tree, observations, actions, *(tree[k]["median"].unsqueeze(0) for k in PARTS))
     return nexts[0], rewards[0]
 
 
 def predict_members(tree: Tree, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     """Each member's next observations [E, ..., O] and rewards [E, ...]."""
-    return _evaluate(tree, observations, actions, {k: tree[k]["coefficients"] for k in ("dynamics", "reward")})
+    return _evaluate(tree, observations, actions, *(tree[k]["coefficients"] for k in PARTS))
 
 
-def _evaluate(
-    tree: Tree, observations: Tensor, actions: Tensor, coefficients: dict[str, Tensor]
-) -> tuple[Tensor, Tensor]:
-    kind = coefficients["dynamics"].dtype
+def _evaluate(tree: Tree, observations: Tensor, actions: Tensor, *coefficients: Tensor) -> tuple[Tensor, Tensor]:
+    kind = coefficients[0].dtype
     s, a = observations.to(kind), actions.to(kind)
     change, rewards = (
         torch.einsum("edt,...t->e...d", xi, library(tree[k]["factors"], s, a, tree["angles"]))
-        for k, xi in coefficients.items()
+        for k, xi in zip(PARTS, coefficients, strict=True)
     )
     return _on_circle(tree, s + change).to(observations.dtype), rewards[..., 0].to(observations.dtype)
 
@@ -402,21 +378,15 @@ def _on_circle(tree: Tree, nexts: Tensor) -> Tensor:
     return torch.where(tree["partner"] == torch.arange(nexts.shape[-1], device=nexts.device), nexts, nexts / length)
 
 
-def equations(tree: Tree, names: Sequence[str] | None = None, target: str = "delta") -> list[str]:
-    """The model to read: a line for each observation's change in one step (or, with target="next", its next value), and
-    the reward's.
+def equations(tree: Tree) -> list[str]:
+    """The model to read: a line for each observation's change in one step, and the reward's.
 
-    `names`: of observations, then actions; obs[0], ..., act[0], ... where None. Terms are sorted by the size of their
-    effect in the data, the constant last. A coefficient has as many digits as the members agree on, two to five. Raises
-    UserError for too few or many names."""
+    Terms are sorted by the size of their effect in the data, the constant last. A coefficient has as many digits as the
+    members agree on, two to five."""
     width, lines = len(tree["partner"]), []
-    action_width = int(tree["reward"]["factors"].max()) - width
-    labels = _names(tree["angles"], width, action_width, names)
-    for part in ("dynamics", "reward"):
+    labels = _names(tree["angles"], width, int(tree["reward"]["factors"].max()) - width)
+    for part in PARTS:
         terms, members, median = (tree[part][k].cpu() for k in ("factors", "coefficients", "median"))
-        if part == "dynamics" and target == "next":
-            identity_terms = _own(terms, width)
-            members, median = members + identity_terms, median + identity_terms
         spread = members.std(0, unbiased=False)
         effect = median.abs() * tree[part]["scale"].cpu()
         for d in range(len(median)):
@@ -427,10 +397,7 @@ def equations(tree: Tree, names: Sequence[str] | None = None, target: str = "del
                     sign = "-" if median[d, t] < 0 else "+"
                     text = " ".join(filter(None, [value, _product(terms[t], labels)])).removeprefix("1 ")
                     line += f" {sign} {text}" if line else ("-" if sign == "-" else "") + text
-            label = (
-                "reward" if part == "reward" else f"next {labels[d + 1]}" if target == "next" else f"d {labels[d + 1]}"
-            )
-            lines.append(f"{label} = {line or '0'}")
+            lines.append(f"{'reward' if part == 'reward' else f'd {labels[d + 1]}'} = {line or '0'}")
     return lines
 
 
@@ -439,12 +406,9 @@ def _digits(value: float, spread: float, members: int) -> str:
     return f"{value:.{min(5, max(2, agreed))}g}"
 
 
-def _names(angles: Tensor, width: int, action_width: int, names: Sequence[str] | None) -> list[str]:
+def _names(angles: Tensor, width: int, action_width: int) -> list[str]:
     """The names of all variables of `library`; the number 1 has none."""
-    if names is None:
-        names = [f"obs[{i}]" for i in range(width)] + [f"act[{i}]" for i in range(action_width)]
-    if len(names) != width + action_width:
-        raise UserError(f"{len(names)} names for {width} observations and {action_width} actions")
+    names = [f"obs[{i}]" for i in range(width)] + [f"act[{i}]" for i in range(action_width)]
     turned = [names[i] for i in angles.tolist()]
     return ["", *names, *(f"sin({x})" for x in turned), *(f"cos({x})" for x in turned)]
 

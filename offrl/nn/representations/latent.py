@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.nn.mlp import MLP
-from offrl.nn.policies import Policy, gaussian_log_prob
+from offrl.nn.policies import Dist, Policy, gaussian_log_prob
 
 LOG_STD = (-10.0, 2.0)  # the range of log standard deviations, SPiRL's
 
@@ -17,20 +14,18 @@ LOG_STD = (-10.0, 2.0)  # the range of log standard deviations, SPiRL's
 class Latent(Policy):
     """N(mean(x), diag(std(x)**2)) over vectors of any size; its mode is the mean."""
 
-    def __init__(self, inputs: int, outputs: int, hidden: Sequence[int], **mlp: object) -> None:
-        super().__init__()
-        self.net = MLP(inputs, hidden, 2 * outputs, actor=True, **mlp)  # type: ignore[arg-type]
+    outputs = 2
 
-    def forward(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor, key: Tensor | None = None) -> Dist:
         return bounded(self.net(x, key))
 
-    def mode(self, dist: tuple[Tensor, ...]) -> Tensor:
+    def mode(self, dist: Dist) -> Tensor:
         return dist[0]
 
-    def sample(self, dist: tuple[Tensor, ...], key: Tensor) -> Tensor:
+    def sample(self, dist: Dist, key: Tensor) -> Tensor:
         return draw(dist, key)
 
-    def log_prob(self, dist: tuple[Tensor, ...], actions: Tensor) -> Tensor:
+    def log_prob(self, dist: Dist, actions: Tensor) -> Tensor:
         return gaussian_log_prob(dist[0], dist[1], actions)
 
 
@@ -40,13 +35,13 @@ def bounded(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, log_std.clamp(*LOG_STD)
 
 
-def draw(dist: tuple[Tensor, ...], key: Tensor) -> Tensor:
+def draw(dist: Dist, key: Tensor) -> Tensor:
     """A sample, reparametrised."""
     mean, log_std = dist
     return mean + log_std.exp() * rng.normal(key, tuple(mean.shape))
 
 
-def gaussian_kl(p: tuple[Tensor, ...], q: tuple[Tensor, ...]) -> Tensor:
+def gaussian_kl(p: Dist, q: Dist) -> Tensor:
     """KL(p || q) of two diagonal Gaussians, (mean, log standard deviation) each: [...] , summed over the last axis."""
     (mean, log_std), (other, other_log_std) = p, q
     ratio = (2.0 * (log_std - other_log_std)).exp()
