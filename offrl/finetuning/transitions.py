@@ -100,17 +100,13 @@ class Rows:
         self.whole, self.following = "returns_to_go" in columns, "next_actions" in columns
         self.waiting: list[list[dict[str, Any]]] = [[] for _ in self.owner]  # the rows of each running episode
 
-    def normal(self, observations: np.ndarray) -> np.ndarray:
-        """See `normal`."""
-        return normal(self.spec, observations)
-
     def take(self, turn: Turn) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """(whose [R], rows [R, ...]): what is known completely now, in order."""
         ready = {
-            "observations": self.normal(turn.observations),
+            "observations": normal(self.spec, turn.observations),
             "actions": turn.actions,
             "rewards": (turn.rewards * self.spec.reward_scale + self.spec.reward_shift).astype(np.float32),
-            "next_observations": self.normal(turn.next_observations),
+            "next_observations": normal(self.spec, turn.next_observations),
             "masks": (~turn.terminated).astype(np.float32),
         }
         # flags of the data's rows alone, such as of demonstrations
