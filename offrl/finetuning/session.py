@@ -15,7 +15,6 @@ import torch
 
 from offrl.algorithm import Metrics, TrainState
 from offrl.errors import Interrupted, UserError, unsaid, warn
-from offrl.evaluation.background import Scorer
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning.environments import Play, Turn
 from offrl.finetuning.start import Start
@@ -157,8 +156,8 @@ class OnlineLoop(ABC):
         self.bar = Progress(f"{start.label} in {self.play.name}", self.steps, "steps", config.quiet, self.t)
         # with fewer updates processes that score beside them do not pay
         brief = config.eval.workers is None and self.most_updates < PAYS_FROM
-        scorer = Scorer(evaluator, 0 if brief else worker_count(config.eval))
-        self.scores = Scores(scorer, self.log, self.replicas, start.spec.name, self.signals, self._show)
+        workers = 0 if brief else worker_count(config.eval)
+        self.scores = Scores(evaluator, workers, self.log, self.replicas, start.spec.name, self.signals, self._show)
 
     def _introduce(self, resumed: bool, arithmetic: str, restarted: list[int]) -> None:
         """The first lines for the reader."""
