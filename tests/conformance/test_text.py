@@ -21,7 +21,7 @@ from offrl.settings.train import TrainConfig
 from offrl.tasks.task import Task
 from offrl.training.setup import check_kind
 from offrl.training.stages import ready
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from offrl.training.updates import metric_means
 from tests.support.cases import copy, data, identical, scratch
 
@@ -114,9 +114,7 @@ def make(name: str, **settings: Any) -> Any:
 def started(algorithm: Any, dataset: Any, seeds: tuple[int, ...] = (0,), **options: Any) -> tuple[Any, Any]:
     source = algorithm.sampler().prepare(dataset)
     size = algorithm.config.batch_size
-    return stack([algorithm.init(s) for s in seeds]), make_step(
-        algorithm, source, batch_size=size, replicas=1, **options
-    )
+    return stack([algorithm.init(s) for s in seeds]), Step(algorithm, source, batch_size=size, replicas=1, **options)
 
 
 @each
