@@ -19,7 +19,7 @@ def draw(achieved: AchievedReturns, out: Path, title: str, best: float | None) -
     targets = np.asarray(achieved.targets)
     for i, cell in enumerate(achieved.cells.values()):
         colour = COLOURS[i % len(COLOURS)]
-        mean, low, high = (np.asarray(column) for column in zip(*achieved.means(cell), strict=True))
+        mean, low, high = (np.asarray(column) for column in zip(*achieved.returns(cell), strict=True))
         axes.plot(
             targets,
             mean,

@@ -39,8 +39,8 @@ def shares(replicas: int, group: int, workers: int) -> list[slice]:
 
 
 class WorkerEngine:
-    """A `LocalEngine` in each of several worker processes, with the same methods. They step together: each call of `run`
-    ends when the slowest is done.
+    """A `LocalEngine` in each of several worker processes, with the same methods. They step together: each call of
+    `run` ends when the slowest is done.
     """
 
     def __init__(

@@ -42,7 +42,8 @@ def main() -> None:
         f"|\n|{'---|' * (len(args.frequency) + 2)}"
     )
     for name, scores in curves.items():
-        means = [interval_text(mean) for mean in scores.means(range(len(scores.replicas)))]
+        every = range(len(scores.replicas))
+        means = [interval_text(mean) for mean in scores.scores(every) or scores.returns(every)]
         total = scores.frequency_score
         print(f"| {name} | {' | '.join(means)} | {'' if total is None else interval_text(mean_interval(total))} |")
     draw(curves, args.out, args.title)

@@ -219,7 +219,7 @@ def test_legal_actions_are_chosen_in_proportion_to_their_probability() -> None:
     algorithm, dataset = make("lm_bc", legal="rerank")
     state, step = started(algorithm, dataset)
     state = select(step.run(state, {}, 0, 30)[0], 0)
-    from offrl.evaluation.text_stepper import Observed
+    from offrl.evaluation.steppers import Observed
 
     legal = ("red\n", "blue\n", "a b\n")
     prompt = algorithm.prompt(["say red\n"])
@@ -244,7 +244,7 @@ def test_legal_actions_are_chosen_in_proportion_to_their_probability() -> None:
 
 
 def test_who_has_no_legal_actions_changes_nothing_for_the_others() -> None:
-    from offrl.evaluation.text_stepper import Observed
+    from offrl.evaluation.steppers import Observed
 
     algorithm, dataset = make("lm_bc", legal="rerank")
     state = select(started(algorithm, dataset)[0], 0)

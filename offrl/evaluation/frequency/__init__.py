@@ -3,6 +3,6 @@ replicas to score.
 """
 
 from offrl.evaluation.frequency.action_repeat import HeldPolicy
-from offrl.evaluation.frequency.scores import FrequencyScores, sweep, trapezoid, write
+from offrl.evaluation.frequency.scores import FrequencyScores, trapezoid
 
-__all__ = ["FrequencyScores", "HeldPolicy", "sweep", "trapezoid", "write"]
+__all__ = ["FrequencyScores", "HeldPolicy", "trapezoid"]
