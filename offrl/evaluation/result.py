@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from offrl.settings.replicas import Replica, Values, by_cell
 from offrl.statistics.intervals import mean_interval
-from offrl.system.csv_text import text_of
-from offrl.system.files import write_text
 from offrl.tasks.provenance import Provenance
 from offrl.tasks.task import Task
 
@@ -147,38 +143,3 @@ class Tally:
         numbers = tuple(int(s) for s in seeds)
         statistics = self.discounted, self.estimates, self.faults, max(1, len(task.starts))
         return Evaluation(self.returns, self.lengths, successes, scores, task.name, provenance, numbers, *statistics)
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Scores of R replicas under each of M conditions."""
-
-    replicas: tuple[Replica, ...]
-    evaluations: tuple[Evaluation, ...]  # one for each condition
-
-    @property
-    def cells(self) -> dict[Values, list[int]]:
-        """Replicas that differ in nothing but the seed."""
-        return by_cell(self.replicas)
-
-    def returns(self, replicas: Sequence[int]) -> list[tuple[float, float, float]]:
-        """For each condition the mean undiscounted return over the seeds of these replicas, with its interval."""
-        return [mean_interval(e.returns.mean(axis=1)[list(replicas)]) for e in self.evaluations]
-
-    def scores(self, replicas: Sequence[int]) -> list[tuple[float, float, float]] | None:
-        """The same as `returns`, of normalised scores; None without reference scores."""
-        if any(e.scores is None for e in self.evaluations):
-            return None
-        return [mean_interval(e.per_seed()[list(replicas)]) for e in self.evaluations]
-
-    def write_table(self, path: Path, conditions: Mapping[str, Sequence[Sequence[Any]]], names: Sequence[str]) -> None:
-        """Write a CSV line for each condition and replica. conditions: columns [M, R] by name. names: the entries of
-        `Evaluation.rows` after them. Raises UserError."""
-        fields = [name for name, _ in self.replicas[0].values]
-        lines: list[list[Any]] = [[*fields, "seed", *conditions, *names]]
-        for m, evaluation in enumerate(self.evaluations):
-            for n, (replica, row) in enumerate(zip(self.replicas, evaluation.rows(), strict=True)):
-                condition = [column[m][n] for column in conditions.values()]
-                values = [value for _, value in replica.values]
-                lines.append([*values, replica.seed, *condition, *(row[name] for name in names)])
-        write_text(path, text_of(lines))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from offrl.evaluation.frequency import FrequencyScores
+from offrl.evaluation.sweeps import FrequencyScores
 from offrl.figures.style import COLOURS, new_figure, own_settings, plain_axes, save
 
 

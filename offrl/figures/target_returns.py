@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from offrl.evaluation.target_returns import AchievedReturns
+from offrl.evaluation.sweeps import AchievedReturns
 from offrl.figures.style import COLOURS, GREY, new_figure, own_settings, plain_axes, save
 
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from offrl import registry
 from offrl.data.fit import check_fit
 from offrl.errors import UserError, nearest, one_line
-from offrl.evaluation.frequency import FrequencyScores, HeldPolicy
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.pool.host import evaluate_parallel
 from offrl.evaluation.predict import critic_of
 from offrl.evaluation.result import Evaluation
-from offrl.evaluation.target_returns import AchievedReturns, data_range, spread_targets
+from offrl.evaluation.sweeps import AchievedReturns, FrequencyScores, HeldPolicy, data_range, spread_targets
 from offrl.runs.log import SCORE_COLUMNS
 from offrl.runs.record import RESTORE, SCORES, read_record, spec_of
 from offrl.runs.tables import Result, html_of, summarise, text_of

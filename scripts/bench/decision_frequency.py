@@ -14,7 +14,7 @@ import ast
 from pathlib import Path
 
 from offrl.api import Run
-from offrl.evaluation.frequency import FrequencyScores
+from offrl.evaluation.sweeps import FrequencyScores
 from offrl.figures.frequency import draw
 from offrl.runs.tables import interval_text
 from offrl.statistics.intervals import mean_interval
