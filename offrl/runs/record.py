@@ -219,18 +219,26 @@ def prepare(
         "mode": mode,
         "group": group,
         "device": device.type,
-        **({"plugins": config.plugins} if config.plugins else {}),
+    }
+    saved = dataclasses.asdict(dataclasses.replace(config, name=run_dir.name, resume=None, config=None))
+    saved["algo"] = _without(saved["algo"], config.grid)
+    write(run_dir, record, config.plugins, saved)
+    return mode, group
+
+
+def write(run_dir: Path, record: Mapping[str, Any], plugins: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Write run.json, with the plugins, packages and machine of this process beside `record`, and config.yaml."""
+    from omegaconf import OmegaConf
+
+    record = {
+        **record,
+        **({"plugins": plugins} if plugins else {}),
         "packages": {name: installed(name) for name in PACKAGES},
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
     }
     checkpoint.write_text(run_dir / RECORD, json.dumps(record, indent=1, default=str) + "\n")
-    from omegaconf import OmegaConf
-
-    saved = dataclasses.asdict(dataclasses.replace(config, name=run_dir.name, resume=None, config=None))
-    saved["algo"] = _without(saved["algo"], config.grid)
-    checkpoint.write_text(run_dir / CONFIG, OmegaConf.to_yaml(OmegaConf.create(without_logins(saved))))
-    return mode, group
+    checkpoint.write_text(run_dir / CONFIG, OmegaConf.to_yaml(OmegaConf.create(without_logins(settings))))
 
 
 def _environment(config: TrainConfig, dataset: Dataset) -> str:
