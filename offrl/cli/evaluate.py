@@ -124,7 +124,6 @@ def _shown(value: float | str | None) -> str:
 
 def _evaluate_target_returns(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
     """Score the policies with each target return: a table, a CSV file and a picture."""
-    from offrl.evaluation.target_returns import write
     from offrl.figures.target_returns import draw
     from offrl.runs.tables import interval_text, print_table
 
@@ -133,7 +132,7 @@ def _evaluate_target_returns(trained: Run, config: EvaluateConfig, scoring: dict
     targets = None if config.target_returns == ["auto"] else config.target_returns
     achieved = trained.evaluate_target_returns(targets, **scoring)
     for where in achieved.cells.values():
-        returns, scores = achieved.means(where), achieved.scores(where)
+        returns, scores = achieved.returns(where), achieved.scores(where)
         rows = [
             [f"{target:g}", interval_text(returns[i]), *([] if scores is None else [interval_text(scores[i])])]
             for i, target in enumerate(achieved.targets)
@@ -142,7 +141,7 @@ def _evaluate_target_returns(trained: Run, config: EvaluateConfig, scoring: dict
         headers = ["target return", "return [95% interval]", *([] if scores is None else ["score [95% interval]"])]
         print_table(headers, rows, f"{trained.algorithm}{cell and f', {cell}'}: {achieved.evaluations[0].label}")
     table, picture = trained.dir / "target_returns.csv", trained.dir / "target_returns.png"
-    write(achieved, table)
+    achieved.write(table)
     draw(achieved, picture, f"{trained.algorithm} on {trained.dataset}", trained.record["data"].get("return_max"))
     say(str(table), str(picture))
     return 0
@@ -150,7 +149,6 @@ def _evaluate_target_returns(trained: Run, config: EvaluateConfig, scoring: dict
 
 def _evaluate_frequency(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
     """Score the policies with each number of steps between decisions: a table, a CSV file and a picture."""
-    from offrl.evaluation.frequency import write
     from offrl.figures.frequency import draw
     from offrl.runs.tables import interval_text, print_table
     from offrl.statistics.intervals import mean_interval
@@ -159,14 +157,13 @@ def _evaluate_frequency(trained: Run, config: EvaluateConfig, scoring: dict[str,
         raise UserError("video=true films policies that decide at every step: leave frequency= out, or video=")
     scores = trained.evaluate_frequency(config.frequency, **scoring, acting=config.acting)
     for where in scores.cells.values():
-        cell, returns, means = scores.replicas[where[0]].cell, scores.returns(where), scores.means(where)
-        scored = scores.unit == "score"
+        cell, returns, means = scores.replicas[where[0]].cell, scores.returns(where), scores.scores(where)
         rows = [
             [
                 str(d),
                 f"{scores.decisions[i, where].mean():.1f}",
                 interval_text(returns[i]),
-                *([interval_text(means[i])] if scored else []),
+                *([] if means is None else [interval_text(means[i])]),
             ]
             for i, d in enumerate(scores.steps)
         ]
@@ -174,7 +171,7 @@ def _evaluate_frequency(trained: Run, config: EvaluateConfig, scoring: dict[str,
             "steps per decision",
             "decisions per episode",
             "return [95% interval]",
-            *(["score [95% interval]"] if scored else []),
+            *([] if means is None else ["score [95% interval]"]),
         ]
         print_table(headers, rows, f"{trained.algorithm}{cell and f', {cell}'}: {scores.evaluations[0].label}")
         if scores.frequency_score is not None:
@@ -182,7 +179,7 @@ def _evaluate_frequency(trained: Run, config: EvaluateConfig, scoring: dict[str,
             span = f"{scores.steps[0]} to {scores.steps[-1]} steps per decision{cell and f', {cell}'}"
             say(f"frequency score, the mean {scores.unit} from {span}: {text}")
     table, picture = trained.dir / "frequency.csv", trained.dir / "frequency.png"
-    write(scores, table)
+    scores.write(table)
     draw(
         {"" if len(scores.cells) > 1 else trained.algorithm: scores},
         picture,

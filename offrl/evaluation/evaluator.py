@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offrl.errors import UserError, warn
-from offrl.evaluation.result import Evaluation, Policy, Tally, Values
-from offrl.evaluation.steppers import StepFailed, step_all
-from offrl.evaluation.text_stepper import observed, step_texts
+from offrl.evaluation.result import Evaluation, OwnValues, Policy, Tally
+from offrl.evaluation.steppers import StepFailed, observed, step_all
 from offrl.settings.evaluation import EvalConfig
-from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
+from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
 from offrl.tasks.episodes import ENDLESS, goal_of, mujoco_warnings, observe_reward, reset_seed, set_goal
 from offrl.tasks.provenance import provenance
 from offrl.tasks.task import Task
@@ -59,8 +58,8 @@ class Evaluator:
         self.flatten, self.observation_shape, self.dtype = flattener(env, task.observation_keys)
         self.discrete, self.size = action_kind(env)
         self.text = self.dtype is object
-        limits = [n for n in (config.max_steps, task.max_episode_steps, time_limit(env)) if n is not None]
-        self.limit, self.endless = (min(limits), False) if limits else (ENDLESS, True)
+        limit = episode_limit(env, task, config.max_steps)
+        self.limit, self.endless = ENDLESS if limit is None else limit, limit is None
         self.provenance = provenance(task, env)
         self._told: set[str] = set()
         self._tell = tell or self._warn_once
@@ -117,11 +116,8 @@ class Evaluator:
             options = dict(self.task.starts[e % len(self.task.starts)]) if self.task.starts else None
             first, info = env.reset(seed=reset_seed(self.config.seed, games.seed, e), options=options)
             goals[e] = goal_of(first, info)
-            if self.text:
-                rows[e] = observed(first, info)
-                continue
-            row = self.flatten(first)
-            if row.shape != self.observation_shape:
+            row = self._read(first, info)
+            if not self.text and row.shape != self.observation_shape:
                 raise UserError(
                     f"{self.task.name} in {self.provenance.place}: reset gave an observation of shape {row.shape}, its "
                     f"space says {self.observation_shape}"
@@ -133,7 +129,7 @@ class Evaluator:
         games.discount = float(getattr(games.policy, "discount", DISCOUNT))
         for t in range(self.limit):
             actions, carry = games.policy.step(carry, rows, t)
-            if t == 0 and isinstance(games.policy, Values):
+            if t == 0 and isinstance(games.policy, OwnValues):
                 value = games.policy.own_value(rows, np.asarray(actions))
             self._turn(games, actions, t)
             carry = observe_reward(games.policy, carry, games.rewards)
@@ -141,7 +137,7 @@ class Evaluator:
                 progress(tally.finished, tally.returns.size)
             if not games.at:
                 break
-        if value is not None and isinstance(games.policy, Values):
+        if value is not None and isinstance(games.policy, OwnValues):
             tally.estimates[games.n, started_at] = games.policy.in_recorded_units(
                 value[started_at], tally.lengths[games.n, started_at]
             )
@@ -165,20 +161,16 @@ class Evaluator:
                 return
         at = list(games.at)
         try:
-            chosen = actions[at]
-            steps = (
-                step_texts(games.envs, chosen)
-                if self.text
-                else step_all(games.envs, chosen, self.flatten, games.unstable)
-            )
+            chosen = [str(action) for action in actions[at]] if self.text else actions[at]
+            steps = step_all(games.envs, chosen, self._read, games.unstable)
         except StepFailed as failure:  # a third-party environment: say where it failed
             error = failure.__cause__
             name = self.task.env_id or self.task.name
             raise UserError(f"{name} failed {where(at[failure.index])}: {type(error).__name__}: {error}") from error
-        gains, rows = steps.rewards, steps.observations
-        good = (
-            np.isfinite(gains) if self.text else np.isfinite(gains) & np.isfinite(rows).reshape(len(at), -1).all(axis=1)
-        )
+        gains, good = steps.rewards, np.isfinite(steps.rewards)
+        rows = _texts(steps.observations) if self.text else np.stack(steps.observations)
+        if not self.text:
+            good &= np.isfinite(rows).reshape(len(at), -1).all(axis=1)
         for k in np.flatnonzero(~good).tolist():
             if k not in steps.unstable:
                 self._fault(tally, f"the environment gave a reward or observation that is not finite {where(at[k])}")
@@ -190,12 +182,11 @@ class Evaluator:
         counted, successes = at, steps.successes
         if not good.all():
             counted, gains, rows = [e for e, ok in zip(at, good, strict=True) if ok], gains[good], rows[good]
-            successes = None if successes is None else successes[good]
+            successes = successes[good]
         games.rows[counted], games.rewards[counted] = rows, gains
         tally.returns[n, counted] += gains
         tally.discounted[n, counted] += games.discount**t * gains
-        if successes is not None:
-            tally.successes[n, counted] = np.fmax(tally.successes[n, counted], successes)
+        tally.successes[n, counted] = np.fmax(tally.successes[n, counted], successes)
         over = steps.over | ~good
         if t + 1 == self.limit:
             if self.endless and not over.all():
@@ -205,6 +196,9 @@ class Evaluator:
             over[:] = True
         for k in np.flatnonzero(over).tolist():
             games.end(at[k])
+
+    def _read(self, observation: Any, info: Any) -> Any:
+        return observed(observation, info) if self.text else self.flatten(observation)
 
     def _actions(self, raw: Any) -> tuple[Any, np.ndarray]:
         """Check a policy's actions against the environment: (one action per row in the form `step` takes, [E] bool:
@@ -228,10 +222,8 @@ class Evaluator:
                     f"the policy gave action {choices.min()}..{choices.max()}, the environment has choices "
                     f"0..{self.size - 1}"
                 )
-            return choices + int(space.start), finite  # type: ignore[attr-defined]
-        low, high = space.low.reshape(-1), space.high.reshape(-1)  # type: ignore[attr-defined]
-        finite = np.isfinite(actions).all(axis=1)
-        return np.clip(actions, low, high).astype(space.dtype).reshape(episodes, *space.shape), finite  # type: ignore[misc]
+            return to_space(space, choices), finite
+        return to_space(space, actions), np.isfinite(actions).all(axis=1)
 
     def _fault(self, tally: Tally, message: str) -> None:
         tally.faults += 1
@@ -242,6 +234,11 @@ class Evaluator:
         if kind not in self._told:
             self._told.add(kind)
             warn(f"evaluation in {self.task.env_id or self.task.name}: {message}")
+
+
+def _texts(texts: Sequence[str]) -> np.ndarray:
+    """[E] objects."""
+    return np.array([*texts, None], object)[:-1]
 
 
 def _rows(goals: Sequence[np.ndarray | None], running: Sequence[int]) -> np.ndarray | None:

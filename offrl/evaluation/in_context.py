@@ -16,7 +16,7 @@ import numpy as np
 
 from offrl.errors import UserError
 from offrl.system.csv_text import text_of
-from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
+from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
 from offrl.tasks.episodes import ENDLESS, reset_seed
 from offrl.tasks.task import Task
 
@@ -129,8 +129,8 @@ class Arena:
         first = self.envs[0]
         self.flatten, self.shape, self.dtype = flattener(first, self.task.observation_keys)
         self.discrete, self.size = action_kind(first)
-        limits = [n for n in (self.max_steps, self.task.max_episode_steps, time_limit(first)) if n is not None]
-        self.limit = min(limits) if limits else ENDLESS
+        limit = episode_limit(first, self.task, self.max_steps)
+        self.limit = ENDLESS if limit is None else limit
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -181,20 +181,14 @@ class Arena:
 
     def _fitting(self, actions: np.ndarray) -> Any:
         """Actions as `step` takes them. Raises UserError for those of another environment."""
-        space, count = self.envs[0].action_space, len(self.envs)
+        count = len(self.envs)
         expected = (count,) if self.discrete else (count, self.size)
         if actions.shape != expected:
             raise UserError(
                 f"the policy gave actions of shape {actions.shape}, {self.task.env_id or self.task.name} takes "
                 f"{expected}"
             )
-        if self.discrete:
-            return actions.astype(np.int64) + int(space.start)
-        return (
-            np.clip(actions, space.low.reshape(-1), space.high.reshape(-1))
-            .astype(space.dtype)
-            .reshape(count, *space.shape)
-        )
+        return to_space(self.envs[0].action_space, actions)
 
 
 def table(played: Mapping[str, Sequence[Played]]) -> str:

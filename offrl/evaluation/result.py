@@ -26,7 +26,7 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class Values(Protocol):
+class OwnValues(Protocol):
     """A policy that has an estimate of its own of what it will earn."""
 
     def own_value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:

@@ -1,27 +1,25 @@
-"""One step of many environments, whatever they are: `env.step`, one after the other."""
+"""One step of many environments, whatever they are: `env.step`, one after the other. Imports nothing heavy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from offrl.tasks.episodes import success_of
-
-if TYPE_CHECKING:
-    import gymnasium as gym
 
 
 @dataclass
 class Steps:
     """The answers of K environments to one action each."""
 
-    observations: np.ndarray  # [K, ...] after flattening
+    observations: list[Any]  # [K] as they were read
     rewards: np.ndarray  # [K] float64
+    terminated: np.ndarray  # [K] bool
     over: np.ndarray  # [K] bool: terminated or truncated
-    successes: np.ndarray | None  # [K] float64 in [0, 1], NaN where nothing was said; None: nobody said anything
+    successes: np.ndarray  # [K] float64 in [0, 1], NaN where nothing was said
     # index -> what MuJoCo said about physics that blew up; that environment was silently reset
     unstable: dict[int, str]
 
@@ -34,28 +32,43 @@ class StepFailed(Exception):
         self.index = index
 
 
+class Observed(str):
+    """A text that an environment said, with the legal actions that it named, if it did."""
+
+    legal_actions: tuple[str, ...] | None = None
+
+
+def observed(text: Any, info: Any) -> Observed:
+    """An environment's observation and info as one text."""
+    observation = Observed(text)
+    legal = info.get("legal_actions") if isinstance(info, Mapping) else None
+    observation.legal_actions = None if legal is None else tuple(str(action) for action in legal)
+    return observation
+
+
 def step_all(
-    envs: Sequence[gym.Env], actions: np.ndarray, flatten: Callable[[Any], np.ndarray], warnings: list[str]
+    envs: Sequence[Any], actions: Sequence[Any] | np.ndarray, read: Callable[[Any, Any], Any], warnings: list[str]
 ) -> Steps:
-    """One step of each environment with its row of `actions`. `warnings`: see `mujoco_warnings`; emptied here.
+    """One step of each environment with its row of `actions`. read: of an observation and its info. warnings: see
+    `mujoco_warnings`; emptied here.
 
     Raises StepFailed where an environment raises.
     """
-    observations: list[np.ndarray] = []
-    rewards, over, successes = np.zeros(len(envs)), np.zeros(len(envs), bool), np.full(len(envs), np.nan)
+    observations: list[Any] = []
+    rewards, successes = np.zeros(len(envs)), np.full(len(envs), np.nan)
+    terminated, over = np.zeros(len(envs), bool), np.zeros(len(envs), bool)
     unstable: dict[int, str] = {}
-    reports_success = False
     for k, env in enumerate(envs):
         try:
-            observation, reward, terminated, truncated, info = env.step(actions[k])
-            observations.append(flatten(observation))
-            rewards[k], over[k] = np.asarray(reward, float).item(), bool(terminated or truncated)
+            observation, reward, terminal, truncated, info = env.step(actions[k])
+            observations.append(read(observation, info))
+            rewards[k] = np.asarray(reward, float).item()
+            terminated[k], over[k] = bool(terminal), bool(terminal or truncated)
         except Exception as error:  # a third-party environment
             raise StepFailed(k) from error
         success = success_of(info)
-        if success is not None:
-            successes[k], reports_success = success, True
+        successes[k] = np.nan if success is None else success
         if warnings:
             unstable[k] = warnings[0]
             warnings.clear()
-    return Steps(np.stack(observations), rewards, over, successes if reports_success else None, unstable)
+    return Steps(observations, rewards, terminated, over, successes, unstable)

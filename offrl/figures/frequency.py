@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from offrl.evaluation.frequency import FrequencyScores
+from offrl.evaluation.sweeps import FrequencyScores
 from offrl.figures.style import COLOURS, new_figure, own_settings, plain_axes, save
 
 
@@ -22,7 +22,9 @@ def draw(curves: Mapping[str, FrequencyScores], out: Path, title: str) -> None:
     lines = [(name, scores, cell) for name, scores in curves.items() for cell in scores.cells.values()]
     for i, (name, scores, cell) in enumerate(lines):
         colour = COLOURS[i % len(COLOURS)]
-        mean, low, high = (np.asarray(column) for column in zip(*scores.means(cell), strict=True))
+        mean, low, high = (
+            np.asarray(column) for column in zip(*(scores.scores(cell) or scores.returns(cell)), strict=True)
+        )
         label = ", ".join(part for part in (name, scores.replicas[cell[0]].cell) if part)
         axes.plot(scores.steps, mean, color=colour, linewidth=1.8, marker="o", markersize=4, label=label)
         if np.isfinite(low).all():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from offrl.evaluation.target_returns import AchievedReturns
+from offrl.evaluation.sweeps import AchievedReturns
 from offrl.figures.style import COLOURS, GREY, new_figure, own_settings, plain_axes, save
 
 
@@ -19,7 +19,7 @@ def draw(achieved: AchievedReturns, out: Path, title: str, best: float | None) -
     targets = np.asarray(achieved.targets)
     for i, cell in enumerate(achieved.cells.values()):
         colour = COLOURS[i % len(COLOURS)]
-        mean, low, high = (np.asarray(column) for column in zip(*achieved.means(cell), strict=True))
+        mean, low, high = (np.asarray(column) for column in zip(*achieved.returns(cell), strict=True))
         axes.plot(
             targets,
             mean,

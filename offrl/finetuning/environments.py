@@ -19,9 +19,10 @@ import torch
 from offrl.data.dataset import DataSpec
 from offrl.data.fit import check_fit
 from offrl.errors import UserError, warn
+from offrl.evaluation.steppers import StepFailed, Steps, step_all
 from offrl.tasks.entries import entries
-from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
-from offrl.tasks.episodes import ENDLESS, mujoco_warnings, success_of
+from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
+from offrl.tasks.episodes import ENDLESS, mujoco_warnings
 from offrl.tasks.task import Task
 
 
@@ -94,9 +95,9 @@ class Play:
             self.flatten, self.shape, kind = flattener(first, task.observation_keys)
             self.discrete, self.choices = action_kind(first)
             self.kind = np.dtype(kind)
-            limits = [n for n in (max_steps, task.max_episode_steps, time_limit(first)) if n is not None]
-            self.limit = min(limits) if limits else ENDLESS
-            if not limits:
+            limit = episode_limit(first, task, max_steps)
+            self.limit = ENDLESS if limit is None else limit
+            if limit is None:
                 warn(
                     f"nothing limits the episodes of {self.name}: they are cut after {ENDLESS:,} steps; set max_steps="
                 )
@@ -136,18 +137,18 @@ class Play:
         """
         indices = list(range(len(self.seats)))
         stored = self._stored(actions)
-        rows, rewards, terminated, truncated, unstable, successes = self._advance(indices, stored)
+        rows, steps = self._advance(indices, stored)
+        rewards, terminated, over = steps.rewards, steps.terminated, steps.over
         if self.end_on_success:
-            terminated |= successes >= 1.0
-            truncated &= ~terminated
+            terminated |= steps.successes >= 1.0
         valid = np.ones(len(indices), bool)
-        for k, text in unstable.items():
+        for k, text in steps.unstable.items():
             seat = self.seats[k]
             warn(
                 f"the physics of {self.name} became unstable {seat.where(len(seat.actions))}: {text}; the episode is "
                 "cut before that step"
             )
-            valid[k], truncated[k], terminated[k] = False, True, False
+            valid[k], over[k], terminated[k] = False, True, False
         good = np.isfinite(rewards) & np.isfinite(rows.reshape(len(rows), -1)).all(1) | ~valid
         if not good.all():
             seat = self.seats[int(np.flatnonzero(~good)[0])]
@@ -160,11 +161,11 @@ class Play:
             if valid[k]:
                 seat.actions.append(stored[k])
                 seat.total += float(rewards[k])
-            truncated[k] |= not terminated[k] and len(seat.actions) >= self.limit
-            if terminated[k] or truncated[k]:
+            over[k] |= terminated[k] or len(seat.actions) >= self.limit
+            if over[k]:
                 ended.append((seat.replica, seat.total, len(seat.actions)))
                 self._reset(k, seat)
-        return Turn(before, stored, rewards, rows, terminated, terminated | truncated, valid, ended, successes)
+        return Turn(before, stored, rewards, rows, terminated, over, valid, ended, steps.successes)
 
     # ---- in the middle of an episode
 
@@ -192,21 +193,21 @@ class Play:
         turns, restarted = [], set()
         for t in range(max(lengths)):
             at = [k for k, n in enumerate(lengths) if n > t and k not in restarted]
-            rows, rewards, terminated, truncated, unstable, _ = (
-                self._advance(at, np.stack([parts[k][t] for k in at])) if at else _NOTHING
-            )
             turn = self._blank()
+            turns.append(turn)
+            if not at:
+                continue
+            rows, steps = self._advance(at, np.stack([parts[k][t] for k in at]))
             for i, k in enumerate(at):
                 seat = self.seats[k]
-                if i in unstable or terminated[i] or truncated[i] or not np.isfinite(rows[i]).all():
+                if i in steps.unstable or steps.over[i] or not np.isfinite(rows[i]).all():
                     restarted.add(k)
                     continue
                 seat.actions.append(parts[k][t])
-                seat.total += float(rewards[i])
+                seat.total += float(steps.rewards[i])
                 turn.observations[k], turn.next_observations[k] = self.current[k], rows[i]
-                turn.actions[k], turn.rewards[k], turn.valid[k] = parts[k][t], rewards[i], True
+                turn.actions[k], turn.rewards[k], turn.valid[k] = parts[k][t], steps.rewards[i], True
                 self.current[k] = rows[i]
-            turns.append(turn)
         saved = state["current"].numpy()
         restarted |= {k for k in range(len(self.seats)) if self.current[k].tobytes() != saved[k].tobytes()}
         for k in sorted(restarted):
@@ -246,45 +247,31 @@ class Play:
             return np.asarray(actions, np.int64)
         return np.clip(np.asarray(actions, np.float32), self.margin - 1.0, 1.0 - self.margin).astype(np.float32)
 
-    def _advance(self, at: Sequence[int], stored: np.ndarray) -> Any:
-        """One step of the environments `at`: (observations, rewards, terminated, truncated by the environment, {row:
-        unstable physics}, successes)."""
+    def _advance(self, at: Sequence[int], stored: np.ndarray) -> tuple[np.ndarray, Steps]:
+        """One step of the environments `at`: their observations [K, *O], and all that they answered."""
         seats = [self.seats[k] for k in at]
-        space = seats[0].env.action_space
-        if self.discrete:
-            sent = stored + int(space.start)
-        else:
-            scaled = np.clip(
+        values = stored
+        if not self.discrete:
+            values = np.clip(
                 self.low + (stored + np.float32(1.0)) * np.float32(0.5) * (self.high - self.low), self.low, self.high
             )
-            sent = (
-                np.clip(scaled, space.low.reshape(-1), space.high.reshape(-1))
-                .astype(space.dtype)
-                .reshape(len(at), *space.shape)
-            )
+        sent = to_space(seats[0].env.action_space, values)
         self.unstable.clear()
-        rows = np.zeros((len(at), *self.shape), self.kind)
-        rewards, terminated, truncated = np.zeros(len(at)), np.zeros(len(at), bool), np.zeros(len(at), bool)
-        unstable: dict[int, str] = {}
-        successes = np.full(len(at), np.nan)
-        for i, seat in enumerate(seats):
-            try:
-                observation, reward, terminal, cut, info = seat.env.step(int(sent[i]) if self.discrete else sent[i])
-                rows[i], rewards[i] = self.flatten(observation), float(reward)
-            except Exception as error:  # third-party environment
-                raise UserError(
-                    f"{self.name} failed {seat.where(len(seat.actions))}: {type(error).__name__}: {error}"
-                ) from error
-            success = success_of(info)
-            successes[i] = np.nan if success is None else success
-            terminated[i], truncated[i] = bool(terminal), bool(cut) and not bool(terminal)
-            if self.unstable:
-                unstable[i] = self.unstable[0]
-                self.unstable.clear()
-        return rows, rewards, terminated, truncated, unstable, successes
+        try:
+            steps = step_all(
+                [seat.env for seat in seats], sent.tolist() if self.discrete else sent, self._read, self.unstable
+            )
+        except StepFailed as failure:  # a third-party environment
+            seat, error = seats[failure.index], failure.__cause__
+            raise UserError(
+                f"{self.name} failed {seat.where(len(seat.actions))}: {type(error).__name__}: {error}"
+            ) from error
+        return np.stack(steps.observations), steps
 
-
-_NOTHING: Any = (np.zeros((0, 0)), np.zeros(0), np.zeros(0, bool), np.zeros(0, bool), {}, np.zeros(0))
+    def _read(self, observation: Any, info: Any) -> np.ndarray:
+        row = np.zeros(self.shape, self.kind)
+        row[...] = self.flatten(observation)
+        return row
 
 
 def spec_of(task: Task) -> tuple[DataSpec, Task]:

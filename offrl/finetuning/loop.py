@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 import torch
 
+from offrl.algorithm import TrainState
 from offrl.data.fit import settled
-from offrl.errors import UserError, unsaid
+from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
-from offrl.finetuning.environments import Play
+from offrl.finetuning.environments import Play, Turn
 from offrl.finetuning.learner import Learner
 from offrl.finetuning.replay_buffer import MixedBatches, Replay, Ring
 from offrl.finetuning.residual.loop import ResidualLoop
-from offrl.finetuning.session import OnlineLoop, busy
+from offrl.finetuning.session import OnlineLoop
 from offrl.finetuning.start import Start
-from offrl.finetuning.transitions import Rows, columns_for, returns_of
+from offrl.finetuning.transitions import Rows, columns_for, normal, returns_of
 from offrl.settings.presets import finetune_settings
 from offrl.system import backend
 from offrl.system.devices import pick_device
 from offrl.system.locks import exclusive
-from offrl.training.engine import Plan, first_state
+from offrl.training.engine import Plan
 from offrl.training.execution import choose_mode
 from offrl.training.run.checkpoints import Saved, part
-from offrl.training.updates import loss_limit, warn_of_rates
 
 SLICE = 16  # updates between two looks at signals
 
@@ -53,7 +53,7 @@ def finetune(start: Start, run_dir: Path) -> None:
         start.spec = start.algorithm.spec = settled(start.spec, play.seats[0].env)
         kind = ResidualLoop if config.mode == "residual" else TransitionLoop
         stack.enter_context(exclusive(run_dir))
-        mode = choose_mode(config.compile, device, kind.updates_of(start), start.algorithm)
+        mode = choose_mode(config.compile, device, kind.lengths(start)[1], start.algorithm)
         if not start.algorithm.traits.vectorized:
             mode = "eager"
         mode = place.claim(run_dir, start, mode, device.type)
@@ -71,93 +71,68 @@ class TransitionLoop(OnlineLoop):
     learner: Learner
 
     @staticmethod
-    def updates_of(start: Start) -> int:
-        """The updates of a run."""
-        return math.ceil(start.config.steps * start.config.utd)
+    def lengths(start: Start) -> tuple[int, int]:
+        return start.config.envs or 1, math.ceil(start.config.steps * start.config.utd)
 
-    def __init__(
-        self,
-        start: Start,
-        run_dir: Path,
-        device: torch.device,
-        mode: str,
-        evaluator: Evaluator,
-        play: Play,
-        arithmetic: str,
-    ) -> None:
-        super().__init__(start, run_dir, play, start.config.envs or 1, loss_limit(start.dataset))
-        config, algorithm = start.config, start.algorithm
+    def _prepare(self, state: TrainState) -> None:
+        start, config, algorithm = self.start, self.config, self.start.algorithm
         self.ended = np.zeros(self.many, bool)  # an episode has ended since the last updates
         self.warmup = config.warmup or 0
         sampler = algorithm.sampler()
-        image = start.spec.observation_mean is None and play.kind == np.uint8
+        image = start.spec.observation_mean is None and self.play.kind == np.uint8
         columns = columns_for(start.spec, sampler, torch.uint8 if image else torch.float32, algorithm.config.name)
         discount = start.data.discount_returns if start.data is not None else None
         discount = float(getattr(algorithm.config, "discount", 0.99)) if discount is None else discount
         self.rows = Rows(start.spec, columns, self.many, self.envs, returns_of(sampler, discount), sampler)
         capacity = min(config.capacity or self.steps, self.steps)
-        self.ring = Ring(self.rows.columns, self.many, capacity, device)
-        self.replay = Replay(run_dir, self.ring)
-        state = first_state(algorithm, self.replicas) if start.state is None else start.state
-        saved = self.checkpoints.load(state)
+        self.ring = Ring(self.rows.columns, self.many, capacity, self.device)
+        self.replay = Replay(self.run_dir, self.ring)
         self.first = self.goal = self.updates = self.line_updates = int(state.step[0])
-        restarted: list[int] = []
-        if saved is None:
-            self.replay.discard(0)
-            play.begin()
-        else:
-            restarted = self._return_to(saved)
         source = None
         if start.dataset is not None:
-            data = start.dataset if start.dataset.mapped else start.dataset.to(device)
-            source = sampler.prepare(data)
-        self.batches = MixedBatches(self.ring, sampler, source, state.key, algorithm.config.batch_size, config.mixing)
-        plan = Plan(algorithm, algorithm.config.batch_size, mode, config.precision, self.many)
-        self.learner = Learner(plan, self.batches, self.replicas, device, start.fixed, start.anneal)
-        self._open(evaluator, saved, state, busy(self.steps * config.utd))
-        self.learner.begin(self.envs, {} if saved is None else part(saved.tensors, "memory"))
-        self._introduce(saved is not None, mode, arithmetic, restarted)
+            source = sampler.prepare(start.dataset if start.dataset.mapped else start.dataset.to(self.device))
+        batches = MixedBatches(self.ring, sampler, source, state.key, algorithm.config.batch_size, config.mixing)
+        plan = Plan(algorithm, algorithm.config.batch_size, self.mode, config.precision, self.many)
+        self.learner = Learner(plan, batches, self.replicas, self.device, start.fixed, start.anneal)
 
-    def _introduce(self, resumed: bool, mode: str, arithmetic: str, restarted: list[int]) -> None:
-        """The first lines for the reader."""
-        start, config, spec = self.start, self.config, self.start.spec
+    def _open(self, evaluator: Evaluator, saved: Saved | None, state: TrainState) -> None:
+        super()._open(evaluator, saved, state)
+        if saved is None:
+            self.replay.discard(0)
+        self.learner.begin(self.envs, {} if saved is None else part(saved.tensors, "memory"))
+
+    def _title(self) -> str:
+        start, config = self.start, self.config
         came = "fresh parameters" if start.parent is None else f"step {start.parent['step']:,} of {start.parent['run']}"
         mixing = {None: "batches from the union of data and play", 0.0: "no data"}.get(
             config.mixing, f"{config.mixing} of each batch data"
         )
-        say = self.bar.say
-        say(
+        return (
             f"{start.label} in {self.play.name} from {came}: {self.many} x {self.envs} environments, {self.steps:,} "
             f"steps each, {mixing}, {config.utd:g} updates a step"
         )
-        say(f"{arithmetic}; step {mode}; {self.run_dir}")
-        algo = start.algorithm.config
+
+    def _online(self) -> list[str]:
+        algo, spec = self.start.algorithm.config, self.start.spec
         changed = [f"{k}={v}" for k, v in (finetune_settings(algo.name) or {}).items() if hasattr(algo, k)]
         changed += [
-            f"{k} from {a:g} to {b:g} times its value by {c:.0%} of the steps" for k, (a, b, c) in start.anneal.items()
+            f"{k} from {a:g} to {b:g} times its value by {c:.0%} of the steps"
+            for k, (a, b, c) in self.start.anneal.items()
         ]
-        if changed:
-            say(f"online: {', '.join(changed)}")
+        lines = [f"online: {', '.join(changed)}"] if changed else []
         if spec.reward_scale != 1.0 or spec.reward_shift != 0.0:
-            say(
+            lines.append(
                 f"learning from rewards as the data's were transformed: {spec.reward_scale:g} x reward + "
                 f"{spec.reward_shift:g}"
             )
-        warn_of_rates(algo, start.grid)
-        for note in unsaid((*start.notes, *(start.dataset.notes if start.dataset is not None else ()))):
-            say(note)
-        self._continued(resumed, restarted)
+        return lines
 
     # ---- play
 
     def _step(self) -> None:
         """One step of every environment; sets how many updates are then due."""
         config, started = self.config, self.t
-        try:
-            turn = self.play.step(self._actions())
-        except UserError as error:
-            self._save()
-            raise UserError(f"{error}; what was learnt up to step {started:,} is saved in {self.run_dir}") from error
+        turn = self.play.step(self._actions())
         self.replay.add(*self.rows.take(turn))
         self.t += self.envs
         for replica, _, _ in turn.ended:
@@ -182,7 +157,7 @@ class TransitionLoop(OnlineLoop):
             actions = self.learner.anything(self.envs, self.t)
             return actions.reshape(-1, *actions.shape[2:])
         spec = self.start.spec
-        observations = self.rows.normal(self.play.current).reshape(self.many, self.envs, spec.observation_dim)
+        observations = normal(spec, self.play.current).reshape(self.many, self.envs, spec.observation_dim)
         begun = np.array([not seat.actions for seat in self.play.seats]).reshape(self.many, self.envs)
         for _ in range(2):
             actions = self.learner.act(observations, self.t, self.config.noise, begun)
@@ -190,7 +165,6 @@ class TransitionLoop(OnlineLoop):
             if good.all():
                 return actions.reshape(-1, *actions.shape[2:])
             self._drop(good)
-        self._save()
         raise UserError(self._hopeless(good))
 
     # ---- learn
@@ -211,16 +185,12 @@ class TransitionLoop(OnlineLoop):
         tensors = {"ended": torch.from_numpy(self.ended.copy()), "memory": self.learner.memory()}
         return tensors, {"files": self.replay.save(), "rows": self.ring.total.tolist()}
 
-    def _return_to(self, saved: Saved) -> list[int]:
-        """Go on from a checkpoint; the environments that did not come back to where they were."""
-        self._restore(saved)
+    def _restore(self, saved: Saved) -> None:
         self.ended = saved.tensors["ended"].numpy().copy()
         self.replay.load(saved.meta["files"], saved.meta["rows"])
-        if self.t >= self.steps:  # nothing more is played
-            return []
-        turns, restarted = self.play.resume(part(saved.tensors, "play"))
+
+    def _resume_play(self, saved: Saved, turns: list[Turn], restarted: list[int]) -> None:
         for turn in turns:
             self.rows.take(turn)
         for k in restarted:
             self.rows.drop(k)
-        return restarted

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from offrl.runs import record as runs
 from offrl.settings.diff import difference
 from offrl.settings.field import plain_name, without_places
 from offrl.system import files as checkpoint
-from offrl.system.addresses import without_logins
 from offrl.system.plugins.loading import load_named
 
 
@@ -113,20 +111,13 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
         "group": len(start.replicas),
         "device": device,
         "online": {"label": start.label, "parent": start.parent, "fixed": start.fixed, "anneal": start.anneal},
-        **({"plugins": plugins} if (plugins := load_named()) else {}),
-        "packages": {name: runs.installed(name) for name in runs.PACKAGES},
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
     }
-    checkpoint.write_text(run_dir / runs.RECORD, json.dumps(record, indent=1, default=str) + "\n")
-    from omegaconf import OmegaConf
-
     saved: dict[str, Any] = dataclasses.asdict(dataclasses.replace(start.config, name=run_dir.name, resume=None))
     saved["eval"].pop("env")
     saved |= {"algo": dataclasses.asdict(start.algorithm.config), "dataset": None, "given": start.user_settings}
     if start.data is not None:
         saved["dataset"] = dataclasses.asdict(start.data)
-    checkpoint.write_text(run_dir / runs.CONFIG, OmegaConf.to_yaml(OmegaConf.create(without_logins(saved))))
+    runs.write(run_dir, record, load_named(), saved)
     return mode
 
 

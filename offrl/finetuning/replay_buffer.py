@@ -90,7 +90,7 @@ class Ring:
 
 
 class MixedBatches:
-    """The batches of `offrl.training.step.make_step`: rows of the data and of the ring.
+    """The batches of `offrl.training.step.Step`: rows of the data and of the ring.
 
     Which rows is a pure function of the replica's key, the number of the update and how many rows there are.
     """

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from offrl.algorithm import Metrics, TrainState
-from offrl.errors import Interrupted, warn
-from offrl.evaluation.background import Scorer
+from offrl.errors import Interrupted, UserError, unsaid, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning.environments import Play, Turn
 from offrl.finetuning.start import Start
@@ -23,11 +22,11 @@ from offrl.runs.log import RunLog
 from offrl.settings.evaluation import worker_count
 from offrl.system.progress import Progress
 from offrl.system.signals import StopSignals
-from offrl.training.engine import LocalEngine, policies_of
+from offrl.training.engine import LocalEngine, first_state, policies_of
 from offrl.training.execution import PAYS_FROM
-from offrl.training.run.checkpoints import Checkpoints, Saved
+from offrl.training.run.checkpoints import Checkpoints, Saved, part
 from offrl.training.run.scores import Scores
-from offrl.training.updates import check_divergence, metric_means, rows, warn_diverged
+from offrl.training.updates import check_divergence, loss_limit, metric_means, rows, warn_diverged, warn_of_rates
 
 EVALUATIONS = 20  # of a run, unless eval.every says otherwise
 CURE = "A smaller algo.learning_rate or utd often helps"  # of replicas that diverge
@@ -43,22 +42,22 @@ class OnlineLoop(ABC):
     COUNTERS: tuple[str, ...] = ("lined", "scored", "line_updates", "updates", "goal")  # a checkpoint holds them
     learner: LocalEngine
 
-    def __init__(self, start: Start, run_dir: Path, play: Play, round: int, limit: float) -> None:
-        """limit: a loss beyond it has diverged."""
-        self.start, self.config, self.run_dir, self.play, self.replicas = (
-            start,
-            start.config,
-            run_dir,
-            play,
-            start.replicas,
-        )
-        config, self.round, self.loss_limit, self.many, self.envs = (
-            start.config,
-            round,
-            limit,
-            len(start.replicas),
-            start.config.envs or 1,
-        )
+    def __init__(
+        self,
+        start: Start,
+        run_dir: Path,
+        device: torch.device,
+        mode: str,
+        evaluator: Evaluator,
+        play: Play,
+        arithmetic: str,
+    ) -> None:
+        """mode: of the step. arithmetic: in words, for the reader."""
+        self.start, self.config, self.run_dir, self.play = start, start.config, run_dir, play
+        self.device, self.mode, self.replicas = device, mode, start.replicas
+        config, self.many, self.envs = start.config, len(start.replicas), start.config.envs or 1
+        self.round, self.most_updates = self.lengths(start)
+        self.loss_limit = loss_limit(start.dataset)
         self.steps = self._rounds(config.steps)
         eval_interval = config.eval.every
         self.eval_every = (
@@ -68,14 +67,23 @@ class OnlineLoop(ABC):
         self.save_every = self._rounds(config.checkpoint.every) if config.checkpoint.every else self.eval_every
         self.signals = StopSignals()
         self.t, self.lined, self.scored, self.saved = 0, 0, -1, -1
-        self.updates = self.line_updates = self.goal = (
-            0  # line_updates: those at the last line, whose means are over the updates since
-        )
+        # line_updates: those at the last line, whose means are over the updates since
+        self.updates = self.line_updates = self.goal = 0
         self.alive = torch.ones(self.many, dtype=torch.bool)
         # since the last line: number, sums of returns and of lengths
         self.episodes = torch.zeros(3, self.many, dtype=torch.float64)
         self.recent: deque[float] = deque(maxlen=20)
         self.checkpoints = Checkpoints(run_dir, config.checkpoint.keep, start.algorithm.config.name, self.replicas)
+        state = first_state(start.algorithm, self.replicas) if start.state is None else start.state
+        saved = self.checkpoints.load(state)
+        self._prepare(state if saved is None else saved.state)
+        restarted: list[int] = []
+        if saved is None:
+            play.begin()
+        else:
+            restarted = self._return_to(saved)
+        self._open(evaluator, saved, state)
+        self._introduce(saved is not None, arithmetic, restarted)
 
     def _rounds(self, count: int) -> int:
         """Environment steps in whole rounds."""
@@ -83,9 +91,22 @@ class OnlineLoop(ABC):
 
     # ---- of a subclass
 
+    @staticmethod
     @abstractmethod
-    def _introduce(self, resumed: bool, mode: str, arithmetic: str, restarted: list[int]) -> None:
-        """The first lines for the reader."""
+    def lengths(start: Start) -> tuple[int, int]:
+        """(environment steps of a round, the most updates that a run may make)."""
+
+    @abstractmethod
+    def _prepare(self, state: TrainState) -> None:
+        """Make the learner and what it needs, for replicas that begin at `state`."""
+
+    @abstractmethod
+    def _title(self) -> str:
+        """What learns where, from what, for the reader."""
+
+    def _online(self) -> list[str]:
+        """Further lines for the reader: settings that differ online."""
+        return []
 
     @abstractmethod
     def _step(self) -> None:
@@ -99,6 +120,14 @@ class OnlineLoop(ABC):
         """(tensors, values) of a checkpoint besides those that every loop has."""
         return {}, {}
 
+    @abstractmethod
+    def _restore(self, saved: Saved) -> None:
+        """Take back what `_holds` gave."""
+
+    @abstractmethod
+    def _resume_play(self, saved: Saved, turns: list[Turn], restarted: list[int]) -> None:
+        """Go on within the running episodes: see `Play.resume`."""
+
     def _means(self, means: Metrics) -> Metrics:
         """The metrics of a line, from their means over the updates since the last one."""
         return means
@@ -109,10 +138,8 @@ class OnlineLoop(ABC):
 
     # ---- begin
 
-    def _open(self, evaluator: Evaluator, saved: Saved | None, state: TrainState, busy: bool) -> None:
-        """The learner's state, the log and what scores. busy: enough is computed that processes which score beside it
-        pay.
-        """
+    def _open(self, evaluator: Evaluator, saved: Saved | None, state: TrainState) -> None:
+        """The learner's state, the log and what scores."""
         self.learner.load(*((state, state, {}) if saved is None else (saved.state, saved.good, saved.sums)))
         start, config = self.start, self.config
         self.log = RunLog(
@@ -127,18 +154,23 @@ class OnlineLoop(ABC):
             title="",
         )
         self.bar = Progress(f"{start.label} in {self.play.name}", self.steps, "steps", config.quiet, self.t)
-        brief = config.eval.workers is None and not busy
-        scorer = Scorer(evaluator, 0 if brief else worker_count(config.eval))
-        self.scores = Scores(scorer, self.log, self.replicas, start.spec.name, self.signals, self._show)
+        # with fewer updates processes that score beside them do not pay
+        brief = config.eval.workers is None and self.most_updates < PAYS_FROM
+        workers = 0 if brief else worker_count(config.eval)
+        self.scores = Scores(evaluator, workers, self.log, self.replicas, start.spec.name, self.signals, self._show)
 
-    def _continued(self, resumed: bool, restarted: list[int]) -> None:
-        """Lines about where a resumed run goes on."""
+    def _introduce(self, resumed: bool, arithmetic: str, restarted: list[int]) -> None:
+        """The first lines for the reader."""
+        start, say = self.start, self.bar.say
+        for line in (self._title(), f"{arithmetic}; step {self.mode}; {self.run_dir}", *self._online()):
+            say(line)
+        warn_of_rates(start.algorithm.config, start.grid)
+        for note in unsaid((*start.notes, *(start.dataset.notes if start.dataset is not None else ()))):
+            say(note)
         if resumed and self.t >= self.steps:
-            self.bar.say(f"this run has its {self.t:,} steps already: nothing is played (a larger steps= continues it)")
+            say(f"this run has its {self.t:,} steps already: nothing is played (a larger steps= continues it)")
         elif resumed:
-            self.bar.say(
-                f"continuing from step {self.t:,}; episodes that were running are played again up to where they were"
-            )
+            say(f"continuing from step {self.t:,}; episodes that were running are played again up to where they were")
         if restarted:
             names = ", ".join(self.play.seats[k].where() for k in restarted[:3])
             warn(
@@ -157,7 +189,13 @@ class OnlineLoop(ABC):
                     self._look()
                     if self.t >= self.steps or not self.alive.any():
                         break
-                    self._step()
+                    try:
+                        self._step()
+                    except UserError as error:
+                        self._save()
+                        raise UserError(
+                            f"{error}; what was learnt up to step {self.t:,} is saved in {self.run_dir}"
+                        ) from error
                 if self.saved != self.t:
                     self._save()
                 for replica, policy in zip(self.replicas, self._policies(), strict=True):
@@ -266,14 +304,15 @@ class OnlineLoop(ABC):
         self.checkpoints.save(self.t, self.learner, self.alive, self.updates == self.line_updates, tree, meta)
         self.saved = self.t
 
-    def _restore(self, saved: Saved) -> None:
-        """The counters of a checkpoint."""
+    def _return_to(self, saved: Saved) -> list[int]:
+        """Go on from a checkpoint; the environments that did not come back to where they were."""
         self.t = self.saved = saved.step
         for name in self.COUNTERS:
             setattr(self, name, saved.meta[name])
         self.alive, self.episodes = saved.alive, saved.tensors["episodes"]
-
-
-def busy(updates: float) -> bool:
-    """Whether processes that score beside a run of so many updates pay."""
-    return updates >= PAYS_FROM
+        self._restore(saved)
+        if self.t >= self.steps:  # nothing more is played
+            return []
+        turns, restarted = self.play.resume(part(saved.tensors, "play"))
+        self._resume_play(saved, turns, restarted)
+        return restarted

@@ -16,8 +16,7 @@ from offrl.errors import UserError, nearest, warn
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
 from offrl.finetuning.environments import spec_of
 from offrl.finetuning.residual.setup import begin as begin_residual
-from offrl.finetuning.resume import resume
-from offrl.finetuning.start import KIND, Factory, Start, check_rewards, load, null_or_number, run_data, task_of
+from offrl.finetuning.start import KIND, Factory, Start, check_rewards, load, null_or_number, resume, run_data, task_of
 from offrl.finetuning.transitions import columns_for
 from offrl.runs import record as runs
 from offrl.runs.run import SavedRun

@@ -87,7 +87,7 @@ class OPEConfig(FQEConfig):
         True, "model: next states and rewards are drawn from the predicted distributions; false: their means"
     )
     fits: list[str] = setting(
-        ["base", "narrow", "wide", "norm", "short"],
+        list(FIT_NAMES),
         "lstd, bvft: fits to choose between: base: the settings as they are; narrow, wide: half and twice the widths; "
         "norm: layer_norm the other way; short: half the updates",
         choices=FIT_NAMES,

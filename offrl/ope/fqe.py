@@ -47,7 +47,7 @@ class Scale:
     def of(dataset: Dataset, discount: float) -> Scale:
         """From the rows that TD learning may use."""
         rows = dataset.transition_rows()
-        observations = dataset.columns["observations"].reshape(len(dataset), -1)
+        observations = dataset.flat("observations")
         rewards = dataset.columns["rewards"][rows].double()
         ends = bool(dataset.columns["terminations"].any())
         mean = 0.0 if ends else float(rewards.mean())
@@ -187,7 +187,7 @@ class Fitted:
 
     def _each(self, rows: Tensor, actions: Tensor, q: Callable[..., Tensor], column: str) -> Tensor:
         scale, out = self.algorithm.scale, []
-        observations = self.problem.dataset.columns[column].reshape(len(self.problem.dataset), -1)
+        observations = self.problem.dataset.flat(column)
         size = max(1, PAIRS // self.algorithm.candidates)
         for critic in self.critics:
             device = next(iter(critic.values())).device
@@ -241,14 +241,14 @@ def fit(problem: Problem, settings: FQEConfig, device: str = "cpu", progress: Pr
 def standardised(problem: Problem, scale: Scale) -> Dataset:
     """The dataset as the networks see it, with the candidates' next actions and each row's episode as columns."""
     dataset = problem.dataset
-    columns, shape = dataset.columns, (len(dataset), -1)
+    columns = dataset.columns
     episode = torch.repeat_interleave(torch.arange(dataset.num_episodes), dataset.episode_lengths())
     return replace(
         dataset,
         columns={
             **columns,
-            "observations": scale.observations(columns["observations"].reshape(shape)),
-            "next_observations": scale.observations(columns["next_observations"].reshape(shape)),
+            "observations": scale.observations(dataset.flat("observations")),
+            "next_observations": scale.observations(dataset.flat("next_observations")),
             "rewards": ((columns["rewards"].double() - scale.reward_mean) / scale.reward_std).float(),
             "after": problem.after,
             "episode": episode,

@@ -21,6 +21,7 @@ from offrl.nn.policies import Deterministic, Gaussian, TanhGaussian, gaussian_lo
 from offrl.ope.config import OPEConfig
 from offrl.ope.fqe import Fitted, Scale, standardised
 from offrl.ope.problem import Estimates, Problem, candidate_actions, in_environment, raw_observations
+from offrl.optim import Params
 from offrl.training.fit import Progress, fit
 
 MARGIN = 1e-4  # actions are clipped to +-(1 - MARGIN), where a tanh-Gaussian's density is finite
@@ -64,13 +65,18 @@ def behavior_log_prob(
         progress=progress,
     )
     params = {k: v[0] for k, v in engine.state().params["actor"].items()}
-    with torch.no_grad():
-        densities = []
-        for first in range(0, len(dataset), ROWS):
-            part = slice(first, first + ROWS)
-            dist = algorithm.apply("actor", params, inputs.columns["observations"][part])
-            densities.append(algorithm.policy.log_prob(dist, inputs.columns["actions"][part]).double())
-    return torch.cat(densities)
+    return _densities(algorithm, params, inputs.columns["observations"], inputs.columns["actions"])
+
+
+@torch.no_grad()
+def _densities(algorithm: Algorithm, params: Params, observations: Tensor, actions: Tensor) -> Tensor:
+    """log pi(a | s) [R] of a policy module, for observations as it takes them: float64."""
+    parts = []
+    for first in range(0, len(observations), ROWS):
+        part = slice(first, first + ROWS)
+        dist = algorithm.apply("actor", params, observations[part])
+        parts.append(algorithm.policy.log_prob(dist, actions[part]).double())
+    return torch.cat(parts)
 
 
 def target_log_prob(problem: Problem, target_std: float) -> Tensor:
@@ -126,15 +132,7 @@ def _own_density(name: str, policy: Any, dataset: Dataset) -> Tensor:
         )
     if isinstance(algorithm.policy, (Gaussian, TanhGaussian)):
         actions = actions.clamp(-1.0 + MARGIN, 1.0 - MARGIN)
-    found_parts = []
-    for first in range(0, len(dataset), ROWS):
-        part = slice(first, first + ROWS)
-        obs = torch.from_numpy(observations[part]).reshape(-1, spec.observation_dim)
-        if policy.mean is not None:
-            obs = (obs - policy.mean) / policy.std
-        dist = algorithm.apply("actor", state.params["actor"], obs)
-        found_parts.append(algorithm.policy.log_prob(dist, actions[part]).double())
-    return torch.cat(found_parts)
+    return _densities(algorithm, state.params["actor"], policy.normalised(observations), actions)
 
 
 def weighted_sums(

@@ -68,7 +68,7 @@ def values(problem: Problem, discount: float, few: int) -> LinearValues:
     """
     dataset = problem.dataset
     columns, spec, rows = dataset.columns, dataset.spec, torch.nonzero(problem.known).squeeze(-1)
-    states = [columns[name].reshape(len(dataset), -1).double() for name in ("observations", "next_observations")]
+    states = [dataset.flat(name).double() for name in ("observations", "next_observations")]
     mean, std = states[0].mean(0), states[0].std(0, unbiased=False) + FLOOR
     states = [((x - mean) / std).clamp(-5.0, 5.0) for x in states]
     recorded = columns["actions"]

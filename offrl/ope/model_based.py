@@ -18,10 +18,9 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.errors import UserError
 from offrl.ope.config import OPEConfig
 from offrl.ope.fqe import combine
-from offrl.ope.problem import Estimates, Note, Problem, raw_observations, scale
+from offrl.ope.problem import Estimates, Note, Problem, raw_observations, reward_range, scale
 from offrl.tasks.episodes import observe_reward
 from offrl.training.stages import train_first
 from offrl.world_models.environment import horizon_of
@@ -179,12 +178,3 @@ def per_elite(model: Any, tree: Tree, observations: Tensor, actions: Tensor, pas
         None if x is None else x.reshape(1, -1, *x.shape[2:])[:, back] for x in model.predict_each(elite_tree, *parts)
     ]
     return Prediction(*flat)  # type: ignore[arg-type]
-
-
-def reward_range(dataset: Dataset) -> tuple[float, float]:
-    """The smallest and the largest reward of the data's transitions. Raises UserError where they are not finite."""
-    rewards = dataset.columns["rewards"][dataset.transition_rows()]
-    low, high = float(rewards.min()), float(rewards.max())
-    if not np.isfinite([low, high]).all():
-        raise UserError(f"{dataset.spec.name} has rewards that are not finite")
-    return low, high

@@ -108,10 +108,7 @@ def make_problem(
         kind = "texts" if dataset.spec.text else str(dataset.columns["observations"].dtype).removeprefix("torch.")
         raise UserError(f"{dataset.spec.name}: off-policy evaluation needs float observations; these are {kind}")
     dataset = dataset.to("cpu")
-    if not (dataset.columns["successor_known"] | dataset.columns["terminations"]).any():
-        raise UserError(
-            f"{dataset.spec.name} has no transition whose successor is known, so that nothing can be evaluated on it"
-        )
+    transition_rewards(dataset)
     # four bytes each, four times: as kept (here and after), side by side, and packed for sampling
     need, free = 16.0 * len(dataset) * len(candidates) * max(1, dataset.spec.action_dim), free_bytes()
     if need > free:
@@ -127,6 +124,24 @@ def make_problem(
         tell(f"actions of {len(candidates)} candidates at {len(dataset):,} rows of {dataset.spec.name}")
     actions = tuple(candidate_actions(name, policy, dataset, explore) for name, policy in candidates.items())
     return Problem(tuple(candidates), tuple(candidates.values()), dataset, explore, actions)
+
+
+def transition_rewards(dataset: Dataset) -> Tensor:
+    """The rewards of the rows that TD learning may use. Raises UserError where there are none."""
+    rewards = dataset.columns["rewards"][dataset.transition_rows()]
+    if not len(rewards):
+        raise UserError(
+            f"{dataset.spec.name} has no transition whose successor is known, so that nothing can be evaluated on it"
+        )
+    return rewards
+
+
+def reward_range(dataset: Dataset) -> tuple[float, float]:
+    """The smallest and the largest reward of the data's transitions. Raises UserError where they are not finite."""
+    rewards = transition_rewards(dataset)
+    if not bool(rewards.isfinite().all()):
+        raise UserError(f"{dataset.spec.name} has rewards that are not finite")
+    return float(rewards.min()), float(rewards.max())
 
 
 def check_fit(name: str, policy: Any, dataset: Dataset, explore: bool) -> None:

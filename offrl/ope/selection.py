@@ -60,12 +60,10 @@ class Work:
                 f"fitted Q evaluation of {len(self.problem.names)} candidates, fit '{name}' of "
                 f"{', '.join(self.settings.fits)}"
             )
-            needs_fit = name != "base"
-            out[name] = (
-                fit(self.problem, settings, self.device, self.stage(title, settings.updates))
-                if needs_fit
-                else self.fitted
-            )
+            if name == "base":
+                out[name] = self.fitted
+            else:
+                out[name] = fit(self.problem, settings, self.device, self.stage(title, settings.updates))
         return out
 
     @cached_property

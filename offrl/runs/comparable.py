@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from offrl.errors import some
 from offrl.settings.diff import meaning, value_text
 from offrl.tasks.task import lookup
 
@@ -252,7 +253,7 @@ def differences(results: Results, datasets: Collection[str], labels: Sequence[st
         stored = {c.label: results.settings.get((c.dataset, c.algorithm, c.settings), {}) for c in cells}
         sides = {c.label: _conditions(c, stored[c.label]) for c in cells}
         if len(cells) > 1 and (unknown := [label for label, values in stored.items() if not values]):
-            texts.setdefault("settings", set()).add(f"not stored of {_several(unknown)}, so that more may differ")
+            texts.setdefault("settings", set()).add(f"not stored of {some(unknown, MOST)}, so that more may differ")
         if len({c.algorithm for c in cells}) == 1:
             sides = {
                 label: {k: v for k, v in side.items() if k in ("updates", "episodes")} for label, side in sides.items()
@@ -265,7 +266,7 @@ def differences(results: Results, datasets: Collection[str], labels: Sequence[st
             if len(whose) > 1:
                 values = {meaning(side[name]): side[name] for side in sides.values() if name in side}
                 texts.setdefault(name, set()).add(
-                    ", ".join(f"{_text(values[k])} ({_several(who)})" for k, who in whose.items())
+                    ", ".join(f"{_text(values[k])} ({some(who, MOST)})" for k, who in whose.items())
                 )
     display_names = {**WORDS, **{name: name for name in texts if name not in WORDS}}
     return {
@@ -292,7 +293,7 @@ def difference_lines(results: Results) -> list[str]:
             text = sentence(dict(list(conditions.items())[:MOST])) + more
             where.setdefault(text, []).append(dataset)
     return [
-        f"differing besides the algorithm{'' if len(names) == len(results.datasets) else f' on {_several(names)}'}: "
+        f"differing besides the algorithm{'' if len(names) == len(results.datasets) else f' on {some(names, MOST)}'}: "
         f"{text}"
         for text, names in where.items()
     ]
@@ -316,7 +317,3 @@ def _text(value: Any) -> str:
     if value is None:
         return "none"
     return f"{value:,}" if isinstance(value, int) else value_text(value)
-
-
-def _several(items: Sequence[str]) -> str:
-    return ", ".join(items[:MOST]) + (f" and {len(items) - MOST} more" if len(items) > MOST else "")

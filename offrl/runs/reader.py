@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +55,20 @@ class Reader:
             self.problems.append(f"{path} cannot be read ({error.strerror}): left out")
             return True
 
-    def _read(self, path: Path) -> bool:
+    def _new(self, path: Path) -> bool:
+        """Whether a path was not met before; now it was."""
         real_path = path.resolve()
-        if real_path in self._seen:
+        new = real_path not in self._seen
+        self._seen.add(real_path)
+        return new
+
+    def _read(self, path: Path) -> bool:
+        if not path.is_file() and not path.is_dir():
+            return False
+        if not self._new(path):
             return True
         if path.is_file():
-            self._seen.add(real_path)
             return self._table(path) or self._of_others(path)
-        if not path.is_dir():
-            return False
-        self._seen.add(real_path)
         if (path / BENCHMARK).is_file() and self._benchmark(path):
             return True
         if (path / RECORD).exists():
@@ -74,8 +79,7 @@ class Reader:
             return True
         from offrl.runs.exchange.files import stated_in
 
-        stated = [(file, False) for file in stated_in(path) if file.resolve() not in self._seen]
-        self._seen |= {file.resolve() for file, _ in stated}
+        stated = [(file, False) for file in stated_in(path) if self._new(file)]
         self.files += stated
         return self._children(path, "") or bool(stated) or ((path / RESULTS).exists() and self.read(path / RESULTS))
 
@@ -84,8 +88,7 @@ class Reader:
         result = False
         for folder in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")):
             if suite and (folder / RECORD).exists():
-                if folder.resolve() not in self._seen:
-                    self._seen.add(folder.resolve())
+                if self._new(folder):
                     self.run(folder, suite)
                 result = True
             else:
@@ -112,8 +115,7 @@ class Reader:
             message = " ".join(str(status.get("error") or "").split())
             reason = f"failed: {message or 'no reason was written down'}" if status.get("status") == "failed" else ""
             run = None
-            if (folder / RECORD).exists() and folder.resolve() not in self._seen:
-                self._seen.add(folder.resolve())
+            if (folder / RECORD).exists() and self._new(folder):
                 run = self.run(folder, suite, reason)
                 if run is None:
                     self.missing.append(
@@ -137,7 +139,7 @@ class Reader:
             value = references.get(dataset, {}).get(algorithm) if isinstance(references.get(dataset), dict) else None
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 self.references[names] = float(value)
-        self._seen.add((path / PARTS).resolve())  # what cells needed first is no result
+        self._new(path / PARTS)  # what cells needed first is no result
         self._children(path, suite)
         return True
 
@@ -232,25 +234,34 @@ class Reader:
         """(step, seed, grid point) -> the complete rows of a scores.csv."""
         known = {(r.seed, r.cell) for r in run.replicas}
         rows: dict[tuple[int, int, str], dict[str, Any]] = {}
+
+        def add(row: dict[str, Any]) -> None:
+            cell = cell_name(tuple((field, float(row[field])) for field in run.grid)) if run.grid else ""
+            step, seed = int(row["step"]), int(row["seed"])
+            if (seed, cell) not in known:
+                raise ValueError
+            rows[step, seed, cell] = {
+                "episodes": int(row["episodes"]),
+                "raw": finite(row["return_mean"]),
+                "normalised": finite(row["score"]) if row["score"] else None,
+                "success": finite(row["success"]) if row["success"] else None,
+                **provenance(row),
+            }
+
+        self._each_row(path, ("seed", *run.grid), add)
+        return rows
+
+    def _each_row(self, path: Path, trace: Sequence[str], add: Callable[[dict[str, Any]], None]) -> None:
+        """Call `add` with the rows of a table; those that it refuses are counted, and left out. trace: see
+        `whole_rows`."""
         bad = 0
-        for row in whole_rows(path, self.problems.append, ("seed", *run.grid), self.stride):
+        for row in whole_rows(path, self.problems.append, trace, self.stride):
             try:
-                cell = cell_name(tuple((field, float(row[field])) for field in run.grid)) if run.grid else ""
-                step, seed = int(row["step"]), int(row["seed"])
-                if (seed, cell) not in known:
-                    raise ValueError
-                rows[step, seed, cell] = {
-                    "episodes": int(row["episodes"]),
-                    "raw": finite(row["return_mean"]),
-                    "normalised": finite(row["score"]) if row["score"] else None,
-                    "success": finite(row["success"]) if row["success"] else None,
-                    **provenance(row),
-                }
+                add(row)
             except Damage:
                 bad += 1
         if bad:
             self.problems.append(f"{path}: {bad} line{'s' if bad > 1 else ''} cannot be read: left out")
-        return rows
 
     def _progress(self, path: Path, run: SavedRun) -> tuple[int, dict[tuple[int, str], int]]:
         """(the last step in metrics.jsonl, {(seed, cell): step at which it was found to have diverged})."""
@@ -279,24 +290,19 @@ class Reader:
         """Read a results.csv; False where the file is something else."""
         if path.suffix != ".csv" or header(path).split(",")[: len(COLUMNS)] != list(COLUMNS):
             return False
-        bad = 0
-        for row in whole_rows(
-            path, self.problems.append, ("dataset", "algorithm", "settings", "seed", "cell", "run"), self.stride
-        ):
-            try:
-                if row["final"] not in ("true", "false"):
-                    raise ValueError
-                values = {
-                    **{k: row[k] for k in ("suite", "dataset", "algorithm", "settings", "cell", "run")},
-                    **provenance(row),
-                    **{k: int(row[k]) for k in ("seed", "step", "episodes")},
-                    **{k: finite(row[k]) if row[k] else None for k in ("normalised", "success")},
-                }
-                self.scores.append(Score(**values, raw=finite(row["raw"]), final=row["final"] == "true"))
-            except Damage:
-                bad += 1
-        if bad:
-            self.problems.append(f"{path}: {bad} line{'s' if bad > 1 else ''} cannot be read: left out")
+
+        def add(row: dict[str, Any]) -> None:
+            if row["final"] not in ("true", "false"):
+                raise ValueError
+            values = {
+                **{k: row[k] for k in ("suite", "dataset", "algorithm", "settings", "cell", "run")},
+                **provenance(row),
+                **{k: int(row[k]) for k in ("seed", "step", "episodes")},
+                **{k: finite(row[k]) if row[k] else None for k in ("normalised", "success")},
+            }
+            self.scores.append(Score(**values, raw=finite(row["raw"]), final=row["final"] == "true"))
+
+        self._each_row(path, ("dataset", "algorithm", "settings", "seed", "cell", "run"), add)
         return True
 
 

@@ -11,7 +11,7 @@ import platform
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from offrl import registry
 from offrl.data.dataset import DataSpec
@@ -19,11 +19,11 @@ from offrl.data.fit import check_normalisation
 from offrl.errors import UserError
 from offrl.nn.custom.networks import factories
 from offrl.runs.paths import RECORD, no_run
-from offrl.runs.schema import check_entries, check_record
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import difference
 from offrl.settings.field import file_name, without_places
-from offrl.settings.replicas import grid_text, replicas
+from offrl.settings.kinds import misfit
+from offrl.settings.replicas import bounded, grid_text, replicas
 from offrl.settings.train import FREE, TrainConfig, seed_list
 from offrl.system import files as checkpoint
 from offrl.system import trust
@@ -39,6 +39,91 @@ if TYPE_CHECKING:
 CONFIG, SCORES, CURVE, GRID = "config.yaml", "scores.csv", "learning_curve.png", "grid.png"
 RESTORE = "restore the file that offrl wrote, or choose another name="
 PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", "gymnasium-robotics")
+
+
+# ---- the entries of run.json: a stranger may have written the file, so what reads it checks it first
+
+
+class Algo(TypedDict, total=False):
+    """The algorithm's settings; the others are checked by its own config."""
+
+    name: str
+
+
+class Identity(TypedDict, total=False):
+    """What decides the parameters that come out."""
+
+    algo: Algo
+    seeds: list[int]
+    dataset: dict[str, Any]
+    grid: list[tuple[str, list[float]]]
+    finetune: dict[str, Any]
+    parent: dict[str, Any] | None
+
+
+class Data(TypedDict, total=False):
+    """What `Dataset.describe` says of the data, less what is only shown."""
+
+    name: str
+    fingerprint: str
+    source: str
+    transforms: list[str]
+    return_mean: float
+    return_min: float
+    return_max: float
+
+
+class Online(TypedDict, total=False):
+    """What a fine-tuning run says besides."""
+
+    label: str
+    parent: dict[str, Any] | None
+    fixed: dict[str, float]
+    anneal: dict[str, list[float]]
+
+
+class RunRecord(TypedDict, total=False):
+    """run.json, as far as anything reads it."""
+
+    identity: Identity
+    label: str
+    data: Data
+    spec: DataSpec
+    env: str
+    mode: str
+    group: int
+    device: str
+    kind: str
+    online: Online
+    packages: dict[str, str | None]
+    plugins: list[str]
+
+
+def check_record(record: Any, needed: Sequence[str]) -> None:
+    """Raises UserError for an entry of another type, one of `needed` (dotted names) that is not there, and more
+    replicas than a run has.
+    """
+    if wrong := misfit(record, RunRecord, ""):
+        raise UserError(wrong)
+    check_entries(record, needed)
+    identity = record["identity"]
+    # replicas' files are called by them
+    if bad := [field for field, _ in identity.get("grid", []) if not field.isidentifier()]:
+        raise UserError(f"identity.grid has '{bad[0]}', which is no setting")
+    bounded(dict(identity.get("grid", [])), len(seed_list(identity["seeds"])), identity.get("paired") is True)
+
+
+def check_entries(record: Any, needed: Sequence[str]) -> None:
+    """Raises UserError for the first of `needed`, dotted names, that is not in the record."""
+    for name in needed:
+        node = record
+        for key in name.split("."):
+            if not isinstance(node, dict) or key not in node:
+                raise UserError(f"{name} is missing")
+            node = node[key]
+
+
+# ---- what a run is
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:
@@ -134,18 +219,26 @@ def prepare(
         "mode": mode,
         "group": group,
         "device": device.type,
-        **({"plugins": config.plugins} if config.plugins else {}),
+    }
+    saved = dataclasses.asdict(dataclasses.replace(config, name=run_dir.name, resume=None, config=None))
+    saved["algo"] = _without(saved["algo"], config.grid)
+    write(run_dir, record, config.plugins, saved)
+    return mode, group
+
+
+def write(run_dir: Path, record: Mapping[str, Any], plugins: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Write run.json, with the plugins, packages and machine of this process beside `record`, and config.yaml."""
+    from omegaconf import OmegaConf
+
+    record = {
+        **record,
+        **({"plugins": plugins} if plugins else {}),
         "packages": {name: installed(name) for name in PACKAGES},
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
     }
     checkpoint.write_text(run_dir / RECORD, json.dumps(record, indent=1, default=str) + "\n")
-    from omegaconf import OmegaConf
-
-    saved = dataclasses.asdict(dataclasses.replace(config, name=run_dir.name, resume=None, config=None))
-    saved["algo"] = _without(saved["algo"], config.grid)
-    checkpoint.write_text(run_dir / CONFIG, OmegaConf.to_yaml(OmegaConf.create(without_logins(saved))))
-    return mode, group
+    checkpoint.write_text(run_dir / CONFIG, OmegaConf.to_yaml(OmegaConf.create(without_logins(settings))))
 
 
 def _environment(config: TrainConfig, dataset: Dataset) -> str:

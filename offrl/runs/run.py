@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 from offrl import registry
 from offrl.data.fit import check_fit
 from offrl.errors import UserError, nearest, one_line
-from offrl.evaluation import frequency as frequencies
-from offrl.evaluation.frequency import FrequencyScores, HeldPolicy
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.pool.host import evaluate_parallel
 from offrl.evaluation.predict import critic_of
 from offrl.evaluation.result import Evaluation
-from offrl.evaluation.target_returns import AchievedReturns, data_range, spread_targets, sweep
+from offrl.evaluation.sweeps import AchievedReturns, FrequencyScores, HeldPolicy, data_range, spread_targets
 from offrl.runs.log import SCORE_COLUMNS
 from offrl.runs.record import RESTORE, SCORES, read_record, spec_of
 from offrl.runs.tables import Result, html_of, summarise, text_of
@@ -268,7 +266,9 @@ class SavedRun:
         policies = [self.load_policy(r) for r in self.replicas]
         low, high = data_range(policies[0].algorithm.config, self.record["data"])
         targets = spread_targets(low, high) if target_returns is None else [float(t) for t in target_returns]
-        return sweep(policies, targets, self.replicas, lambda conditioned: self._score(conditioned, env, config))
+        evaluation = self._score([p.with_target_return(t) for t in targets for p in policies], env, config)
+        ahead = getattr(policies[0].algorithm.config, "targets_ahead", False)
+        return AchievedReturns(tuple(self.replicas), evaluation.split(len(policies)), tuple(targets), ahead)
 
     def evaluate_frequency(
         self,
@@ -295,7 +295,8 @@ class SavedRun:
                     "frequency= decides how many actions are played of each decision: leave acting.execute out"
                 )
             policies = [p.with_settings(acting) for p in policies]
-        return frequencies.sweep(policies, steps, self.replicas, lambda repeated: self._score(repeated, env, config))
+        evaluation = self._score([HeldPolicy(p, d) for d in steps for p in policies], env, config)
+        return FrequencyScores(tuple(self.replicas), evaluation.split(len(policies)), tuple(steps))
 
     def _score(
         self, policies: Sequence[TrainedPolicy | HeldPolicy], env: str | Callable[[], Any] | None, config: EvalConfig

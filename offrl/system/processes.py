@@ -103,13 +103,20 @@ class Shared:
 
     def __init__(self, thing: Any) -> None:
         """Raises OSError where there is no room, and whatever pickling raises."""
-        nbytes = sum(t.numel() * t.element_size() for t in _tensors(thing))
+        buffer = io.BytesIO()
+        pickler = _Pickler(buffer, pickle.HIGHEST_PROTOCOL)
+        pickler.tensors = []
+        pickler.dump(thing)
         memory = Path("/dev/shm")
+        nbytes = sum(t.nbytes for t in pickler.tensors)
         parent = memory if memory.is_dir() and shutil.disk_usage(memory).free > 2 * nbytes else None
         self._folder = TemporaryFolder("offrl-", parent or Path(tempfile.gettempdir()))
         self.folder = self._folder.path
+        self.blob = pickle.dumps((str(self.folder), buffer.getvalue()))
         try:
-            self.blob = _dumps(thing, self.folder)
+            for number, tensor in enumerate(pickler.tensors):
+                content = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+                content.numpy().tofile(self.folder / f"tensor-{number}")
         except BaseException:
             self.close()
             raise
@@ -119,43 +126,26 @@ class Shared:
         self._folder.close()
 
 
+class _Pickler(pickle.Pickler):
+    """Leaves large tensors out, which are the files `tensor-0`, `tensor-1`, ... then."""
+
+    tensors: list[torch.Tensor]
+
+    def persistent_id(self, obj: Any) -> tuple[int, torch.dtype, tuple[int, ...]] | None:
+        if type(obj) is not torch.Tensor or obj.nbytes < SHARED_FROM:
+            return None
+        self.tensors.append(obj)
+        return len(self.tensors) - 1, obj.dtype, tuple(obj.shape)
+
+
 def attach(blob: bytes) -> Any:
     """The object behind `Shared.blob`, in any process. Its large tensors must only be read."""
+    folder, content = pickle.loads(blob)
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: Any) -> torch.Tensor:
-            path, dtype, shape = pid
+            number, dtype, shape = pid
+            path = f"{folder}/tensor-{number}"
             return torch.from_file(path, shared=False, size=int(np.prod(shape)), dtype=dtype).reshape(shape)
 
-    return Unpickler(io.BytesIO(blob)).load()
-
-
-def _tensors(thing: Any) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, obj: Any) -> int | None:
-            if isinstance(obj, torch.Tensor):
-                tensors.append(obj)
-                return 0
-            return None
-
-    Pickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(thing)
-    return tensors
-
-
-def _dumps(thing: Any, folder: Path) -> bytes:
-    class Pickler(pickle.Pickler):
-        count = 0
-
-        def persistent_id(self, obj: Any) -> tuple[str, torch.dtype, tuple[int, ...]] | None:
-            if type(obj) is not torch.Tensor or obj.numel() * obj.element_size() < SHARED_FROM:
-                return None
-            path = folder / f"tensor-{self.count}"
-            self.count += 1
-            obj.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tofile(path)
-            return str(path), obj.dtype, tuple(obj.shape)
-
-    buffer = io.BytesIO()
-    Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(thing)
-    return buffer.getvalue()
+    return Unpickler(io.BytesIO(content)).load()

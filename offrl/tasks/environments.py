@@ -180,6 +180,20 @@ def time_limit(env: gym.Env) -> int | None:
     return getattr(env.spec, "max_episode_steps", None) if env.spec is not None else None
 
 
+def episode_limit(env: gym.Env, task: Task, max_steps: int | None) -> int | None:
+    """The most steps of an episode that settings, task and environment allow; None where nothing limits it."""
+    return min((n for n in (max_steps, task.max_episode_steps, time_limit(env)) if n is not None), default=None)
+
+
+def to_space(space: Any, actions: np.ndarray) -> np.ndarray:
+    """Actions [E, A] in the range of a Box, or choices [E] of a Discrete space that are counted from 0, as `step` takes
+    them."""
+    if hasattr(space, "n"):
+        return actions.astype(np.int64) + int(space.start)
+    clipped = np.clip(actions, space.low.reshape(-1), space.high.reshape(-1))
+    return clipped.astype(space.dtype).reshape(len(actions), *space.shape)
+
+
 def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[int, ...], Any]:
     """(function, shape, dtype): from an observation of `env` to one array of that shape.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from offrl.settings.replicas import Replica, hyper
 from offrl.system.progress import Pace
 from offrl.training.compiling.program import Hyper
 from offrl.training.distributed import World
-from offrl.training.step import Batches, Step, make_step
+from offrl.training.step import Batches, Step
 
 SLICE_SECONDS = 0.5  # the longest that an interrupt waits
 
@@ -32,47 +32,6 @@ class Plan:
     precision: str
     group: int  # the most replicas in one program
     world: World = World()  # noqa: RUF009 - frozen
-
-
-class Engine(Protocol):
-    """The replicas of a run, on their devices. Everything it gives out is a copy on the CPU, with the replica axis in
-    the run's order.
-    """
-
-    def run(self, step: int, count: int) -> None:
-        """`count` updates of every replica from update number `step`."""
-
-    def sums(self) -> Metrics:
-        """Sums of each metric [N] since `settle`."""
-
-    def settle(self, alive: Tensor) -> None:
-        """The states now are good: remember them and begin new sums. What is not `alive` [N] goes back to what was
-        remembered before.
-        """
-
-    def freeze(self, alive: Tensor) -> None:
-        """Put what is not `alive` [N] back to what `settle` remembered."""
-
-    def state(self) -> TrainState:
-        """The states as they are."""
-
-    def acting(self) -> TrainState:
-        """The part of the states that `TrainedPolicy` needs."""
-
-    def good(self) -> TrainState:
-        """The states that `settle` remembered."""
-
-    def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
-        """Go on from here."""
-
-    def verify_compiled(self) -> str | None:
-        """`Step.verify_compiled` of the states that `settle` remembered."""
-
-    def finished(self) -> Tensor | None:
-        """Mask of the replicas [N] that need no more updates; None where the algorithm does not say."""
-
-    def close(self) -> None:
-        """Release what it holds."""
 
 
 class Slices:
@@ -141,7 +100,10 @@ def acting_part(algorithm: Algorithm, state: TrainState) -> TrainState:
 
 
 class LocalEngine:
-    """Trains in this process: group after group, each group's replicas as one program."""
+    """The replicas of a run, trained in this process: group after group, each group's replicas as one program.
+
+    Everything it gives out is a copy on the CPU, with the replica axis in the run's order.
+    """
 
     def __init__(
         self,
@@ -152,7 +114,7 @@ class LocalEngine:
         batches: Batches | None = None,
         sizes: Sequence[int] | None = None,
     ) -> None:
-        """source: what the algorithm's sampler prepared, on `device`. batches: see `make_step`; only where there is a
+        """source: what the algorithm's sampler prepared, on `device`. batches: see `Step`; only where there is a
         single group. sizes: of the groups, where they are not those of `plan.group`."""
         self.algorithm, self.device = plan.algorithm, device
         self.steps: dict[int, Step] = {}
@@ -168,7 +130,7 @@ class LocalEngine:
         for size in sizes or group_sizes(len(replicas), plan.group):
             part = slice(first, first + size)
             if size not in self.steps:  # groups of one size share a compiled program
-                self.steps[size] = make_step(
+                self.steps[size] = Step(
                     plan.algorithm,
                     source,
                     batch_size=plan.batch_size,
@@ -188,15 +150,20 @@ class LocalEngine:
         self._sums: list[Metrics] = []
 
     def run(self, step: int, count: int) -> None:
+        """`count` updates of every replica from update number `step`."""
         for i, program in enumerate(self.groups):
             self._state[i], self._sums[i] = program.run(self._state[i], self._sums[i], step, count, i, self.hyper[i])
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # a run of updates is over when they are made, not when they are queued
 
     def sums(self) -> Metrics:
+        """Sums of each metric [N] since `settle`."""
         return {name: torch.cat([sums[name] for sums in self._sums]).cpu() for name in self._sums[0]}
 
     def settle(self, alive: Tensor) -> None:
+        """The states now are good: remember them and begin new sums. What is not `alive` [N] goes back to what was
+        remembered before.
+        """
         self.freeze(alive)
         for i, (state, good) in enumerate(zip(self._state, self._good, strict=True)):
             for old, new in zip(pytree.tree_leaves(good), pytree.tree_leaves(state._replace(buffers={})), strict=True):
@@ -204,6 +171,7 @@ class LocalEngine:
             self._sums[i] = {}
 
     def freeze(self, alive: Tensor) -> None:
+        """Put what is not `alive` [N] back to what `settle` remembered."""
         if alive.all():
             return
         for i, part in enumerate(self.parts):
@@ -218,32 +186,35 @@ class LocalEngine:
             )
 
     def state(self) -> TrainState:
+        """The states as they are."""
         return self._gather(self._state)
 
     def acting(self) -> TrainState:
+        """The part of the states that `TrainedPolicy` needs."""
         return self._gather([acting_part(self.algorithm, state) for state in self._state])
 
     def good(self) -> TrainState:
+        """The states that `settle` remembered."""
         return self._gather(self._good)
 
     def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
+        """Go on from here."""
         self._state = [self._part(state, part) for part in self.parts]
         # what diverged is not trained again
         self._good = [self._part(good._replace(buffers={}), part) for part in self.parts]
         self._sums = [self._part(sums, part) for part in self.parts]
 
     def verify_compiled(self) -> str | None:
+        """`Step.verify_compiled` of the states that `settle` remembered."""
         for step, state, good, hyper_ in zip(self.groups, self._state, self._good, self.hyper, strict=True):
             if problem := step.verify_compiled(good._replace(buffers=state.buffers), hyper_):
                 return problem
         return None
 
     def finished(self) -> Tensor | None:
+        """Mask of the replicas [N] that need no more updates; None where the algorithm does not say."""
         flags = [self.algorithm.finished(select(s, i)) for s in self._state for i in range(len(s.step))]
         return None if any(flag is None for flag in flags) else torch.stack([f for f in flags if f is not None]).cpu()
-
-    def close(self) -> None:
-        """Do nothing: this engine holds nothing that must be released."""
 
     def _part(self, tree: Any, part: slice) -> Any:
         return pytree.tree_map(lambda x: x[part].to(self.device, copy=True), tree)

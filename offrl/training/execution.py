@@ -26,7 +26,7 @@ from offrl.system import backend
 from offrl.training import distributed
 from offrl.training.compiling import cost_model
 from offrl.training.engine import Plan, first_state
-from offrl.training.step import make_step
+from offrl.training.step import Step
 
 PAYS_FROM = 5_000  # updates; measured on CPU with IQL: compiling takes 13 s; 4 seeds then take 13 ms, not 23
 SHARE = 0.8  # of a GPU's free memory that replicas may take
@@ -192,7 +192,7 @@ def replica_bytes(plan: Plan, source: Any, device: torch.device) -> tuple[float,
     algorithm = plan.algorithm
     peaks, state = [], first_state(algorithm, seeds[:1])
     for size in (2, 4):
-        step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=size, precision=plan.precision)
+        step = Step(algorithm, source, batch_size=plan.batch_size, replicas=size, precision=plan.precision)
         states = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, seeds[:size]))
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
@@ -228,7 +228,7 @@ def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: tor
     if not values or len(replicas) < 2:
         return
     algorithm = plan.algorithm
-    step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=2, hyper=values, precision=plan.precision)
+    step = Step(algorithm, source, batch_size=plan.batch_size, replicas=2, hyper=values, precision=plan.precision)
     state = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, replicas[:2]))
     used = _Used(step.algorithm.config, list(values))
     try:

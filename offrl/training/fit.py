@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from offrl.algorithm import Algorithm, TrainState
+from offrl.algorithm import Algorithm
 from offrl.settings.replicas import Replica
 from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan, Slices, first_state
@@ -26,16 +26,14 @@ def fit(
     device: torch.device,
     *,
     compile: str = "auto",
-    start: Callable[[TrainState], TrainState] | None = None,
     stops: Collection[int] = (),
     look: Callable[[LocalEngine, int], bool] | None = None,
     progress: Progress | None = None,
 ) -> LocalEngine:
     """Train one replica for each seed, side by side in this process; the engine holds them.
 
-    source: what the algorithm's sampler prepared, on `device`. compile: as the setting of a run. start: changes the
-    replicas' first state. look: called after the updates of `stops`; training ends early where it is true. The same
-    call gives the same numbers on the same machine.
+    source: what the algorithm's sampler prepared, on `device`. compile: as the setting of a run. look: called after the
+    updates of `stops`; training ends early where it is true. The same call gives the same numbers on the same machine.
     """
     replicas = [Replica(seed) for seed in seeds]
     mode = choose_mode(compile, device, updates)
@@ -45,8 +43,6 @@ def fit(
     plan = replace(plan, group=default_group(len(replicas), 1, plan, source, device))
     engine = LocalEngine(plan, source, replicas, device)
     state = first_state(algorithm, replicas)
-    if start is not None:
-        state = start(state)
     engine.load(state, state, {})
     slices, step = Slices(algorithm.traits.period), 0
     slices.begin(step)

@@ -28,10 +28,10 @@ from offrl.system.devices import pick_device
 from offrl.system.locks import exclusive
 from offrl.tasks.environments import resolve_task
 from offrl.training import distributed
-from offrl.training.engine import Engine, LocalEngine, Plan
+from offrl.training.engine import LocalEngine, Plan
 from offrl.training.execution import CPU_GROUP, Execution, try_update
 from offrl.training.run.clock import RunClock
-from offrl.training.workers import WorkerEngine, WorkersUnavailable, shares
+from offrl.training.workers import Engine, WorkerEngine, WorkersUnavailable, shares
 
 
 @dataclass(frozen=True)

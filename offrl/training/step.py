@@ -1,6 +1,6 @@
 """One training step for all replicas: sampling, update, metrics; eager, compiled, or captured in a CUDA graph.
 
-`make_step` turns an algorithm written for one seed into a function of a state with a leading replica axis N. All modes
+`Step` turns an algorithm written for one seed into a function of a state with a leading replica axis N. All modes
 compute the same update from the same keys; they differ by float rounding only.
 """
 
@@ -36,21 +36,28 @@ class Batches(Protocol):
 
 
 class Step:
-    """Callable training step; see `make_step`. `run` is all that the trainer needs."""
+    """The training step of an algorithm for N seeds at once. `run` is all that the trainer needs."""
 
     def __init__(
         self,
         algorithm: Algorithm,
         source: Any,
+        *,
         batch_size: int,
         replicas: int,
-        mode: str,
-        batches: Batches | None,
-        hyper: Hyper,
-        precision: str,
-        world: distributed.World,
-        pool: Any,
+        mode: str = "eager",
+        batches: Batches | None = None,
+        hyper: Hyper | None = None,
+        precision: str = "float32",
+        world: distributed.World = distributed.World(),  # noqa: B008 - frozen
+        pool: Any = None,
     ) -> None:
+        """source: what the algorithm's sampler prepared from the dataset, on the device. replicas: N. batches: instead
+        of sampling inside the step, take the batches from here (the same ones: a sampler is a pure function of the
+        key). mode: as `choose_mode` returns. hyper: settings of the algorithm's config that differ between replicas,
+        float32 [N] each. precision: float32 or bf16 (autocast). world: the processes that share the batch of a single
+        replica; the mode is then eager. pool: of memory that this step's CUDA graphs share with those of steps that
+        never run at the same time."""
         self.source, self.batch_size, self.replicas = source, batch_size, replicas
         self.algorithm = with_config(algorithm, copy.copy(algorithm.config))
         self.base = algorithm.config
@@ -64,7 +71,7 @@ class Step:
             raise ValueError(
                 f"{type(algorithm).__name__}: every {self.every} is no multiple of period {algorithm.traits.period}"
             )
-        self.batches, self.hyper = batches, dict(hyper)
+        self.batches, self.hyper = batches, dict(hyper or {})
         self.precision = precision
         # compiled, one replica is faster with the axis too; and then it is the same arithmetic
         self.batched = algorithm.traits.vectorized and (replicas > 1 or mode != "eager")
@@ -89,7 +96,7 @@ class Step:
 
     @property
     def mode(self) -> str:
-        """The execution of a whole pattern of updates: as given to `make_step`, or without compilation where that
+        """The execution of a whole pattern of updates: as given, or without compilation where that
         failed.
         """
         return "eager" if self.program is None else self.program.mode
@@ -251,27 +258,3 @@ def _first(tree: Any) -> Any:
 def _stacked(tree: Any) -> Any:
     """The inverse."""
     return pytree.tree_map(lambda x: x.unsqueeze(0), tree)
-
-
-def make_step(
-    algorithm: Algorithm,
-    source: Any,
-    *,
-    batch_size: int,
-    replicas: int,
-    mode: str = "eager",
-    batches: Batches | None = None,
-    hyper: Hyper | None = None,
-    precision: str = "float32",
-    world: distributed.World = distributed.World(),  # noqa: B008 - frozen
-    pool: Any = None,
-) -> Step:
-    """The training step of `algorithm` for `replicas` seeds at once.
-
-    source: what the algorithm's sampler prepared from the dataset, on the device. batches: instead of sampling inside
-    the step, take the batches from here (the same ones: a sampler is a pure function of the key). mode: as
-    `choose_mode` returns. hyper: settings of the algorithm's config that differ between replicas, float32 [N] each.
-    precision: float32 or bf16 (autocast). world: the processes that share the batch of a single replica; the mode is
-    then eager. pool: of memory that this step's CUDA graphs share with those of steps that never run at the same time.
-    """
-    return Step(algorithm, source, batch_size, replicas, mode, batches, hyper or {}, precision, world, pool)

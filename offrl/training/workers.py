@@ -39,8 +39,8 @@ def shares(replicas: int, group: int, workers: int) -> list[slice]:
 
 
 class WorkerEngine:
-    """An `Engine` whose replicas live in worker processes. They step together: each call of `run` ends when the slowest
-    is done.
+    """A `LocalEngine` in each of several worker processes, with the same methods. They step together: each call of
+    `run` ends when the slowest is done.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class WorkerEngine:
         return None if any(part is None for part in parts) else torch.cat(parts)
 
     def close(self) -> None:
+        """End the processes."""
         for child in self.children:
             child.kill()  # all that counts is in the checkpoints, which the loop writes
         for child, link in zip(self.children, self.links, strict=True):
@@ -156,6 +157,9 @@ class WorkerEngine:
             f"a training process {processes.ending(self.children[index])}; the last checkpoint survives: the same "
             "command continues, and workers=1 trains in one process"
         )
+
+
+Engine = LocalEngine | WorkerEngine
 
 
 def _arrays(tree: Any) -> Any:

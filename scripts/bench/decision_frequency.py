@@ -14,7 +14,7 @@ import ast
 from pathlib import Path
 
 from offrl.api import Run
-from offrl.evaluation.frequency import FrequencyScores
+from offrl.evaluation.sweeps import FrequencyScores
 from offrl.figures.frequency import draw
 from offrl.runs.tables import interval_text
 from offrl.statistics.intervals import mean_interval
@@ -42,7 +42,8 @@ def main() -> None:
         f"|\n|{'---|' * (len(args.frequency) + 2)}"
     )
     for name, scores in curves.items():
-        means = [interval_text(mean) for mean in scores.means(range(len(scores.replicas)))]
+        every = range(len(scores.replicas))
+        means = [interval_text(mean) for mean in scores.scores(every) or scores.returns(every)]
         total = scores.frequency_score
         print(f"| {name} | {' | '.join(means)} | {'' if total is None else interval_text(mean_interval(total))} |")
     draw(curves, args.out, args.title)

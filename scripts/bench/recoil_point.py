@@ -21,7 +21,7 @@ from offrl.algorithm import select, stack
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.training.step import make_step
+from offrl.training.step import Step
 
 GOAL, STEPS, SEEDS = np.array([0.6, 0.6]), 8, 2
 UPDATES = (500, 5_000)  # ten times as many
@@ -90,9 +90,7 @@ def main() -> None:
     for title, (name, settings) in VARIANTS.items():
         kind = registry.get("algo", name)
         algorithm = kind(kind.fit_config(kind.Config(**SIZES, **settings), dataset), dataset.spec)
-        step = make_step(
-            algorithm, algorithm.sampler().prepare(dataset), batch_size=SIZES["batch_size"], replicas=SEEDS
-        )
+        step = Step(algorithm, algorithm.sampler().prepare(dataset), batch_size=SIZES["batch_size"], replicas=SEEDS)
         state, at, cells = stack([algorithm.init(seed) for seed in range(SEEDS)]), 0, []
         for count in UPDATES:
             state, _ = step.run(state, {}, at, count - at)

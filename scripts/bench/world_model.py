@@ -32,7 +32,7 @@ from offrl.settings.replicas import Replica  # noqa: E402
 from offrl.system import backend, devices  # noqa: E402
 from offrl.system.devices import pick_device  # noqa: E402
 from offrl.training.engine import first_state  # noqa: E402
-from offrl.training.step import make_step  # noqa: E402
+from offrl.training.step import Step  # noqa: E402
 from offrl.world_models import ensemble  # noqa: E402
 from offrl.world_models.dynamics import Dynamics, DynamicsSettings, data_range  # noqa: E402
 from offrl.world_models.rollout import branched  # noqa: E402
@@ -85,7 +85,7 @@ def trainers(
     source = algorithm.sampler().prepare(dataset.to(device))
     state = first_state(algorithm, [Replica(0)])
     state = torch.utils._pytree.tree_map(lambda x: x.to(device), state)
-    step = make_step(algorithm, source, batch_size=config.batch_size, replicas=1, mode=mode)
+    step = Step(algorithm, source, batch_size=config.batch_size, replicas=1, mode=mode)
     held = {"state": state, "sums": {}, "at": 0}
     loop = Loop(algorithm, source, device)
 

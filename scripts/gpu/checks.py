@@ -39,7 +39,7 @@ from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.training import engine
 from offrl.training.execution import choose_mode, replica_bytes
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from offrl.training.updates import metric_means
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -328,7 +328,7 @@ def precision(kind: str, device: str, mode: str, updates: int) -> Answer:
     for name in ("float32", kind):
         configure(device, name)
         try:
-            step = make_step(algorithm, source, batch_size=256, replicas=4, mode=mode, precision=name)
+            step = Step(algorithm, source, batch_size=256, replicas=4, mode=mode, precision=name)
             state, losses = stack([algorithm.init(s) for s in range(4)], device), []
             for first, count in ((0, EARLY), (EARLY, updates - EARLY)):
                 state, sums = step.run(state, {}, first, count)

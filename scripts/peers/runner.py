@@ -21,7 +21,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.memory import MANIFEST, Memory, chunks, open_mapped
 from offrl.data.samplers.prefetch import Prefetcher
 from offrl.system import backend
-from offrl.training.step import Step, make_step
+from offrl.training.step import Step
 from offrl.training.updates import metric_means
 
 
@@ -106,7 +106,7 @@ class Runner:
         self.ahead = (
             Prefetcher(sampler, self.source, self.state.key, batch_size, 0, self.device) if dataset.mapped else None
         )
-        self.step = make_step(
+        self.step = Step(
             algorithm, self.source, batch_size=batch_size, replicas=len(seeds), mode=mode, batches=self.ahead
         )
         self.sums: Metrics = {}

@@ -26,7 +26,7 @@ from offrl.settings.field import check
 from offrl.settings.replicas import varied
 from offrl.system import files as checkpoint
 from offrl.training.compiling import ahead
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from offrl.training.updates import metric_means
 from tests.support.cases import (
     ACTING,
@@ -111,7 +111,7 @@ def test_a_point_of_a_grid_is_as_alone(case: Case) -> None:
     other = {name: 0.4 if x is None else 0.9 * x for name, x in given.items()}
     hyper = {name: torch.tensor([0.5 if x is None else x, other[name]]) for name, x in given.items()}
     source = algorithm.sampler().prepare(data(algorithm.spec.discrete))
-    step = make_step(algorithm, source, batch_size=BATCH, replicas=2, hyper=hyper)
+    step = Step(algorithm, source, batch_size=BATCH, replicas=2, hyper=hyper)
     begun = stack([algorithm.init(0), with_settings(algorithm, other).init(0)])
     alone = type(algorithm)(dataclasses.replace(algorithm.config, **other), algorithm.spec, algorithm.pretrained)
     updates = algorithm.traits.period

@@ -21,7 +21,7 @@ from offrl.settings.train import TrainConfig
 from offrl.tasks.task import Task
 from offrl.training.setup import check_kind
 from offrl.training.stages import ready
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from offrl.training.updates import metric_means
 from tests.support.cases import copy, data, identical, scratch
 
@@ -114,9 +114,7 @@ def make(name: str, **settings: Any) -> Any:
 def started(algorithm: Any, dataset: Any, seeds: tuple[int, ...] = (0,), **options: Any) -> tuple[Any, Any]:
     source = algorithm.sampler().prepare(dataset)
     size = algorithm.config.batch_size
-    return stack([algorithm.init(s) for s in seeds]), make_step(
-        algorithm, source, batch_size=size, replicas=1, **options
-    )
+    return stack([algorithm.init(s) for s in seeds]), Step(algorithm, source, batch_size=size, replicas=1, **options)
 
 
 @each
@@ -221,7 +219,7 @@ def test_legal_actions_are_chosen_in_proportion_to_their_probability() -> None:
     algorithm, dataset = make("lm_bc", legal="rerank")
     state, step = started(algorithm, dataset)
     state = select(step.run(state, {}, 0, 30)[0], 0)
-    from offrl.evaluation.text_stepper import Observed
+    from offrl.evaluation.steppers import Observed
 
     legal = ("red\n", "blue\n", "a b\n")
     prompt = algorithm.prompt(["say red\n"])
@@ -246,7 +244,7 @@ def test_legal_actions_are_chosen_in_proportion_to_their_probability() -> None:
 
 
 def test_who_has_no_legal_actions_changes_nothing_for_the_others() -> None:
-    from offrl.evaluation.text_stepper import Observed
+    from offrl.evaluation.steppers import Observed
 
     algorithm, dataset = make("lm_bc", legal="rerank")
     state = select(started(algorithm, dataset)[0], 0)

@@ -20,7 +20,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.demonstrations import DEMONSTRATION, BestEpisodeSampler
 from offrl.errors import UserError
 from offrl.finetuning.transitions import columns_for
-from offrl.training.step import make_step
+from offrl.training.step import Step
 
 # ---- digits
 
@@ -317,7 +317,7 @@ def bandit(updates: int, **settings: object) -> tuple[list[list[int]], list[floa
     data = from_arrays(np.zeros((100, 1)), actions, rewards, np.ones(100, bool), action_low=-1.0, action_high=1.0)
     config = ARSQConfig(hidden=[32, 32], bins=3, entropy_weight=0.1, learning_rate=3e-3, **settings)  # type: ignore[arg-type]
     algorithm = ARSQ(config, data.spec)
-    step = make_step(algorithm, algorithm.sampler().prepare(data), batch_size=64, replicas=3)
+    step = Step(algorithm, algorithm.sampler().prepare(data), batch_size=64, replicas=3)
     trained, _ = step.run(stack([algorithm.init(seed) for seed in range(3)]), {}, 0, updates)
     states, here = [select(trained, i) for i in range(3)], torch.zeros(1, 1)
     greedy = [algorithm.actor(s).act(None, here, rng.make_key(0), explore=False)[0] for s in states]

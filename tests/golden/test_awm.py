@@ -18,7 +18,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.settings.field import check
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from tests.support.golden import KEY, double
 from tests.support.reference import generative as ref
 
@@ -225,7 +225,7 @@ def expected_shares(weights: str) -> np.ndarray:
 
 def drawn(algorithm: AWM, updates: int) -> Tensor:
     """Actions [2000, 2] after so many updates, before they are cut off."""
-    step = make_step(algorithm, algorithm.sampler().prepare(bandit()), batch_size=256, replicas=1)
+    step = Step(algorithm, algorithm.sampler().prepare(bandit()), batch_size=256, replicas=1)
     state, _ = step.run(stack([algorithm.init(0)]), {}, 0, updates)
     return algorithm.actor(select(state, 0)).act(None, torch.zeros(2000, 1), rng.make_key(5), explore=False)[0]
 

@@ -18,7 +18,7 @@ from offrl.algorithm import TrainState, stack
 from offrl.data.arrays import from_arrays
 from offrl.errors import UserError
 from offrl.families.conservative import SampledActions, sampled_actions
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from tests.support.golden import KEY, OBS, A, B, K, critics, double, q_values, redraw, single, spec, transitions
 from tests.support.reference import mlp as ref
 from tests.support.reference.losses import logsumexp
@@ -308,7 +308,7 @@ def test_the_penalty_keeps_values_outside_the_data_down() -> None:
     for weight in (0.0, 5.0):
         kind = registry.get("algo", "cql")
         algorithm = kind(kind.Config(hidden=[16], conservative_weight=weight, actions=3, learning_rate=1e-2), data.spec)
-        step = make_step(algorithm, algorithm.sampler().prepare(data), batch_size=32, replicas=1)
+        step = Step(algorithm, algorithm.sampler().prepare(data), batch_size=32, replicas=1)
         state, _ = step.run(stack([algorithm.init(0)]), {}, 0, 60)
         critic = {k: v[0] for k, v in state.params["critic"].items()}
         seen = data.columns["observations"]

@@ -15,7 +15,7 @@ from offrl.algorithms.diffusion_ql import DiffusionQL, DiffusionQLConfig
 from offrl.data.arrays import from_arrays
 from offrl.families.generative.best_of_n import ValuedActor
 from offrl.nn import diffusion
-from offrl.training.step import make_step
+from offrl.training.step import Step
 
 B, OBS, A, T = 16, 3, 2, 5
 # of the variance-preserving schedule with 5 steps: 1 - exp(-0.1 / 5 - 0.5 * 9.9 * (2 t - 1) / 25), t = 1, ..., 5
@@ -245,7 +245,7 @@ def test_q_takes_the_better_of_two_modes() -> None:
     for weight in (0.0, 2.0):
         config = DiffusionQLConfig(hidden=[32, 32], q_weight=weight, learning_rate=5e-3, clip_norm=0.0, candidates=1)
         algorithm = DiffusionQL(config, data.spec)
-        step = make_step(algorithm, algorithm.sampler().prepare(data), batch_size=64, replicas=1)
+        step = Step(algorithm, algorithm.sampler().prepare(data), batch_size=64, replicas=1)
         state, _ = step.run(stack([algorithm.init(0)]), {}, 0, 150)
         actions, _ = algorithm.actor(select(state, 0)).act(None, torch.randn(256, 2), rng.make_key(7), explore=False)
         share[weight] = float((actions > 0.0).float().mean())

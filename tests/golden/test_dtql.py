@@ -17,7 +17,7 @@ from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.families.generative import edm
 from offrl.settings.train import TrainConfig
-from offrl.training.step import make_step
+from offrl.training.step import Step
 
 B, OBS, A = 16, 3, 2
 Arrays = dict[str, np.ndarray]
@@ -257,7 +257,7 @@ def test_the_trust_region_holds_the_policy_where_data_are() -> None:
     for alpha in (0.0, 5.0):
         config = DTQLConfig(hidden=[32, 32], alpha=alpha, learning_rate=3e-3, warm_up=50, candidates=1)
         algorithm = DTQL(config, data.spec)
-        step = make_step(algorithm, algorithm.sampler().prepare(data), batch_size=64, replicas=1)
+        step = Step(algorithm, algorithm.sampler().prepare(data), batch_size=64, replicas=1)
         state, _ = step.run(stack([algorithm.init(0)]), {}, 0, 200)
         actions, _ = algorithm.actor(select(state, 0)).act(None, torch.randn(256, 2), rng.make_key(7), explore=False)
         found[alpha] = float(actions.mean())

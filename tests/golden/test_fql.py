@@ -12,7 +12,7 @@ from offrl.algorithm import select, stack
 from offrl.algorithms.fql import FQL, FQLConfig
 from offrl.data.arrays import from_arrays
 from offrl.nn import flow
-from offrl.training.step import make_step
+from offrl.training.step import Step
 
 SMALL = {"hidden": [16, 16], "flow_steps": 3}
 
@@ -170,7 +170,7 @@ def test_a_large_alpha_distils_the_flow_and_a_small_one_climbs_q() -> None:
         config = FQLConfig(hidden=[64, 64], alpha=alpha, learning_rate=3e-3, flow_steps=5)
         algorithm = FQL(config, data.spec)
         source = algorithm.sampler().prepare(data)
-        step = make_step(algorithm, source, batch_size=128, replicas=1)
+        step = Step(algorithm, source, batch_size=128, replicas=1)
         state, _ = step.run(stack([algorithm.init(0)]), {}, 0, 300)
         actions, _ = algorithm.actor(select(state, 0)).act(None, torch.zeros(256, 2), rng.make_key(7), explore=False)
         found[alpha] = actions.mean().item(), (actions < -0.2).float().mean().item()

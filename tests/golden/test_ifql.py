@@ -14,7 +14,7 @@ from offrl.algorithm import select, stack
 from offrl.algorithms.ifql import IFQL, IFQLConfig
 from offrl.data.arrays import from_arrays
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from tests.support.golden import double
 from tests.support.reference import generative as ref
 
@@ -107,7 +107,7 @@ def test_candidates_make_a_policy_of_cloning() -> None:
     s, a = g.normal(size=(1000, 2)), np.where(g.random((1000, 1)) < 0.5, -0.8, 0.8) + 0.02 * g.normal(size=(1000, 1))
     data = from_arrays(s, a, (a[:, 0] > 0).astype(np.float32), np.ones(1000, bool), action_low=-1.0, action_high=1.0)
     algorithm = IFQL(IFQLConfig(hidden=[64, 64], learning_rate=3e-3, flow_steps=5, polyak=0.05), data.spec)
-    step = make_step(algorithm, algorithm.sampler().prepare(data), batch_size=128, replicas=1)
+    step = Step(algorithm, algorithm.sampler().prepare(data), batch_size=128, replicas=1)
     state, _ = step.run(stack([algorithm.init(0)]), {}, 0, 400)
     policy = TrainedPolicy(algorithm, select(state, 0), 0)
     shares, where = {}, g.normal(size=(300, 2)).astype(np.float32)

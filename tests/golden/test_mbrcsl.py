@@ -21,7 +21,7 @@ from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from offrl.world_models import imagined
 from offrl.world_models.model import Outcome, Prediction
 
@@ -172,7 +172,7 @@ def test_batches(tmp_path: Path, share: float, real: int) -> None:
     first = batch["timesteps"][:, 0] == 0
     whole = batch["returns_to_go"][~ours][first[~ours]].flatten()
     assert {float(x) for x in whole} <= {float(i) for i in range(1, 11)}
-    step = make_step(algorithm, sampler.prepare(dataset), batch_size=32, replicas=1)
+    step = Step(algorithm, sampler.prepare(dataset), batch_size=32, replicas=1)
     _, sums = step.run(stack([algorithm.init(0)]), {}, 0, 3)
     assert sums["actor/loss"].isfinite().all()
 

@@ -15,7 +15,7 @@ from offrl import rng
 from offrl.algorithm import select, stack
 from offrl.data.arrays import from_arrays
 from offrl.errors import UserError
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from offrl.world_models.model import Outcome, load_for
 from offrl.world_models.rollout import Imagined, branched, careful, describe
 from tests.support.reference import world_model as small
@@ -286,7 +286,7 @@ def test_a_grid_s_replicas_are_those_of_single_runs(name: str, field: str, value
     def run(hyper: dict[str, Tensor], replicas: int, **own: float) -> Any:
         algorithm, _, source = small.make(tmp_path, name, **settings, **own)
         state = stack([algorithm.init(0)] * replicas)
-        return make_step(algorithm, source, batch_size=8, replicas=replicas, hyper=hyper).run(state, {}, 0, 3)[0]
+        return Step(algorithm, source, batch_size=8, replicas=replicas, hyper=hyper).run(state, {}, 0, 3)[0]
 
     together = run({field: torch.tensor(values)}, 2)
     for i, value in enumerate(values):

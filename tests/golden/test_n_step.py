@@ -19,7 +19,7 @@ from offrl.data.samplers.goals import GoalSampler, Mix, cut
 from offrl.data.samplers.transitions import FOLLOWING, SPAN, STEP_REWARDS, TransitionSampler, discounted, windows
 from offrl.errors import UserError
 from offrl.families.goal_conditioned import goal_target
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from tests.support.golden import KEY, OBS, A, redraw
 from tests.support.reference import goals as ref
 
@@ -171,7 +171,7 @@ def test_a_grid_over_the_discount() -> None:
 
     def trained(settings: dict[str, Tensor], count: int, **own: Any) -> Any:
         algorithm, _ = make("td3_bc", n_step=N, **own)
-        step = make_step(algorithm, algorithm.sampler().prepare(data), batch_size=8, replicas=count, hyper=settings)
+        step = Step(algorithm, algorithm.sampler().prepare(data), batch_size=8, replicas=count, hyper=settings)
         return step.run(stack([algorithm.init(0)] * count), {}, 0, 3)[0].params["critic"]
 
     both = trained({"discount": torch.tensor([0.3, 0.9])}, 2)

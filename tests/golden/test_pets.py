@@ -22,7 +22,7 @@ from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.settings.train import TrainConfig
 from offrl.training.stages import ready
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from offrl.world_models.dynamics import DynamicsSettings, data_range
 from offrl.world_models.model import Trained, save
 from tests.support.reference import mlp as ref
@@ -231,7 +231,7 @@ def trained(history: int = 1, **settings: Any) -> tuple[Any, TrainState, Dataset
 
 
 def run(algorithm: Any, dataset: Dataset, updates: int) -> TrainState:
-    step = make_step(algorithm, algorithm.sampler().prepare(dataset), batch_size=32, replicas=1)
+    step = Step(algorithm, algorithm.sampler().prepare(dataset), batch_size=32, replicas=1)
     return select(step.run(stack([algorithm.init(0)]), {}, 0, updates)[0], 0)
 
 

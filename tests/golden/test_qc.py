@@ -22,7 +22,7 @@ from offrl.families.generative import cost
 from offrl.families.generative.best_of_n import noise_of
 from offrl.settings.train import TrainConfig
 from offrl.training.stages import ready
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from tests.golden.test_fql import critics, numbers, plain
 
 SMALL = {"hidden": [16, 16], "flow_steps": 3, "candidates": 4}
@@ -247,7 +247,7 @@ def test_chunks_keep_to_one_way_where_single_actions_change_theirs() -> None:
             layer_norm=True,
         )
         algorithm = QC(config, dataset.spec)
-        step = make_step(algorithm, algorithm.sampler().prepare(dataset), batch_size=128, replicas=1)
+        step = Step(algorithm, algorithm.sampler().prepare(dataset), batch_size=128, replicas=1)
         state, _ = step.run(stack([algorithm.init(0)]), {}, 0, 600)
         policy, played = algorithm.actor(select(state, 0)), []
         carry, key = policy.start(256), rng.make_key(7)

@@ -22,7 +22,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.settings.field import check
 from offrl.settings.train import TrainConfig
 from offrl.training.stages import ready
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from offrl.world_models.dynamics import DynamicsSettings, data_range
 from offrl.world_models.model import WorldModel, load, save
 from tests.support.reference import mlp as ref
@@ -306,7 +306,7 @@ def test_imagined_states_begin_anew_after_horizon_steps_and_where_an_episode_end
 def test_each_replica_trains_a_model_of_its_own_and_the_shared_one_stays(model: str) -> None:
     algorithm, _ = make(model)
     before = {k: v.clone() for k, v in algorithm.runtime.source.tree["params"].items()}
-    step = make_step(algorithm, algorithm.runtime.source, batch_size=B, replicas=2)
+    step = Step(algorithm, algorithm.runtime.source, batch_size=B, replicas=2)
     state, _ = step.run(stack([algorithm.init(s) for s in (0, 1)]), {}, 0, 5)
     for name, value in state.params["dynamics"].items():
         assert torch.equal(algorithm.runtime.source.tree["params"][name], before[name])
@@ -324,7 +324,7 @@ def test_a_model_that_does_not_learn_stays_the_shared_one(model: str) -> None:
     for settings, grid in (({"model_learning_rate": 0.0}, {}), ({"adversarial_weight": 0.0}, {}), ({}, rates)):
         algorithm, _ = make(model, **settings)
         shared = algorithm.runtime.source.tree["params"]
-        step = make_step(algorithm, algorithm.runtime.source, batch_size=B, replicas=2, hyper=grid)
+        step = Step(algorithm, algorithm.runtime.source, batch_size=B, replicas=2, hyper=grid)
         state, sums = step.run(stack([algorithm.init(s) for s in (0, 1)]), {}, 0, 3)
         same = [all(torch.equal(v[n], shared[k]) for k, v in state.params["dynamics"].items()) for n in (0, 1)]
         frozen = "model_learning_rate" in settings

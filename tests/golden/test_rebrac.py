@@ -15,7 +15,7 @@ from offrl import registry, rng
 from offrl.algorithm import TrainState, stack
 from offrl.data.arrays import from_arrays
 from offrl.settings.presets import finetune_settings
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from tests.support.golden import KEY, OBS, A, B, critics, double, q_values, redraw, single, spec, transitions
 from tests.support.reference import layer_norm as norm
 from tests.support.reference import mlp as ref
@@ -216,7 +216,7 @@ def test_next_actions_come_from_the_data() -> None:
     assert follows.any() and (~follows).any()
     torch.testing.assert_close(batch["next_actions"][follows], expected[follows])
     assert bool(batch["next_actions"].isfinite().all())
-    state, step = stack([algorithm.init(0)]), make_step(algorithm, source, batch_size=B, replicas=1)
+    state, step = stack([algorithm.init(0)]), Step(algorithm, source, batch_size=B, replicas=1)
     _, metrics = step.run(state, {}, 0, 4)
     assert float(metrics["critic/loss"][0]) > 0.0
 

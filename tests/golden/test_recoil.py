@@ -16,7 +16,7 @@ from offrl.algorithm import TrainState, select, stack
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from tests.support.golden import KEY, OBS, A, B, double, redraw, single, spec, transitions
 from tests.support.reference import mlp as ref
 from tests.support.reference.losses import gumbel
@@ -200,7 +200,7 @@ def train(dataset: Dataset, updates: int, **settings: Any) -> tuple[Any, TrainSt
     kind = registry.get("algo", settings.pop("algo", "recoil"))
     config = kind.Config(**{"hidden": [32, 32], "learning_rate": 3e-3, **settings})
     algorithm = kind(kind.fit_config(config, dataset), dataset.spec)
-    step = make_step(algorithm, algorithm.sampler().prepare(dataset), batch_size=128, replicas=1)
+    step = Step(algorithm, algorithm.sampler().prepare(dataset), batch_size=128, replicas=1)
     state, _ = step.run(stack([algorithm.init(0)]), {}, 0, updates)
     return algorithm, select(state, 0)
 

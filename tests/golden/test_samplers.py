@@ -34,7 +34,7 @@ from offrl.data.samplers.transitions import (
     pack,
 )
 from offrl.errors import UserError
-from offrl.training.step import make_step
+from offrl.training.step import Step
 
 ROWS = 16
 # episodes: 0-3 ends in a terminal, 4-7 in a time-out, 8-11 in both (a terminal then), 12-15: the data stop
@@ -175,8 +175,8 @@ def test_prefetched_batches_are_those_the_step_samples_itself(on_disk: tuple[Dat
     start = stack([algorithm.init(s) for s in range(replicas)])
     first = start._replace(step=start.step + 5)  # as after a resume
     prefetcher = Prefetcher(sampler, sampler.prepare(disk), first.key, 32, 5, torch.device("cpu"), depth=2)
-    own = make_step(algorithm, sampler.prepare(memory), batch_size=32, replicas=replicas)
-    fed = make_step(algorithm, None, batch_size=32, replicas=replicas, batches=prefetcher)
+    own = Step(algorithm, sampler.prepare(memory), batch_size=32, replicas=replicas)
+    fed = Step(algorithm, None, batch_size=32, replicas=replicas, batches=prefetcher)
     a = b = first
     seen: list[Tensor] = []
     keys: list[int] = []  # of the updates and of the batches
@@ -206,10 +206,10 @@ def test_training_from_disk_equals_training_from_memory(on_disk: tuple[Dataset, 
     algorithm = kind(kind.Config(hidden=[8]), memory.spec)
     state = stack([algorithm.init(s) for s in (0, 1)])
     sampler = algorithm.sampler()
-    direct, _ = make_step(algorithm, sampler.prepare(memory), batch_size=16, replicas=2).run(state, {}, 0, 7)
+    direct, _ = Step(algorithm, sampler.prepare(memory), batch_size=16, replicas=2).run(state, {}, 0, 7)
     prefetcher = Prefetcher(sampler, sampler.prepare(disk), state.key, 16, 0, torch.device("cpu"))
     try:
-        fed, _ = make_step(algorithm, None, batch_size=16, replicas=2, batches=prefetcher).run(state, {}, 0, 7)
+        fed, _ = Step(algorithm, None, batch_size=16, replicas=2, batches=prefetcher).run(state, {}, 0, 7)
     finally:
         prefetcher.close()
     assert all(torch.equal(x, y) for x, y in zip(pytree.tree_leaves(direct), pytree.tree_leaves(fed), strict=True))

@@ -26,8 +26,8 @@ from offrl.algorithms.sequence_rl import (
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
-from offrl.evaluation.frequency import HeldPolicy
 from offrl.evaluation.policy import TrainedPolicy
+from offrl.evaluation.sweeps import HeldPolicy
 from offrl.world_models.model import Outcome, Prediction
 from tests.support.cases import Case, data, identical, train
 from tests.support.golden import KEY, OBS, A, B, critics, double, q_values, redraw, single, spec, transitions

@@ -24,7 +24,7 @@ from offrl.settings.compose import compose
 from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
 from offrl.training import stages
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from offrl.world_models import value_gradient
 from offrl.world_models.dynamics import DynamicsSettings
 from offrl.world_models.model import load
@@ -256,7 +256,7 @@ def test_a_tiny_model_learns_what_matters(tmp_path: Path) -> None:
         config = DynamicsSettings(loss=loss, value_run=str(run.dir) if loss == "value_gradient" else "", **settings)
         pretrained = {"value_run": critics(run.dir, data)} if loss == "value_gradient" else {}
         algorithm = Dynamics(Dynamics.fit_config(config, data), data.spec, pretrained)
-        step = make_step(algorithm, algorithm.sampler().prepare(data), batch_size=1, replicas=1)
+        step = Step(algorithm, algorithm.sampler().prepare(data), batch_size=1, replicas=1)
         state, _ = step.run(stack([algorithm.init(0)]), {}, 0, 401)
         tree = {**algorithm.tree(select(state, 0)), "scale": torch.ones(4)}
         o, a = data.columns["observations"], data.columns["actions"]

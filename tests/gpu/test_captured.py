@@ -24,7 +24,7 @@ from offrl.nn.representations.quasimetric import _running_maximum
 from offrl.settings.replicas import Replica
 from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan, first_state
-from offrl.training.step import Step, make_step
+from offrl.training.step import Step
 from tests.support import cases
 from tests.support.imitated import META, Held, Machine, imitated, kernels_of, largest_difference, main, numbers, trace
 
@@ -142,7 +142,7 @@ def test_batches_from_outside_are_replayed() -> None:
 
     def train(put: Any, mode: str) -> Any:
         alpha = [put(torch.tensor([1.0, 2.0])), put(torch.tensor([9.0, 2.0]))]
-        step = make_step(
+        step = Step(
             algorithm,
             None,
             batch_size=cases.BATCH,

@@ -21,7 +21,7 @@ from offrl.system import backend
 from offrl.training import distributed, execution
 from offrl.training.engine import LocalEngine, Plan, first_state
 from offrl.training.execution import choose_mode, default_group, training_devices
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from tests.support import cases
 from tests.support.imitated import META, Held, Machine, imitated
 
@@ -176,7 +176,7 @@ def test_a_group_is_what_fits(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -
     """C7: what updates of two and of four replicas take is measured; states stay for all, activations for one group."""
     algorithm, source = small()
     plan, used, ran = Plan(algorithm, cases.BATCH, "cudagraph", "float32", 64), [0], []
-    kind = type(make_step(algorithm, source, batch_size=4, replicas=1))
+    kind = type(Step(algorithm, source, batch_size=4, replicas=1))
     monkeypatch.setattr(
         kind, "run", lambda self, *a, **k: (ran.append(self.replicas), used.__setitem__(0, 10_000_000 * self.replicas))
     )
@@ -204,7 +204,7 @@ def test_data_take_a_quarter_of_a_gpu(two_gpus: None, monkeypatch: pytest.Monkey
 def test_bfloat16_follows_the_device_whatever_the_mode() -> None:
     """W2: under torchrun and with compile=eager there is no graph, and autocast all the same."""
     algorithm, source = small()
-    made = make_step(algorithm, source, batch_size=4, replicas=1, mode="eager", precision="bf16")
+    made = Step(algorithm, source, batch_size=4, replicas=1, mode="eager", precision="bf16")
     for device, kind in ((CPU, "cpu"), (META, "cuda")):
         state = SimpleNamespace(step=torch.zeros((), device=device))
         autocast = made._autocast(state)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from offrl import rng
 from offrl.algorithm import stack
 from offrl.system import backend
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from offrl.training.updates import update_keys
 from tests.support import cases
 from tests.support.triton_code import code_for, compiled, index_constants, kernels
@@ -42,7 +42,7 @@ def update_code(case: Any) -> str:
     source = backend.move(algorithm.sampler().prepare(cases.data(case.discrete)), META)
     seeds = [0, 1] if algorithm.traits.vectorized else [0]
     state = pytree.tree_map(lambda x: x.to(META), stack([algorithm.init(s) for s in seeds]))
-    step = make_step(algorithm, source, batch_size=cases.BATCH, replicas=len(seeds), mode="compiled-cudagraph")
+    step = Step(algorithm, source, batch_size=cases.BATCH, replicas=len(seeds), mode="compiled-cudagraph")
     leaves, spec = pytree.tree_flatten(state)
 
     def update(*leaves: Tensor) -> list[Tensor]:

@@ -14,7 +14,7 @@ from offrl.algorithm import select, stack
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.training.step import make_step
+from offrl.training.step import Step
 
 pytestmark = pytest.mark.nightly
 COMMON: dict[str, Any] = {"hidden": [64, 64], "learning_rate": 1e-3, "batch_size": 128}
@@ -62,7 +62,7 @@ def test_learns_more_than_the_behaviour_shows(name: str) -> None:
     dataset, shown = behaviour()
     kind = registry.get("algo", name)
     algorithm = kind(kind.fit_config(kind.Config(**COMMON, **SETTINGS[name]), dataset), dataset.spec)
-    step = make_step(algorithm, algorithm.sampler().prepare(dataset), batch_size=COMMON["batch_size"], replicas=1)
+    step = Step(algorithm, algorithm.sampler().prepare(dataset), batch_size=COMMON["batch_size"], replicas=1)
     state, _ = step.run(stack([algorithm.init(0)]), {}, 0, 3000)
     policy, env = TrainedPolicy(algorithm, select(state, 0), 0), gymnasium.make("CartPole-v1")
     returns = [sum(episode(env, 1000 + i, lambda s: int(policy.act(s)))[2]) for i in range(10)]

@@ -15,7 +15,7 @@ from offrl import registry
 from offrl.algorithm import select, stack
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
-from offrl.training.step import make_step
+from offrl.training.step import Step
 
 pytestmark = pytest.mark.nightly
 
@@ -76,7 +76,7 @@ def trained(name: str, dataset: Dataset, updates: int, seeds: int = 1, **setting
         common.setdefault("polyak", 0.02)
     algorithm = kind(kind.Config(**common), dataset.spec)
     source = algorithm.sampler().prepare(dataset)
-    step = make_step(algorithm, source, batch_size=256, replicas=seeds, mode="eager")
+    step = Step(algorithm, source, batch_size=256, replicas=seeds, mode="eager")
     state, _ = step.run(stack([algorithm.init(s) for s in range(seeds)]), {}, 0, updates)
     return algorithm, [select(state, n) for n in range(seeds)]
 

@@ -16,7 +16,7 @@ from offrl.algorithm import select, stack, with_config
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.training.step import make_step
+from offrl.training.step import Step
 
 pytestmark = pytest.mark.nightly
 
@@ -66,7 +66,7 @@ def trained(name: str, dataset: Dataset, updates: int, **settings: Any) -> tuple
     """(algorithm, the state of each seed)."""
     kind = registry.get("algo", name)
     algorithm = kind(kind.Config(hidden=[64, 64], **settings), dataset.spec)
-    step = make_step(algorithm, algorithm.sampler().prepare(dataset), batch_size=settings["batch_size"], replicas=SEEDS)
+    step = Step(algorithm, algorithm.sampler().prepare(dataset), batch_size=settings["batch_size"], replicas=SEEDS)
     state, _ = step.run(stack([algorithm.init(s) for s in range(SEEDS)]), {}, 0, updates)
     return algorithm, [select(state, n) for n in range(SEEDS)]
 

@@ -14,8 +14,8 @@ from offrl.algorithms.sequence_rl import WINDOW_OBSERVATIONS, RecallSampler
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.transforms.columns import normalize_observations
-from offrl.evaluation.frequency import HeldPolicy
 from offrl.evaluation.policy import TrainedPolicy
+from offrl.evaluation.sweeps import HeldPolicy
 from tests.support.cases import start
 
 pytestmark = pytest.mark.nightly

@@ -27,7 +27,7 @@ from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
 from offrl.system.plugins.loading import load_named
 from offrl.training.stages import ready
-from offrl.training.step import Step, make_step
+from offrl.training.step import Step
 from offrl.world_models.dynamics import Dynamics, data_range
 from offrl.world_models.model import save
 
@@ -401,7 +401,7 @@ def start(
 ) -> tuple[TrainState, Step]:
     source = algorithm.sampler().prepare(dataset or data(algorithm.spec.discrete))
     options = {"batch_size": BATCH, "replicas": len(seeds), **options}
-    return stack([algorithm.init(s) for s in seeds]), make_step(algorithm, source, **options)
+    return stack([algorithm.init(s) for s in seeds]), Step(algorithm, source, **options)
 
 
 def train(

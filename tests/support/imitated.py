@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offrl.algorithm import stack
 from offrl.system import backend
-from offrl.training.step import make_step
+from offrl.training.step import Step
 
 META, ROOT = torch.device("meta"), Path(__file__).resolve().parents[2]
 # no kernel
@@ -292,7 +292,7 @@ def trace(algorithm: Any, dataset: Any, batch: int, early: bool = False) -> Trac
         sampler = algorithm.sampler()
         source = sampler.prepare(dataset.to(META)) if early else backend.move(sampler.prepare(dataset), META)
         state = moved(stack([algorithm.init(s) for s in seeds]))
-        state, _ = make_step(algorithm, source, batch_size=batch, replicas=len(seeds), mode="cudagraph").run(
+        state, _ = Step(algorithm, source, batch_size=batch, replicas=len(seeds), mode="cudagraph").run(
             state, {}, 0, updates
         )
     counts = (machine.captured[k] / algorithm.traits.period for k in ("kernels", "integer", "unordered"))

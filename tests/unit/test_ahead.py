@@ -134,10 +134,10 @@ import sys, json, torch
 from tests.support.problems import compiled_problem
 from offrl.algorithm import stack
 from offrl.system import backend
-from offrl.training.step import make_step
+from offrl.training.step import Step
 backend.configure(torch.device("cpu"), 1)
 algorithm, source = compiled_problem()
-step = make_step(algorithm, source, batch_size=8, replicas=2, mode=sys.argv[1])
+step = Step(algorithm, source, batch_size=8, replicas=2, mode=sys.argv[1])
 state, sums = step.run(stack([algorithm.init(s) for s in (0, 1)]), {}, 0, 6)
 print(json.dumps([step.mode, "torch._inductor" in sys.modules, "torch._dynamo" in sys.modules, {k: v.tolist() for k, v in sums.items()}]))
 """  # noqa: E501

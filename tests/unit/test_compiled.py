@@ -21,7 +21,7 @@ from offrl.settings.replicas import Replica
 from offrl.system import backend, devices
 from offrl.training.compiling import ahead
 from offrl.training.engine import LocalEngine, Plan, first_state
-from offrl.training.step import Step, make_step
+from offrl.training.step import Step
 from tests.support.problems import compiled_problem
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def by_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def steps(algorithm: Any, source: Any, mode: str, updates: int) -> tuple[Any, Any, Step]:
-    step = make_step(algorithm, source, batch_size=8, replicas=2, mode=mode)
+    step = Step(algorithm, source, batch_size=8, replicas=2, mode=mode)
     state, sums = step.run(stack([algorithm.init(s) for s in (0, 1)]), {}, 0, updates)
     return state, sums, step
 
@@ -140,7 +140,7 @@ def test_what_differs_is_named(what: str, named: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch, "compile", broken)
     algorithm, source = compiled_problem()
-    step = make_step(algorithm, source, batch_size=8, replicas=2, mode="compiled")
+    step = Step(algorithm, source, batch_size=8, replicas=2, mode="compiled")
     found = step.verify_compiled(stack([algorithm.init(s) for s in (0, 1)]))
     assert found is not None and named in found
 

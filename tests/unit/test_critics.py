@@ -26,7 +26,7 @@ from offrl.families.critics import Critic, Values
 from offrl.nn import HEADS, MLP, EnsembleMLP
 from offrl.system import files as checkpoint
 from offrl.training.compiling import ahead
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from tests.support import cases
 from tests.support.reference import mlp as ref
 
@@ -542,7 +542,7 @@ def test_every_head_finds_the_exact_value_of_a_chain(name: str, head: str) -> No
     kind, data = registry.get("algo", name), chain()
     config = kind.Config(value_head=head, discount=0.9, hidden=[32], learning_rate=1e-2, polyak=0.1, value_bins=31)
     algorithm = kind(kind.fit_config(config, data), data.spec)
-    step = make_step(algorithm, algorithm.sampler().prepare(data), batch_size=64, replicas=1)
+    step = Step(algorithm, algorithm.sampler().prepare(data), batch_size=64, replicas=1)
     state, sums = step.run(stack([algorithm.init(0)]), {}, 0, 300)
     one = select(state, 0)
     actions = torch.tensor([[-0.7], [0.7]])

@@ -16,9 +16,9 @@ from offrl.api import Run
 from offrl.cli.main import main
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
-from offrl.evaluation.frequency import HeldPolicy, trapezoid
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.pool.protocol import from_bytes, to_bytes
+from offrl.evaluation.sweeps import HeldPolicy, trapezoid
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.task import lookup
 from tests.support.cases import Case

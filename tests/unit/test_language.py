@@ -29,7 +29,7 @@ from offrl.lm.models import pretrained as languages
 from offrl.lm.models import tokenizer as tokenizing
 from offrl.nn.transformer import visible
 from offrl.system import files as checkpoint
-from offrl.training.step import make_step
+from offrl.training.step import Step
 
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
@@ -87,7 +87,7 @@ def make(dataset: Dataset, lm: Any, **settings: Any) -> Any:
 
 
 def train(algorithm: Any, dataset: Dataset, updates: int) -> Any:
-    step = make_step(algorithm, algorithm.sampler().prepare(dataset), batch_size=8, replicas=1)
+    step = Step(algorithm, algorithm.sampler().prepare(dataset), batch_size=8, replicas=1)
     return select(step.run(stack([algorithm.init(0)]), {}, 0, updates)[0], 0)
 
 
@@ -195,7 +195,7 @@ def test_text_is_learnt_and_resumed_exactly(llama: Path, dataset: Dataset, tmp_p
     algorithm = make(dataset, llama, **given)
     assert algorithm.config.text_id != make(dataset, llama, **{**given, "text": str(tmp_path / "b.txt")}).config.text_id
     source = algorithm.sampler().prepare(dataset)
-    step = make_step(algorithm, source, batch_size=8, replicas=1)
+    step = Step(algorithm, source, batch_size=8, replicas=1)
     state, sums = step.run(stack([algorithm.init(0)]), {}, 0, 1)
     first = float(sums["language/loss"])
     assert first == pytest.approx(np.log(len(WORDS)), rel=0.2)
@@ -207,7 +207,7 @@ def test_text_is_learnt_and_resumed_exactly(llama: Path, dataset: Dataset, tmp_p
     state, _ = step.run(state, {}, 1, 3)
     last, sums = step.run(state, {}, 4, 1)
     again = make(dataset, llama, **given)
-    other = make_step(again, again.sampler().prepare(dataset), batch_size=8, replicas=1)
+    other = Step(again, again.sampler().prepare(dataset), batch_size=8, replicas=1)
     state = checkpoint.unflatten(stack([again.init(7)]), checkpoint.read(path)[0], "x")
     state, _ = other.run(state, {}, 1, 4)
     for name, value in checkpoint.flatten(last).items():

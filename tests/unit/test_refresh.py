@@ -19,7 +19,7 @@ from offrl.data.dataset import DataSpec
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.training.engine import LocalEngine, Plan, first_state
-from offrl.training.step import Step, make_step
+from offrl.training.step import Step
 from offrl.training.updates import metric_means
 
 compiler = pytest.mark.skipif(
@@ -93,7 +93,7 @@ SPEC = DataSpec((2,), 1, action_low=(-1.0,), action_high=(1.0,))
 
 def begun(seeds: list[int], mode: str = "eager", hyper: Any = None, **settings: Any) -> tuple[Step, TrainState]:
     toy = Toy(Config(**settings), SPEC)
-    step = make_step(toy, toy.sampler().prepare(None), batch_size=4, replicas=len(seeds), mode=mode, hyper=hyper)
+    step = Step(toy, toy.sampler().prepare(None), batch_size=4, replicas=len(seeds), mode=mode, hyper=hyper)
     return step, first_state(toy, [Replica(s) for s in seeds])
 
 
@@ -180,4 +180,4 @@ def test_the_interval_must_be_whole_patterns() -> None:
 
     toy = Odd(Config(), SPEC)
     with pytest.raises(ValueError, match="every 4 is no multiple of period 3"):
-        make_step(toy, None, batch_size=4, replicas=1)
+        Step(toy, None, batch_size=4, replicas=1)

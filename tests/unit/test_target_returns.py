@@ -16,7 +16,7 @@ from offrl.api import Run
 from offrl.cli.main import main
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
-from offrl.evaluation.target_returns import data_range, spread_targets
+from offrl.evaluation.sweeps import data_range, spread_targets
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.task import lookup
 

@@ -18,7 +18,7 @@ from offrl.algorithm import select, stack
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.training.stages import ready
-from offrl.training.step import make_step
+from offrl.training.step import Step
 
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
@@ -80,7 +80,7 @@ def trained(lm: Path, data: Any, updates: int, **settings: Any) -> tuple[Any, An
     }
     config = kind.fit_config(kind.Config(**given), data)
     algorithm = kind(config, data.spec)
-    step = make_step(algorithm, algorithm.sampler().prepare(data), batch_size=3, replicas=1)
+    step = Step(algorithm, algorithm.sampler().prepare(data), batch_size=3, replicas=1)
     state, sums = step.run(stack([algorithm.init(0)]), {}, 0, updates)
     return algorithm, select(state, 0), sums
 

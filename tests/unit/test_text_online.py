@@ -18,7 +18,7 @@ from offrl.errors import UserError
 from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
 from offrl.tasks.task import Task
-from offrl.training.step import make_step
+from offrl.training.step import Step
 from offrl.training.updates import metric_means
 
 if not (find_spec("transformers") and find_spec("peft")):
@@ -131,7 +131,7 @@ def test_resumes_bit_for_bit(settings: dict[str, Any], first: int, tmp_path: Pat
 
     def run(state: Any, sums: Any, first: int, count: int) -> tuple[Any, Any]:
         source = algorithm.sampler().prepare(dataset)
-        return make_step(algorithm, source, batch_size=6, replicas=1).run(state, sums, first, count)
+        return Step(algorithm, source, batch_size=6, replicas=1).run(state, sums, first, count)
 
     begin = stack([algorithm.init(4)])
     whole, sums = run(begin, {}, 0, 7)

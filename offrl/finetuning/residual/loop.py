@@ -5,27 +5,24 @@ between iterations.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.algorithm import Metrics
+from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError, warn
-from offrl.evaluation.evaluator import Evaluator
 from offrl.families.on_policy import ppo
 from offrl.families.on_policy.residual import Residual
-from offrl.finetuning.environments import Play, Turn
+from offrl.finetuning.environments import Turn
 from offrl.finetuning.residual.learner import Passes, ResidualLearner, minibatches
 from offrl.finetuning.residual.rollout import Bases, batch_of, play_on
-from offrl.finetuning.session import OnlineLoop, busy
+from offrl.finetuning.session import OnlineLoop
 from offrl.finetuning.start import Start
-from offrl.training.engine import Plan, first_state
+from offrl.training.engine import Plan
 from offrl.training.run.checkpoints import Saved, part
-from offrl.training.updates import loss_limit, warn_of_rates
 
 LARGEST = 5.0  # of rewards over their running standard deviation
 
@@ -36,73 +33,43 @@ class ResidualLoop(OnlineLoop):
     learner: ResidualLearner
 
     @staticmethod
-    def updates_of(start: Start) -> int:
-        """The most updates that a run may make."""
+    def lengths(start: Start) -> tuple[int, int]:
         c, envs = start.algorithm.config, start.config.envs or 1
-        return math.ceil(start.config.steps / (c.horizon * envs)) * c.passes * minibatches(c, envs)
+        iteration = c.horizon * envs
+        return iteration, math.ceil(start.config.steps / iteration) * c.passes * minibatches(c, envs)
 
-    def __init__(
-        self,
-        start: Start,
-        run_dir: Path,
-        device: torch.device,
-        mode: str,
-        evaluator: Evaluator,
-        play: Play,
-        arithmetic: str,
-    ) -> None:
-        c, envs = start.algorithm.config, start.config.envs or 1
-        super().__init__(start, run_dir, play, c.horizon * envs, loss_limit(None))
+    def _prepare(self, state: TrainState) -> None:
+        start, c = self.start, self.start.algorithm.config
         assert isinstance(start.algorithm, Residual)
-        parts = minibatches(c, envs)
-        self.c, self.device, self.each = c, device, c.passes * parts  # updates of an iteration, at most
-        play.end_on_success = c.end_on_success and c.rewards == "success"
-        state = first_state(start.algorithm, self.replicas) if start.state is None else start.state
-        saved = self.checkpoints.load(state)
-        known = state if saved is None else saved.state
-        self.keys = known.key.to(device)
-        self.bases = Bases(start.algorithm, known, envs, device)
-        plan = Plan(start.algorithm, self.round // parts, mode, start.config.precision, self.many)
-        self.learner = ResidualLearner(plan, Passes(self.keys, parts), self.replicas, device)
+        parts = minibatches(c, self.envs)
+        self.c, self.each = c, c.passes * parts  # updates of an iteration, at most
+        self.play.end_on_success = c.end_on_success and c.rewards == "success"
+        self.keys = state.key.to(self.device)
+        self.bases = Bases(start.algorithm, state, self.envs, self.device)
+        plan = Plan(start.algorithm, self.round // parts, self.mode, start.config.precision, self.many)
+        self.learner = ResidualLearner(plan, Passes(self.keys, parts), self.replicas, self.device)
         self.batch: Batch | None = None  # what was played and not yet learnt of
         self.mark: dict[str, Any] | None = None  # what a checkpoint holds of the beginning of the iteration that runs
         self.moments = ppo.Moments.begin(self.many)  # of rewards
-        self.reached = np.full(len(play.seats), np.nan)  # the running episodes' best success; NaN: nothing was reported
+        # the running episodes' best success; NaN: nothing was reported
+        self.reached = np.full(len(self.play.seats), np.nan)
         # since the last line: episodes that reported it, those that had it
         self.successes = torch.zeros(2, self.many, dtype=torch.float64)
-        restarted: list[int] = []
-        if saved is None:
-            play.begin()
-        else:
-            restarted = self._return_to(saved)
-        self._open(evaluator, saved, state, busy(self.updates_of(start)))
-        self._introduce(saved is not None, mode, arithmetic, restarted)
 
-    def _introduce(self, resumed: bool, mode: str, arithmetic: str, restarted: list[int]) -> None:
+    def _title(self) -> str:
         parent = self.start.parent or {}
-        self.bar.say(
+        return (
             f"a residual on {self.start.label} in {self.play.name}, on the policies of step {parent['step']:,} of "
             f"{parent['run']}: {self.many} x {self.envs} environments, {self.steps:,} steps each in iterations of "
             f"{self.round:,}, rewards: {'success' if self.c.rewards == 'success' else 'of the environment'}"
         )
-        self.bar.say(f"{arithmetic}; step {mode}; {self.run_dir}")
-        warn_of_rates(self.c, {})
-        for note in self.start.notes:
-            self.bar.say(note)
-        self._continued(resumed, restarted)
 
     # ---- play
 
     def _step(self) -> None:
         """Play an iteration; what came before it is what a stop leaves."""
         self.mark = self._boundary()
-        try:
-            rows = play_on(
-                self.play, self.bases, self.learner, self.keys, self.t, self.c.horizon, self._earn, self._check
-            )  # fmt: skip
-        except UserError as error:
-            self._save()
-            raise UserError(f"{error}; what was learnt up to step {self.t:,} is saved in {self.run_dir}") from error
+        rows = play_on(self.play, self.bases, self.learner, self.keys, self.t, self.c.horizon, self._earn, self._check)
         if self.t == 0 and self.start.spec.observation_mean is None:
             self._standardise(torch.cat([r.observations for r in rows], 1))
         self.batch = batch_of(rows, self.learner)
@@ -202,17 +169,13 @@ class ResidualLoop(OnlineLoop):
     def _holds(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return self.mark or self._boundary(), {}
 
-    def _return_to(self, saved: Saved) -> list[int]:
-        """Go on from a checkpoint; the environments that did not come back to where they were."""
-        self._restore(saved)
+    def _restore(self, saved: Saved) -> None:
         self.moments = ppo.Moments(**part(saved.tensors, "moments"))
         self.reached, self.successes = saved.tensors["reached"].numpy().copy(), saved.tensors["successes"]
-        if self.t >= self.steps:  # nothing more is played
-            return []
+
+    def _resume_play(self, saved: Saved, turns: list[Turn], restarted: list[int]) -> None:
         self.bases.load(part(saved.tensors, "bases"))
-        _, restarted = self.play.resume(part(saved.tensors, "play"))
         anew = torch.zeros(self.many * self.envs, dtype=torch.bool)
         anew[restarted] = True
         self.reached[restarted] = np.nan
         self.bases.go_on(self.bases.carries, anew.reshape(self.many, self.envs).to(self.device))
-        return restarted

@@ -28,6 +28,7 @@ from offrl.ope.problem import (
     check_fit,
     in_environment,
     raw_observations,
+    reward_range,
 )
 
 ROWS = 100_000  # of the data, at most, that a critic is asked about
@@ -166,15 +167,8 @@ def start_value(policy: Any, observations: np.ndarray) -> float:
 
 def check_rewards(dataset: Dataset) -> None:
     """Raise UserError for rewards from which every policy earns the same, and for such that are not finite."""
-    rewards = dataset.columns["rewards"][dataset.transition_rows()]
-    if not len(rewards):
-        raise UserError(
-            f"{dataset.spec.name} has no transition whose successor is known, so that nothing can be evaluated on it"
-        )
-    if not bool(rewards.isfinite().all()):
-        raise UserError(f"{dataset.spec.name} has rewards that are not finite")
-    low, ends = float(rewards.min()), bool(dataset.columns["terminations"].any())
-    if low == float(rewards.max()) and (low == 0.0 or not ends):
+    (low, high), ends = reward_range(dataset), bool(dataset.columns["terminations"].any())
+    if low == high and (low == 0.0 or not ends):
         addition = "" if low == 0.0 else " and no episode ends"
         raise UserError(
             f"{dataset.spec.name}: every reward is {low:g}{addition}, so that all policies earn the same: give rewards "

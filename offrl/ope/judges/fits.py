@@ -71,10 +71,9 @@ def vectors(fitted: Fitted, rows: torch.Tensor) -> tuple[np.ndarray, np.ndarray]
     episodes end.
     """
     problem = fitted.problem
-    after = torch.stack([a.after[rows] for a in problem.actions], 1)
     ended = problem.dataset.columns["terminations"][rows].numpy()
     q = fitted.data_values(rows).mean(0).numpy().T
-    v = fitted.values(rows, after, "next_observations").mean(0).numpy().T
+    v = fitted.values(rows, problem.after[rows], "next_observations").mean(0).numpy().T
     return q, np.where(ended, 0.0, v)
 
 

@@ -22,6 +22,8 @@ from offrl.tasks.task import lookup
 NEEDED = ("algorithm", "dataset", "seed", "step", "return")
 OPTIONAL = ("score", "environment")
 MOST_NAME = 200  # characters
+# (dataset, algorithm, environment) -> (seed, step) -> (return, score) of each episode
+Evaluations = dict[tuple[str, str, str], dict[tuple[int, int], list[tuple[float, float | None]]]]
 CLOSE = 0.1  # points between a stated score and the one that a benchmark's reference returns give
 
 
@@ -61,78 +63,66 @@ def table_in(path: Path) -> ForeignTable:
         raise UserError(f"{path} is no CSV table in UTF-8 ({one_line(str(error))[:80]}); write it again") from None
     if not rows:
         raise UserError(f"{path} has a header and no line; give one line for each evaluation, or episode")
-    values: dict[tuple[str, str, int, int, str], list[tuple[float, float | None]]] = defaultdict(list)
+    values: Evaluations = defaultdict(lambda: defaultdict(list))
     for number, row in enumerate(rows, start=2):
         cells = {name.strip(): text.strip() for name, text in row.items()}
         where = f"{path}, line {number}"
-        names = [
+        algorithm, dataset, environment = (
             _name(cells.get(column, ""), f"{where}: {column}", column == "environment")
             for column in ("algorithm", "dataset", "environment")
-        ]
+        )
         seed, step = (_whole(cells.get(column, ""), f"{where}: {column}") for column in ("seed", "step"))
         if step < 0:
             raise UserError(f"{where}: step is {step}, where a number of 0 or more is due")
         score = cells.get("score", "")
         numbers = _finite(cells["return"], f"{where}: return"), _finite(score, f"{where}: score") if score else None
-        values[names[0], names[1], seed, step, names[2]].append(numbers)
+        values[dataset, algorithm, environment][seed, step].append(numbers)
     return _table(path, values)
 
 
-def _table(path: Path, values: dict[tuple[str, str, int, int, str], list[tuple[float, float | None]]]) -> ForeignTable:
+def _table(path: Path, values: Evaluations) -> ForeignTable:
     result = ForeignTable()
-    source = {"file": path.name}
-    settings = digest({"table": str(path.resolve())})
-    cells = dict.fromkeys((dataset, algorithm, environment) for algorithm, dataset, _, _, environment in values)
-    # that stand there in several environments
-    several = {(d, a) for d, a, _ in cells if sum(key[:2] == (d, a) for key in cells) > 1}
-    hashes = {}
-    for dataset, algorithm, environment in cells:
-        cell_settings = {**source, **({"environment": environment} if (dataset, algorithm) in several else {})}
-        hashes[dataset, algorithm, environment] = (
-            settings if len(cell_settings) == 1 else digest({"table": settings, "environment": environment})
-        )
-        result.variants.append(
-            Variant(dataset, algorithm, hashes[dataset, algorithm, environment], cell_settings, cell_settings)
-        )
-    ends: dict[tuple[str, str, str], int] = defaultdict(int)
-    last: dict[tuple[str, str, str, int], int] = defaultdict(int)
-    for algorithm, dataset, seed, step, environment in values:
-        ends[dataset, algorithm, environment] = max(ends[dataset, algorithm, environment], step)
-        last[dataset, algorithm, environment, seed] = max(last[dataset, algorithm, environment, seed], step)
-    for (algorithm, dataset, seed, step, environment), episodes in values.items():
-        cell = dataset, algorithm, environment
-        raw = math.fsum(r for r, _ in episodes) / len(episodes)
-        stated = [s for _, s in episodes if s is not None]
-        score, reference = _score(
-            dataset, raw, math.fsum(stated) / len(stated) if len(stated) == len(episodes) else None
-        )
-        result.scores.append(
-            Score(
-                suite="",
-                dataset=dataset,
-                env_id=environment,
-                packages="",
-                reference=reference,
-                scored_by="return",
-                algorithm=algorithm,
-                settings=hashes[cell],
-                seed=seed,
-                step=step,
-                episodes=len(episodes),
-                raw=raw,
-                normalised=score,
-                success=None,
-                cell="",
-                run=str(path),
-                final=step == ends[cell],
+    table = digest({"table": str(path.resolve())})
+    for (dataset, algorithm, environment), evaluations in values.items():
+        source, settings = {"file": path.name}, table
+        if sum(cell[:2] == (dataset, algorithm) for cell in values) > 1:  # that stand there in several environments
+            source["environment"] = environment
+            settings = digest({"table": table, "environment": environment})
+        result.variants.append(Variant(dataset, algorithm, settings, source, source))
+        end = max(step for _, step in evaluations)
+        last: dict[int, int] = defaultdict(int)
+        for (seed, step), episodes in evaluations.items():
+            last[seed] = max(last[seed], step)
+            raw = math.fsum(r for r, _ in episodes) / len(episodes)
+            stated = [s for _, s in episodes if s is not None]
+            score, reference = _score(
+                dataset, raw, math.fsum(stated) / len(stated) if len(stated) == len(episodes) else None
             )
-        )
-    for (dataset, algorithm, environment, seed), step in last.items():
-        if step < (end := ends[dataset, algorithm, environment]):
-            cause = f"unfinished: step {step:,} of {end:,}"
-            result.missing.append(
-                Missing(dataset, algorithm, hashes[dataset, algorithm, environment], seed, str(path), cause)
+            result.scores.append(
+                Score(
+                    suite="",
+                    dataset=dataset,
+                    env_id=environment,
+                    packages="",
+                    reference=reference,
+                    scored_by="return",
+                    algorithm=algorithm,
+                    settings=settings,
+                    seed=seed,
+                    step=step,
+                    episodes=len(episodes),
+                    raw=raw,
+                    normalised=score,
+                    success=None,
+                    cell="",
+                    run=str(path),
+                    final=step == end,
+                )
             )
+        for seed, step in last.items():
+            if step < end:
+                cause = f"unfinished: step {step:,} of {end:,}"
+                result.missing.append(Missing(dataset, algorithm, settings, seed, str(path), cause))
     return result
 
 

@@ -34,7 +34,7 @@ class Program:
     def __init__(
         self, updates: Updates, period: int, mode: str, precision: str, pool: Any, cache_key: Sequence[Any] = ()
     ) -> None:
-        """updates: the pattern, eager. mode: compiled, cudagraph or compiled-cudagraph. pool: see `make_step`.
+        """updates: the pattern, eager. mode: compiled, cudagraph or compiled-cudagraph. pool: see `Step`.
         cache_key:
         all that decides what `updates` does, by which it is found when it has been compiled before; empty: it is not
         kept."""

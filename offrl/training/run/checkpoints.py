@@ -14,7 +14,7 @@ from torch import Tensor
 from offrl.algorithm import Metrics, TrainState
 from offrl.settings.replicas import Replica
 from offrl.system import files
-from offrl.training.engine import Engine
+from offrl.training.workers import Engine
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Saved:
 
     step: int
     state: TrainState
-    good: TrainState  # what `Engine.settle` remembered
+    good: TrainState  # what `LocalEngine.settle` remembered
     sums: Metrics  # since then
     alive: Tensor  # [N] bool
     tensors: dict[str, Tensor]  # all of the file
@@ -45,7 +45,7 @@ class Checkpoints:
         """Write what `engine` holds, after replicas that are not `alive` went back to what it remembered, and `tree`
         and `meta` besides.
 
-        settled: no update was made since `Engine.settle`. Raises UserError where it cannot be written.
+        settled: no update was made since `LocalEngine.settle`. Raises UserError where it cannot be written.
         """
         engine.freeze(alive)
         parts = {

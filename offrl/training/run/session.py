@@ -14,7 +14,6 @@ from offrl import registry
 from offrl.algorithm import Algorithm, Metrics
 from offrl.data.dataset import Dataset
 from offrl.errors import Interrupted, UserError
-from offrl.evaluation.background import Scorer
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.runs.log import NoLog, RunLog
 from offrl.runs.paths import stopped_at
@@ -118,14 +117,20 @@ class Session:
         # a language model is no small thing to hand to other processes, which act on the CPU
         in_process = traits.text or (traits.acts_on_device and self.device.type == "cuda")
         brief = config.eval.workers is None and (not setup.start_workers or not self.clock.running or in_process)
-        scorer = None if setup.evaluator is None else Scorer(setup.evaluator, 0 if brief else worker_count(config.eval))
         self.scores = Scores(
-            scorer, self.log, self.replicas, dataset.spec.name, self.signals, self._show_scores, self._on_scores
+            setup.evaluator,
+            0 if brief else worker_count(config.eval),
+            self.log,
+            self.replicas,
+            dataset.spec.name,
+            self.signals,
+            self._show_scores,
+            self._on_scores,
         )
         resources.callback(self.scores.close)
-        self.rescored = scorer is not None and scored_step is not None
-        if scorer is not None and saved is not None and scored_step is not None:
-            scorer.begin(scored_step, self._policies_of(saved, scored_step), self.replicas)
+        self.rescored = setup.evaluator is not None and scored_step is not None
+        if setup.evaluator is not None and saved is not None and scored_step is not None:
+            self.scores.submit(scored_step, self._policies_of(saved, scored_step))
 
     def finished(self) -> bool:
         """True where the algorithm needs no more updates of any replica that is trained."""
@@ -212,7 +217,7 @@ class Session:
         if not self.process_group.first:
             return
         self.log.sync()
-        earlier = scores.policies() if scores.step not in (None, self.clock.step) else []
+        earlier = scores.policies if scores.step not in (None, self.clock.step) else []
         # only an interrupted run is between two lines of metrics here
         settled = self.clock.step == self.since
         tree = {"scoring": [policy.state for policy in earlier]}
