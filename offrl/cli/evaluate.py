@@ -124,7 +124,7 @@ def _shown(value: float | str | None) -> str:
 
 def _evaluate_target_returns(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
     """Score the policies with each target return: a table, a CSV file and a picture."""
-    from offrl.figures.target_returns import draw
+    from offrl.figures.sweeps import draw_target_returns
     from offrl.runs.tables import interval_text, print_table
 
     if config.target_returns != ["auto"] and not all(isinstance(t, (int, float)) for t in config.target_returns):
@@ -142,14 +142,16 @@ def _evaluate_target_returns(trained: Run, config: EvaluateConfig, scoring: dict
         print_table(headers, rows, f"{trained.algorithm}{cell and f', {cell}'}: {achieved.evaluations[0].label}")
     table, picture = trained.dir / "target_returns.csv", trained.dir / "target_returns.png"
     achieved.write(table)
-    draw(achieved, picture, f"{trained.algorithm} on {trained.dataset}", trained.record["data"].get("return_max"))
+    draw_target_returns(
+        achieved, picture, f"{trained.algorithm} on {trained.dataset}", trained.record["data"].get("return_max")
+    )
     say(str(table), str(picture))
     return 0
 
 
 def _evaluate_frequency(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
     """Score the policies with each number of steps between decisions: a table, a CSV file and a picture."""
-    from offrl.figures.frequency import draw
+    from offrl.figures.sweeps import draw_frequencies
     from offrl.runs.tables import interval_text, print_table
     from offrl.statistics.intervals import mean_interval
 
@@ -180,7 +182,7 @@ def _evaluate_frequency(trained: Run, config: EvaluateConfig, scoring: dict[str,
             say(f"frequency score, the mean {scores.unit} from {span}: {text}")
     table, picture = trained.dir / "frequency.csv", trained.dir / "frequency.png"
     scores.write(table)
-    draw(
+    draw_frequencies(
         {"" if len(scores.cells) > 1 else trained.algorithm: scores},
         picture,
         f"{trained.algorithm} on {trained.dataset}, deciding rarely",

@@ -3,13 +3,15 @@ that it would choose on the way there, and the way that its policy takes. matplo
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,10 +19,11 @@ from torch import Tensor
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.goals import ACHIEVED
 from offrl.errors import UserError
+from offrl.evaluation.evaluator import Evaluator
 from offrl.figures import style
 from offrl.settings.evaluation import EvalConfig
-from offrl.tasks.environments import flattener, make_env, resolve_task, time_limit
-from offrl.tasks.episodes import goal_of, reset_seed
+from offrl.tasks.environments import flattener, make_env, resolve_task
+from offrl.tasks.episodes import goal_of, reset_seed, success_of
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -154,85 +157,61 @@ def _positions(dataset: Dataset, rows: Tensor) -> np.ndarray:
 # walls
 
 
+class _Tracked(gym.Wrapper):
+    """An environment that notes where its agent goes in an episode, which ends where the goal is reached."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(make_env(task))
+        self.flatten, self.shape, _ = flattener(self.env, task.observation_keys)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        self.start, self.goal = self.flatten(observation), goal_of(observation, info)
+        self.way = [self._position(observation)]
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.way.append(self._position(observation))
+        return observation, reward, terminated or (success_of(info) or 0.0) >= 1.0, truncated, info
+
+    def _position(self, observation: Any) -> np.ndarray:
+        """[2]: where an observation is."""
+        achieved = observation.get("achieved_goal") if isinstance(observation, Mapping) else None
+        return np.asarray(self.flatten(observation) if achieved is None else achieved, np.float64).ravel()[:2]
+
+
 def _scene_of_environment(policy: TrainedPolicy, spec: DataSpec, name: str) -> Scene | None:
-    """The first episodes of an evaluation; None where there is no environment or it tells no goal."""
+    """PANELS episodes of an evaluation; None where there is no environment or it tells no goal."""
     task = resolve_task(spec.task, EvalConfig(env=name), goals=True)
     if task is None:
         return None
-    envs: list[Any] = []
+    envs: list[_Tracked] = []
+
+    def make() -> gym.Env:
+        envs.append(_Tracked(task))
+        return envs[-1]
+
+    config = EvalConfig(episodes=PANELS, max_steps=STEPS)
     try:
-        try:
-            envs = [make_env(task) for _ in range(PANELS)]
-        except UserError:  # a package that is not installed: an evaluation would have said so
+        evaluator = Evaluator(dataclasses.replace(task, env_factory=make), config, lambda kind, message: None)
+    except UserError:  # a package that is not installed: an evaluation would have said so
+        return None
+    with evaluator:
+        first = envs[0]
+        first.reset(seed=reset_seed(0, policy.seed, 0), options=dict(task.starts[0]) if task.starts else None)
+        width = spec.goal_dim or spec.observation_dim
+        if first.goal is None or len(first.goal) != width or first.shape != tuple(spec.observation_shape):
             return None
-        resets = [_reset(task, env, policy.seed, e) for e, env in enumerate(envs)]
-        if any(goal is None or np.size(goal) != (spec.goal_dim or spec.observation_dim) for _, goal in resets):
-            return None
-        flatten, shape, _ = flattener(envs[0], task.observation_keys)
-        if shape != tuple(spec.observation_shape):
-            return None
-        panels = [
-            Panel(f"goal {e + 1}", flatten(first), np.asarray(goal), _position(first, flatten))
-            for e, (first, goal) in enumerate(resets)
-        ]
-        walls = _walls(envs[0], panels[0].begin)
-        _follow(policy, envs, panels, flatten, min(STEPS, task.max_episode_steps or time_limit(envs[0]) or STEPS))
-        return Scene(panels, walls, "the policy's way")
-    finally:
-        for env in envs:
-            env.close()
-
-
-def _reset(task: Task, env: Any, seed: int, episode: int) -> tuple[Any, np.ndarray | None]:
-    options = dict(task.starts[episode % len(task.starts)]) if task.starts else None
-    first, info = env.reset(seed=reset_seed(0, seed, episode), options=options)
-    return first, goal_of(first, info)
-
-
-def _position(observation: Any, flatten: Callable[[Any], np.ndarray]) -> np.ndarray:
-    """[2]: where an observation is."""
-    position = (
-        observation["achieved_goal"]
-        if isinstance(observation, Mapping) and "achieved_goal" in observation
-        else flatten(observation)
-    )
-    return np.asarray(position, np.float64).ravel()[:2]
-
-
-def _follow(
-    policy: TrainedPolicy,
-    envs: Sequence[Any],
-    panels: Sequence[Panel],
-    flatten: Callable[[Any], np.ndarray],
-    limit: int,
-) -> None:
-    """Let the policy play each panel once; its way goes there, and how it ended into the title."""
-    carry = policy.set_goal(policy.start(len(envs)), np.stack([p.goal for p in panels]))
-    rows = np.stack([np.asarray(p.start, np.float32) for p in panels])
-    ways, running = [[p.begin] for p in panels], list(range(len(envs)))
-    bounds = [env.action_space for env in envs]
-    for t in range(limit):
-        actions, carry = policy.step(carry, rows, t)
-        for e in tuple(running):
-            space, action = bounds[e], actions[e]
-            if hasattr(space, "low"):
-                action = np.clip(action, space.low.ravel(), space.high.ravel()).astype(space.dtype).reshape(space.shape)
-            observation, _, terminated, truncated, info = envs[e].step(
-                action if hasattr(space, "low") else int(action) + int(space.start)
-            )
-            ways[e].append(_position(observation, flatten))
-            rows[e] = flatten(observation)
-            success = float(info.get("success", info.get("is_success", 0.0))) >= 1.0
-            if success or terminated or truncated:
-                panels[e].title += f": {'' if success else 'not '}reached in {t + 1:,} steps"
-                running.remove(e)
-                rows[e] = 0
-        if not running:
-            break
-    for e, (panel, way) in enumerate(zip(panels, ways, strict=True)):
-        panel.way = np.stack(way)
-        if e in running:
-            panel.title += f": not reached in {limit:,} steps"
+        walls = _walls(first, first.way[0])
+        successes = evaluator([policy], [policy.seed]).successes
+    panels = []
+    for e, env in enumerate(envs):
+        assert env.goal is not None
+        reached = successes is not None and successes[0, e] >= 1.0
+        title = f"goal {e + 1}: {'' if reached else 'not '}reached in {len(env.way) - 1:,} steps"
+        panels.append(Panel(title, env.start, env.goal, env.way[0], np.stack(env.way)))
+    return Scene(panels, walls, "the policy's way")
 
 
 def _walls(env: Any, begin: np.ndarray) -> np.ndarray:

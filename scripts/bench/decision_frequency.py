@@ -15,7 +15,7 @@ from pathlib import Path
 
 from offrl.api import Run
 from offrl.evaluation.sweeps import FrequencyScores
-from offrl.figures.frequency import draw
+from offrl.figures.sweeps import draw_frequencies
 from offrl.runs.tables import interval_text
 from offrl.statistics.intervals import mean_interval
 
@@ -46,7 +46,7 @@ def main() -> None:
         means = [interval_text(mean) for mean in scores.scores(every) or scores.returns(every)]
         total = scores.frequency_score
         print(f"| {name} | {' | '.join(means)} | {'' if total is None else interval_text(mean_interval(total))} |")
-    draw(curves, args.out, args.title)
+    draw_frequencies(curves, args.out, args.title)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,76 @@
+"""Scores over a number that acting depends on, as pictures: the steps between decisions, the target return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offrl.evaluation.sweeps import AchievedReturns, FrequencyScores
+from offrl.figures.style import COLOURS, GREY, new_figure, own_settings, plain_axes, save
+from offrl.statistics.intervals import mean_interval
+
+
+@own_settings()
+def draw_frequencies(curves: Mapping[str, FrequencyScores], out: Path, title: str) -> None:
+    """Draw a line for each cell of each of `curves`, which have names: the mean over seeds with its interval, and every
+    seed as a point.
+
+    Raises UserError where `out` cannot be written.
+    """
+    figure, axes = new_figure(title)
+    lines = [(name, scores, cell) for name, scores in curves.items() for cell in scores.cells.values()]
+    for i, (name, scores, cell) in enumerate(lines):
+        label = ", ".join(part for part in (name, scores.replicas[cell[0]].cell) if part)
+        _draw_cell(axes, scores.steps, scores.values[:, cell], i, label, 0.12)
+    plain_axes(axes)
+    tick_steps = sorted({d for _, scores, _ in lines for d in scores.steps})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(tick_steps, [str(d) for d in tick_steps])
+    axes.minorticks_off()
+    axes.set_xlabel("steps of the environment between decisions")
+    axes.set_ylabel(f"{lines[0][1].unit}, mean over seeds, 95% interval")
+    values = np.concatenate([scores.values.ravel() for _, scores, _ in lines])
+    margin = 0.06 * (float(values.max() - values.min()) or 1.0)
+    axes.set_ylim(float(values.min()) - margin, float(values.max()) + margin)  # intervals of few seeds may leave it
+    axes.legend(frameon=False, fontsize=9, loc="best")
+    save(figure, out)
+
+
+@own_settings()
+def draw_target_returns(achieved: AchievedReturns, out: Path, title: str, best: float | None) -> None:
+    """Draw achieved returns over target returns: the mean over seeds with its interval, every seed as a point, and,
+    where targets are of whole episodes, the line where both are equal. best: the best return in the data. Raises
+    UserError where `out` cannot be written."""
+    figure, axes = new_figure(title)
+    targets = np.asarray(achieved.targets)
+    values = np.stack([e.returns.mean(axis=1) for e in achieved.evaluations])
+    for i, cell in enumerate(achieved.cells.values()):
+        _draw_cell(axes, targets, values[:, cell], i, achieved.replicas[cell[0]].cell or "achieved", 0.15)
+    low, high = float(values.min()), float(values.max())
+    bottom = min(low, 0.0)
+    if not achieved.ahead:
+        axes.plot(targets, targets, color=GREY, linewidth=1.0, linestyle="--", label="achieved = target")
+        if best is not None:
+            axes.axvline(best, color=GREY, linewidth=1.0, linestyle=":", label="best in the data")
+        low, high = min(low, float(targets.min())), max(high, float(targets.max()))
+    plain_axes(axes)
+    axes.set_xlabel("target return: discounted, of the rest of the episode" if achieved.ahead else "target return")
+    axes.set_ylabel("achieved return, mean over seeds, 95% interval")
+    margin = 0.06 * (high - bottom or 1.0)
+    axes.set_ylim(low - margin, high + margin)
+    axes.legend(frameon=False, fontsize=9, loc="upper left")
+    save(figure, out)
+
+
+def _draw_cell(axes: Any, x: Any, values: np.ndarray, number: int, label: str, shade: float) -> None:
+    """The mean of `values` [X, S] over seeds with its interval, and of several seeds each as points."""
+    colour = COLOURS[number % len(COLOURS)]
+    mean, low, high = np.transpose([mean_interval(row) for row in values])
+    axes.plot(x, mean, color=colour, linewidth=1.8, marker="o", markersize=4, label=label)
+    if np.isfinite(low).all():
+        axes.fill_between(x, low, high, color=colour, alpha=shade, linewidth=0)
+    for seed in values.T if values.shape[1] > 1 else ():
+        axes.plot(x, seed, ".", color=colour, alpha=0.5, markersize=5)
