@@ -91,8 +91,7 @@ def segments(dataset: Dataset, length: int) -> tuple[Tensor, Tensor, Tensor, Ten
     CPU.
     """
     columns = {name: dataset.columns[name].cpu() for name in ("rewards", "terminations", "successor_known")}
-    lengths = dataset.episode_lengths().cpu()
-    stop = torch.repeat_interleave(dataset.episode_end.cpu(), lengths)  # exclusive
+    stop = dataset.per_row(dataset.episode_end.cpu())  # exclusive
     row = torch.arange(len(stop))
     terminated = torch.zeros(len(stop), dtype=torch.bool)
     count, rewards = torch.zeros_like(row), []

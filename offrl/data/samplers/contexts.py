@@ -28,7 +28,7 @@ def episode_tasks(dataset: Dataset) -> Tensor:
     """The task of each episode, [E] int64. Raises UserError where the data do not say it, or an episode has two."""
     column = whole_numbers(dataset, TASKS, "which task each row belongs to")
     first = column[dataset.episode_start]
-    wrong = torch.nonzero(column != torch.repeat_interleave(first, dataset.episode_lengths())).squeeze(-1)
+    wrong = torch.nonzero(column != dataset.per_row(first)).squeeze(-1)
     if len(wrong):
         row = int(wrong[0])
         episode = int(torch.searchsorted(dataset.episode_start, row, right=True)) - 1
@@ -122,7 +122,7 @@ class ContextSampler:
 
     def prepare(self, dataset: Dataset) -> Contexts:
         """Raises UserError for columns that the data lack."""
-        tasks = torch.repeat_interleave(episode_tasks(dataset), dataset.episode_lengths())
+        tasks = dataset.per_row(episode_tasks(dataset))
         labels, queries = optimal_actions(dataset)
         rows = dataset.transition_rows()
         order = rows[torch.argsort(tasks[rows], stable=True)]

@@ -53,9 +53,7 @@ class HistorySampler:
     def all_rows(self, dataset: Dataset) -> Histories:
         """All rows of the data, for `take`."""
         columns = {name: dataset.columns[name] for name in CONTEXT}
-        starts = torch.repeat_interleave(dataset.episode_start, dataset.episode_lengths())
-        rows = torch.arange(len(dataset), device=dataset.device)
-        return Histories(columns, rows - starts, rows)
+        return Histories(columns, dataset.steps(), torch.arange(len(dataset), device=dataset.device))
 
     def __call__(self, source: Histories, key: Tensor, batch_size: int) -> Batch:
         return self.take(source, source.rows[draw_rows(key, batch_size, len(source.rows), source.weighted)])
@@ -103,7 +101,8 @@ def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, 
     over its rows. It begins `history` steps after its episode at the earliest and ends within it; of an episode that is
     too short for that it is the beginning.
     """
-    start, lengths = dataset.episode_start.cpu().numpy(), dataset.episode_lengths().cpu().numpy()
+    start, end = dataset.bounds()
+    lengths = end - start
     tasks, complete = (x.cpu().numpy() for x in ranked_episodes(dataset))
     returns = dataset.raw_returns.cpu().numpy()
     total = np.concatenate([[0.0], error.double().cpu().numpy().cumsum()])
@@ -128,7 +127,7 @@ def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, 
         alias_prob.append(threshold)
         alias_index.append(instead + first[-1])
         first.append(first[-1] + len(threshold))
-    of_rows = torch.repeat_interleave(torch.from_numpy(number), torch.from_numpy(lengths))
+    of_rows = dataset.per_row(torch.from_numpy(number))
     parts = [np.concatenate(x) for x in (begin, last, alias_prob, alias_index)]
     tables = [
         torch.from_numpy(x.astype(np.int64)).to(dataset.device) for x in (*parts, np.array(first[:-1]), np.diff(first))
@@ -164,10 +163,8 @@ class PromptSampler:
             return {**(base(data) if base else {}), TASKS: episodes.tasks}
 
         source = replace(self.windows, derived_columns=made).prepare(dataset)
-        starts = torch.repeat_interleave(dataset.episode_start, dataset.episode_lengths())
         columns = {name: dataset.columns[name] for name in ("observations", "actions")}
-        columns |= {RETURNS: recorded_returns_to_go(dataset).to(dataset.device)}
-        columns |= {STEPS: torch.arange(len(dataset), device=dataset.device) - starts}
+        columns |= {RETURNS: recorded_returns_to_go(dataset).to(dataset.device), STEPS: dataset.steps()}
         return Prompted(source, episodes, columns)
 
     def __call__(self, source: Prompted, key: Tensor, batch_size: int) -> Batch:

@@ -231,9 +231,7 @@ def _repeats(dataset: Dataset, columns: dict[str, np.ndarray]) -> list[tuple[int
     """(episode, the earlier one that it repeats): the same turns."""
     numbers: dict[bytes, int] = {}
     repeats = []
-    for number, (start, end) in enumerate(
-        zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
-    ):
+    for number, (start, end) in enumerate(dataset.spans()):
         key = b"".join(columns[k][start:end].tobytes() for k in ("observations", "actions", "rewards"))
         earlier = numbers.setdefault(key, number)
         if earlier != number:

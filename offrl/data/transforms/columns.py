@@ -85,7 +85,7 @@ def returns_to_go(
 def add_returns_to_go(dataset: Dataset, discount: float) -> Dataset:
     """Adds the column returns_to_go, float32. A time-out cuts the sum: what would have followed is not in the data."""
     rewards, terminations = dataset.columns["rewards"].numpy(), dataset.columns["terminations"].numpy()
-    values = returns_to_go(rewards, terminations, dataset.episode_start.numpy(), dataset.episode_end.numpy(), discount)
+    values = returns_to_go(rewards, terminations, *dataset.bounds(), discount)
     return _with(dataset, f"returns_to_go {discount:g}", returns_to_go=torch.from_numpy(values.astype(np.float32)))
 
 

@@ -123,11 +123,8 @@ def _joined_weights(datasets: Sequence[Dataset]) -> Tensor | None:
 def keep_episodes(dataset: Dataset, episodes: Tensor, note: str, memory: Memory | None = None) -> Dataset:
     """The episodes with the given numbers (int64), in that order."""
     memory = memory or Memory()
-    lengths = dataset.episode_lengths()[episodes]
+    lengths, rows = dataset.episode_lengths()[episodes], dataset.rows_of(episodes)
     ends = torch.cumsum(lengths, 0)
-    starts = ends - lengths
-    shift = dataset.episode_start[episodes] - starts
-    rows = torch.arange(int(lengths.sum())) + torch.repeat_interleave(shift, lengths)
     columns = {
         name: torch.from_numpy(memory.taken(name, column.numpy(), rows.numpy()))
         for name, column in dataset.columns.items()
@@ -135,7 +132,7 @@ def keep_episodes(dataset: Dataset, episodes: Tensor, note: str, memory: Memory 
     return replace(
         dataset,
         columns=columns,
-        episode_start=starts,
+        episode_start=ends - lengths,
         episode_end=ends,
         raw_returns=dataset.raw_returns[episodes],
         complete=dataset.complete[episodes],

@@ -36,8 +36,7 @@ def label_rewards(dataset: Dataset, labels: str | Labeller) -> Dataset:
     if dataset.spec.observation_mean is not None:
         raise UserError(f"{dataset.spec.name}: label rewards before observations are normalised")
     rewards = np.empty(len(dataset), np.float32)
-    bounds = zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
-    for episode, (start, end) in enumerate(bounds):
+    for episode, (start, end) in enumerate(dataset.spans()):
         where = f"dataset.reward_labels={name}, episode {episode}"
         rewards[start:end] = call_labeller(where, function, episode_columns(dataset, start, end), start)
     columns = {**dataset.columns, "rewards": torch.from_numpy(rewards)}
@@ -150,9 +149,7 @@ class RewardLabels:
     def of(cls, dataset: Dataset, rewards: np.ndarray, metadata: Mapping[str, Any]) -> RewardLabels:
         """rewards: [R], one for each row. Raises UserError where two episodes that are alike got different ones."""
         columns: dict[str, np.ndarray] = {}
-        for episode, (start, end) in enumerate(
-            zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
-        ):
+        for episode, (start, end) in enumerate(dataset.spans()):
             key = episode_key(episode_columns(dataset, start, end))
             values = np.asarray(rewards[start:end], np.float32)
             if key in columns and not np.array_equal(columns[key], values):

@@ -31,7 +31,7 @@ def add_clusters(dataset: Dataset, config: DatasetConfig, seed: int = 0) -> Data
     """
     name, features = feature_column(dataset, config)
     centers, assignment = clusters(features, config.augment_clusters, config.augment_dims, seed)
-    leave = leaving(assignment, dataset.episode_lengths().cpu())
+    leave = leaving(assignment, dataset.per_row(torch.arange(dataset.num_episodes)))
     description = f"stitch {config.augment_probability:g} of {config.augment_clusters} clusters of {name}"
     description += f", first {config.augment_dims}" if config.augment_dims else ""
     if 2 * config.augment_clusters > len(dataset):
@@ -142,13 +142,12 @@ def lloyd(points: Tensor, count: int, generator: np.random.Generator) -> Tensor:
     return centres
 
 
-def leaving(assignment: Tensor, lengths: Tensor) -> float:
+def leaving(assignment: Tensor, episode: Tensor) -> float:
     """The probability that of two rows of a cluster, the first uniform over all rows, the second is of another
     trajectory.
 
-    assignment [R]; lengths [E] of the trajectories that the rows are, in order.
+    assignment [R]; episode [R]: the number of each row's trajectory.
     """
-    episode = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     pairs = episode * (int(assignment.max()) + 1) + assignment
     _, pair_index, counts = pairs.unique(return_inverse=True, return_counts=True)
     sizes = torch.bincount(assignment)
