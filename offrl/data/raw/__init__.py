@@ -203,6 +203,8 @@ def as_vector(values: np.ndarray) -> np.ndarray:
 def _refuse_other_flags(name: str, values: np.ndarray, where: str) -> None:
     """Raises UserError where a column of flags has no value in some row, for NaN would count as True, and where it
     holds other numbers than 0 and 1, or a byte's 0 and 255."""
+    if values.dtype == bool or not len(values):
+        return
     rows = values.reshape(len(values), -1)
     if not (finite := np.isfinite(rows)).all():
         raise UserError(
