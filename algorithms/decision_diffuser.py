@@ -107,7 +107,7 @@ class DecisionDiffuser(Algorithm):
             return config
         mask = torch.zeros(dataset.num_episodes, dtype=torch.bool)
         mask[drawn_episodes(dataset).cpu()] = True
-        returns = rows_ahead(config, dataset)[mask.repeat_interleave(dataset.episode_lengths().cpu())]
+        returns = rows_ahead(config, dataset)[dataset.per_row(mask)]
         best, magnitude = float(returns.max()), float(returns.abs().max())
         fitted = replace(
             config,

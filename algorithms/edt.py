@@ -157,9 +157,7 @@ class EDT(SequenceModel):
         if not config.return_range:
             complete = torch.zeros(dataset.num_episodes, dtype=torch.bool)
             complete[drawn_episodes(dataset).cpu()] = True
-            returns = recorded_returns_to_go(dataset)[
-                torch.repeat_interleave(complete, dataset.episode_lengths().cpu())
-            ]
+            returns = recorded_returns_to_go(dataset)[dataset.per_row(complete)]
             low, high = round_digits(float(returns.min())), round_digits(float(returns.max()))
             config = dataclasses.replace(config, return_range=[low, high if high > low else low + 1.0])
         return config

@@ -159,7 +159,7 @@ class GADT(SequenceModel):
     def prompts(self, dataset: Dataset) -> dict[str, Tensor]:
         """The prompt of every row, and the advantage of what the data do there on the way to it."""
         run, subgoals, columns = self.pretrained["values"], self.subgoals, dataset.columns
-        ends = torch.repeat_interleave(dataset.episode_end - 1, dataset.episode_lengths())
+        ends = dataset.per_row(dataset.episode_end - 1)
         targets = torch.minimum(torch.arange(len(dataset), device=ends.device) + subgoals.steps, ends)
         goal_column = columns[ACHIEVED if self.spec.goal_dim else "observations"]
         prompts, advantages = [], []

@@ -70,8 +70,8 @@ class SegmentSampler:
                 f"none terminates; the longest has {int(dataset.episode_lengths().max())} steps"
             )
         # which are drawn follows from the episodes' weights
-        weighted, first, order = by_weight(dataset, starts.to(device), torch.arange(len(starts), device=device))
-        order = torch.arange(len(starts), device=device) if order is None else order
+        weighted, first = by_weight(dataset, starts.to(device))
+        order = torch.searchsorted(starts.to(device), first)
         extra = {"rewards": rewards.to(device)[order], "masks": masks.to(device)[order]}
         own_columns = self.extra_columns(dataset) if self.extra_columns else {}
         extra |= {name: column.to(device)[first] for name, column in own_columns.items()}
@@ -91,8 +91,7 @@ def segments(dataset: Dataset, length: int) -> tuple[Tensor, Tensor, Tensor, Ten
     CPU.
     """
     columns = {name: dataset.columns[name].cpu() for name in ("rewards", "terminations", "successor_known")}
-    lengths = dataset.episode_lengths().cpu()
-    stop = torch.repeat_interleave(dataset.episode_end.cpu(), lengths)  # exclusive
+    stop = dataset.per_row(dataset.episode_end.cpu())  # exclusive
     row = torch.arange(len(stop))
     terminated = torch.zeros(len(stop), dtype=torch.bool)
     count, rewards = torch.zeros_like(row), []

@@ -127,7 +127,7 @@ class Skills(Algorithm):
         """(mean, log standard deviation) [R, Z] of q for the segment that begins at each row of the data, on the
         CPU.
         """
-        stop = torch.repeat_interleave(dataset.episode_end.cpu(), dataset.episode_lengths().cpu())
+        stop = dataset.per_row(dataset.episode_end.cpu())
         actions, posteriors = dataset.columns["actions"], []
         for row in torch.arange(len(stop)).split(rows):
             index = row.unsqueeze(-1) + torch.arange(self.config.skill_length)

@@ -13,7 +13,7 @@ from torch import Tensor
 from offrl.algorithm import Batch, Dataset, DataSpec
 from offrl.algorithms.tt import discretizer
 from offrl.algorithms.tt.discretizer import Bins, encode
-from offrl.data.samplers.sequences import VALID, Sequences, SequenceSampler, drawn_episodes, weighted_episodes
+from offrl.data.samplers.sequences import VALID, Sequences, SequenceSampler, drawn_rows
 from offrl.data.samplers.transitions import Unpacked
 from offrl.data.transforms.columns import returns_to_go
 
@@ -45,12 +45,7 @@ class TokenSampler(SequenceSampler):
     def prepare(self, dataset: Dataset) -> TokenSource:  # type: ignore[override]
         """The source of windows of tokens. Raises UserError where no episode may be drawn."""
         device = dataset.device
-        episodes = drawn_episodes(dataset)
-        lengths = (dataset.episode_end - dataset.episode_start)[episodes]
-        starts = torch.cumsum(lengths, 0) - lengths
-        steps = torch.arange(int(lengths.sum()), device=device) - torch.repeat_interleave(starts, lengths)
-        rows = torch.repeat_interleave(dataset.episode_start[episodes], lengths) + steps
-        last = torch.repeat_interleave(starts + lengths - 1, lengths)
+        rows, last, weighted = drawn_rows(dataset)
         rewards, values = self.targets(dataset)
         rewards, values = rewards[rows], values[rows]
         bins = self.fit(dataset, rows, rewards, values)
@@ -60,12 +55,8 @@ class TokenSampler(SequenceSampler):
             numbers = torch.cat([*self.columns(dataset, rows[block]), rewards[block, None], values[block, None]], -1)
             table[block] = encode(numbers, bins.edges.to(device)).to(kind)
         ends = dataset.columns["terminations"][rows[last]]
-        windows = Sequences(
-            len(rows),
-            last,
-            Unpacked({"tokens": (table, None), "ends": (ends, None)}, layout=None),
-            weighted_episodes(dataset, episodes, lengths, starts),
-        )
+        tokens = Unpacked({"tokens": (table, None), "ends": (ends, None)}, layout=None)
+        windows = Sequences(len(rows), last, tokens, weighted)
         return TokenSource(windows, Bins(*(x.to(device) for x in bins)))
 
     def targets(self, dataset: Dataset) -> tuple[Tensor, Tensor]:

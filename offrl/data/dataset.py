@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -198,11 +198,34 @@ class Dataset:
     def episode_returns(self) -> Tensor:
         """Undiscounted sum of the (transformed) rewards of each episode, [E] float64 on the CPU."""
         rewards = self.columns["rewards"].cpu().numpy()
-        return torch.from_numpy(np.add.reduceat(rewards, self.episode_start.cpu().numpy(), dtype=np.float64))
+        return torch.from_numpy(np.add.reduceat(rewards, self.bounds()[0], dtype=np.float64))
 
     def episode_lengths(self) -> Tensor:
         """Rows of each episode, [E] int64."""
         return self.episode_end - self.episode_start
+
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first row of each episode and the one after its last, [E] int64 each."""
+        return self.episode_start.cpu().numpy(), self.episode_end.cpu().numpy()
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """The same, one episode after the other."""
+        return zip(self.episode_start.tolist(), self.episode_end.tolist(), strict=True)
+
+    def per_row(self, values: Tensor) -> Tensor:
+        """For each row what `values` [E, ...] has for its episode: [R, ...] on the device of `values`."""
+        return torch.repeat_interleave(values, self.episode_lengths().to(values.device), 0)
+
+    def steps(self) -> Tensor:
+        """The number of each row's step within its episode, [R] int64."""
+        return torch.arange(len(self), device=self.device) - self.per_row(self.episode_start)
+
+    def rows_of(self, episodes: Tensor) -> Tensor:
+        """The rows of episodes [N], one episode after the other: int64."""
+        lengths = self.episode_lengths()[episodes]
+        ends = torch.cumsum(lengths, 0)
+        shift = torch.repeat_interleave(self.episode_start[episodes] - (ends - lengths), lengths)
+        return torch.arange(len(shift), device=shift.device) + shift
 
     def flat(self, name: str) -> Tensor:
         """A column as [R, W]."""
@@ -212,7 +235,7 @@ class Dataset:
         """The frequency at which each row is drawn, as a multiple of the average: [R] float64 on the CPU."""
         if self.weights is None:
             return torch.ones(len(self), dtype=torch.float64)
-        return torch.repeat_interleave(self.weights, self.episode_lengths().cpu())
+        return self.per_row(self.weights)
 
     def episode_shares(self) -> Tensor:
         """The share of the draws that each episode has, all its rows together: [E] float64 on the CPU, of sum 1."""
@@ -225,6 +248,14 @@ class Dataset:
         int64.
         """
         return torch.nonzero(self.columns["successor_known"] | self.columns["terminations"]).squeeze(-1)
+
+    def changed(
+        self, transform: str, note: str = "", columns: Mapping[str, Tensor] | None = None, **values: Any
+    ) -> Dataset:
+        """The data with other `values`, and `columns` beside or in place of theirs, as `transform` made them."""
+        notes = (*self.notes, note) if note else self.notes
+        columns = {**self.columns, **(columns or {})}
+        return replace(self, columns=columns, transforms=(*self.transforms, transform), notes=notes, **values)
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on another device. Memory-mapped columns are read in whole."""

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from offrl.errors import UserError
 from offrl.system.files import discard
 
 MANIFEST = "manifest.json"
+EPISODES = ("episode_start", "episode_end", "raw_returns", "complete")  # tensors of a dataset, beside its columns
+TEXTS = ("transforms", "notes", "strings", "metas")  # tuples of texts
 BUILDING = "building-"  # begins the name of a folder that is not finished
 # the files of a dataset that is kept; the manifest is the last by name
 OURS = r"(\d+-[\w-]+|column-\d+)\.npy|episodes\.npz|manifest\.json"
@@ -83,6 +85,16 @@ class Memory:
             out[part] = column[rows[part]]
         return out
 
+    def joined(self, name: str, columns: Sequence[np.ndarray]) -> np.ndarray:
+        """Columns [R, ...] of one type, one after the other."""
+        out = self.empty(name, (sum(map(len, columns)), *columns[0].shape[1:]), columns[0].dtype)
+        at = 0
+        for column in columns:
+            for part in chunks(len(column)):
+                out[at + part.start : at + part.stop] = column[part]
+            at += len(column)
+        return out
+
     def discard(self) -> None:
         """Remove the files; for a load that failed."""
         if self.folder is not None:
@@ -112,25 +124,12 @@ class Memory:
         for stale in self.folder.iterdir():
             if stale.name not in keep:
                 stale.unlink()
-        np.savez(
-            self.folder / "episodes.npz",
-            start=dataset.episode_start.numpy(),
-            end=dataset.episode_end.numpy(),
-            raw_returns=dataset.raw_returns.numpy(),
-            complete=dataset.complete.numpy(),
-            weights=np.zeros(0) if dataset.weights is None else dataset.weights.numpy(),
-        )
-        manifest |= {
-            "spec": dataset.spec.to_json(),
-            "fingerprint": dataset.fingerprint,
-            "transforms": dataset.transforms,
-            "notes": dataset.notes,
-            "nbytes": dataset.nbytes,
-            "stitch": dataset.stitch,
-            "code": code,
-        } | more
-        if dataset.spec.text:
-            manifest |= {"strings": dataset.strings, "metas": dataset.metas}
+        episodes: dict[str, Any] = {k: getattr(dataset, k).numpy() for k in EPISODES}
+        if dataset.weights is not None:
+            episodes["weights"] = dataset.weights.numpy()
+        np.savez(self.folder / "episodes.npz", **episodes)
+        manifest |= {k: getattr(dataset, k) for k in ("fingerprint", "nbytes", "stitch", *TEXTS)}
+        manifest |= {"spec": dataset.spec.to_json(), "code": code, **more}
         (self.folder / MANIFEST).write_text(json.dumps(manifest))
         with contextlib.suppress(OSError):  # another process was faster, or an older build is being replaced
             discard(target, OURS)
@@ -141,6 +140,9 @@ class Memory:
                 raise
             shutil.rmtree(self.folder, ignore_errors=True)
         self.folder = None
+
+
+IN_MEMORY = Memory()  # plain arrays, however many
 
 
 def mapped_bytes(folder: Path, code: str | None = None) -> int | None:
@@ -173,22 +175,15 @@ def open_mapped(folder: Path) -> Dataset:
 
 def dataset_from(manifest: dict[str, Any], folder: Path, columns: dict[str, torch.Tensor]) -> Dataset:
     """Open the columns that `Memory.write` wrote to `folder`."""
-    with np.load(folder / "episodes.npz", allow_pickle=False) as episodes:
-        e = {key: torch.from_numpy(episodes[key]) for key in episodes.files}
+    with np.load(folder / "episodes.npz", allow_pickle=False) as arrays:
+        values: dict[str, Any] = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+    values |= {k: tuple(manifest[k]) for k in TEXTS}
     return Dataset(
         columns=columns,
-        episode_start=e["start"],
-        episode_end=e["end"],
         spec=DataSpec.from_json(manifest["spec"]),
         fingerprint=manifest["fingerprint"],
-        raw_returns=e["raw_returns"],
-        complete=e["complete"],
-        transforms=tuple(manifest["transforms"]),
-        notes=tuple(manifest["notes"]),
-        weights=e["weights"] if "weights" in e and len(e["weights"]) else None,
-        stitch=float(manifest.get("stitch", 0.0)),
-        strings=tuple(manifest.get("strings", ())),
-        metas=tuple(manifest.get("metas", ())),
+        stitch=float(manifest["stitch"]),
+        **values,
     )
 
 

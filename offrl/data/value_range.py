@@ -26,7 +26,7 @@ def value_range(dataset: Dataset, discount: float) -> tuple[float, float]:
     """
     rewards = dataset.columns["rewards"].cpu().numpy()
     ends = dataset.columns["terminations"].cpu().numpy()
-    start, end = dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy()
+    start, end = dataset.bounds()
     returns = returns_to_go(rewards, ends, start, end, discount)
     low, high = float(returns.min()), float(returns.max())
     cut = ~ends[end - 1].astype(bool)

@@ -37,10 +37,9 @@ def stretches(dataset: Dataset, length: int) -> list[tuple[int, int]]:
     """Bounds of the segments of `length` rows that tile each episode, the last one of it shorter perhaps; 0: of whole
     episodes.
     """
-    bounds = zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
     return [
         (a, min(a + (length or end - start), end))
-        for start, end in bounds
+        for start, end in dataset.spans()
         for a in range(start, end, length or end - start)
     ]
 
@@ -286,7 +285,7 @@ def label_subgoals(
         form = NUMBERS.format(names=", ".join(names))
     else:
         form = CHOICES.format(choices=", ".join(choices)) if choices else WORDS
-    bounds = list(zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True))
+    bounds = list(dataset.spans())
     prompts = []
     for start, _ in bounds:
         first = (

@@ -242,7 +242,7 @@ def standardised(problem: Problem, scale: Scale) -> Dataset:
     """The dataset as the networks see it, with the candidates' next actions and each row's episode as columns."""
     dataset = problem.dataset
     columns = dataset.columns
-    episode = torch.repeat_interleave(torch.arange(dataset.num_episodes), dataset.episode_lengths())
+    episode = dataset.per_row(torch.arange(dataset.num_episodes))
     return replace(
         dataset,
         columns={

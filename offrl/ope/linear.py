@@ -91,7 +91,7 @@ def values(problem: Problem, discount: float, few: int) -> LinearValues:
     # the data's own first
     choices = [(following, recorded[starts])] + [(a.after, a.current[starts]) for a in problem.actions]
     generator = np.random.Generator(np.random.PCG64(0))
-    episode = torch.repeat_interleave(torch.arange(dataset.num_episodes), dataset.episode_lengths())
+    episode = dataset.per_row(torch.arange(dataset.num_episodes))
     known = inputs(states[0], recorded)
     width = known.shape[1]
     gaps = [

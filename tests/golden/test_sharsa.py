@@ -16,8 +16,7 @@ from offrl.algorithm import TrainState
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers import horizons
-from offrl.data.samplers.goals import DrawnGoals, Mix
-from offrl.data.samplers.horizons import HorizonSampler
+from offrl.data.samplers.goals import DrawnGoals, HorizonSampler, Mix
 from offrl.errors import UserError
 from tests.support.golden import KEY, redraw
 from tests.support.reference import goals as ref

@@ -300,7 +300,7 @@ def test_share_of_draws_that_leave_their_trajectory() -> None:
     """Clusters 0, 0, 1 | 1, 2: rows of cluster 1 leave with probability 1/2, the others never: 2 of 5 rows times
     1/2.
     """
-    assert leaving(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([3, 2])) == pytest.approx(0.2)
+    assert leaving(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 0, 1, 1])) == pytest.approx(0.2)
 
 
 def test_the_goals_column_is_clustered_where_there_is_one() -> None:

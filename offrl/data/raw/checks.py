@@ -5,6 +5,7 @@ all.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,33 +118,48 @@ def _shapes(raw: RawData) -> list[Fault]:
     return faults
 
 
+def _rows_where(column: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """The rows of a column that `rows_of` gives of each part of it, int64."""
+    parts = [part.start + rows_of(column[part]) for part in chunks(len(column))]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def not_finite_rows(column: np.ndarray) -> np.ndarray:
+    """The rows of a column [R, ...] that hold NaN or infinite values."""
+
+    def rows_of(block: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            # one pass without a temporary; the exact search only where it pays, or where the sum overflowed
+            finite = np.ones(1, bool) if np.isfinite(block.sum()) else np.isfinite(block)
+        return np.flatnonzero(~finite.reshape(len(finite), -1).all(1))
+
+    return _rows_where(column, rows_of) if column.dtype.kind == "f" else np.zeros(0, np.int64)
+
+
+def outside_rows(actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The rows of actions [R, A] beyond the range [A], lowest and highest, by more than rounding."""
+    return _rows_where(actions, lambda block: np.flatnonzero(_outside(block, low, high).any(1)))
+
+
+def _outside(actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    slack = TOLERANCE * (high - low)
+    return (actions < low - slack) | (actions > high + slack)
+
+
 def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
     faults = []
     columns = dict(raw.columns)
     if raw.final_observations is not None and "next_observations" not in columns:
         columns["final_observations"] = raw.final_observations
     for name, column in columns.items():
-        if column.dtype.kind != "f":
-            continue
-        count, first = 0, -1
-        for part in chunks(len(column)):
-            block = column[part]
-            with np.errstate(all="ignore"):
-                # one pass without a temporary; the exact search only where it pays, or where the sum overflowed
-                total = block.sum()
-            if not np.isfinite(total):
-                bad = np.flatnonzero(~np.isfinite(block).reshape(len(block), -1).all(1))
-                count += len(bad)
-                first = part.start + int(bad[0]) if first < 0 and len(bad) else first
-        if count:
+        if len(rows := not_finite_rows(column)):
+            first, count = int(rows[0]), len(rows)
             value = column[first].reshape(-1)
             problem = "NaN" if np.isnan(value).any() else "infinite values"
             message = f"'{name}' has {problem} in {count} row{'s' if count > 1 else ''}"
             cure = "remove those episodes, or set dataset.check=false to load them all the same"
             if name in raw.columns and (specs := raw.column_specs(name)):
-                message += (
-                    f", the first in column '{specs[int(np.argmin(np.isfinite(column[first].reshape(-1))))].name}'"
-                )
+                message += f", the first in column '{specs[int(np.argmin(np.isfinite(value)))].name}'"
                 if name == "observations":
                     cure += ", or dataset.missing=forward to take the last value before"
             final = name == "final_observations"  # a row for each episode
@@ -167,25 +183,13 @@ def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
         return [Fault("actions", "corrupting", message, _episode(ends, row), row, _NUMBERING)]
     low, high = action_range(raw)
     faults = [] if raw.range_known else _choices(actions)
-    if clip_actions:
+    if clip_actions or not (count := len(rows := outside_rows(actions, low, high))):
         return faults
-    slack = TOLERANCE * (high - low)
-    count, first, dimension, value = 0, -1, 0, 0.0
-    for part in chunks(len(actions)):
-        block = actions[part]
-        if (block.min(0) >= low - slack).all() and (block.max(0) <= high + slack).all():
-            continue  # a NaN gets past neither
-        outside = (block < low - slack) | (block > high + slack)
-        bad = np.flatnonzero(outside.any(1))
-        count += len(bad)
-        if first < 0 and len(bad):
-            first, dimension = part.start + int(bad[0]), int(outside[bad[0]].argmax())
-            value = float(block[bad[0], dimension])
-    if not count:
-        return faults
+    first = int(rows[0])
+    dimension = int(_outside(actions[first], low, high).argmax())
     message = (
         f"'actions' leaves the environment's range in {count} row{'s' if count > 1 else ''}: dimension {dimension} is "
-        f"{value:.6g}, outside [{low[dimension]:.6g}, {high[dimension]:.6g}]"
+        f"{float(actions[first, dimension]):.6g}, outside [{low[dimension]:.6g}, {high[dimension]:.6g}]"
     )
     cure = "set dataset.clip_actions=true to clip them, or the right dataset.action_low and dataset.action_high"
     return [*faults, Fault("actions", "corrupting", message, _episode(ends, first), first, cure)]

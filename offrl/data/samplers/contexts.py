@@ -28,7 +28,7 @@ def episode_tasks(dataset: Dataset) -> Tensor:
     """The task of each episode, [E] int64. Raises UserError where the data do not say it, or an episode has two."""
     column = whole_numbers(dataset, TASKS, "which task each row belongs to")
     first = column[dataset.episode_start]
-    wrong = torch.nonzero(column != torch.repeat_interleave(first, dataset.episode_lengths())).squeeze(-1)
+    wrong = torch.nonzero(column != dataset.per_row(first)).squeeze(-1)
     if len(wrong):
         row = int(wrong[0])
         episode = int(torch.searchsorted(dataset.episode_start, row, right=True)) - 1
@@ -122,14 +122,14 @@ class ContextSampler:
 
     def prepare(self, dataset: Dataset) -> Contexts:
         """Raises UserError for columns that the data lack."""
-        tasks = torch.repeat_interleave(episode_tasks(dataset), dataset.episode_lengths())
+        tasks = dataset.per_row(episode_tasks(dataset))
         labels, queries = optimal_actions(dataset)
         rows = dataset.transition_rows()
         order = rows[torch.argsort(tasks[rows], stable=True)]
         present, counts = torch.unique_consecutive(tasks[order], return_counts=True)
         first = torch.cumsum(counts, 0) - counts
         known = torch.isin(tasks[queries], present)
-        weighted, queries, _ = by_weight(dataset, queries[known], None)
+        weighted, queries = by_weight(dataset, queries[known])
         where = torch.searchsorted(present, tasks[queries])
         table = table_of(dataset, {name: dataset.columns[name] for name in CONTEXT})
         return Contexts(table, order, queries, first[where], counts[where], labels[queries], weighted)
@@ -184,9 +184,6 @@ class FreshContexts:
 
     def __call__(self, source: Any, key: Tensor, batch_size: int) -> Batch:
         batch, spec = self.environment.contexts(key, batch_size, self.length), self.spec
-        if source:
-            batch |= {
-                name: (batch[name] - source["mean"]) / source["std"]
-                for name in ("observations", "next_observations", "queries")
-            }
+        for name in ("observations", "next_observations", "queries") if source else ():
+            batch[name] = (batch[name] - source["mean"]) / source["std"]
         return {**batch, "rewards": batch["rewards"] * spec.reward_scale + spec.reward_shift}

@@ -21,6 +21,7 @@ from offrl.data.samplers.transitions import (
     Unpacked,
     column_of,
     draw_rows,
+    masked,
     table_of,
     weighted_rows,
 )
@@ -75,25 +76,17 @@ class SequenceSampler:
 
     def prepare(self, dataset: Dataset) -> Sequences:
         """Raises UserError for a column that the data lack, and where no episode may be drawn."""
-        device = dataset.device
-        start, end = dataset.episode_start, dataset.episode_end
-        episodes = drawn_episodes(dataset)
-        lengths = (end - start)[episodes]
-        total = int(lengths.sum())
-        first = torch.cumsum(lengths, 0) - lengths
-        uses_all = len(episodes) == dataset.num_episodes
-        steps = torch.arange(total, device=device) - torch.repeat_interleave(first, lengths)
-        rows = None if uses_all else torch.repeat_interleave(start[episodes], lengths) + steps
-        last = torch.repeat_interleave(first + lengths - 1, lengths)
+        all_rows, last, weighted = drawn_rows(dataset)
+        rows = None if len(all_rows) == len(dataset) else all_rows
         columns = {name: dataset.columns[name] for name in ("observations", "actions", "rewards")}
         columns |= {name: column_of(dataset, name) for name in self.extra}
-        extra = {
+        derived = {
             RETURNS: recorded_returns_to_go(dataset),
             **(self.derived_columns(dataset) if self.derived_columns else {}),
+            STEPS: dataset.steps(),
         }
-        derived = {name: (c.to(device) if rows is None else c.to(device)[rows]) for name, c in extra.items()}
-        table = table_of(dataset, columns, rows, {name: (c, None) for name, c in {**derived, STEPS: steps}.items()})
-        return Sequences(total, last, table, weighted_episodes(dataset, episodes, lengths, first))
+        table = table_of(dataset, columns, rows, {name: (c.to(all_rows.device), rows) for name, c in derived.items()})
+        return Sequences(len(all_rows), last, table, weighted)
 
     def __call__(self, source: Sequences, key: Tensor, batch_size: int) -> Batch:
         return windows(source, self.draw(source, key, batch_size), self.length, self.left_padded)
@@ -122,12 +115,7 @@ class GoalSequenceSampler(SequenceSampler):
     stitching: ClassVar[bool] = True
 
     def prepare(self, dataset: Dataset) -> GoalSequences:
-        base = super().prepare(dataset)
-        episodes = drawn_episodes(dataset)
-        start, lengths = dataset.episode_start[episodes], dataset.episode_lengths()[episodes]
-        first = torch.cumsum(lengths, 0) - lengths
-        rows = torch.arange(base.count, device=dataset.device) + torch.repeat_interleave(start - first, lengths)
-        return GoalSequences(**vars(base), stitches=stitches(dataset, rows))
+        return GoalSequences(**vars(super().prepare(dataset)), stitches=stitches(dataset, drawn_rows(dataset)[0]))
 
     def __call__(self, source: Sequences, key: Tensor, batch_size: int) -> Batch:
         assert isinstance(source, GoalSequences)
@@ -183,12 +171,7 @@ def window_rows(source: Sequences, begin: Tensor, length: int, left_padded: bool
 def gather(source: Sequences, rows: Tensor, valid: Tensor) -> Batch:
     """The columns of rows [B, K], zeros where they are not `valid` [B, K], and `valid`."""
     batch = source.table.take(rows.flatten())
-    shaped = {}
-    for name, column in batch.items():
-        column = column.unflatten(0, rows.shape)
-        mask = valid.reshape(*valid.shape, *[1] * (column.ndim - 2))
-        shaped[name] = torch.where(mask, column, torch.zeros((), dtype=column.dtype, device=column.device))
-    return {**shaped, VALID: valid}
+    return {name: masked(column.unflatten(0, rows.shape), valid) for name, column in batch.items()} | {VALID: valid}
 
 
 def drawn_episodes(dataset: Dataset) -> Tensor:
@@ -207,15 +190,17 @@ def recorded_returns_to_go(dataset: Dataset) -> Tensor:
     """Sums of the rewards, as they were recorded, from each row to the end of its episode, [R] float32 on the CPU."""
     spec = dataset.spec
     rewards = (dataset.columns["rewards"].cpu().double().numpy() - spec.reward_shift) / (spec.reward_scale or 1.0)
-    start, end = dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy()
-    values = returns_to_go(rewards, np.zeros(len(rewards)), start, end, 1.0)  # an episode ends where it ends
+    values = returns_to_go(rewards, np.zeros(len(rewards)), *dataset.bounds(), 1.0)  # an episode ends where it ends
     return torch.from_numpy(values.astype(np.float32))
 
 
-def weighted_episodes(dataset: Dataset, episodes: Tensor, lengths: Tensor, first: Tensor) -> Episodes | None:
-    """The distribution of rows where `Dataset.weights` differ: `episodes` [E], their lengths and first rows; None:
-    uniformly.
-    """
-    if dataset.weights is None:
-        return None
-    return weighted_rows(dataset.weights.to(episodes.device)[episodes], first, lengths)
+def drawn_rows(dataset: Dataset) -> tuple[Tensor, Tensor, Episodes | None]:
+    """(rows [R] int64 of `drawn_episodes`; for each of them the place among them of its episode's last one, [R] int64;
+    their distribution where `Dataset.weights` differ, None: uniform). Raises UserError where there is none."""
+    episodes = drawn_episodes(dataset)
+    lengths = dataset.episode_lengths()[episodes]
+    ends = torch.cumsum(lengths, 0)
+    weighted = None
+    if dataset.weights is not None:
+        weighted = weighted_rows(dataset.weights.to(episodes.device)[episodes], ends - lengths, lengths)
+    return dataset.rows_of(episodes), torch.repeat_interleave(ends - 1, lengths), weighted

@@ -85,9 +85,7 @@ def to_episodes(dataset: Dataset) -> Iterator[dict[str, Any]]:
     obs, actions, successors = (columns[k].tolist() for k in ("observations", "actions", "next_observations"))
     # the shortest decimal that is this float32: 0.1, not 0.10000000149011612
     rewards = [float(str(r)) for r in columns["rewards"]]
-    for number, (start, end) in enumerate(
-        zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
-    ):
+    for number, (start, end) in enumerate(dataset.spans()):
         last = end - 1
         terminated = bool(columns["terminations"][last])
         yield {

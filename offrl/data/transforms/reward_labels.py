@@ -36,16 +36,14 @@ def label_rewards(dataset: Dataset, labels: str | Labeller) -> Dataset:
     if dataset.spec.observation_mean is not None:
         raise UserError(f"{dataset.spec.name}: label rewards before observations are normalised")
     rewards = np.empty(len(dataset), np.float32)
-    bounds = zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
-    for episode, (start, end) in enumerate(bounds):
+    for episode, (start, end) in enumerate(dataset.spans()):
         where = f"dataset.reward_labels={name}, episode {episode}"
         rewards[start:end] = call_labeller(where, function, episode_columns(dataset, start, end), start)
-    columns = {**dataset.columns, "rewards": torch.from_numpy(rewards)}
-    labelled = replace(dataset, columns=columns, transforms=(*dataset.transforms, f"reward_labels {name}"))
-    r = labelled.episode_returns()
+    columns = {"rewards": torch.from_numpy(rewards)}
+    r = replace(dataset, columns=columns).episode_returns()
     note = f"rewards are those of {name}: returns {r.mean():.6g} on average, from {r.min():.6g} to {r.max():.6g}"
     fingerprint = hashlib.sha256(f"{dataset.fingerprint} rewards {code}".encode()).hexdigest()
-    return replace(labelled, notes=(*dataset.notes, note), fingerprint=fingerprint)
+    return dataset.changed(f"reward_labels {name}", note, columns, fingerprint=fingerprint)
 
 
 def call_labeller(
@@ -150,9 +148,7 @@ class RewardLabels:
     def of(cls, dataset: Dataset, rewards: np.ndarray, metadata: Mapping[str, Any]) -> RewardLabels:
         """rewards: [R], one for each row. Raises UserError where two episodes that are alike got different ones."""
         columns: dict[str, np.ndarray] = {}
-        for episode, (start, end) in enumerate(
-            zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
-        ):
+        for episode, (start, end) in enumerate(dataset.spans()):
             key = episode_key(episode_columns(dataset, start, end))
             values = np.asarray(rewards[start:end], np.float32)
             if key in columns and not np.array_equal(columns[key], values):

@@ -8,8 +8,6 @@ single trajectory has.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,7 +29,7 @@ def add_clusters(dataset: Dataset, config: DatasetConfig, seed: int = 0) -> Data
     """
     name, features = feature_column(dataset, config)
     centers, assignment = clusters(features, config.augment_clusters, config.augment_dims, seed)
-    leave = leaving(assignment, dataset.episode_lengths().cpu())
+    leave = leaving(assignment, dataset.per_row(torch.arange(dataset.num_episodes)))
     description = f"stitch {config.augment_probability:g} of {config.augment_clusters} clusters of {name}"
     description += f", first {config.augment_dims}" if config.augment_dims else ""
     if 2 * config.augment_clusters > len(dataset):
@@ -48,13 +46,8 @@ def add_clusters(dataset: Dataset, config: DatasetConfig, seed: int = 0) -> Data
         f"augment {description}: {centers} of them hold rows, and {100 * leave:.0f}% of the draws from one are of "
         "another trajectory"
     )
-    return replace(
-        dataset,
-        columns={**dataset.columns, CLUSTERS: assignment.to(dataset.device)},
-        stitch=config.augment_probability,
-        transforms=(*dataset.transforms, f"augment {description}"),
-        notes=(*dataset.notes, note),
-    )
+    columns = {CLUSTERS: assignment.to(dataset.device)}
+    return dataset.changed(f"augment {description}", note, columns, stitch=config.augment_probability)
 
 
 def feature_column(dataset: Dataset, config: DatasetConfig) -> tuple[str, Tensor]:
@@ -142,13 +135,12 @@ def lloyd(points: Tensor, count: int, generator: np.random.Generator) -> Tensor:
     return centres
 
 
-def leaving(assignment: Tensor, lengths: Tensor) -> float:
+def leaving(assignment: Tensor, episode: Tensor) -> float:
     """The probability that of two rows of a cluster, the first uniform over all rows, the second is of another
     trajectory.
 
-    assignment [R]; lengths [E] of the trajectories that the rows are, in order.
+    assignment [R]; episode [R]: the number of each row's trajectory.
     """
-    episode = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     pairs = episode * (int(assignment.max()) + 1) + assignment
     _, pair_index, counts = pairs.unique(return_inverse=True, return_counts=True)
     sizes = torch.bincount(assignment)
