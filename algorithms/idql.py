@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from offrl import losses, rng
 from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.families import in_sample
-from offrl.families.critics import Critic, CriticSettings, Value, Values, WithCritic
+from offrl.families.critics import ActorScheduleSettings, Critic, CriticSettings, Value, Values, WithCritic
 from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_field, drawn_of
 from offrl.families.generative.settings import greedy_field
 from offrl.nn import diffusion
@@ -24,8 +24,8 @@ SCHEDULE = "vp"  # the variance-preserving one
 
 
 @dataclass
-@defaults(batch_size=512, init="xavier")
-class IDQLConfig(CriticSettings):
+@defaults(batch_size=512, init="xavier", decay_steps=3_000_000)
+class IDQLConfig(ActorScheduleSettings, CriticSettings):
     """Settings of IDQL; the defaults are the authors' for D4RL's locomotion tasks, with the denoiser of the larger of
     their learners.
     """
@@ -45,12 +45,6 @@ class IDQLConfig(CriticSettings):
     )
     weight_decay: float = setting(
         1e-4, "AdamW's decay of the denoiser's parameters (optax's default)", low=0.0, structural=True
-    )
-    actor_schedule: str = setting(
-        "cosine", "the denoiser's learning rate over decay_steps", choices=("cosine", "constant")
-    )
-    decay_steps: int = setting(
-        3_000_000, "length of the schedule in updates, as published whatever the run's length", low=1
     )
     average: float = setting(
         0.001, "rate at which an averaged denoiser, which acts, follows the trained one", low=0.0, high=1.0

@@ -29,6 +29,7 @@ from offrl.algorithm import (
 )
 from offrl.data.samplers.transitions import Batch, Packed, Transitions, TransitionSampler
 from offrl.errors import UserError
+from offrl.families.critics import ActorScheduleSettings
 from offrl.families.sac import SoftActorCritic, SoftSettings
 from offrl.settings.field import defaults, setting
 from offrl.world_models.model import Outcome, past_at, required
@@ -37,8 +38,8 @@ from offrl.world_models.uncertainty import measure, names, prepare
 
 
 @dataclass
-@defaults(actor_learning_rate=1e-4)
-class ModelBasedSettings(SoftSettings):
+@defaults(actor_learning_rate=1e-4, actor_schedule="constant")
+class ModelBasedSettings(ActorScheduleSettings, SoftSettings):
     """Settings of model-based actor-critics; the defaults are those of OfflineRL-Kit for D4RL's locomotion tasks."""
 
     world_model: str = setting(
@@ -84,10 +85,6 @@ class ModelBasedSettings(SoftSettings):
         high=0.9,
         shared=True,
     )
-    actor_schedule: str = setting(
-        "constant", "the actor's learning rate over decay_steps", choices=("cosine", "constant")
-    )
-    decay_steps: int = setting(1_000_000, "length of the schedule in updates", low=1)
 
 
 LOOKAHEAD_UNCERTAINTY, LOOKAHEAD_DISCOUNT = "ensemble_std", 0.97  # COPlanner's

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from offrl import losses, rng
 from offrl.actor import Actor, MemorylessActor, NoisyActor
 from offrl.algorithm import Algorithm, Batch, DataSpec, Loss, Metrics, TrainState, Update
-from offrl.families.critics import Critic, CriticSettings, Objective, Target, Value, Values, WithCritic
+from offrl.families.critics import (
+    ActorScheduleSettings,
+    Critic,
+    CriticSettings,
+    Objective,
+    Target,
+    Value,
+    Values,
+    WithCritic,
+)
 from offrl.nn import Deterministic, make_policy
 from offrl.optim import Adam, OptState, Params, global_norm
 from offrl.settings.field import defaults, setting
@@ -22,7 +31,7 @@ from offrl.settings.field import defaults, setting
 
 @dataclass
 @defaults(init="orthogonal")
-class InSampleSettings(CriticSettings):
+class InSampleSettings(ActorScheduleSettings, CriticSettings):
     """Settings of IQL and its relatives; the defaults are the authors' for D4RL's locomotion tasks."""
 
     temperature: float = setting(3.0, "multiplies the advantage in the exponent; larger is greedier", low=0.0)
@@ -34,12 +43,6 @@ class InSampleSettings(CriticSettings):
         choices=("gaussian", "tanh_gaussian", "unit_gaussian", "deterministic"),
     )
     dropout: float = setting(0.0, "dropout rate of the policy", low=0.0, high=0.99, structural=True)
-    actor_schedule: str = setting(
-        "cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant")
-    )
-    decay_steps: int = setting(
-        1_000_000, "length of the schedule in updates, as published whatever the run's length", low=1
-    )
 
 
 @dataclass

@@ -12,7 +12,7 @@ from torch import Tensor
 from offrl.algorithm import Dataset, Tree
 from offrl.data.samplers.transitions import Batch, Packed, episode_of, table_of
 from offrl.errors import UserError
-from offrl.world_models.dynamics.settings import DynamicsSettings
+from offrl.world_models.dynamics.settings import DynamicsSettings, HeldOutSettings
 
 FEW_EPISODES = 10  # of fewer none are kept apart for the report
 
@@ -28,7 +28,7 @@ class Split:
     ends: Tensor
 
 
-def split(dataset: Dataset, config: DynamicsSettings) -> Split:
+def split(dataset: Dataset, config: HeldOutSettings) -> Split:
     """Whole episodes for the report, random rows for early stopping, and the rest. Raises UserError where too little is
     left.
     """

@@ -9,7 +9,21 @@ from offrl.settings.field import setting
 
 
 @dataclass
-class DynamicsSettings:
+class HeldOutSettings:
+    """Settings of the data that a model is judged by, and of what it takes from that or from the environment."""
+
+    held_out: int = setting(1000, "random transitions for the held-out error of members, at most a fifth of all", low=1)
+    test_share: float = setting(
+        0.05, "share of the episodes that are kept apart for the report; 0: fit to all", low=0.0, high=0.5, shared=True
+    )
+    reward: str = setting("learned", "learned; auto: the environment's own where it is known; or a rule's name")
+    calibrated: bool = setting(
+        False, "rollouts use standard deviations scaled so that held-out intervals cover what they should"
+    )
+
+
+@dataclass
+class DynamicsSettings(HeldOutSettings):
     """Settings of an ensemble of dynamics models; the defaults are MOPO's and its successors'."""
 
     name: str = "dynamics"
@@ -34,23 +48,11 @@ class DynamicsSettings:
         [2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4], "of each layer, part of the loss; stretched to fit", low=0.0
     )
     bounds_weight: float = setting(0.01, "weight of the distance between the bounds of the log variance", low=0.0)
-    held_out: int = setting(1000, "random transitions for early stopping, at most a fifth of all", low=1)
     patience: int = setting(5, "epochs in a row without a better member, after which training ends", low=1)
     tolerance: float = setting(0.01, "a member is better when its held-out error fell by more than this share", low=0.0)
     max_epochs: int = setting(0, "training ends after so many epochs; 0: when no member gets better", low=0)
-    test_share: float = setting(
-        0.05,
-        "share of the episodes that are kept apart for the report; 0: train on all",
-        low=0.0,
-        high=0.5,
-        shared=True,
-    )
     termination: str = setting(
         "auto", "auto: the environment's own rule where it is known, else learned; never; or a rule's name"
-    )
-    reward: str = setting("learned", "learned; auto: the environment's own where it is known; or a rule's name")
-    calibrated: bool = setting(
-        False, "rollouts use standard deviations scaled so that held-out intervals cover what they should"
     )
     epoch: int | None = setting(
         None, "updates of an epoch; null: once through the data, or 250 where that is more", low=1

@@ -19,7 +19,7 @@ from offrl.settings.kinds import restored
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.world_models import quality, starts
-from offrl.world_models.dynamics import Dynamics, DynamicsSettings, Split, data_range, split
+from offrl.world_models.dynamics import Dynamics, DynamicsSettings, HeldOutSettings, Split, data_range, split
 from offrl.world_models.model import FOLDER, Outcome, Prediction, WorldModel, load, save
 from offrl.world_models.sindy import regression as sindy
 
@@ -27,21 +27,13 @@ EQUATIONS = "equations.txt"
 
 
 @dataclass
-class SindySettings(sindy.SindyConfig):
+class SindySettings(sindy.SindyConfig, HeldOutSettings):
     """Settings of the sparse regression, and of what a model of the environment needs besides."""
 
     name: str = "sindy"
     batch_size: int = setting(256, "no meaning here: the fit takes all rows", low=1)
     noise: bool = setting(False, "rollouts add noise of the size of the one-step error")
-    held_out: int = setting(1000, "random transitions for the error of each member", low=1)
-    test_share: float = setting(
-        0.05, "share of the episodes that are kept apart for the report; 0: fit to all", low=0.0, high=0.5, shared=True
-    )
     termination: str = setting("auto", "auto: the environment's own rule, where it is known; never; or a rule's name")
-    reward: str = setting(
-        "learned", "learned: a polynomial; auto: the environment's own where it is known; or a rule's name"
-    )
-    calibrated: bool = setting(False, "standard deviations scaled so that held-out intervals cover what they should")
     history: ClassVar[int] = 1
     delta: ClassVar[bool] = True
     loss: ClassVar[str] = "least squares"  # no learnt variance: uncertainty=aleatoric says so

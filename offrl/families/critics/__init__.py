@@ -3,10 +3,11 @@ objective.
 """
 
 from offrl.families.critics.critic import Critic, WithCritic
-from offrl.families.critics.settings import CriticSettings, epsilon_field, make_value_head
+from offrl.families.critics.settings import ActorScheduleSettings, CriticSettings, epsilon_field, make_value_head
 from offrl.families.critics.value import Objective, Target, Value, Values
 
 __all__ = [
+    "ActorScheduleSettings",
     "Critic",
     "CriticSettings",
     "Objective",

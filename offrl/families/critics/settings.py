@@ -82,6 +82,18 @@ class CriticSettings(NetworkSettings):
     )
 
 
+@dataclass
+class ActorScheduleSettings:
+    """Settings of the learning rate of an actor that `WithCritic` trains."""
+
+    actor_schedule: str = setting(
+        "cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant")
+    )
+    decay_steps: int = setting(
+        1_000_000, "length of the schedule in updates, as published whatever the run's length", low=1
+    )
+
+
 def make_value_head(config: CriticSettings) -> ValueHead:
     """The value head of these settings. Raises UserError where the range of its bins is missing or empty."""
     if config.value_head == "scalar":
