@@ -12,7 +12,6 @@ docs/glossary.md.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 import sys
 from collections import Counter
@@ -24,7 +23,7 @@ import measured
 
 from offrl import registry
 from offrl.settings.compose import compose
-from offrl.settings.field import shown_value
+from offrl.settings.field import is_shown, own_first, shown_value
 from offrl.settings.presets import base_algorithm, config_names, dotted, read_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -71,14 +70,10 @@ def settings(name: str) -> list[Setting]:
     configs/algo.
     """
     config = compose({"algo": name, "experiment": "none", "dataset": "-"}).algo
-    depth = [vars(kind).get("__annotations__", {}) for kind in type(config).__mro__]
-    fields = sorted(
-        dataclasses.fields(config), key=lambda f: max(i for i, names in enumerate(depth) if f.name in names)
-    )
     return [
         Setting(f.name, f.metadata["help"], f.metadata.get("shown") or shown_value(getattr(config, f.name)))
-        for f in fields
-        if f.metadata.get("help") and not f.metadata.get("filled")
+        for f in own_first(type(config))
+        if is_shown(f)
     ]
 
 
