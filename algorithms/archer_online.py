@@ -59,7 +59,7 @@ class ArCHerOnlineConfig(ValueHeadSettings, UtteranceCriticSettings):
     discount: float = setting(0.95, "discount factor, of each turn", low=0.0, high=1.0)
     polyak: float = setting(0.1, "rate at which the critic's target follows", low=0.0, high=1.0)
     env: str = setting("", "Gymnasium id of the environment that is played; empty: the dataset's own")
-    rollouts: int = setting(128, "episodes that are played in each iteration", low=1)
+    iteration_episodes: int = setting(128, "episodes that are played in each iteration", low=1)
     parallel: int = setting(32, "episodes that are played side by side", low=1, high=PROMPTS)
     max_turns: int | None = setting(
         None, "turns after which an episode is cut off; null: the environment's own limit", low=1
@@ -82,8 +82,8 @@ class ArCHerOnline(TextAlgorithm):
     """A critic of whole utterances, learnt off-policy, above an actor that writes tokens (arXiv 2402.19446, sections
     4.2 and 4.3, algorithm 1). Two Qs and two Vs, each pair with targets of its own.
 
-    An iteration is `rollouts` episodes, then `critic_steps` and `actor_steps` updates. Turns are drawn from the whole
-    ring.
+    An iteration is `iteration_episodes` episodes, then `critic_steps` and `actor_steps` updates. Turns are drawn from
+    the whole ring.
     """
 
     Config = ArCHerOnlineConfig
@@ -140,7 +140,9 @@ class ArCHerOnline(TextAlgorithm):
         c, ring = self.config, state.buffers["ring"]
         if step == 0 and c.from_data:
             ring = rings.fill(ring, source)
-        episodes = play_episodes(self, state, played_in(c, self.spec), c.rollouts, key, c.parallel, c.max_turns)
+        episodes = play_episodes(
+            self, state, played_in(c, self.spec), c.iteration_episodes, key, c.parallel, c.max_turns
+        )
         ring = rings.push(ring, rings.of_episodes(self, episodes, self.width, ring["at"].device))
         means = {name: torch.tensor(mean, device=ring["at"].device) for name, mean in episode_means(episodes).items()}
         return state._replace(buffers={**state.buffers, "ring": ring}), means

@@ -12,7 +12,7 @@ docs/glossary.md.
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import itertools
 import re
 import sys
 from collections import Counter
@@ -24,7 +24,8 @@ import measured
 
 from offrl import registry
 from offrl.settings.compose import compose
-from offrl.settings.field import shown_value
+from offrl.settings.field import is_shown, own_first, shown_value
+from offrl.settings.groups import CONTENT, by_group, grouped_name
 from offrl.settings.presets import base_algorithm, config_names, dotted, read_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -71,21 +72,21 @@ def settings(name: str) -> list[Setting]:
     configs/algo.
     """
     config = compose({"algo": name, "experiment": "none", "dataset": "-"}).algo
-    depth = [vars(kind).get("__annotations__", {}) for kind in type(config).__mro__]
-    fields = sorted(
-        dataclasses.fields(config), key=lambda f: max(i for i, names in enumerate(depth) if f.name in names)
-    )
     return [
         Setting(f.name, f.metadata["help"], f.metadata.get("shown") or shown_value(getattr(config, f.name)))
-        for f in fields
-        if f.metadata.get("help") and not f.metadata.get("filled")
+        for f in own_first(type(config))
+        if is_shown(f)
     ]
 
 
 def shared_settings(table: dict[str, list[Setting]]) -> dict[tuple[str, str], None]:
-    """(name, meaning) of the settings that are explained once, ordered by how many algorithms have them."""
+    """(name, meaning) of the settings that are explained once: those of no group, and group by group, ordered by how
+    many algorithms have them.
+    """
     counts = Counter((s.name, s.meaning) for rows in table.values() for s in rows)
-    return {key: None for key, count in counts.most_common() if count >= SHARED_BY}
+    keys = [key for key, count in counts.most_common() if count >= SHARED_BY]
+    groups = by_group(name for name, _ in keys)
+    return {key: None for names in groups.values() for key in keys if key[0] in names}
 
 
 def symbols() -> dict[tuple[str, str], str]:
@@ -155,7 +156,7 @@ def shared_table(table: dict[str, list[Setting]], shared: dict[tuple[str, str], 
     lines = ["| Setting | Meaning | Algorithms |", "|---|---|---|"]
     for setting, meaning in shared:
         count = sum(any((s.name, s.meaning) == (setting, meaning) for s in rows) for rows in table.values())
-        lines.append(f"| `{setting}` | {cell(meaning)} | {count} |")
+        lines.append(f"| `{grouped_name(setting)}` | {cell(meaning)} | {count} |")
     return "\n".join(lines)
 
 
@@ -177,12 +178,24 @@ def details(
         lines += losses(algorithm)
     marks = {s.name: symbol.get((name, s.name), "") for s in rows}
     lines += ["", "## Settings", "", "| Setting | Symbol | Default | Meaning |", "|---|---|---|---|"]
-    for s in rows:
+    groups = {
+        group: [s for n in names for s in rows if s.name == n]
+        for group, names in by_group(s.name for s in rows).items()
+    }
+    for s in itertools.chain(*groups.values()):
         if (s.name, s.meaning) not in shared or marks[s.name]:
-            lines.append(f"| `{s.name}` | {marks[s.name]} | `{s.default}` | {cell(s.meaning)} |")
-    common = [f"`{s.name}={s.default}`" for s in rows if (s.name, s.meaning) in shared and not marks[s.name]]
-    if common:
-        lines += ["", f"[Shared settings](../algorithms.md#shared-settings): {', '.join(common)}."]
+            lines.append(f"| `{grouped_name(s.name)}` | {marks[s.name]} | `{s.default}` | {cell(s.meaning)} |")
+    common = {
+        group: ", ".join(
+            f"`{grouped_name(s.name)}={s.default}`"
+            for s in members
+            if (s.name, s.meaning) in shared and not marks[s.name]
+        )
+        for group, members in groups.items()
+    }
+    if any(common.values()):
+        lines += ["", "[Shared settings](../algorithms.md#shared-settings):", ""]
+        lines += [f"- {f'{CONTENT[g]}: ' if g else ''}{text}" for g, text in common.items() if text]
     lines += measured.section(name, [name, *page.presets])
     return "\n".join(lines)
 

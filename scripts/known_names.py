@@ -8,7 +8,6 @@ python scripts/known_names.py --check      # only says whether it is out of date
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import re
 import sys
@@ -18,7 +17,7 @@ from typing import Any, get_type_hints
 from offrl import registry
 from offrl.cli.words import listing
 from offrl.settings.compose import compose
-from offrl.settings.field import shown_value
+from offrl.settings.field import own_first, shown_value
 from offrl.settings.known import FILE, TYPES
 from offrl.settings.presets import base_algorithm, config_names
 from offrl.settings.train import TrainConfig
@@ -32,12 +31,8 @@ def entries(config: Any) -> list[dict[str, Any]]:
     relatives.
     """
     hints, words = get_type_hints(type(config)), {v: k for k, v in TYPES.items()}
-    classes = [vars(kind).get("__annotations__", {}) for kind in type(config).__mro__]
-    fields = sorted(
-        dataclasses.fields(config), key=lambda f: max(i for i, names in enumerate(classes) if f.name in names)
-    )
     result = []
-    for f in fields:
+    for f in own_first(type(config)):
         if f.name == "name":
             continue
         about = {

@@ -56,6 +56,7 @@ SMALL: dict[str, Any] = {  # for the algorithms that have the setting
     "elites": 2,
     "epoch": 10,
     "rollouts": 16,
+    "iteration_episodes": 16,
     "horizon": 2,
     "rollout_every": 10,
     "rollout_retain": 2,

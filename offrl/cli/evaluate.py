@@ -71,11 +71,12 @@ def run(arguments: list[str]) -> int:
     from offrl.api import Run
     from offrl.runs.tables import interval_text, print_table
     from offrl.settings.compose import fill, parse
+    from offrl.settings.groups import flat_name
     from offrl.settings.replicas import by_cell, number
     from offrl.statistics.intervals import mean_interval
     from offrl.system.devices import pick_device
 
-    values = {k.removeprefix("eval."): v for k, v in parse(arguments[1:]).items()}
+    values = {flat_name(k.removeprefix("eval.")): v for k, v in parse(arguments[1:]).items()}
     if values.get("target_returns") == "auto":
         values["target_returns"] = ["auto"]
     if isinstance(values.get("rewards"), str):

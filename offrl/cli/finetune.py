@@ -67,10 +67,9 @@ Settings of mode=residual, published values in brackets where they differ:
 
 
 def usage(arguments: list[str]) -> str:
+    from offrl.cli.words.listing import algorithm_settings
     from offrl.finetuning.config import FinetuneConfig
-    from offrl.settings import known
     from offrl.settings.field import describe
 
     lines = (line for line in describe(FinetuneConfig()) if "eval.env=" not in line)
-    residual = describe(known.schema("residual"), "algo.")
-    return USAGE.format("\n".join(lines), "\n".join(residual))
+    return USAGE.format("\n".join(lines), "\n".join(algorithm_settings("residual.all")))

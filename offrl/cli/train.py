@@ -65,6 +65,7 @@ usage: offrl train [ALGORITHM] [DATASET] [name=value ...] [--quiet]
   offrl train my.hdf5 steps=50k device=cpu name=first      a file of your own
   offrl train my.hdf5 dataset.fields.observations=obs eval.env=Hopper-v5
   offrl train algo=iql temperature=5 lr=1e-4               settings of the algorithm, with algo. before them or not
+  offrl train algo.critic.hidden=512,512                   a setting of a group, as `offrl list algo=iql.critic` shows
   offrl train grid.temperature=1,3,10 seeds=3,7            a grid, and seeds 3 and 7 instead of how many
   offrl train resume=runs/NAME                             goes on where a run was stopped
 

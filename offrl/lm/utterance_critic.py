@@ -32,7 +32,7 @@ QS, VS = ("q1", "q2"), ("v1", "v2")
 class UtteranceCriticSettings(UtteranceSettings):
     """Settings of actors that learn whole utterances from a critic."""
 
-    critic: str = setting(
+    critic_lm: str = setting(
         "same",
         "the language model that the critic reads texts with: one of its own like the actor's, or a small GPT-2 of "
         "random weights with the settings width, layers and heads and the same tokens",
@@ -45,13 +45,13 @@ class UtteranceCriticSettings(UtteranceSettings):
 
     @property
     def begins_anew(self) -> tuple[str, ...]:
-        return ("critic",) if self.critic == SCRATCH else ()
+        return ("critic",) if self.critic_lm == SCRATCH else ()
 
 
 def critic_lm(config: Any) -> LM:
     """A new language model for the critic."""
     c = config
-    if c.critic == SCRATCH and c.lm != SCRATCH:
+    if c.critic_lm == SCRATCH and c.lm != SCRATCH:
         tokens = max(tokenizer_of(c).size, language_model(c).vocabulary)
         size = Size(c.width, c.layers, c.heads, c.length + int(c.action_tokens or 0) + 1, tokens)
         return LM(None, size, checkpointing=c.checkpointing)

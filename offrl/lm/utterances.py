@@ -158,7 +158,7 @@ def with_rates(config: Any, rates: Mapping[str, tuple[float, float]]) -> Any:
     c = config
     for name, (trained_rate, scratch_rate) in rates.items():
         if getattr(c, name) is None:
-            scratch = c.lm == SCRATCH or (name == "critic_learning_rate" and c.critic == SCRATCH)
+            scratch = c.lm == SCRATCH or (name == "critic_learning_rate" and c.critic_lm == SCRATCH)
             c = dataclasses.replace(c, **{name: scratch_rate if scratch else trained_rate})
     return c
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from offrl.errors import UserError, nearest
+from offrl.settings.groups import GROUPS, grouped_name
 
 # what is below is not known here: dataset.fields' columns, settings of a policy's algorithm
 FREE = frozenset({"fields", "acting"})
@@ -25,6 +26,8 @@ def assign(config: Any, name: str, value: Any) -> None:
     for i, part in enumerate(parts):
         free = i > 0 and parts[i - 1] in FREE
         if not isinstance(node, DictConfig) or (part not in node and not free):
+            if parts[0] == "algo" and part in GROUPS and i == 1:
+                raise UserError(group_mistake(name, value, node))
             prefix = ".".join(parts[:i])
             options = [f"{prefix}.{k!s}" if prefix else str(k) for k in node] if isinstance(node, DictConfig) else []
             names = all_names(config)
@@ -66,6 +69,19 @@ def assign(config: Any, name: str, value: Any) -> None:
                 else f"{'' if kind else 'one value'}, not several values{grid_hint(name)}"
             )
         raise UserError(f"{name}={shown(value)} must be {kind}" if kind else f"{name}={shown(value)}: {text}") from None
+
+
+def group_mistake(name: str, value: Any, settings: Iterable[Any]) -> str:
+    """The message for a group of settings that is set as one, and for a name that it has not; settings: the flat names
+    of the algorithm's settings.
+    """
+    group, _, field = name.removeprefix("algo.").partition(".")
+    options = [f"algo.{n}" for n in map(grouped_name, map(str, settings)) if n.startswith(f"{group}.")]
+    if not options:
+        return f"unknown setting '{name}': the algorithm has no settings of the group {group}"
+    if not field:
+        return f"{name}={shown(value)}: {group} is a group of settings; write one of them, such as {options[0]}=..."
+    return f"unknown setting '{name}'.{nearest(name, options)} Those of the group: {', '.join(options)}"
 
 
 def grid_hint(name: str) -> str:

@@ -18,6 +18,7 @@ from offrl.settings import known
 from offrl.settings.aliases.names import understood
 from offrl.settings.assign import all_names, assign, grid_hint, shown
 from offrl.settings.field import check, plain_name
+from offrl.settings.groups import flat_name
 from offrl.settings.presets import (
     algorithm_group,
     base_algorithm,
@@ -82,7 +83,7 @@ def parse(arguments: list[str]) -> dict[str, Any]:
         key = key.lstrip("+")
         if not text:
             raise UserError(f"'{argument}' has no value; write {key}=VALUE")
-        if key in PLAIN:
+        if flat_name(key) in PLAIN:
             quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
             values[key] = None if text == "null" and key in OPTIONAL else text[1:-1] if quoted else text
             continue
@@ -108,7 +109,8 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
     A group's choice is `algo` or `dataset` however it was written: `algo=iql`, `algo.name=iql`, or in YAML
     `algo: {name: iql}`. A grid's fields are `grid.FIELD`, also where they were written `grid.algo.FIELD`; `train.NAME`
-    is NAME, `world_model` is `algo.world_model`. A grid of `values` is taken over one value in the file.
+    is NAME, `world_model` is `algo.world_model`, `algo.critic.hidden` is `algo.critic_hidden`. A grid of `values` is
+    taken over one value in the file.
     """
     flat = {name: _plain(value) for name, value in plain_names(values).items()}
     typed(flat.pop("plugins", None))

@@ -133,19 +133,29 @@ def describe(config: Any, prefix: str = "") -> list[str]:
     it means.
     """
     lines: list[str] = []
-    classes = [vars(kind).get("__annotations__", {}) for kind in type(config).__mro__]
-    # its own before those that it shares with its relatives
-    for spec in sorted(
-        dataclasses.fields(config), key=lambda f: max(i for i, names in enumerate(classes) if f.name in names)
-    ):
+    for spec in own_first(type(config)):
         value, name = getattr(config, spec.name), prefix + spec.name
         if dataclasses.is_dataclass(value):
             lines += describe(value, name + ".")
-        elif spec.metadata.get("help") and not spec.metadata.get("filled"):
-            lines.append(
-                f"  {name + '=' + (spec.metadata.get('shown') or shown_value(value)):<40} {spec.metadata['help']}"
-            )
+        elif is_shown(spec):
+            lines.append(setting_line(name, value, spec))
     return lines
+
+
+def own_first(kind: type) -> list[dataclasses.Field[Any]]:
+    """The fields of a dataclass, its own before those that it shares with its relatives."""
+    classes = [vars(parent).get("__annotations__", {}) for parent in kind.__mro__]
+    return sorted(dataclasses.fields(kind), key=lambda f: max(i for i, names in enumerate(classes) if f.name in names))
+
+
+def is_shown(spec: dataclasses.Field[Any]) -> bool:
+    """Whether a field is a setting that a user may give."""
+    return bool(spec.metadata.get("help")) and not spec.metadata.get("filled")
+
+
+def setting_line(name: str, value: Any, spec: dataclasses.Field[Any]) -> str:
+    """The line of help for a setting: its name, its default `value` and its meaning."""
+    return f"  {name + '=' + (spec.metadata.get('shown') or shown_value(value)):<40} {spec.metadata['help']}"
 
 
 def shown_value(value: Any) -> str:

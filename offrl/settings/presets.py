@@ -14,6 +14,7 @@ from typing import Any
 from offrl import registry
 from offrl.errors import UserError, few, nearest
 from offrl.settings.aliases import algorithms
+from offrl.settings.groups import flat_name
 
 SUFFIX = re.compile(r"\.(hdf5|h5|hdf|npz|npy|parquet|pq)$")
 
@@ -274,7 +275,7 @@ def plain_names(values: Mapping[str, Any]) -> dict[str, Any]:
     for k, v in dotted(values).items():
         name = str(k).removeprefix("train.")
         name = name.replace("grid.algo.", "grid.", 1) if name.startswith("grid.algo.") else name
-        name = f"algo.{name}" if name == "world_model" else name
+        name = f"algo.{name}" if name == "world_model" else flat_name(name)
         if name in flat:
             raise UserError(f"{name} is given twice")
         flat[name] = v

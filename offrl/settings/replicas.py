@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 from offrl.errors import UserError, nearest
 from offrl.settings.field import check, marked, shown_value
+from offrl.settings.groups import grouped_name
 from offrl.settings.train import MOST_SEEDS, TrainConfig, seed_list
 
 # of one cell of a grid: (field of the algorithm's Config, value) in the grid's order
@@ -162,10 +163,11 @@ def _values(field: str, entries: Any, algo: Any, paired: bool) -> list[float]:
     kind = type(algo)
     name, can = f"grid.{field}", varied(kind)
     if field not in scalars(kind):
-        able = f"a grid of {algo.name} varies {', '.join(can) or 'nothing'}"
+        options = [*map(grouped_name, can)]
+        able = f"a grid of {algo.name} varies {', '.join(options) or 'nothing'}"
         if any(f.name == field for f in dataclasses.fields(algo)):
             raise UserError(f"{name}: algo.{field} does not hold one real number; {able}")
-        raise UserError(f"unknown setting '{name}'.{nearest(field, can)} {able[0].upper() + able[1:]}")
+        raise UserError(f"unknown setting '{name}'.{nearest(field, options)} {able[0].upper() + able[1:]}")
     values: list[float] = []
     if isinstance(entries, (list, tuple)) and len(entries) > MOST_SEEDS:
         raise UserError(

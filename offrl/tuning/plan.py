@@ -22,6 +22,7 @@ from offrl.runs import record as runs
 from offrl.settings import diff
 from offrl.settings.compose import compose, fill, flatten
 from offrl.settings.field import marked, without_places
+from offrl.settings.groups import flat_name
 from offrl.settings.presets import algorithm_group
 from offrl.settings.train import MOST_SEEDS, TrainConfig
 from offrl.settings.untrusted import COUNTS, PLACES, check_code, given_of
@@ -35,6 +36,7 @@ from offrl.tuning.search.tune_file import FILE, claim, read
 
 # settings of `offrl train` that runs are given
 PASSED = ("compile", "workers", "group", "precision", "experiment", "log_every", "logger")
+TUNE_FIELDS = [f.name for f in dataclasses.fields(TuneConfig)]
 # updates of a rung from which compiling pays on a CPU; a rule rather than a measurement, so that a resumed tune does
 # the same
 LONG = 5_000
@@ -136,8 +138,7 @@ def prepare(values: Mapping[str, Any]) -> Tune:
     for name in ("algos", "judge", "criteria"):
         if name in values and not isinstance(values[name], (list, tuple)):
             values[name] = [values[name]]
-    tune_fields = {f.name for f in dataclasses.fields(TuneConfig)}
-    values_here = {k: v for k, v in values.items() if k.partition(".")[0] in tune_fields and not k.startswith("space.")}
+    values_here = {k: v for k, v in values.items() if k.partition(".")[0] in TUNE_FIELDS and not k.startswith("space.")}
     config = fill(TuneConfig(), values_here, "tune")
     config.algos = [algorithm_group(str(a)) for a in config.algos]
     config.validate()
@@ -167,11 +168,11 @@ def flatten_names(values: Mapping[str, Any]) -> dict[str, Any]:
     stays.
     """
     special = {
-        k: v
+        flat_name(k): v
         for k, v in values.items()
         if k.partition(".")[0] in ("space", "ope") or k in ("algo", "algos", "env", "seed")
     }
-    return {**flatten({k: v for k, v in values.items() if k not in special}), **special}
+    return {**flatten({k: v for k, v in values.items() if flat_name(k) not in special}), **special}
 
 
 def _resumed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,10 +226,9 @@ def _sorted(
         elif name in PASSED:
             shared[name] = value
         else:
-            known = [f.name for f in dataclasses.fields(TuneConfig)]
             raise UserError(
-                f"offrl tune has no setting '{name}'.{nearest(name, [*known, *PASSED, 'dataset'])} All of them: offrl "
-                "tune --help"
+                f"offrl tune has no setting '{name}'.{nearest(name, [*TUNE_FIELDS, *PASSED, 'dataset'])} All of them: "
+                "offrl tune --help"
             )
     for a in algos:
         if twice := next((n for n in spaces[a] if f"algo.{n}" in fixed[a]), None):

@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
     # what plays: without data in its memory no reward is earned in so few updates, and nothing moves
     "critic_steps": 2,
     "actor_steps": 1,
-    "rollouts": 4,
+    "iteration_episodes": 4,
     "warmup_iterations": 0,
     "max_turns": 3,
     "capacity": 32,

@@ -87,7 +87,7 @@ def test_archer_online_learns_a_game(tmp_path: Path) -> None:
     clone = offrl.train("lm_bc", data, seeds=1, steps=100, settings=settings)
     own = {
         "algo.policy": str(clone.dir),
-        "algo.rollouts": 48,
+        "algo.iteration_episodes": 48,
         "algo.critic_steps": 15,
         "algo.actor_steps": 15,
         "algo.warmup_iterations": 4,

@@ -227,6 +227,7 @@ SMALL: dict[str, Any] = {
     "epoch": 4,
     "real_share": 0.25,
     "rollouts": 16,
+    "iteration_episodes": 16,
     "horizon": 2,
     "rollout_every": 4,
     "rollout_retain": 2,

@@ -98,7 +98,7 @@ def test_read_from_a_command_a_file_and_python(tmp_path: Path) -> None:
     ("command", "words"),
     {
         "grid.temprature=[1,3]": "unknown setting 'grid.temprature'. Did you mean 'temperature'?",
-        "grid.xyz=[1]": "A grid of iql varies learning_rate, actor_learning_rate, discount, polyak",
+        "grid.xyz=[1]": "A grid of iql varies optimizer.learning_rate, actor.learning_rate, discount, polyak",
         "grid.batch_size=[32,64]": "algo.batch_size does not hold one real number; a grid of iql varies",
         "grid.policy=[gaussian]": "algo.policy does not hold",
         "grid.hidden=[4]": "algo.hidden does not hold",

@@ -38,7 +38,7 @@ SMALL: dict[str, Any] = {
     "batch_size": 6,
     "tokenizer": "words",
     "start": "language_model",
-    "rollouts": 5,
+    "iteration_episodes": 5,
     "parallel": 3,
     "critic_steps": 2,
     "actor_steps": 1,

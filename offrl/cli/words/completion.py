@@ -17,6 +17,7 @@ from offrl.errors import UserError, nearest, say
 from offrl.settings import known
 from offrl.settings.aliases.algorithms import meant
 from offrl.settings.aliases.datasets import FILES, MUJOCO
+from offrl.settings.groups import flat_name, grouped_name
 from offrl.settings.presets import config_names
 from offrl.settings.replicas import varied
 
@@ -33,7 +34,6 @@ DATASETS = (
     "dataset.expert",
     "ood",
 )
-GROUPS = ("algo.", "grid.", "dataset.", "eval.", "checkpoint.")
 USAGE = """\
 usage: offrl completion SHELL
 
@@ -114,19 +114,23 @@ def _alone(command: str, current: str) -> list[str]:
 
 
 def _names(command: str, current: str, previous: Iterable[str]) -> list[str]:
-    """Names of settings with their `=`; groups are offered whole until one is begun."""
+    """Names of settings, flat ones where no name in groups begins as `current` does."""
     names = [*settings(command)]
     if command in ("train", "benchmark", "finetune"):
         algo = _algo(previous)
-        names += [f"algo.{n}" for n in known.settings_of(algo)] + [
-            f"grid.{n}" for n in varied(type(known.schema(algo)))
+        names += [f"algo.{grouped_name(n)}" for n in known.settings_of(algo)] + [
+            f"grid.{grouped_name(n)}" for n in varied(type(known.schema(algo)))
         ]
-    set_names = {w.partition("=")[0].removeprefix("--") for w in previous if "=" in w}
-    group = next((g for g in GROUPS if current.startswith(g)), "")
-    inside = [f"{n}=" for n in names if n.startswith(current) and n not in set_names and (group or "." not in n)]
-    return sorted(
-        {*inside, *(g for g in GROUPS if not group and g.startswith(current) and any(n.startswith(g) for n in names))}
-    )
+    set_names = {flat_name(w.partition("=")[0].removeprefix("--")) for w in previous if "=" in w}
+    names = [n for n in names if flat_name(n) not in set_names]
+    return _next_parts(current, names) or _next_parts(current, map(flat_name, names))
+
+
+def _next_parts(current: str, names: Iterable[str]) -> list[str]:
+    """The names that begin with `current`, with their `=`; groups are offered whole until one is begun."""
+    start = current.rfind(".") + 1
+    parts = [n[start:].partition(".") for n in names if n.startswith(current)]
+    return sorted({f"{current[:start]}{part}{dot or '='}" for part, dot, _ in parts})
 
 
 def _algo(previous: Iterable[str]) -> str:
@@ -162,7 +166,7 @@ def _values(command: str, name: str, part: str, previous: Iterable[str]) -> list
             part, field.metadata.get("choices") or (("true", "false") if isinstance(field.default, bool) else ())
         )
     if name.startswith("algo."):
-        entry: dict[str, Any] = known.settings_of(_algo(previous)).get(name.removeprefix("algo."), {})
+        entry: dict[str, Any] = known.settings_of(_algo(previous)).get(flat_name(name).removeprefix("algo."), {})
         return _starting(part, entry.get("choices") or (("true", "false") if entry.get("type") == "bool" else ()))
     return _starting(part, ("true", "false")) if name == "trust" else []
 

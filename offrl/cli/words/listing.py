@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from offrl import registry
-from offrl.errors import UserError, say
+from offrl.errors import UserError, nearest, say
 from offrl.runs.tables import print_table
 from offrl.settings import known
 from offrl.settings.compose import compose
-from offrl.settings.field import describe, marked, shown_value
+from offrl.settings.field import is_shown, marked, own_first, setting_line, shown_value
+from offrl.settings.groups import CONTENT, by_group, grouped_name
 from offrl.settings.presets import algorithm_group, base_algorithm, config_names, experiment_settings, find_experiment
 from offrl.settings.replicas import varied
 from offrl.settings.train import TrainConfig
@@ -50,9 +51,12 @@ def print_all() -> None:
 
 
 def algorithm_settings(name: str) -> list[str]:
-    """Lines with an algorithm's settings, their defaults, and what it changes in the other settings. Raises UserError
-    if unknown.
+    """Lines with an algorithm's settings, their defaults, and what it changes in the other settings.
+
+    name: `iql` folds the groups of settings, `iql.critic` shows one of them, `iql.all` all. Raises UserError if
+    unknown.
     """
+    name, _, group = name.partition(".")
     name = algorithm_group(name)
     if known.is_known(name):
         entry = known.index()["algorithms"][name]
@@ -64,14 +68,33 @@ def algorithm_settings(name: str) -> list[str]:
         changed = [
             f"{k}={shown_value(v)}" for k, v in settings_values(composed) if k not in CHOSEN and v != standard[k]
         ]
-    lines = describe(config, "algo.")
+    fields = {f.name: f for f in own_first(type(config)) if is_shown(f)}
+    groups = by_group(fields)
+    options = [*filter(None, groups), "all"]
+    if group and group not in options:
+        raise UserError(
+            f"algo={name} has no group of settings '{group}'.{nearest(group, options)} Groups: {', '.join(options)}"
+        )
+    members = [n for names in groups.values() for n in names] if group == "all" else groups[group]
+    lines = [setting_line(f"algo.{grouped_name(n)}", getattr(config, n), fields[n]) for n in members]
+    if group and group != "all":
+        return lines
+    if not group:
+        lines += [_group_line(name, title, names) for title, names in groups.items() if title]
     if vectorized:
-        lines.append(f"  a grid (grid.NAME=a,b) varies {', '.join(varied(type(config)))}")
+        lines.append(f"  a grid (grid.NAME=a,b) varies {', '.join(map(grouped_name, varied(type(config))))}")
         if fixed := marked(config, "structural", "shared"):
             lines.append(
-                f"  and cannot vary {', '.join(fixed)}, which decide networks, losses or what the replicas share"
+                f"  and cannot vary {', '.join(map(grouped_name, fixed))}, which decide networks, losses or what the "
+                "replicas share"
             )
     return lines + ([f"  and it sets {' '.join(changed)}"] if changed else [])
+
+
+def _group_line(algo: str, group: str, names: Sequence[str]) -> str:
+    """The line that stands for a group of settings, and begins with the command that shows them."""
+    text = ", ".join(grouped_name(name).partition(".")[2] for name in names)
+    return f"  {f'offrl list algo={algo}.{group}':<40} algo.{group}.*, {CONTENT[group]}, {len(names)} settings: {text}"
 
 
 CHOSEN = ("algo", "dataset.name", "experiment", "given", "label", "plugins")  # by what is asked here
@@ -125,7 +148,8 @@ def print_data_sets() -> None:
 
 
 USAGE = (
-    "usage: offrl list, or offrl list algo=NAME, or offrl list algo=NAME dataset=NAME (the published settings for it)"
+    "usage: offrl list, or offrl list algo=NAME, or offrl list algo=NAME.GROUP (a group of its settings, such as "
+    "iql.critic; iql.all shows all), or offrl list algo=NAME dataset=NAME (the published settings for it)"
 )
 
 

@@ -43,6 +43,9 @@ SAME = {
     "algo.target_return": "target_rtg rtg",
     "algo.horizon": "rollout_length",
     "algo.real_share": "real_ratio",
+    "algo.iteration_episodes": "rollouts",
+    "algo.critic_lm": "critic",
+    "algo.value_bins": "bins",
     "steps": (
         "max_timesteps total_timesteps timesteps n_steps num_steps train_steps offline_steps n_updates updates "
         "gradient_steps iterations n_iterations max_iters num_train_steps max_steps step update_steps num_updates"

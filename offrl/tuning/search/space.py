@@ -15,6 +15,7 @@ from typing import Any
 
 from offrl.errors import UserError, nearest
 from offrl.settings.field import check
+from offrl.settings.groups import grouped_name
 from offrl.settings.presets import base_algorithm, config_folder, config_names, read_yaml
 from offrl.settings.replicas import varied
 
@@ -100,8 +101,8 @@ def space_of(algo: str, settings: Any, kind: str, ranges: Mapping[str, Any], vec
     for name in ranges:
         if name not in names:
             raise UserError(
-                f"space.{name}: {algo} has no setting algo.{name}.{nearest(name, names)} `offrl list algo={algo}` "
-                "shows them"
+                f"space.{name}: {algo} has no setting algo.{name}.{nearest(name, map(grouped_name, names))} "
+                f"`offrl list algo={algo}` shows them"
             )
     if not known and not ranges:
         have = ", ".join(sorted(config_names("space")))
