@@ -205,7 +205,7 @@ def resume(
         None,
         more["parent"],
         more["fixed"],
-        {k: (*v, 1.0)[:3] for k, v in more["anneal"].items()},
+        more["anneal"],
         saved["given"],
         run_dir=path,
     )
