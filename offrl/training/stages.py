@@ -9,6 +9,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from offrl import registry
@@ -210,12 +211,8 @@ def _check_data(recorded: DataSpec, spec: DataSpec, where: str, requirement: Req
 
 def _check_rewards(recorded: DataSpec, spec: DataSpec, where: str) -> None:
     trained, units = (recorded.reward_scale, recorded.reward_shift), (spec.reward_scale, spec.reward_shift)
-    if not _close(trained, units):
+    if not np.allclose(trained, units, rtol=1e-5, atol=1e-5):
         raise UserError(
             f"{where}: it was trained on rewards times {trained[0]:g} plus {trained[1]:g}, and those of {spec.name} "
             f"are times {units[0]:g} plus {units[1]:g}; train both with the same dataset.reward_* settings"
         )
-
-
-def _close(a: Any, b: Any) -> bool:
-    return len(a) == len(b) and all(abs(x - y) <= 1e-5 * (1.0 + abs(y)) for x, y in zip(a, b, strict=True))
