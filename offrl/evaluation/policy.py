@@ -286,8 +286,7 @@ class TrainedPolicy:
         is missing."""
         if self.algorithm.traits.text:
             return self._answer(observation, explore)
-        array, batched = as_array(observation, self.algorithm.spec)
-        batch = array if batched else array[None]
+        batch, batched = as_array(observation, self.algorithm.spec)
         if self._t == 0:
             self._carry = self.start(len(batch))
         elif self.uses_rewards:
