@@ -73,8 +73,8 @@ def evaluate_parallel(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Evaluation:
-    """`evaluate` with all cores: by this process from the start and, if it is not over in 2 seconds, by `workers` more
-    (None: one less than there are cores, at most 15). The same numbers."""
+    """The scores of an `Evaluator`, with all cores: by this process from the start and, if it is not over in 2 seconds,
+    by `workers` more (None: one less than there are cores, at most 15)."""
     count = min(cores() - 1, 15) if workers is None else workers
     count = min(count, len(policies) * config.episodes - 1)
     with Evaluator(task, config) as evaluator:
