@@ -22,13 +22,15 @@ from offrl.algorithm import Algorithm
 from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluator, Progress
 from offrl.evaluation.pool import protocol
-from offrl.evaluation.pool.job import Job, Unit, cut
 from offrl.evaluation.pool.protocol import (
+    Job,
     ProgressMessage,
     ReadyMessage,
     ResultMessage,
     UnavailableMessage,
+    Unit,
     WarningMessage,
+    cut,
 )
 from offrl.evaluation.result import Evaluation, Policy, Tally
 from offrl.settings.evaluation import EvalConfig, cores
