@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -236,8 +236,3 @@ def policies_of(
         TrainedPolicy(with_settings(algorithm, dict(r.values)), select(state, i), r.seed, device)
         for i, r in enumerate(replicas)
     ]
-
-
-def merge(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Metrics of several processes as one, along the replica axis."""
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

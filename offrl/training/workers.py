@@ -21,7 +21,7 @@ from offrl.errors import UserError
 from offrl.settings.replicas import Replica
 from offrl.system import backend, processes
 from offrl.system.plugins.loading import blamed
-from offrl.training.engine import LocalEngine, Plan, group_sizes, merge
+from offrl.training.engine import LocalEngine, Plan, group_sizes
 
 
 class WorkersUnavailable(UserError):
@@ -82,7 +82,8 @@ class WorkerEngine:
         self._all("run", step, count)
 
     def sums(self) -> Metrics:
-        return merge([_tensors(part) for part in self._all("sums")])
+        parts = [_tensors(part) for part in self._all("sums")]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def settle(self, alive: Tensor) -> None:
         self._each("settle", [(alive[part],) for part in self.parts])
