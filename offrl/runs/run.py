@@ -16,11 +16,11 @@ from offrl.evaluation.predict import critic_of
 from offrl.evaluation.result import Evaluation
 from offrl.evaluation.sweeps import AchievedReturns, FrequencyScores, HeldPolicy, data_range, spread_targets
 from offrl.runs.log import SCORE_COLUMNS
-from offrl.runs.record import RESTORE, SCORES, read_record, spec_of
+from offrl.runs.record import RESTORE, SCORES, read_record, replicas_of, spec_of
 from offrl.runs.tables import Result, html_of, summarise, text_of
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.kinds import restored
-from offrl.settings.replicas import Replica, by_cell, cell_name, expand, number
+from offrl.settings.replicas import Replica, by_cell, cell_name, number
 from offrl.system import csv_text, trust
 from offrl.system import files as checkpoint
 from offrl.tasks.environments import resolve_task
@@ -50,7 +50,7 @@ class SavedRun:
         self.seeds: list[int] = self.record["identity"]["seeds"]
         self.grid: dict[str, list[float]] = dict(self.record["identity"].get("grid", []))
         self.paired: bool = self.record["identity"].get("paired") is True
-        self.replicas: list[Replica] = expand(self.grid, self.seeds, self.paired)
+        self.replicas: list[Replica] = replicas_of(self.record)
         # as texts and pictures call it
         self.algorithm: str = one_line(str(self.record.get("label", self.record["identity"]["algo"]["name"])))
         self.dataset: str = one_line(str(self.record["data"]["name"]))

@@ -22,7 +22,7 @@ from offrl.pretrained import Pretrained, Requirement
 from offrl.runs import record as runs
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.kinds import restored
-from offrl.settings.replicas import expand, seed_list
+from offrl.settings.replicas import seed_list
 from offrl.settings.train import CheckpointConfig
 from offrl.settings.untrusted import read_settings
 from offrl.system import files as checkpoint
@@ -148,8 +148,7 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
     if latest is None:
         raise UserError(f"{where}: the run has no checkpoint, and a policy file is not enough; train it again")
     identity = record["identity"]
-    grid = dict(identity.get("grid", []))
-    if grid and not requirement.every_replica:
+    if identity.get("grid") and not requirement.every_replica:
         raise UserError(f"{where}: it is a grid of settings; name a run of one of them")
     kind = registry.get("algo", identity["algo"]["name"])
     recorded = runs.spec_of(record, run_dir)
@@ -168,7 +167,7 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
         fresh = kind(config, recorded)
         fresh.buffers = dict  # it may be large, and nothing that builds on it needs it
         template = fresh.init(0)._replace(opt={}, buffers={})
-    replicas = expand(grid, identity["seeds"], identity.get("paired") is True)
+    replicas = runs.replicas_of(record)
     states = []
     for i in alive if requirement.every_replica else alive[:1]:
         flat = {key: value[i] for key, value in tensors.items() if key.startswith("state/")}
