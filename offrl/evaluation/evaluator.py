@@ -31,18 +31,6 @@ DISCOUNT = 0.99  # of the discounted returns of a policy without a discount of i
 Progress = Callable[[int, int], None]
 
 
-def evaluate(
-    policies: Sequence[Policy], seeds: Sequence[int], task: Task, config: EvalConfig, progress: Progress | None = None
-) -> Evaluation:
-    """Score each policy, trained with the seed of the same index, over `config.episodes` episodes.
-    `progress(done, total)` counts episodes and is called after every step of the environments.
-
-    Raises UserError when the environment cannot be made, or a policy's actions do not fit it.
-    """
-    with Evaluator(task, config) as evaluator:
-        return evaluator(policies, seeds, progress)
-
-
 class Evaluator:
     """Keeps the environments of a task alive between evaluations. Use as a context manager, or call `close`.
 
@@ -87,7 +75,11 @@ class Evaluator:
     def __call__(
         self, policies: Sequence[Policy], seeds: Sequence[int], progress: Progress | None = None
     ) -> Evaluation:
-        """See `evaluate`."""
+        """Score each policy, trained with the seed of the same index, over `config.episodes` episodes.
+        `progress(done, total)` counts episodes and is called after every step of the environments.
+
+        Raises UserError where a policy's actions do not fit the environment.
+        """
         tally = Tally.of(policies, seeds, self.config.episodes)
         for n, (policy, seed) in enumerate(zip(policies, seeds, strict=True)):
             self.play(n, policy, int(seed), range(self.config.episodes), tally, progress)

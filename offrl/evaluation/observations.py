@@ -14,8 +14,8 @@ from offrl.tasks.entries import OWN_ORDER, entries
 
 
 def as_array(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
-    """(float32 [*O] or [B, *O], whether it is a batch) of an array, or of the dictionary that an environment with Dict
-    observations gives.
+    """(float32 [B, *O], whether it is a batch rather than one) of an array, or of the dictionary that an environment
+    with Dict observations gives.
 
     Of a dictionary the entries are joined as the data's were (see `offrl.tasks.entries`). Raises UserError for an entry
     that is missing, where nobody said in which order flat data have them, for another shape, NaN and infinity.
@@ -39,7 +39,7 @@ def as_array(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
         raise UserError(f"{shown}; this policy takes {shape}{one_hot} or a batch of those")
     if not np.isfinite(array).all():
         raise UserError("the observation holds NaN or infinity")
-    return array, batched
+    return array if batched else array[None], batched
 
 
 def as_texts(texts: Any, name: str) -> np.ndarray:

@@ -31,6 +31,13 @@ from offrl.system.plugins.loading import used_by
 KEYS = 1_000  # steps of an episode whose keys are made at once
 
 
+def acting_part(algorithm: Algorithm, state: TrainState) -> TrainState:
+    """A state without what a `TrainedPolicy` does not need."""
+    names = dict.fromkeys((*algorithm.traits.policy_modules, *algorithm.traits.critic_modules))
+    params = {n: state.params[n] for n in names if n in state.params}
+    return state._replace(params=params, target={}, opt={}, buffers={})
+
+
 class TrainedPolicy:
     """One seed's policy. Takes raw observations, as the environment gives them, and returns actions in the
     environment's range.
@@ -45,12 +52,7 @@ class TrainedPolicy:
         self.algorithm, self.seed = algorithm, seed
         device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         self.device = torch.device(device if algorithm.traits.acts_on_device else "cpu")
-        names = [
-            n
-            for n in dict.fromkeys((*algorithm.traits.policy_modules, *algorithm.traits.critic_modules))
-            if n in state.params
-        ]
-        acting = state._replace(params={n: state.params[n] for n in names}, target={}, opt={}, buffers={})
+        acting = acting_part(algorithm, state)
         # copied: a part of the stacked state may lie where products round differently, and it goes on changing
         self.state: TrainState = pytree.tree_map(lambda x: x.detach().to("cpu", copy=True), acting)
         spec = algorithm.spec
@@ -286,8 +288,7 @@ class TrainedPolicy:
         is missing."""
         if self.algorithm.traits.text:
             return self._answer(observation, explore)
-        array, batched = as_array(observation, self.algorithm.spec)
-        batch = array if batched else array[None]
+        batch, batched = as_array(observation, self.algorithm.spec)
         if self._t == 0:
             self._carry = self.start(len(batch))
         elif self.uses_rewards:

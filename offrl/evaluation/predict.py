@@ -54,8 +54,7 @@ def predict(
         raise UserError(
             f"a policy of {name} must know what its last action earned: policy.act(observation, reward=...) takes it"
         )
-    array, batched = as_array(observation, policy.algorithm.spec)
-    batch = array if batched else array[None]
+    batch, batched = as_array(observation, policy.algorithm.spec)
     starts = np.broadcast_to(
         np.asarray(False if episode_start is None else episode_start, bool).reshape(-1), len(batch)
     )
@@ -152,8 +151,7 @@ def value_of(policy: TrainedPolicy, observation: Any, action: Any) -> Any:
             )
         critic: Mapping[str, Any] = policy.find_critic(policy)
         policy.state = policy.state._replace(params={**policy.state.params, **critic})
-    array, batched = as_array(observation, spec)
-    rows = array if batched else array[None]
+    rows, batched = as_array(observation, spec)
     if spec.discrete:
         start = spec.first_choice
         numbers = np.asarray(action)

@@ -22,7 +22,7 @@ from offrl.settings.compose import fill, flatten
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.kinds import misfit, restored
-from offrl.settings.replicas import Replica, expand
+from offrl.settings.replicas import Replica
 from offrl.settings.train import TrainConfig
 from offrl.settings.untrusted import check_code, read_settings
 from offrl.system import files as checkpoint
@@ -190,7 +190,7 @@ def resume(
         f"offrl finetune resume={path} env=ID",
     )
     grid = dict(identity.get("grid", []))
-    more, replicas = record["online"], expand(grid, identity["seeds"], identity.get("paired") is True)
+    more, replicas = record["online"], runs.replicas_of(record)
     return Start(
         config,
         kind(algo, spec),
@@ -205,7 +205,7 @@ def resume(
         None,
         more["parent"],
         more["fixed"],
-        {k: (*v, 1.0)[:3] for k, v in more["anneal"].items()},
+        more["anneal"],
         saved["given"],
         run_dir=path,
     )

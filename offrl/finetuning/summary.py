@@ -13,7 +13,7 @@ from offrl.figures import curves as plots
 from offrl.figures import style
 from offrl.runs.record import SCORES
 from offrl.runs.run import SavedRun
-from offrl.runs.tables import interval_text, print_table
+from offrl.runs.tables import interval_text, print_columns
 from offrl.settings.replicas import by_cell, cell_name
 from offrl.statistics.intervals import mean_interval
 from offrl.system import files as checkpoint
@@ -108,8 +108,7 @@ def report(run: SavedRun, results: Sequence[Outcome]) -> None:
         "regret": [cells(o.regret, 2) for o in results],
         "seeds": [str(len(o.seeds)) for o in results],
     }
-    columns = {name: column for name, column in columns.items() if any(column)}
-    print_table(list(columns), list(zip(*columns.values(), strict=True)), run.scored_in)
+    print_columns(columns, run.scored_in)
 
 
 @style.own_settings()

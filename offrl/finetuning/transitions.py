@@ -7,6 +7,7 @@ environment, whatever the ring overwrites meanwhile and however many environment
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,14 +32,7 @@ def returns_of(sampler: Any, discount: float) -> Returns:
     """The function that computes returns_to_go: the algorithm's sampler's (Cal-QL's), or with the discount of the
     data's column.
     """
-    sampler_returns = getattr(sampler, "returns", None)
-    if sampler_returns is not None:
-        return sampler_returns
-
-    def returns(rewards: np.ndarray, terminations: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        return returns_to_go(rewards, terminations, start, end, discount)
-
-    return returns
+    return getattr(sampler, "returns", None) or functools.partial(returns_to_go, discount=discount)
 
 
 def columns_for(spec: DataSpec, sampler: Any, observation_type: torch.dtype, name: str) -> dict[str, Column]:

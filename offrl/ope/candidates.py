@@ -89,7 +89,7 @@ def recorded(config: DatasetConfig) -> DatasetConfig:
     return dataclasses.replace(config, **{name: getattr(default, name) for name in undone})
 
 
-def data_of(runs: Sequence[SavedRun], device: str = "cpu") -> Dataset:
+def data_of(runs: Sequence[SavedRun]) -> Dataset:
     """The dataset that these runs were trained on, as recorded.
 
     Raises UserError where they were trained on different data, where it is not there any more, or is not what it was.
@@ -101,10 +101,10 @@ def data_of(runs: Sequence[SavedRun], device: str = "cpu") -> Dataset:
             f"{run.dir} ({run.record['data']['name']}, {key[:12]})" for key, run in list(prints.items())[:2]
         )
         raise UserError(f"{names} were trained on different data: say which to evaluate on with dataset=")
-    return load_again(first, recorded(run_settings(first.dir).dataset), device)
+    return load_again(first, recorded(run_settings(first.dir).dataset))
 
 
-def load_again(run: SavedRun, config: DatasetConfig, device: str = "cpu", quiet: bool = False) -> Dataset:
+def load_again(run: SavedRun, config: DatasetConfig, quiet: bool = False) -> Dataset:
     """The data of a run, read as `config`, the run's own or part of it, says. Raises UserError as `data_of`."""
     if run.spec.source == "arrays" and config.name not in registry.names("dataset"):
         raise UserError(
@@ -112,7 +112,7 @@ def load_again(run: SavedRun, config: DatasetConfig, device: str = "cpu", quiet:
             "offrl.ope.select takes the arrays)"
         )
     try:
-        dataset = load_dataset(config, device, quiet)
+        dataset = load_dataset(config, "cpu", quiet)
     except UserError as error:
         raise UserError(
             f"the data of {run.dir} cannot be read ({error}); name others of the same spaces with dataset="

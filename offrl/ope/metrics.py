@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
-def ranks(values: Sequence[float] | Any) -> np.ndarray:
+def ranks(values: ArrayLike) -> np.ndarray:
     """Ranks from 1 (smallest), float64; equal values share the mean of their ranks."""
     x = np.asarray(values, np.float64)
     _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
@@ -17,7 +16,7 @@ def ranks(values: Sequence[float] | Any) -> np.ndarray:
     return (last - (counts - 1) / 2.0)[inverse]
 
 
-def spearman(truth: Sequence[float] | Any, estimate: Sequence[float] | Any) -> float:
+def spearman(truth: ArrayLike, estimate: ArrayLike) -> float:
     """Rank correlation: Pearson's of the ranks, which is 1 - 6 sum d**2 / (n (n**2 - 1)) where no values are equal.
 
     NaN for fewer than two values, where all of one side are equal, or where a value is NaN.
@@ -30,7 +29,7 @@ def spearman(truth: Sequence[float] | Any, estimate: Sequence[float] | Any) -> f
     return float((a * b).sum()) / size if size > 0.0 else math.nan
 
 
-def regret(truth: Sequence[float] | Any, estimate: Sequence[float] | Any, k: int = 1) -> float:
+def regret(truth: ArrayLike, estimate: ArrayLike, k: int = 1) -> float:
     """The loss of taking the best of the k policies with the largest estimates in place of the best of all, as a share
     of the range of true values: 0 is perfect, 1 the worst. Of equal estimates the expected loss over all orders; NaN
     estimates rank last.
@@ -59,7 +58,7 @@ def _expected_best(v: np.ndarray, e: np.ndarray, k: int) -> float:
     return sum(math.comb(i, draw - 1) / total * max(best, float(tied[i])) for i in range(draw - 1, len(tied)))
 
 
-def precision(truth: Sequence[float] | Any, estimate: Sequence[float] | Any, k: int) -> float:
+def precision(truth: ArrayLike, estimate: ArrayLike, k: int) -> float:
     """Share of the k policies with the largest estimates that are among the k with the largest true values.
 
     With sets of one size this is recall@k as well. Equal values: the earlier policy first. Raises ValueError for k
@@ -71,13 +70,13 @@ def precision(truth: Sequence[float] | Any, estimate: Sequence[float] | Any, k: 
     return len(best & chosen) / k
 
 
-def absolute_error(truth: Sequence[float] | Any, estimate: Sequence[float] | Any) -> float:
+def absolute_error(truth: ArrayLike, estimate: ArrayLike) -> float:
     """Mean of |V - estimate|."""
     v, e = _pair(truth, estimate)
     return float(np.abs(v - e).mean())
 
 
-def _pair(truth: Any, estimate: Any) -> tuple[np.ndarray, np.ndarray]:
+def _pair(truth: ArrayLike, estimate: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     v, e = np.asarray(truth, np.float64), np.asarray(estimate, np.float64)
     if v.shape != e.shape or v.ndim != 1:
         raise ValueError(

@@ -206,7 +206,6 @@ def candidate_actions(name: str, policy: Any, dataset: Dataset, explore: bool, d
     same[last] = False
     if is_memoryless(policy):
         _by_rows(name, policy, observations, current, explore, draw, dataset)
-        after[:-1][same[:-1]] = current[1:][same[:-1]]
         remaining = np.flatnonzero(needed & ~same)
         if len(remaining):
             out = np.zeros((len(remaining), *shape), kind)
@@ -224,7 +223,7 @@ def candidate_actions(name: str, policy: Any, dataset: Dataset, explore: bool, d
         _by_episodes(
             name, reseeded(policy, draw) if draw else policy, observations, following, current, after, explore, dataset
         )
-        after[:-1][same[:-1]] = current[1:][same[:-1]]
+    after[:-1][same[:-1]] = current[1:][same[:-1]]
     return Actions(torch.from_numpy(current), torch.from_numpy(after))
 
 

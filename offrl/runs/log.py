@@ -174,7 +174,7 @@ class RunLog:
         # TensorBoard's purge takes metrics of these steps too
         lines = self._metrics.path.read_bytes().splitlines() if scores_to < keep_to else []
         again = [json.loads(line) for line in lines if json_step(line) > scores_to]
-        self._loggers = Loggers(loggers, self.run_dir, self.replicas, scores_to + 1, again, settings or {})
+        self._loggers = Loggers(list(loggers), self.run_dir, self.replicas, scores_to + 1, again, settings or {})
         self._final: tuple[int, dict[str, list[float | None]]] | None = None  # the last scores
         count = f"{len(self.replicas)} {'replicas' if fields else 'seeds'}" if len(self.replicas) > 1 else ""
         self._show = TrainingProgress(title, total_steps, len(self.replicas), count, resume_step or 0, quiet)

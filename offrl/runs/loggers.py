@@ -10,6 +10,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ STEP = "update"  # the axis of W&B's curves: its own steps cannot go back, as a 
 Rows = Mapping[str, Sequence[float | None]]  # name -> one value per replica
 
 
+@dataclass
 class Loggers:
     """Loggers by name, each made when there is something to show, for importing one takes seconds.
 
@@ -32,21 +34,13 @@ class Loggers:
     warning: metrics.jsonl and scores.csv have all that it would have shown.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        run_dir: Path,
-        replicas: Sequence[Replica],
-        purge_step: int,
-        again: Sequence[dict[str, Any]],
-        settings: Mapping[str, Any],
-    ) -> None:
-        """purge_step: what TensorBoard has from there on is shown no more. again: lines of metrics.jsonl that this
-        takes away too.
-        """
-        self.names, self.run_dir, self.replicas, self.settings = list(names), run_dir, replicas, settings
-        self.purge_step, self.again = purge_step, again
-        self.open: dict[str, Any] = {}
+    names: list[str]
+    run_dir: Path
+    replicas: Sequence[Replica]
+    purge_step: int  # what TensorBoard has from there on is shown no more
+    again: Sequence[dict[str, Any]]  # lines of metrics.jsonl that this takes away too
+    settings: Mapping[str, Any]
+    open: dict[str, Any] = field(default_factory=dict)
 
     def show(self, call: Callable[[Any], None]) -> None:
         """Call `call` with each of them. Raises OSError where a file cannot be written."""

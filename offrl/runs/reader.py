@@ -108,21 +108,19 @@ class Reader:
         except (OSError, UserError, *Damage) as error:
             self.problems.append(f"{path / BENCHMARK} cannot be read ({_words(error)}): its runs are read without it")
             return False
-        references = plan.get("references") if isinstance(plan.get("references"), dict) else {}
+        references = _mapping(plan.get("references"))
         self.reference_source = self.reference_source or str(plan.get("reference_source") or "")
         for dataset, algorithm, name in cells:
             folder, status = path / name, self._status(path / CELLS / f"{name}.json")
             message = " ".join(str(status.get("error") or "").split())
             reason = f"failed: {message or 'no reason was written down'}" if status.get("status") == "failed" else ""
-            run = None
-            if (folder / RECORD).exists() and self._new(folder):
-                run = self.run(folder, suite, reason)
-                if run is None:
-                    self.missing.append(
-                        Missing(dataset, algorithm, "", None, str(folder), reason or f"its {RECORD} cannot be read")
-                    )
-            elif not (folder / RECORD).exists():
+            run, state = None, ""
+            if not (folder / RECORD).exists():
                 state = "begun, but nothing was saved" if folder.exists() or status else "not started"
+            elif self._new(folder):
+                run = self.run(folder, suite, reason)
+                state = "" if run is not None else f"its {RECORD} cannot be read"
+            if state:
                 self.missing.append(Missing(dataset, algorithm, "", None, str(folder), reason or state))
             if run is not None and not run.grid:
                 settings = next(
@@ -136,7 +134,7 @@ class Reader:
                 if reason and not any(m.run == str(folder) for m in self.missing):
                     self.problems.append(f"{folder}: {reason}; its scores are complete all the same")
             names = (run.dataset, run.algorithm) if run is not None else (dataset, algorithm)
-            value = references.get(dataset, {}).get(algorithm) if isinstance(references.get(dataset), dict) else None
+            value = _mapping(references.get(dataset)).get(algorithm)
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 self.references[names] = float(value)
         self._new(path / PARTS)  # what cells needed first is no result
@@ -150,7 +148,7 @@ class Reader:
         except (OSError, ValueError, RecursionError, UserError) as error:
             self.problems.append(f"{path} cannot be read ({_words(error)}): the cell is judged by its run")
             return {}
-        return status if isinstance(status, dict) else {}
+        return _mapping(status)
 
     # ---- runs
 
@@ -167,11 +165,9 @@ class Reader:
             self.problems.append(f"{path / RECORD} is not what offrl writes ({_words(error)}): left out")
             return None
         config = self._config(path)
-        evaluation = config.get("eval")
-        if isinstance(evaluation, dict):  # identity leaves it out, but it decides the score
-            for name, default in (("env", "auto"), ("max_steps", None)):
-                if (value := evaluation.get(name, default)) != default:
-                    flat[f"eval.{name}"] = value
+        for name, default in (("env", "auto"), ("max_steps", None)):  # identity leaves it out, but it decides the score
+            if (value := _mapping(config.get("eval")).get(name, default)) != default:
+                flat[f"eval.{name}"] = value
         user_values = {
             k: v for k, v in flatten(config.get("given") or {}).items() if k.startswith(GIVEN) and k not in _PLACES
         }
@@ -194,9 +190,14 @@ class Reader:
         end = last if steps is not None and last >= steps else None  # of a run that finished
         for (step, seed, cell), row in rows.items():
             final = step == end and (seed, cell) not in dead
-            names: dict[str, Any] = {"suite": suite, "dataset": dataset, "algorithm": label, "cell": cell}
-            names |= {"settings": settings[cell], "run": str(path)}
-            self.scores.append(Score(**names, **row, seed=seed, step=step, final=final))
+            names: dict[str, Any] = {
+                "suite": suite,
+                "dataset": dataset,
+                "algorithm": label,
+                "cell": cell,
+                "run": str(path),
+            }
+            self.scores.append(Score(**names, **row, settings=settings[cell], seed=seed, step=step, final=final))
         for replica in run.replicas:
             where = (replica.seed, replica.cell)
             if (end, *where) in rows and where not in dead:
@@ -228,7 +229,7 @@ class Reader:
             f"{path / CONFIG} cannot be read ({reason}): whether the run finished is not known, so its scores are not "
             "counted"
         )
-        return config if isinstance(config, dict) else {}
+        return _mapping(config)
 
     def _rows(self, path: Path, run: SavedRun) -> dict[tuple[int, int, str], dict[str, Any]]:
         """(step, seed, grid point) -> the complete rows of a scores.csv."""
@@ -334,6 +335,11 @@ def _why(run: SavedRun, steps: int | None, at: int, scored: bool) -> str:
     if not scored and (run.record.get("env") == "none" or not (isinstance(spec, dict) and spec.get("task"))):
         return "trained, but there is no environment to score it in"
     return f"no score at the last step, {max(at, steps):,}"
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """A dictionary; {} in place of anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 def _words(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import difference
 from offrl.settings.field import file_name, without_places
 from offrl.settings.kinds import misfit
-from offrl.settings.replicas import bounded, grid_text, replicas
+from offrl.settings.replicas import Replica, bounded, expand, grid_text, replicas
 from offrl.settings.train import FREE, TrainConfig, seed_list
 from offrl.system import files as checkpoint
 from offrl.system import trust
@@ -324,6 +324,12 @@ def read_record(run_dir: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
         raise UserError(f"{path} is not what offrl writes ({error}); {RESTORE}") from None
     of_file(record.get("plugins"), str(path))
     return record
+
+
+def replicas_of(record: Mapping[str, Any]) -> list[Replica]:
+    """The replicas of a run, in the order in which it holds them."""
+    identity = record["identity"]
+    return expand(dict(identity.get("grid", [])), identity["seeds"], identity.get("paired") is True)
 
 
 def spec_of(record: Mapping[str, Any], run_dir: Path) -> DataSpec:

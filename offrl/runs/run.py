@@ -16,11 +16,11 @@ from offrl.evaluation.predict import critic_of
 from offrl.evaluation.result import Evaluation
 from offrl.evaluation.sweeps import AchievedReturns, FrequencyScores, HeldPolicy, data_range, spread_targets
 from offrl.runs.log import SCORE_COLUMNS
-from offrl.runs.record import RESTORE, SCORES, read_record, spec_of
+from offrl.runs.record import RESTORE, SCORES, read_record, replicas_of, spec_of
 from offrl.runs.tables import Result, html_of, summarise, text_of
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.kinds import restored
-from offrl.settings.replicas import Replica, by_cell, cell_name, expand, number
+from offrl.settings.replicas import Replica, by_cell, cell_name, number
 from offrl.system import csv_text, trust
 from offrl.system import files as checkpoint
 from offrl.tasks.environments import resolve_task
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from offrl.data.dataset import DataSpec
 
+Env = str | Callable[[], Any] | None  # see `SavedRun.task`
 LONGEST = 10_000  # steps between decisions
 
 
@@ -49,7 +50,7 @@ class SavedRun:
         self.seeds: list[int] = self.record["identity"]["seeds"]
         self.grid: dict[str, list[float]] = dict(self.record["identity"].get("grid", []))
         self.paired: bool = self.record["identity"].get("paired") is True
-        self.replicas: list[Replica] = expand(self.grid, self.seeds, self.paired)
+        self.replicas: list[Replica] = replicas_of(self.record)
         # as texts and pictures call it
         self.algorithm: str = one_line(str(self.record.get("label", self.record["identity"]["algo"]["name"])))
         self.dataset: str = one_line(str(self.record["data"]["name"]))
@@ -195,7 +196,7 @@ class SavedRun:
         policy.find_critic = lambda policy: critic_of(self.dir, policy, index)
         return policy
 
-    def task(self, env: str | Callable[[], Any] | None = None, goals: bool | None = None) -> Task | None:
+    def task(self, env: Env = None, goals: bool | None = None) -> Task | None:
         """The task to score the policies in; None where there is no environment.
 
         env: a Gymnasium id, "auto" (the dataset's), a function that makes an environment, or None for the one that the
@@ -231,7 +232,7 @@ class SavedRun:
         self,
         episodes: int = 10,
         seed: int = 0,
-        env: str | Callable[[], Any] | None = None,
+        env: Env = None,
         parallel: int = 64,
         max_steps: int | None = None,
         acting: Mapping[str, Any] | None = None,
@@ -253,7 +254,7 @@ class SavedRun:
         target_returns: Sequence[float] | None = None,
         episodes: int = 10,
         seed: int = 0,
-        env: str | Callable[[], Any] | None = None,
+        env: Env = None,
         parallel: int = 64,
         max_steps: int | None = None,
     ) -> AchievedReturns:
@@ -275,7 +276,7 @@ class SavedRun:
         frequency: Sequence[int] = (1, 2, 4, 8),
         episodes: int = 10,
         seed: int = 0,
-        env: str | Callable[[], Any] | None = None,
+        env: Env = None,
         parallel: int = 64,
         max_steps: int | None = None,
         acting: Mapping[str, Any] | None = None,
@@ -298,16 +299,14 @@ class SavedRun:
         evaluation = self._score([HeldPolicy(p, d) for d in steps for p in policies], env, config)
         return FrequencyScores(tuple(self.replicas), evaluation.split(len(policies)), tuple(steps))
 
-    def _score(
-        self, policies: Sequence[TrainedPolicy | HeldPolicy], env: str | Callable[[], Any] | None, config: EvalConfig
-    ) -> Evaluation:
+    def _score(self, policies: Sequence[TrainedPolicy | HeldPolicy], env: Env, config: EvalConfig) -> Evaluation:
         # other processes would act on the CPU
         on_gpu = any(isinstance(p, TrainedPolicy) and p.device.type != "cpu" for p in policies)
         return evaluate_parallel(
             policies, [p.seed for p in policies], self._task(env), config, workers=0 if on_gpu else None
         )
 
-    def _task(self, env: str | Callable[[], Any] | None, goals: bool | None = None) -> Task:
+    def _task(self, env: Env, goals: bool | None = None) -> Task:
         task = self.task(env, goals)
         if task is None:
             data_task = self.spec.task

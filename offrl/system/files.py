@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from offrl.errors import UserError, first_line, warn
 from offrl.system import trust
 
-VERSION = 2  # of the layout of files; since 2 `TrainState.buffers` has this name
+VERSION = 2  # of the layout of files
 FOLDER = "checkpoints"
 HOME = Path("~/.cache/offrl")  # of downloads, arrays and compiled code
 ELSEWHERE = " Free some space, or choose another place with runs_dir=."
@@ -128,8 +128,6 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     if meta["sha256"] != digest:
         raise UserError(f"{path} is damaged: its checksum does not match")
-    if meta["version"] < 2:
-        tensors = {re.sub(r"^(\w+)/frozen/", r"\1/buffers/", name): tensor for name, tensor in tensors.items()}
     return tensors, meta
 
 
@@ -198,18 +196,23 @@ def write_text(path: Path, text: str, survivor: str = "") -> None:
     write_bytes(path, text.encode(), survivor)
 
 
-def write_bytes(path: Path, data: bytes, survivor: str = "") -> None:
-    """Write aside, sync, rename: after a crash at any moment the file is the old one or the new one, whole. Raises
-    UserError when it cannot be written."""
+def write_private(path: Path, text: str) -> None:
+    """Replace a small text file by one that no other user can read. Raises UserError when it cannot be written."""
+    write_bytes(path, text.encode(), mode=0o600)
+
+
+def write_bytes(path: Path, data: bytes, survivor: str = "", mode: int = 0o666) -> None:
+    """Write aside, sync, rename: after a crash at any moment the file is the old one or the new one, whole. mode: its
+    permissions, less the umask. Raises UserError when it cannot be written."""
     try:
-        with replacing(path) as file:
+        with replacing(path, mode) as file:
             file.write(data)
     except OSError as error:
         raise UserError(f"could not write {path}: {error.strerror}.{survivor or ELSEWHERE}") from None
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A new file beside `path`, open for writing, that takes its place in one step; where the body raises it is removed
     instead.
 
@@ -217,7 +220,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     leads to stays as it is. The new file's path is its `name`, for programs that take no open file. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    file, part = trust.open_part(path)
+    file, part = trust.open_part(path, mode)
     try:
         with file:
             yield file
@@ -253,17 +256,6 @@ def discard(folder: Path, names: str) -> None:
             path.unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a small text file by one that no other user can read. Raises UserError when it cannot be written."""
-    try:
-        file, part = trust.open_part(path, 0o600)
-        with file:
-            file.write(text.encode())
-        os.replace(part, path)
-    except OSError as error:
-        raise UserError(f"could not write {path}: {error.strerror}.{ELSEWHERE}") from None
 
 
 def _sync_folder(folder: Path) -> None:

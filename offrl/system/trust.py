@@ -97,7 +97,7 @@ def importable(env_id: str) -> bool:
     if not isinstance(env_id, str):
         return False
     module, colon, _ = env_id.rpartition(":")
-    return not colon or _known(module) or granted() or _word(env_id) in os.environ.get(SWITCH, "").split()
+    return not colon or open_to_files(module) or granted() or _word(env_id) in os.environ.get(SWITCH, "").split()
 
 
 def _word(env_id: str) -> str:
@@ -204,15 +204,8 @@ def _token(name: str, value: Any) -> str | None:
 
 
 def open_to_files(module: str) -> bool:
-    """Whether a file may have `module` imported, which thus nobody need have typed: of such only what Gymnasium
-    registers is made.
-    """
-    return _known(module)
-
-
-def _known(module: str) -> bool:
-    """Whether a file may have `module` imported: a known package, its part `envs`, or what the entry point of a plugin
-    names.
+    """Whether a file may have `module` imported, which thus nobody need have typed: a known package, its part `envs`,
+    or what the entry point of a plugin names. Of such only what Gymnasium registers is made.
     """
     parts = module.split(".")
     if any(part.startswith("_") or not part.isidentifier() for part in parts):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl.algorithm import Algorithm, Metrics, TrainState, select, stack, with_settings
+from offrl.evaluation.policy import TrainedPolicy, acting_part
 from offrl.settings.replicas import Replica, hyper
 from offrl.system.progress import Pace
 from offrl.training.compiling.program import Hyper
@@ -91,12 +92,6 @@ def group_sizes(replicas: int, largest: int) -> list[int]:
 def first_state(algorithm: Algorithm, replicas: Sequence[Replica], device: str = "cpu") -> TrainState:
     """The replicas' states before the first update."""
     return stack([with_settings(algorithm, dict(r.values)).init(r.seed) for r in replicas], device)
-
-
-def acting_part(algorithm: Algorithm, state: TrainState) -> TrainState:
-    """A state without what a `TrainedPolicy` does not need."""
-    names = (*algorithm.traits.policy_modules, *algorithm.traits.critic_modules)
-    return state._replace(params={n: state.params[n] for n in names}, target={}, opt={}, buffers={})
 
 
 class LocalEngine:
@@ -228,16 +223,9 @@ class LocalEngine:
 
 def policies_of(
     algorithm: Algorithm, state: TrainState, replicas: Sequence[Replica], device: torch.device | str = "cpu"
-) -> list[Any]:
+) -> list[TrainedPolicy]:
     """One TrainedPolicy for each replica."""
-    from offrl.evaluation.policy import TrainedPolicy
-
     return [
         TrainedPolicy(with_settings(algorithm, dict(r.values)), select(state, i), r.seed, device)
         for i, r in enumerate(replicas)
     ]
-
-
-def merge(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Metrics of several processes as one, along the replica axis."""
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

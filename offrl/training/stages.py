@@ -9,6 +9,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from offrl import registry
@@ -21,7 +22,7 @@ from offrl.pretrained import Pretrained, Requirement
 from offrl.runs import record as runs
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.kinds import restored
-from offrl.settings.replicas import expand, seed_list
+from offrl.settings.replicas import seed_list
 from offrl.settings.train import CheckpointConfig
 from offrl.settings.untrusted import read_settings
 from offrl.system import files as checkpoint
@@ -147,8 +148,7 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
     if latest is None:
         raise UserError(f"{where}: the run has no checkpoint, and a policy file is not enough; train it again")
     identity = record["identity"]
-    grid = dict(identity.get("grid", []))
-    if grid and not requirement.every_replica:
+    if identity.get("grid") and not requirement.every_replica:
         raise UserError(f"{where}: it is a grid of settings; name a run of one of them")
     kind = registry.get("algo", identity["algo"]["name"])
     recorded = runs.spec_of(record, run_dir)
@@ -167,7 +167,7 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
         fresh = kind(config, recorded)
         fresh.buffers = dict  # it may be large, and nothing that builds on it needs it
         template = fresh.init(0)._replace(opt={}, buffers={})
-    replicas = expand(grid, identity["seeds"], identity.get("paired") is True)
+    replicas = runs.replicas_of(record)
     states = []
     for i in alive if requirement.every_replica else alive[:1]:
         flat = {key: value[i] for key, value in tensors.items() if key.startswith("state/")}
@@ -210,12 +210,8 @@ def _check_data(recorded: DataSpec, spec: DataSpec, where: str, requirement: Req
 
 def _check_rewards(recorded: DataSpec, spec: DataSpec, where: str) -> None:
     trained, units = (recorded.reward_scale, recorded.reward_shift), (spec.reward_scale, spec.reward_shift)
-    if not _close(trained, units):
+    if not np.allclose(trained, units, rtol=1e-5, atol=1e-5):
         raise UserError(
             f"{where}: it was trained on rewards times {trained[0]:g} plus {trained[1]:g}, and those of {spec.name} "
             f"are times {units[0]:g} plus {units[1]:g}; train both with the same dataset.reward_* settings"
         )
-
-
-def _close(a: Any, b: Any) -> bool:
-    return len(a) == len(b) and all(abs(x - y) <= 1e-5 * (1.0 + abs(y)) for x, y in zip(a, b, strict=True))

@@ -5,6 +5,7 @@ engine.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -20,22 +21,21 @@ from offrl.errors import UserError
 from offrl.settings.replicas import Replica
 from offrl.system import backend, processes
 from offrl.system.plugins.loading import blamed
-from offrl.training.engine import LocalEngine, Plan, group_sizes, merge
+from offrl.training.engine import LocalEngine, Plan, group_sizes
 
 
 class WorkersUnavailable(UserError):
     """Worker processes cannot train this; the caller's own process can."""
 
 
-def shares(replicas: int, group: int, workers: int) -> list[slice]:
-    """The replicas that each worker trains: whole groups, so that the result is the one of a single process."""
-    edges = [0]
-    for size in group_sizes(replicas, group):
-        edges.append(edges[-1] + size)
-    groups = len(edges) - 1
-    workers = min(workers, groups)
-    cuts = [edges[round(i * groups / workers)] for i in range(workers + 1)]
-    return [slice(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+def shares(replicas: int, group: int, workers: int) -> list[tuple[slice, list[int]]]:
+    """The replicas that each worker trains, and the sizes of their groups: whole groups of the run, so that the result
+    is the one of a single process."""
+    sizes = group_sizes(replicas, group)
+    edges = [0, *itertools.accumulate(sizes)]
+    workers = min(workers, len(sizes))
+    cuts = [round(i * len(sizes) / workers) for i in range(workers + 1)]
+    return [(slice(edges[a], edges[b]), sizes[a:b]) for a, b in itertools.pairwise(cuts)]
 
 
 class WorkerEngine:
@@ -50,7 +50,8 @@ class WorkerEngine:
 
         Raises WorkersUnavailable where the algorithm or the data cannot be handed to another process.
         """
-        self.parts = shares(len(replicas), plan.group, len(devices))
+        parts = shares(len(replicas), plan.group, len(devices))
+        self.parts = [part for part, _ in parts]
         self.links: list[Connection] = []
         self.children: list[Any] = []
         self.shared: processes.Shared | None = None
@@ -60,18 +61,11 @@ class WorkerEngine:
             )
         try:
             self.shared = processes.Shared((plan, source))
-            # the group sizes of the whole run, which those of a part alone need not be
-            sizes = group_sizes(len(replicas), plan.group)
-            for part, device in zip(self.parts, devices, strict=False):
-                part_sizes, at = [], 0
-                for size in sizes:
-                    if part.start <= at < part.stop:
-                        part_sizes.append(size)
-                    at += size
+            for (part, sizes), device in zip(parts, devices, strict=False):
                 process, link = processes.launch("offrl.training.workers:work")
                 self.children.append(process)
                 self.links.append(link)
-                processes.send(link, (self.shared.blob, list(replicas[part]), part_sizes, str(device), threads))
+                processes.send(link, (self.shared.blob, list(replicas[part]), sizes, str(device), threads))
             for i in range(len(self.links)):
                 self._receive(i)
         except WorkersUnavailable:
@@ -88,7 +82,8 @@ class WorkerEngine:
         self._all("run", step, count)
 
     def sums(self) -> Metrics:
-        return merge([_tensors(part) for part in self._all("sums")])
+        parts = [_tensors(part) for part in self._all("sums")]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def settle(self, alive: Tensor) -> None:
         self._each("settle", [(alive[part],) for part in self.parts])

@@ -11,8 +11,7 @@ import pytest
 
 import offrl as package
 from offrl.errors import UserError
-from offrl.system.display.notebook import NotebookBar, in_notebook
-from offrl.system.progress import TrainingProgress
+from offrl.system.progress import NotebookBar, TrainingProgress, in_notebook
 
 from .conftest import Offrl
 from .test_cli import arrays

@@ -22,7 +22,6 @@ from offrl.collect.record import Stop
 from offrl.collect.recorder import record
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
-from offrl.evaluation.evaluator import evaluate
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.pool.host import EvaluationPool
 from offrl.evaluation.predict import PredictState
@@ -38,6 +37,7 @@ from offrl.settings.train import TrainConfig
 from offrl.tasks.episodes import reset_seed
 from offrl.tasks.task import Task
 from tests.support import linear_model
+from tests.support.evaluation import evaluate
 
 SPEC = DataSpec(
     (2,), 1, action_low=(-2.0,), action_high=(2.0,), name="it", observation_mean=(1.0, 0.5), observation_std=(2.0, 3.0)

@@ -59,9 +59,9 @@ def test_groups_cover_the_replicas_evenly(replicas: int, largest: int, sizes: li
 
 
 def test_workers_take_whole_groups() -> None:
-    assert shares(8, 2, 2) == [slice(0, 4), slice(4, 8)]
-    assert shares(5, 2, 2) == [slice(0, 4), slice(4, 5)]
-    assert shares(3, 4, 8) == [slice(0, 3)]
+    assert shares(8, 2, 2) == [(slice(0, 4), [2, 2]), (slice(4, 8), [2, 2])]
+    assert shares(5, 2, 2) == [(slice(0, 4), [2, 2]), (slice(4, 5), [1])]
+    assert shares(3, 4, 8) == [(slice(0, 3), [3])]
     assert default_group(4, 2, plan()[0], None, CPU) == 2
     assert default_group(24, 2, plan()[0], None, CPU) == 4
 

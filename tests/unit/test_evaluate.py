@@ -13,13 +13,14 @@ from gymnasium import spaces
 from offrl.data.dataset import DataSpec
 from offrl.data.fit import check_fit
 from offrl.errors import UserError
-from offrl.evaluation.evaluator import Evaluator, evaluate
+from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.result import Evaluation
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import flattener, make_env, resolve_task
 from offrl.tasks.episodes import reset_seed
 from offrl.tasks.provenance import Provenance
 from offrl.tasks.task import Task
+from tests.support.evaluation import evaluate
 
 HOPPER = Task("hopper-medium-v2", env_id="Hopper-v4", ref_min=-20.272305, ref_max=3234.3, ref_label="D4RL")
 

@@ -25,7 +25,7 @@ from offrl.data.formats.minari_episodes import Buffers
 from offrl.data.memory import Memory
 from offrl.envs import ogbench
 from offrl.errors import UserError
-from offrl.evaluation.evaluator import Evaluator, evaluate
+from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.settings import presets as experiments
 from offrl.settings.dataset import DatasetConfig
@@ -35,6 +35,7 @@ from offrl.tasks.environments import make_env, resolve_task
 from offrl.tasks.episodes import goal_of
 from offrl.tasks.task import Task
 from offrl.training.setup import make_algorithm
+from tests.support.evaluation import evaluate
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "ogbench"
 needs_package = pytest.mark.skipif(importlib.util.find_spec("ogbench") is None, reason="needs the extra `ogbench`")

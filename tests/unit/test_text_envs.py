@@ -16,11 +16,12 @@ from gymnasium.utils.env_checker import check_env
 from offrl import registry
 from offrl.envs.text import AnyText, HistoryWindow, maze, maze_data, wordle, wordle_play
 from offrl.errors import UserError
-from offrl.evaluation.evaluator import Evaluator, evaluate
+from offrl.evaluation.evaluator import Evaluator
 from offrl.lm.rollouts import rollouts
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import make_env
 from offrl.tasks.task import lookup
+from tests.support.evaluation import evaluate
 from tests.support.wordle import Greedy
 
 START = {"start": (1, 1)}

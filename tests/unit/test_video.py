@@ -16,7 +16,6 @@ import pytest
 from gymnasium import spaces
 
 from offrl.data.dataset import DataSpec
-from offrl.evaluation.evaluator import evaluate
 from offrl.evaluation.result import Evaluation
 from offrl.runs.run import SavedRun
 from offrl.settings.evaluation import EvalConfig
@@ -28,6 +27,7 @@ from offrl.video import NoVideo, film, prepare
 from offrl.video import frames as picture
 from offrl.video.frames import Reel, pictures
 from offrl.video.record import _speed
+from tests.support.evaluation import evaluate
 
 iio = pytest.importorskip("imageio.v2", reason="needs pip install 'offrl[video]'")
 pytest.importorskip("imageio_ffmpeg", reason="needs pip install 'offrl[video]'")
@@ -238,7 +238,7 @@ from offrl.video import film, prepare, NoVideo
 prepare()
 from offrl.data.dataset import DataSpec
 from offrl.settings.evaluation import EvalConfig
-from offrl.evaluation.evaluator import evaluate
+from offrl.evaluation.evaluator import Evaluator
 from offrl.settings.replicas import expand
 from offrl.tasks.task import Task
 
@@ -253,7 +253,7 @@ spec = DataSpec((11,), 3, action_low=(-1.0,) * 3, action_high=(1.0,) * 3, name="
 config = EvalConfig(episodes=2, max_steps=6)
 run = SimpleNamespace(dir=Path(sys.argv[1]), replicas=expand({}, [0, 1]), record={"spec": spec.to_json()}, algorithm="wave", dataset="hop",
                       task=lambda env: task, load_policy=lambda replica: Wave())
-scored = evaluate([Wave(), Wave()], [0, 1], task, config)
+scored = Evaluator(task, config)([Wave(), Wave()], [0, 1])
 try:
     look = {"size": 700, "fps": 30} if len(sys.argv) > 3 else {"size": 64, "fps": 125}
     print("FILE", *film(run, config, scored=scored, quiet=True, **look))

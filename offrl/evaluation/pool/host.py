@@ -22,13 +22,15 @@ from offrl.algorithm import Algorithm
 from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluator, Progress
 from offrl.evaluation.pool import protocol
-from offrl.evaluation.pool.job import Job, Unit, cut
 from offrl.evaluation.pool.protocol import (
+    Job,
     ProgressMessage,
     ReadyMessage,
     ResultMessage,
     UnavailableMessage,
+    Unit,
     WarningMessage,
+    cut,
 )
 from offrl.evaluation.result import Evaluation, Policy, Tally
 from offrl.settings.evaluation import EvalConfig, cores
@@ -73,8 +75,8 @@ def evaluate_parallel(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Evaluation:
-    """`evaluate` with all cores: by this process from the start and, if it is not over in 2 seconds, by `workers` more
-    (None: one less than there are cores, at most 15). The same numbers."""
+    """The scores of an `Evaluator`, with all cores: by this process from the start and, if it is not over in 2 seconds,
+    by `workers` more (None: one less than there are cores, at most 15)."""
     count = min(cores() - 1, 15) if workers is None else workers
     count = min(count, len(policies) * config.episodes - 1)
     with Evaluator(task, config) as evaluator:

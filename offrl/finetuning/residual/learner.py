@@ -12,6 +12,7 @@ from offrl import rng
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.on_policy.residual import Residual, ResidualConfig
+from offrl.optim import Params
 from offrl.settings.replicas import Replica
 from offrl.training.engine import LocalEngine, Plan
 
@@ -73,9 +74,7 @@ class ResidualLearner(LocalEngine):
         """
         state, algorithm = self._state[0], self.residual
 
-        def one(
-            params: dict[str, Tensor], statistics: dict[str, Tensor], s: Tensor, a: Tensor, key: Tensor
-        ) -> tuple[Tensor, ...]:
+        def one(params: Params, statistics: Params, s: Tensor, a: Tensor, key: Tensor) -> tuple[Tensor, ...]:
             means = algorithm.apply("actor", params, algorithm.features(statistics, s, a))
             u = means + algorithm.sigma * rng.normal(key, tuple(means.shape))
             return algorithm.combine(a, u), u, algorithm.log_prob(means, u)
@@ -88,7 +87,7 @@ class ResidualLearner(LocalEngine):
         """V [N, R] of R rows of each replica."""
         algorithm = self.residual
 
-        def one(params: dict[str, Tensor], statistics: dict[str, Tensor], s: Tensor, a: Tensor) -> Tensor:
+        def one(params: Params, statistics: Params, s: Tensor, a: Tensor) -> Tensor:
             return algorithm.apply("critic", params, algorithm.features(statistics, s, a)).squeeze(-1)
 
         return vmap(one)(self._state[0].params["critic"], self._statistics(), observations, base_actions)
@@ -110,5 +109,5 @@ class ResidualLearner(LocalEngine):
         else:  # compiled programs write over the state where it lies
             state.extra[name].copy_(values)
 
-    def _statistics(self) -> dict[str, Tensor]:
+    def _statistics(self) -> Params:
         return {name: self._state[0].extra[name] for name in ("mean", "std")}

@@ -129,7 +129,7 @@ def td(problem: Problem, settings: OPEConfig) -> Estimates:
         value[k] = -squares.mean()
         sums = counts @ np.bincount(episode, weights=squares, minlength=dataset.num_episodes)
         low[k], high[k] = np.percentile(-sums[number > 0] / number[number > 0], [2.5, 97.5])
-    if not any(callable(getattr(policy, "own_value", None)) for policy in problem.policies) or np.isnan(value).all():
+    if not any(map(_has_critic, problem.policies)) or np.isnan(value).all():
         raise UserError(_without("td", problem))
     return Estimates("td", problem.names, value, low, high, settings.discount, {})
 
@@ -156,13 +156,17 @@ def start_value(policy: Any, observations: np.ndarray) -> float:
     """Mean Q(s0, pi(s0)) of a policy's own critic at raw initial observations [M, O], in recorded rewards; NaN where it
     has none.
     """
-    if not callable(getattr(policy, "own_value", None)):
+    if not _has_critic(policy):
         return float("nan")
     actions, _ = policy.step(policy.start(len(observations)), observations, 0)
     values = policy.own_value(observations, actions)
     if values is None:
         return float("nan")
     return float(policy.in_recorded_units(np.asarray(values), np.full(len(values), np.inf)).mean())
+
+
+def _has_critic(policy: Any) -> bool:
+    return callable(getattr(policy, "own_value", None))
 
 
 def check_rewards(dataset: Dataset) -> None:
@@ -187,7 +191,7 @@ class _Look:
 
 def _look(policy: Any, dataset: Dataset, actions: Actions, rows: np.ndarray, discount: float) -> _Look | None:
     """None where the policy has no critic. discount: for a policy that names none."""
-    if not callable(getattr(policy, "own_value", None)):
+    if not _has_critic(policy):
         return None
     spec, columns, chosen = dataset.spec, dataset.columns, torch.from_numpy(rows)
     discount = float(getattr(policy, "discount", discount))

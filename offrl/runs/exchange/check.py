@@ -153,6 +153,23 @@ MOST_RUNS, MOST_POINTS = 10_000, 200_000  # seeds of a document, points of its c
 LARGEST = 1e30  # of a number; sums of larger ones overflow
 LONGEST, DEEPEST = 10_000, 32  # characters of a text; layers
 NEAR = 1e-4  # relative to the larger one, or to 1: numbers that should agree do so far, whatever rounded them
+NAMES = (  # that are not empty
+    "library",
+    "dataset.name",
+    "dataset.checksum",
+    "algorithm.name",
+    "algorithm.settings_hash",
+    "task.environment",
+)
+COUNTS = (  # that are 0 or more
+    "dataset.rows",
+    "dataset.episodes",
+    "task.max_steps",
+    "protocol.steps",
+    "protocol.episodes",
+    "algorithm.tuned.candidates",
+    "algorithm.tuned.episodes_used",
+)
 PAGE = "docs/results-exchange.md lists all keys"
 
 
@@ -230,36 +247,30 @@ def _plain(value: Any) -> Iterator[str]:
 
 
 def _head(value: Mapping[str, Any]) -> str:
-    dataset, task, algorithm, protocol = (value[name] for name in ("dataset", "task", "algorithm", "protocol"))
+    task = value["task"]
     try:
         if len(value["created"]) != 10:
             raise ValueError
         datetime.date.fromisoformat(value["created"])
     except ValueError:
         return f"created is {_short(value['created'])}, where a date in UTC is due, such as 2026-01-31"
-    texts = {"library": value["library"], "dataset.name": dataset["name"], "dataset.checksum": dataset["checksum"]}
-    texts |= {
-        "algorithm.name": algorithm["name"],
-        "algorithm.settings_hash": algorithm["settings_hash"],
-        "task.environment": task["environment"],
-    }
-    if empty := next((name for name, text in texts.items() if not text.strip()), ""):
+    if empty := next((name for name in NAMES if not _entry(value, name).strip()), ""):
         return f"{empty} is empty: name it, for results are told apart by it"
-    counts = {
-        "dataset.rows": dataset["rows"],
-        "dataset.episodes": dataset["episodes"],
-        "task.max_steps": task["max_steps"],
-    }
-    counts |= {"protocol.steps": protocol["steps"], "protocol.episodes": protocol["episodes"]}
-    tuned = algorithm["tuned"] or {}
-    counts |= {f"algorithm.tuned.{name}": tuned.get(name) for name in ("candidates", "episodes_used")}
-    if negative := next((name for name, n in counts.items() if n is not None and n < 0), ""):
-        return f"{negative} is {counts[negative]}, where a number of 0 or more is due"
-    if (seeds := protocol["reset_seeds"]) is not None and (len(seeds) != 2 or seeds[0] > seeds[1]):
+    for name in COUNTS:
+        if (number := _entry(value, name)) is not None and number < 0:
+            return f"{name} is {number}, where a number of 0 or more is due"
+    if (seeds := value["protocol"]["reset_seeds"]) is not None and (len(seeds) != 2 or seeds[0] > seeds[1]):
         return f"protocol.reset_seeds is {_short(seeds)}, where [from, to] is due, or null where they are no range"
     if task.get("scored_by", "return") not in ("return", "success"):
         return f'task.scored_by is {_short(task["scored_by"])}, where "return" or "success" is due'
-    return _references(dataset["name"], task)
+    return _references(value["dataset"]["name"], task)
+
+
+def _entry(value: Any, name: str) -> Any:
+    """An entry by its dotted name; None where it, or what should hold it, is null."""
+    for key in name.split("."):
+        value = None if value is None else value[key]
+    return value
 
 
 def _references(dataset: str, task: Mapping[str, Any]) -> str:
@@ -281,7 +292,7 @@ def _references(dataset: str, task: Mapping[str, Any]) -> str:
         or low is None
     ):
         return ""
-    if _near(low, known.ref_min) and _near(high, known.ref_max):
+    if near(low, known.ref_min) and near(high, known.ref_max):
         return ""
     return (
         f"task.reference_scores gives min {low:g} and max {high:g} as {known.ref_label}'s for {dataset}, which are "
@@ -318,7 +329,7 @@ def _runs(value: Mapping[str, Any]) -> Iterator[str]:
         if run.get("success") is not None and not 0 <= run["success"] <= 1:
             yield f"{name}.success is {run['success']:g}, where a share of episodes between 0 and 1 is due"
         mean = mean_return(run)
-        if returns is not None and mean is not None and not _near(mean, math.fsum(returns) / len(returns)):
+        if returns is not None and mean is not None and not near(mean, math.fsum(returns) / len(returns)):
             yield (
                 f"{name}.return_mean is {mean:g}, and the mean of its returns {math.fsum(returns) / len(returns):g}: "
                 "leave it out"
@@ -326,7 +337,7 @@ def _runs(value: Mapping[str, Any]) -> Iterator[str]:
         if run["score"] is None or mean is None or not by_return or reference is None or reference["min"] is None:
             continue
         due = 100 * (mean - reference["min"]) / (reference["max"] - reference["min"])
-        if not _near(run["score"], due):
+        if not near(run["score"], due):
             yield (
                 f"{name}.score is {run['score']:g}, and its returns between task.reference_scores are {due:g}: correct "
                 "one of them"
@@ -346,8 +357,9 @@ def mean_return(run: Mapping[str, Any]) -> float | None:
     return None if run["returns"] is None else math.fsum(run["returns"]) / len(run["returns"])
 
 
-def _near(a: float, b: float) -> bool:
-    return abs(a - b) <= NEAR * max(1.0, abs(a), abs(b))
+def near(a: float, b: float) -> bool:
+    """Whether numbers that should agree do."""
+    return math.isclose(a, b, rel_tol=NEAR, abs_tol=NEAR)
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError
-from offrl.runs.exchange.check import VERSION, Document, check
+from offrl.runs.exchange.check import VERSION, Document, check, near
 from offrl.runs.log import EPISODES
 from offrl.runs.parse import lines_backwards, times, yaml_or_error
 from offrl.runs.reader import Reader, planned
@@ -174,7 +174,7 @@ def _reference(run: SavedRun, row: Score) -> dict[str, Any] | None:
     low, high = task.get("ref_min"), task.get("ref_max")
     if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high:
         due = 100.0 * (row.raw - low) / (high - low)
-        if abs(due - row.normalised) <= 1e-4 * max(1.0, abs(due)):
+        if near(due, row.normalised):
             return {"source": row.reference, "min": low, "max": high}
     return {"source": row.reference, "min": None, "max": None}
 

@@ -15,7 +15,7 @@ from offrl.errors import UserError, one_line
 from offrl.runs.exchange.check import mean_return
 from offrl.runs.exchange.describe import FINGERPRINT, documents
 from offrl.runs.exchange.files import documents_in
-from offrl.runs.exchange.tables import table_in
+from offrl.runs.exchange.tables import add_table
 from offrl.runs.score import Missing, Score
 from offrl.settings.diff import Variant, digest, flatten
 
@@ -36,10 +36,7 @@ def add(reader: Reader) -> list[dict[str, Any]]:
     for path, explicit in reader.files:
         try:
             if path.suffix == ".csv":
-                table = table_in(path)
-                reader.scores += table.scores
-                reader.variants += table.variants
-                reader.missing += table.missing
+                add_table(path, reader)
                 continue
             parts = documents_in(path)
         except UserError as error:

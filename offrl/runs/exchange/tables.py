@@ -8,8 +8,8 @@ import csv
 import math
 import os
 from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from offrl.errors import UserError, one_line
 from offrl.runs.exchange.files import MOST_BYTES
@@ -19,21 +19,15 @@ from offrl.settings.diff import Variant, digest
 from offrl.system import csv_text
 from offrl.tasks.task import lookup
 
+if TYPE_CHECKING:
+    from offrl.runs.reader import Reader
+
 NEEDED = ("algorithm", "dataset", "seed", "step", "return")
 OPTIONAL = ("score", "environment")
 MOST_NAME = 200  # characters
 # (dataset, algorithm, environment) -> (seed, step) -> (return, score) of each episode
 Evaluations = dict[tuple[str, str, str], dict[tuple[int, int], list[tuple[float, float | None]]]]
 CLOSE = 0.1  # points between a stated score and the one that a benchmark's reference returns give
-
-
-@dataclass
-class ForeignTable:
-    """What a table states."""
-
-    scores: list[Score] = field(default_factory=list)
-    variants: list[Variant] = field(default_factory=list)
-    missing: list[Missing] = field(default_factory=list)
 
 
 def is_table(path: Path) -> bool:
@@ -43,9 +37,9 @@ def is_table(path: Path) -> bool:
     }
 
 
-def table_in(path: Path) -> ForeignTable:
-    """The scores of a table: of each algorithm, dataset and seed the lines of one step are the episodes of one
-    evaluation.
+def add_table(path: Path, reader: Reader) -> None:
+    """Add the scores of a table to what was read: of each algorithm, dataset and seed the lines of one step are the
+    episodes of one evaluation.
 
     The last step of an algorithm on a dataset is its final evaluation; a seed that ends before it is unfinished. The
     score is the column `score`, or, of a dataset with a benchmark's exact name, made of its reference returns. Settings
@@ -77,18 +71,17 @@ def table_in(path: Path) -> ForeignTable:
         score = cells.get("score", "")
         numbers = _finite(cells["return"], f"{where}: return"), _finite(score, f"{where}: score") if score else None
         values[dataset, algorithm, environment][seed, step].append(numbers)
-    return _table(path, values)
+    _add(path, values, reader)
 
 
-def _table(path: Path, values: Evaluations) -> ForeignTable:
-    result = ForeignTable()
+def _add(path: Path, values: Evaluations, reader: Reader) -> None:
     table = digest({"table": str(path.resolve())})
     for (dataset, algorithm, environment), evaluations in values.items():
         source, settings = {"file": path.name}, table
         if sum(cell[:2] == (dataset, algorithm) for cell in values) > 1:  # that stand there in several environments
             source["environment"] = environment
             settings = digest({"table": table, "environment": environment})
-        result.variants.append(Variant(dataset, algorithm, settings, source, source))
+        reader.variants.append(Variant(dataset, algorithm, settings, source, source))
         end = max(step for _, step in evaluations)
         last: dict[int, int] = defaultdict(int)
         for (seed, step), episodes in evaluations.items():
@@ -98,7 +91,7 @@ def _table(path: Path, values: Evaluations) -> ForeignTable:
             score, reference = _score(
                 dataset, raw, math.fsum(stated) / len(stated) if len(stated) == len(episodes) else None
             )
-            result.scores.append(
+            reader.scores.append(
                 Score(
                     suite="",
                     dataset=dataset,
@@ -122,8 +115,7 @@ def _table(path: Path, values: Evaluations) -> ForeignTable:
         for seed, step in last.items():
             if step < end:
                 cause = f"unfinished: step {step:,} of {end:,}"
-                result.missing.append(Missing(dataset, algorithm, settings, seed, str(path), cause))
-    return result
+                reader.missing.append(Missing(dataset, algorithm, settings, seed, str(path), cause))
 
 
 def _score(dataset: str, raw: float, stated: float | None) -> tuple[float | None, str]:

@@ -88,7 +88,7 @@ class Session:
         self.engine.load(state, good, sums)
         if saved is not None and self.clock.running and self.finished():
             self.clock.end = self.clock.step
-        scored_step = saved.meta.get("scoring", saved.step) if saved is not None and saved.meta["unscored"] else None
+        scored_step = saved.meta["scoring"] if saved is not None and saved.meta["unscored"] else None
         self.log: RunLog | NoLog = (RunLog if self.process_group.first else NoLog)(
             run_dir,
             resume_step=resume_step,

@@ -75,7 +75,7 @@ ALLOWED = {
         "path.write_text": "within `atomic_output`",
         "file.write_text": "where nothing is",
     },
-    "offrl/system/processes.py": {"obj.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tofile": FRESH},
+    "offrl/system/processes.py": {"content.numpy().tofile": FRESH},
     "offrl/data/text/write.py": {
         "gzip.GzipFile": "the same",
         "path.open": "in `atomic_output`",
