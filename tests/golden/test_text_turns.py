@@ -188,7 +188,7 @@ def test_archer(clip: float) -> None:
 def test_archer_with_distributions() -> None:
     """HL-Gauss: V's target is the mean of Qbar's distribution, and its loss is weighed as a squared error's is."""
     algorithm, state, _, batch = make(
-        "archer", value_head="hl_gauss", bins=7, value_min=-3.0, value_max=3.0, expectile=0.8
+        "archer", value_head="hl_gauss", value_bins=7, value_min=-3.0, value_max=3.0, expectile=0.8
     )
     critic, low, width = state.params["critic"], -3.0, 6.0 / 7
     centres = low + width * (np.arange(7) + 0.5)
