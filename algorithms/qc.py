@@ -47,16 +47,20 @@ class QCConfig(FlowSettings):
     chunked: bool = setting(
         True, "Q and the policy are of whole chunks; false: of single actions, with n-step targets (n = length)"
     )
-    actor: str = setting(
+    actor_type: str = setting(
         "best",
         "best: the best of `candidates` chunks that the flow draws, by Q (QC, BFN); distil: a one-step policy that "
         "climbs Q (QC-FQL, FQL)",
         choices=("best", "distil"),
     )
-    candidates: int = setting(32, "actor=best: chunks drawn for each target and decision", low=1)
-    acting_candidates: int = setting(0, "actor=best: chunks drawn for each decision; 0: candidates", low=0, acting=True)
-    alpha: float = setting(100.0, "actor=distil: weight of distillation (in units of Q unless normalize_q)", low=0.0)
-    normalize_q: bool = setting(False, "actor=distil: divide the policy's Q by its mean size")
+    candidates: int = setting(32, "actor_type=best: chunks drawn for each target and decision", low=1)
+    acting_candidates: int = setting(
+        0, "actor_type=best: chunks drawn for each decision; 0: candidates", low=0, acting=True
+    )
+    alpha: float = setting(
+        100.0, "actor_type=distil: weight of distillation (in units of Q unless normalize_q)", low=0.0
+    )
+    normalize_q: bool = setting(False, "actor_type=distil: divide the policy's Q by its mean size")
     short: str = setting(
         "drop",
         "windows that a time-out cuts: drop: no target, as published; bootstrap: of the steps that there are, which "
@@ -92,7 +96,7 @@ class QC(WithCritic, Algorithm):
     chunks.
 
     All losses of an update read the parameters of before it, as in the authors' code, where they are one loss; so does
-    the target critic, which follows the critics of before the update. Modules: critic, flow, and with actor=distil
+    the target critic, which follows the critics of before the update. Modules: critic, flow, and with actor_type=distil
     actor, which maps noise to a chunk."""
 
     Config = QCConfig
@@ -101,15 +105,15 @@ class QC(WithCritic, Algorithm):
 
     @classmethod
     def traits_for(cls, config: Any) -> Traits:
-        acts = ("actor",) if config.actor == "distil" else ("flow", "critic")
+        acts = ("actor",) if config.actor_type == "distil" else ("flow", "critic")
         single = config.length == 1 or not config.chunked  # else Q is of chunks, and no single action has one
         return dataclasses.replace(cls.traits, policy_modules=acts, critic_modules=("critic",) if single else ())
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        if config.algo.actor == "best":
+        if config.algo.actor_type == "best":
             actions = dataset.spec.action_dim * (config.algo.length if config.algo.chunked else 1)
-            check_cost(config, config.algo.candidates, dataset.spec.observation_dim, actions, "algo.actor=distil")
+            check_cost(config, config.algo.candidates, dataset.spec.observation_dim, actions, "algo.actor_type=distil")
         return {}
 
     def modules(self) -> dict[str, nn.Module]:
@@ -118,7 +122,7 @@ class QC(WithCritic, Algorithm):
         self.width = self.chunk_length * s.action_dim  # D
         self.critic = Critic(c, dataclasses.replace(s, action_dim=self.width))
         modules = {"critic": self.critic.network, "flow": make_field(c, s, self.width)}
-        return modules | ({"actor": make_field(c, s, self.width, timed=False)} if c.actor == "distil" else {})
+        return modules | ({"actor": make_field(c, s, self.width, timed=False)} if c.actor_type == "distil" else {})
 
     def sampler(self) -> ChunkSampler:
         return ChunkSampler(self.config.length)
@@ -140,9 +144,9 @@ class QC(WithCritic, Algorithm):
         zero_noise: all noise is 0.
         """
         c, rows = self.config, observations.shape[0]
-        count = 1 if c.actor == "distil" else count
+        count = 1 if c.actor_type == "distil" else count
         z = observations.new_zeros(count * rows, self.width) if zero_noise else noise_of(key, count, rows, self.width)
-        if c.actor == "distil":
+        if c.actor_type == "distil":
             return self.apply("actor", state.params["actor"], observations, z).clamp(-1.0, 1.0)
         chunks = self.integrated(state.params["flow"], flow.repeated(observations, count), z).unflatten(0, (count, -1))
         q = self.critic.q(state.params["critic"], observations, chunks)
@@ -198,7 +202,7 @@ class QC(WithCritic, Algorithm):
             self.descend(state, "critic", self.critic_loss, batch, keys[0]),
             self.descend(state, "flow", self.flow_loss, batch, keys[1]),
         ]
-        if self.config.actor == "distil":
+        if self.config.actor_type == "distil":
             steps.append(self.descend(state, "actor", self.actor_loss, batch, keys[2]))
         return self.simultaneous(state, *steps)
 

@@ -66,7 +66,15 @@ gym.register("TestEcho-v0", Echo, max_episode_steps=20)
 def policy(spec: DataSpec = SPEC, **settings: Any) -> TrainedPolicy:
     """Chunks of four, of which three are played; random weights, without noise unless asked for."""
     config = QCConfig(
-        **{"length": 4, "execute": 3, "actor": "distil", "greedy": "zero", "hidden": [16], "flow_steps": 2, **settings}
+        **{
+            "length": 4,
+            "execute": 3,
+            "actor_type": "distil",
+            "greedy": "zero",
+            "hidden": [16],
+            "flow_steps": 2,
+            **settings,
+        }
     )
     algorithm = QC(config, spec)
     return TrainedPolicy(algorithm, algorithm.init(1), 1)
@@ -192,7 +200,7 @@ def test_scores() -> None:
 def test_scores_of_processes() -> None:
     task, policies = (
         Task("echo", f"{__name__}:TestEcho-v0"),
-        [policy(), policy(execute=2, actor="best", greedy="sample")],
+        [policy(), policy(execute=2, actor_type="best", greedy="sample")],
     )
     result = evaluate(policies, [0, 1], task, EvalConfig(episodes=5))
     with EvaluationPool(task, EvalConfig(episodes=5), 1) as pool:
@@ -226,7 +234,7 @@ def test_recordings(tmp_path: Path) -> None:
 # ---- files of other runtimes
 
 
-BEST, DISTIL = {"actor": "best", "candidates": 4, "greedy": "sample"}, {"greedy": "sample"}
+BEST, DISTIL = {"actor_type": "best", "candidates": 4, "greedy": "sample"}, {"greedy": "sample"}
 NIGHTLY = {"marks": pytest.mark.nightly}
 
 
@@ -333,7 +341,7 @@ def test_values_by_state_are_refused_and_a_model_plays_chunks_out(tmp_path: Path
 def test_stopping_by_values_is_refused_before_the_first_update(tmp_path: Path) -> None:
     data = linear_model.rows(episodes=4)
     replicas = [Replica(0, ())]
-    small = {"actor": "distil", "hidden": [8], "length": 4}
+    small = {"actor_type": "distil", "hidden": [8], "length": 4}
     with pytest.raises(UserError, match=r"stop=fqe-plateau.*qc plays 4 at a time.*algo\.execute=1"):
         Plateau(TrainConfig(algo=QCConfig(**small)), data, tmp_path, replicas, None)  # type: ignore[arg-type]
     Plateau(TrainConfig(algo=QCConfig(**small, execute=1)), data, tmp_path, replicas, None).close()  # type: ignore[arg-type]

@@ -46,6 +46,7 @@ SAME = {
     "algo.iteration_episodes": "rollouts",
     "algo.critic_lm": "critic",
     "algo.value_bins": "bins",
+    "algo.actor_type": "actor",
     "steps": (
         "max_timesteps total_timesteps timesteps n_steps num_steps train_steps offline_steps n_updates updates "
         "gradient_steps iterations n_iterations max_iters num_train_steps max_steps step update_steps num_updates"
