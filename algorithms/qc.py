@@ -61,7 +61,7 @@ class QCConfig(FlowSettings):
         100.0, "actor_type=distil: weight of distillation (in units of Q unless normalize_q)", low=0.0
     )
     normalize_q: bool = setting(False, "actor_type=distil: divide the policy's Q by its mean size")
-    short: str = setting(
+    truncated_windows: str = setting(
         "drop",
         "windows that a time-out cuts: drop: no target, as published; bootstrap: of the steps that there are, which "
         "suits chunked=false",
@@ -164,12 +164,12 @@ class QC(WithCritic, Algorithm):
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E w (sum_k gamma^k r_k + gamma^m Q'(s_m, a') - Q_i(s, a))^2, the mean over critics i (equation 6); w = 0
-        where a time-out cut the window (short=drop), else 1."""
+        where a time-out cut the window (truncated_windows=drop), else 1."""
         target = self.critic.td_target(batch, self.next_value(state, batch, key))
 
         def objective(logits: Tensor, target: critics.Target) -> Tensor:
             loss = self.critic.mean_objective(logits, target)
-            return loss * batch[WHOLE] if self.config.short == "drop" else loss
+            return loss * batch[WHOLE] if self.config.truncated_windows == "drop" else loss
 
         loss, metrics = self.critic.loss(critic, self.decisions(batch), target, key, objective=objective)
         return loss, {**metrics, "critic/full_window_share": batch[WHOLE].mean()}

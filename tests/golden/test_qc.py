@@ -75,7 +75,7 @@ def integrated(p: dict[str, np.ndarray], s: np.ndarray, z: np.ndarray) -> np.nda
 @pytest.mark.parametrize("actor", ["best", "distil"])
 def test_critic_loss(actor: str, short: str, chunked: bool) -> None:
     """The target of a window is worked out step by step; a chunk counts as one action of h A numbers."""
-    algorithm, batch = make(actor_type=actor, short=short, chunked=chunked, discount=0.9)
+    algorithm, batch = make(actor_type=actor, truncated_windows=short, chunked=chunked, discount=0.9)
     state, key = with_targets(algorithm), rng.make_key(9)
     critic, target = numbers(state.params["critic"]), numbers(state.target["critic"])
     s, s1, masks = (batch[k].double().numpy() for k in ("observations", "next_observations", "masks"))

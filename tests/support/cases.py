@@ -195,7 +195,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "morel": [{"threshold": "quantile", "threshold_scale": 0.5}],
     "pets": [{"history": 2, "planner": "mppi", "penalty": 1.0, "plan_members": "drawn"}],
-    "qc": [{"actor_type": "distil", "length": 3}, {"chunked": False, "short": "bootstrap", "pessimism": "std"}],
+    "qc": [
+        {"actor_type": "distil", "length": 3},
+        {"chunked": False, "truncated_windows": "bootstrap", "pessimism": "std"},
+    ],
     "recoil": [{"implicit_maximum": "expectile", "value_head": "c51"}],
     "fb": [{"conservative": "value"}, {"conservative": "measure", "penalty_target": None}],
     "breeze": [{"data_share": 0.3}, {"attention": False, "samples": 1}],
