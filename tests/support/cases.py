@@ -203,8 +203,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fb": [{"conservative": "value"}, {"conservative": "measure", "penalty_target": None}],
     "breeze": [{"data_share": 0.3}, {"attention": False, "samples": 1}],
     "sequence_rl": [
-        {"recall": "model", "cutoff": 1.0},
-        {"recall": "distil", "execute": 9},
+        {"state_source": "model", "cutoff": 1.0},
+        {"state_source": "distil", "execute": 9},
         {"execute": 0, "n_step": 3},
     ],
     "tt": [
@@ -304,7 +304,7 @@ class Case:
         dataset = dataset or data(self.discrete)
         needs = "world_model" in known and not issubclass(kind, Dynamics)  # one that trains a model trains its own
         if self.name == "sequence_rl":  # which refuses a model that nothing asks
-            needs = {**dict(self.settings), **settings}.get("recall", "data") != "data"
+            needs = {**dict(self.settings), **settings}.get("state_source", "data") != "data"
         small = {**SMALL, "world_model": world_model(dataset) if needs else ""}
         if self.name == "diffuser":
             small["candidates"] = 2  # plans; of this name MOPO has models
