@@ -258,7 +258,9 @@ def test_alol(variant: str, clone: dict[str, Any], monkeypatch: pytest.MonkeyPat
 
     worth = torch.tensor([0.2, -1.5, 1.0, -0.9, 0.0])  # V_ref of the five turns
     monkeypatch.setattr(advantages, "reference_values", lambda algorithm, source, earned: worth)
-    algorithm, state, source, batch = make("alol", variant=variant, clip=0.2, kl_weight=0.3, credit="reward", **clone)
+    algorithm, state, source, batch = make(
+        "alol", variant=variant, clip=0.2, kl_weight=0.3, credit_assignment="reward", **clone
+    )
     rewards = np.array([0.5, -1.0, 2.0, -0.3, 0.7])
     weights = np.maximum(rewards if variant == "r_lol" else rewards - worth.numpy(), 0.0)
     np.testing.assert_allclose(source.columns["weight"].numpy(), weights, atol=1e-6)

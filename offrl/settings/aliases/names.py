@@ -49,6 +49,7 @@ SAME = {
     "algo.actor_type": "actor",
     "algo.truncated_windows": "short",
     "algo.state_source": "recall",
+    "algo.credit_assignment": "credit",
     "steps": (
         "max_timesteps total_timesteps timesteps n_steps num_steps train_steps offline_steps n_updates updates "
         "gradient_steps iterations n_iterations max_iters num_train_steps max_steps step update_steps num_updates"
