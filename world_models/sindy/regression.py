@@ -50,7 +50,7 @@ class SindyConfig:
     control_degree: int = setting(
         1, "highest degree in the observation of what multiplies an action; 0: nothing does", low=0, high=6
     )
-    full: bool = setting(
+    joint_library: bool = setting(
         False, "polynomials of observation and action together up to `degree`, instead of affine in the action"
     )
     angles: list[int] = setting([], "numbers of the observations, in radians, whose sine and cosine are terms too")
@@ -73,12 +73,12 @@ class SindyConfig:
 
 def terms(observations: int, actions: int, config: SindyConfig) -> int:
     """The number of terms in the library of the dynamics, the constant included."""
-    if config.full:
+    if config.joint_library:
         size = math.comb(observations + actions + config.degree, config.degree)
     else:
         size = math.comb(observations + config.degree, config.degree)
         size += actions * math.comb(observations + config.control_degree, config.control_degree)
-    with_action = 0 if config.full or config.control_degree == 0 else actions
+    with_action = 0 if config.joint_library or config.control_degree == 0 else actions
     return size + 2 * len(config.angles) * (1 + with_action)
 
 
@@ -104,8 +104,8 @@ def factors(observations: int, actions: int, config: SindyConfig) -> Tensor:
     s = range(1, observations + 1)
     a = range(observations + 1, observations + actions + 1)
     waves = range(a.stop, a.stop + 2 * len(config.angles))
-    factor_lists = _monomials([*s, *a] if config.full else s, config.degree) + [(w,) for w in waves]
-    if not config.full:
+    factor_lists = _monomials([*s, *a] if config.joint_library else s, config.degree) + [(w,) for w in waves]
+    if not config.joint_library:
         carriers = _monomials(s, config.control_degree) + ([(w,) for w in waves] if config.control_degree else [])
         factor_lists += [(*c, u) for u in a for c in carriers]
     return _padded(factor_lists)
