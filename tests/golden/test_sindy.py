@@ -110,7 +110,7 @@ def test_van_der_pol(noise: float) -> None:
 
 
 def test_certainty_is_what_removes_spurious_terms() -> None:
-    free, _ = sindy.fit(*van_der_pol(1000, 0.03), SindyConfig(degree=3, certainty=0.0))
+    free, _ = sindy.fit(*van_der_pol(1000, 0.03), SindyConfig(degree=3, min_z_score=0.0))
     strict, _ = sindy.fit(*van_der_pol(1000, 0.03), SindyConfig(degree=3))
     # 5 are true; at three standard deviations of 20 members one of 23 others may still pass
     assert 5 <= (strict["dynamics"]["median"] != 0).sum() <= 6 and (free["dynamics"]["median"] != 0).sum() > 10

@@ -64,7 +64,7 @@ class SindyConfig:
     term_dropout: float = setting(
         0.1, "share of the terms hidden from each member while terms are chosen", low=0.0, high=0.9, shared=True
     )
-    certainty: float = setting(
+    min_z_score: float = setting(
         3.0, "a term's smallest coefficient, in standard deviations over the members; 0: any", low=0.0, shared=True
     )
     rows: int = setting(20_000, "most rows in a member's bootstrap sample", low=10)
@@ -269,7 +269,7 @@ def _fit(
         votes = torch.stack([solve(p, visible[e].expand_as(offered)) != 0 for e, p in enumerate(problems)]).sum(0)
         stable = offered & (2 * votes >= visible.sum(0)) & (votes > 0)
         stable = torch.where(visible.any(0), stable, offered)  # a term that no member saw has not been judged
-        solutions = _certain(problems, stable, solve, config.certainty)
+        solutions = _certain(problems, stable, solve, config.min_z_score)
     coefficients = _rounded(solutions * unit[:, None] / scale)
     median = torch.from_numpy(np.median(coefficients.numpy(), 0))  # torch.median takes the lower of two middle values
     residual = _rounded((targets[sample] - theta @ median.mT).square().mean(0).sqrt())
@@ -286,17 +286,17 @@ def _rounded(x: Tensor) -> Tensor:
 
 
 def _certain(
-    problems: list[tuple[Tensor, Tensor]], stable: Tensor, solve: Callable[..., Tensor], certainty: float
+    problems: list[tuple[Tensor, Tensor]], stable: Tensor, solve: Callable[..., Tensor], min_z_score: float
 ) -> Tensor:
-    """Each member's coefficients [E, D, T], once terms smaller than `certainty` times their spread over the members
+    """Each member's coefficients [E, D, T], once terms smaller than `min_z_score` times their spread over the members
     have left.
 
     The most doubtful quarter leaves at a time: of two terms that stand in for each other both look doubtful, and one is
     needed."""
     solutions = torch.stack([solve(p, stable) for p in problems])
-    while certainty > 0.0:
+    while min_z_score > 0.0:
         ratio = solutions.mean(0).abs() / solutions.std(0).clamp(min=1e-300)
-        weak = (solutions != 0).any(0) & (ratio < certainty)
+        weak = (solutions != 0).any(0) & (ratio < min_z_score)
         touched = torch.nonzero(weak.any(1)).squeeze(-1)
         if len(touched) == 0:
             break

@@ -52,6 +52,7 @@ SAME = {
     "algo.credit_assignment": "credit",
     "algo.softplus_offset": "spread",
     "algo.joint_library": "full",
+    "algo.min_z_score": "certainty",
     "steps": (
         "max_timesteps total_timesteps timesteps n_steps num_steps train_steps offline_steps n_updates updates "
         "gradient_steps iterations n_iterations max_iters num_train_steps max_steps step update_steps num_updates"
