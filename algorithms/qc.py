@@ -27,7 +27,7 @@ from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler, valid_mean
 from offrl.families import critics
 from offrl.families.critics import Critic, Values, WithCritic
 from offrl.families.generative.best_of_n import noise_of
-from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
+from offrl.families.generative.chunks import ChunkActor, action_steps_field, length_field
 from offrl.families.generative.cost import check_cost
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
@@ -43,7 +43,7 @@ class QCConfig(FlowSettings):
     length: int = length_field(
         5, "steps that a target sums, and actions in a chunk (h); 1: single actions and one-step targets"
     )
-    execute: int = execute_field()
+    action_steps: int = action_steps_field()
     chunked: bool = setting(
         True, "Q and the policy are of whole chunks; false: of single actions, with n-step targets (n = length)"
     )

@@ -73,7 +73,7 @@ class RecallSampler:
         if self.length > longest:
             raise UserError(
                 f"{dataset.spec.name}: algo.length={self.length}: no window of so many steps is in the data, whose "
-                f"longest episode has {longest} transitions; take a smaller length (algo.execute may be larger)"
+                f"longest episode has {longest} transitions; take a smaller length (algo.action_steps may be larger)"
             )
         if not self.pretrained:
             return RecallSource(source)
@@ -139,17 +139,17 @@ class RolledOutActor(Actor):
     resettable = True
 
     @property
-    def execute(self) -> int:
+    def action_steps(self) -> int:
         """D: actions from one observation."""
         c = self.algorithm.config
-        return int(c.length if c.execute is None else c.execute)
+        return int(c.length if c.action_steps is None else c.action_steps)
 
     def actions_per_decision(self, steps: int) -> int:
         return steps
 
     def start(self, episodes: int) -> Carry:
         device, width = self.state.step.device, self.algorithm.spec.action_dim
-        actions = torch.zeros(episodes, self.execute, width, device=device)
+        actions = torch.zeros(episodes, self.action_steps, width, device=device)
         return OpenLoop(actions, torch.zeros(episodes, dtype=torch.int64, device=device), actions[:, 0])
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
@@ -157,9 +157,9 @@ class RolledOutActor(Actor):
         fresh = remaining == 0
         if traced(fresh) or bool(fresh.any()):
             noise = NOISE * rng.normal(key, tuple(queue.shape)) if explore else None
-            actions = self.apply("sequence", observations, previous.unsqueeze(-2), self.execute, noise)
+            actions = self.apply("sequence", observations, previous.unsqueeze(-2), self.action_steps, noise)
             queue = torch.where(fresh.reshape(-1, 1, 1), actions, queue)
-            remaining = torch.where(fresh, self.execute, remaining)
+            remaining = torch.where(fresh, self.action_steps, remaining)
         return queue[:, 0], OpenLoop(torch.cat([queue[:, 1:], queue[:, -1:]], 1), remaining - 1, queue[:, 0])
 
 
@@ -178,7 +178,7 @@ class SequenceRLConfig(TD3Settings):
     length: int = setting(
         8, "actions that the sequence actor is trained to unroll from one observation (J)", low=1, high=64
     )
-    execute: int | None = setting(
+    action_steps: int | None = setting(
         None,
         "steps between decisions when acting (D), more than length too; null: length; 0: TD3+BC's policy acts",
         low=0,
@@ -334,7 +334,7 @@ class SequenceRL(TD3):
         return self.move_targets(state), {**critic, **actor, **sequence}
 
     def actor(self, state: TrainState) -> Actor:
-        return NoisyActor(self, state) if self.config.execute == 0 else RolledOutActor(self, state)
+        return NoisyActor(self, state) if self.config.action_steps == 0 else RolledOutActor(self, state)
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:

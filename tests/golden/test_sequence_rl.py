@@ -335,7 +335,7 @@ def test_order_of_an_update() -> None:
 
 def test_defaults() -> None:
     c = registry.get("algo", "sequence_rl").Config()
-    assert (c.length, c.execute, c.alpha, c.state_source, c.recurrent_width, c.sequence_learning_rate) == (
+    assert (c.length, c.action_steps, c.alpha, c.state_source, c.recurrent_width, c.sequence_learning_rate) == (
         8,
         None,
         2.5,
@@ -353,10 +353,10 @@ def acting(**settings: Any) -> tuple[TrainedPolicy, np.ndarray]:
     return TrainedPolicy(algorithm, state, 0), G.normal(size=(12, 2, OBS)).astype(np.float32)
 
 
-@pytest.mark.parametrize("execute", [None, 1, 2, 5])
-def test_it_plays_a_sequence_and_tells_itself_what_it_did(execute: int | None) -> None:
-    policy, observations = acting(execute=execute)
-    d, carry, played = execute or J, policy.start(2), []
+@pytest.mark.parametrize("action_steps", [None, 1, 2, 5])
+def test_it_plays_a_sequence_and_tells_itself_what_it_did(action_steps: int | None) -> None:
+    policy, observations = acting(action_steps=action_steps)
+    d, carry, played = action_steps or J, policy.start(2), []
     for t, o in enumerate(observations):
         a, carry = policy.step(carry, o, t)
         played.append(a)
@@ -368,7 +368,7 @@ def test_it_plays_a_sequence_and_tells_itself_what_it_did(execute: int | None) -
 
 
 def test_episodes_that_begin_at_different_times() -> None:
-    policy, observations = acting(execute=4)
+    policy, observations = acting(action_steps=4)
     _, carry = policy.step(policy.start(2), observations[0], 0)
     fresh = policy.start(2)
     mixed = type(carry)(*(torch.stack([new[0], old[1]]) for new, old in zip(fresh, carry, strict=True)))
@@ -378,14 +378,14 @@ def test_episodes_that_begin_at_different_times() -> None:
 
 
 def test_execute_0_is_td3_bc() -> None:
-    policy, observations = acting(execute=0)
+    policy, observations = acting(action_steps=0)
     assert type(policy.actor) is NoisyActor and policy.start(2) is None
     expected = np.tanh(
         ref.forward(ref.net(policy.state.params["actor"], "net."), observations[0].astype(np.float64))[0]
     )
     np.testing.assert_allclose(policy.step(None, observations[0], 0)[0], expected, rtol=1e-4, atol=1e-5)
     assert HeldPolicy(policy, 4).planned == 1
-    assert HeldPolicy(policy.with_settings({"execute": 2}), 9).planned == 9
+    assert HeldPolicy(policy.with_settings({"action_steps": 2}), 9).planned == 9
 
 
 def test_exploration_is_told_too() -> None:

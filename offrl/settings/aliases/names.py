@@ -53,6 +53,7 @@ SAME = {
     "algo.softplus_offset": "spread",
     "algo.joint_library": "full",
     "algo.min_z_score": "certainty",
+    "algo.action_steps": "execute n_action_steps",
     "steps": (
         "max_timesteps total_timesteps timesteps n_steps num_steps train_steps offline_steps n_updates updates "
         "gradient_steps iterations n_iterations max_iters num_train_steps max_steps step update_steps num_updates"
