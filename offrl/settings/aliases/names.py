@@ -76,6 +76,12 @@ SAME = {
     "config": "config_file config_path cfg",
     "precision": "dtype",
 }
+FORMER = {  # of commands that train nothing
+    "add": "add_to_rewards",
+    "missing": "on_missing",
+    "swap": "both_orders",
+    "sets": "datasets",
+}
 WORDS = {word: tuple(names.split()) for names, synonyms in SAME.items() for word in synonyms.split()}
 # words with no setting, and what is there in their place
 INSTEAD = {
