@@ -15,7 +15,7 @@ from offrl import rng
 from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Traits, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler
 from offrl.errors import UserError
-from offrl.families.generative.chunks import execute_field, length_field
+from offrl.families.generative.chunks import action_steps_field, length_field
 from offrl.families.generative.ensembling import EnsemblingActor, ensemble_field
 from offrl.nn.mlp import Linear, initialise
 from offrl.nn.transformer import Norm, attend, drop
@@ -194,7 +194,7 @@ class ACTConfig:
     weight_decay: float = setting(1e-4, "AdamW's decay of all parameters", low=0.0, structural=True)
     batch_size: int = setting(64, "windows in a batch", low=1)
     length: int = length_field(20)
-    execute: int = execute_field()
+    action_steps: int = action_steps_field()
     ensemble: float | None = ensemble_field()
     kl_weight: float = setting(
         10.0, "weight of the posterior's divergence from the prior, beside the error of an action", low=0.0

@@ -65,7 +65,7 @@ class AdvantageSampler:
     def prepare(self, dataset: Dataset) -> UtteranceSource:
         """The source of weighted turns. Raises UserError where no action has an advantage above 0."""
         c, source = self.algorithm.config, self.inner.prepare(dataset)
-        credits = source.columns[RETURN if c.credit == "return" else REWARD]
+        credits = source.columns[RETURN if c.credit_assignment == "return" else REWARD]
         by_reward = c.variant == "r_lol"
         values = torch.zeros_like(credits) if by_reward else reference_values(self.algorithm, source, credits)
         weight = (credits - values).clamp(min=0.0)
@@ -123,7 +123,7 @@ def reference_values(algorithm: ALoL, source: UtteranceSource, credits: Tensor) 
         batch = of_episodes(algorithm, episodes, int(c.length + (c.action_tokens or 1)), credits.device, c.discount)
         chunks = [{k: v[i : i + PART] for k, v in batch.items()} for i in range(0, len(batch[IDS]), PART)]
         states = torch.cat([_read(algorithm, state, chunk) for chunk in chunks])
-        targets = batch[RETURN if c.credit == "return" else REWARD]
+        targets = batch[RETURN if c.credit_assignment == "return" else REWARD]
         note = (
             f"{c.values_episodes:,} episodes of the reference policy, which earned {float(targets.mean()):.4g} on "
             "average"
@@ -145,7 +145,7 @@ def _identity(config: Any) -> str:
         "start",
         "history",
         "length",
-        "credit",
+        "credit_assignment",
         "discount",
         "append_end",
         "action_tokens",
@@ -228,7 +228,7 @@ class ALoLConfig(UtteranceSettings):
     )
     clip: float = setting(0.9, "ratios are kept within 1 - clip and 1 + clip", low=0.0)
     kl_weight: float = setting(0.1, "variant=kl: weight of the penalty", low=0.0)
-    credit: str = setting(
+    credit_assignment: str = setting(
         "return",
         "what an action earned: its turn's reward, or the rewards from there to the episode's end",
         choices=("reward", "return"),

@@ -18,7 +18,7 @@ from offrl.errors import UserError
 from offrl.families import in_sample
 from offrl.families.critics import Critic, Target, Value, Values, WithCritic
 from offrl.families.generative.best_of_n import BestFlowActor, candidates_field
-from offrl.families.generative.chunks import execute_field, length_field
+from offrl.families.generative.chunks import action_steps_field, length_field
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field
 from offrl.nn import flow
 from offrl.registry import register
@@ -54,7 +54,7 @@ class AWMConfig(FlowSettings):
         3.0, "weights=exp: multiplies the advantage in the exponent; larger is greedier", low=0.0
     )
     length: int = length_field(1)
-    execute: int = execute_field()
+    action_steps: int = action_steps_field()
     candidates: int = candidates_field(
         1, "actions (or chunks) that are drawn for each decision; above 1 the one with the largest Q is played"
     )

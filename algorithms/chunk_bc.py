@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
-from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
+from offrl.families.generative.chunks import ChunkActor, action_steps_field, length_field
 from offrl.nn import make_policy
 from offrl.nn.custom.networks import ActorNetworkSettings
 from offrl.nn.policies import gaussian_log_prob
@@ -27,7 +27,7 @@ class ChunkBCConfig(ActorNetworkSettings):
     learning_rate: float = setting(3e-4, "Adam's learning rate", low=0.0)
     batch_size: int = setting(256, "windows in a batch", low=1)
     length: int = length_field(5)
-    execute: int = execute_field()
+    action_steps: int = action_steps_field()
     hidden: list[int] = setting([256, 256], "widths of the hidden layers", low=1)
     policy: str = setting(
         "deterministic",

@@ -74,7 +74,7 @@ class DecisionDiffuserConfig(DiffusionPlanSettings, TargetReturnSettings):
 
 
 class DecisionDiffuserActor(ChunkActor):
-    """Policy that follows the states of a plan for `execute` steps."""
+    """Policy that follows the states of a plan for `action_steps` steps."""
 
     algorithm: DecisionDiffuser
 

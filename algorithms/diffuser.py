@@ -46,7 +46,7 @@ class DiffuserConfig(DiffusionPlanSettings):
 
 
 class DiffuserActor(ChunkActor):
-    """Policy that follows the best of several plans for `execute` steps."""
+    """Policy that follows the best of several plans for `action_steps` steps."""
 
     algorithm: Diffuser
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from offrl import rng
 from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, Sampler, TrainState, Traits, Tree, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
-from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
+from offrl.families.generative.chunks import ChunkActor, action_steps_field, length_field
 from offrl.nn import diffusion
 from offrl.nn.diffusion import Denoiser
 from offrl.registry import register
@@ -28,7 +28,7 @@ class DiffusionBCConfig:
     weight_decay: float = setting(1e-6, "AdamW's decay of all parameters", low=0.0, structural=True)
     batch_size: int = setting(256, "transitions in a batch", low=1)
     length: int = length_field(1)
-    execute: int = execute_field()
+    action_steps: int = action_steps_field()
     hidden: list[int] = setting([512, 512, 512], "widths of the residual blocks", low=1)
     denoising_steps: int = setting(10, "steps from noise to an action (T)", low=1, high=1000)
     embedding: int = setting(256, "width of the embedding of a denoising step", low=4)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from offrl import rng
 from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Tree, Update
 from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
-from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
+from offrl.families.generative.chunks import ChunkActor, action_steps_field, length_field
 from offrl.families.generative.settings import FieldSettings, greedy_field, make_field
 from offrl.nn import flow
 from offrl.nn.diffusion import update_average
@@ -28,7 +28,7 @@ class FlowBCConfig(FieldSettings):
     learning_rate: float = setting(3e-4, "Adam's learning rate", low=0.0)
     batch_size: int = setting(256, "windows in a batch", low=1)
     length: int = length_field(1)
-    execute: int = execute_field()
+    action_steps: int = action_steps_field()
     average: float = setting(
         0.0,
         "rate at which an averaged network, which then acts, follows the trained one; 0: none",

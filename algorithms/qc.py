@@ -27,7 +27,7 @@ from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler, valid_mean
 from offrl.families import critics
 from offrl.families.critics import Critic, Values, WithCritic
 from offrl.families.generative.best_of_n import noise_of
-from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
+from offrl.families.generative.chunks import ChunkActor, action_steps_field, length_field
 from offrl.families.generative.cost import check_cost
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
@@ -43,21 +43,25 @@ class QCConfig(FlowSettings):
     length: int = length_field(
         5, "steps that a target sums, and actions in a chunk (h); 1: single actions and one-step targets"
     )
-    execute: int = execute_field()
+    action_steps: int = action_steps_field()
     chunked: bool = setting(
         True, "Q and the policy are of whole chunks; false: of single actions, with n-step targets (n = length)"
     )
-    actor: str = setting(
+    actor_type: str = setting(
         "best",
         "best: the best of `candidates` chunks that the flow draws, by Q (QC, BFN); distil: a one-step policy that "
         "climbs Q (QC-FQL, FQL)",
         choices=("best", "distil"),
     )
-    candidates: int = setting(32, "actor=best: chunks drawn for each target and decision", low=1)
-    acting_candidates: int = setting(0, "actor=best: chunks drawn for each decision; 0: candidates", low=0, acting=True)
-    alpha: float = setting(100.0, "actor=distil: weight of distillation (in units of Q unless normalize_q)", low=0.0)
-    normalize_q: bool = setting(False, "actor=distil: divide the policy's Q by its mean size")
-    short: str = setting(
+    candidates: int = setting(32, "actor_type=best: chunks drawn for each target and decision", low=1)
+    acting_candidates: int = setting(
+        0, "actor_type=best: chunks drawn for each decision; 0: candidates", low=0, acting=True
+    )
+    alpha: float = setting(
+        100.0, "actor_type=distil: weight of distillation (in units of Q unless normalize_q)", low=0.0
+    )
+    normalize_q: bool = setting(False, "actor_type=distil: divide the policy's Q by its mean size")
+    truncated_windows: str = setting(
         "drop",
         "windows that a time-out cuts: drop: no target, as published; bootstrap: of the steps that there are, which "
         "suits chunked=false",
@@ -92,7 +96,7 @@ class QC(WithCritic, Algorithm):
     chunks.
 
     All losses of an update read the parameters of before it, as in the authors' code, where they are one loss; so does
-    the target critic, which follows the critics of before the update. Modules: critic, flow, and with actor=distil
+    the target critic, which follows the critics of before the update. Modules: critic, flow, and with actor_type=distil
     actor, which maps noise to a chunk."""
 
     Config = QCConfig
@@ -101,15 +105,15 @@ class QC(WithCritic, Algorithm):
 
     @classmethod
     def traits_for(cls, config: Any) -> Traits:
-        acts = ("actor",) if config.actor == "distil" else ("flow", "critic")
+        acts = ("actor",) if config.actor_type == "distil" else ("flow", "critic")
         single = config.length == 1 or not config.chunked  # else Q is of chunks, and no single action has one
         return dataclasses.replace(cls.traits, policy_modules=acts, critic_modules=("critic",) if single else ())
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        if config.algo.actor == "best":
+        if config.algo.actor_type == "best":
             actions = dataset.spec.action_dim * (config.algo.length if config.algo.chunked else 1)
-            check_cost(config, config.algo.candidates, dataset.spec.observation_dim, actions, "algo.actor=distil")
+            check_cost(config, config.algo.candidates, dataset.spec.observation_dim, actions, "algo.actor_type=distil")
         return {}
 
     def modules(self) -> dict[str, nn.Module]:
@@ -118,7 +122,7 @@ class QC(WithCritic, Algorithm):
         self.width = self.chunk_length * s.action_dim  # D
         self.critic = Critic(c, dataclasses.replace(s, action_dim=self.width))
         modules = {"critic": self.critic.network, "flow": make_field(c, s, self.width)}
-        return modules | ({"actor": make_field(c, s, self.width, timed=False)} if c.actor == "distil" else {})
+        return modules | ({"actor": make_field(c, s, self.width, timed=False)} if c.actor_type == "distil" else {})
 
     def sampler(self) -> ChunkSampler:
         return ChunkSampler(self.config.length)
@@ -140,9 +144,9 @@ class QC(WithCritic, Algorithm):
         zero_noise: all noise is 0.
         """
         c, rows = self.config, observations.shape[0]
-        count = 1 if c.actor == "distil" else count
+        count = 1 if c.actor_type == "distil" else count
         z = observations.new_zeros(count * rows, self.width) if zero_noise else noise_of(key, count, rows, self.width)
-        if c.actor == "distil":
+        if c.actor_type == "distil":
             return self.apply("actor", state.params["actor"], observations, z).clamp(-1.0, 1.0)
         chunks = self.integrated(state.params["flow"], flow.repeated(observations, count), z).unflatten(0, (count, -1))
         q = self.critic.q(state.params["critic"], observations, chunks)
@@ -160,12 +164,12 @@ class QC(WithCritic, Algorithm):
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E w (sum_k gamma^k r_k + gamma^m Q'(s_m, a') - Q_i(s, a))^2, the mean over critics i (equation 6); w = 0
-        where a time-out cut the window (short=drop), else 1."""
+        where a time-out cut the window (truncated_windows=drop), else 1."""
         target = self.critic.td_target(batch, self.next_value(state, batch, key))
 
         def objective(logits: Tensor, target: critics.Target) -> Tensor:
             loss = self.critic.mean_objective(logits, target)
-            return loss * batch[WHOLE] if self.config.short == "drop" else loss
+            return loss * batch[WHOLE] if self.config.truncated_windows == "drop" else loss
 
         loss, metrics = self.critic.loss(critic, self.decisions(batch), target, key, objective=objective)
         return loss, {**metrics, "critic/full_window_share": batch[WHOLE].mean()}
@@ -198,7 +202,7 @@ class QC(WithCritic, Algorithm):
             self.descend(state, "critic", self.critic_loss, batch, keys[0]),
             self.descend(state, "flow", self.flow_loss, batch, keys[1]),
         ]
-        if self.config.actor == "distil":
+        if self.config.actor_type == "distil":
             steps.append(self.descend(state, "actor", self.actor_loss, batch, keys[2]))
         return self.simultaneous(state, *steps)
 

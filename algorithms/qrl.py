@@ -24,7 +24,7 @@ from offrl.nn.representations.quasimetric import QUASIMETRICS, Quasimetric, Quas
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 
-SPREAD_SCALE = 100.0  # beta: distances beyond about `spread` times this are pushed no further
+SPREAD_SCALE = 100.0  # beta: distances beyond about `softplus_offset` times this are pushed no further
 
 
 @dataclass
@@ -40,7 +40,7 @@ class QRLConfig(GoalValueSettings):
     slack: float = setting(
         0.05, "epsilon: how much the mean square excess of one step's distance over 1 may be", low=0.0
     )
-    spread: float = setting(5.0, "offset of the softplus that pushes states apart", low=0.0)
+    softplus_offset: float = setting(5.0, "offset of the softplus that pushes states apart", low=0.0)
     learner: str = learner_field()
     bc_weight: float = setting(
         0.003, "ddpg_bc: weight of imitation (pointmaze 0.0003, humanoidmaze 0.001, manipulation 0.3)", low=0.0
@@ -96,7 +96,7 @@ class QRL(GoalConditioned):
             self.apply("value", value, "between", x, goal),
             self.apply("value", value, "between", x, next_x),
         )
-        repulsion = SPREAD_SCALE * F.softplus(c.spread - distance / SPREAD_SCALE).mean()
+        repulsion = SPREAD_SCALE * F.softplus(c.softplus_offset - distance / SPREAD_SCALE).mean()
         excess = (step - 1.0).clamp(min=0.0).square().mean()
         multiplier = self.apply("value", value, "multiplier")
         loss = repulsion + multiplier.detach() * excess + multiplier * (c.slack - excess.detach())

@@ -73,7 +73,7 @@ class RecallSampler:
         if self.length > longest:
             raise UserError(
                 f"{dataset.spec.name}: algo.length={self.length}: no window of so many steps is in the data, whose "
-                f"longest episode has {longest} transitions; take a smaller length (algo.execute may be larger)"
+                f"longest episode has {longest} transitions; take a smaller length (algo.action_steps may be larger)"
             )
         if not self.pretrained:
             return RecallSource(source)
@@ -139,17 +139,17 @@ class RolledOutActor(Actor):
     resettable = True
 
     @property
-    def execute(self) -> int:
+    def action_steps(self) -> int:
         """D: actions from one observation."""
         c = self.algorithm.config
-        return int(c.length if c.execute is None else c.execute)
+        return int(c.length if c.action_steps is None else c.action_steps)
 
     def actions_per_decision(self, steps: int) -> int:
         return steps
 
     def start(self, episodes: int) -> Carry:
         device, width = self.state.step.device, self.algorithm.spec.action_dim
-        actions = torch.zeros(episodes, self.execute, width, device=device)
+        actions = torch.zeros(episodes, self.action_steps, width, device=device)
         return OpenLoop(actions, torch.zeros(episodes, dtype=torch.int64, device=device), actions[:, 0])
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
@@ -157,9 +157,9 @@ class RolledOutActor(Actor):
         fresh = remaining == 0
         if traced(fresh) or bool(fresh.any()):
             noise = NOISE * rng.normal(key, tuple(queue.shape)) if explore else None
-            actions = self.apply("sequence", observations, previous.unsqueeze(-2), self.execute, noise)
+            actions = self.apply("sequence", observations, previous.unsqueeze(-2), self.action_steps, noise)
             queue = torch.where(fresh.reshape(-1, 1, 1), actions, queue)
-            remaining = torch.where(fresh, self.execute, remaining)
+            remaining = torch.where(fresh, self.action_steps, remaining)
         return queue[:, 0], OpenLoop(torch.cat([queue[:, 1:], queue[:, -1:]], 1), remaining - 1, queue[:, 0])
 
 
@@ -178,13 +178,13 @@ class SequenceRLConfig(TD3Settings):
     length: int = setting(
         8, "actions that the sequence actor is trained to unroll from one observation (J)", low=1, high=64
     )
-    execute: int | None = setting(
+    action_steps: int | None = setting(
         None,
         "steps between decisions when acting (D), more than length too; null: length; 0: TD3+BC's policy acts",
         low=0,
         acting=True,
     )
-    recall: str = setting(
+    state_source: str = setting(
         "data",
         "where the critic judges the sequence: data: in the states that the data went on to; model: in those of a "
         "world model, as published; distil: it does not, and TD3+BC's policy in the model is imitated",
@@ -197,12 +197,13 @@ class SequenceRLConfig(TD3Settings):
     sequence_decay_steps: int | None = setting(None, "updates until it has fallen; null: those of the run", low=1)
     cutoff: float | None = setting(
         None,
-        "recall=model, distil: states count until elites of the model disagree by more than this; null: however much",
+        "state_source=model, distil: states count until elites of the model disagree by more than this; null: however "
+        "much",
         low=0.0,
     )
     world_model: str = setting(
         "",
-        "recall=model, distil: a run of algo=dynamics, or a file in its models/; empty: one is trained first",
+        "state_source=model, distil: a run of algo=dynamics, or a file in its models/; empty: one is trained first",
         place=True,
     )
     world_model_id: str = setting("", "which model that is", filled=True)
@@ -221,12 +222,12 @@ class SequenceRL(TD3):
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
         c = config.algo
-        if c.recall != "data":
+        if c.state_source != "data":
             return {"world_model": required({"members": c.members})}
         if c.world_model:
             raise UserError(
-                "algo.world_model= changes nothing with algo.recall=data, which asks no model: leave it out, or "
-                "recall=model"
+                "algo.world_model= changes nothing with algo.state_source=data, which asks no model: leave it out, or "
+                "state_source=model"
             )
         return {}
 
@@ -251,8 +252,8 @@ class SequenceRL(TD3):
         return Adam(c.sequence_learning_rate, schedule="linear", decay_steps=decay, floor=LR_FLOOR)
 
     def sampler(self) -> RecallSampler:
-        c, recall = self.config, self.config.recall
-        return RecallSampler(c.length, c.n_step, recall == "data", None if recall == "data" else self.pretrained)
+        c, from_data = self.config, self.config.state_source == "data"
+        return RecallSampler(c.length, c.n_step, from_data, None if from_data else self.pretrained)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))| (TD3+BC)."""
@@ -294,10 +295,10 @@ class SequenceRL(TD3):
 
     def sequence_loss(self, sequence: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """mean_m (sigma_i - a_{t+i})^2 - lambda mean_m Q_1(s_{t+i}, sigma_i), lambda = alpha / mean_m |Q_1|, means over
-        the steps m that count; sigma_i follows s_t and the data's actions (recall=model: its own, and s_{t+i} is the
-        model's)."""
+        the steps m that count; sigma_i follows s_t and the data's actions (state_source=model: its own, and s_{t+i} is
+        the model's)."""
         c, observations, before = self.config, batch["observations"], batch[PREVIOUS].unsqueeze(-2)
-        if c.recall == "distil":
+        if c.state_source == "distil":
             states, teacher, weights = self.rollout_states(
                 observations, lambda i, at: self.apply("actor", state.params["actor"], at)[0], key
             )
@@ -307,7 +308,7 @@ class SequenceRL(TD3):
         data, weights = batch[WINDOW_ACTIONS], batch[WINDOW_VALID]
         actions = self.apply("sequence", sequence, observations, torch.cat([before, data[:, :-1]], 1), c.length)
         imitation = weighted_mean((actions - data).square().mean(-1), weights)
-        if c.recall == "model":
+        if c.state_source == "model":
             actions = self.apply("sequence", sequence, observations, before, c.length)
             states, _, weights = self.rollout_states(observations, lambda i, at: actions[:, i], key)
         else:
@@ -333,7 +334,7 @@ class SequenceRL(TD3):
         return self.move_targets(state), {**critic, **actor, **sequence}
 
     def actor(self, state: TrainState) -> Actor:
-        return NoisyActor(self, state) if self.config.execute == 0 else RolledOutActor(self, state)
+        return NoisyActor(self, state) if self.config.action_steps == 0 else RolledOutActor(self, state)
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Actor(ABC):
     resettable = False
 
     @property
-    def execute(self) -> int:
+    def action_steps(self) -> int:
         """Actions that one decision fixes: they are played one after another, whatever is observed meanwhile."""
         return 1
 
@@ -88,7 +88,7 @@ class Actor(ABC):
         """
 
     def actions_per_decision(self, steps: int) -> int:
-        """How many actions, of 1 to `steps`, one decision gives with the setting `execute` at that number.
+        """How many actions, of 1 to `steps`, one decision gives with the setting `action_steps` at that number.
 
         Where a policy may decide once in `steps` steps, whoever plays it holds the last of them for the others. 1: it
         decides for a single step.

@@ -51,7 +51,7 @@ def _collect(config) -> int:  # type: ignore[no-untyped-def]
     try:
         with stoppable() as stop:
             if way is not goals:
-                collection.check_free(config.sets or list(SETS) if way is d4rl else [policies.SET])
+                collection.check_free(config.datasets or list(SETS) if way is d4rl else [policies.SET])
             way.collect(config, folder, collection, stop)
     except Stopped:
         say(f"offrl: stopped; everything recorded so far is in {folder}: the same command continues", file=sys.stderr)

@@ -11,7 +11,7 @@ RECIPES = ("d4rl", "ogbench")
 SETS = ("random", "medium-replay", "medium", "medium-expert", "expert", "full-replay")
 FORMATS = ("d4rl", "minari", "both")
 KINDS = ("navigate", "stitch", "explore", "path", "play", "noisy")
-FREE = ("format", "quiet", "name", "sets")  # what may change when a folder is continued
+FREE = ("format", "quiet", "name", "datasets")  # what may change when a folder is continued
 
 
 @dataclass
@@ -39,7 +39,7 @@ class CollectConfig:
     episodes: int | None = setting(
         None, "episodes in place of rows; with OGBench those for training, a tenth more for validation", low=1
     )
-    sets: list[str] = setting([], f"recipe=d4rl: which of {', '.join(SETS)}; []: all")
+    datasets: list[str] = setting([], f"recipe=d4rl: which of {', '.join(SETS)}; []: all")
     quiet: bool = setting(False, "no progress")
     # recipe=d4rl
     steps: int | None = setting(

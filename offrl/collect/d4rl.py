@@ -90,12 +90,12 @@ def collect(config: CollectConfig, folder: Path, collection: Collection, stop: S
 
 
 def _sets(config: CollectConfig) -> list[str]:
-    for name in config.sets:
+    for name in config.datasets:
         if name not in SETS:
             raise UserError(
-                f"sets=[{name}]: D4RL's recipe has no such set.{nearest(name, SETS)} It has: {', '.join(SETS)}"
+                f"datasets=[{name}]: D4RL's recipe has no such set.{nearest(name, SETS)} It has: {', '.join(SETS)}"
             )
-    return [s for s in SETS if not config.sets or s in config.sets]
+    return [s for s in SETS if not config.datasets or s in config.datasets]
 
 
 def _make(

@@ -31,8 +31,8 @@ def prepare(config: CollectConfig) -> tuple[World, dict[str, Any]]:
     for name in ("steps", "snapshot_every"):
         if getattr(config, name) is not None:
             raise UserError(f"{name}= belongs to recipe=d4rl; with policy= give rows= or episodes=")
-    if config.sets:
-        raise UserError("sets= belongs to recipe=d4rl; with policy= there is one set")
+    if config.datasets:
+        raise UserError("datasets= belongs to recipe=d4rl; with policy= there is one set")
     if config.rows is not None and config.episodes is not None:
         raise UserError("rows= and episodes= are both given; leave one of them out")
     world = look(config.env, config.max_steps)

@@ -99,7 +99,7 @@ class HeldPolicy:
     """`policy`, asked at the steps 0, D, 2 D, ... of an episode alone, as the evaluator plays policies.
 
     What it plays in between follows from what it saw at the decision: the rest of its queue, where it draws several
-    actions at a time (its setting `execute` is then D, or all that it can draw where D is more, see
+    actions at a time (its setting `action_steps` is then D, or all that it can draw where D is more, see
     `Actor.actions_per_decision`), and after that the last action again.
 
     To a policy with a memory a decision is a step: its clock counts decisions, its context holds the observations and
@@ -117,7 +117,7 @@ class HeldPolicy:
             )
         self.every, self.planned = every, policy.actor.actions_per_decision(every)
         queues = policy.actor.actions_per_decision(2) > 1
-        self.policy = policy.with_settings({"execute": self.planned}) if queues else policy
+        self.policy = policy.with_settings({"action_steps": self.planned}) if queues else policy
 
     @property
     def seed(self) -> int:

@@ -81,7 +81,7 @@ def description(
             ],
         }
     if chunked(policy):
-        length, execute = policy.actor.length, policy.actor.execute  # type: ignore[attr-defined]
+        length, execute = policy.actor.length, policy.actor.action_steps  # type: ignore[attr-defined]
         output["shape"] = ["batch", length, spec.action_dim]
         output["execute"] = execute
         output["meaning"] = (

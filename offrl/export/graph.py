@@ -143,8 +143,8 @@ class PolicyGraph(nn.Module):
     `TrainedPolicy.step` does for its first step. A policy that acts towards a goal takes goals [B, G], raw, before the
     noise. `dtype` is what it calculates in.
 
-    Of a policy of chunks: actions [B, h, A], of which as many are played as its setting `execute` says before it is
-    asked again."""
+    Of a policy of chunks: actions [B, h, A], of which as many are played as its setting `action_steps` says before it
+    is asked again."""
 
     observation_mean: Tensor
     observation_std: Tensor

@@ -62,7 +62,7 @@ class LabelSettings:
         "rows of a segment (0: 25), and of a stretch that gets one reward (0: the whole episode; 1: every row)",
         low=0,
     )
-    swap: bool = setting(
+    both_orders: bool = setting(
         True, "kind=preferences: ask about each pair in both orders; an answer that turns with it counts as a tie"
     )
     low: float = setting(0.0, "kind=rewards: the worst")
@@ -79,8 +79,8 @@ class LabelSettings:
     choices: list[str] = setting([], "with reached=: the words that are allowed")
     ordered: bool = setting(True, "a subgoal counts once those before it are reached")
     bonus: float = setting(1.0, "reward where a subgoal is reached for the first time in an episode")
-    add: bool = setting(True, "kind=subgoals: added to the recorded rewards; false: in place of them")
-    missing: str = setting(
+    add_to_rewards: bool = setting(True, "kind=subgoals: added to the recorded rewards; false: in place of them")
+    on_missing: str = setting(
         "refuse",
         "kind=rewards, subgoals: where no answer could be read: refuse, recorded or zero reward",
         choices=MISSING,

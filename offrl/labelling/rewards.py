@@ -54,7 +54,7 @@ def label_by_score(
     length: int = 0,
     low: float = 0.0,
     high: float = 10.0,
-    missing: str = "refuse",
+    on_missing: str = "refuse",
     quiet: bool = False,
     limit: int | None = None,
 ) -> tuple[np.ndarray, Counts]:
@@ -62,7 +62,7 @@ def label_by_score(
     others have 0.
 
     length 1: every row gets its own; 0: one for a whole episode. An answer without a number from `low` to `high` is
-    unreadable. missing: "refuse" raises UserError where there is one; "recorded" leaves its rows their recorded
+    unreadable. on_missing: "refuse" raises UserError where there is one; "recorded" leaves its rows their recorded
     rewards, "zero" gives them none.
     """
     check_labelable(dataset)
@@ -85,19 +85,19 @@ def label_by_score(
     for value, (a, b) in zip(values, parts, strict=True):
         if value is not None:
             rewards[b - 1] = value
-        elif missing == "recorded":
+        elif on_missing == "recorded":
             rewards[a:b] = recorded[a:b]
-    refuse(dataset, counts, missing, f"a number from {low:g} to {high:g}")
+    refuse(dataset, counts, on_missing, f"a number from {low:g} to {high:g}")
     return rewards, counts
 
 
-def refuse(dataset: Dataset, counts: Counts, missing: str, content: str) -> None:
+def refuse(dataset: Dataset, counts: Counts, on_missing: str, content: str) -> None:
     """Raises UserError where answers could not be read and nothing is said about what to do."""
-    if counts.unparsable and missing == "refuse":
+    if counts.unparsable and on_missing == "refuse":
         raise UserError(
             f"{dataset.spec.name}: {counts.unparsable:,} of the answers do not hold {content}; the first of them: "
-            f"'{counts.example}'. missing=recorded or missing=zero goes on without them (the other answers are kept), "
-            "or ask another model"
+            f"'{counts.example}'. on_missing=recorded or on_missing=zero goes on without them (the other answers are "
+            "kept), or ask another model"
         )
 
 
@@ -125,24 +125,24 @@ def compare(
     render: Renderer,
     answers: Answers | None = None,
     *,
-    swap: bool = True,
+    both_orders: bool = True,
     quiet: bool = False,
     limit: int | None = None,
 ) -> tuple[np.ndarray, Counts]:
     """(labels float64 [P], counts) for pairs of first rows [P, 2] of segments of `length` rows: 1 the second is better,
     0 the first, 0.5 neither, NaN where an answer could not be read.
 
-    swap: each pair is asked about in both orders, and a preference that changes with the order counts as a tie. Raises
-    UserError."""
+    both_orders: each pair is asked about in both orders, and a preference that changes with the order counts as a tie.
+    Raises UserError."""
     texts = {start: render(episode_columns(dataset, start, start + length)) for start in np.unique(pairs).tolist()}
-    orders = [pairs, pairs[:, ::-1]] if swap else [pairs]
+    orders = [pairs, pairs[:, ::-1]] if both_orders else [pairs]
     prompts = [
         PAIR_PROMPT.format(task=task, first=texts[a], second=texts[b]) for order in orders for a, b in order.tolist()
     ]
     replies, counts = ask(labeller, prompts, answers, title="comparing segments", quiet=quiet, limit=limit)
     labels = np.array([np.nan if x is None else x for x in counts.read(prompts, replies, parse.choice)])
     counts.pairs = len(pairs)
-    if not swap:
+    if not both_orders:
         return labels, counts
     first, second = labels[: len(pairs)], 1.0 - labels[len(pairs) :]
     read = ~(np.isnan(first) | np.isnan(second))
@@ -159,7 +159,7 @@ def label_preferences(
     answers: Answers | None = None,
     pairs: int = 500,
     length: int = 25,
-    swap: bool = True,
+    both_orders: bool = True,
     seed: int = 0,
     fit: PreferenceSettings | None = None,
     device: str = "cpu",
@@ -176,7 +176,7 @@ def label_preferences(
     chosen = segment_pairs(dataset, pairs, length, seed)
     render = render or Renderer(dataset.spec)
     labels, counts = compare(
-        dataset, chosen, length, labeller, task, render, answers, swap=swap, quiet=quiet, limit=limit
+        dataset, chosen, length, labeller, task, render, answers, both_orders=both_orders, quiet=quiet, limit=limit
     )
     usable = ~np.isnan(labels)
     if usable.sum() < 2 or not (labels[usable] != 0.5).any():
@@ -186,7 +186,7 @@ def label_preferences(
             f"and none of them prefers one segment{sample}. Describe task and numbers better (task=, names=), show "
             "more (steps=, digits=), or change models"
         )
-    if swap and counts.agreed < SHAKY * counts.swapped:
+    if both_orders and counts.agreed < SHAKY * counts.swapped:
         warn(
             f"only {counts.agreed:,} of {counts.swapped:,} preferences stay the same when the segments change places; "
             "the others count as ties: the model hardly looks at what it is shown"
@@ -256,8 +256,8 @@ def label_subgoals(
     choices: Sequence[str] = (),
     ordered: bool = True,
     bonus: float = 1.0,
-    add: bool = True,
-    missing: str = "refuse",
+    add_to_rewards: bool = True,
+    on_missing: str = "refuse",
     quiet: bool = False,
     limit: int | None = None,
 ) -> tuple[np.ndarray, Counts]:
@@ -267,8 +267,8 @@ def label_subgoals(
     The model is asked once for each start of an episode that reads differently. A subgoal is a point, reached within
     Euclidean distance `radius` of it: in the entries `entries` of the observation, or in the column achieved_goals.
     With `reached`, a function of an episode's columns and a subgoal in words, it is words (of `choices`, where there
-    are any): it returns [T] flags, whether the subgoal is reached after each step. add: to the recorded rewards.
-    missing: as for `label_by_score`. Raises UserError.
+    are any): it returns [T] flags, whether the subgoal is reached after each step. add_to_rewards: add the bonus to the
+    recorded rewards. on_missing: as for `label_by_score`. Raises UserError.
     """
     check_labelable(dataset)
     render = render or Renderer(dataset.spec)
@@ -295,14 +295,14 @@ def label_subgoals(
         )
         prompts.append(SUBGOAL_PROMPT.format(task=task, state=first, most=most, form=form))
     replies, counts = ask(labeller, prompts, answers, title="asking for subgoals", quiet=quiet, limit=limit)
-    rewards = dataset.columns["rewards"].numpy().copy() if add else np.zeros(len(dataset), np.float32)
+    rewards = dataset.columns["rewards"].numpy().copy() if add_to_rewards else np.zeros(len(dataset), np.float32)
     if reached is None:
         proposed: list[Any] = counts.read(prompts, replies, lambda answer: parse.points(answer, names, most))
     else:
         proposed = counts.read(prompts, replies, lambda answer: parse.words(answer, choices, most))
     for episode, (targets, (start, end)) in enumerate(zip(proposed, bounds, strict=True)):
         if targets is None:
-            if missing == "recorded":
+            if on_missing == "recorded":
                 rewards[start:end] = dataset.columns["rewards"][start:end].numpy()
             continue
         if reached is None:
@@ -311,7 +311,7 @@ def label_subgoals(
         else:
             flags = _flags(dataset, start, end, reached, targets, f"{where}, episode {episode}")
         rewards[start:end] += np.float32(bonus) * first_reached(flags, ordered)
-    refuse(dataset, counts, missing, "subgoals of the form that was asked for")
+    refuse(dataset, counts, on_missing, "subgoals of the form that was asked for")
     return rewards.astype(np.float32), counts
 
 

@@ -107,7 +107,7 @@ def run(names: list[str], settings: list[str]) -> int:
             answers=answers,
             pairs=options.pairs,
             length=options.length or 25,
-            swap=options.swap,
+            both_orders=options.both_orders,
             seed=options.seed,
             fit=fill(PreferenceSettings(), fit, "data label"),
             device=options.device,
@@ -115,7 +115,7 @@ def run(names: list[str], settings: list[str]) -> int:
             limit=options.max_prompts,
         )
         model.save(target)
-        left_out = counts.pairs - counts.swapped if options.swap else counts.unparsable
+        left_out = counts.pairs - counts.swapped if options.both_orders else counts.unparsable
         rows = [("pairs left out", f"{left_out:,}"), ("held-out accuracy", f"{model.accuracy:.3f}")]
         _report(counts, path, target, options.quiet, rows)
         return 0
@@ -138,7 +138,7 @@ def _rewards(
     shared: dict[str, Any] = {
         "render": render,
         "answers": answers,
-        "missing": options.missing,
+        "on_missing": options.on_missing,
         "quiet": options.quiet,
         "limit": options.max_prompts,
     }
@@ -166,7 +166,7 @@ def _rewards(
         choices=options.choices,
         ordered=options.ordered,
         bonus=options.bonus,
-        add=options.add,
+        add_to_rewards=options.add_to_rewards,
         **shared,
     )
 

@@ -112,7 +112,7 @@ class ValueHeadSettings:
         "values are numbers, or distributions over bins (for each token: small vocabularies only)",
         choices=("scalar", "hl_gauss"),
     )
-    bins: int = setting(51, "of such a distribution", low=2)
+    value_bins: int = setting(51, "bins of such a distribution", low=2)
     value_min: float | None = setting(None, "lowest value of its bins; null: from the data")
     value_max: float | None = setting(None, "highest value of its bins; null: from the data")
 
@@ -136,4 +136,4 @@ def head_of(config: Any) -> ValueHead:
     """The value head of these settings."""
     c = config
     low, high = (-1.0, 1.0) if c.value_min is None or c.value_max is None else (c.value_min, c.value_max)
-    return make_head(c.value_head, c.bins, low, high)
+    return make_head(c.value_head, c.value_bins, low, high)

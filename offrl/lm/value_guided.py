@@ -94,7 +94,7 @@ class TokenValues(Part):
                 "are too many"
             )
             if not v_heads:
-                raise UserError(f"{problem}; take algo.value_head=scalar, or fewer algo.bins")
+                raise UserError(f"{problem}; take algo.value_head=scalar, or fewer algo.value_bins")
             self.notes.append(f"{problem}: values of tokens are numbers, and V is a distribution")
             self.head = head_of(dataclasses.replace(config, value_head="scalar"))
         outs = dict.fromkeys(q_heads, lm.vocabulary * self.head.out_dim) | dict.fromkeys(v_heads, self.v_head.out_dim)

@@ -179,11 +179,11 @@ def check_decisions(name: str, policy: Any) -> None:
 
     Led through recorded episodes it would answer states to which its own actions never brought it with what it had
     planned elsewhere."""
-    if (count := getattr(getattr(policy, "actor", None), "execute", 1)) > 1:
+    if (count := getattr(getattr(policy, "actor", None), "action_steps", 1)) > 1:
         raise UserError(
             f"candidate {name} plays {count} actions at a time, whatever it sees meanwhile, and fqe, wis and dr value "
             "a policy by its action in each state: method=model plays it out (from Python: "
-            f"policy.with_settings({{'execute': 1}}) decides at each step)"
+            f"policy.with_settings({{'action_steps': 1}}) decides at each step)"
         )
 
 

@@ -52,12 +52,12 @@ class Plateau:
             raise UserError(
                 "stop=fqe-plateau needs the data in memory, and they are memory-mapped; raise dataset.memory_limit_gb"
             )
-        if hasattr(config.algo, "execute"):
+        if hasattr(config.algo, "action_steps"):
             algorithm = registry.get("algo", config.algo.name)(config.algo, dataset.spec)
-            if (count := algorithm.actor(algorithm.init(0)).execute) > 1:
+            if (count := algorithm.actor(algorithm.init(0)).action_steps) > 1:
                 raise UserError(
                     f"stop=fqe-plateau values a policy by its action in each state, and {config.algo.name} plays "
-                    f"{count} at a time: leave it out, or set algo.execute=1"
+                    f"{count} at a time: leave it out, or set algo.action_steps=1"
                 )
         self.reason = f"no new best value in {config.stop_patience} evaluations"
         self.patience, self.dataset, self.device = config.stop_patience, dataset, str(device)

@@ -291,9 +291,9 @@ class SavedRun:
         config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps)
         policies = [self.load_policy(r) for r in self.replicas]
         if acting:
-            if acting.get("execute") and policies[0].actor.actions_per_decision(2) > 1:
+            if acting.get("action_steps") and policies[0].actor.actions_per_decision(2) > 1:
                 raise UserError(
-                    "frequency= decides how many actions are played of each decision: leave acting.execute out"
+                    "frequency= decides how many actions are played of each decision: leave acting.action_steps out"
                 )
             policies = [p.with_settings(acting) for p in policies]
         evaluation = self._score([HeldPolicy(p, d) for d in steps for p in policies], env, config)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from offrl import registry
 from offrl.errors import UserError, nearest
 from offrl.settings import known
-from offrl.settings.aliases.names import understood
+from offrl.settings.aliases.names import FORMER, understood
 from offrl.settings.assign import all_names, assign, grid_hint, shown
 from offrl.settings.field import check, plain_name
 from offrl.settings.groups import flat_name
@@ -205,6 +205,7 @@ def fill(settings: Settings, values: Mapping[str, Any], command: str) -> Setting
     config = OmegaConf.structured(settings)
     names = all_names(config)
     for name, value in values.items():
+        name = name if name in names else FORMER.get(name, name)
         if name.partition(".")[0] not in names:
             raise UserError(
                 f"offrl {command} has no setting '{name}'.{nearest(name, names)} All of them: offrl {command} --help"

@@ -1,8 +1,8 @@
 """Scores of several runs over the number of environment steps between decisions: one table and one picture
 (docs/decision-frequency.md).
 
-python scripts/bench/decision_frequency.py "held TD3+BC=runs/seq:execute=0" sequence_rl=runs/seq --title Pendulum --out
-picture.png
+python scripts/bench/decision_frequency.py "held TD3+BC=runs/seq:action_steps=0" sequence_rl=runs/seq --title Pendulum
+--out picture.png
 
 A run is NAME=DIRECTORY; after a colon stand settings that only acting looks at.
 """

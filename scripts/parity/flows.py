@@ -246,7 +246,7 @@ def qc(checkout: Path, config: Mapping[str, Any], seed: int = 0, **settings: Any
         )
 
     names = {"critic/loss": "critic/critic_loss", "flow/loss": "actor/bc_flow_loss"}
-    names |= {"actor/distillation": "actor/distill_loss"} if ours.algorithm.config.actor == "distil" else {}
+    names |= {"actor/distillation": "actor/distill_loss"} if ours.algorithm.config.actor_type == "distil" else {}
     examples = np.zeros(OBSERVATION), np.zeros(ACTION)  # without a batch
     return compare_agents(
         checkout, "acfql", ours, {"horizon_length": LENGTH, **config}, trees, names, windows(seed), examples
@@ -255,7 +255,7 @@ def qc(checkout: Path, config: Mapping[str, Any], seed: int = 0, **settings: Any
 
 @case("qc, distilled", QC, QC_COMMIT, needs=NEEDS, remains=CUT)
 def qc_distilled(checkout: Path, seed: int = 0) -> Outcome:
-    return qc(checkout, {"actor_type": "distill-ddpg", "action_chunking": True}, seed, actor="distil")
+    return qc(checkout, {"actor_type": "distill-ddpg", "action_chunking": True}, seed, actor_type="distil")
 
 
 @case("qc, distilled, other weights and batches", QC, QC_COMMIT, needs=NEEDS, remains=CUT)
@@ -273,7 +273,7 @@ def qc_single(checkout: Path) -> Outcome:
     return qc(
         checkout,
         {"actor_type": "distill-ddpg", "action_chunking": False, "q_agg": "min"},
-        actor="distil",
+        actor_type="distil",
         chunked=False,
         pessimism="min",
     )

@@ -26,7 +26,7 @@ SETTINGS = {
         "max_timestep": EPISODE,
         "return_scale": RETURN_SCALE,
     },  # GELU as in the code of others
-    "qc": {"actor": "distil"},
+    "qc": {"actor_type": "distil"},
 }
 # settings without randomness in the update, for a check; and with a warm-up after which the weights have moved
 QUIET = {"td3_bc": {"policy_noise": 0.0}, "rebrac": {"policy_noise": 0.0}, "dt": {"dropout": 0.0, "warmup_steps": 3}}

@@ -54,7 +54,7 @@ SMALL: dict[str, Any] = {
 }
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("lm_bc", {"history": None}),
-    ("ilql", {"history": None, "value_head": "hl_gauss", "bins": 11}),
+    ("ilql", {"history": None, "value_head": "hl_gauss", "value_bins": 11}),
     ("ilql", {"trunk": "shared", "value_layers": 1}),
     ("lm_mc", {"tokenizer": "words", "history": 2}),
 ]

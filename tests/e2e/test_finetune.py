@@ -148,7 +148,7 @@ def test_help_shows_the_settings(offrl: Offrl) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "algo", ["qc algo.length=3 algo.candidates=2", "qc algo.actor=distil algo.length=3", "iql algo.n_step=3"]
+    "algo", ["qc algo.length=3 algo.candidates=2", "qc algo.actor_type=distil algo.length=3", "iql algo.n_step=3"]
 )
 def test_windows_and_chunks_go_on_where_they_were(offrl: Offrl, write: Callable[..., Path], algo: str) -> None:
     """Stopped inside episodes, chunks and windows, a run ends as one that was not."""

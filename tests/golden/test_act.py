@@ -172,8 +172,8 @@ def test_heads_must_divide_the_width() -> None:
 class Script(EnsemblingActor):
     """Says the chunks that it is given, one after another."""
 
-    def __init__(self, chunks: Tensor, ensemble: float | None, execute: int = 0) -> None:
-        algorithm, state = make(length=chunks.shape[2], ensemble=ensemble, execute=execute)
+    def __init__(self, chunks: Tensor, ensemble: float | None, action_steps: int = 0) -> None:
+        algorithm, state = make(length=chunks.shape[2], ensemble=ensemble, action_steps=action_steps)
         super().__init__(algorithm, state)
         self.chunks, self.asked = chunks, 0  # [T, E, h, A]
 
@@ -212,7 +212,7 @@ def test_running_means_are_those_of_all_chunks_kept(m: float) -> None:
     chunks = torch.randn(steps, 2, h, A, generator=torch.Generator().manual_seed(0))
     actor = Script(chunks, m)
     actions = play(actor, steps, {8: [False, True]})
-    assert actor.asked == steps and actor.execute == 1 and actor.actions_per_decision(4) == 1
+    assert actor.asked == steps and actor.action_steps == 1 and actor.actions_per_decision(4) == 1
     for t in range(steps):
         for episode, began in ((0, 0), (1, 8 if t >= 8 else 0)):
             # the oldest first
@@ -225,7 +225,7 @@ def test_running_means_are_those_of_all_chunks_kept(m: float) -> None:
 
 def test_without_ensembling_a_chunk_is_played_as_it_is() -> None:
     chunks = torch.randn(4, 1, 5, A, generator=torch.Generator().manual_seed(0))
-    actor = Script(chunks, None, execute=3)
+    actor = Script(chunks, None, action_steps=3)
     actions = play(actor, 7)
     assert actor.asked == 3
     for t, (drawn, step) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]):
@@ -237,7 +237,7 @@ def test_ensembling_is_a_setting_of_acting() -> None:
 
     algorithm, state = make()
     changed = with_settings(algorithm, {"ensemble": 0.01})
-    assert algorithm.actor(state).execute == K and changed.actor(state).execute == 1
+    assert algorithm.actor(state).action_steps == K and changed.actor(state).action_steps == 1
 
 
 @pytest.mark.nightly

@@ -166,7 +166,7 @@ def test_hl_gauss_heads_mean_what_scalars_do(large: bool, monkeypatch: pytest.Mo
     """
     monkeypatch.setattr(value_guided, "MOST_OUTPUTS", 10 if large else 10_000)
     algorithm, state, batch = made(
-        "ilql", history=1, expectile=TAU, value_head="hl_gauss", bins=7, value_min=-4.0, value_max=3.0
+        "ilql", history=1, expectile=TAU, value_head="hl_gauss", value_bins=7, value_min=-4.0, value_max=3.0
     )
     _, metrics = algorithm.value_loss(state.params["value"], state, batch)
     centres, edges = np.arange(7) - 3.5, np.arange(8) - 4.0

@@ -75,7 +75,7 @@ def integrated(p: dict[str, np.ndarray], s: np.ndarray, z: np.ndarray) -> np.nda
 @pytest.mark.parametrize("actor", ["best", "distil"])
 def test_critic_loss(actor: str, short: str, chunked: bool) -> None:
     """The target of a window is worked out step by step; a chunk counts as one action of h A numbers."""
-    algorithm, batch = make(actor=actor, short=short, chunked=chunked, discount=0.9)
+    algorithm, batch = make(actor_type=actor, truncated_windows=short, chunked=chunked, discount=0.9)
     state, key = with_targets(algorithm), rng.make_key(9)
     critic, target = numbers(state.params["critic"]), numbers(state.target["critic"])
     s, s1, masks = (batch[k].double().numpy() for k in ("observations", "next_observations", "masks"))
@@ -126,7 +126,7 @@ def test_pessimism_of_the_choice_and_of_the_value(pessimism: str) -> None:
 
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "n-step"])
 def test_flow_and_actor_losses(chunked: bool) -> None:
-    algorithm, batch = make(actor="distil", chunked=chunked, alpha=3.0)
+    algorithm, batch = make(actor_type="distil", chunked=chunked, alpha=3.0)
     state, key = with_targets(algorithm), rng.make_key(9)
     actor, field, critic = (numbers(state.params[k]) for k in ("actor", "flow", "critic"))
     s, valid = batch["observations"].double().numpy(), batch["valid"].numpy()
@@ -150,7 +150,7 @@ def test_flow_and_actor_losses(chunked: bool) -> None:
 
 
 def test_all_losses_of_an_update_read_what_was_before_it() -> None:
-    algorithm, batch = make(actor="distil", polyak=0.5)
+    algorithm, batch = make(actor_type="distil", polyak=0.5)
     state, key = algorithm.init(0), rng.make_key(3)
     state = state._replace(target={"critic": {k: v + 1.0 for k, v in state.params["critic"].items()}})
     after, _ = algorithm.update(state, batch, key, phase=0)
@@ -168,7 +168,7 @@ def test_all_losses_of_an_update_read_what_was_before_it() -> None:
 
 def test_chunks_of_one_action_distilled_are_fql_bit_for_bit() -> None:
     dataset, key = data(), rng.make_key(3)
-    qc = QC(QCConfig(hidden=[16, 16], flow_steps=3, length=1, actor="distil", alpha=10.0), dataset.spec)
+    qc = QC(QCConfig(hidden=[16, 16], flow_steps=3, length=1, actor_type="distil", alpha=10.0), dataset.spec)
     fql = FQL(FQLConfig(hidden=[16, 16], flow_steps=3), dataset.spec)
     chunks, transitions = ChunkSampler(1), TransitionSampler()
     sources = chunks.prepare(dataset), transitions.prepare(dataset)
@@ -194,7 +194,7 @@ def test_one_step_is_the_same_chunked_or_not(actor: str) -> None:
     """BFN-n with n = 1 is BFN, FQL-n FQL."""
     states = []
     for chunked in (True, False):
-        algorithm, batch = make(length=1, chunked=chunked, actor=actor)
+        algorithm, batch = make(length=1, chunked=chunked, actor_type=actor)
         states.append(algorithm.update(algorithm.init(0), batch, rng.make_key(2), phase=0)[0])
     for name, params in states[0].params.items():
         assert all(torch.equal(v, states[1].params[name][k]) for k, v in params.items())
@@ -275,13 +275,14 @@ def test_weeks_on_a_cpu_are_refused_with_the_cure(monkeypatch: pytest.MonkeyPatc
         QC.requires(TrainConfig(algo=QCConfig(**own), **settings), dataset)  # type: ignore[arg-type]
 
     with pytest.raises(
-        UserError, match=r"algo\.candidates=32 with algo\.hidden=\[512,512,512,512\].*days.*algo\.actor=distil.*smaller"
+        UserError,
+        match=r"algo\.candidates=32 with algo\.hidden=\[512,512,512,512\].*days.*algo\.actor_type=distil.*smaller",
     ) as error:
         run()
     assert "\n" not in str(error.value)
     run(device="cpu")  # asked for by name
     run(steps=1000)  # some 80 minutes for four seeds on one core
-    run(actor="distil")
+    run(actor_type="distil")
     run(hidden=[64, 64], candidates=4)
     monkeypatch.setattr(cost, "pick_device", lambda name: torch.device("cuda"))
     run()

@@ -216,7 +216,7 @@ def test_no_gradient_passes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     1.5); through the model it would be (2.5, 1.5). alpha = 0.8125 makes lambda 2, so that a mean over two steps is
     their sum."""
     algorithm, state = make(
-        DataSpec((1,), 1, action_low=(-1.0,), action_high=(1.0,)), length=2, recall="model", alpha=0.8125
+        DataSpec((1,), 1, action_low=(-1.0,), action_high=(1.0,)), length=2, state_source="model", alpha=0.8125
     )
     recalling(algorithm)
     fixed(monkeypatch, algorithm, lambda s, a: -(s + a).square()[:, 0])
@@ -240,7 +240,7 @@ def test_no_gradient_passes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_states_count_until_the_model_does_not_know(
     elites: tuple[int, ...], wall: float, cutoff: float | None, weights: list[int]
 ) -> None:
-    algorithm, _ = make(DataSpec((1,), 1, action_low=(-1.0,), action_high=(1.0,)), recall="model", cutoff=cutoff)
+    algorithm, _ = make(DataSpec((1,), 1, action_low=(-1.0,), action_high=(1.0,)), state_source="model", cutoff=cutoff)
     recalling(algorithm, elites, wall)
     chosen = torch.tensor([0.6, 0.8, 0.1])
     states, actions, counted = algorithm.rollout_states(torch.ones(1, 1), lambda i, at: chosen[i].reshape(1, 1), KEY)
@@ -250,7 +250,7 @@ def test_states_count_until_the_model_does_not_know(
 
 
 def test_one_elite_for_all_steps() -> None:
-    algorithm, _ = make(DataSpec((1,), 1, action_low=(-1.0,), action_high=(1.0,)), recall="model")
+    algorithm, _ = make(DataSpec((1,), 1, action_low=(-1.0,), action_high=(1.0,)), state_source="model")
     recalling(algorithm, (0, 2))
     states, _, _ = algorithm.rollout_states(torch.zeros(64, 1), lambda i, at: torch.ones(64, 1), KEY)
     last = states[:, -1, 0]
@@ -279,7 +279,7 @@ def test_the_loss_by_the_datas_states() -> None:
 
 def test_the_loss_by_td3_bcs_policy() -> None:
     one = DataSpec((A,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)  # states that actions can be added to
-    algorithm, state = make(one, recall="distil")
+    algorithm, state = make(one, state_source="distil")
     recalling(algorithm)
     observations, pi = G.normal(size=(B, A)), ref.net(state.params["actor"], "net.")
     batch = single({"observations": observations, PREVIOUS: X[PREVIOUS]})
@@ -335,7 +335,7 @@ def test_order_of_an_update() -> None:
 
 def test_defaults() -> None:
     c = registry.get("algo", "sequence_rl").Config()
-    assert (c.length, c.execute, c.alpha, c.recall, c.recurrent_width, c.sequence_learning_rate) == (
+    assert (c.length, c.action_steps, c.alpha, c.state_source, c.recurrent_width, c.sequence_learning_rate) == (
         8,
         None,
         2.5,
@@ -353,10 +353,10 @@ def acting(**settings: Any) -> tuple[TrainedPolicy, np.ndarray]:
     return TrainedPolicy(algorithm, state, 0), G.normal(size=(12, 2, OBS)).astype(np.float32)
 
 
-@pytest.mark.parametrize("execute", [None, 1, 2, 5])
-def test_it_plays_a_sequence_and_tells_itself_what_it_did(execute: int | None) -> None:
-    policy, observations = acting(execute=execute)
-    d, carry, played = execute or J, policy.start(2), []
+@pytest.mark.parametrize("action_steps", [None, 1, 2, 5])
+def test_it_plays_a_sequence_and_tells_itself_what_it_did(action_steps: int | None) -> None:
+    policy, observations = acting(action_steps=action_steps)
+    d, carry, played = action_steps or J, policy.start(2), []
     for t, o in enumerate(observations):
         a, carry = policy.step(carry, o, t)
         played.append(a)
@@ -368,7 +368,7 @@ def test_it_plays_a_sequence_and_tells_itself_what_it_did(execute: int | None) -
 
 
 def test_episodes_that_begin_at_different_times() -> None:
-    policy, observations = acting(execute=4)
+    policy, observations = acting(action_steps=4)
     _, carry = policy.step(policy.start(2), observations[0], 0)
     fresh = policy.start(2)
     mixed = type(carry)(*(torch.stack([new[0], old[1]]) for new, old in zip(fresh, carry, strict=True)))
@@ -378,14 +378,14 @@ def test_episodes_that_begin_at_different_times() -> None:
 
 
 def test_execute_0_is_td3_bc() -> None:
-    policy, observations = acting(execute=0)
+    policy, observations = acting(action_steps=0)
     assert type(policy.actor) is NoisyActor and policy.start(2) is None
     expected = np.tanh(
         ref.forward(ref.net(policy.state.params["actor"], "net."), observations[0].astype(np.float64))[0]
     )
     np.testing.assert_allclose(policy.step(None, observations[0], 0)[0], expected, rtol=1e-4, atol=1e-5)
     assert HeldPolicy(policy, 4).planned == 1
-    assert HeldPolicy(policy.with_settings({"execute": 2}), 9).planned == 9
+    assert HeldPolicy(policy.with_settings({"action_steps": 2}), 9).planned == 9
 
 
 def test_exploration_is_told_too() -> None:

@@ -109,7 +109,7 @@ def test_van_der_pol(noise: float) -> None:
 
 
 def test_certainty_is_what_removes_spurious_terms() -> None:
-    free, _ = sindy.fit(*van_der_pol(1000, 0.03), SindyConfig(degree=3, certainty=0.0))
+    free, _ = sindy.fit(*van_der_pol(1000, 0.03), SindyConfig(degree=3, min_z_score=0.0))
     strict, _ = sindy.fit(*van_der_pol(1000, 0.03), SindyConfig(degree=3))
     # 5 are true; at three standard deviations of 20 members one of 23 others may still pass
     assert 5 <= (strict["dynamics"]["median"] != 0).sum() <= 6 and (free["dynamics"]["median"] != 0).sum() > 10
@@ -179,7 +179,7 @@ def test_one_fit_agrees_with_pysindy() -> None:
     """
     ps = pytest.importorskip("pysindy", reason="pysindy is not installed")
     s, a, r, nexts = van_der_pol(3000, noise=0.02)
-    config = SindyConfig(degree=3, full=True, members=1, threshold=0.02, ridge=0.05)
+    config = SindyConfig(degree=3, joint_library=True, members=1, threshold=0.02, ridge=0.05)
     tree, _ = sindy.fit(s, a, r, nexts, config)
     terms, part = sindy.factors(2, 1, config), tree["dynamics"]
     library = ps.PolynomialLibrary(degree=3)
@@ -197,7 +197,7 @@ def test_one_fit_agrees_with_pysindy() -> None:
         assert 0 < (coefficients != 0).sum() < len(terms)
     model = ps.DiscreteSINDy(optimizer=ps.STLSQ(threshold=0.0, alpha=0.0), feature_library=library)
     model.fit(s, t=1, x_next=nexts, u=a, feature_names=["x", "v", "u"])
-    dense, _ = sindy.fit(s, a, r, nexts, SindyConfig(degree=3, full=True, members=1, threshold=0.0, ridge=0.0))
+    dense, _ = sindy.fit(s, a, r, nexts, SindyConfig(degree=3, joint_library=True, members=1, threshold=0.0, ridge=0.0))
     np.testing.assert_allclose(
         sindy.predict(dense, torch.tensor(s), torch.tensor(a))[0], model.predict(s, u=a), atol=1e-6
     )
@@ -217,7 +217,7 @@ def test_the_library_by_hand() -> None:
     assert len(terms) == sindy.terms(2, 1, config)
     for config in (
         SindyConfig(degree=3),
-        SindyConfig(full=True, degree=4),
+        SindyConfig(joint_library=True, degree=4),
         SindyConfig(control_degree=0),
         SindyConfig(control_degree=3),
     ):

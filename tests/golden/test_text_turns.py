@@ -188,7 +188,7 @@ def test_archer(clip: float) -> None:
 def test_archer_with_distributions() -> None:
     """HL-Gauss: V's target is the mean of Qbar's distribution, and its loss is weighed as a squared error's is."""
     algorithm, state, _, batch = make(
-        "archer", value_head="hl_gauss", bins=7, value_min=-3.0, value_max=3.0, expectile=0.8
+        "archer", value_head="hl_gauss", value_bins=7, value_min=-3.0, value_max=3.0, expectile=0.8
     )
     critic, low, width = state.params["critic"], -3.0, 6.0 / 7
     centres = low + width * (np.arange(7) + 0.5)
@@ -258,7 +258,9 @@ def test_alol(variant: str, clone: dict[str, Any], monkeypatch: pytest.MonkeyPat
 
     worth = torch.tensor([0.2, -1.5, 1.0, -0.9, 0.0])  # V_ref of the five turns
     monkeypatch.setattr(advantages, "reference_values", lambda algorithm, source, earned: worth)
-    algorithm, state, source, batch = make("alol", variant=variant, clip=0.2, kl_weight=0.3, credit="reward", **clone)
+    algorithm, state, source, batch = make(
+        "alol", variant=variant, clip=0.2, kl_weight=0.3, credit_assignment="reward", **clone
+    )
     rewards = np.array([0.5, -1.0, 2.0, -0.3, 0.7])
     weights = np.maximum(rewards if variant == "r_lol" else rewards - worth.numpy(), 0.0)
     np.testing.assert_allclose(source.columns["weight"].numpy(), weights, atol=1e-6)

@@ -114,7 +114,7 @@ def policies(dataset: Dataset) -> list[TrainedPolicy]:
 
 def test_a_sequence_loses_nothing_where_held_actions_fail(policies: list[TrainedPolicy]) -> None:
     for policy in policies:
-        single = policy.with_settings({"execute": 0})
+        single = policy.with_settings({"action_steps": 0})
         fast, held, sequence = played(single, 1), played(single, SLOW), played(policy, SLOW)
         assert sequence > fast - 2.0 and held < fast - 100.0, (fast, held, sequence)
         assert played(policy, 12) > fast - 4.0  # further than it was trained to unroll

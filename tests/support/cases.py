@@ -133,7 +133,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "sequence_rl": {
         "polyak": 0.05,
         "length": 2,
-        "execute": 1,
+        "action_steps": 1,
         "sequence_decay_steps": 3000,
         "sequence_learning_rate": 3e-3,
     },
@@ -167,9 +167,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "awm": [{"weights": "exp", "length": 3, "candidates": 2}],
     "bc": [{"policy": "gaussian"}, {"policy": "tanh_gaussian", "dropout": 0.2}],
     "act": [{"ensemble": 0.01, "length": 3}],
-    "chunk_bc": [{"policy": "gaussian", "dropout": 0.2, "execute": 2}],
-    "diffusion_bc": [{"length": 3, "execute": 2, "greedy": "sample"}],
-    "flow_bc": [{"length": 3, "execute": 2, "average": 0.01}],
+    "chunk_bc": [{"policy": "gaussian", "dropout": 0.2, "action_steps": 2}],
+    "diffusion_bc": [{"length": 3, "action_steps": 2, "greedy": "sample"}],
+    "flow_bc": [{"length": 3, "action_steps": 2, "average": 0.01}],
     "cql": [{"action_gap": 1.0, "max_target_actions": 2}],
     "gciql": [{"learner": "awr"}],
     "sharsa": [{"low_values": True, "value_loss": "squared", "pessimism": "mean"}],
@@ -195,14 +195,17 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "morel": [{"threshold": "quantile", "threshold_scale": 0.5}],
     "pets": [{"history": 2, "planner": "mppi", "penalty": 1.0, "plan_members": "drawn"}],
-    "qc": [{"actor": "distil", "length": 3}, {"chunked": False, "short": "bootstrap", "pessimism": "std"}],
+    "qc": [
+        {"actor_type": "distil", "length": 3},
+        {"chunked": False, "truncated_windows": "bootstrap", "pessimism": "std"},
+    ],
     "recoil": [{"implicit_maximum": "expectile", "value_head": "c51"}],
     "fb": [{"conservative": "value"}, {"conservative": "measure", "penalty_target": None}],
     "breeze": [{"data_share": 0.3}, {"attention": False, "samples": 1}],
     "sequence_rl": [
-        {"recall": "model", "cutoff": 1.0},
-        {"recall": "distil", "execute": 9},
-        {"execute": 0, "n_step": 3},
+        {"state_source": "model", "cutoff": 1.0},
+        {"state_source": "distil", "action_steps": 9},
+        {"action_steps": 0, "n_step": 3},
     ],
     "tt": [
         {
@@ -301,7 +304,7 @@ class Case:
         dataset = dataset or data(self.discrete)
         needs = "world_model" in known and not issubclass(kind, Dynamics)  # one that trains a model trains its own
         if self.name == "sequence_rl":  # which refuses a model that nothing asks
-            needs = {**dict(self.settings), **settings}.get("recall", "data") != "data"
+            needs = {**dict(self.settings), **settings}.get("state_source", "data") != "data"
         small = {**SMALL, "world_model": world_model(dataset) if needs else ""}
         if self.name == "diffuser":
             small["candidates"] = 2  # plans; of this name MOPO has models

@@ -66,7 +66,15 @@ gym.register("TestEcho-v0", Echo, max_episode_steps=20)
 def policy(spec: DataSpec = SPEC, **settings: Any) -> TrainedPolicy:
     """Chunks of four, of which three are played; random weights, without noise unless asked for."""
     config = QCConfig(
-        **{"length": 4, "execute": 3, "actor": "distil", "greedy": "zero", "hidden": [16], "flow_steps": 2, **settings}
+        **{
+            "length": 4,
+            "action_steps": 3,
+            "actor_type": "distil",
+            "greedy": "zero",
+            "hidden": [16],
+            "flow_steps": 2,
+            **settings,
+        }
     )
     algorithm = QC(config, spec)
     return TrainedPolicy(algorithm, algorithm.init(1), 1)
@@ -110,10 +118,14 @@ def test_three_of_four_actions_are_played() -> None:
 
 
 def test_all_are_played_unless_told_otherwise_and_one_needs_no_memory() -> None:
-    assert (spoken(execute=0).execute, spoken(execute=9).execute, spoken(execute=2).execute) == (4, 4, 2)
-    for settings in ({"execute": 1}, {"length": 1, "execute": 0}, {"chunked": False, "execute": 0}):
+    assert (
+        spoken(action_steps=0).action_steps,
+        spoken(action_steps=9).action_steps,
+        spoken(action_steps=2).action_steps,
+    ) == (4, 4, 2)
+    for settings in ({"action_steps": 1}, {"length": 1, "action_steps": 0}, {"chunked": False, "action_steps": 0}):
         assert policy(**settings).start(3) is None
-    actor = spoken(execute=1)
+    actor = spoken(action_steps=1)
     actions, carry = actor.act(None, torch.full((2, 1), 7.0), rng.make_key(0), explore=False)
     assert actions.tolist() == [[70.0], [70.0]] and carry is None
 
@@ -147,7 +159,7 @@ def test_act_and_predict_play_open_loop(tmp_path: Path) -> None:
         action, state = acts.predict(o, state, deterministic=True)
         found.append(action)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    looks = acts.with_settings({"execute": 1})
+    looks = acts.with_settings({"action_steps": 1})
     np.testing.assert_allclose([looks.act(o) for o in observations], acts.chunk(observations)[:, 0], rtol=1e-6)
     assert looks.predict(observations[0])[1] is None
 
@@ -176,7 +188,7 @@ def test_predict_begins_some_episodes_anew() -> None:
 def test_scores() -> None:
     acts = policy()
     task = Task("echo", f"{__name__}:TestEcho-v0")
-    result = evaluate([acts, policy(execute=2)], [0, 1], task, EvalConfig(episodes=5))
+    result = evaluate([acts, policy(action_steps=2)], [0, 1], task, EvalConfig(episodes=5))
     returns = []
     for e in range(5):
         env = gym.make("TestEcho-v0")
@@ -192,7 +204,7 @@ def test_scores() -> None:
 def test_scores_of_processes() -> None:
     task, policies = (
         Task("echo", f"{__name__}:TestEcho-v0"),
-        [policy(), policy(execute=2, actor="best", greedy="sample")],
+        [policy(), policy(action_steps=2, actor_type="best", greedy="sample")],
     )
     result = evaluate(policies, [0, 1], task, EvalConfig(episodes=5))
     with EvaluationPool(task, EvalConfig(episodes=5), 1) as pool:
@@ -226,7 +238,7 @@ def test_recordings(tmp_path: Path) -> None:
 # ---- files of other runtimes
 
 
-BEST, DISTIL = {"actor": "best", "candidates": 4, "greedy": "sample"}, {"greedy": "sample"}
+BEST, DISTIL = {"actor_type": "best", "candidates": 4, "greedy": "sample"}, {"greedy": "sample"}
 NIGHTLY = {"marks": pytest.mark.nightly}
 
 
@@ -325,7 +337,7 @@ def test_values_by_state_are_refused_and_a_model_plays_chunks_out(tmp_path: Path
             totals.append(total)
     assert estimates.value[0] == pytest.approx(np.mean(totals), rel=1e-3, abs=1e-4)
     one = ope.evaluate_policies(
-        data, {"a": acts.with_settings({"execute": 1})}, "fqe", ope.OPEConfig(updates=5, seeds=1)
+        data, {"a": acts.with_settings({"action_steps": 1})}, "fqe", ope.OPEConfig(updates=5, seeds=1)
     )
     assert np.isfinite(one.estimates["fqe"].value).all()  # it decides at each step
 
@@ -333,7 +345,7 @@ def test_values_by_state_are_refused_and_a_model_plays_chunks_out(tmp_path: Path
 def test_stopping_by_values_is_refused_before_the_first_update(tmp_path: Path) -> None:
     data = linear_model.rows(episodes=4)
     replicas = [Replica(0, ())]
-    small = {"actor": "distil", "hidden": [8], "length": 4}
-    with pytest.raises(UserError, match=r"stop=fqe-plateau.*qc plays 4 at a time.*algo\.execute=1"):
+    small = {"actor_type": "distil", "hidden": [8], "length": 4}
+    with pytest.raises(UserError, match=r"stop=fqe-plateau.*qc plays 4 at a time.*algo\.action_steps=1"):
         Plateau(TrainConfig(algo=QCConfig(**small)), data, tmp_path, replicas, None)  # type: ignore[arg-type]
-    Plateau(TrainConfig(algo=QCConfig(**small, execute=1)), data, tmp_path, replicas, None).close()  # type: ignore[arg-type]
+    Plateau(TrainConfig(algo=QCConfig(**small, action_steps=1)), data, tmp_path, replicas, None).close()  # type: ignore[arg-type]

@@ -310,7 +310,7 @@ def test_mistakes_are_told_in_one_line(
     fails(capsys, "collect env=Hopper-v5", "recipe= or policy=")
     fails(capsys, f"collect env=Hopper-v5 recipe=d4rl {one}", "both given")
     fails(capsys, "collect env=Hopper-v5 recipe=d4rll", "d4rl")
-    fails(capsys, "collect env=Hopper-v5 recipe=d4rl sets=[exprt]", "expert")
+    fails(capsys, "collect env=Hopper-v5 recipe=d4rl datasets=[exprt]", "expert")
     fails(capsys, "collect env=Hopper-v5 recipe=d4rl stepps=5", "steps")
     fails(capsys, "collect env=Hopper-v5 recipe=d4rl format=hdf5", "d4rl, minari, both")
     fails(capsys, f"collect env=TestPictures-v0 {one}", "images")

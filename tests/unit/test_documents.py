@@ -17,6 +17,7 @@ from offrl.errors import UserError
 from offrl.settings.compose import compose, parse
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
+from offrl.settings.groups import flat_name
 from offrl.settings.train import CheckpointConfig, TrainConfig
 from tests.support.documents import ROOT, blocks, commands, lines
 
@@ -57,7 +58,7 @@ def test_commands_of_the_pages_are_known() -> None:
         for name, *words in commands(page):
             where = f"{page.relative_to(ROOT)}: offrl {name} {' '.join(words)}"
             assert name in NAMES or name.startswith("-") or name == "COMMAND", where
-            for key in [word.partition("=")[0] for word in settings(words)] if name == "train" else []:
+            for key in [flat_name(word.partition("=")[0]) for word in settings(words)] if name == "train" else []:
                 group, _, rest = key.partition(".")
                 assert group in known, f"{where}: {key}"
                 field = rest.rpartition(".")[2] if group == "grid" else rest.partition(".")[0]

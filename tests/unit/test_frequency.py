@@ -175,7 +175,7 @@ def test_bad_input_is_one_line(bc: Run, capsys: pytest.CaptureFixture[str], give
 
 
 def test_how_much_of_a_queue_is_played_is_decided_once() -> None:
-    with pytest.raises(UserError, match="only execute"):
+    with pytest.raises(UserError, match="only action_steps"):
         policy("flow_bc", length=4).with_settings({"length": 2})
     assert HeldPolicy(policy("flow_bc", length=1), 4).planned == 1
     assert HeldPolicy(policy("flow_bc", length=4), 9).planned == 4

@@ -19,14 +19,16 @@ from offrl.cli import data, train
 from offrl.cli.main import main
 from offrl.cli.words import switches
 from offrl.cli.words.completion import BASH, FISH, ZSH, candidates
+from offrl.collect.config import CollectConfig
 from offrl.errors import UserError
+from offrl.labelling.config import LabelSettings
 from offrl.settings import known
 from offrl.settings.advice import sanity_checks
 from offrl.settings.aliases.algorithms import NOT_HERE, OTHER_NAMES
 from offrl.settings.aliases.arguments import as_settings, train_values
 from offrl.settings.aliases.datasets import environment_hint, hint
 from offrl.settings.aliases.names import WORDS, groups, understood
-from offrl.settings.compose import compose, parse, rehearse
+from offrl.settings.compose import compose, fill, parse, rehearse
 from offrl.settings.field import describe
 from offrl.settings.presets import algorithm_group, config_names
 from offrl.settings.train import TrainConfig
@@ -120,6 +122,32 @@ def test_the_index_is_up_to_date() -> None:
     import known_names
 
     assert known_names.make() == known.FILE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    {
+        "algo=qc short=drop": "algo.truncated_windows",
+        "algo=qc algo.actor=distil": "algo.actor_type",
+        "algo=act algo.execute=2": "algo.action_steps",
+        "algo=sequence_rl recall=data": "algo.state_source",
+        "algo=alol credit=reward": "algo.credit_assignment",
+        "algo=qrl spread=4": "algo.softplus_offset",
+        "algo=sindy algo.full=true": "algo.joint_library",
+        "algo=sindy certainty=2": "algo.min_z_score",
+        "algo=archer_online rollouts=3": "algo.iteration_episodes",
+        "algo=archer bins=21": "algo.value_bins",
+        "algo=archer algo.critic=scratch": "algo.critic_lm",
+    }.items(),
+)
+def test_settings_by_former_names(old: str, new: str) -> None:
+    assert new in rehearse(train_values(old.split()))
+
+
+def test_settings_of_other_commands_by_former_names() -> None:
+    assert fill(CollectConfig(), {"sets": ["random"]}, "collect").datasets == ["random"]
+    labels = fill(LabelSettings(), {"add": False, "missing": "zero", "swap": False}, "data label")
+    assert (labels.add_to_rewards, labels.on_missing, labels.both_orders) == (False, "zero", False)
 
 
 def test_old_names() -> None:

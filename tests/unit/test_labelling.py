@@ -357,7 +357,7 @@ def test_the_order_of_the_segments_cancels() -> None:
     assert labels.tolist() == want and (counts.swapped, counts.agreed, counts.unparsable, counts.pairs) == (3, 3, 0, 3)
     labels, counts = compare(data, pairs, 5, Rule(lambda p: "1"), "x", render)  # it looks at places, not at segments
     assert labels.tolist() == [0.5, 0.5, 0.5] and (counts.swapped, counts.agreed) == (3, 0)
-    assert compare(data, pairs, 5, Rule(lambda p: "1"), "x", render, swap=False)[0].tolist() == [0.0, 0.0, 0.0]
+    assert compare(data, pairs, 5, Rule(lambda p: "1"), "x", render, both_orders=False)[0].tolist() == [0.0, 0.0, 0.0]
     seen = []
     labels, counts = compare(
         data, pairs[:1], 5, Rule(lambda p: (seen.append(p), "1" if len(seen) == 1 else "who knows")[1]), "x", render
@@ -445,11 +445,11 @@ def test_rewards_of_stretches_and_what_has_none(tmp_path: Path) -> None:
     with serving(lambda p: "11" if "step 4" in p else "5") as there:
         with pytest.raises(
             UserError,
-            match=r"2 of the answers do not hold a number from 0 to 10; the first of them: '11'.*missing=zero",
+            match=r"2 of the answers do not hold a number from 0 to 10; the first of them: '11'.*on_missing=zero",
         ):
             label_by_score(data, client(there.url), "t")
-        assert label_by_score(data, client(there.url), "t", missing="recorded")[0].tolist() == list(range(10))
-        assert label_by_score(data, client(there.url), "t", length=1, missing="zero")[0].tolist() == [5.0] * 10
+        assert label_by_score(data, client(there.url), "t", on_missing="recorded")[0].tolist() == list(range(10))
+        assert label_by_score(data, client(there.url), "t", length=1, on_missing="zero")[0].tolist() == [5.0] * 10
 
 
 def test_reward_labels_are_found_wherever_the_episode_stands(
@@ -516,14 +516,14 @@ def test_subgoals_by_hand() -> None:
         rewards, counts = label_subgoals(data, client(there.url), "go right", **options)
         assert rewards.tolist() == [0.5, 1.5, 0.5, 1.5, 0.5, 0.5, 0.5, 1.5]
         assert counts.prompts == 1  # both begin alike
-        only = label_subgoals(data, client(there.url), "go right", **options, bonus=2.0, add=False)[0]
+        only = label_subgoals(data, client(there.url), "go right", **options, bonus=2.0, add_to_rewards=False)[0]
         assert only.tolist() == [0, 2, 0, 2, 0, 0, 0, 2]
         found = label_subgoals(
             data,
             client(there.url),
             "go",
             reached=lambda c, goal: (c["next_observations"][:, 0] > 2) & (goal == "far"),
-            add=False,
+            add_to_rewards=False,
         )[0]
         assert found.tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
         with pytest.raises(UserError, match="subgoals of the form that was asked for; the first of them: '\\?'"):

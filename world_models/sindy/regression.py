@@ -51,7 +51,7 @@ class SindyConfig:
     control_degree: int = setting(
         1, "highest degree in the observation of what multiplies an action; 0: nothing does", low=0, high=6
     )
-    full: bool = setting(
+    joint_library: bool = setting(
         False, "polynomials of observation and action together up to `degree`, instead of affine in the action"
     )
     angles: list[int] = setting([], "numbers of the observations, in radians, whose sine and cosine are terms too")
@@ -65,7 +65,7 @@ class SindyConfig:
     term_dropout: float = setting(
         0.1, "share of the terms hidden from each member while terms are chosen", low=0.0, high=0.9, shared=True
     )
-    certainty: float = setting(
+    min_z_score: float = setting(
         3.0, "a term's smallest coefficient, in standard deviations over the members; 0: any", low=0.0, shared=True
     )
     rows: int = setting(20_000, "most rows in a member's bootstrap sample", low=10)
@@ -74,12 +74,12 @@ class SindyConfig:
 
 def terms(observations: int, actions: int, config: SindyConfig) -> int:
     """The number of terms in the library of the dynamics, the constant included."""
-    if config.full:
+    if config.joint_library:
         size = math.comb(observations + actions + config.degree, config.degree)
     else:
         size = math.comb(observations + config.degree, config.degree)
         size += actions * math.comb(observations + config.control_degree, config.control_degree)
-    with_action = 0 if config.full or config.control_degree == 0 else actions
+    with_action = 0 if config.joint_library or config.control_degree == 0 else actions
     return size + 2 * len(config.angles) * (1 + with_action)
 
 
@@ -105,8 +105,8 @@ def factors(observations: int, actions: int, config: SindyConfig) -> Tensor:
     s = range(1, observations + 1)
     a = range(observations + 1, observations + actions + 1)
     waves = range(a.stop, a.stop + 2 * len(config.angles))
-    factor_lists = _monomials([*s, *a] if config.full else s, config.degree) + [(w,) for w in waves]
-    if not config.full:
+    factor_lists = _monomials([*s, *a] if config.joint_library else s, config.degree) + [(w,) for w in waves]
+    if not config.joint_library:
         carriers = _monomials(s, config.control_degree) + ([(w,) for w in waves] if config.control_degree else [])
         factor_lists += [(*c, u) for u in a for c in carriers]
     return _padded(factor_lists)
@@ -253,7 +253,7 @@ def _fit(
         votes = torch.stack([solve(p, visible[e].expand_as(offered)) != 0 for e, p in enumerate(problems)]).sum(0)
         stable = offered & (2 * votes >= visible.sum(0)) & (votes > 0)
         stable = torch.where(visible.any(0), stable, offered)  # a term that no member saw has not been judged
-        solutions = _certain(problems, stable, solve, config.certainty)
+        solutions = _certain(problems, stable, solve, config.min_z_score)
     coefficients = _rounded(solutions * unit[:, None] / scale)
     median = torch.from_numpy(np.median(coefficients.numpy(), 0))  # torch.median takes the lower of two middle values
     residual = _rounded((targets[sample] - theta @ median.mT).square().mean(0).sqrt())
@@ -270,17 +270,17 @@ def _rounded(x: Tensor) -> Tensor:
 
 
 def _certain(
-    problems: list[tuple[Tensor, Tensor]], stable: Tensor, solve: Callable[..., Tensor], certainty: float
+    problems: list[tuple[Tensor, Tensor]], stable: Tensor, solve: Callable[..., Tensor], min_z_score: float
 ) -> Tensor:
-    """Each member's coefficients [E, D, T], once terms smaller than `certainty` times their spread over the members
+    """Each member's coefficients [E, D, T], once terms smaller than `min_z_score` times their spread over the members
     have left.
 
     The most doubtful quarter leaves at a time: of two terms that stand in for each other both look doubtful, and one is
     needed."""
     solutions = torch.stack([solve(p, stable) for p in problems])
-    while certainty > 0.0:
+    while min_z_score > 0.0:
         ratio = solutions.mean(0).abs() / solutions.std(0).clamp(min=1e-300)
-        weak = (solutions != 0).any(0) & (ratio < certainty)
+        weak = (solutions != 0).any(0) & (ratio < min_z_score)
         touched = torch.nonzero(weak.any(1)).squeeze(-1)
         if len(touched) == 0:
             break

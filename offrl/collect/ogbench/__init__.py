@@ -71,8 +71,8 @@ def prepare(config: CollectConfig) -> tuple[World, dict[str, Any]]:
             f"recipe=ogbench: {config.env or 'env='} {reason}.{nearest(config.env, known)} It knows: "
             f"{', '.join(sorted(known))}"
         )
-    if config.rows is not None or config.sets:
-        raise UserError("recipe=ogbench counts episodes=, and has no rows= or sets=")
+    if config.rows is not None or config.datasets:
+        raise UserError("recipe=ogbench counts episodes=, and has no rows= or datasets=")
     kinds = MAZE_KINDS if family == "pointmaze" else ARM_KINDS
     config.kind = config.kind or kinds[0]
     if config.kind not in kinds:

@@ -17,8 +17,8 @@ def length_field(default: int, help: str = "actions in a chunk (h); 1: single ac
     return setting(default, help, low=1, high=1000)
 
 
-def execute_field(default: int = 0) -> Any:
-    """The setting `execute`, which only acting reads."""
+def action_steps_field(default: int = 0) -> Any:
+    """The setting `action_steps`, which only acting reads."""
     return setting(
         default, "actions of a chunk that are played before the next is drawn; 0: all of them", low=0, acting=True
     )
@@ -32,8 +32,8 @@ class Queue(NamedTuple):
 
 
 class ChunkActor(Actor):
-    """A policy that draws `length` actions at a time and plays `execute` of them; a subclass draws them. `length` 1 has
-    no memory.
+    """A policy that draws `length` actions at a time and plays `action_steps` of them; a subclass draws them. `length`
+    1 has no memory.
 
     Episodes that begin anew at different times draw anew at different times: what is left of a chunk never reaches
     another episode. Where one action of each chunk is played there is nothing to remember.
@@ -47,9 +47,9 @@ class ChunkActor(Actor):
         return int(getattr(self.algorithm.config, "length", 1))
 
     @property
-    def execute(self) -> int:
+    def action_steps(self) -> int:
         """Actions played of each chunk."""
-        count = int(getattr(self.algorithm.config, "execute", 0))
+        count = int(getattr(self.algorithm.config, "action_steps", 0))
         return min(count, self.length) if count else self.length
 
     def actions_per_decision(self, steps: int) -> int:
@@ -60,7 +60,7 @@ class ChunkActor(Actor):
         """Chunks [E, h, A] in [-1, 1] for normalised observations [E, O]."""
 
     def start(self, episodes: int) -> Carry:
-        if self.execute == 1:
+        if self.action_steps == 1:
             return None
         device = self.state.step.device
         actions = torch.zeros(episodes, self.length, self.algorithm.spec.action_dim, device=device)
@@ -74,7 +74,7 @@ class ChunkActor(Actor):
         if traced(fresh) or bool(fresh.any()):
             chunk = self.chunk(observations, key, explore)
             queue = torch.where(fresh.reshape(-1, 1, 1), chunk, queue)
-            remaining = torch.where(fresh, self.execute, remaining)
+            remaining = torch.where(fresh, self.action_steps, remaining)
         return queue[:, 0], Queue(torch.cat([queue[:, 1:], queue[:, -1:]], 1), remaining - 1)
 
     def graph(self, explore: bool) -> nn.Module | None:

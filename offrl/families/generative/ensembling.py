@@ -18,7 +18,7 @@ def ensemble_field() -> Any:
     return setting(
         None,
         "temporal ensembling: a chunk is drawn at every step, and actions are means of all chunks with weights exp(-m "
-        "i), i = 0 the oldest (m; published: 0.01); null: `execute` actions of each chunk are played as they are",
+        "i), i = 0 the oldest (m; published: 0.01); null: `action_steps` actions of each chunk are played as they are",
         acting=True,
     )
 
@@ -41,8 +41,8 @@ class EnsemblingActor(ChunkActor):
         return None if self.length == 1 else self.algorithm.config.ensemble
 
     @property
-    def execute(self) -> int:
-        return super().execute if self.ensemble is None else 1
+    def action_steps(self) -> int:
+        return super().action_steps if self.ensemble is None else 1
 
     def actions_per_decision(self, steps: int) -> int:
         return super().actions_per_decision(steps) if self.ensemble is None else 1

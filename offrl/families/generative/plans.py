@@ -14,7 +14,7 @@ from torch import Tensor
 from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.transforms.columns import returns_to_go
-from offrl.families.generative.chunks import execute_field
+from offrl.families.generative.chunks import action_steps_field
 from offrl.families.generative.settings import greedy_field
 from offrl.nn import diffusion
 from offrl.settings.field import setting
@@ -40,7 +40,7 @@ class DiffusionPlanSettings:
         low=0.0,
         high=1.0,
     )
-    execute: int = execute_field(1)
+    action_steps: int = action_steps_field(1)
     greedy: str = greedy_field()
 
 

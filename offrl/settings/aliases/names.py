@@ -46,6 +46,14 @@ SAME = {
     "algo.iteration_episodes": "rollouts",
     "algo.critic_lm": "critic",
     "algo.value_bins": "bins",
+    "algo.actor_type": "actor",
+    "algo.truncated_windows": "short",
+    "algo.state_source": "recall",
+    "algo.credit_assignment": "credit",
+    "algo.softplus_offset": "spread",
+    "algo.joint_library": "full",
+    "algo.min_z_score": "certainty",
+    "algo.action_steps": "execute n_action_steps",
     "steps": (
         "max_timesteps total_timesteps timesteps n_steps num_steps train_steps offline_steps n_updates updates "
         "gradient_steps iterations n_iterations max_iters num_train_steps max_steps step update_steps num_updates"
@@ -67,6 +75,12 @@ SAME = {
     "resume": "load resume_from load_model",
     "config": "config_file config_path cfg",
     "precision": "dtype",
+}
+FORMER = {  # of commands that train nothing
+    "add": "add_to_rewards",
+    "missing": "on_missing",
+    "swap": "both_orders",
+    "sets": "datasets",
 }
 WORDS = {word: tuple(names.split()) for names, synonyms in SAME.items() for word in synonyms.split()}
 # words with no setting, and what is there in their place
