@@ -113,12 +113,12 @@ def _scaling(column: ColumnSpec) -> str:
 def _chunks(description: Mapping[str, Any]) -> list[str]:
     """How to play an exported file's chunks of actions, where it gives some."""
     output = (description.get("outputs") or [{}])[0]
-    if "execute" not in output:
+    if "action_steps" not in output:
         return []
     _, length, width = output["shape"]
     return [
         f"The exported files map observations to chunks of {length} actions, `[batch, {length}, {width}]`: play the "
-        f"first {output['execute']} of them, one at each step, before the next chunk is asked for, and begin each "
+        f"first {output['action_steps']} of them, one at each step, before the next chunk is asked for, and begin each "
         "episode with a new one.",
         "`policy.safetensors` keeps the queue by itself: `policy.act(observation)`, and `policy.reset()` where an "
         "episode begins.",

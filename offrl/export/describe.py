@@ -81,12 +81,12 @@ def description(
             ],
         }
     if chunked(policy):
-        length, execute = policy.actor.length, policy.actor.action_steps  # type: ignore[attr-defined]
+        length, action_steps = policy.actor.length, policy.actor.action_steps  # type: ignore[attr-defined]
         output["shape"] = ["batch", length, spec.action_dim]
-        output["execute"] = execute
+        output["action_steps"] = action_steps
         output["meaning"] = (
             f"a chunk of {length} actions in the environment's range, clipped to it, the first one first: play the "
-            f"first {execute}, one at each step, then give the observation of that moment for the next chunk; begin "
+            f"first {action_steps}, one at each step, then give the observation of that moment for the next chunk; begin "
             "with a new one where an episode begins"
         )
         if (decay := getattr(policy.actor, "ensemble", None)) is not None:
