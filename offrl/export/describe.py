@@ -86,8 +86,8 @@ def description(
         output["action_steps"] = action_steps
         output["meaning"] = (
             f"a chunk of {length} actions in the environment's range, clipped to it, the first one first: play the "
-            f"first {action_steps}, one at each step, then give the observation of that moment for the next chunk; begin "
-            "with a new one where an episode begins"
+            f"first {action_steps}, one at each step, then give the observation of that moment for the next chunk; "
+            "begin with a new one where an episode begins"
         )
         if (decay := getattr(policy.actor, "ensemble", None)) is not None:
             output["ensemble"] = decay
