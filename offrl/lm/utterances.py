@@ -22,7 +22,21 @@ from offrl.data.transforms.columns import returns_to_go
 from offrl.lm.models.configured import tokenizer_of
 from offrl.lm.models.pretrained import SCRATCH
 from offrl.lm.reference_policy import ReferenceSettings
-from offrl.lm.sampler import ACTION, DONE, IDS, KNOWN, NEXT, RETURN, REWARD, SHARE, VALID, Sequences, TextSampler, take
+from offrl.lm.sampler import (
+    ACTION,
+    DONE,
+    IDS,
+    KNOWN,
+    NEXT,
+    RETURN,
+    REWARD,
+    SHARE,
+    VALID,
+    Sequences,
+    TextSampler,
+    take,
+    trim_padding,
+)
 from offrl.lm.tokens import stream
 from offrl.settings.field import setting
 
@@ -86,12 +100,8 @@ def trim(batch: Batch) -> Batch:
     """A batch of turns without the positions that are padding in all rows, with `each` and `share` (see
     `offrl.lm.sampler`).
     """
-    width, next_width = (int(batch[name].sum(-1).max()) for name in (VALID, NEXT + VALID))
-    columns = {**batch, **{name: batch[name][:, :width] for name in (IDS, VALID, ACTION)}}
-    columns |= {NEXT + name: batch[NEXT + name][:, :next_width] for name in (IDS, VALID)}
-    rows = len(columns[IDS])
-    count = columns[ACTION].sum().clamp(min=1)
-    return {**columns, EACH: torch.full((rows,), 1.0 / rows, device=count.device), SHARE: (1.0 / count).expand(rows)}
+    columns, rows = trim_padding(batch), len(batch[IDS])
+    return {**columns, EACH: torch.full((rows,), 1.0 / rows, device=columns[SHARE].device)}
 
 
 def first_of(batch: Batch) -> Tensor:
