@@ -71,6 +71,7 @@ class Simulator:
             ("penalty", penalty, 0.0),
             ("range_margin", range_margin, 0.0),
             ("num_envs", count, 1),
+            ("horizon", 1 if horizon is None else horizon, 1),
         ):
             if not number >= bound:
                 raise UserError(f"{name}={number} is out of range: the smallest allowed value is {bound}")
@@ -79,8 +80,6 @@ class Simulator:
         self.model, spec = self.trained.model, self.trained.model.spec
         self.units, self.count, self.device = Units(spec, where), count, where
         self.horizon = horizon_of(self.trained, dataset) if horizon is None else horizon
-        if self.horizon < 1:
-            raise UserError(f"horizon={horizon} is out of range: the smallest allowed value is 1")
         self.penalty, self.leaving = float(penalty), out_of_range == "truncate"
         self.pool = tuple(x.to(where) for x in starts.of(self.trained, dataset, start))
         self.tree = self._measured(uncertainty, dataset)
@@ -265,9 +264,7 @@ class ModelVectorEnv(gym.vector.VectorEnv):
     ) -> None:
         self.simulator = Simulator(model, dataset, num_envs, device=device, **options)
         self.num_envs = num_envs
-        self.autoreset_mode = (
-            autoreset_mode if isinstance(autoreset_mode, AutoresetMode) else AutoresetMode(autoreset_mode)
-        )
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         self.single_observation_space, self.single_action_space = (
             self.simulator.observation_space,
@@ -312,7 +309,7 @@ class ModelVectorEnv(gym.vector.VectorEnv):
                 )
             actions = np.where(self._over.reshape(-1, *[1] * (np.ndim(actions) - 1)), np.zeros_like(actions), actions)
         done = self.simulator.step(np.asarray(actions))
-        fresh, all_envs = self._over.copy(), np.ones(self.num_envs, bool)
+        fresh = self._over.copy()
         observations, terminated, truncated = done.observations, done.terminated & ~fresh, done.truncated & ~fresh
         reason = done.reason.copy()
         reason[~truncated] = None
@@ -330,12 +327,8 @@ class ModelVectorEnv(gym.vector.VectorEnv):
                 for i in np.flatnonzero(fresh):
                     final[i] = observations[i].copy()
                 last = {name: value.copy() for name, value in infos.items()}
-                infos |= {
-                    "final_obs": final,
-                    "_final_obs": fresh.copy(),
-                    "final_info": last,
-                    "_final_info": fresh & all_envs,
-                }
+                infos |= {"final_obs": final, "_final_obs": fresh.copy()}
+                infos |= {"final_info": last, "_final_info": fresh.copy()}
         if fresh.any():
             observations = self.simulator.begin(np.flatnonzero(fresh))
         rewards = done.rewards if self.autoreset_mode == AutoresetMode.SAME_STEP else np.where(fresh, 0.0, done.rewards)
