@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Episodes, alias_table
+from offrl.data.samplers.transitions import Batch, Episodes, alias_table, draw_rows
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.lm.models.tokenizer import Tokenizer
@@ -102,11 +101,7 @@ class TextSampler:
         )
 
     def __call__(self, source: Sequences, key: Tensor, batch_size: int) -> Batch:
-        weighted = source.weighted
-        item = (
-            rng.randint(key, (batch_size,), len(source.begin)) if weighted is None else weighted.draw(key, batch_size)
-        )
-        return take(source, item)
+        return take(source, draw_rows(key, batch_size, len(source.begin), source.weighted))
 
 
 def take(source: Sequences, item: Tensor) -> Batch:

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.data.samplers.transitions import Batch, draw_rows
 from offrl.data.transforms.columns import returns_to_go
 from offrl.lm.models.configured import tokenizer_of
 from offrl.lm.models.pretrained import SCRATCH
@@ -84,9 +83,7 @@ class UtteranceSampler:
 
     def __call__(self, source: UtteranceSource, key: Tensor, batch_size: int) -> Batch:
         inner = source.sequences
-        if inner.weighted is None:
-            return turns(source, rng.randint(key, (batch_size,), len(inner.begin)))
-        return turns(source, inner.weighted.draw(key, batch_size))
+        return turns(source, draw_rows(key, batch_size, len(inner.begin), inner.weighted))
 
 
 def turns(source: UtteranceSource, item: Tensor) -> Batch:
