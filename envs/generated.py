@@ -72,11 +72,11 @@ def side_by_side(steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndar
 
 
 def discs(edge: np.ndarray, size: tuple[int, int], spots: Sequence[tuple[Any, float, Colour]]) -> np.ndarray:
-    """A picture [height, width, 3] uint8 of |x| and |y| up to `edge` [2]: discs by place [2], radius and colour."""
+    """A picture [height, width, 3] uint8 of |x| and |y| up to `edge` [2]: discs by centre [2], radius and colour."""
     at = np.stack(np.meshgrid(np.linspace(-edge[0], edge[0], size[1]), np.linspace(edge[1], -edge[1], size[0])), -1)
     picture = np.full((*size, 3), 255, np.uint8)
-    for place, radius, colour in spots:
-        picture[np.linalg.norm(at - place, axis=-1) < radius] = colour
+    for centre, radius, colour in spots:
+        picture[np.linalg.norm(at - centre, axis=-1) < radius] = colour
     return picture
 
 

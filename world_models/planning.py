@@ -132,12 +132,12 @@ def plan(
     explore: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`cem` or `mppi`, whichever `config` (with the fields of PlanSettings) names, with its settings; see there."""
-    c, given = config, (returns, observations, mean, low, high, key)
+    c, problem = config, (returns, observations, mean, low, high, key)
     sizes = {"population": c.plan_population, "elites": c.plan_elites, "iterations": c.plan_iterations}
     if c.planner == "cem":
-        return cem(*given, alpha=c.plan_alpha, **sizes)
+        return cem(*problem, alpha=c.plan_alpha, **sizes)
     return mppi(
-        *given,
+        *problem,
         temperature=0.5,
         std_min=c.plan_std_min,
         std_max=c.plan_std_max,

@@ -301,8 +301,8 @@ def ood(
     """
     if rows is not None and "density" not in tree:  # fitted to what is not compared
         all_rows = inside.transition_rows()
-        others = all_rows[~torch.isin(all_rows, rows)]
-        tree = prepare("density", model, tree, inside, others if len(others) else rows)
+        remaining_rows = all_rows[~torch.isin(all_rows, rows)]
+        tree = prepare("density", model, tree, inside, remaining_rows if len(remaining_rows) else rows)
     kinds = [name for name in names() if not fault(name, model)]
     measures: dict[str, list[list[Tensor]]] = {name: [[], []] for name in kinds}
     alone: list[list[Tensor]] = [[], []]
