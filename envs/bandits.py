@@ -123,6 +123,9 @@ class Bandit(BaseEnvironment):
         return kinds
 
 
+Memory = dict[str, Any]  # of a learner: see `Linear.begin`
+
+
 class Linear(ABC):
     """Sufficient statistics of N bandits: A = sum of phi phi^T [N, d, d] and b = sum of phi r [N, d], phi the arm's
     features.
@@ -133,24 +136,24 @@ class Linear(ABC):
     def __init__(self, phi: np.ndarray) -> None:
         self.phi = phi
 
-    def begin(self, tasks: Sequence[int], seed: int) -> dict[str, Any]:
+    def begin(self, tasks: Sequence[int], seed: int) -> Memory:
         d = self.phi.shape[1]
         return {"A": np.zeros((len(tasks), d, d)), "b": np.zeros((len(tasks), d)), "rng": np.random.default_rng(seed)}
 
-    def step(self, memory: dict[str, Any], observations: np.ndarray, t: int) -> tuple[np.ndarray, dict[str, Any]]:
+    def step(self, memory: Memory, observations: np.ndarray, t: int) -> tuple[np.ndarray, Memory]:
         """The arms to pull, [N]."""
         actions = self.choose(memory)
         return actions, {**memory, "actions": actions}
 
     @abstractmethod
-    def choose(self, memory: dict[str, Any]) -> np.ndarray:
+    def choose(self, memory: Memory) -> np.ndarray:
         """The arms to pull, [N]."""
 
-    def observe_reward(self, memory: dict[str, Any], rewards: np.ndarray) -> dict[str, Any]:
+    def observe_reward(self, memory: Memory, rewards: np.ndarray) -> Memory:
         phi = self.phi[memory["actions"]]
         return {**memory, "A": memory["A"] + phi[:, :, None] * phi[:, None], "b": memory["b"] + phi * rewards[:, None]}
 
-    def new_episode(self, memory: dict[str, Any], observations: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
+    def new_episode(self, memory: Memory, observations: np.ndarray, lengths: np.ndarray) -> Memory:
         """Another episode is the same bandit."""
         return memory
 
@@ -164,13 +167,13 @@ class Thompson(Linear):
         super().__init__(phi)
         self.std, self.mean, self.variance = std, prior_mean, prior_variance
 
-    def posterior(self, memory: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    def posterior(self, memory: Memory) -> tuple[np.ndarray, np.ndarray]:
         """Mean [N, d] and covariance [N, d, d] of the parameter."""
         d = self.phi.shape[1]
         covariance = np.linalg.inv(np.eye(d) / self.variance + memory["A"] / self.std**2)
         return np.einsum("nij,nj->ni", covariance, self.mean / self.variance + memory["b"] / self.std**2), covariance
 
-    def choose(self, memory: dict[str, Any]) -> np.ndarray:
+    def choose(self, memory: Memory) -> np.ndarray:
         mean, covariance = self.posterior(memory)
         noise = memory["rng"].standard_normal(mean.shape)
         sample = mean + np.einsum("nij,nj->ni", np.linalg.cholesky(covariance), noise)
@@ -186,7 +189,7 @@ class Optimist(Linear):
         super().__init__(phi)
         self.bonus, self.independent = bonus, independent
 
-    def choose(self, memory: dict[str, Any]) -> np.ndarray:
+    def choose(self, memory: Memory) -> np.ndarray:
         if self.independent:
             pulls = np.einsum("nii->ni", memory["A"])
             bounds = memory["b"] / np.maximum(pulls, 1.0) + self.bonus / np.sqrt(np.maximum(pulls, 1.0))

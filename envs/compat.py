@@ -93,6 +93,10 @@ class Kitchen(gym.Wrapper):
         return self._convert(observation), float(reward), bool(terminated), bool(truncated), info
 
 
+def _distance(first: np.ndarray, second: np.ndarray) -> float:
+    return float(np.linalg.norm(first - second))
+
+
 class Adroit(gym.Wrapper):
     """See `make_adroit`. gymnasium-robotics 1.2 to 1.4 reward the palm's distance from the handle, hammer or ball,
     where D4RL punishes it, and let a dropped pen go on, where D4RL ends the episode."""
@@ -135,7 +139,7 @@ class Adroit(gym.Wrapper):
             self._at("target_top") - self._at("target_bottom"),
         )
         similarity = float(pen @ target / (np.linalg.norm(pen) * np.linalg.norm(target)))
-        distance = float(np.linalg.norm(self._object() - self._at("eps_ball")))
+        distance = _distance(self._object(), self._at("eps_ball"))
         dropped = bool(self._object()[2] < 0.075)
         near = distance < 0.075
         return similarity - distance + 10.0 * (near and similarity > 0.9) + 50.0 * (
@@ -145,15 +149,15 @@ class Adroit(gym.Wrapper):
     def _door(self) -> tuple[float, bool]:
         base: Any = self.unwrapped
         hinge = float(base.data.joint("door_hinge").qpos[0])
-        reach = float(np.linalg.norm(self._at("S_grasp") - self._at("S_handle")))
+        reach = _distance(self._at("S_grasp"), self._at("S_handle"))
         reward = -0.1 * reach - 0.1 * (hinge - 1.57) ** 2 - 1e-5 * float(np.sum(base.data.qvel**2))
         return reward + 2.0 * (hinge > 0.2) + 8.0 * (hinge > 1.0) + 10.0 * (hinge > 1.35), False
 
     def _hammer(self) -> tuple[float, bool]:
         base: Any = self.unwrapped
         tool, nail = self._at("tool"), self._at("S_target")
-        depth = float(np.linalg.norm(nail - self._at("nail_goal")))
-        reward = -0.1 * float(np.linalg.norm(self._at("S_grasp") - self._object())) - float(np.linalg.norm(tool - nail))
+        depth = _distance(nail, self._at("nail_goal"))
+        reward = -0.1 * _distance(self._at("S_grasp"), self._object()) - _distance(tool, nail)
         reward -= 10.0 * depth + 1e-2 * float(np.linalg.norm(base.data.qvel))
         return reward + 2.0 * bool(self._object()[2] > 0.04 and tool[2] > 0.04) + 25.0 * (depth < 0.02) + 75.0 * (
             depth < 0.01
@@ -161,10 +165,10 @@ class Adroit(gym.Wrapper):
 
     def _relocate(self) -> tuple[float, bool]:
         ball, palm, target = self._object(), self._at("S_grasp"), self._at("target")
-        distance = float(np.linalg.norm(ball - target))
-        reward = -0.1 * float(np.linalg.norm(palm - ball))
+        distance = _distance(ball, target)
+        reward = -0.1 * _distance(palm, ball)
         if ball[2] > 0.04:
-            reward += 1.0 - 0.5 * float(np.linalg.norm(palm - target)) - 0.5 * distance
+            reward += 1.0 - 0.5 * _distance(palm, target) - 0.5 * distance
         return reward + 10.0 * (distance < 0.1) + 20.0 * (distance < 0.05), False
 
 

@@ -29,7 +29,18 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from offrl.envs.generated import BaseEnvironment, Info, Step, of_steps, raw_data, register_generated
+from offrl.envs.generated import (
+    GREEN,
+    GREY,
+    RED,
+    BaseEnvironment,
+    Info,
+    Step,
+    discs,
+    of_steps,
+    raw_data,
+    register_generated,
+)
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -124,12 +135,8 @@ class PointFork(BaseEnvironment):
         """A picture [220, 260, 3] uint8: the disc, the goal and the point."""
         if self.render_mode is None:
             return None
-        at = np.stack(np.meshgrid(np.linspace(-EDGE[0], EDGE[0], 260), np.linspace(EDGE[1], -EDGE[1], 220)), -1)
-        picture = np.full((220, 260, 3), 255, np.uint8)
-        picture[np.linalg.norm(at, axis=-1) < RADIUS] = (160, 160, 160)
-        picture[np.linalg.norm(at - GOAL, axis=-1) < REACH] = (80, 180, 90)
-        picture[np.linalg.norm(at - self.position, axis=-1) < 0.03] = (200, 40, 40)
-        return picture
+        spots = [(0.0, RADIUS, GREY), (GOAL, REACH, GREEN), (self.position, 0.03, RED)]
+        return discs(EDGE, (220, 260), spots)
 
 
 gym.register(ENV, entry_point="offrl.envs.fork:PointFork")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from offrl.data.raw import RawData
 
 Info = dict[str, Any]
+Colour = tuple[int, int, int]
+GREY, GREEN, RED = (160, 160, 160), (80, 180, 90), (200, 40, 40)  # of walls, goals and the point
 # observation, reward, terminated, truncated, info
 Step = tuple[np.ndarray, float, bool, bool, Info]
 TextStep = tuple[str, float, bool, bool, Info]
@@ -67,6 +69,15 @@ def side_by_side(steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndar
     rows = len(columns["rewards"])
     ends = np.arange(rows) % len(steps) == len(steps) - 1
     return columns | {"terminations": np.zeros(rows, bool), "truncations": ends}
+
+
+def discs(edge: np.ndarray, size: tuple[int, int], spots: Sequence[tuple[Any, float, Colour]]) -> np.ndarray:
+    """A picture [height, width, 3] uint8 of |x| and |y| up to `edge` [2]: discs by centre [2], radius and colour."""
+    at = np.stack(np.meshgrid(np.linspace(-edge[0], edge[0], size[1]), np.linspace(edge[1], -edge[1], size[0])), -1)
+    picture = np.full((*size, 3), 255, np.uint8)
+    for centre, radius, colour in spots:
+        picture[np.linalg.norm(at - centre, axis=-1) < radius] = colour
+    return picture
 
 
 def task_number(env: Any) -> int:

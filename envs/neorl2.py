@@ -1,15 +1,14 @@
 """NeoRL-2 (arXiv 2503.19267): its datasets by name, which returns score 0 and 100, and its environments where the
 package has them.
 
-The numbers are those of the neorl2 package (github.com/polixir/NeoRL2, neorl2/envs/info.py and __init__.py), which is
-imported to make an environment and for nothing else.
+The numbers are data (`neorl2.json`); the neorl2 package is imported to make an environment and for nothing else.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,15 +24,6 @@ if TYPE_CHECKING:
     from offrl.settings.dataset import DatasetConfig
 
 URL = "http://datasets.polixir.site/neorl2"  # no https is known there: the checksums are what protects a download
-MD5 = {  # of the training files (neorl2/envs/info.py)
-    "Pipeline": "59902b333be6edb9252acfc2302cc1ed",
-    "Simglucose": "6195a3634379f576958440b7e0c8fc53",
-    "RocketRecovery": "b1a7bf1ec16cfef390b6b1cec2b13ddc",
-    "RandomFrictionHopper": "3ef2c41483689729d3b5a3aef3b7b8f7",
-    "DMSD": "88dfa39aa18904e809056b51c2e6319b",
-    "Fusion": "98979f97e0b59dd46bbb9237176a68ab",
-    "SafetyHalfCheetah": "c35efec4a25fb45837487ba00f74e1ed",
-}
 FIELDS = {  # as neorl2_dataset's get_data.py writes them
     "observations": "obs",
     "next_observations": "next_obs",
@@ -42,17 +32,10 @@ FIELDS = {  # as neorl2_dataset's get_data.py writes them
     "terminations": "done",
     "truncations": "truncated",
 }
-# name: numbers in an observation and in an action, steps of an episode, returns that score 0 and 100
-TASKS: dict[str, tuple[int, int, int, float, float]] = {
-    "Pipeline": (52, 1, 1000, -296.0, 751.0),
-    "Simglucose": (31, 1, 480, 9.75, 475.0),
-    "RocketRecovery": (7, 2, 500, -176.0, 208.0),
-    "RandomFrictionHopper": (13, 3, 1000, -3.0, 503.0),
-    "DMSD": (6, 2, 100, 30.60, 849.51),
-    "Fusion": (15, 6, 100, -107.601, 98.05),
-    "SafetyHalfCheetah": (18, 6, 1000, -283.0, 2507.0),
-}
-TRAJECTORIES = {"RocketRecovery": 100}  # the package's default number of the training file's
+_DATA = json.loads((Path(__file__).parent / "neorl2.json").read_text(encoding="utf-8"))
+TASKS: dict[str, tuple[int, int, int, float, float]] = {name: tuple(row) for name, row in _DATA["tasks"].items()}
+MD5: dict[str, str] = _DATA["md5"]  # of the training files
+TRAJECTORIES: dict[str, int] = _DATA["trajectories"]
 
 
 @register("task", "neorl2")
@@ -94,24 +77,19 @@ def locate(name: str) -> Path:
     )
 
 
-def _loader(name: str) -> Callable[[DatasetConfig], RawData]:
-    def load(config: DatasetConfig) -> RawData:
-        from offrl.data.formats.download import checksum
+def _load(name: str, config: DatasetConfig) -> RawData:
+    from offrl.data.formats.download import checksum
 
-        path = locate(name)
-        if (digest := checksum(path, "md5")) != MD5[name]:
-            warn(
-                f"{path} is not the file that NeoRL-2 published: its MD5 is {digest}, that of the published one "
-                f"{MD5[name]}"
-            )
-        return read(name, path, config)
-
-    load.__qualname__ = f"neorl2.{name}"
-    return load
+    path = locate(name)
+    if (digest := checksum(path, "md5")) != MD5[name]:
+        warn(
+            f"{path} is not the file that NeoRL-2 published: its MD5 is {digest}, that of the published one {MD5[name]}"
+        )
+    return read(name, path, config)
 
 
 for _name in TASKS:
-    register("dataset", _name)(_loader(_name))
+    register("dataset", _name)(lambda config, name=_name: _load(name, config))
 
 
 def read(name: str, path: Path, config: DatasetConfig) -> RawData:

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from offrl.envs import chain
-from offrl.envs.generated import BaseEnvironment, Info, Step
+from offrl.envs.generated import GREEN, GREY, RED, BaseEnvironment, Info, Step, discs
 from offrl.envs.stitch import EDGE, ENV, LIMIT, PLACES, REACH, SPREAD, move
 
 
@@ -37,12 +37,9 @@ class PointStitch(BaseEnvironment):
         """A picture [200, 350, 3] uint8: the ends' discs and the point."""
         if self.render_mode is None:
             return None
-        x, y = np.meshgrid(np.linspace(-EDGE[0], EDGE[0], 350), np.linspace(EDGE[1], -EDGE[1], 200))
-        picture = np.full((200, 350, 3), 255, np.uint8)
-        for name, colour in {"D": (230, 170, 80), "X": (160, 160, 160), "G": (80, 180, 90)}.items():
-            picture[np.hypot(x - PLACES[name][0], y - PLACES[name][1]) < REACH] = colour
-        picture[np.hypot(x - self.position[0], y - self.position[1]) < 0.04] = (200, 40, 40)
-        return picture
+        colours = {"D": (230, 170, 80), "X": GREY, "G": GREEN}
+        spots = [(PLACES[name], REACH, colour) for name, colour in colours.items()]
+        return discs(EDGE, (200, 350), [*spots, (self.position, 0.04, RED)])
 
 
 class ChainStitch(BaseEnvironment):

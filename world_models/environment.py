@@ -27,12 +27,13 @@ from offrl.errors import UserError, nearest
 from offrl.system.devices import pick_device
 from offrl.tasks.task import Task
 from offrl.world_models import starts, uncertainty
-from offrl.world_models.model import Trained, load
+from offrl.world_models.model import Trained, Tree, load
 from offrl.world_models.units import Units
 
 ENV_ID = "offrl/Model-v0"
 LEAVING = ("truncate", "clip")
 Source = Trained | str | Path
+Info = dict[str, Any]  # what Gymnasium's methods tell and take by name
 
 
 class Step(NamedTuple):
@@ -71,6 +72,7 @@ class Simulator:
             ("penalty", penalty, 0.0),
             ("range_margin", range_margin, 0.0),
             ("num_envs", count, 1),
+            ("horizon", 1 if horizon is None else horizon, 1),
         ):
             if not number >= bound:
                 raise UserError(f"{name}={number} is out of range: the smallest allowed value is {bound}")
@@ -79,8 +81,6 @@ class Simulator:
         self.model, spec = self.trained.model, self.trained.model.spec
         self.units, self.count, self.device = Units(spec, where), count, where
         self.horizon = horizon_of(self.trained, dataset) if horizon is None else horizon
-        if self.horizon < 1:
-            raise UserError(f"horizon={horizon} is out of range: the smallest allowed value is 1")
         self.penalty, self.leaving = float(penalty), out_of_range == "truncate"
         self.pool = tuple(x.to(where) for x in starts.of(self.trained, dataset, start))
         self.tree = self._measured(uncertainty, dataset)
@@ -96,7 +96,7 @@ class Simulator:
         self.steps = np.zeros(count, np.int64)
         self.seed(0)
 
-    def _measured(self, name: str, dataset: Dataset | None) -> dict[str, Any]:
+    def _measured(self, name: str, dataset: Dataset | None) -> Tree:
         """The model's tensors with what the measure of uncertainty needs."""
         self.measure = None
         if name == "none":
@@ -171,7 +171,7 @@ class Simulator:
         return np.clip(self.units.raw(observations), self.low, self.high)  # rounding may lead past the edge
 
 
-def widened(tree: Any, margin: float) -> dict[str, torch.Tensor]:
+def widened(tree: Tree, margin: float) -> Tree:
     """The data's range, "low" and "high", made wider on both sides by `margin` times its width; for an entry that never
     changes by `margin` times its size or 1, the larger: a model's noise would lead out of it at once."""
     low, high = tree["low"], tree["high"]
@@ -218,7 +218,7 @@ class ModelEnv(gym.Env):
     start. The same seed and actions give the same episode. Raises UserError for models, data and settings that do not
     fit, and for actions that are not finite."""
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own form
+    metadata: Info = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own form
 
     def __init__(
         self, model: Source, dataset: Dataset | None = None, *, seed: int | None = None, **options: Any
@@ -227,17 +227,15 @@ class ModelEnv(gym.Env):
         self.observation_space, self.action_space = self.simulator.observation_space, self.simulator.action_space
         self._first_seed = seed
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         seed, self._first_seed = (self._first_seed if seed is None else seed), None
         super().reset(seed=seed)
         self.simulator.seed(int(self.np_random.integers(2**62)))
         return self.simulator.begin(np.zeros(1, np.int64), _observation(options))[0], {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, Info]:
         done = self.simulator.step(np.asarray(action)[None])
-        info: dict[str, Any] = {"uncertainty": float(done.uncertainty[0]), "clipped": bool(done.clipped[0])}
+        info: Info = {"uncertainty": float(done.uncertainty[0]), "clipped": bool(done.clipped[0])}
         if done.truncated[0]:
             info["truncation"] = done.reason[0]
         return done.observations[0], float(done.rewards[0]), bool(done.terminated[0]), bool(done.truncated[0]), info
@@ -250,7 +248,7 @@ class ModelVectorEnv(gym.vector.VectorEnv):
     same seed, number of environments and actions give the same episodes.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
+    metadata: Info = {"render_modes": []}  # noqa: RUF012
 
     def __init__(
         self,
@@ -265,9 +263,7 @@ class ModelVectorEnv(gym.vector.VectorEnv):
     ) -> None:
         self.simulator = Simulator(model, dataset, num_envs, device=device, **options)
         self.num_envs = num_envs
-        self.autoreset_mode = (
-            autoreset_mode if isinstance(autoreset_mode, AutoresetMode) else AutoresetMode(autoreset_mode)
-        )
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         self.single_observation_space, self.single_action_space = (
             self.simulator.observation_space,
@@ -287,8 +283,8 @@ class ModelVectorEnv(gym.vector.VectorEnv):
         return ModelVecEnv(self)
 
     def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+        self, *, seed: int | list[int | None] | None = None, options: Info | None = None
+    ) -> tuple[np.ndarray, Info]:
         if isinstance(seed, (list, tuple, np.ndarray)):  # one for each: the whole batch has one
             seeds = [int(s) for s in seed if s is not None]
             seed = int(np.random.SeedSequence(seeds).generate_state(1)[0]) if len(seeds) == len(seed) else None
@@ -303,7 +299,7 @@ class ModelVectorEnv(gym.vector.VectorEnv):
         self._over &= ~mask
         return self.simulator.begin(np.flatnonzero(mask), _observation(options)), {}
 
-    def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Info]:
         if self._over.any():
             if self.autoreset_mode == AutoresetMode.DISABLED:
                 raise UserError(
@@ -312,11 +308,11 @@ class ModelVectorEnv(gym.vector.VectorEnv):
                 )
             actions = np.where(self._over.reshape(-1, *[1] * (np.ndim(actions) - 1)), np.zeros_like(actions), actions)
         done = self.simulator.step(np.asarray(actions))
-        fresh, all_envs = self._over.copy(), np.ones(self.num_envs, bool)
+        fresh = self._over.copy()
         observations, terminated, truncated = done.observations, done.terminated & ~fresh, done.truncated & ~fresh
         reason = done.reason.copy()
         reason[~truncated] = None
-        infos: dict[str, Any] = {
+        infos: Info = {
             "uncertainty": np.where(fresh, 0.0, done.uncertainty), "_uncertainty": ~fresh,
             "clipped": done.clipped & ~fresh, "_clipped": ~fresh,
             "truncation": reason, "_truncation": truncated.copy(),
@@ -330,19 +326,15 @@ class ModelVectorEnv(gym.vector.VectorEnv):
                 for i in np.flatnonzero(fresh):
                     final[i] = observations[i].copy()
                 last = {name: value.copy() for name, value in infos.items()}
-                infos |= {
-                    "final_obs": final,
-                    "_final_obs": fresh.copy(),
-                    "final_info": last,
-                    "_final_info": fresh & all_envs,
-                }
+                infos |= {"final_obs": final, "_final_obs": fresh.copy()}
+                infos |= {"final_info": last, "_final_info": fresh.copy()}
         if fresh.any():
             observations = self.simulator.begin(np.flatnonzero(fresh))
         rewards = done.rewards if self.autoreset_mode == AutoresetMode.SAME_STEP else np.where(fresh, 0.0, done.rewards)
         return observations, rewards, terminated, truncated, infos
 
 
-def _observation(options: dict[str, Any] | None) -> Any:
+def _observation(options: Info | None) -> Any:
     """`options["observation"]`. Raises UserError for options that are not known."""
     if strange := sorted(set(options or {}) - {"observation"}):
         raise UserError(

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -468,6 +468,16 @@ def past_at(model: Any, dataset: Dataset, rows: Tensor) -> Tensor:
     row = torch.maximum(at, start)
     encoded = torch.where((at >= start).unsqueeze(-1), model.spec.encode(actions[row]), 0.0)
     return torch.cat([observations[row].float(), encoded], -1)
+
+
+def predict_rows(
+    model: Any, tree: Tree, dataset: Dataset, rows: Tensor, at_once: int
+) -> Iterator[tuple[Tensor, Tensor, Prediction]]:
+    """Observations and actions at `rows` of a dataset and what is predicted of them, for `at_once` rows at a time."""
+    observations, actions = dataset.flat("observations"), dataset.columns["actions"]
+    for part in rows.split(at_once):
+        s, a = observations[part].float(), actions[part]
+        yield s, a, model.predict(tree, s, a, past_at(model, dataset, part))
 
 
 def evenly_spread(rows: Tensor, most: int) -> Tensor:

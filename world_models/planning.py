@@ -132,21 +132,19 @@ def plan(
     explore: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`cem` or `mppi`, whichever `config` (with the fields of PlanSettings) names, with its settings; see there."""
-    c = config
-    settings: dict[str, Any] = {
-        "population": c.plan_population,
-        "elites": c.plan_elites,
-        "iterations": c.plan_iterations,
-    }
+    c, problem = config, (returns, observations, mean, low, high, key)
+    sizes = {"population": c.plan_population, "elites": c.plan_elites, "iterations": c.plan_iterations}
     if c.planner == "cem":
-        return cem(returns, observations, mean, low, high, key, alpha=c.plan_alpha, **settings)
-    settings |= {
-        "temperature": 0.5,
-        "std_min": c.plan_std_min,
-        "std_max": c.plan_std_max,
-        "pick": c.plan_action,
-    }
-    return mppi(returns, observations, mean, low, high, key, explore=explore, **settings)
+        return cem(*problem, alpha=c.plan_alpha, **sizes)
+    return mppi(
+        *problem,
+        temperature=0.5,
+        std_min=c.plan_std_min,
+        std_max=c.plan_std_max,
+        pick=c.plan_action,
+        explore=explore,
+        **sizes,
+    )
 
 
 def cem(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offrl import registry, rng
 from offrl.data.dataset import Dataset
-from offrl.world_models.model import Prediction, Tree, evenly_spread, past_at
+from offrl.world_models.model import Prediction, Tree, evenly_spread, past_at, predict_rows
 from offrl.world_models.uncertainty import fault, measure, names, prepare
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)  # of central intervals
@@ -22,6 +22,7 @@ HORIZON = 50  # steps ahead
 STARTS = 256  # of rollouts along recorded actions
 CHUNK = 4096  # rows that the networks are given at once
 FEWEST = 30  # rows that a scale is worth finding from
+OOD_ROWS = 5_000  # of each of two datasets that are told apart, at most
 WIDEST = 1e6  # largest and, inverted, smallest scale
 
 
@@ -39,19 +40,16 @@ def look(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> tuple[Held, 
     `Prediction`.
     """
     plain = {**tree, "scale": torch.ones_like(tree["scale"])}
-    flat = dataset.flat("observations")
-    parts = []
-    for chunk in rows.split(CHUNK):
-        prediction = model.predict(
-            plain, flat[chunk].float(), dataset.columns["actions"][chunk], past_at(model, dataset, chunk)
-        )
-        parts.append(prediction.each(lambda x: x[tree["elites"]]))
+    parts = [
+        prediction.each(lambda x: x[tree["elites"]])
+        for _, _, prediction in predict_rows(model, plain, dataset, rows, CHUNK)
+    ]
     elites = Prediction(*(None if x[0] is None else torch.cat(x, 1) for x in zip(*parts, strict=True)))  # type: ignore[arg-type]
     mean = torch.cat([elites.mean, elites.reward.unsqueeze(-1)], -1)
     std = torch.cat([elites.std, elites.reward_std.unsqueeze(-1)], -1)
     following = dataset.flat("next_observations")[rows].float()
     target = torch.cat([following, dataset.columns["rewards"][rows].unsqueeze(-1)], -1)
-    return Held(mean, std, target, flat[rows].float()), elites
+    return Held(mean, std, target, dataset.flat("observations")[rows].float()), elites
 
 
 def own_deviations(model: Any) -> bool:
@@ -292,40 +290,27 @@ def ood(
     inside: Dataset,
     outside: Dataset,
     rows: Tensor | None = None,
-    other_rows: Tensor | None = None,
-    most: int = 5000,
 ) -> dict[str, float]:
     """The AUROC with which each measure of uncertainty tells rows of `outside` from those of `inside`: 0.5 is chance, 1
     always.
 
-    rows, other_rows: which to compare, by default all; `most` of each, evenly spread, are taken. Give rows of `inside`
-    that the model was not trained on, or it looks surer than it is. "single" is a lone member's norm of standard
+    rows: which of `inside` to compare, by default all; OOD_ROWS of each, evenly spread, are taken. Give rows that the
+    model was not trained on, or it looks surer than it is. "single" is a lone member's norm of standard
     deviations, all a single network can say: the mean over members of each one's AUROC. Measures that say nothing about
     this model are left out.
     """
-    sets = []
-    for dataset, subset in ((inside, rows), (outside, other_rows)):
-        chosen = evenly_spread(dataset.transition_rows() if subset is None else subset, most)
-        observations = dataset.flat("observations")[chosen].float()
-        sets.append((observations, dataset.columns["actions"][chosen], past_at(model, dataset, chosen)))
     if rows is not None and "density" not in tree:  # fitted to what is not compared
         all_rows = inside.transition_rows()
-        tree = prepare(
-            "density",
-            model,
-            tree,
-            inside,
-            remaining_rows if len(remaining_rows := all_rows[~torch.isin(all_rows, rows)]) else rows,
-        )
+        remaining_rows = all_rows[~torch.isin(all_rows, rows)]
+        tree = prepare("density", model, tree, inside, remaining_rows if len(remaining_rows) else rows)
     kinds = [name for name in names() if not fault(name, model)]
     measures: dict[str, list[list[Tensor]]] = {name: [[], []] for name in kinds}
     alone: list[list[Tensor]] = [[], []]
     for name in kinds:
         tree = prepare(name, model, tree, inside)
-    for i, (observations, actions, past) in enumerate(sets):
-        for at in torch.arange(len(observations)).split(CHUNK):
-            o, a = observations[at], actions[at]
-            prediction = model.predict(tree, o, a, past[at])
+    for i, (dataset, subset) in enumerate(((inside, rows), (outside, None))):
+        chosen = evenly_spread(dataset.transition_rows() if subset is None else subset, OOD_ROWS)
+        for o, a, prediction in predict_rows(model, tree, dataset, chosen, CHUNK):
             for name in kinds:
                 measures[name][i].append(measure(name)(model, tree, prediction, o, a))
             alone[i].append((prediction.std.square().sum(-1) + prediction.reward_std.square()).sqrt())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, nearest
-from offrl.world_models.model import Prediction, Tree, evenly_spread, past_at
+from offrl.world_models.model import Prediction, Tree, evenly_spread, predict_rows
 
 Measure = Callable[[Any, Tree, Prediction, Tensor, Tensor], Tensor]
 UNCERTAINTIES: dict[str, Measure] = {}
@@ -78,14 +78,9 @@ def prepare(name: str, model: Any, tree: Tree, dataset: Dataset, rows: Tensor | 
 def on_data(measure: Measure, model: Any, tree: Tree, dataset: Dataset) -> Tensor:
     """A measure at the data's transitions, or at MEASURED_ROWS of them evenly spread: [n] on the CPU."""
     rows = evenly_spread(dataset.transition_rows(), MEASURED_ROWS)
-    observations, actions = dataset.flat("observations"), dataset.columns["actions"]
-    values = []
     with torch.no_grad():
-        for part in rows.split(ROWS_AT_ONCE):
-            o, a = observations[part].float(), actions[part]
-            prediction = model.predict(tree, o, a, past_at(model, dataset, part))
-            values.append(measure(model, tree, prediction, o, a).cpu())
-    return torch.cat(values)
+        parts = predict_rows(model, tree, dataset, rows, ROWS_AT_ONCE)
+        return torch.cat([measure(model, tree, prediction, o, a).cpu() for o, a, prediction in parts])
 
 
 # ---- what the members say

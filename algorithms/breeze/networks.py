@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ class AttentiveForward(nn.Module):
         self.action, self.task = reader(obs_dim + action_dim, inputs), reader(obs_dim + z_dim, inputs)
         self.blocks = nn.Sequential(Mixing(inputs[-1]), Mixing(inputs[-1]))
         sizes = [2 * inputs[-1], *hidden, z_dim]
-        self.heads = nn.Sequential(*(EnsembleLinear(2, i, o) for i, o in zip(sizes[:-1], sizes[1:], strict=True)))
+        self.heads = nn.Sequential(*(EnsembleLinear(2, i, o) for i, o in pairwise(sizes)))
 
     def forward(self, observations: Tensor, actions: Tensor, z: Tensor) -> Tensor:
         features = self.task(torch.cat([observations, z], -1)), self.action(torch.cat([observations, actions], -1))

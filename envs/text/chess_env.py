@@ -165,7 +165,7 @@ class TextChess(BaseEnvironment):
             raise UserError(f"the chess engine {path} could not be started: {type(error).__name__}: {error}") from error
         return engine
 
-    def _tell(self, won: bool) -> tuple[str, dict[str, Any]]:
+    def _tell(self, won: bool) -> tuple[str, Info]:
         legal = [spaced(self.board.san(move)) for move in self.board.legal_moves]
         return spaced(self.board.fen()), {"legal_actions": legal, "success": won}
 

@@ -8,78 +8,24 @@ be had from a return.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offrl.envs.text import maze, maze_data, wordle, wordle_play
+from offrl.envs.text import maze, maze_data, wordle_play
 from offrl.registry import register
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
     from offrl.data.dataset import Dataset
-    from offrl.settings.dataset import DatasetConfig
 
 LABEL = "LMRL-Gym"
 _STARTS: tuple[dict[str, Any], ...] = tuple({"start": list(cell)} for cell in maze.STARTS)  # as JSON has them
-_MAZE = Task(
-    name="text-maze",
-    env_id=f"offrl.envs.text.maze:{maze.ENV}",
-    env_kwargs={"describe": "full"},
-    ref_min=-101.0,
-    ref_max=-6.84,
-    ref_label=LABEL,
-    starts=_STARTS,
-    note="episode e begins in cell e mod 25 of the 25; a score is linear between LMRL-Gym's minimum and maximum",
-)
-TASKS: dict[str, Task] = {
-    "text-maze": _MAZE,
-    "text-maze-compact": replace(
-        _MAZE,
-        name="text-maze-compact",
-        env_kwargs={"describe": "compact"},
-        note=f"{_MAZE.note}; observations are a row and a column",
-    ),
-    "text-maze-po": replace(
-        _MAZE,
-        name="text-maze-po",
-        env_kwargs={"describe": "walls"},
-        ref_max=-25.75,
-        note=f"{_MAZE.note}; observations name walls alone",
-    ),
-    "text-wordle": Task(
-        name="text-wordle",
-        env_id=f"offrl.envs.text.wordle:{wordle.ENV}",
-        ref_min=-6.0,
-        ref_max=-1.94,
-        ref_label=LABEL,
-        note="a word list of offrl's own, a little easier than LMRL-Gym's: its best known player scores above 100",
-    ),
-    "text-chess": Task(
-        name="text-chess",
-        env_id="offrl.envs.text.chess_env:offrl/TextChess-v0",
-        ref_min=-401.0,
-        ref_max=1.0,
-        ref_label=LABEL,
-        note="against stockfish with a node limit; needs the packages chess and stockfish",
-    ),
-    "text-chess-endgames": Task(
-        name="text-chess-endgames",
-        env_id="offrl.envs.text.chess_env:offrl/TextChess-v0",
-        env_kwargs={"endgames": True},
-        ref_min=-1.0,
-        ref_max=1.0,
-        ref_label=LABEL,
-        note="against stockfish with a node limit; needs the packages chess and stockfish",
-    ),
-    "text-nav": Task(
-        name="text-nav",
-        env_id="offrl.envs.text.textworld_env:offrl/TextNav-v0",
-        ref_min=0.0,
-        ref_max=1.0,
-        ref_label=LABEL,
-        note="needs the package textworld",
-    ),
+_ROWS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "tasks.json").read_text(encoding="utf-8"))
+TASKS = {
+    name: Task(name=name, ref_label=LABEL, starts=_STARTS if name.startswith("text-maze") else (), **row)
+    for name, row in _ROWS.items()
 }
 FAMILIES: dict[str, Callable[[str], Task]] = {
     "text-gem-": lambda name: Task(
@@ -118,15 +64,11 @@ DATA: dict[str, Callable[[], list[dict[str, Any]]]] = {
 }
 
 
-def _loader(name: str) -> Callable[[DatasetConfig], Dataset]:
-    def load(config: DatasetConfig) -> Dataset:
-        from offrl.data.text.dataset import from_episodes
+def _load(name: str) -> Dataset:
+    from offrl.data.text.dataset import from_episodes
 
-        return from_episodes(DATA[name](), name=name, task=TASKS[name], source="offrl")
-
-    load.__qualname__ = f"text.{name}"
-    return load
+    return from_episodes(DATA[name](), name=name, task=TASKS[name], source="offrl")
 
 
 for _name in DATA:
-    register("dataset", _name)(_loader(_name))
+    register("dataset", _name)(lambda config, name=_name: _load(name))

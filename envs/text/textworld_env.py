@@ -69,8 +69,8 @@ class TextWorld(BaseEnvironment):
         over = bool(done or state.get("won") or state.get("lost"))
         return text, reward, over, self._steps >= self.limit and not over, info
 
-    def _tell(self, state: Any, text: str) -> tuple[str, dict[str, Any]]:
-        info: dict[str, Any] = {"success": bool(state.get("won"))}
+    def _tell(self, state: Any, text: str) -> tuple[str, Info]:
+        info: Info = {"success": bool(state.get("won"))}
         text = text.strip() + "\n"
         legal = state.get("admissible_commands")
         if legal:

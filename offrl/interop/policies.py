@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from offrl import rng
 from offrl.errors import UserError, first_line, nearest
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.result import Policy
@@ -44,9 +45,6 @@ def load_agents(text: str, *, observation_dim: int, action_dim: int, discrete: b
 
 def reseeded(policy: Policy, seed: int) -> Policy:
     """A copy whose noise (under `explore`) is another for every `seed`, and the same for the same one."""
-    from offrl import rng
-    from offrl.evaluation.policy import TrainedPolicy
-
     if isinstance(policy, TrainedPolicy):
         other = copy.copy(policy)
         other.state = policy.state._replace(key=rng.fold_in(policy.state.key, seed))
@@ -122,8 +120,6 @@ def _load(text: str) -> dict[str, Policy]:
             "calls model.predict: policy=FILE.py:act"
         )
     if path.is_file() and suffix == ".safetensors":
-        from offrl.evaluation.policy import TrainedPolicy
-
         return {path.stem: TrainedPolicy.load(path)}
     if path.is_file():
         cure = f"; name what is in it: {text}:NAME" if suffix == ".py" else f"; a policy is {FORMS}"
@@ -137,9 +133,6 @@ def _load(text: str) -> dict[str, Policy]:
 
 def _run_policies(path: Path) -> dict[str, Policy]:
     """All replicas of a run."""
-    from offrl.runs.paths import RECORD
-    from offrl.runs.run import SavedRun
-
     if not (path / RECORD).exists():
         files = sorted(p.name for p in path.iterdir() if p.suffix == ".safetensors")
         hint = f"; it holds the policies {', '.join(files[:5])}: name one of them" if files else ""

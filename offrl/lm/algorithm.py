@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -194,4 +195,4 @@ def split_batch(batch: Batch, count: int) -> list[Batch]:
     """A batch in `count` parts, or as many as it has rows."""
     rows = len(next(iter(batch.values())))
     bounds = np.linspace(0, rows, min(count, rows) + 1).round().astype(int)
-    return [{k: v[a:b] for k, v in batch.items()} for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [{k: v[a:b] for k, v in batch.items()} for a, b in pairwise(bounds)]

@@ -17,6 +17,7 @@ from offrl import rng
 from offrl.algorithm import Tree
 from offrl.data.samplers.transitions import Batch
 from offrl.lm.algorithm import TextAlgorithm
+from offrl.lm.models.decoding import right_padded
 from offrl.lm.sampler import ACTION, DONE, IDS, KNOWN, NEXT, RETURN, REWARD, VALID
 from offrl.lm.utterances import UtteranceSource, first_of, turns
 
@@ -28,19 +29,9 @@ def empty(capacity: int, width: int) -> Tree:
     """A ring for `capacity` turns of at most `width` tokens, state and action together."""
     number = torch.zeros((), dtype=torch.int64)
     count, tokens = torch.zeros(capacity, dtype=torch.int32), torch.zeros(capacity, width, dtype=torch.int32)
-    flag, reward = torch.zeros(capacity, dtype=torch.bool), torch.zeros(capacity)
-    return {
-        IDS: tokens,
-        FIRST: count,
-        END: count.clone(),
-        NEXT + IDS: tokens.clone(),
-        NEXT + END: count.clone(),
-        REWARD: reward,
-        DONE: flag,
-        KNOWN: flag.clone(),
-        "at": number,
-        "count": number.clone(),
-    }
+    turn = {IDS: tokens, FIRST: count, END: count, NEXT + IDS: tokens, NEXT + END: count, REWARD: torch.zeros(capacity)}
+    turn |= dict.fromkeys((DONE, KNOWN), torch.zeros(capacity, dtype=torch.bool))
+    return {name: column.clone() for name, column in (turn | {"at": number, "count": number}).items()}
 
 
 def push(ring: Tree, batch: Batch) -> Tree:
@@ -72,13 +63,16 @@ def draw(ring: Tree, key: Tensor, count: int) -> Batch:
 
 def turns_at(ring: Tree, item: Tensor) -> Batch:
     """The turns in places [B]."""
-    position = torch.arange(ring[IDS].shape[1], device=item.device)
-    first, end, next_end = (ring[name][item].unsqueeze(-1) for name in (FIRST, END, NEXT + END))
-    return {
-        IDS: ring[IDS][item].long(), VALID: position < end, ACTION: (position >= first) & (position < end),
-        NEXT + IDS: ring[NEXT + IDS][item].long(), NEXT + VALID: position < next_end, REWARD: ring[REWARD][item],
-        DONE: ring[DONE][item], KNOWN: ring[KNOWN][item],
-    }  # fmt: skip
+    return as_batch({name: column[item] for name, column in ring.items() if name not in ("at", "count")})
+
+
+def as_batch(turn: Mapping[str, Tensor]) -> Batch:
+    """Turns in the columns of a ring as a batch, whose masks say where a text and an action are."""
+    columns = dict(turn)
+    first, end, next_end = (columns.pop(name).unsqueeze(-1) for name in (FIRST, END, NEXT + END))
+    position = torch.arange(columns[IDS].shape[1], device=first.device)
+    masks = {VALID: position < end, ACTION: (position >= first) & (position < end), NEXT + VALID: position < next_end}
+    return {**columns, **{name: columns[name].long() for name in (IDS, NEXT + IDS)}, **masks}
 
 
 def fill(ring: Tree, source: UtteranceSource) -> Tree:
@@ -137,21 +131,17 @@ def of_episodes(
                 dones.append(is_last and bool(episode["terminated"]))
             texts.append(turn["action"])
     sequences = [np.concatenate([s, a]) for s, a in zip(states, actions, strict=True)]
-    ids, next_ids = np.zeros((len(sequences), width), np.int64), np.zeros((len(sequences), width), np.int64)
-    for row, (tokens, next_tokens) in enumerate(zip(sequences, next_states, strict=True)):
-        ids[row, : len(tokens)], next_ids[row, : len(next_tokens)] = tokens, next_tokens
-    first, end, next_end = (
-        torch.tensor([len(x) for x in rows], device=device).unsqueeze(-1) for rows in (states, sequences, next_states)
+    (ids, end), (next_ids, next_end) = (right_padded(rows, 0, device) for rows in (sequences, next_states))
+    return as_batch(
+        {
+            IDS: pad(ids, width),
+            FIRST: torch.tensor([len(state) for state in states], device=device),
+            END: end,
+            NEXT + IDS: pad(next_ids, width),
+            NEXT + END: next_end,
+            REWARD: torch.tensor(rewards, dtype=torch.float32, device=device),
+            DONE: torch.tensor(dones, dtype=torch.bool, device=device),
+            KNOWN: torch.ones(len(sequences), dtype=torch.bool, device=device),
+            RETURN: torch.tensor(returns, dtype=torch.float32, device=device),
+        }
     )
-    position = torch.arange(width, device=device)
-    return {
-        IDS: torch.from_numpy(ids).to(device),
-        VALID: position < end,
-        ACTION: (position >= first) & (position < end),
-        NEXT + IDS: torch.from_numpy(next_ids).to(device),
-        NEXT + VALID: position < next_end,
-        REWARD: torch.tensor(rewards, dtype=torch.float32, device=device),
-        DONE: torch.tensor(dones, dtype=torch.bool, device=device),
-        KNOWN: torch.ones(len(sequences), dtype=torch.bool, device=device),
-        RETURN: torch.tensor(returns, dtype=torch.float32, device=device),
-    }

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Episodes, alias_table
+from offrl.data.samplers.transitions import Batch, Episodes, alias_table, draw_rows
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.lm.models.tokenizer import Tokenizer
@@ -41,11 +40,11 @@ class Sequences:
     begin: Tensor  # [I] int64
     train: Tensor  # [I] int64: action tokens from here on are learnt from
     end: Tensor  # [I] int64, exclusive
-    next_begin: Tensor | None  # [I] int64: the window at the next state, where it is not a part of the same slice
-    next_end: Tensor | None
     length: int  # L, of the longest item
     next_length: int
     start: int  # the token before each sequence
+    next_begin: Tensor | None = None  # [I] int64: the window at the next state, where it is no part of the same slice
+    next_end: Tensor | None = None
     weighted: Episodes | None = None
     cut: int = 0  # items whose beginning did not fit
 
@@ -82,38 +81,27 @@ class TextSampler:
                 f"{dataset.spec.name}: no action has a token: they are empty texts, or the tokenizer knows none of "
                 "what they say"
             )
-        flat = _columns(s, dataset, self.discount)
-        items = (
+        bounds, owner, cut = (
             _windows(s, dataset, self.history, self.length, self.with_observation)
             if self.history
             else _episodes(s, dataset, self.length)
         )
-        device = dataset.device
-
-        def on_device(values: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values)).to(device)
-
-        next_bounds = None if items.next_begin is None or items.next_end is None else (items.next_begin, items.next_end)
+        tables = [
+            {name: torch.from_numpy(np.ascontiguousarray(x)).to(dataset.device) for name, x in table.items()}
+            for table in (_columns(s, dataset, self.discount), bounds)
+        ]
         return Sequences(
-            {name: on_device(column) for name, column in flat.items()},
-            on_device(items.begin),
-            on_device(items.train),
-            on_device(items.end),
-            None if next_bounds is None else on_device(next_bounds[0]),
-            None if next_bounds is None else on_device(next_bounds[1]),
-            int((items.end - items.begin).max()),
-            0 if next_bounds is None else int((next_bounds[1] - next_bounds[0]).max()),
-            self.tokenizer.start,
-            _weighted(dataset, items.owner, device),
-            items.cut,
+            tables[0],
+            **tables[1],
+            length=int((bounds["end"] - bounds["begin"]).max()),
+            next_length=int((bounds["next_end"] - bounds["next_begin"]).max()) if self.history else 0,
+            start=self.tokenizer.start,
+            weighted=_weighted(dataset, owner, dataset.device),
+            cut=cut,
         )
 
     def __call__(self, source: Sequences, key: Tensor, batch_size: int) -> Batch:
-        weighted = source.weighted
-        item = (
-            rng.randint(key, (batch_size,), len(source.begin)) if weighted is None else weighted.draw(key, batch_size)
-        )
-        return take(source, item)
+        return take(source, draw_rows(key, batch_size, len(source.begin), source.weighted))
 
 
 def take(source: Sequences, item: Tensor) -> Batch:
@@ -156,12 +144,8 @@ def _columns(s: Stream, dataset: Dataset, discount: float) -> dict[str, np.ndarr
     count = len(s.ids)
     nonempty = s.action_end > s.action_begin  # an empty action has no token to carry its reward
     last_token = s.action_end[nonempty] - 1
-    reward, done, known_target, ends = (
-        np.zeros(count, np.float32),
-        np.zeros(count, bool),
-        np.ones(count, bool),
-        np.zeros(count, bool),
-    )
+    reward, known_target = np.zeros(count, np.float32), np.ones(count, bool)
+    done, ends = np.zeros(count, bool), np.zeros(count, bool)
     reward[last_token], ends[last_token] = rewards[nonempty], True
     done[last_token] = terminal[nonempty]
     known_target[last_token] = (terminal | known)[nonempty]
@@ -203,17 +187,8 @@ def returns(s: Stream, dataset: Dataset, reward: np.ndarray, discount: float) ->
     return result
 
 
-@dataclass(frozen=True)
-class Items:
-    """Slices [I] of the stream; see `Sequences`."""
-
-    begin: np.ndarray
-    train: np.ndarray
-    end: np.ndarray
-    owner: np.ndarray  # the episode of each
-    next_begin: np.ndarray | None = None
-    next_end: np.ndarray | None = None
-    cut: int = 0
+# slices [I] of the stream by their bounds (see `Sequences`), the episode of each, and how many were cut
+Items = tuple[dict[str, np.ndarray], np.ndarray, int]
 
 
 def _episodes(s: Stream, dataset: Dataset, length: int) -> Items:
@@ -241,7 +216,7 @@ def _episodes(s: Stream, dataset: Dataset, length: int) -> Items:
             cut += begin > int(s.obs_begin[first])
             train, begin = split, max(begin + 1, split - length // 2)
     table = np.array(items, np.int64)
-    return Items(table[:, 0], table[:, 1], table[:, 2], table[:, 3], cut=cut)
+    return {"begin": table[:, 0], "train": table[:, 1], "end": table[:, 2]}, table[:, 3], cut
 
 
 def _windows(s: Stream, dataset: Dataset, history: int, length: int, with_observation: bool) -> Items:
@@ -264,7 +239,8 @@ def _windows(s: Stream, dataset: Dataset, history: int, length: int, with_observ
     train = np.maximum(begin_of[text + 1], begin)
     next_end = end_of[text + 2]
     next_begin = np.maximum(begin_of[np.maximum(text + 2 - (history - 1), first[owner])], next_end - length)
-    return Items(begin, train, end, owner, next_begin, next_end, int((begin > uncut).sum()))
+    bounds = {"begin": begin, "train": train, "end": end, "next_begin": next_begin, "next_end": next_end}
+    return bounds, owner, int((begin > uncut).sum())
 
 
 def _weighted(dataset: Dataset, owner: np.ndarray, device: torch.device) -> Episodes | None:

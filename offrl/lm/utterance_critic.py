@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offrl.algorithm import Part
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import Batch
-from offrl.lm.models.causal_lm import LM, Size, call, value_mlp
+from offrl.lm.models.causal_lm import LM, LMWithHeads, Size, call, value_mlp
 from offrl.lm.models.configured import language_model, tokenizer_of
 from offrl.lm.models.pretrained import SCRATCH
 from offrl.lm.sampler import DONE, IDS, NEXT, REWARD, VALID
@@ -58,7 +58,7 @@ def critic_lm(config: Any) -> LM:
     return language_model(c)
 
 
-class UtteranceNetwork(nn.Module):
+class UtteranceNetwork(LMWithHeads):
     """A language model that reads states and actions, each on its own, and heads on its state at the last token of a
     text (the authors of ArCHer use RoBERTa's first one). Methods are called by name, as `LM`'s."""
 
@@ -66,28 +66,14 @@ class UtteranceNetwork(nn.Module):
         """state_heads: heads on the state, name -> width of the output; pair_heads: those on state and action. They
         begin at 0.
         """
-        super().__init__()
-        self.lm = lm
-        sizes = {
-            **{n: (lm.width, out) for n, out in state_heads.items()},
-            **{n: (2 * lm.width, out) for n, out in pair_heads.items()},
-        }
-        self.heads = nn.ModuleDict(
-            {n: value_mlp(width, [lm.width] * (layers - 1), out) for n, (width, out) in sizes.items()}
-        )
-
-    def forward(self, method: str, *arguments: Any) -> Any:
-        """The method of that name."""
-        return getattr(self, method)(*arguments)
+        super().__init__(lm, {}, layers)
+        for outs, width in ((state_heads, lm.width), (pair_heads, 2 * lm.width)):
+            self.heads.update({n: value_mlp(width, [lm.width] * (layers - 1), out) for n, out in outs.items()})
 
     def encode(self, ids: Tensor, count: Tensor) -> Tensor:
         """[B, D] of texts int64 [B, T], of which the first `count` [B] tokens are read."""
         hidden = self.lm.hidden(ids[:, : int(count.max())])
         return hidden[torch.arange(len(ids), device=ids.device), count - 1]
-
-    def outputs(self, states: Tensor, *names: str) -> tuple[Tensor, ...]:
-        """Outputs [B, out] of the heads of these names for [B, D], or for state and action [B, 2 D]."""
-        return tuple(self.heads[name](states).float() for name in names)
 
 
 class UtteranceCritic(Part):

@@ -15,14 +15,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch
+from offrl.data.samplers.transitions import Batch, draw_rows
 from offrl.data.transforms.columns import returns_to_go
 from offrl.lm.models.configured import tokenizer_of
 from offrl.lm.models.pretrained import SCRATCH
 from offrl.lm.reference_policy import ReferenceSettings
-from offrl.lm.sampler import ACTION, DONE, IDS, KNOWN, NEXT, RETURN, REWARD, SHARE, VALID, Sequences, TextSampler, take
+from offrl.lm.sampler import (
+    ACTION,
+    DONE,
+    IDS,
+    KNOWN,
+    NEXT,
+    RETURN,
+    REWARD,
+    SHARE,
+    VALID,
+    Sequences,
+    TextSampler,
+    take,
+    trim_padding,
+)
 from offrl.lm.tokens import stream
 from offrl.settings.field import setting
 
@@ -70,9 +83,7 @@ class UtteranceSampler:
 
     def __call__(self, source: UtteranceSource, key: Tensor, batch_size: int) -> Batch:
         inner = source.sequences
-        if inner.weighted is None:
-            return turns(source, rng.randint(key, (batch_size,), len(inner.begin)))
-        return turns(source, inner.weighted.draw(key, batch_size))
+        return turns(source, draw_rows(key, batch_size, len(inner.begin), inner.weighted))
 
 
 def turns(source: UtteranceSource, item: Tensor) -> Batch:
@@ -86,12 +97,8 @@ def trim(batch: Batch) -> Batch:
     """A batch of turns without the positions that are padding in all rows, with `each` and `share` (see
     `offrl.lm.sampler`).
     """
-    width, next_width = (int(batch[name].sum(-1).max()) for name in (VALID, NEXT + VALID))
-    columns = {**batch, **{name: batch[name][:, :width] for name in (IDS, VALID, ACTION)}}
-    columns |= {NEXT + name: batch[NEXT + name][:, :next_width] for name in (IDS, VALID)}
-    rows = len(columns[IDS])
-    count = columns[ACTION].sum().clamp(min=1)
-    return {**columns, EACH: torch.full((rows,), 1.0 / rows, device=count.device), SHARE: (1.0 / count).expand(rows)}
+    columns, rows = trim_padding(batch), len(batch[IDS])
+    return {**columns, EACH: torch.full((rows,), 1.0 / rows, device=columns[SHARE].device)}
 
 
 def first_of(batch: Batch) -> Tensor:

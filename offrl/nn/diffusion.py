@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -65,9 +66,7 @@ class Denoiser(nn.Module):
         self.waves = nn.Parameter(0.2 * torch.randn(embedding // 2)) if learned else None
         self.up, self.down = Linear(embedding, 4 * embedding), Linear(4 * embedding, embedding)
         sizes = [action_dim, *hidden]
-        self.blocks = nn.ModuleList(
-            FilmBlock(i, o, embedding + obs_dim) for i, o in zip(sizes[:-1], sizes[1:], strict=True)
-        )
+        self.blocks = nn.ModuleList(FilmBlock(i, o, embedding + obs_dim) for i, o in pairwise(sizes))
         self.head = Linear(sizes[-1], action_dim)
 
     def forward(self, noisy: Tensor, step: Tensor, observations: Tensor) -> Tensor:

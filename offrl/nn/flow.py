@@ -68,19 +68,15 @@ def integrate(
     steps: int,
     low: float | None = -1.0,
     high: float | None = 1.0,
-    *,
-    clip_each: bool = False,
 ) -> Tensor:
     """Points [B, D] at t = 1 from `noise` [B, D] at t = 0, by `steps` Euler steps: x + v(x, i / steps) / steps.
 
-    low, high: where the result is cut off, at the end alone, or with `clip_each` after every step; None: nowhere.
+    low, high: where the result is cut off, at the end alone; None: nowhere.
     """
     x = noise
     for i in range(steps):
         x = x + velocity(x, torch.full_like(x[..., :1], i / steps)) / steps
-        if clip_each or i == steps - 1:
-            x = x if low is None and high is None else x.clamp(low, high)
-    return x
+    return x if low is None and high is None else x.clamp(low, high)
 
 
 def repeated(x: Tensor, count: int) -> Tensor:

@@ -5,6 +5,7 @@ appendix C).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -66,6 +67,18 @@ class TemporalBlock(nn.Module):
         return y + (x if self.skip is None else self.skip(x))
 
 
+class Blocks(nn.ModuleList):
+    """`TemporalBlock`s one after another: from the first of these numbers of channels to the last."""
+
+    def __init__(self, embedding: int, *channels: int) -> None:
+        super().__init__(TemporalBlock(i, o, embedding) for i, o in pairwise(channels))
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        for block in self:
+            x = block(x, embedding)
+        return x
+
+
 class StepEmbedding(nn.Module):
     """Diffusion steps [B] -> [B, width]: sines and cosines, and a perceptron of one hidden layer."""
 
@@ -92,7 +105,7 @@ class TemporalUnet(nn.Module):
     def __init__(self, dim: int, base: int, multiples: Sequence[int], condition: int = 0) -> None:
         super().__init__()
         widths = [dim, *(base * m for m in multiples)]
-        pairs = list(zip(widths[:-1], widths[1:], strict=True))
+        pairs = list(pairwise(widths))
         self.time = StepEmbedding(base)
         self.condition = (
             nn.ModuleList([Linear(condition, base), Linear(base, 4 * base), Linear(4 * base, base)])
@@ -100,20 +113,13 @@ class TemporalUnet(nn.Module):
             else None
         )
         width = 2 * base if condition else base
-        self.down = nn.ModuleList(
-            nn.ModuleList([TemporalBlock(i, o, width), TemporalBlock(o, o, width)]) for i, o in pairs
-        )
+        self.down = nn.ModuleList(Blocks(width, i, o, o) for i, o in pairs)
         self.halve = nn.ModuleList(Convolution(o, o, 3, stride=2) for _, o in pairs[:-1])
-        self.middle = nn.ModuleList(TemporalBlock(widths[-1], widths[-1], width) for _ in range(2))
+        self.middle = Blocks(width, *[widths[-1]] * 3)
         back = list(reversed(pairs[1:]))
-        self.up = nn.ModuleList(
-            nn.ModuleList([TemporalBlock(2 * o, i, width), TemporalBlock(i, i, width)]) for i, o in back
-        )
+        self.up = nn.ModuleList(Blocks(width, 2 * o, i, i) for i, o in back)
         self.widen = nn.ModuleList(Convolution(i, i, 4, stride=2, transposed=True) for i, _ in back)
-        self.last, self.head = (
-            ConvBlock(base * multiples[0], base * multiples[0]),
-            Convolution(base * multiples[0], dim, 1),
-        )
+        self.last, self.head = ConvBlock(widths[1], widths[1]), Convolution(widths[1], dim, 1)
         self.multiple = 2 ** (len(multiples) - 1)
 
     def forward(
@@ -131,17 +137,12 @@ class TemporalUnet(nn.Module):
         x = padded(plan.transpose(1, 2), self.multiple)
         levels = []
         for i, blocks in enumerate(self.down):
-            for block in cast(nn.ModuleList, blocks):
-                x = block(x, embedding)
+            x = blocks(x, embedding)
             levels.append(x)
             x = self.halve[i](x) if i < len(self.halve) else x
-        for block in self.middle:
-            x = block(x, embedding)
+        x = self.middle(x, embedding)
         for blocks, stretch in zip(self.up, self.widen, strict=True):
-            x = torch.cat([x, levels.pop()], 1)
-            for block in cast(nn.ModuleList, blocks):
-                x = block(x, embedding)
-            x = stretch(x)
+            x = stretch(blocks(torch.cat([x, levels.pop()], 1), embedding))
         return self.head(self.last(x)).transpose(1, 2)[:, : plan.shape[1]]
 
 
@@ -153,13 +154,11 @@ class PlanValue(nn.Module):
     def __init__(self, horizon: int, dim: int, base: int, multiples: Sequence[int]) -> None:
         super().__init__()
         widths = [dim, *(base * m for m in multiples)]
-        pairs = list(zip(widths[:-1], widths[1:], strict=True))
+        pairs = list(pairwise(widths))
         narrow = [(widths[-1], widths[-1] // 2), (widths[-1] // 2, widths[-1] // 4)]
         self.time = StepEmbedding(base)
-        self.blocks = nn.ModuleList(
-            nn.ModuleList([TemporalBlock(i, o, base), TemporalBlock(o, o, base)]) for i, o in pairs
-        )
-        self.narrow = nn.ModuleList(nn.ModuleList([TemporalBlock(i, o, base)]) for i, o in narrow)
+        self.blocks = nn.ModuleList(Blocks(base, i, o, o) for i, o in pairs)
+        self.narrow = nn.ModuleList(Blocks(base, i, o) for i, o in narrow)
         self.halve = nn.ModuleList(Convolution(o, o, 3, stride=2) for _, o in (*pairs, *narrow))
         steps = horizon
         for _ in self.halve:
@@ -170,7 +169,5 @@ class PlanValue(nn.Module):
     def forward(self, plan: Tensor, step: Tensor) -> Tensor:
         embedding, x = self.time(step), plan.transpose(1, 2)
         for blocks, halve in zip([*self.blocks, *self.narrow], self.halve, strict=True):
-            for block in cast(nn.ModuleList, blocks):
-                x = block(x, embedding)
-            x = halve(x)
+            x = halve(blocks(x, embedding))
         return self.head(F.mish(self.hidden(torch.cat([x.flatten(1), embedding], -1)))).squeeze(-1)

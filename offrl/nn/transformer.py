@@ -210,16 +210,6 @@ class Transformer(nn.Module):
         return x if self.norm is None else self.norm(x), cast(Cache, tuple(cache))
 
 
-def pick(cache: Cache, rows: Tensor) -> Cache:
-    """The cache of sequences number `rows` [B'], for example of the beams that stay."""
-    return tuple((k[rows], v[rows]) for k, v in cache)
-
-
-def trim(cache: Cache, tokens: int) -> Cache:
-    """The cache of the first `tokens` tokens."""
-    return tuple((k[..., :tokens, :], v[..., :tokens, :]) for k, v in cache)
-
-
 def interleave(tokens: Sequence[Tensor]) -> Tensor:
     """M kinds of tokens, each [B, K, D], as one sequence [B, M K, D]: the M of step 0, the M of step 1, ..."""
     return torch.stack(list(tokens), -2).flatten(-3, -2)

@@ -261,7 +261,8 @@ def test_files_map_an_observation_to_a_chunk(tmp_path: Path, format: str, settin
     assert done.check.passed and done.check.largest < 1e-5
     about = json.loads(done.description.read_text())
     output = about["outputs"][0]
-    assert output["shape"] == ["batch", 4, 1] and output["action_steps"] == 3 and "play the first 3" in output["meaning"]
+    assert output["shape"] == ["batch", 4, 1] and output["action_steps"] == 3
+    assert "play the first 3" in output["meaning"]
     assert [i["name"] for i in about["inputs"]] == (["observations"] if not settings else ["observations", "noise"])
     words = card.text(acts, about)
     assert "chunks of 4 actions, `[batch, 4, 1]`: play the first 3 of them" in words

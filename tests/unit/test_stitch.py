@@ -13,7 +13,7 @@ from offrl.envs import stitch
 from offrl.tasks.environments import make_env
 from offrl.tasks.task import lookup
 from offrl.world_models.known import terminations
-from offrl.world_models.known.environments import raw_transitions
+from tests.support.known_functions import raw_transitions
 
 
 def follow(way: str) -> tuple[float, str, int]:

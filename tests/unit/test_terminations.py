@@ -27,6 +27,7 @@ from offrl.tasks.environments import make_env
 from offrl.tasks.task import Task, lookup
 from offrl.world_models.known import environments as known
 from offrl.world_models.known import rewards, terminations
+from tests.support.known_functions import disagreement, raw_transitions
 
 SHARED = Path(os.environ.get("OFFRL_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 COUNT = 5_000  # states in each comparison
@@ -383,7 +384,7 @@ def test_what_does_not_fit_has_no_function() -> None:
     for size, name in ((27, "ant"), (105, "ant"), (29, None), (107, None), (113, None)):
         assert terminations.find(DataSpec((size,), 8, task=Task("a", env_id="Ant-v5"))) == name
     pole = DataSpec((4,), 1, True, 2, task=Task("c", env_id="CartPole-v1"))
-    assert terminations.find(pole) == "cartpole" and rewards.find(pole) == "cartpole"
+    assert terminations.find(pole) == "cartpole" and known.find(pole, "reward") == "cartpole"
     assert (
         terminations.find(replace(pole, num_actions=3)) is None
         and terminations.find(replace(pole, discrete=False)) is None
@@ -405,7 +406,7 @@ def test_a_users_own_function_comes_first(monkeypatch: pytest.MonkeyPatch) -> No
         registry.register("termination", name)(low)
     registry.register("reward", "Hopper-v5")(low)
     assert terminations.find(MINARI) == "Hopper-v5" and terminations.find(lookup("hopper-medium-v2")) == "hopper"
-    assert rewards.find(MINARI) == "Hopper-v5"
+    assert known.find(MINARI, "reward") == "Hopper-v5"
     assert terminations.find(DataSpec((3,), 1, name="my-data")) == "my-data"
     assert terminations.find("mine.package:mine/Robot-v0") == "mine/Robot-v0"
 
@@ -435,7 +436,7 @@ def test_rewards_are_the_environments(name: str, env_id: str, place: Place, kwar
     ends = name.removesuffix("_v4")
     count = COUNT // len(CASES[ends]) if ends in CASES else next(c for _, e, _, c in NEVER if e == env_id)
     observations, actions, after, _, paid = visited(env_id, place, count, **kwargs)
-    assert rewards.find(Task(env_id, env_id=env_id, env_kwargs=kwargs)) == name
+    assert known.find(Task(env_id, env_id=env_id, env_kwargs=kwargs), "reward") == name
     given = REWARDS[name](observations.double(), actions.double(), after.double())
     assert given.shape == paid.shape
     torch.testing.assert_close(given, paid.double(), atol=1e-5, rtol=0)
@@ -450,7 +451,7 @@ def test_pusher_v4_is_paid_for_what_was_before_the_step() -> None:
     state[17:20], state[20:23] = torch.tensor([0.0, 3.0, 4.0]), torch.tensor([0.0, 3.0, 16.0])
     action = torch.tensor([1.0, 2.0, 0, 0, 0, 0, 0])
     assert float(rewards.pusher_v4(state, action, torch.zeros(23))) == pytest.approx(-12 - 0.5 * 5 - 0.1 * 5)
-    assert rewards.find("Pusher-v4") == "pusher_v4" and rewards.find("Pusher-v5") == "pusher"
+    assert known.find("Pusher-v4", "reward") == "pusher_v4" and known.find("Pusher-v5", "reward") == "pusher"
 
 
 def test_rewards_that_are_not_known() -> None:
@@ -463,13 +464,13 @@ def test_rewards_that_are_not_known() -> None:
         "door-human-v1",
         "none",
     ):
-        assert rewards.find(name) is None
+        assert known.find(name, "reward") is None
     reacher = Task("r", env_id="Reacher-v5")
-    assert rewards.find(replace(reacher, env_kwargs={"reward_dist_weight": 2})) is None
-    assert rewards.find(replace(reacher, note="the recorded wrappers NormalizeReward are left out")) is None
+    assert known.find(replace(reacher, env_kwargs={"reward_dist_weight": 2}), "reward") is None
+    assert known.find(replace(reacher, note="the recorded wrappers NormalizeReward are left out"), "reward") is None
     assert terminations.find(replace(reacher, note="the recorded wrappers NormalizeReward are left out")) == "reacher"
-    assert rewards.find(Task("c", env_id="CartPole-v1", env_kwargs={"sutton_barto_reward": True})) is None
-    assert rewards.find(Task("p", env_id="Pendulum-v1", env_kwargs={"g": 9.81})) == "pendulum"
+    assert known.find(Task("c", env_id="CartPole-v1", env_kwargs={"sutton_barto_reward": True}), "reward") is None
+    assert known.find(Task("p", env_id="Pendulum-v1", env_kwargs={"g": 9.81}), "reward") == "pendulum"
 
 
 def largest_error(dataset: Dataset, name: str) -> float:
@@ -478,7 +479,7 @@ def largest_error(dataset: Dataset, name: str) -> float:
     """
     rows = torch.nonzero(dataset.columns["successor_known"]).squeeze(-1)
     recorded = (dataset.columns["rewards"][rows] - dataset.spec.reward_shift) / dataset.spec.reward_scale
-    return float((registry.get("reward", name)(*known.raw_transitions(dataset, rows)) - recorded).abs().max())
+    return float((registry.get("reward", name)(*raw_transitions(dataset, rows)) - recorded).abs().max())
 
 
 def test_compared_with_data_however_they_were_scaled() -> None:
@@ -494,7 +495,7 @@ def test_compared_with_data_however_they_were_scaled() -> None:
     arrays = {k: v.numpy() for k, v in columns.items()}
     arrays["terminations"][5] ^= True
     data = from_arrays(**arrays, env="MountainCarContinuous-v0", action_low=-2.0, action_high=3.0)
-    assert torch.allclose(known.raw_transitions(data, torch.arange(9))[1], actions[:9], atol=1e-6)
+    assert torch.allclose(raw_transitions(data, torch.arange(9))[1], actions[:9], atol=1e-6)
     changed = normalize_observations(data)
     rewards_ = 2.0 * changed.columns["rewards"] + 1.0
     changed = replace(
@@ -503,14 +504,14 @@ def test_compared_with_data_however_they_were_scaled() -> None:
         spec=replace(changed.spec, reward_scale=2.0, reward_shift=1.0),
     )
     for dataset in (data, changed):
-        assert terminations.find(dataset.spec) == rewards.find(dataset.spec) == "mountain_car_continuous"
-        found = terminations.disagreement(dataset, "mountain_car_continuous", COUNT)
+        assert terminations.find(dataset.spec) == known.find(dataset.spec, "reward") == "mountain_car_continuous"
+        found = disagreement(dataset, "mountain_car_continuous", COUNT)
         assert (
             found.rows == COUNT
             and found.missed + found.invented == 1
             and found.ends == int(dataset.columns["terminations"].sum())
         )
-        assert terminations.disagreement(dataset, "never", 1000).missed > 100
+        assert disagreement(dataset, "never", 1000).missed > 100
         assert largest_error(dataset, "mountain_car_continuous") < 1e-4
         assert largest_error(dataset, "mountain_car") > 1
 
@@ -518,7 +519,7 @@ def test_compared_with_data_however_they_were_scaled() -> None:
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not here")
 def test_real_data() -> None:
     hopper = load_dataset(DatasetConfig(name=str(SHARED / "d4rl" / "hopper_medium.hdf5")), quiet=True)
-    assert terminations.find(hopper.spec) == "hopper" and rewards.find(hopper.spec) is None
-    assert terminations.disagreement(hopper, "hopper", len(hopper))[1:] == (55, 0, 0)
+    assert terminations.find(hopper.spec) == "hopper" and known.find(hopper.spec, "reward") is None
+    assert disagreement(hopper, "hopper", len(hopper))[1:] == (55, 0, 0)
     pendulum = load_dataset(DatasetConfig(name=str(SHARED / "d3rlpy" / "pendulum_random_v1.1.0.h5")), quiet=True)
     assert largest_error(pendulum, "pendulum") < 1e-4

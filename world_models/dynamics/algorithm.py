@@ -262,23 +262,22 @@ class Dynamics(Algorithm):
             if int(one.step) and not torch.isfinite(one.extra["error"]).any():  # shorter than an epoch
                 source = self.sampler().prepare(dataset)
                 one = self.review(one, source)[0]
-            tree = {
-                **self.tree(one),
-                **data_range(dataset),
-                **starts.sample(self.model, dataset),
-                "scale": torch.ones(self.model.out_dim),
-            }
-            tree["scale"] = quality.scales(self.model, tree, dataset, parts.held_out)
-            tree["levels"] = quality.levels(self.model, tree, dataset, parts.held_out)
-            meta = {
-                "data": {"name": dataset.spec.name, "fingerprint": dataset.fingerprint},
-                "held_out": one.extra["error"].tolist(),
-                "seed": replica.seed,
-                "updates": int(one.step),
-                "epochs": int(one.extra["epochs"]),
-                "longest": int(dataset.episode_lengths().max()),
-            }
-            save(path, self.model, tree, meta)
+            errors = one.extra["error"].tolist()
+            meta = {"held_out": errors, "seed": replica.seed, "updates": int(one.step)}
+            meta["epochs"] = int(one.extra["epochs"])
+            save_calibrated(path, self.model, self.tree(one), dataset, parts.held_out, meta)
+
+
+def save_calibrated(
+    path: Path, model: Any, tree: Tree, dataset: Dataset, held_out: Tensor, meta: Mapping[str, Any]
+) -> None:
+    """Write a model's file. `tree` gets the data's range, states to start from, and what the intervals at the rows
+    `held_out` say of its standard deviations; `meta` what it was trained on. Raises UserError (a full disk)."""
+    tree = {**tree, **data_range(dataset), **starts.sample(model, dataset), "scale": torch.ones(model.out_dim)}
+    tree["scale"] = quality.scales(model, tree, dataset, held_out)
+    tree["levels"] = quality.levels(model, tree, dataset, held_out)
+    data = {"name": dataset.spec.name, "fingerprint": dataset.fingerprint}
+    save(path, model, tree, {"data": data, **meta, "longest": int(dataset.episode_lengths().max())})
 
 
 @register("world_model", "ensemble")

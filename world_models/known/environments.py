@@ -14,11 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
-
 from offrl import registry
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.dataset import DataSpec
 from offrl.tasks import task as tasks
 from offrl.tasks.task import Task
 
@@ -160,24 +157,6 @@ def _agree(values: Mapping[str, Any], family: Family, free: frozenset[str]) -> b
     """True where each setting has the value that the family requires, or is free to have any."""
     expected_settings = family.settings
     return all(_same(v, expected_settings[k]) if k in expected_settings else k in free for k, v in values.items())
-
-
-def raw_transitions(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(observations [N, *O], actions [N, A] or int64 [N], next observations [N, *O]) of `rows`, int64 [N], in the
-    environment's units.
-    """
-    spec, columns = dataset.spec, dataset.columns
-    states, after, actions = (columns[k][rows] for k in ("observations", "next_observations", "actions"))
-    if spec.observation_mean is not None and spec.observation_std is not None:
-        mean, std = (
-            torch.tensor(v, device=states.device).reshape(spec.observation_shape)
-            for v in (spec.observation_mean, spec.observation_std)
-        )
-        states, after = states * std + mean, after * std + mean
-    if not spec.discrete and spec.action_low:
-        low, high = (torch.tensor(v, device=states.device) for v in (spec.action_low, spec.action_high))
-        actions = low + (actions + 1.0) * 0.5 * (high - low)
-    return states, actions, after
 
 
 def task_of(source: DataSpec | Task | str | None) -> Task | None:

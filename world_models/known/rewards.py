@@ -15,8 +15,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from offrl.data.dataset import DataSpec
-from offrl.tasks.task import Task
 from offrl.world_models.known import environments as known
 from offrl.world_models.known import terminations
 
@@ -123,10 +121,3 @@ def pen(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Ten
     near = distance < 0.075
     bonus = 10.0 * (near & (likeness > 0.9)) + 50.0 * (near & (likeness > 0.95))
     return likeness - distance + bonus - 5.0 * _ended(terminations.pen, observations, actions, next_observations)
-
-
-def find(source: DataSpec | Task | str | None) -> str | None:
-    """The name of the registered reward function of a dataset's environment, or None:
-    `offrl.world_models.known.environments.find`.
-    """
-    return known.find(source, "reward")

@@ -20,16 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from offrl import registry
-from offrl.data.dataset import Dataset
-from offrl.world_models.known.environments import find, known, raw_transitions
+from offrl.world_models.known.environments import find, known
 
-__all__ = ["Disagreement", "Termination", "disagreement", "find"]  # and the functions, by name through the registry
+__all__ = ["Termination", "find"]  # and the functions, by name through the registry
 
 Termination = Callable[[Tensor, Tensor, Tensor], Tensor]
 LIMIT = 100.0  # beyond it a state is no robot's
@@ -154,25 +151,3 @@ def random_friction_hopper(observations: Tensor, actions: Tensor, next_observati
 def rocket_recovery(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
     """NeoRL-2's rocket is down: height (1) within 0.05 of the ground."""
     return next_observations[..., 1].abs() <= 0.05
-
-
-class Disagreement(NamedTuple):
-    """A function beside what data record."""
-
-    rows: int  # compared
-    ends: int  # recorded in them
-    missed: int  # recorded ends that the function does not see
-    invented: int  # ends that it sees and the data do not record
-
-
-def disagreement(dataset: Dataset, name: str, limit: int = 100_000) -> Disagreement:
-    """Compare the function `name` with the recorded ends, in at most `limit` rows, evenly spread, whose next
-    observation is known.
-
-    Raises UserError for an unknown name.
-    """
-    function: Termination = registry.get("termination", name)
-    rows = torch.nonzero(dataset.columns["successor_known"]).squeeze(-1)
-    rows = rows[:: max(1, -(-len(rows) // limit))]
-    ended, recorded = function(*raw_transitions(dataset, rows)), dataset.columns["terminations"][rows]
-    return Disagreement(len(rows), int(recorded.sum()), int((recorded & ~ended).sum()), int((ended & ~recorded).sum()))

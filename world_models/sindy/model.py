@@ -18,9 +18,14 @@ from offrl.settings.field import setting
 from offrl.settings.kinds import restored
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
+<<<<<<< HEAD
 from offrl.world_models import quality, starts
 from offrl.world_models.dynamics import Dynamics, DynamicsSettings, HeldOutSettings, Split, data_range, split
 from offrl.world_models.model import FOLDER, Outcome, Prediction, WorldModel, load, save
+=======
+from offrl.world_models.dynamics import Dynamics, DynamicsSettings, Split, save_calibrated, split
+from offrl.world_models.model import FOLDER, Outcome, Prediction, WorldModel, load
+>>>>>>> h6
 from offrl.world_models.sindy import regression as sindy
 
 EQUATIONS = "equations.txt"
@@ -165,25 +170,13 @@ class Sindy(Algorithm):
         tree, notes = sindy.fit(s, model.spec.encode(a), rewards, nexts, self.config, replica.seed)
         for part in sindy.PARTS:
             tree[part]["coefficients"] = torch.cat([tree[part]["coefficients"], tree[part]["median"][None]])
-        tree |= {**data_range(dataset), **starts.sample(model, dataset)}
         tree |= {"elites": torch.tensor([model.members - 1]), "scale": torch.ones(model.out_dim)}
-        tree["scale"] = quality.scales(model, tree, dataset, parts.held_out)
-        tree["levels"] = quality.levels(model, tree, dataset, parts.held_out)
         prediction = model.predict(
             tree, flat["observations"][parts.held_out], actions[parts.held_out], flat["observations"][:0]
         )
         errors = (prediction.mean - flat["next_observations"][parts.held_out]).square().mean((-2, -1))
-        data = {"name": dataset.spec.name, "fingerprint": dataset.fingerprint}
-        meta = {
-            "data": data,
-            "held_out": errors.tolist(),
-            "seed": replica.seed,
-            "updates": 0,
-            "epochs": 0,
-            "notes": list(notes),
-        }
-        meta["longest"] = int(dataset.episode_lengths().max())
-        save(path, model, tree, meta)
+        meta = {"held_out": errors.tolist(), "seed": replica.seed, "updates": 0, "epochs": 0, "notes": list(notes)}
+        save_calibrated(path, model, tree, dataset, parts.held_out, meta)
 
 
 @register("world_model", "sindy")

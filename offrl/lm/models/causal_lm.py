@@ -20,7 +20,7 @@ from offrl.actor import BoundParams
 from offrl.errors import UserError, first_line
 from offrl.lm.models.adapters import SharingLanguage, adapt, freeze, replace_dropout
 from offrl.lm.models.libraries import packages, silent
-from offrl.lm.models.pretrained import Language
+from offrl.lm.models.pretrained import Language, gpt2_config
 from offrl.nn.mlp import MLP
 from offrl.optim import Params
 from offrl.system import backend
@@ -41,25 +41,18 @@ class Size:
 
 def gpt2(size: Size) -> Any:
     """A GPT-2 with random weights from torch's generator. Raises UserError for sizes that do not fit together."""
-    if size.width % size.heads:
-        raise UserError(f"algo.width={size.width} is no multiple of algo.heads={size.heads}")
-    transformers, _ = packages()
-    config = transformers.GPT2Config(
+    config = gpt2_config(
+        size.width,
+        size.layers,
+        size.heads,
         vocab_size=size.tokens,
-        n_embd=size.width,
-        n_layer=size.layers,
-        n_head=size.heads,
         n_positions=size.positions,
         activation_function="gelu_pytorch_tanh",  # GPT-2's own in one kernel
-        bos_token_id=None,
-        eos_token_id=None,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
         attn_implementation="sdpa",
     )
     with silent():
-        return transformers.GPT2LMHeadModel(config).eval()
+        return packages()[0].GPT2LMHeadModel(config).eval()
 
 
 class LM(SharingLanguage):
@@ -250,9 +243,9 @@ class LMWithHeads(nn.Module):
         """The method of that name, of this or of the language model."""
         return getattr(self if hasattr(type(self), method) else self.lm, method)(*arguments)
 
-    def outputs(self, hidden: Tensor, *names: str) -> tuple[Tensor, ...]:
-        """Outputs [..., out] of the heads of these names for states [..., D]."""
-        return tuple(self.heads[name](hidden).float() for name in names)
+    def outputs(self, states: Tensor, *names: str) -> tuple[Tensor, ...]:
+        """Outputs [..., out] of the heads of these names for states [..., D], or what else they read."""
+        return tuple(self.heads[name](states).float() for name in names)
 
 
 def call(module: nn.Module, params: Params, *x: Any) -> Any:

@@ -82,7 +82,7 @@ def choose(logits: Tensor, noise: Tensor | None, temperature: float) -> Tensor:
 
 def right_padded(sequences: Sequence[np.ndarray], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(ids int64 [B, T], lengths int64 [B]) with padding after the shorter ones."""
-    width = max(len(s) for s in sequences)
+    width = max((len(s) for s in sequences), default=0)
     ids = np.full((len(sequences), width), pad, np.int64)
     for row, sequence in enumerate(sequences):
         ids[row, : len(sequence)] = sequence

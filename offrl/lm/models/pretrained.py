@@ -263,20 +263,21 @@ def _settled(model: Any) -> Any:
     return model.eval().requires_grad_(False)
 
 
+def gpt2_config(width: int, layers: int, heads: int, **settings: Any) -> Any:
+    """The configuration of a GPT-2 from scratch. settings: more of transformers'. Raises UserError for sizes that do
+    not fit together."""
+    if width % heads:
+        raise UserError(f"algo.width={width} is no multiple of algo.heads={heads}")
+    return packages()[0].GPT2Config(
+        n_embd=width, n_layer=layers, n_head=heads, bos_token_id=None, eos_token_id=None, **settings
+    )
+
+
 def scratch(width: int, layers: int, heads: int, activation: str) -> Language:
     """A GPT-2 of random weights, always the same ones for the same sizes. It has no tokens. Raises UserError."""
     transformers, _ = packages()
-    if width % heads:
-        raise UserError(f"algo.width={width} is no multiple of algo.heads={heads}")
-    config = transformers.GPT2Config(
-        vocab_size=1,
-        n_embd=width,
-        n_layer=layers,
-        n_head=heads,
-        activation_function=activation,
-        bos_token_id=None,
-        eos_token_id=None,
-        attn_implementation="offrl",
+    config = gpt2_config(
+        width, layers, heads, vocab_size=1, activation_function=activation, attn_implementation="offrl"
     )
     with silent(), outline("algo.lm=scratch"):
         check_memory("algo.lm=scratch", [transformers.GPT2LMHeadModel(config)])

@@ -66,7 +66,7 @@ def with_own_networks(config: Any, modules: dict[str, nn.Module]) -> dict[str, n
                 )
             if getattr(config, "dropout", 0.0):
                 raise UserError(f"{where}: dropout= is of the layers that it replaces; leave it out")
-            module.net = OwnNetwork(_made(factory, *_sizes(net.layers, net.head), where))  # type: ignore[union-attr]
+            module.net = OwnNetwork(_made(factory, _first(net).shape[1], net.head.weight.shape[0], where))  # type: ignore[union-attr]
         elif not isinstance(module, EnsembleMLP):
             raise UserError(
                 f"{where}: the critics of {config.name} are no multi-layer perceptrons, and have no place for it"
@@ -119,13 +119,9 @@ class OwnEnsemble(nn.Module):
         return vmap(member, in_dims=(0, 0 if x.ndim == 3 else None))(params, x)
 
 
-def _first(module: EnsembleMLP) -> Tensor:
+def _first(module: MLP | EnsembleMLP) -> Tensor:
+    """The weight that the inputs meet, [out, in] or [E, in, out]."""
     return module.layers[0].weight if len(module.layers) else module.head.weight  # type: ignore[return-value]
-
-
-def _sizes(layers: Any, head: Any) -> tuple[int, int]:
-    """Inputs and outputs of an `MLP`."""
-    return (layers[0] if len(layers) else head).weight.shape[1], head.weight.shape[0]
 
 
 def _made(factory: Any, inputs: int, outputs: int, where: str) -> nn.Module:

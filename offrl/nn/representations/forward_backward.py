@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ class NormTanhMLP(nn.Module):
     ) -> None:
         super().__init__()
         sizes = [in_dim, *hidden]
-        self.layers = nn.ModuleList(Linear(i, o) for i, o in zip(sizes[:-1], sizes[1:], strict=True))
+        self.layers = nn.ModuleList(Linear(i, o) for i, o in pairwise(sizes))
         self.norm = Norm(hidden[0]) if hidden and norm_tanh else None
         self.head = Linear(sizes[-1], out_dim)
         self.rectified = rectified

@@ -295,10 +295,10 @@ def test_a_neorl2_file_is_compared_with_the_published_checksum(
         UserError,
         match=r"http://datasets\.polixir\.site/neorl2/DMSD/DMSD-train\.npz \(MD5 88dfa39aa18904e809056b51c2e6319b\)",
     ):
-        neorl2._loader("DMSD")(DatasetConfig())
+        neorl2._load("DMSD", DatasetConfig())
     (tmp_path / "DMSD-train.npz").write_bytes(DATA)
-    neorl2._loader("DMSD")(DatasetConfig())
+    neorl2._load("DMSD", DatasetConfig())
     assert "is not the file that NeoRL-2 published" in capsys.readouterr().err
     monkeypatch.setitem(neorl2.MD5, "DMSD", hashlib.md5(DATA).hexdigest())
-    neorl2._loader("DMSD")(DatasetConfig())
+    neorl2._load("DMSD", DatasetConfig())
     assert capsys.readouterr().err == "" and set(neorl2.MD5) == set(neorl2.TASKS)
