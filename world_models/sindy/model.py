@@ -18,14 +18,8 @@ from offrl.settings.field import setting
 from offrl.settings.kinds import restored
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
-<<<<<<< HEAD
-from offrl.world_models import quality, starts
-from offrl.world_models.dynamics import Dynamics, DynamicsSettings, HeldOutSettings, Split, data_range, split
-from offrl.world_models.model import FOLDER, Outcome, Prediction, WorldModel, load, save
-=======
-from offrl.world_models.dynamics import Dynamics, DynamicsSettings, Split, save_calibrated, split
+from offrl.world_models.dynamics import Dynamics, DynamicsSettings, HeldOutSettings, Split, save_calibrated, split
 from offrl.world_models.model import FOLDER, Outcome, Prediction, WorldModel, load
->>>>>>> h6
 from offrl.world_models.sindy import regression as sindy
 
 EQUATIONS = "equations.txt"
