@@ -70,8 +70,8 @@ class SegmentSampler:
                 f"none terminates; the longest has {int(dataset.episode_lengths().max())} steps"
             )
         # which are drawn follows from the episodes' weights
-        weighted, first, order = by_weight(dataset, starts.to(device), torch.arange(len(starts), device=device))
-        order = torch.arange(len(starts), device=device) if order is None else order
+        weighted, first = by_weight(dataset, starts.to(device))
+        order = torch.searchsorted(starts.to(device), first)
         extra = {"rewards": rewards.to(device)[order], "masks": masks.to(device)[order]}
         own_columns = self.extra_columns(dataset) if self.extra_columns else {}
         extra |= {name: column.to(device)[first] for name, column in own_columns.items()}

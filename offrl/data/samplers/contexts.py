@@ -129,7 +129,7 @@ class ContextSampler:
         present, counts = torch.unique_consecutive(tasks[order], return_counts=True)
         first = torch.cumsum(counts, 0) - counts
         known = torch.isin(tasks[queries], present)
-        weighted, queries, _ = by_weight(dataset, queries[known], None)
+        weighted, queries = by_weight(dataset, queries[known])
         where = torch.searchsorted(present, tasks[queries])
         table = table_of(dataset, {name: dataset.columns[name] for name in CONTEXT})
         return Contexts(table, order, queries, first[where], counts[where], labels[queries], weighted)
@@ -184,9 +184,6 @@ class FreshContexts:
 
     def __call__(self, source: Any, key: Tensor, batch_size: int) -> Batch:
         batch, spec = self.environment.contexts(key, batch_size, self.length), self.spec
-        if source:
-            batch |= {
-                name: (batch[name] - source["mean"]) / source["std"]
-                for name in ("observations", "next_observations", "queries")
-            }
+        for name in ("observations", "next_observations", "queries") if source else ():
+            batch[name] = (batch[name] - source["mean"]) / source["std"]
         return {**batch, "rewards": batch["rewards"] * spec.reward_scale + spec.reward_shift}

@@ -47,7 +47,7 @@ class BestEpisodeSampler(TransitionSampler):
         if self.share >= 1.0:
             return RankedTransitions(**vars(base))
         chosen = best_episodes(dataset, self.share)
-        _, rows, _ = by_weight(dataset, dataset.transition_rows(), None)
+        _, rows = by_weight(dataset, dataset.transition_rows())
         flags = chosen.to(rows.device)[episode_of(dataset, rows)]
         best = torch.nonzero(flags).squeeze(-1)
         if not len(best):

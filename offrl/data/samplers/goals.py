@@ -202,8 +202,7 @@ class GoalSampler:
 
     def prepare(self, dataset: Dataset) -> GoalRows:
         """Raises UserError where no row holds a transition, and for a column that the data lack."""
-        rows = dataset.transition_rows()
-        weighted, rows, _ = by_weight(dataset, rows, None)
+        weighted, rows = by_weight(dataset, dataset.transition_rows())
         if not len(rows):
             raise UserError(f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode")
         last = last_of_episodes(dataset, rows)

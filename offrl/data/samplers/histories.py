@@ -16,8 +16,16 @@ from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.contexts import CONTEXT, TASKS, ranked_episodes
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler, recorded_returns_to_go
-from offrl.data.samplers.transitions import COIN, Batch, Episodes, alias_table, by_weight, draw_rows
-from offrl.errors import UserError
+from offrl.data.samplers.transitions import (
+    Batch,
+    Episodes,
+    alias_draw,
+    alias_table,
+    by_weight,
+    draw_rows,
+    masked,
+    refuse_none,
+)
 
 PROMPT = "prompt_"  # before the names of a prompt's columns
 
@@ -41,14 +49,9 @@ class HistorySampler:
 
     def prepare(self, dataset: Dataset) -> Histories:
         """Raises UserError where there is no transition."""
-        weighted, rows, _ = by_weight(dataset, dataset.transition_rows(), None)
-        if not len(rows):
-            raise UserError(
-                f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a "
-                "terminal"
-            )
-        source = self.all_rows(dataset)
-        return Histories(source.columns, source.step, rows, weighted)
+        weighted, rows = by_weight(dataset, dataset.transition_rows())
+        refuse_none(dataset, rows)
+        return replace(self.all_rows(dataset), rows=rows, weighted=weighted)
 
     def all_rows(self, dataset: Dataset) -> Histories:
         """All rows of the data, for `take`."""
@@ -65,9 +68,7 @@ class HistorySampler:
         valid = source.step[rows].unsqueeze(-1) + back >= 0
         at = torch.where(valid, rows.unsqueeze(-1) + back, rows.unsqueeze(-1))
         for name in ("observations", "actions", "rewards"):
-            column = source.columns[name][at]
-            mask = valid.reshape(*valid.shape, *[1] * (column.ndim - 2))
-            batch["past_" + name] = torch.where(mask, column, torch.zeros((), dtype=column.dtype, device=column.device))
+            batch["past_" + name] = masked(source.columns[name][at], valid)
         return {**batch, "past_valid": valid}
 
 
@@ -78,7 +79,7 @@ class Windows:
     tasks: Tensor  # [R] int64: the number, among tasks, of each row's one
     begin: Tensor  # [W] rows, task by task
     last: Tensor  # [W] the last rows of their episodes
-    alias_prob: Tensor  # [W] int64: window w stays with probability alias_prob[w] / 2**53, else it is alias_index[w]
+    alias_prob: Tensor  # [W] int64: see `alias_draw`
     alias_index: Tensor  # [W] int64
     first: Tensor  # [T] int64: each task's first window
     size: Tensor  # [T] int64: how many it has
@@ -86,12 +87,8 @@ class Windows:
     def draw(self, key: Tensor, tasks: Tensor) -> Tensor:
         """Numbers of windows [B] of tasks [B]."""
         keys = rng.split(key)
-        indices = self.first[tasks] + rng.randint(keys[0], tuple(tasks.shape), self.size[tasks])
-        return torch.where(
-            rng.randint(keys[1], tuple(tasks.shape), COIN) < self.alias_prob[indices],
-            indices,
-            self.alias_index[indices],
-        )
+        columns = self.first[tasks] + rng.randint(keys[0], tuple(tasks.shape), self.size[tasks])
+        return alias_draw(keys[1], columns, self.alias_prob, self.alias_index)
 
 
 def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, history: int) -> Windows:
@@ -110,29 +107,21 @@ def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, 
     begin, last, alias_prob, alias_index, first = [], [], [], [], [0]
     for task in range(len(names)):
         indices = np.flatnonzero((number == task) & complete)
-        indices = indices[np.argsort(-returns[indices], kind="stable")][:episodes]
-        rows, shares, ends = [], [], []
-        for e in indices:
-            steps = (
-                np.arange(history, lengths[e] - length + 1) if lengths[e] >= history + length else np.zeros(1, np.int64)
-            )
-            at = start[e] + steps
-            weight = total[np.minimum(at + length, start[e] + lengths[e])] - total[at] + 1e-12
-            rows.append(at)
+        shares = []
+        for e in indices[np.argsort(-returns[indices], kind="stable")][:episodes]:
+            fits = lengths[e] >= history + length
+            at = start[e] + (np.arange(history, lengths[e] - length + 1) if fits else np.zeros(1, np.int64))
+            weight = total[np.minimum(at + length, end[e])] - total[at] + 1e-12
+            begin.append(at)
+            last.append(np.full(len(at), end[e] - 1))
             shares.append(weight / weight.sum())
-            ends.append(np.full(len(at), start[e] + lengths[e] - 1))
         threshold, instead = alias_table(np.concatenate(shares))
-        begin.append(np.concatenate(rows))
-        last.append(np.concatenate(ends))
         alias_prob.append(threshold)
         alias_index.append(instead + first[-1])
         first.append(first[-1] + len(threshold))
-    of_rows = dataset.per_row(torch.from_numpy(number))
     parts = [np.concatenate(x) for x in (begin, last, alias_prob, alias_index)]
-    tables = [
-        torch.from_numpy(x.astype(np.int64)).to(dataset.device) for x in (*parts, np.array(first[:-1]), np.diff(first))
-    ]
-    return Windows(of_rows.to(dataset.device), *tables)
+    tables = [torch.from_numpy(x.astype(np.int64)) for x in (*parts, np.array(first[:-1]), np.diff(first))]
+    return Windows(*(x.to(dataset.device) for x in (dataset.per_row(torch.from_numpy(number)), *tables)))
 
 
 @dataclass(frozen=True)

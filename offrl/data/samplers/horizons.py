@@ -25,7 +25,7 @@ from offrl.data.samplers.goals import (
     choose,
     cut,
 )
-from offrl.data.samplers.transitions import SPAN, Batch
+from offrl.data.samplers.transitions import SPAN, Batch, is_single
 from offrl.errors import UserError
 
 VALUE_SUBGOALS = "value_subgoals"  # where a window of the values' goals ends, as a goal [B, G]
@@ -48,7 +48,7 @@ class HorizonSampler(GoalSampler):
     def prepare(self, dataset: Dataset) -> GoalRows:
         """Prepare as GoalSampler does. Raises UserError where no row has another one behind it in its trajectory."""
         source = super().prepare(dataset)
-        if bool((source.last == torch.arange(source.count, device=source.last.device)).all()):
+        if is_single(source.last):
             raise UserError(
                 f"{dataset.spec.name}: algo.subgoal_steps={self.subgoal_steps} looks ahead in the data, each of whose "
                 "episodes has one transition: say where episodes end (dataset.fields.truncations or episode_ends)"

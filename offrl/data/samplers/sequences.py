@@ -21,6 +21,7 @@ from offrl.data.samplers.transitions import (
     Unpacked,
     column_of,
     draw_rows,
+    masked,
     table_of,
     weighted_rows,
 )
@@ -170,12 +171,7 @@ def window_rows(source: Sequences, begin: Tensor, length: int, left_padded: bool
 def gather(source: Sequences, rows: Tensor, valid: Tensor) -> Batch:
     """The columns of rows [B, K], zeros where they are not `valid` [B, K], and `valid`."""
     batch = source.table.take(rows.flatten())
-    shaped = {}
-    for name, column in batch.items():
-        column = column.unflatten(0, rows.shape)
-        mask = valid.reshape(*valid.shape, *[1] * (column.ndim - 2))
-        shaped[name] = torch.where(mask, column, torch.zeros((), dtype=column.dtype, device=column.device))
-    return {**shaped, VALID: valid}
+    return {name: masked(column.unflatten(0, rows.shape), valid) for name, column in batch.items()} | {VALID: valid}
 
 
 def drawn_episodes(dataset: Dataset) -> Tensor:

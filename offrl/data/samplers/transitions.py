@@ -124,7 +124,7 @@ class Episodes:
     Episodes without a row that may be drawn are not in it. Rows are numbered among those that may be drawn.
     """
 
-    alias_prob: Tensor  # [E] int64: episode e stays with probability alias_prob[e] / 2**53, else it is alias_index[e]
+    alias_prob: Tensor  # [E] int64: see `alias_draw`
     alias_index: Tensor  # [E] int64
     first: Tensor  # [E] int64: its first row
     rows: Tensor  # [E] int64: how many it has
@@ -132,18 +132,22 @@ class Episodes:
     def draw(self, key: Tensor, count: int) -> Tensor:
         """Row numbers [count]."""
         keys = rng.split(key, 3)
-        episode = rng.randint(keys[0], (count,), len(self.alias_prob))
-        episode = torch.where(
-            rng.randint(keys[1], (count,), COIN) < self.alias_prob[episode], episode, self.alias_index[episode]
-        )
+        column = rng.randint(keys[0], (count,), len(self.alias_prob))
+        episode = alias_draw(keys[1], column, self.alias_prob, self.alias_index)
         return self.first[episode] + rng.randint(keys[2], (count,), self.rows[episode])
 
 
 COIN = 1 << 53
 
 
+def alias_draw(key: Tensor, columns: Tensor, alias_prob: Tensor, alias_index: Tensor) -> Tensor:
+    """Each of columns e [B] with probability alias_prob[e] / 2**53, else alias_index[e]."""
+    stays = rng.randint(key, tuple(columns.shape), COIN) < alias_prob[columns]
+    return torch.where(stays, columns, alias_index[columns])
+
+
 def alias_table(shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Walker's tables for probabilities proportional to `shares` [E]: (alias_prob, alias_index) as `Episodes` has them.
+    """Walker's tables for probabilities proportional to `shares` [E]: (alias_prob, alias_index) of `alias_draw`.
 
     Column e of E equally likely ones holds e's own share and what another one has too much (Vose, 1991).
     """
@@ -221,24 +225,20 @@ class TransitionSampler:
 
     def prepare(self, dataset: Dataset) -> Transitions:
         """Raises UserError for a column that the data lack, and where no row may be drawn."""
-        rows, next_row = dataset.transition_rows(), None
+        rows, ends = dataset.transition_rows(), dataset.per_row(dataset.episode_end - 1)
         columns = {name: dataset.columns[name] for name in ("observations", "actions", "rewards", "next_observations")}
-        for name in self.extra:
-            if name == NEXT_ACTIONS:
-                rows, next_row = with_next_action(dataset, rows)
-            else:
-                columns[name] = column_of(dataset, name)
-        if not len(rows):
-            raise UserError(
-                f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a "
-                "terminal"
-            )
-        weighted, rows, next_row = by_weight(dataset, rows, next_row)
+        columns |= {name: column_of(dataset, name) for name in self.extra if name != NEXT_ACTIONS}
+        if NEXT_ACTIONS in self.extra:
+            rows = rows[(rows < ends[rows]) | dataset.columns["terminations"][rows]]
+        refuse_none(dataset, rows)
+        weighted, rows = by_weight(dataset, rows)
         last = last_of_episodes(dataset, rows) if self.n_step > 1 or self.ordered else None
         if last is not None:
             check_order(dataset, last, self.n_step)
         columns["masks"] = (~dataset.columns["terminations"]).to(torch.float32)
-        extra_rows = {} if next_row is None else {NEXT_ACTIONS: (columns["actions"], next_row)}
+        extra_rows = {}
+        if NEXT_ACTIONS in self.extra:
+            extra_rows[NEXT_ACTIONS] = columns["actions"], torch.minimum(rows + 1, ends[rows])
         return Transitions(len(rows), table_of(dataset, columns, rows, extra_rows), weighted, last)
 
     def __call__(self, source: Transitions, key: Tensor, batch_size: int) -> Batch:
@@ -285,7 +285,7 @@ def check_order(dataset: Dataset, last: Tensor, n_step: int) -> None:
     """Raise UserError for windows of `n_step` steps where each episode has one transition alone. last: see
     `last_of_episodes`.
     """
-    if n_step > 1 and bool((last == torch.arange(len(last), device=last.device)).all()):
+    if n_step > 1 and is_single(last):
         raise UserError(
             f"{dataset.spec.name}: algo.n_step={n_step} sums the rewards of steps in a row, and each episode of the "
             "data has one transition: their order is not known; leave it at 1, or say where episodes end "
@@ -303,31 +303,39 @@ def discounted(batch: Batch, discount: float | Tensor) -> tuple[Tensor, Tensor |
     return (rewards * powers).sum(-1), discount ** batch[SPAN]
 
 
-def with_next_action(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows whose next action is known or not needed, and for each the row that holds it: the next, or a terminal
-    row itself.
-    """
-    last = torch.zeros(len(dataset), dtype=torch.bool, device=rows.device)
-    last[dataset.episode_end.to(rows.device) - 1] = True
-    rows = rows[~last[rows] | dataset.columns["terminations"][rows]]
-    return rows, rows + (~last[rows]).long()
+def is_single(last: Tensor) -> bool:
+    """Whether each episode has one row alone. last: see `last_of_episodes`."""
+    return bool((last == torch.arange(len(last), device=last.device)).all())
 
 
-def by_weight(dataset: Dataset, rows: Tensor, next_row: Tensor | None) -> tuple[Episodes | None, Tensor, Tensor | None]:
+def masked(column: Tensor, valid: Tensor) -> Tensor:
+    """A column [..., *shape] with zeros where `valid` [...] is False."""
+    mask = valid.reshape(*valid.shape, *[1] * (column.ndim - valid.ndim))
+    return torch.where(mask, column, torch.zeros((), dtype=column.dtype, device=column.device))
+
+
+def refuse_none(dataset: Dataset, rows: Tensor) -> None:
+    """Raise UserError where there are no rows to draw."""
+    if not len(rows):
+        raise UserError(
+            f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a terminal"
+        )
+
+
+def by_weight(dataset: Dataset, rows: Tensor) -> tuple[Episodes | None, Tensor]:
     """The weighted distribution of `rows`; those whose episode has weight 0 are left out. Raises UserError where none
     is left.
     """
     if dataset.weights is None:
-        return None, rows, next_row
+        return None, rows
     weights = dataset.weights.to(rows.device)
     episode = episode_of(dataset, rows)
     positive = weights[episode] > 0.0
     rows, episode = rows[positive], episode[positive]
     if not len(rows):
         raise UserError(f"{dataset.spec.name}: no transition has a weight above 0: take another dataset.weighting")
-    next_row = None if next_row is None else next_row[positive]
     present, counts = torch.unique_consecutive(episode, return_counts=True)
-    return weighted_rows(weights[present], torch.cumsum(counts, 0) - counts, counts), rows, next_row
+    return weighted_rows(weights[present], torch.cumsum(counts, 0) - counts, counts), rows
 
 
 def column_of(dataset: Dataset, name: str) -> Tensor:

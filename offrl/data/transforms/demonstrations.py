@@ -19,7 +19,7 @@ from offrl.settings.dataset import DatasetConfig
 
 EXPERT = "expert"  # the column that marks an expert's rows
 PREFIX = "expert_"  # of their keys in a batch
-PARTS = ("observations", "actions", "next_observations", "masks")
+PARTS = ("observations", "actions", "next_observations")
 
 
 def add_expert(dataset: Dataset, config: DatasetConfig, memory: Memory | None = None) -> Dataset:
@@ -111,8 +111,8 @@ class ExpertSampler:
                 f"{name}: no transition is the expert's: its rows have no successor, or dataset.top_fraction left none "
                 "of them"
             )
-        masks = (~dataset.columns["terminations"][rows]).to(torch.float32)
-        columns = {k: masks if k == "masks" else dataset.columns[k][rows] for k in PARTS}
+        columns = {k: dataset.columns[k][rows] for k in PARTS}
+        columns["masks"] = (~dataset.columns["terminations"][rows]).to(torch.float32)
         return Demonstrations(transitions, Transitions(len(rows), table_of(replace(dataset, mapped=False), columns)))
 
     def __call__(self, source: Demonstrations, key: Tensor, batch_size: int) -> Batch:
